@@ -1,0 +1,139 @@
+// Collectives over a fixed set of ranks. One interface, several backends: shm (processes of one host), threads (ranks of one
+// process, for tests), fake (counts bytes, for the planner).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+enum class ReduceOp { kSum, kMean, kMax, kMin };
+
+/// How a collective ends. Holds the tensors alive; wait() rethrows what the operation threw.
+template <class T>
+class Pending;
+
+struct ShardRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t numel() const { return end - begin; }
+};
+
+/// Which elements of a tensor of `numel` elements rank `rank` of `size` owns: ceil(numel / size) each, the last ones fewer.
+constexpr ShardRange shard_range(int64_t numel, int size, int rank) {
+  const int64_t chunk = (numel + size - 1) / size;
+  const int64_t begin = chunk * rank < numel ? chunk * rank : numel;
+  const int64_t end = begin + chunk < numel ? begin + chunk : numel;
+  return {begin, end};
+}
+
+/// Memory that every rank of a group can read and write. Unmapped when the last holder goes; nothing is left behind after a crash.
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+  /// Start of rank `rank`'s part; page-aligned, zero-filled at first.
+  virtual std::byte* of(int rank) const = 0;
+  /// Bytes of each part.
+  virtual size_t bytes() const = 0;
+};
+
+/// Whom and what a wait is for; becomes the text of a CommError.
+struct WaitReason {
+  int peer = -1;                  ///< rank in the group that is waited for; -1: any
+  const char* operation = "";     ///< e.g. "reduce of gradients"
+  std::string detail;             ///< e.g. the parameter's name
+};
+
+struct CommCounters {
+  int64_t calls = 0;       ///< collectives issued by this rank
+  int64_t bytes_sent = 0;  ///< by the cost line of each collective
+};
+
+class Group {
+ public:
+  virtual ~Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;
+
+  // Shapes: tensors are contiguous; n elements. Ranks call in the same order with the same n, dtype and options;
+  // otherwise every rank gets CommError(kDiverged) that names both calls. Sums are folded in rank order in fp32 (fp64 for fp64,
+  // the integer type itself for integers), then rounded once: the same bits on every rank and in every backend.
+
+  /// In place. Cost: sends 2 (N-1)/N n elements per rank.
+  virtual Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) = 0;
+  /// input [n] -> output [shard_range(n, size, rank).numel()]. `output` may be fp32 while `input` is bf16 or fp16.
+  virtual Pending<void> reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) = 0;
+  /// input [shard_range(n, size, rank).numel()] -> output [n]; `input` may be output's own slice (in place).
+  virtual Pending<void> all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
+  virtual Pending<void> broadcast(const at::Tensor& tensor, int root) = 0;
+  /// input [size * n], block i goes to rank i -> output [size * n], block i from rank i.
+  virtual Pending<void> all_to_all(const at::Tensor& output, const at::Tensor& input) = 0;
+  /// input [n] of every rank -> output [size * n] on root; other ranks pass an undefined output.
+  virtual Pending<void> gather(const at::Tensor& output, const at::Tensor& input, int root) = 0;
+  /// input [size * n] on root (undefined elsewhere) -> output [n] on every rank.
+  virtual Pending<void> scatter(const at::Tensor& output, const at::Tensor& input, int root) = 0;
+  /// Messages between a pair of ranks arrive in the order sent. They do not count in the group's sequence of collectives.
+  virtual Pending<void> send(const at::Tensor& tensor, int peer) = 0;
+  virtual Pending<void> recv(const at::Tensor& tensor, int peer) = 0;
+  virtual void barrier() = 0;
+
+  /// Collective over this group: ranks that stand in `members` (ranks of this group, ascending) get the new group, others nullptr.
+  virtual std::unique_ptr<Group> split(const std::vector<int>& members, const std::string& name) = 0;
+
+  /// True where share() works: all ranks can map the same memory.
+  virtual bool shares_memory() const = 0;
+  enum class Share { kOne, kEach };  ///< one segment seen by all (of(r) is the same for every r), or one segment per rank
+  /// Collective. Throws StateError where shares_memory() is false.
+  virtual std::shared_ptr<SharedMemory> share(size_t bytes, Share mode) = 0;
+
+  /// Blocks until `ready()`: spins, then sleeps on a futex; wakes when a peer calls notify(). `ready` must be cheap and
+  /// must not throw. Throws CommError naming the peer and the operation when the peer is gone or the timeout has passed.
+  virtual void wait_until(const std::function<bool()>& ready, const WaitReason& reason) = 0;
+  /// Wakes peers that sleep in wait_until(): call after writing shared memory that they wait for.
+  virtual void notify() noexcept = 0;
+
+  /// Makes this group unusable everywhere: peers' next waits throw CommError(kPeerLost) with this rank and `reason`.
+  virtual void abort(const std::string& reason) noexcept = 0;
+
+  virtual std::chrono::milliseconds timeout() const = 0;
+  virtual CommCounters counters() const = 0;
+
+ protected:
+  Group() = default;
+};
+
+/// A started operation. Not copyable; the destructor waits locally for it (never throws).
+template <>
+class [[nodiscard]] Pending<void> {
+ public:
+  class Operation {
+   public:
+    virtual ~Operation() = default;
+    virtual void wait() = 0;
+    virtual bool done() const noexcept = 0;
+  };
+  Pending() = default;  ///< already complete
+  explicit Pending(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  Pending(Pending&&) noexcept = default;
+  Pending& operator=(Pending&&) noexcept = default;
+  void wait() {
+    if (auto operation = std::move(operation_)) operation->wait();
+  }
+  bool done() const noexcept { return !operation_ || operation_->done(); }
+
+ private:
+  std::shared_ptr<Operation> operation_;
+};
+
+}  // namespace trireme

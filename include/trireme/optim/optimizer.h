@@ -1,0 +1,63 @@
+// Optimizers over flat shards: fp32 masters and states for just the elements that this rank updates.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/base/state_tree.h"
+#include "trireme/pager/pager.h"
+
+namespace trireme {
+
+enum class OptimizerKind { kAdam, kAdamW, kSgd };
+
+/// Names and defaults are DeepSpeed's (and torch.optim's for SGD).
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;  ///< SGD
+  bool nesterov = false;
+};
+
+/// Hyperparameters of one step.
+struct StepOptions {
+  double lr = 1e-3;
+  double gradient_factor = 1;  ///< gradients are multiplied by this first: clipping
+};
+
+/// Updates the slices that `pager` owns. A parameter that got no gradient on any rank is left alone, weight decay included,
+/// and its own step count stands still.
+class ShardedOptimizer {
+ public:
+  /// Copies fp32 masters from 16-bit weights. `pager` outlives the optimizer.
+  ShardedOptimizer(Pager& pager, const OptimizerOptions& options);
+  ~ShardedOptimizer();
+
+  /// Unscale, clip and update every owned slice of the closed window, publishing each unit as soon as it is final.
+  void step(const Window& window, const StepOptions& options);
+
+  const OptimizerOptions& options() const;
+  /// Masters and states of this rank's slices, per parameter; loading writes into these tensors. See refresh_after_load().
+  std::vector<TensorSlice> state();
+  std::vector<int64_t> step_counts() const;  ///< by parameter index
+  void set_step_counts(const std::vector<int64_t>& counts);
+  /// fp32 masters changed (a load): rounds them into the owned 16-bit weights.
+  void write_back_masters();
+
+  int64_t master_bytes() const;
+  int64_t state_bytes() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme

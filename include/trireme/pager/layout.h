@@ -1,0 +1,68 @@
+// Which parameter stands where: units, flat buffers, shards. Pure data, computed without devices, processes or tensors.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// What the layout needs to know of a parameter.
+struct ParameterSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;
+  bool trainable = true;
+  int64_t numel() const;
+};
+
+/// Parameter `index` occupies elements [begin, begin + numel) of its unit's flat buffer.
+struct Placement {
+  int index = 0;  ///< into the list of specs
+  int64_t begin = 0;
+  int64_t numel = 0;
+  int64_t end() const { return begin + numel; }
+};
+
+/// The parameters that are gathered together, in one flat buffer [numel()] of one dtype.
+/// Every parameter begins at a multiple of kAlignment elements, every shard too; the gaps and the tail are zero.
+struct UnitLayout {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  bool trainable = true;
+  int64_t shard_numel = 0;  ///< elements of one rank's shard, a multiple of kAlignment
+  int64_t shards = 1;
+  int64_t used_numel = 0;   ///< sum of the parameters' elements, without padding
+  std::vector<Placement> parameters;
+
+  int64_t numel() const { return shard_numel * shards; }
+  int64_t padding() const { return numel() - used_numel; }
+};
+
+/// In elements: 64 bytes of bf16, the narrowest dtype here, 128 of fp32. Vector loads of a parameter are aligned in every dtype.
+inline constexpr int64_t kAlignment = 32;
+
+struct UnitRules {
+  /// Parameters whose names share the text up to and including the first match of one of these are one unit.
+  /// Default: a repeated block such as `layers.7.`.
+  std::vector<std::string> patterns = {"\\.?[0-9]+\\."};
+  /// Neighbouring units smaller than this are merged, so that small layers do not cost a collective each.
+  int64_t merge_below_bytes = 1 << 16;
+};
+
+struct Layout {
+  int world = 1;
+  std::vector<UnitLayout> units;
+  std::vector<int> unit_of;       ///< parameter index -> unit index
+  std::vector<int> placement_of;  ///< parameter index -> position in its unit's `parameters`
+
+  const Placement& placement(int parameter) const { return units[unit_of[parameter]].parameters[placement_of[parameter]]; }
+};
+
+/// Groups `parameters` into units (one dtype and trainability each) and lays them out for `world` shards.
+/// Throws    ConfigError: a pattern that is no regular expression.
+Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules = {});
+
+}  // namespace trireme

@@ -1,0 +1,133 @@
+// ZeRO as demand paging: a parameter keeps its full shape, only its bytes come and go.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/pager/layout.h"
+
+namespace trireme {
+
+/// How a released unit becomes whole again at stage 3.
+enum class GatherPolicy {
+  kAuto,    ///< kShared where the group shares memory, else kCopy
+  kShared,  ///< all ranks' shards are one mapped segment: a gather moves no byte
+  kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
+};
+
+struct PagerPolicy {
+  int stage = 0;  ///< ZeRO stage, 0-3
+  GatherPolicy gather = GatherPolicy::kAuto;
+  /// kCopy: gathered units may hold this many bytes, the two largest units at least.
+  int64_t live_bytes = std::numeric_limits<int64_t>::max();
+  /// kCopy: bytes of units gathered ahead of their use, by the recorded trace.
+  int64_t prefetch_bytes = 64 << 20;
+  /// Gradients are summed over ranks and micro-batches in this dtype (fp32 or the parameter's own).
+  at::ScalarType accumulation_dtype = at::kFloat;
+  /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
+  bool poison = false;
+  UnitRules units;
+};
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// Model-state bytes that this rank holds now; memory that N ranks share counts 1/N.
+struct PagerMemory {
+  int64_t weight_bytes = 0;         ///< parameters that stay (shards, or whole ones at stages 0-2)
+  int64_t gradient_bytes = 0;       ///< accumulated gradients
+  int64_t padding_bytes = 0;        ///< of the two above, what is alignment
+  int64_t live_bytes = 0;           ///< gathered units now
+  int64_t peak_live_bytes = 0;      ///< most that live_bytes ever was
+  int64_t in_flight_bytes = 0;      ///< gradients between backward and their reduction
+  int64_t peak_in_flight_bytes = 0;
+};
+
+struct PagerCounters {
+  int64_t gathers = 0;     ///< units made whole
+  int64_t prefetches = 0;  ///< of these, started ahead of their use
+  int64_t releases = 0;
+  int64_t reductions = 0;  ///< gradient reductions, per parameter or per unit
+};
+
+/// What this rank updates of one trainable unit: elements [begin, begin + numel) of its flat buffer; the whole unit at stage 0.
+struct OwnedSlice {
+  int unit = 0;
+  int64_t begin = 0;
+  at::Tensor weights;    ///< [numel], the unit's dtype; writing it changes the parameters (after publish())
+  at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and publish()
+};
+
+/// The gradients of one accumulation window, reduced and averaged. The same on every rank but for the slices.
+struct Window {
+  double sum_of_squares = 0;     ///< of all gradients of all ranks, summed in fp64 over fixed blocks
+  std::vector<bool> touched;     ///< by parameter index: some rank produced a gradient
+  std::vector<bool> written;     ///< by parameter index: the user wrote the parameter since the last step
+};
+
+/// Manages the storages of a model's parameters over one group. Lives as long as training does.
+///
+/// From construction to destruction every operator of this thread (and of autograd's threads working for it) that touches one
+/// of the parameters finds it whole. Gradients leave `parameter.grad()` as backward produces them.
+class Pager {
+ public:
+  /// Takes the parameters over: rank 0's values become everybody's. Collective.
+  ///
+  /// Requires  `parameters` distinct tensors (ties already removed), floating point, on the host; `group` outlives the pager.
+  /// Throws    ConfigError: a parameter that cannot be managed (named), a policy that the group cannot serve.
+  Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
+  /// Local. Parameters that are whole stay readable; released ones throw a StateError naming themselves when their data is read.
+  ~Pager();
+  Pager(const Pager&) = delete;
+  Pager& operator=(const Pager&) = delete;
+
+  const Layout& layout() const;
+  const std::vector<ParameterSpec>& parameters() const;
+  /// The policy in force: `gather` is never kAuto here.
+  const PagerPolicy& policy() const;
+
+  /// One per trainable unit, in layout order. Stable over the pager's life.
+  const std::vector<OwnedSlice>& owned() const;
+  /// Like owned() for the frozen units (gradients undefined).
+  const std::vector<OwnedSlice>& owned_frozen() const;
+
+  /// Gradients of the following micro-batches are multiplied by `factor / group.size()` as they are reduced.
+  void set_gradient_factor(double factor);
+
+  /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt with.
+  /// Collective at stages 2 and 3. Without it close_window() does the same.
+  void end_backward();
+
+  /// Ends the accumulation window: completes every reduction and agrees on the norm. Collective.
+  /// On return no peer reads weights any more, and user writes are in the owned weights: they may be updated.
+  Window close_window();
+
+  /// Owned weights of `unit` are final for this step: others may have them. Call once per trainable unit, in order.
+  void publish(int unit);
+
+  /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and version
+  /// counters are bumped, so that backward through a graph kept across the step raises.
+  void open_window();
+
+  /// Makes `parameter` whole for reading until the next operator of this thread. Collective under kCopy.
+  at::Tensor whole(int parameter);
+  /// Gives every parameter whole, private, unmanaged storage again. Collective. The pager manages nothing afterwards.
+  void restore();
+
+  PagerMemory memory() const;
+  PagerCounters counters() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme
