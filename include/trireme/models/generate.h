@@ -1,0 +1,32 @@
+// Text from a language model, one token after the other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "trireme/models/language_model.h"
+
+namespace trireme {
+
+struct GenerateOptions {
+  int64_t max_new_tokens = 200;
+  double temperature = 0.8;  ///< 0: always the likeliest token
+  int64_t top_k = 0;         ///< draw among the k likeliest tokens only; 0: among all
+  uint64_t seed = 0;         ///< the same seed, model and prompt give the same tokens
+};
+
+/// Continues `prompt` and returns the new tokens only.
+///
+/// The random numbers come from `seed` alone, so ranks that hold the same model agree without talking.
+/// Cost      one decode() of one token each; when max_positions() is reached, the last half is read again.
+/// Requires  under sharding, all ranks call it alike.
+/// Throws    ConfigError: an option out of range; ShapeError: an empty prompt, a token outside the vocabulary.
+std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt, const GenerateOptions& options);
+
+/// The same for byte-level models: a document end, then the bytes of `prompt`, are continued up to the next document
+/// end. The result may hold bytes that are not valid UTF-8. Throws as generate(), and ConfigError: vocabulary below
+/// 256.
+std::string generate_text(LanguageModel& model, const std::string& prompt, const GenerateOptions& options);
+
+}  // namespace trireme

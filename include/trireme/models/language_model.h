@@ -1,0 +1,76 @@
+// Language models as plain libtorch modules: they know nothing of ranks, sharding or the engine.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "trireme/models/gpt_options.h"
+#include "trireme/models/llama_options.h"
+
+namespace trireme {
+
+/// Keys and values of the tokens read so far, per layer; for generation only.
+struct KvCache {
+  struct Layer {
+    at::Tensor keys;    ///< [B, heads, length, head size]
+    at::Tensor values;  ///< likewise
+  };
+  std::vector<Layer> layers;  ///< empty until the first call
+  int64_t length = 0;         ///< tokens read
+};
+
+/// B batch, S sequence, V vocabulary.
+class LanguageModel : public torch::nn::Module {
+ public:
+  /// Shapes    tokens [B, S] int64 -> logits [B, S, V] in the dtype of the weights.
+  /// Throws    ShapeError: tokens not 2-D int64, or longer than max_positions().
+  virtual at::Tensor forward(const at::Tensor& tokens) = 0;
+
+  /// Logits of the last token only, [B, V]; appends the tokens to `cache`.
+  ///
+  /// Requires  an empty cache, or one token per sequence; called without gradients.
+  /// Throws    ShapeError: as forward(), counting the cached tokens; several tokens on a filled cache.
+  virtual at::Tensor decode(const at::Tensor& tokens, KvCache& cache) = 0;
+
+  /// Mean cross entropy in nats per token, computed in fp32. Targets of -100 do not count.
+  ///
+  /// Shapes    tokens [B, S], targets [B, S] int64 -> scalar, fp32.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t max_positions() const = 0;
+};
+
+using ModelOptions = std::variant<LlamaOptions, GptOptions>;
+
+/// A built-in name (model_names()) or the path of a JSON file in Hugging Face's config.json form (`model_type` llama or
+/// gpt2).
+///
+/// Throws    ConfigError naming the key, its value and the fix: unknown name, an unsupported model_type or feature
+///           (rope_scaling, attention_bias, …), a value out of range; IoError: the file cannot be read.
+ModelOptions model_options(const std::string& name_or_path);
+
+/// The built-in models: llama-3m, llama-10m, llama-130m, gpt2.
+const std::vector<std::string>& model_names();
+
+/// Makes the model with freshly drawn weights.
+///
+/// Throws    ConfigError: options out of range.
+std::shared_ptr<LanguageModel> make_language_model(const ModelOptions& options);
+
+/// Parameters of such a model, tied ones once; nothing is allocated.
+int64_t parameter_count(const ModelOptions& options);
+int64_t vocab_size(const ModelOptions& options);
+int64_t max_positions(const ModelOptions& options);
+/// The same with room for sequences of `seq` tokens (Llama's positions cost nothing; GPT's are weights).
+ModelOptions with_positions(ModelOptions options, int64_t seq);
+/// The options in Hugging Face's config.json form: model_options() of a file with this text gives them back.
+std::string config_json(const ModelOptions& options);
+
+}  // namespace trireme
