@@ -1,0 +1,71 @@
+// manifest.json of a checkpoint as a value. docs/checkpoint-format.md describes every field.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trireme {
+
+class FileSystem;
+
+/// Bytes that one checksum covers: a reader that needs a part of a slice reads and verifies whole blocks.
+inline constexpr int64_t kChecksumBlockBytes = int64_t{1} << 20;
+/// The format that this library writes; it reads this one and older ones.
+inline constexpr int kManifestVersion = 1;
+
+/// Elements [begin, begin + numel) of a tensor's row-major flattening, as they stand in a shard.
+struct SavedSlice {
+  int file = 0;  ///< index into Manifest::files
+  int64_t begin = 0;
+  int64_t numel = 0;
+  int64_t offset = 0;               ///< of the first byte in the file
+  int64_t bytes = 0;                ///< numel * itemsize
+  std::vector<uint64_t> checksums;  ///< XXH3-64 of each block of kChecksumBlockBytes, the last one shorter
+};
+
+struct SavedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<SavedSlice> slices;  ///< ascending by begin, without gap or overlap
+};
+
+struct SavedFile {
+  std::string name;  ///< in the checkpoint's directory
+  int64_t bytes = 0;
+  int64_t header_bytes = 0;      ///< everything before the data
+  uint64_t header_checksum = 0;  ///< XXH3-64 of these bytes
+};
+
+struct Manifest {
+  int version = kManifestVersion;
+  int world_size = 1;
+  std::string software = "{}";           ///< JSON text: versions of trireme, torch, …
+  std::string values = "{}";             ///< JSON text
+  std::vector<std::string> rank_values;  ///< JSON text, [world_size]
+  std::vector<SavedFile> files;
+  std::vector<SavedTensor> tensors;
+};
+
+/// The text of manifest.json, its own checksum included.
+std::string dump_manifest(const Manifest& manifest);
+
+/// Throws    CheckpointError that opens with `origin`: newer version, wrong checksum, a field that is missing or makes no sense
+///           (slices with a gap, an unknown dtype, a file name with a slash).
+Manifest parse_manifest(std::string_view text, const std::string& origin);
+
+/// Reads `checkpoint`/manifest.json. Throws as parse_manifest; CheckpointError when there is none.
+Manifest read_manifest(const std::filesystem::path& checkpoint);
+
+/// The name of a dtype in shards and manifests ("F32", "BF16", …), as the safetensors format defines it.
+/// Throws    CheckpointError: a dtype that the format does not have.
+std::string safetensors_dtype(at::ScalarType dtype);
+/// The inverse; `origin` opens the message of the CheckpointError.
+at::ScalarType dtype_from_safetensors(std::string_view name, const std::string& origin);
+
+}  // namespace trireme
