@@ -45,9 +45,9 @@ struct UnitLayout {
 inline constexpr int64_t kAlignment = 32;
 
 struct UnitRules {
-  /// Parameters whose names share the text up to and including the first match of one of these are one unit.
-  /// Default: a repeated block such as `layers.7.`.
-  std::vector<std::string> patterns = {"\\.?[0-9]+\\."};
+  /// Parameters whose names share the text up to and including the first match of one of these are one unit; others are
+  /// grouped by the module that holds them. Default: a repeated block such as `layers.7.`.
+  std::vector<std::string> patterns = {"(^|\\.)[0-9]+\\."};
   /// Neighbouring units smaller than this are merged, so that small layers do not cost a collective each.
   int64_t merge_below_bytes = 1 << 16;
 };

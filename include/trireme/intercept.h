@@ -1,0 +1,139 @@
+// Sees every top-level libtorch operator of a thread before autograd does, whoever called it: torch::nn, a Python module, a loss.
+//
+// The main idea: a dispatch key (TESTING_ONLY_GenericMode) is included in the thread's dispatch state while an InterceptScope
+// lives. Its one boxed fallback looks at the operator's arguments. A storage that Trireme manages carries a ManagedStorage as
+// the context of its DataPtr, so that finding it costs two loads and no look-up.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Storage.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// What an operator does with an argument, by its schema.
+enum class Access : uint8_t {
+  kRead,
+  kWrite,      ///< reads and writes, or writes in part
+  kOverwrite,  ///< writes all of it without reading it (fill_, normal_, …)
+};
+
+/// The owner's side of one storage. Shared by the storages that point at it; deleted with the last of them.
+class ManagedStorage {
+ public:
+  virtual ~ManagedStorage() = default;
+  /// Called before an operator that touches the storage runs: on return the bytes must be there. May throw.
+  virtual void before_access(Access access) = 0;
+  /// Called after an operator that wrote it (also when the operator threw).
+  virtual void after_write() {}
+
+ private:
+  friend class StorageHandle;
+  std::atomic<int> references_{0};
+};
+
+/// The calls on c10::StorageImpl that managing needs, in one place.
+class StorageHandle {
+ public:
+  /// Lets `storage` point at `bytes` bytes at `data`, owned by `owner`; frees what it pointed at before.
+  static void point(c10::StorageImpl& storage, void* data, size_t bytes, ManagedStorage& owner);
+  /// Takes the bytes away. Until the next point(), reading the data outside of an operator throws `message`.
+  static void release(c10::StorageImpl& storage, ManagedStorage& owner, const std::string& message);
+  /// Gives `storage` ordinary memory; nothing is managed afterwards.
+  static void give(c10::StorageImpl& storage, c10::DataPtr data, size_t bytes);
+  /// The owner, or nullptr where the storage is not managed. Never throws.
+  static ManagedStorage* owner_of(c10::StorageImpl& storage) noexcept;
+
+ private:
+  static void drop(void* context) noexcept;
+};
+
+/// What is known of an operator from its schema; computed once.
+struct OperatorTraits {
+  uint32_t arguments = 0;
+  uint64_t written = 0;     ///< bit i: argument i is written (the first 64 arguments)
+  bool overwrites = false;  ///< the written argument is not read
+  bool random = false;      ///< draws from a generator
+};
+
+/// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are on top.
+struct OperatorCall {
+  const c10::OperatorHandle& op;
+  const OperatorTraits& traits;
+  torch::jit::Stack& stack;
+};
+
+/// A transformation of the stream of operators.
+class Pass {
+ public:
+  virtual ~Pass() = default;
+  virtual void before(OperatorCall&) {}
+  virtual void after(OperatorCall&) {}
+};
+
+/// What belongs to the rank that this thread works for. What libtorch keeps once per process (the default generator, the
+/// allocator) is reached through it, so that ranks can be threads.
+class RankContext {
+ public:
+  /// This thread's context; autograd's helper threads find the one of the thread that called backward.
+  static RankContext* current() noexcept;
+  /// Like current(), made on first use.
+  static RankContext& of_this_thread();
+
+  /// The number of the operator that is running; grows by one per intercepted operator.
+  uint64_t serial() const { return serial_; }
+
+  /// Gives the thread a random stream of its own, seeded with `seed`: operators draw from it instead of libtorch's default generator.
+  void use_own_generator(uint64_t seed);
+  bool has_own_generator() const { return generator_.defined(); }
+
+  /// Runs `op` on `stack` with everything that is registered.
+  void call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+ private:
+  friend class InterceptScope;
+  const OperatorTraits& traits_of(const c10::OperatorHandle& op);
+  void run(OperatorCall& call);
+  void run_with_own_generator(OperatorCall& call);
+
+  ska::flat_hash_map<c10::OperatorHandle, OperatorTraits> traits_;
+  std::vector<Pass*> passes_;
+  at::Generator generator_;
+  uint64_t serial_ = 0;
+  int scopes_ = 0;
+  int read_scopes_ = 0;
+};
+
+/// Seeds the calling rank: its own generator where it has one, else libtorch's default generator.
+void manual_seed(uint64_t seed);
+
+/// Interception is on for this thread while one of these lives. Construct and destroy on the same thread.
+class [[nodiscard]] InterceptScope {
+ public:
+  enum class Watch {
+    kWrites,  ///< managed storages are told of operators that write them
+    kAll,     ///< and of those that read them
+  };
+  /// `pass` may be null; it outlives the scope. The first scope of a process proves that interception works with the libtorch
+  /// that is loaded. Throws Error(kUnsupported) otherwise.
+  explicit InterceptScope(Watch watch, Pass* pass = nullptr);
+  ~InterceptScope();
+  InterceptScope(const InterceptScope&) = delete;
+  InterceptScope& operator=(const InterceptScope&) = delete;
+
+ private:
+  void enter();
+  void leave() noexcept;
+
+  RankContext& context_;
+  Watch watch_;
+  Pass* pass_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,120 @@
+#include "trireme/pager/layout.h"
+
+#include <c10/core/ScalarTypeToTypeMeta.h>
+
+#include <functional>
+#include <numeric>
+#include <regex>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// The text that names a parameter's repeated block ("layers.7."), or else its module ("lm_head.").
+std::string block_of(const std::string& name, const std::vector<std::regex>& patterns) {
+  std::smatch match;
+  for (const std::regex& pattern : patterns)
+    if (std::regex_search(name, match, pattern)) return name.substr(0, match.position() + match.length());
+  return name.substr(0, name.rfind('.') + 1);
+}
+
+// What parameters must have in common to share a flat buffer.
+struct UnitKey {
+  std::string block;
+  at::ScalarType dtype;
+  bool trainable;
+  bool operator==(const UnitKey&) const = default;
+};
+
+struct Draft {
+  UnitKey key;
+  std::vector<int> parameters;
+  int64_t bytes = 0;
+};
+
+// Units in the order of their first parameter.
+std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters, const std::vector<std::regex>& patterns) {
+  std::vector<Draft> drafts;
+  for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
+    const ParameterSpec& spec = parameters[i];
+    const UnitKey key{block_of(spec.name, patterns), spec.dtype, spec.trainable};
+    Draft* draft = nullptr;
+    for (Draft& candidate : drafts)
+      if (candidate.key == key) draft = &candidate;
+    if (draft == nullptr) draft = &drafts.emplace_back(Draft{key, {}, 0});
+    draft->parameters.push_back(i);
+    draft->bytes += spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype));
+  }
+  return drafts;
+}
+
+// Joins each unit that is too small to pay for a gather of its own with the small ones before it of the same kind.
+std::vector<Draft> merge_small(std::vector<Draft> drafts, int64_t merge_below_bytes) {
+  std::vector<Draft> merged;
+  for (Draft& draft : drafts) {
+    Draft* neighbour = nullptr;
+    for (auto candidate = merged.rbegin(); candidate != merged.rend() && neighbour == nullptr; ++candidate)
+      if (candidate->key.dtype == draft.key.dtype && candidate->key.trainable == draft.key.trainable) neighbour = &*candidate;
+    if (neighbour != nullptr && neighbour->bytes < merge_below_bytes && draft.bytes < merge_below_bytes) {
+      neighbour->parameters.insert(neighbour->parameters.end(), draft.parameters.begin(), draft.parameters.end());
+      neighbour->bytes += draft.bytes;
+    } else {
+      merged.push_back(std::move(draft));
+    }
+  }
+  return merged;
+}
+
+UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& parameters, int world) {
+  UnitLayout unit;
+  const ParameterSpec& first = parameters[draft.parameters.front()];
+  const std::string& block = draft.key.block;
+  unit.name = block.empty() ? first.name : block.substr(0, block.find_last_not_of('.') + 1);
+  unit.dtype = draft.key.dtype;
+  unit.trainable = draft.key.trainable;
+  unit.shards = world;
+  int64_t end = 0;
+  for (const int index : draft.parameters) {
+    const int64_t numel = parameters[index].numel();
+    unit.parameters.push_back({index, end, numel});
+    unit.used_numel += numel;
+    end = round_up(end + numel, kAlignment);
+  }
+  unit.shard_numel = round_up((end + world - 1) / world, kAlignment);
+  return unit;
+}
+
+}  // namespace
+
+int64_t ParameterSpec::numel() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules) {
+  std::vector<std::regex> patterns;
+  for (const std::string& pattern : rules.patterns) {
+    try {
+      patterns.emplace_back(pattern);
+    } catch (const std::regex_error& error) {
+      throw ConfigError(str("trireme.unit_patterns: \"", pattern, "\" is no regular expression (", error.what(), ")"));
+    }
+  }
+  Layout layout;
+  layout.world = world;
+  layout.unit_of.resize(parameters.size());
+  layout.placement_of.resize(parameters.size());
+  for (const Draft& draft : merge_small(group_by_block(parameters, patterns), rules.merge_below_bytes)) {
+    const int unit = static_cast<int>(layout.units.size());
+    layout.units.push_back(lay_out(draft, parameters, world));
+    for (size_t i = 0; i < draft.parameters.size(); ++i) {
+      layout.unit_of[draft.parameters[i]] = unit;
+      layout.placement_of[draft.parameters[i]] = static_cast<int>(i);
+    }
+  }
+  return layout;
+}
+
+}  // namespace trireme
