@@ -12,8 +12,9 @@ namespace trireme {
 using Json = nlohmann::ordered_json;
 
 /// Parses JSON with //, /* */ and # comments. `origin` (a path, or "<string>") opens every error message.
+/// `Infinity` and numbers beyond a double's range (`1e999`) are read as infinite.
 ///
-/// Throws    ConfigError: syntax error with line and column; a key that stands twice in one object, by its path.
+/// Throws    ConfigError: a syntax error with line, column and the line itself; a key that stands twice in one object, by its path.
 Json parse_json(std::string_view text, const std::string& origin);
 
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_json.

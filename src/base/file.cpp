@@ -1,0 +1,195 @@
+#include "trireme/base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using Path = std::filesystem::path;
+
+[[noreturn]] void fail(const Path& path, const std::string& operation, const std::error_code& reason) {
+  throw IoError(str(path.string(), ": ", operation, " failed: ", reason.message()));
+}
+
+[[noreturn]] void fail_with_errno(const Path& path, const std::string& operation) {
+  fail(path, operation, std::error_code(errno, std::generic_category()));
+}
+
+/// Owns an open file descriptor.
+class Descriptor {
+ public:
+  Descriptor(const Path& path, int flags, const char* operation) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) fail_with_errno(path, operation);
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int get() const noexcept { return fd_; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+class PosixWritableFile final : public WritableFile {
+ public:
+  explicit PosixWritableFile(const Path& path) : path_(path), file_(path, O_WRONLY | O_CREAT | O_TRUNC, "create") {}
+
+  void write(const void* data, size_t bytes) override {
+    auto* next = static_cast<const char*>(data);
+    for (size_t left = bytes; left > 0;) {
+      const ssize_t written = ::write(file_.get(), next, left);
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail_with_errno(path_, str("write of ", bytes, " bytes"));
+      next += written;
+      left -= static_cast<size_t>(written);
+    }
+  }
+
+  void sync() override {
+    if (::fsync(file_.get()) != 0) fail_with_errno(path_, "sync");
+  }
+
+  void close() override {
+    const int fd = file_.release();
+    if (fd >= 0 && ::close(fd) != 0) fail_with_errno(path_, "close");
+  }
+
+ private:
+  const Path path_;
+  Descriptor file_;
+};
+
+class PosixMappedFile final : public MappedFile {
+ public:
+  explicit PosixMappedFile(const Path& path) {
+    const Descriptor file(path, O_RDONLY, "open for reading");
+    struct stat info {};
+    if (::fstat(file.get(), &info) != 0) fail_with_errno(path, "stat");
+    bytes_ = static_cast<size_t>(info.st_size);
+    if (bytes_ == 0) return;  // mmap refuses a length of zero
+    void* start = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+    if (start == MAP_FAILED) fail_with_errno(path, "map");
+    data_ = static_cast<const std::byte*>(start);
+  }
+  ~PosixMappedFile() override {
+    if (data_) ::munmap(const_cast<std::byte*>(data_), bytes_);
+  }
+  PosixMappedFile(const PosixMappedFile&) = delete;
+  PosixMappedFile& operator=(const PosixMappedFile&) = delete;
+
+  const std::byte* data() const noexcept override { return data_; }
+  size_t bytes() const noexcept override { return bytes_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  std::unique_ptr<WritableFile> create(const Path& path) override { return std::make_unique<PosixWritableFile>(path); }
+
+  void create_directories(const Path& path) override {
+    std::error_code reason;
+    std::filesystem::create_directories(path, reason);
+    if (reason) fail(path, "create directory", reason);
+  }
+
+  void sync_directory(const Path& directory) override {
+    const Descriptor folder(directory, O_RDONLY | O_DIRECTORY, "open directory");
+    // Some network file systems refuse to sync a directory; they order renames by themselves.
+    if (::fsync(folder.get()) != 0 && errno != EINVAL) fail_with_errno(directory, "sync directory");
+  }
+
+  void rename(const Path& from, const Path& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno(from, str("rename to ", to.string()));
+  }
+
+  void remove_all(const Path& path) override {
+    std::error_code reason;
+    std::filesystem::remove_all(path, reason);
+    if (reason) fail(path, "remove", reason);
+  }
+
+  bool exists(const Path& path) override {
+    std::error_code reason;
+    const bool found = std::filesystem::exists(path, reason);
+    if (reason) fail(path, "stat", reason);
+    return found;
+  }
+
+  std::vector<std::string> list(const Path& directory) override {
+    std::error_code reason;
+    std::vector<std::string> names;
+    auto entry = std::filesystem::directory_iterator(directory, reason);
+    for (; !reason && entry != std::filesystem::directory_iterator(); entry.increment(reason))
+      names.push_back(entry->path().filename().string());
+    if (reason) fail(directory, "list", reason);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  size_t size(const Path& path) override {
+    std::error_code reason;
+    const auto bytes = std::filesystem::file_size(path, reason);
+    if (reason) fail(path, "stat", reason);
+    return bytes;
+  }
+
+  std::string read(const Path& path) override {
+    const Descriptor file(path, O_RDONLY, "open for reading");
+    std::string contents;
+    char block[1 << 16];
+    while (true) {
+      const ssize_t got = ::read(file.get(), block, sizeof block);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail_with_errno(path, "read");
+      if (got == 0) return contents;
+      contents.append(block, static_cast<size_t>(got));
+    }
+  }
+
+  std::shared_ptr<const MappedFile> map(const Path& path) override { return std::make_shared<PosixMappedFile>(path); }
+};
+
+}  // namespace
+
+FileSystem& posix_file_system() {
+  static PosixFileSystem instance;
+  return instance;
+}
+
+void write_file_atomically(FileSystem& files, const Path& path, std::string_view contents) {
+  // The process's id keeps two writers of one path from mixing their bytes; the last rename wins.
+  const Path temporary = path.string() + ".tmp" + std::to_string(::getpid());
+  try {
+    auto file = files.create(temporary);
+    file->write(contents.data(), contents.size());
+    file->sync();
+    file->close();
+    files.rename(temporary, path);
+  } catch (const IoError&) {
+    try {
+      files.remove_all(temporary);
+    } catch (const IoError&) {  // the first error says what is wrong
+    }
+    throw;
+  }
+  files.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+}
+
+}  // namespace trireme
