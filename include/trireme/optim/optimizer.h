@@ -25,6 +25,7 @@ struct OptimizerOptions {
   double weight_decay = 0;
   double momentum = 0;  ///< SGD
   bool nesterov = false;
+  bool operator==(const OptimizerOptions&) const = default;
 };
 
 /// Hyperparameters of one step.

@@ -21,6 +21,7 @@ struct ScheduleOptions {
 
   /// Stands for "the optimizer's lr".
   static constexpr double kOptimizerLr = -1;
+  bool operator==(const ScheduleOptions&) const = default;
 };
 
 /// "WarmupLR", …; "constant" for none.

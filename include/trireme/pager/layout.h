@@ -50,6 +50,7 @@ struct UnitRules {
   std::vector<std::string> patterns = {"(^|\\.)[0-9]+\\."};
   /// Neighbouring units smaller than this are merged, so that small layers do not cost a collective each.
   int64_t merge_below_bytes = 1 << 16;
+  bool operator==(const UnitRules&) const = default;
 };
 
 struct Layout {

@@ -33,6 +33,7 @@ struct PagerPolicy {
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
   UnitRules units;
+  bool operator==(const PagerPolicy&) const = default;
 };
 
 struct NamedParameter {

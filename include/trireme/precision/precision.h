@@ -15,6 +15,7 @@ struct PrecisionOptions {
   at::ScalarType accumulation_dtype = at::kFloat;
   /// A step whose gradients are not finite is skipped on all ranks. Off: it is applied, and the weights become NaN.
   bool check_grad_overflow = true;
+  bool operator==(const PrecisionOptions&) const = default;
 };
 
 /// Throws    ConfigError: a weight dtype other than fp32 and bf16 (fp16 with its loss scaling is not there yet), an

@@ -1,0 +1,74 @@
+// What a run is to do, gathered from each module's own options, and the reader of DeepSpeed's JSON dialect.
+// docs/config.md lists every key: works, has no meaning here, or is refused by name.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "trireme/base/json.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/optim/schedule.h"
+#include "trireme/pager/pager.h"
+#include "trireme/precision/precision.h"
+
+namespace trireme {
+
+/// train_batch_size == train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size, always.
+struct BatchSizes {
+  int64_t train_batch_size = 1;
+  int64_t train_micro_batch_size_per_gpu = 1;
+  int64_t gradient_accumulation_steps = 1;
+  bool operator==(const BatchSizes&) const = default;
+};
+
+/// What happens when ranks save under different tags.
+enum class TagValidation { kIgnore, kWarn, kFail };
+
+struct Config {
+  BatchSizes batch;
+  /// Nothing when the file names none: then the program passes its own options, or only evaluates.
+  std::optional<OptimizerOptions> optimizer;
+  /// Nothing: the optimizer's constant lr.
+  std::optional<ScheduleOptions> scheduler;
+  PrecisionOptions precision;
+  /// Largest global L2 norm of the gradients; 0 switches clipping off. On by default, as there.
+  double gradient_clipping = 1.0;
+  PagerPolicy pager;
+  /// False: a trainable parameter that gets no gradient in a step is an error.
+  bool ignore_unused_parameters = true;
+  /// A progress line every so many optimizer steps; 0 never.
+  int64_t steps_per_print = 0;
+  TagValidation tag_validation = TagValidation::kWarn;
+
+  bool operator==(const Config&) const = default;
+};
+
+/// Reads a DeepSpeed JSON file (with //, /* */ and # comments) for `world_size` ranks. Local and deterministic, so every rank
+/// that reads the same file gets the same Config. Deprecated spellings are logged as warnings, and keys without a meaning here
+/// in one info line.
+///
+/// Throws    IoError: the file cannot be read.
+///           ConfigError: kConfig for a syntax error, an unknown key, a wrong type, a value out of range or keys that exclude
+///           each other, with the path of the key and the fix; kBatchSize for a batch triple that does not multiply out;
+///           kUnsupported for something that is switched on, but not there yet.
+Config read_config(const std::filesystem::path& path, int world_size);
+
+/// As read_config, from text.
+Config parse_config(std::string_view text, int world_size);
+
+/// As read_config, from parsed JSON, e.g. after a program has changed some of it. `origin` opens every error message.
+Config config_from_json(const Json& json, int world_size, const std::string& origin = "<json>");
+
+/// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
+Config default_config(int world_size);
+
+/// Every option, spelled out, in the same dialect: config_from_json(to_json(c), world_size) == c.
+Json to_json(const Config& config);
+
+/// to_json as the text of resolved_config.json.
+std::string to_text(const Config& config);
+
+}  // namespace trireme
