@@ -1,0 +1,163 @@
+#include "trireme/base/file.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using Path = std::filesystem::path;
+
+/// A folder of its own for each test, removed at the end.
+class File : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::temp_directory_path() / ("trireme_file_" + std::to_string(::getpid()) + test->name());
+    files_.create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  static std::string error_of(const std::function<void()>& operation) {
+    try {
+      operation();
+    } catch (const IoError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  FileSystem& files_ = posix_file_system();
+  Path folder_;
+};
+
+/// Writes that fail as on a full disk. Everything else is the real thing.
+class FullDisk final : public FileSystem {
+ public:
+  std::unique_ptr<WritableFile> create(const Path& path) override {
+    return std::make_unique<FullFile>(posix_file_system().create(path), path);
+  }
+  void create_directories(const Path& path) override { posix_file_system().create_directories(path); }
+  void sync_directory(const Path& path) override { posix_file_system().sync_directory(path); }
+  void rename(const Path& from, const Path& to) override { posix_file_system().rename(from, to); }
+  void remove_all(const Path& path) override { posix_file_system().remove_all(path); }
+  bool exists(const Path& path) override { return posix_file_system().exists(path); }
+  std::vector<std::string> list(const Path& path) override { return posix_file_system().list(path); }
+  size_t size(const Path& path) override { return posix_file_system().size(path); }
+  std::string read(const Path& path) override { return posix_file_system().read(path); }
+  std::shared_ptr<const MappedFile> map(const Path& path) override { return posix_file_system().map(path); }
+
+ private:
+  struct FullFile final : WritableFile {
+    FullFile(std::unique_ptr<WritableFile> file, Path path) : file(std::move(file)), path(std::move(path)) {}
+    void write(const void* data, size_t bytes) override {
+      file->write(data, bytes / 2);
+      throw IoError(path.string() + ": write failed: No space left on device");
+    }
+    void sync() override { file->sync(); }
+    void close() override { file->close(); }
+    std::unique_ptr<WritableFile> file;
+    Path path;
+  };
+};
+
+TEST_F(File, ReadsBackWhatWasAppended) {
+  auto file = files_.create(folder_ / "a");
+  file->write("hello ", 6);
+  file->write("world", 5);
+  file->sync();
+  file->close();
+  EXPECT_EQ(files_.read(folder_ / "a"), "hello world");
+  EXPECT_EQ(files_.size(folder_ / "a"), 11u);
+}
+
+TEST_F(File, ReadsAFileLargerThanItsBlocks) {
+  const std::string large(200'000, 'x');
+  write_file_atomically(files_, folder_ / "a", large + "end");
+  EXPECT_EQ(files_.read(folder_ / "a"), large + "end");
+}
+
+TEST_F(File, EmptiesAFileThatIsCreatedAgain) {
+  files_.create(folder_ / "a")->write("old contents", 12);
+  files_.create(folder_ / "a")->write("new", 3);
+  EXPECT_EQ(files_.read(folder_ / "a"), "new");
+}
+
+TEST_F(File, MapsTheBytesOfAFileAndNoneOfAnEmptyOne) {
+  files_.create(folder_ / "a")->write("bytes", 5);
+  files_.create(folder_ / "empty");
+  const auto mapped = files_.map(folder_ / "a");
+  ASSERT_EQ(mapped->bytes(), 5u);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(mapped->data()), 5), "bytes");
+  EXPECT_EQ(files_.map(folder_ / "empty")->bytes(), 0u);
+}
+
+TEST_F(File, ListsNamesInOrder) {
+  files_.create(folder_ / "b");
+  files_.create(folder_ / "a");
+  files_.create_directories(folder_ / "c" / "deep");
+  EXPECT_EQ(files_.list(folder_), (std::vector<std::string>{"a", "b", "c"}));
+}
+
+TEST_F(File, RemovesAFolderWithAllThatIsInIt) {
+  files_.create_directories(folder_ / "c" / "deep");
+  files_.create(folder_ / "c" / "deep" / "file");
+  files_.remove_all(folder_ / "c");
+  EXPECT_FALSE(files_.exists(folder_ / "c"));
+  files_.remove_all(folder_ / "c");  // nothing there: fine
+}
+
+TEST_F(File, RenamesOverAFile) {
+  files_.create(folder_ / "a")->write("new", 3);
+  files_.create(folder_ / "b")->write("old", 3);
+  files_.rename(folder_ / "a", folder_ / "b");
+  files_.sync_directory(folder_);
+  EXPECT_EQ(files_.read(folder_ / "b"), "new");
+  EXPECT_FALSE(files_.exists(folder_ / "a"));
+}
+
+TEST_F(File, NamesPathOperationAndReasonOfEveryFailure) {
+  const Path none = folder_ / "none";
+  const std::string gone = ": No such file or directory";
+  const std::string at = none.string() + ": ";
+  EXPECT_EQ(error_of([&] { files_.read(none); }), at + "open for reading failed" + gone);
+  EXPECT_EQ(error_of([&] { files_.map(none); }), at + "open for reading failed" + gone);
+  EXPECT_EQ(error_of([&] { files_.size(none); }), at + "stat failed" + gone);
+  EXPECT_EQ(error_of([&] { files_.list(none); }), at + "list failed" + gone);
+  EXPECT_EQ(error_of([&] { files_.sync_directory(none); }), at + "open directory failed" + gone);
+  EXPECT_EQ(error_of([&] { files_.rename(none, folder_ / "b"); }),
+            at + "rename to " + (folder_ / "b").string() + " failed" + gone);
+  EXPECT_EQ(error_of([&] { files_.create(none / "a"); }), (none / "a").string() + ": create failed" + gone);
+  files_.create(folder_ / "a");
+  EXPECT_EQ(error_of([&] { files_.create_directories(folder_ / "a" / "b"); }),
+            (folder_ / "a" / "b").string() + ": create directory failed: Not a directory");
+}
+
+TEST_F(File, SaysThatTheDiskIsFull) {
+  auto full = files_.create("/dev/full");  // the kernel's always-full device
+  EXPECT_EQ(error_of([&] { full->write("x", 1); }), "/dev/full: write of 1 bytes failed: No space left on device");
+}
+
+TEST_F(File, AtomicWriteReplacesTheContentsAndLeavesNothingElse) {
+  write_file_atomically(files_, folder_ / "a", "old");
+  write_file_atomically(files_, folder_ / "a", "new");
+  EXPECT_EQ(files_.read(folder_ / "a"), "new");
+  EXPECT_EQ(files_.list(folder_), (std::vector<std::string>{"a"}));
+}
+
+TEST_F(File, AtomicWriteOnAFullDiskKeepsTheOldContents) {
+  write_file_atomically(files_, folder_ / "a", "old");
+  FullDisk full;
+  EXPECT_NE(error_of([&] { write_file_atomically(full, folder_ / "a", "new"); }).find("No space left on device"),
+            std::string::npos);
+  EXPECT_EQ(files_.read(folder_ / "a"), "old");
+  EXPECT_EQ(files_.list(folder_), (std::vector<std::string>{"a"}));
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,101 @@
+#include "trireme/base/json.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_json(text, "ds.json");
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Json, KeepsTheOrderOfKeys) {
+  EXPECT_EQ(parse_json(R"({"b": 1, "a": [true, null, "x", 1.5, -2]})", "").dump(),
+            R"({"b":1,"a":[true,null,"x",1.5,-2]})");
+}
+
+TEST(Json, IgnoresAllThreeKindsOfComments) {
+  const std::string text =
+      "{ // to the end of the line\n"
+      "  \"a\": 1, # also this \" quote\n"
+      "  /* over\n two lines */ \"b\": 2 /**/ }\n# after the end";
+  EXPECT_EQ(parse_json(text, "").dump(), R"({"a":1,"b":2})");
+}
+
+TEST(Json, KeepsCommentSignsInsideStrings) {
+  EXPECT_EQ(parse_json(R"({"a": "http://x /* y */ #z", "b\"//": "\\"})", "").dump(),
+            R"({"a":"http://x /* y */ #z","b\"//":"\\"})");
+}
+
+TEST(Json, ReadsNumbersBeyondADoubleAsInfinite) {
+  const Json json = parse_json("[1e999, -1e999, Infinity, -Infinity, 1e308]", "");
+  EXPECT_EQ(json[0].get<double>(), INFINITY);
+  EXPECT_EQ(json[1].get<double>(), -INFINITY);
+  EXPECT_EQ(json[2].get<double>(), INFINITY);
+  EXPECT_EQ(json[3].get<double>(), -INFINITY);
+  EXPECT_EQ(json[4].get<double>(), 1e308);
+}
+
+TEST(Json, RefusesADuplicateKeyByItsPath) {
+  EXPECT_EQ(error_of(R"({"a": {"x": 1}, "b": [{}, {"c": {"stage": 1, "stage": 2}}]})"),
+            "ds.json: the key `b[1].c.stage` stands twice; remove one of the two");
+  EXPECT_EQ(error_of(R"({"a": 1, "b": {"a": 2}, "a": 3})"), "ds.json: the key `a` stands twice; remove one of the two");
+}
+
+TEST(Json, AcceptsTheSameKeyInDifferentObjects) {
+  EXPECT_EQ(parse_json(R"([{"a": 1}, {"a": 2}])", "").dump(), R"([{"a":1},{"a":2}])");
+}
+
+TEST(Json, ShowsTheLineOfASyntaxError) {
+  EXPECT_EQ(error_of("{\n  \"stage\": 2,\n  \"lr\": ]\n}"),
+            "ds.json:3:9: syntax error while parsing value - unexpected ']'; expected '[', '{', or a literal\n"
+            "      \"lr\": ]\n"
+            "            ^");
+}
+
+TEST(Json, PlacesASyntaxErrorRightAfterComments) {
+  EXPECT_NE(error_of("{ /* a\nb */ \"x\" 1}").find("ds.json:2:10: syntax error"), std::string::npos)
+      << error_of("{ /* a\nb */ \"x\" 1}");
+}
+
+TEST(Json, RefusesACommentWithoutEnd) {
+  EXPECT_EQ(error_of("{\"a\": 1 /* never"),
+            "ds.json:1:9: comment without its end `*/`\n    {\"a\": 1 /* never\n            ^");
+}
+
+TEST(Json, RefusesWhatIsNoJson) {
+  for (const char* text : {"", "{", "{\"a\": 1,}", "[1 2]", "\"open", "nul", "{} x", "{\"a\": NaN}", "\"a\\"})
+    EXPECT_EQ(error_of(text).rfind("ds.json:1:", 0), 0u) << text << " -> " << error_of(text);
+}
+
+TEST(Json, ReadsAFileAndNamesItInErrors) {
+  const auto path = std::filesystem::temp_directory_path() / ("trireme_json_test_" + std::to_string(::getpid()) + ".json");
+  std::ofstream(path) << "{\"a\": 1} # comment\n";
+  EXPECT_EQ(read_json(path).dump(), R"({"a":1})");
+  std::ofstream(path) << "{\"a\"}";
+  try {
+    read_json(path);
+    FAIL() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(std::string(error.what()).rfind(path.string() + ":1:", 0), 0u) << error.what();
+  }
+  std::filesystem::remove(path);
+  EXPECT_THROW(read_json(path), IoError);
+}
+
+}  // namespace
+}  // namespace trireme
