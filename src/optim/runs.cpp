@@ -1,0 +1,35 @@
+#include "optim/runs.h"
+
+#include <algorithm>
+
+namespace trireme {
+
+std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
+  std::vector<Portion> portions;
+  for (const Placement& placement : unit.parameters) {
+    const int64_t low = std::max(placement.begin, begin);
+    const int64_t high = std::min(placement.end(), begin + numel);
+    if (low < high) portions.push_back({placement.index, low - begin, low - placement.begin, high - low});
+  }
+  return portions;
+}
+
+std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel, const std::vector<bool>& touched,
+                           const std::vector<int64_t>& steps) {
+  std::vector<Run> runs;
+  for (size_t i = 0; i < unit.parameters.size(); ++i) {
+    const Placement& placement = unit.parameters[i];
+    const bool last = i + 1 == unit.parameters.size();
+    const int64_t low = std::max(placement.begin, begin) - begin;
+    const int64_t high = std::min(last ? unit.numel() : unit.parameters[i + 1].begin, begin + numel) - begin;
+    if (low >= high || !touched[placement.index]) continue;
+    const int64_t step = steps[placement.index] + 1;
+    if (!runs.empty() && runs.back().end == low && runs.back().step == step)
+      runs.back().end = high;
+    else
+      runs.push_back({low, high, step});
+  }
+  return runs;
+}
+
+}  // namespace trireme

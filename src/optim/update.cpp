@@ -1,0 +1,75 @@
+#include "optim/update.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace trireme {
+
+namespace {
+
+// 16-bit weights are updated by blocks whose fp32 copies stay in the second-level cache between conversion, update and
+// rounding. A multiple of kAlignment, so that no block has a vector tail, which the kernels round differently.
+constexpr int64_t kBlockNumel = int64_t{1} << 15;
+
+at::Tensor slice_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  return tensor.defined() ? tensor.narrow(0, begin, end - begin) : tensor;
+}
+
+/// `span.gradients` is fp32 here; `span.weights` is not looked at.
+void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options, int64_t step) {
+  // The kernels divide by the scale and write the scaled gradients back, into memory that is spent after this step.
+  std::optional<at::Tensor> scale;
+  if (options.gradient_factor != 1) scale = at::scalar_tensor(1 / options.gradient_factor, at::kFloat);
+  const at::TensorList none;
+  switch (optimizer.kind) {
+    case OptimizerKind::kSgd: {
+      const at::TensorList momentum = optimizer.momentum != 0 ? at::TensorList(span.first) : none;
+      at::_fused_sgd_(span.master, span.gradients, momentum, optimizer.weight_decay, optimizer.momentum, options.lr,
+                      /*dampening=*/0, optimizer.nesterov, /*maximize=*/false, /*is_first_step=*/step == 1, scale);
+      return;
+    }
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW: {
+      const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);
+      const auto run = [&](auto kernel) {
+        kernel(span.master, span.gradients, span.first, span.second, none, steps, options.lr, optimizer.beta1, optimizer.beta2,
+               optimizer.weight_decay, optimizer.eps, /*amsgrad=*/false, /*maximize=*/false, scale, std::nullopt);
+      };
+      optimizer.kind == OptimizerKind::kAdamW ? run(at::_ops::_fused_adamw_::call) : run(at::_ops::_fused_adam_::call);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+UpdateSpan UpdateSpan::slice(int64_t begin, int64_t end) const {
+  return {slice_of(master, begin, end), slice_of(weights, begin, end), slice_of(gradients, begin, end),
+          slice_of(first, begin, end), slice_of(second, begin, end)};
+}
+
+void update(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options, int64_t step) {
+  const at::NoGradGuard no_grad;
+  const bool rounds = !span.weights.is_same(span.master);
+  const bool widens = span.gradients.scalar_type() != at::kFloat;
+  if (!rounds && !widens) return update_master(span, optimizer, options, step);
+
+  const int64_t numel = span.master.numel();
+  const int64_t block_numel = kBlockNumel * at::get_num_threads();
+  for (int64_t begin = 0; begin < numel; begin += block_numel) {
+    UpdateSpan block = span.slice(begin, std::min(begin + block_numel, numel));
+    if (widens) block.gradients = block.gradients.to(at::kFloat);
+    update_master(block, optimizer, options, step);
+    if (rounds) block.weights.copy_(block.master);
+  }
+}
+
+}  // namespace trireme

@@ -1,0 +1,30 @@
+// The arithmetic of one optimizer step over one stretch of flat memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "trireme/optim/optimizer.h"
+
+namespace trireme {
+
+/// Adam: first = exp_avg, second = exp_avg_sq. SGD: first = momentum_buffer where momentum is used.
+struct UpdateSpan {
+  at::Tensor master;     ///< [n] fp32: what is updated
+  at::Tensor weights;    ///< [n] what the model reads; the same tensor as `master` in fp32, otherwise it gets the rounded result
+  at::Tensor gradients;  ///< [n] fp32 or 16 bit; may be overwritten by the scaled gradients
+  at::Tensor first;      ///< [n] fp32, or undefined
+  at::Tensor second;     ///< [n] fp32, or undefined
+
+  UpdateSpan slice(int64_t begin, int64_t end) const;
+};
+
+/// Updates `span` as step number `step` (1 is the first one).
+///
+/// Cost      fp32: one pass over memory (reads 16, writes 12 bytes per element with Adam, 4 more when gradients are scaled).
+///           16 bit: the same by blocks, whose conversion and rounding hit the cache.
+/// Source    Adam arXiv:1412.6980, AdamW arXiv:1711.05101, by ATen's fused kernels. Test: update_test.cpp.
+void update(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options, int64_t step);
+
+}  // namespace trireme
