@@ -119,7 +119,7 @@ class ShardedOptimizer::Impl {
     if (!flat.defined()) return;
     const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
     slices.push_back({prefix + parameter.name, parameter.shape, portion.parameter_begin,
-                      flat.narrow(0, portion.shard_begin, portion.numel)});
+                      flat.narrow(0, portion.slice_begin, portion.numel)});
   }
 
   /// What the user wrote into 16-bit weights is the new truth; an older master would undo it.
@@ -128,7 +128,7 @@ class ShardedOptimizer::Impl {
     if (!has_master(span)) return;
     for (const Portion& portion : portions(i)) {
       if (!written[portion.parameter]) continue;
-      const UpdateSpan part = span.slice(portion.shard_begin, portion.shard_begin + portion.numel);
+      const UpdateSpan part = span.slice(portion.slice_begin, portion.slice_begin + portion.numel);
       part.master.copy_(part.weights);
     }
   }

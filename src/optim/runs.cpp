@@ -4,16 +4,6 @@
 
 namespace trireme {
 
-std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
-  std::vector<Portion> portions;
-  for (const Placement& placement : unit.parameters) {
-    const int64_t low = std::max(placement.begin, begin);
-    const int64_t high = std::min(placement.end(), begin + numel);
-    if (low < high) portions.push_back({placement.index, low - begin, low - placement.begin, high - low});
-  }
-  return portions;
-}
-
 std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel, const std::vector<bool>& touched,
                            const std::vector<int64_t>& steps) {
   std::vector<Run> runs;

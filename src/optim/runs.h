@@ -15,17 +15,6 @@ struct Run {
   int64_t step = 0;
 };
 
-/// The part of one parameter that lies in a shard.
-struct Portion {
-  int parameter = 0;
-  int64_t shard_begin = 0;      ///< in the shard
-  int64_t parameter_begin = 0;  ///< in the parameter's flattening
-  int64_t numel = 0;
-};
-
-/// Parameters of `unit` that have elements in [begin, begin + numel) of its flat buffer, in order.
-std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel);
-
 /// Groups the touched parameters of [begin, begin + numel) into maximal runs of equal step number, steps[parameter] + 1.
 /// Runs end on aligned parameter boundaries: the padding between is zero in weights, gradients and states, and stays zero.
 std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel, const std::vector<bool>& touched,

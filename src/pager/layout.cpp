@@ -3,6 +3,7 @@
 #include <c10/core/ScalarTypeToTypeMeta.h>
 
 #include <functional>
+#include <algorithm>
 #include <numeric>
 #include <regex>
 
@@ -91,6 +92,16 @@ UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& paramet
 
 int64_t ParameterSpec::numel() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
+  std::vector<Portion> portions;
+  for (const Placement& placement : unit.parameters) {
+    const int64_t low = std::max(placement.begin, begin);
+    const int64_t high = std::min(placement.end(), begin + numel);
+    if (low < high) portions.push_back({placement.index, low - begin, low - placement.begin, high - low});
+  }
+  return portions;
 }
 
 Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules) {

@@ -45,14 +45,14 @@ TEST(Portions, OfAShardThatBeginsAndEndsInsideParameters) {
   const std::vector<Portion> portions = portions_of(three_parameters(), 32, 66);
   ASSERT_EQ(portions.size(), 3);
   EXPECT_EQ(portions[0].parameter, 4);
-  EXPECT_EQ(portions[0].shard_begin, 0);
+  EXPECT_EQ(portions[0].slice_begin, 0);
   EXPECT_EQ(portions[0].parameter_begin, 32);
   EXPECT_EQ(portions[0].numel, 8);
   EXPECT_EQ(portions[1].parameter, 1);
-  EXPECT_EQ(portions[1].shard_begin, 32);
+  EXPECT_EQ(portions[1].slice_begin, 32);
   EXPECT_EQ(portions[1].parameter_begin, 0);
   EXPECT_EQ(portions[1].numel, 32);
-  EXPECT_EQ(portions[2].shard_begin, 64);
+  EXPECT_EQ(portions[2].slice_begin, 64);
   EXPECT_EQ(portions[2].numel, 2);
 }
 

@@ -62,6 +62,17 @@ struct Layout {
   const Placement& placement(int parameter) const { return units[unit_of[parameter]].parameters[placement_of[parameter]]; }
 };
 
+/// The part of one parameter that lies in a slice of its unit's flat buffer.
+struct Portion {
+  int parameter = 0;            ///< index into the list of specs
+  int64_t slice_begin = 0;      ///< its first element, counted from the start of the slice
+  int64_t parameter_begin = 0;  ///< and in the parameter's own flattening
+  int64_t numel = 0;
+};
+
+/// The parameters of `unit` that have elements in [begin, begin + numel) of its flat buffer, in order.
+std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel);
+
 /// Groups `parameters` into units (one dtype and trainability each) and lays them out for `world` shards.
 /// Throws    ConfigError: a pattern that is no regular expression.
 Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules = {});
