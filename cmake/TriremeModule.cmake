@@ -1,9 +1,12 @@
 # One noun, four places: include/trireme/NOUN.h (and NOUN/), src/NOUN/, tests/NOUN/, docs/NOUN.md.
 #
-# trireme_module(NOUN [DEPENDS module ...] [LIBRARIES target ...] [HEAVY])
-#   makes the static library trireme_NOUN from src/NOUN/*.cpp (and subfolders), linked to just the modules of lower levels
-#   that it names, and one test executable NOUN_test from tests/NOUN/*_test.cpp.
+# trireme_module(NOUN [DEPENDS module ...] [LIBRARIES target ...] [TEST_LIBRARIES target ...] [HEAVY])
+#   makes the static library trireme_NOUN from src/NOUN/*.cpp (and subfolders, but not a main.cpp), linked to just the
+#   modules of lower levels that it names, and one test executable NOUN_test from tests/NOUN/*_test.cpp.
 #   HEAVY: includes torch/nn or torch/optim, so it gets the larger precompiled header.
+# trireme_test(NOUN LIBRARIES ...)     the test executables of a folder that is not a module.
+# trireme_benchmark(FILE)              one executable from benchmarks/FILE.cpp.
+# trireme_shared_library()             libtrireme.so of all modules above.
 
 include(GoogleTest)
 
@@ -21,6 +24,7 @@ endfunction()
 function(trireme_module noun)
   cmake_parse_arguments(ARG "HEAVY" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${noun}/*.cpp")
+  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   if(NOT sources)
     return()
   endif()
@@ -34,30 +38,72 @@ function(trireme_module noun)
   endforeach()
   _trireme_precompile(trireme_${noun} "${ARG_HEAVY}")
   set_property(GLOBAL APPEND PROPERTY TRIREME_MODULES trireme_${noun})
+  set_property(GLOBAL APPEND PROPERTY TRIREME_LIBRARIES ${ARG_LIBRARIES})
   if(TRIREME_TESTS)
     trireme_test(${noun} LIBRARIES trireme_${noun} ${ARG_TEST_LIBRARIES})
   endif()
 endfunction()
 
-# trireme_test(NOUN LIBRARIES ...): tests/NOUN/*_test.cpp -> NOUN_test, registered test by test.
-# A file named *_slow_test.cpp goes into NOUN_slow_test, with the label `slow`.
+# tests/NOUN/*_test.cpp -> NOUN_test, registered test by test. A file named *_slow_test.cpp goes into NOUN_slow_test, with
+# the label `slow`.
 function(trireme_test noun)
   cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
   file(GLOB_RECURSE files CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/${noun}/*_test.cpp")
   set(slow ${files})
   list(FILTER slow INCLUDE REGEX "_slow_test\\.cpp$")
   list(FILTER files EXCLUDE REGEX "_slow_test\\.cpp$")
-  _trireme_test_target(${noun}_test fast "${files}" "${ARG_LIBRARIES}")
-  _trireme_test_target(${noun}_slow_test slow "${slow}" "${ARG_LIBRARIES}")
+  _trireme_test_target(${noun}_test fast 300 "${files}" "${ARG_LIBRARIES}")
+  _trireme_test_target(${noun}_slow_test slow 1200 "${slow}" "${ARG_LIBRARIES}")
 endfunction()
 
-function(_trireme_test_target target label files libraries)
+function(_trireme_test_target target label timeout_s files libraries)
   if(NOT files)
     return()
   endif()
   add_executable(${target} ${files})
   target_link_libraries(${target} PRIVATE ${libraries} trireme_test_support GTest::gtest)
+  # A test spends its time in the libraries; compiling it without the costly optimisations is a fifth faster.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   _trireme_precompile(${target} TRUE)
+  # One thread per process: ranks are threads or processes, and tests run side by side.
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS ${label} TIMEOUT 300)
+    PROPERTIES LABELS ${label} TIMEOUT ${timeout_s}
+    ENVIRONMENT "OMP_NUM_THREADS=1;TRIREME_PROGRAM=${PROJECT_BINARY_DIR}/bin/trireme")
+endfunction()
+
+# Links all modules; Google Benchmark only for a file that includes it.
+function(trireme_benchmark name)
+  set(source "${PROJECT_SOURCE_DIR}/benchmarks/${name}.cpp")
+  get_property(modules GLOBAL PROPERTY TRIREME_MODULES)
+  file(STRINGS "${source}" google REGEX "#include <benchmark/benchmark.h>")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+  if(google AND NOT benchmark_FOUND)
+    message(STATUS "${name} is left out: Google Benchmark is missing (apt-get install libbenchmark-dev)")
+    return()
+  endif()
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE ${modules} $<$<BOOL:${google}>:benchmark::benchmark>)
+  if(TARGET trireme_test_support)
+    target_link_libraries(${name} PRIVATE trireme_test_support)
+  endif()
+  _trireme_precompile(${name} TRUE)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/benchmarks")
+endfunction()
+
+# Made of the modules' object files, not of their archives: a linker drops an archive's member that nobody refers to, and
+# with it the operators that the member registers.
+function(trireme_shared_library)
+  get_property(modules GLOBAL PROPERTY TRIREME_MODULES)
+  get_property(libraries GLOBAL PROPERTY TRIREME_LIBRARIES)
+  list(REMOVE_DUPLICATES libraries)
+  list(TRANSFORM modules REPLACE ".+" "$<TARGET_OBJECTS:\\0>" OUTPUT_VARIABLE objects)
+  add_library(trireme SHARED ${objects})
+  add_library(Trireme::trireme ALIAS trireme)
+  target_compile_features(trireme INTERFACE cxx_std_20)
+  target_include_directories(trireme INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+                             "$<INSTALL_INTERFACE:include>")
+  target_link_libraries(trireme PUBLIC torch::core nlohmann_json::nlohmann_json Threads::Threads
+                        PRIVATE $<BUILD_INTERFACE:trireme_options> ${libraries})
+  set_target_properties(trireme PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+                        LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
 endfunction()

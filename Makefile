@@ -1,0 +1,64 @@
+# What a person types. CMake does the work: see CMakePresets.json for the other builds (PRESET=debug, asan, tsan, ci).
+.DEFAULT_GOAL := help
+.PHONY: help setup configure build program train test test-all bench bench-smoke check format install clean
+
+PRESET ?= release
+PREFIX ?= /usr/local
+RUN ?= runs/train
+STEPS ?=
+# A compiler process takes up to 2 GB, most of it precompiled headers.
+JOBS ?= $(shell awk -v cpus=$$(nproc) '/^MemAvailable/ {j = int($$2 / 2097152); print j < 1 ? 1 : (j < cpus ? j : cpus)}' /proc/meminfo)
+BUILD := build/$(PRESET)
+VENV := $(CURDIR)/.venv/bin
+CTEST = $(VENV)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+export PATH := $(VENV):$(PATH)
+
+help: ## show this
+	@echo "Trireme. The first command installs what is missing and builds; later ones work offline."
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: ## install what is missing (scripts/setup says how to choose compiler, Python and torch)
+	@scripts/setup
+
+configure: setup
+	@cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(VENV)/ninja --log-level=WARNING \
+	  -DTRIREME_PYTHON=$$(cat .venv/torch-python 2>/dev/null || echo $(VENV)/python)
+
+build: configure ## build everything: library, program, tests, benchmarks
+	@echo "Building into $(BUILD) with $(JOBS) jobs."
+	@cmake --build $(BUILD) -j $(JOBS)
+
+program: configure
+	@echo "Building the program into $(BUILD) with $(JOBS) jobs."
+	@cmake --build $(BUILD) -j $(JOBS) --target trireme_program
+
+train: program ## train a byte-level Llama with ZeRO-3 on two ranks, on the Python standard library's sources
+	@PRESET=$(PRESET) scripts/train $(RUN) $(STEPS)
+
+test: build ## build, then run the fast tests
+	@echo "Running the fast tests."
+	@$(CTEST) -LE slow
+
+test-all: build ## build, then run all tests
+	@echo "Running all tests."
+	@$(CTEST)
+
+bench: build ## run all benchmarks (tools/bench NAME runs one)
+	@tools/bench --build $(BUILD)
+
+bench-smoke: build ## run every benchmark briefly, to see that it works
+	@tools/bench --build $(BUILD) --smoke
+
+check: setup ## layers, budgets, format
+	@tools/check_layers
+	@tools/check_budgets
+	@tools/check_format
+
+format: setup ## apply clang-format
+	@tools/check_format --apply
+
+install: build ## install headers, libtrireme.so, the program and the CMake package (PREFIX=/usr/local)
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean: ## remove the builds, not .venv
+	rm -rf build

@@ -1,0 +1,18 @@
+# `cmake --install`: headers, libtrireme.so, the program, and a CMake package for find_package(Trireme).
+include(CMakePackageConfigHelpers)
+
+set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/Trireme")
+set_target_properties(trireme PROPERTIES INSTALL_RPATH "$ORIGIN;${TRIREME_TORCH_DIR}/lib")
+install(TARGETS trireme EXPORT TriremeTargets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION "${_package}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/trireme" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
+if(TARGET trireme_program)
+  set_target_properties(trireme_program PROPERTIES
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TRIREME_TORCH_DIR}/lib")
+  install(TARGETS trireme_program RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TriremeConfig.cmake.in" "${PROJECT_BINARY_DIR}/TriremeConfig.cmake"
+                              INSTALL_DESTINATION "${_package}" NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/TriremeConfig.cmake" "${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake"
+        "${PROJECT_SOURCE_DIR}/cmake/TriremeTorch.cmake" DESTINATION "${_package}")
