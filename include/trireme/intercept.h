@@ -2,7 +2,7 @@
 //
 // The main idea: a dispatch key (TESTING_ONLY_GenericMode) is included in the thread's dispatch state while an InterceptScope
 // lives. Its one boxed fallback looks at the operator's arguments. A storage that Trireme manages carries a ManagedStorage as
-// the context of its DataPtr, so that finding it costs two loads and no look-up.
+// the context of its DataPtr, so that finding it costs three loads and no look-up.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -10,8 +10,8 @@
 #include <c10/core/Storage.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ enum class Access : uint8_t {
   kOverwrite,  ///< writes all of it without reading it (fill_, normal_, …)
 };
 
-/// The owner's side of one storage. Shared by the storages that point at it; deleted with the last of them.
+/// The owner's side of one storage. The storage shares it, so it may outlive the engine that made it.
 class ManagedStorage {
  public:
   virtual ~ManagedStorage() = default;
@@ -32,19 +32,15 @@ class ManagedStorage {
   virtual void before_access(Access access) = 0;
   /// Called after an operator that wrote it (also when the operator threw).
   virtual void after_write() {}
-
- private:
-  friend class StorageHandle;
-  std::atomic<int> references_{0};
 };
 
 /// The calls on c10::StorageImpl that managing needs, in one place.
 class StorageHandle {
  public:
   /// Lets `storage` point at `bytes` bytes at `data`, owned by `owner`; frees what it pointed at before.
-  static void point(c10::StorageImpl& storage, void* data, size_t bytes, ManagedStorage& owner);
+  static void point(c10::StorageImpl& storage, void* data, size_t bytes, std::shared_ptr<ManagedStorage> owner);
   /// Takes the bytes away. Until the next point(), reading the data outside of an operator throws `message`.
-  static void release(c10::StorageImpl& storage, ManagedStorage& owner, const std::string& message);
+  static void release(c10::StorageImpl& storage, std::shared_ptr<ManagedStorage> owner, const std::string& message);
   /// Gives `storage` ordinary memory; nothing is managed afterwards.
   static void give(c10::StorageImpl& storage, c10::DataPtr data, size_t bytes);
   /// The owner, or nullptr where the storage is not managed. Never throws.

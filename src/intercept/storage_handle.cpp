@@ -19,24 +19,23 @@ template struct ThrowFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 }  // namespace
 
-void StorageHandle::drop(void* context) noexcept {
-  auto* owner = static_cast<ManagedStorage*>(context);
-  if (owner->references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete owner;
-}
+using Owner = std::shared_ptr<ManagedStorage>;
 
-void StorageHandle::point(c10::StorageImpl& storage, void* data, size_t bytes, ManagedStorage& owner) {
-  owner.references_.fetch_add(1, std::memory_order_relaxed);
+void StorageHandle::drop(void* context) noexcept { delete static_cast<Owner*>(context); }
+
+void StorageHandle::point(c10::StorageImpl& storage, void* data, size_t bytes, Owner owner) {
+  c10::DataPtr pointer(data, new Owner(std::move(owner)), &StorageHandle::drop, c10::Device(c10::kCPU));
   throws_on_access(storage) = false;
-  storage.set_data_ptr_noswap(c10::DataPtr(data, &owner, &StorageHandle::drop, c10::Device(c10::kCPU)));
+  storage.set_data_ptr_noswap(std::move(pointer));
   storage.set_nbytes(bytes);
   // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
   storage.set_resizable(false);
 }
 
-void StorageHandle::release(c10::StorageImpl& storage, ManagedStorage& owner, const std::string& message) {
-  owner.references_.fetch_add(1, std::memory_order_relaxed);
+void StorageHandle::release(c10::StorageImpl& storage, Owner owner, const std::string& message) {
+  c10::DataPtr pointer(nullptr, new Owner(std::move(owner)), &StorageHandle::drop, c10::Device(c10::kCPU));
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
-  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, &owner, &StorageHandle::drop, c10::Device(c10::kCPU)));
+  storage.set_data_ptr_noswap(std::move(pointer));
 }
 
 void StorageHandle::give(c10::StorageImpl& storage, c10::DataPtr data, size_t bytes) {
@@ -49,7 +48,7 @@ void StorageHandle::give(c10::StorageImpl& storage, c10::DataPtr data, size_t by
 ManagedStorage* StorageHandle::owner_of(c10::StorageImpl& storage) noexcept {
   const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   // The deleter is the mark: it is the same for every managed storage and nobody else's.
-  return data.get_deleter() == &StorageHandle::drop ? static_cast<ManagedStorage*>(data.get_context()) : nullptr;
+  return data.get_deleter() == &StorageHandle::drop ? static_cast<Owner*>(data.get_context())->get() : nullptr;
 }
 
 }  // namespace trireme

@@ -77,13 +77,13 @@ class IoError : public Error {
   explicit IoError(const std::string& message) : Error(ErrorCode::kIo, message) {}
 };
 
-/// Joins its arguments through operator<<.
-template <class... Parts>
-std::string str(const Parts&... parts) {
+/// str(a, b, …) joins its arguments through operator<<. A function object, so that arguments of libtorch's types do not bring
+/// c10::str into play as well.
+inline constexpr auto str = [](const auto&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
-}
+};
 
 /// Throws Error(kInternal) with the failed condition and both operands: for our bugs only, never for user input.
 [[noreturn]] void internal_error(const char* file, int line, const std::string& message);

@@ -1,0 +1,237 @@
+// Gradients are summed in flat buffers, one per unit, and reduced by collectives.
+//
+// Stages 0 and 1 keep whole buffers over the window and reduce once at its end. Stages 2 and 3 reduce each unit's buffer as soon
+// as backward has filled it and keep only this rank's shard. The order of collectives is fixed, last unit first, whatever order
+// backward produced the gradients in: ranks on which a parameter is unused stay in step with the others. What arrives after its
+// unit was sent (a parameter that backward reaches twice) is sent at the end of the pass, by agreement.
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "pager/gradient_store.h"
+#include "pager/kernels.h"
+
+namespace trireme {
+namespace {
+
+constexpr size_t kReductionsInFlight = 2;  // one being reduced while the next is filled
+
+struct Bucket {
+  at::Tensor sum;             // [numel of the unit]; undefined until the first gradient
+  std::vector<uint8_t> seen;  // by position in the unit
+  int arrived = 0;
+};
+
+struct Reduction {
+  int unit;
+  at::Tensor input;
+  at::Tensor output;
+  Pending<void> pending;
+};
+
+class BucketedGradients final : public GradientStore {
+ public:
+  explicit BucketedGradients(const StoreContext& context)
+      : GradientStore(context), buckets_(units()), late_(units()), shards_(units()), has_shard_(units()), next_(units() - 1) {
+    // A group of its own: gathers of weights that backward issues in between do not share a sequence with reductions.
+    std::vector<int> everybody(group().size());
+    for (int rank = 0; rank < group().size(); ++rank) everybody[rank] = rank;
+    reductions_group_ = group().split(everybody, group().name() + "/gradients");
+    for (int i = 0; i < units(); ++i) {
+      if (!unit(i).trainable) continue;
+      if (at_boundary()) buckets_[i].sum = make_buffer(i, unit(i).numel());
+      if (!at_boundary()) shards_[i] = make_buffer(i, unit(i).shard_numel);
+    }
+  }
+
+  ~BucketedGradients() override { in_flight_.clear(); }
+
+  void accept(int index, at::Tensor gradient) override {
+    const int touched_unit = parameter(index).unit;
+    touched_[index] = 1;
+    const bool sent = !at_boundary() && touched_unit > next_;
+    Bucket& bucket = sent ? late_[touched_unit] : buckets_[touched_unit];
+    add(bucket, index, gradient);
+    if (at_boundary() || sent) return;
+    while (next_ >= 0 && is_complete(next_)) send(next_--, buckets_);
+  }
+
+  void end_backward() override {
+    if (at_boundary()) return;
+    for (; next_ >= 0; --next_) send(next_, buckets_);
+    next_ = units() - 1;
+    send_late();
+  }
+
+  void finish() override {
+    if (at_boundary()) {
+      for (int i = units() - 1; i >= 0; --i)
+        if (unit(i).trainable) reduce_whole(i);
+    } else {
+      if (is_backward_open()) end_backward();
+      while (!in_flight_.empty()) complete_oldest();
+    }
+    at::Tensor flags = at::from_blob(touched_.data(), {parameters()}, at::TensorOptions().dtype(at::kByte));
+    reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
+  }
+
+  double sum_of_squares(int index) const override {
+    const ManagedParameter& managed = parameter(index);
+    const Overlap mine = in_shard(managed);
+    if (mine.empty()) return 0;
+    const at::Tensor& gradients = at_boundary() ? buckets_[managed.unit].sum : shards_[managed.unit];
+    const int64_t begin = mine.begin - (at_boundary() ? 0 : unit(managed.unit).shard_numel * group().rank());
+    return trireme::sum_of_squares(element(gradients.data_ptr(), begin, gradients.element_size()), gradients.scalar_type(), mine.numel());
+  }
+
+  at::Tensor owned(int index) override {
+    if (!at_boundary()) return shards_[index];
+    if (policy().stage == 0) return buckets_[index].sum;
+    return buckets_[index].sum.narrow(0, unit(index).shard_numel * group().rank(), unit(index).shard_numel);
+  }
+
+  void clear() override {
+    std::fill(touched_.begin(), touched_.end(), 0);
+    std::fill(has_shard_.begin(), has_shard_.end(), 0);
+    for (Bucket& bucket : buckets_) {
+      if (!at_boundary()) bucket.sum.reset();
+      bucket.seen.clear();
+      bucket.arrived = 0;
+    }
+  }
+
+  void add_to(PagerMemory& memory) const override {
+    for (int i = 0; i < units(); ++i) {
+      const at::Tensor& kept = at_boundary() ? buckets_[i].sum : shards_[i];
+      if (!kept.defined()) continue;
+      memory.gradient_bytes += static_cast<int64_t>(kept.nbytes());
+      memory.padding_bytes += unit(i).padding() * kept.element_size() / (at_boundary() ? 1 : group().size());
+    }
+    memory.peak_in_flight_bytes += peak_in_flight_bytes_;
+    memory.in_flight_bytes += in_flight_bytes_;
+  }
+
+ private:
+  bool at_boundary() const { return policy().stage <= 1; }
+
+  at::Tensor make_buffer(int index, int64_t numel) const {
+    return at::zeros({numel}, at::TensorOptions().dtype(accumulation_dtype(index)));
+  }
+
+  void open(Bucket& bucket, int index) {
+    bucket.seen.assign(unit(index).parameters.size(), 0);
+    bucket.arrived = 0;
+    if (bucket.sum.defined()) return;
+    bucket.sum = make_buffer(index, unit(index).numel());
+    in_flight_bytes_ += static_cast<int64_t>(bucket.sum.nbytes());
+    peak_in_flight_bytes_ = std::max(peak_in_flight_bytes_, in_flight_bytes_);
+  }
+
+  void add(Bucket& bucket, int index, const at::Tensor& gradient) {
+    const ManagedParameter& managed = parameter(index);
+    if (bucket.seen.empty()) open(bucket, managed.unit);
+    const int position = position_of(index);
+    at::Tensor target = bucket.sum.narrow(0, managed.begin, managed.numel);
+    if (bucket.seen[position]) {
+      target.add_(gradient);
+      return;
+    }
+    target.copy_(gradient);
+    bucket.seen[position] = 1;
+    ++bucket.arrived;
+  }
+
+  int position_of(int index) const {
+    const auto& placements = unit(parameter(index).unit).parameters;
+    const auto found = std::find_if(placements.begin(), placements.end(), [&](const Placement& at) { return at.index == index; });
+    return static_cast<int>(found - placements.begin());
+  }
+
+  bool is_complete(int index) const {
+    return !unit(index).trainable || buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
+  }
+  bool is_backward_open() const {
+    const auto filled = [](const Bucket& bucket) { return bucket.arrived > 0; };
+    return next_ < units() - 1 || std::any_of(buckets_.begin(), buckets_.end(), filled) ||
+           std::any_of(late_.begin(), late_.end(), filled);
+  }
+
+  // Starts the reduction of a unit's bucket; missing gradients count as zero.
+  void send(int index, std::vector<Bucket>& buckets) {
+    if (!unit(index).trainable) return;
+    Bucket& bucket = buckets[index];
+    if (bucket.seen.empty()) open(bucket, index);
+    while (in_flight_.size() >= kReductionsInFlight) complete_oldest();
+    const bool first = !has_shard_[index];
+    has_shard_[index] = 1;
+    Reduction reduction{index, std::move(bucket.sum), first ? shards_[index] : make_buffer(index, unit(index).shard_numel), {}};
+    bucket = Bucket{};
+    reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
+    in_flight_.push_back(std::move(reduction));
+    ++reductions_;
+  }
+
+  void complete_oldest() {
+    Reduction reduction = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    reduction.pending.wait();
+    if (factor_ != 1) reduction.output.mul_(factor_);
+    at::Tensor& shard = shards_[reduction.unit];
+    if (!reduction.output.is_same(shard)) shard.add_(reduction.output);
+    in_flight_bytes_ -= static_cast<int64_t>(reduction.input.nbytes());
+  }
+
+  // Units that any rank has more of after they were sent; usually none.
+  void send_late() {
+    std::vector<uint8_t> more(units());
+    for (int i = 0; i < units(); ++i) more[i] = late_[i].arrived > 0;
+    at::Tensor flags = at::from_blob(more.data(), {units()}, at::TensorOptions().dtype(at::kByte));
+    reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
+    for (int i = units() - 1; i >= 0; --i)
+      if (more[i]) send(i, late_);
+  }
+
+  void reduce_whole(int index) {
+    at::Tensor& sum = buckets_[index].sum;
+    if (buckets_[index].seen.empty()) sum.zero_();
+    zero_what_is_missing(index);
+    if (policy().stage == 0) {
+      reductions_group_->all_reduce(sum, ReduceOp::kSum).wait();
+      if (factor_ != 1) sum.mul_(factor_);
+    } else {
+      at::Tensor shard = owned(index);
+      reductions_group_->reduce_scatter(shard, sum, ReduceOp::kSum).wait();
+      if (factor_ != 1) shard.mul_(factor_);
+    }
+    ++reductions_;
+  }
+
+  // The buffer is kept over windows: a parameter that this rank did not use still holds the last window's gradient.
+  void zero_what_is_missing(int index) {
+    const Bucket& bucket = buckets_[index];
+    for (size_t i = 0; i < bucket.seen.size(); ++i) {
+      const Placement& placement = unit(index).parameters[i];
+      if (!bucket.seen[i]) buckets_[index].sum.narrow(0, placement.begin, placement.numel).zero_();
+    }
+  }
+
+  std::unique_ptr<Group> reductions_group_;
+  std::vector<Bucket> buckets_;      // by unit, of this pass (of the window at stages 0 and 1)
+  std::vector<Bucket> late_;         // what arrived after its unit was sent
+  std::vector<at::Tensor> shards_;   // stages 2 and 3
+  std::vector<uint8_t> has_shard_;   // the shard holds something of this window
+  std::deque<Reduction> in_flight_;
+  int next_;                         // units above it have been sent in this pass
+  int64_t in_flight_bytes_ = 0;
+  int64_t peak_in_flight_bytes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context) {
+  return std::make_unique<BucketedGradients>(context);
+}
+
+}  // namespace trireme

@@ -1,0 +1,69 @@
+// Where gradients go. One subclass per way of reducing them: one-sided (peers read each other's gradients where they were
+// computed) and bucketed (collectives over flat buffers).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pager/managed_parameter.h"
+#include "pager/weight_store.h"
+
+namespace trireme {
+
+class GradientStore {
+ public:
+  explicit GradientStore(const StoreContext& context) : context_(context), touched_(context.parameters.size()) {}
+  virtual ~GradientStore() = default;
+  GradientStore(const GradientStore&) = delete;
+  GradientStore& operator=(const GradientStore&) = delete;
+
+  /// Backward finished `gradient` of `parameter`, flat in the parameter's memory order.
+  virtual void accept(int parameter, at::Tensor gradient) = 0;
+  /// A backward pass is over. Collective where reductions are.
+  virtual void end_backward() = 0;
+  /// Completes every reduction of the window. Collective.
+  virtual void finish() = 0;
+  /// After finish(): the sum of squares of `parameter`'s gradient over this rank's shard.
+  virtual double sum_of_squares(int parameter) const = 0;
+  /// The owned gradients of `unit`, [numel of OwnedSlice].
+  virtual at::Tensor owned(int unit) = 0;
+  /// The window's gradients are used up.
+  virtual void clear() = 0;
+  virtual void add_to(PagerMemory& memory) const = 0;
+  int64_t reductions() const { return reductions_; }
+
+  /// Multiplies gradients as they are reduced.
+  void set_factor(float factor) { factor_ = factor; }
+  /// After finish(): whether some rank produced a gradient of `parameter`.
+  bool touched(int parameter) const { return touched_[parameter] != 0; }
+
+ protected:
+  Group& group() const { return context_.group; }
+  const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
+  int units() const { return static_cast<int>(context_.layout.units.size()); }
+  const ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
+  int parameters() const { return static_cast<int>(context_.parameters.size()); }
+  const PagerPolicy& policy() const { return context_.policy; }
+  at::ScalarType accumulation_dtype(int index) const {
+    // 16-bit accumulation is for 16-bit parameters; fp32 gradients are never rounded.
+    return unit(index).dtype == at::kFloat ? at::kFloat : policy().accumulation_dtype;
+  }
+  Overlap in_shard(const ManagedParameter& managed) const {
+    const int64_t begin = unit(managed.unit).shard_numel * group().rank();
+    return overlap(managed, begin, begin + unit(managed.unit).shard_numel);
+  }
+
+ private:
+  StoreContext context_;
+
+ protected:
+  float factor_ = 1;
+  std::vector<uint8_t> touched_;  // by parameter; before finish() by this rank alone
+  int64_t reductions_ = 0;
+
+};
+
+std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context);
+std::unique_ptr<GradientStore> make_one_sided_gradients(const StoreContext& context);
+
+}  // namespace trireme

@@ -1,0 +1,131 @@
+#include "pager/kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "trireme/base/error.h"
+
+// Portable binaries that use the machine's vectors. Every clone does the same roundings: lanes are explicit, nothing is
+// contracted or reassociated. Sanitizers cannot resolve the clones before they are set up.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define TRIREME_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define TRIREME_VECTORISED
+#endif
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kBlock = 2048;  // elements; 8 KiB of fp32 stay in the first-level cache
+constexpr int kLanes = 16;
+
+float to_float(uint16_t bfloat16) { return std::bit_cast<float>(static_cast<uint32_t>(bfloat16) << 16); }
+
+// Round to nearest even, as c10::BFloat16 does.
+uint16_t to_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
+  return static_cast<uint16_t>(nan ? 0x7FC0u : rounded);
+}
+
+TRIREME_VECTORISED void load(float* __restrict block, const float* __restrict source, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] = source[i];
+}
+TRIREME_VECTORISED void load(float* __restrict block, const uint16_t* __restrict source, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] = to_float(source[i]);
+}
+TRIREME_VECTORISED void add(float* __restrict block, const float* __restrict source, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] += source[i];
+}
+TRIREME_VECTORISED void add(float* __restrict block, const uint16_t* __restrict source, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] += to_float(source[i]);
+}
+TRIREME_VECTORISED void scale(float* block, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] *= factor;
+}
+TRIREME_VECTORISED void store(float* __restrict target, const float* __restrict block, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) target[i] = block[i];
+}
+TRIREME_VECTORISED void store(uint16_t* __restrict target, const float* __restrict block, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) target[i] = to_bfloat16(block[i]);
+}
+
+// Squares of fp32 values are exact in fp64. `n` counts whole rows of lanes; the caller pads.
+TRIREME_VECTORISED void add_squares(double* __restrict lanes, const float* __restrict block, int64_t n) {
+  for (int64_t i = 0; i + kLanes <= n; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double value = block[i + lane];
+      lanes[lane] += value * value;
+    }
+}
+
+class SquareSum {
+ public:
+  void add(const float* block, int64_t n) {
+    const int64_t rows = n / kLanes * kLanes;
+    add_squares(lanes_, block, rows);
+    for (int64_t i = rows; i < n; ++i) lanes_[i - rows] += static_cast<double>(block[i]) * block[i];
+  }
+  double total() const {
+    double sum = 0;
+    for (const double lane : lanes_) sum += lane;
+    return sum;
+  }
+
+ private:
+  alignas(64) double lanes_[kLanes] = {};
+};
+
+template <class Source, class Target>
+double reduce_as(const ReduceTask& task) {
+  alignas(64) float block[kBlock];
+  SquareSum squares;
+  auto* target = static_cast<Target*>(task.target);
+  for (int64_t at = 0; at < task.numel; at += kBlock) {
+    const int64_t n = std::min(kBlock, task.numel - at);
+    load(block, static_cast<const Source*>(task.sources[0]) + at, n);
+    for (size_t i = 1; i < task.sources.size(); ++i) add(block, static_cast<const Source*>(task.sources[i]) + at, n);
+    if (task.factor != 1) scale(block, task.factor, n);
+    if (task.accumulate) {
+      // The target is the left operand, as in target.add_(sum); addition commutes bit for bit.
+      add(block, target + at, n);
+    }
+    store(target + at, block, n);
+    if constexpr (!std::is_same_v<Target, float>) load(block, target + at, n);
+    squares.add(block, n);
+  }
+  return squares.total();
+}
+
+template <class Element>
+double sum_of_squares_of(const Element* data, int64_t numel) {
+  alignas(64) float block[kBlock];
+  SquareSum squares;
+  for (int64_t at = 0; at < numel; at += kBlock) {
+    const int64_t n = std::min(kBlock, numel - at);
+    load(block, data + at, n);
+    squares.add(block, n);
+  }
+  return squares.total();
+}
+
+}  // namespace
+
+double sum_of_squares(const void* data, at::ScalarType dtype, int64_t numel) {
+  TRIREME_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype ", dtype);
+  if (dtype == at::kFloat) return sum_of_squares_of(static_cast<const float*>(data), numel);
+  return sum_of_squares_of(static_cast<const uint16_t*>(data), numel);
+}
+
+double reduce(const ReduceTask& task) {
+  const bool from_float = task.source_dtype == at::kFloat;
+  const bool to_float_target = task.target_dtype == at::kFloat;
+  TRIREME_CHECK(from_float || task.source_dtype == at::kBFloat16, "source dtype ", task.source_dtype);
+  TRIREME_CHECK(to_float_target || task.target_dtype == at::kBFloat16, "target dtype ", task.target_dtype);
+  if (from_float) return to_float_target ? reduce_as<float, float>(task) : reduce_as<float, uint16_t>(task);
+  return to_float_target ? reduce_as<uint16_t, float>(task) : reduce_as<uint16_t, uint16_t>(task);
+}
+
+}  // namespace trireme

@@ -1,0 +1,35 @@
+#include "pager/managed_parameter.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <cstring>
+
+#include "pager/weight_store.h"
+
+namespace trireme {
+
+void ParameterStorage::before_access(Access access) {
+  if (store_ != nullptr) store_->before_access(parameter_, access);
+}
+
+void ParameterStorage::after_write() {
+  if (store_ != nullptr) store_->after_write(parameter_);
+}
+
+WeightStore::WeightStore(const StoreContext& context) : context_(context) {
+  // Hung into the storages by the subclass, once it has read the initial values through the storages' present owners.
+  for (size_t i = 0; i < context.parameters.size(); ++i)
+    context.parameters[i].owner = std::make_shared<ParameterStorage>(*this, static_cast<int>(i));
+}
+
+at::Tensor flat_view(void* data, int64_t numel, at::ScalarType dtype, std::shared_ptr<void> keep) {
+  return at::from_blob(data, {numel}, [keep = std::move(keep)](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+void copy_values(const ManagedParameter& parameter, void* target) {
+  // An Init scope may hold the values as shards: the owner makes them whole first.
+  if (ManagedStorage* owner = StorageHandle::owner_of(parameter.storage())) owner->before_access(Access::kRead);
+  if (parameter.numel > 0) std::memcpy(target, parameter.storage().data(), parameter.bytes());
+}
+
+}  // namespace trireme

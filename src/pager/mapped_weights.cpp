@@ -1,0 +1,124 @@
+// Stage 3 where ranks share memory: the shards of all ranks stand side by side in one segment that everybody maps, so a unit
+// is always whole and a gather moves no byte. The host holds one copy of the weights.
+//
+// Who may write when: a rank writes only its own shard, and only between close_window() (after which no peer reads) and
+// open_window() (before which none reads again). A user's write in between goes to a private copy of the parameter.
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "pager/weight_store.h"
+
+namespace trireme {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+class MappedWeights final : public WeightStore {
+ public:
+  explicit MappedWeights(const StoreContext& context) : WeightStore(context) {
+    size_t bytes = 0;
+    for (int i = 0; i < units(); ++i) {
+      const size_t size = unit_bytes(i);
+      bytes = round_up(bytes, size >= 2 * kHugePage ? kHugePage : 64);
+      begins_.push_back(bytes);
+      bytes += size;
+    }
+    memory_ = group().share(std::max<size_t>(bytes, 1), Group::Share::kOne);
+    for (int i = 0; i < units(); ++i) fill(i);
+    group().barrier();  // values are complete
+    for (ManagedParameter& managed : parameters()) {
+      managed.owner->memory = memory_;
+      point_at_segment(managed);
+    }
+  }
+
+  void before_access(int index, Access access) override {
+    if (access == Access::kRead || is_private(parameter(index))) return;
+    // The first write since the step: peers may still read the shared bytes.
+    ManagedParameter& managed = parameter(index);
+    c10::DataPtr copy = c10::GetCPUAllocator()->allocate(managed.bytes());
+    if (access == Access::kWrite) std::memcpy(copy.get(), managed.storage().data(), managed.bytes());
+    void* data = copy.get();
+    privates_.push_back({index, std::move(copy)});
+    StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
+  }
+
+  void after_write(int index) override { parameter(index).written = true; }
+
+  OwnedSlice owned(int index) override {
+    const int64_t begin = shard_begin(index);
+    void* data = element(unit_data(index), begin, c10::elementSize(unit(index).dtype));
+    return {index, begin, flat_view(data, unit(index).shard_numel, unit(index).dtype, memory_), {}};
+  }
+
+  void apply_writes() override {
+    for (const Private& copy : privates_) {
+      const ManagedParameter& managed = parameter(copy.parameter);
+      const int64_t begin = shard_begin(managed.unit);
+      const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
+      if (mine.empty()) continue;
+      std::memcpy(element(unit_data(managed.unit), mine.begin, managed.itemsize()),
+                  element(copy.data.get(), mine.begin - managed.begin, managed.itemsize()), mine.numel() * managed.itemsize());
+    }
+  }
+
+  void publish(int) override {}  // written in place
+
+  void open_window() override {
+    group().barrier();
+    for (const Private& copy : privates_) point_at_segment(parameter(copy.parameter));
+    privates_.clear();
+  }
+
+  void add_to(PagerMemory& memory) const override {
+    for (int i = 0; i < units(); ++i) {
+      const int64_t itemsize = static_cast<int64_t>(c10::elementSize(unit(i).dtype));
+      memory.weight_bytes += unit(i).shard_numel * itemsize;
+      memory.padding_bytes += unit(i).padding() * itemsize / group().size();
+    }
+    for (const Private& copy : privates_) memory.live_bytes += static_cast<int64_t>(parameter(copy.parameter).bytes());
+  }
+
+ private:
+  struct Private {
+    int parameter;
+    c10::DataPtr data;
+  };
+
+  size_t unit_bytes(int index) const { return unit(index).numel() * c10::elementSize(unit(index).dtype); }
+  std::byte* unit_data(int index) const { return memory_->of(0) + begins_[index]; }
+
+  std::byte* shared_data(const ManagedParameter& managed) const {
+    return element(unit_data(managed.unit), managed.begin, managed.itemsize());
+  }
+  bool is_private(const ManagedParameter& managed) const { return managed.storage().data() != shared_data(managed); }
+  void point_at_segment(ManagedParameter& managed) {
+    StorageHandle::point(managed.storage(), shared_data(managed), managed.bytes(), managed.owner);
+  }
+
+  // Rank 0's values count. Values under an Init scope are the same everywhere and gathered by all, but rank 0 writes them too.
+  void fill(int index) {
+    for (const Placement& placement : unit(index).parameters) {
+      const ManagedParameter& managed = parameter(placement.index);
+      if (ManagedStorage* owner = StorageHandle::owner_of(managed.storage())) owner->before_access(Access::kRead);
+      if (group().rank() == 0) copy_values(managed, shared_data(managed));
+      // What the model held until now is needed no more.
+      StorageHandle::give(managed.storage(), c10::GetCPUAllocator()->allocate(0), 0);
+    }
+  }
+
+  std::shared_ptr<SharedMemory> memory_;
+  std::vector<size_t> begins_;
+  std::vector<Private> privates_;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightStore> make_mapped_weights(const StoreContext& context) {
+  return std::make_unique<MappedWeights>(context);
+}
+
+}  // namespace trireme

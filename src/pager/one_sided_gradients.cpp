@@ -1,0 +1,297 @@
+// Gradients are computed in shared memory and stay there until every rank has folded its shard of them in.
+//
+// A rank that finishes a gradient stamps its slot on its board. A rank that owns a part of the parameter waits, never inside of
+// backward, until all ranks have stamped the same round, and then folds its part: sum in rank order, fp32, one pass. At the end
+// of the window every rank announces how many gradients it had, so that a parameter which is unused on some ranks, or on all,
+// is known as such. Announcing comes before publishing what is still queued: no rank waits for room that only a waiting rank
+// could make.
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <optional>
+
+#include "pager/gradient_arena.h"
+#include "pager/gradient_board.h"
+#include "pager/gradient_store.h"
+#include "pager/kernels.h"
+
+namespace trireme {
+
+GradientBoard::GradientBoard(Group& group, int parameters) {
+  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  folded_begin_ = kHeader + aligned(sizeof(Slot) * parameters);
+  announced_begin_ = folded_begin_ + aligned(sizeof(std::atomic<uint64_t>) * parameters);
+  memory_ = group.share(announced_begin_ + aligned(sizeof(std::atomic<uint32_t>) * parameters), Group::Share::kEach);
+}
+
+namespace {
+
+constexpr size_t kSmallGradient = size_t{64} << 10;  // copied into a fixed place instead of being born in a block
+constexpr size_t kPage = 4096;
+
+struct ParameterGradients {
+  int first_owner = 0;  // ranks whose shards hold a part
+  int last_owner = -1;
+  Overlap mine;                     // this rank's part, in elements of the unit
+  size_t small_offset = 0;          // of the fixed place in the arena
+  uint32_t produced = 0;            // in this window
+  uint32_t published = 0;
+  uint32_t folded = 0;
+  double sum_of_squares = 0;
+  std::deque<at::Tensor> waiting;   // produced, not yet published
+  at::Tensor in_flight;             // published, not yet folded by everybody
+};
+
+class OneSidedGradients final : public GradientStore {
+ public:
+  explicit OneSidedGradients(const StoreContext& context)
+      : GradientStore(context), board_(context.group, parameters()), states_(parameters()) {
+    for (int i = 0; i < units(); ++i) {
+      shards_.push_back(unit(i).trainable ? at::zeros({unit(i).shard_numel}, at::TensorOptions().dtype(accumulation_dtype(i)))
+                                          : at::Tensor());
+    }
+    make_arena(place_small_gradients());
+    for (int i = 0; i < parameters(); ++i) find_owners(i);
+  }
+
+  void accept(int index, at::Tensor gradient) override {
+    ParameterGradients& state = states_[index];
+    ++state.produced;
+    touched_[index] = 1;
+    in_flight_bytes_ += static_cast<int64_t>(gradient.nbytes());
+    peak_in_flight_bytes_ = std::max(peak_in_flight_bytes_, in_flight_bytes_);
+    state.waiting.push_back(std::move(gradient));
+    publish_next(index);
+    to_fold_.push_back(index);
+    progress();
+  }
+
+  void end_backward() override { progress(); }
+
+  void finish() override {
+    for (int i = 0; i < parameters(); ++i) board_.announced(group().rank(), i).store(states_[i].produced, std::memory_order_relaxed);
+    board_.announced_window(group().rank()).store(window_, std::memory_order_release);
+    group().notify();
+    if (!settle()) group().wait_until([this] { return settle(); }, {.peer = slowest(), .operation = "reduction of gradients", .detail = {}});
+    to_fold_.clear();
+    in_flight_.clear();
+    for (int i = 0; i < parameters(); ++i) touched_[i] = rounds(i) > 0;
+  }
+
+  double sum_of_squares(int index) const override { return states_[index].sum_of_squares; }
+  at::Tensor owned(int index) override { return shards_[index]; }
+
+  void clear() override {
+    for (ParameterGradients& state : states_) {
+      state.produced = state.published = state.folded = 0;
+      state.sum_of_squares = 0;
+    }
+    std::fill(touched_.begin(), touched_.end(), 0);
+    ++window_;
+  }
+
+  void add_to(PagerMemory& memory) const override {
+    for (int i = 0; i < units(); ++i) {
+      if (!shards_[i].defined()) continue;
+      memory.gradient_bytes += static_cast<int64_t>(shards_[i].nbytes());
+      memory.padding_bytes += unit(i).padding() * shards_[i].element_size() / group().size();
+    }
+    memory.in_flight_bytes += in_flight_bytes_;
+    memory.peak_in_flight_bytes += peak_in_flight_bytes_;
+  }
+
+ private:
+  // Returns the bytes that the fixed places of small gradients take.
+  size_t place_small_gradients() {
+    size_t bytes = 0;
+    for (int i = 0; i < parameters(); ++i) {
+      states_[i].small_offset = bytes;
+      if (is_trainable(i) && parameter(i).bytes() < kSmallGradient) bytes += (parameter(i).bytes() + 63) / 64 * 64;
+    }
+    return (bytes + kPage - 1) / kPage * kPage;
+  }
+
+  // Room for every gradient twice: one being folded by a peer that is late, one being computed. Only what is used is ever
+  // backed by memory.
+  void make_arena(size_t small_bytes) {
+    small_bytes_ = small_bytes;
+    size_t block_bytes = 0;
+    for (int i = 0; i < parameters(); ++i)
+      if (is_trainable(i) && parameter(i).bytes() >= kSmallGradient) block_bytes += parameter(i).bytes() + (size_t{2} << 20);
+    memory_ = group().share(std::max(small_bytes + 2 * block_bytes, kPage), Group::Share::kEach);
+    std::byte* base = memory_->of(group().rank());
+    arena_ = std::make_shared<GradientArena>(base + small_bytes, 2 * block_bytes, memory_);
+    for (int i = 0; i < parameters(); ++i)
+      if (is_trainable(i) && parameter(i).bytes() >= kSmallGradient) arena_->serve(parameter(i).bytes());
+    arena_scope_ = std::make_unique<ArenaScope>(arena_);
+  }
+
+  void find_owners(int index) {
+    const ManagedParameter& managed = parameter(index);
+    ParameterGradients& state = states_[index];
+    state.mine = in_shard(managed);
+    if (managed.numel == 0) return;
+    state.first_owner = static_cast<int>(managed.begin / unit(managed.unit).shard_numel);
+    state.last_owner = static_cast<int>((managed.begin + managed.numel - 1) / unit(managed.unit).shard_numel);
+  }
+
+  bool is_trainable(int index) const { return unit(parameter(index).unit).trainable; }
+
+  // The stamp of the newest gradient that was published has been folded by all owners.
+  bool is_slot_free(int index) const {
+    const ParameterGradients& state = states_[index];
+    if (state.published == 0) return true;
+    const uint64_t newest = stamp(window_, state.published);
+    for (int rank = state.first_owner; rank <= state.last_owner; ++rank)
+      if (board_.folded(rank, index).load(std::memory_order_acquire) < newest) return false;
+    return true;
+  }
+
+  void publish_next(int index) {
+    ParameterGradients& state = states_[index];
+    if (state.waiting.empty() || !is_slot_free(index)) return;
+    release_in_flight(state);
+    const std::optional<size_t> offset = bring_to_arena(index, state.waiting.front());
+    if (!offset) return;  // full: published when peers have freed a block
+    state.in_flight = std::move(state.waiting.front());
+    state.waiting.pop_front();
+    in_flight_.push_back(index);
+    GradientBoard::Slot& slot = board_.slot(group().rank(), index);
+    slot.offset.store(*offset, std::memory_order_relaxed);
+    slot.published.store(stamp(window_, ++state.published), std::memory_order_release);
+    group().notify();
+  }
+
+  // The offset in shared memory where `gradient` stands, moving it there where it was computed elsewhere.
+  std::optional<size_t> bring_to_arena(int index, at::Tensor& gradient) {
+    const size_t bytes = gradient.nbytes();
+    if (arena_->contains(gradient.data_ptr(), bytes)) return small_bytes_ + arena_->offset_of(gradient.data_ptr());
+    if (bytes < kSmallGradient) {
+      if (bytes > 0) std::memcpy(memory_->of(group().rank()) + states_[index].small_offset, gradient.data_ptr(), bytes);
+      return states_[index].small_offset;
+    }
+    c10::DataPtr block = arena_->allocate(bytes);
+    if (!block) return std::nullopt;
+    std::memcpy(block.get(), gradient.data_ptr(), bytes);
+    auto keep = std::make_shared<c10::DataPtr>(std::move(block));
+    gradient = flat_view(keep->get(), gradient.numel(), gradient.scalar_type(), keep);
+    return small_bytes_ + arena_->offset_of(gradient.data_ptr());
+  }
+
+  void release_in_flight(ParameterGradients& state) {
+    if (!state.in_flight.defined()) return;
+    in_flight_bytes_ -= static_cast<int64_t>(state.in_flight.nbytes());
+    state.in_flight.reset();
+  }
+
+  // How many rounds `index` has in this window, once every rank has announced.
+  uint32_t rounds(int index) const {
+    uint32_t most = 0;
+    for (int rank = 0; rank < group().size(); ++rank)
+      most = std::max(most, board_.announced(rank, index).load(std::memory_order_relaxed));
+    return most;
+  }
+
+  enum class Presence { kHere, kNotYet, kNever };
+  Presence presence(int rank, int index, uint32_t round) const {
+    if (board_.slot(rank, index).published.load(std::memory_order_acquire) == stamp(window_, round)) return Presence::kHere;
+    if (board_.announced_window(rank).load(std::memory_order_acquire) < window_) return Presence::kNotYet;
+    return board_.announced(rank, index).load(std::memory_order_relaxed) < round ? Presence::kNever : Presence::kNotYet;
+  }
+
+  // Folds the next round of this rank's part of `index` if every rank's gradient is there (or will never be).
+  bool fold_next(int index) {
+    ParameterGradients& state = states_[index];
+    if (state.mine.empty()) return false;
+    const uint32_t round = state.folded + 1;
+    const ManagedParameter& managed = parameter(index);
+    ReduceTask task;
+    for (int rank = 0; rank < group().size(); ++rank) {
+      const Presence there = presence(rank, index, round);
+      if (there == Presence::kNotYet) return false;
+      if (there == Presence::kNever) continue;
+      const size_t offset = board_.slot(rank, index).offset.load(std::memory_order_relaxed);
+      task.sources.push_back(element(memory_->of(rank) + offset, state.mine.begin - managed.begin, managed.itemsize()));
+    }
+    if (task.sources.empty()) return false;  // no rank has this round
+    at::Tensor& shard = shards_[managed.unit];
+    const int64_t begin = state.mine.begin - unit(managed.unit).shard_numel * group().rank();
+    task.source_dtype = managed.tensor.scalar_type();
+    task.target = element(shard.data_ptr(), begin, shard.element_size());
+    task.target_dtype = shard.scalar_type();
+    task.numel = state.mine.numel();
+    task.factor = factor_;
+    task.accumulate = state.folded > 0;
+    state.sum_of_squares = reduce(task);
+    ++reductions_;
+    ++state.folded;
+    board_.folded(group().rank(), index).store(stamp(window_, state.folded), std::memory_order_release);
+    group().notify();
+    return true;
+  }
+
+  // What can be done without waiting, oldest first. Called from backward: constant work beyond the folding itself.
+  void progress() {
+    while (!to_fold_.empty()) {
+      const int index = to_fold_.front();
+      if (!states_[index].mine.empty() && !fold_next(index)) break;
+      to_fold_.pop_front();
+    }
+    while (!in_flight_.empty()) {
+      const int index = in_flight_.front();
+      if (!is_slot_free(index)) break;
+      in_flight_.pop_front();
+      release_in_flight(states_[index]);
+      publish_next(index);
+    }
+  }
+
+  // One round over everything that is open. True when all is published, folded here, and folded by the owners of what is ours.
+  bool settle() {
+    bool settled = true;
+    for (int rank = 0; rank < group().size(); ++rank)
+      settled &= board_.announced_window(rank).load(std::memory_order_acquire) >= window_;
+    for (int i = 0; i < parameters(); ++i) {
+      ParameterGradients& state = states_[i];
+      publish_next(i);
+      while (fold_next(i)) publish_next(i);
+      if (!state.waiting.empty() || !is_slot_free(i)) {
+        settled = false;
+      } else {
+        release_in_flight(state);
+      }
+      if (settled && !state.mine.empty()) settled = state.folded == rounds(i);
+    }
+    return settled;
+  }
+
+  // The rank that an error will name: one that has not announced, else the one after this rank.
+  int slowest() const {
+    for (int rank = 0; rank < group().size(); ++rank)
+      if (board_.announced_window(rank).load(std::memory_order_acquire) < window_) return rank;
+    return (group().rank() + 1) % group().size();
+  }
+
+  GradientBoard board_;
+  std::vector<ParameterGradients> states_;
+  std::vector<at::Tensor> shards_;
+  std::shared_ptr<SharedMemory> memory_;  // of each rank: small gradients, then the arena
+  size_t small_bytes_ = 0;
+  std::shared_ptr<GradientArena> arena_;
+  std::unique_ptr<ArenaScope> arena_scope_;
+  std::deque<int> to_fold_;
+  std::deque<int> in_flight_;
+  uint64_t window_ = 1;
+  int64_t in_flight_bytes_ = 0;
+  int64_t peak_in_flight_bytes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientStore> make_one_sided_gradients(const StoreContext& context) {
+  return std::make_unique<OneSidedGradients>(context);
+}
+
+}  // namespace trireme

@@ -1,0 +1,249 @@
+// Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and released
+// when the room is needed for another one.
+//
+// Every decision (what to gather ahead, what to release) follows from the touches and from sizes alone, never from timing, so
+// ranks that run the same program issue the same collectives in the same order.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "pager/trace.h"
+#include "pager/weight_store.h"
+
+namespace trireme {
+namespace {
+
+/// Memory on this rank: kReleased the shard; kGathering and kWhole the shard and a buffer of the whole unit.
+enum class UnitState { kReleased, kGathering, kWhole };
+
+struct PagedUnit {
+  UnitState state = UnitState::kReleased;
+  at::Tensor shard;
+  at::Tensor buffer;          // undefined while released
+  Pending<void> gather;
+  uint64_t last_serial = 0;   // of the operator that touched it last: an operator's own units are never released
+  int64_t last_touch = 0;
+};
+
+class PagedWeights final : public WeightStore {
+ public:
+  explicit PagedWeights(const StoreContext& context) : WeightStore(context), paged_(units()), trace_(units()) {
+    int64_t largest = 0;
+    for (int i = 0; i < units(); ++i) largest = std::max(largest, unit_bytes(i));
+    // An operator may need two units at once (an embedding tied to a head beside a block).
+    limit_bytes_ = std::max(policy().live_bytes, 2 * largest);
+    for (int i = 0; i < units(); ++i) take_over(i);
+  }
+
+  ~PagedWeights() override {
+    for (PagedUnit& paged : paged_) paged.gather = {};
+  }
+
+  bool pages() const override { return true; }
+
+  void before_access(int index, Access) override {
+    const int touched = parameter(index).unit;
+    PagedUnit& paged = paged_[touched];
+    paged.last_serial = serial();
+    paged.last_touch = ++touches_;
+    trace_.touch(touched);
+    if (paged.state == UnitState::kReleased) {
+      make_room(unit_bytes(touched));
+      start_gather(touched);
+    }
+    if (paged.state == UnitState::kGathering) finish_gather(touched);
+    if (touched != last_prefetched_from_) prefetch(touched);
+  }
+
+  void after_write(int index) override {
+    ManagedParameter& managed = parameter(index);
+    managed.written = true;
+    const int64_t begin = shard_begin(managed.unit);
+    const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
+    if (mine.empty()) return;
+    PagedUnit& paged = paged_[managed.unit];
+    std::memcpy(element(paged.shard.data_ptr(), mine.begin - begin, managed.itemsize()),
+                element(paged.buffer.data_ptr(), mine.begin, managed.itemsize()), mine.numel() * managed.itemsize());
+  }
+
+  OwnedSlice owned(int index) override { return {index, shard_begin(index), paged_[index].shard, {}}; }
+
+  void publish(int index) override { release_if_whole(index); }  // what is gathered is now the old value
+
+  void open_window() override {
+    trace_.end_step();
+    last_prefetched_from_ = -1;
+  }
+
+  void add_to(PagerMemory& memory) const override {
+    for (int i = 0; i < units(); ++i) {
+      memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
+      memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / group().size();
+    }
+    memory.live_bytes += live_bytes_;
+    memory.peak_live_bytes += peak_live_bytes_;
+  }
+
+  void add_to(PagerCounters& counters) const override {
+    counters.gathers += gathers_;
+    counters.prefetches += prefetches_;
+    counters.releases += releases_;
+  }
+
+ private:
+  int64_t unit_bytes(int index) const {
+    return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
+  }
+  static uint64_t serial() {
+    const RankContext* context = RankContext::current();
+    return context != nullptr ? context->serial() : 0;
+  }
+
+  // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
+  void take_over(int index) {
+    const at::TensorOptions options = at::TensorOptions().dtype(unit(index).dtype);
+    at::Tensor whole = at::zeros({unit(index).numel()}, options);
+    for (const Placement& placement : unit(index).parameters) {
+      const ManagedParameter& managed = parameter(placement.index);
+      copy_values(managed, element(whole.data_ptr(), placement.begin, managed.itemsize()));
+      release_parameter(managed);
+    }
+    group().broadcast(whole, 0).wait();
+    paged_[index].shard = whole.narrow(0, shard_begin(index), unit(index).shard_numel).clone();
+  }
+
+  void release_parameter(const ManagedParameter& managed) {
+    StorageHandle::release(managed.storage(), managed.owner,
+                           str("parameter '", managed.name, "' is sharded over ", group().size(),
+                               " ranks (ZeRO stage 3) and released: its data can be read by operators (they make it whole), or "
+                               "directly while a GatheredParameters scope holds it"));
+  }
+
+  void start_gather(int index) {
+    PagedUnit& paged = paged_[index];
+    TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
+    paged.buffer = take_buffer(index);
+    paged.gather = group().all_gather(paged.buffer, paged.shard);
+    paged.state = UnitState::kGathering;
+    live_bytes_ += unit_bytes(index);
+    peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
+    ++gathers_;
+  }
+
+  void finish_gather(int index) {
+    PagedUnit& paged = paged_[index];
+    TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
+    paged.gather.wait();
+    for (const Placement& placement : unit(index).parameters) {
+      ManagedParameter& managed = parameter(placement.index);
+      std::byte* data = element(paged.buffer.data_ptr(), placement.begin, managed.itemsize());
+      StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
+    }
+    paged.state = UnitState::kWhole;
+  }
+
+  void release_if_whole(int index) {
+    PagedUnit& paged = paged_[index];
+    if (paged.state == UnitState::kGathering) finish_gather(index);
+    if (paged.state == UnitState::kReleased) return;
+    for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
+    if (policy().poison) std::memset(paged.buffer.data_ptr(), 0xFF, paged.buffer.nbytes());  // NaNs
+    keep_buffer(std::move(paged.buffer));
+    paged.buffer = at::Tensor();
+    paged.state = UnitState::kReleased;
+    live_bytes_ -= unit_bytes(index);
+    ++releases_;
+  }
+
+  // Releases what is needed last until `bytes` fit, or until all that is left belongs to the running operator.
+  void make_room(int64_t bytes) {
+    while (live_bytes_ + bytes > limit_bytes_) {
+      const int victim = choose_victim();
+      if (victim < 0) return;
+      release_if_whole(victim);
+    }
+  }
+
+  int choose_victim() const {
+    int victim = -1;
+    for (int i = 0; i < units(); ++i) {
+      const PagedUnit& paged = paged_[i];
+      if (paged.state == UnitState::kReleased || (paged.last_serial == serial() && paged.last_touch > 0)) continue;
+      if (victim < 0 || is_needed_later(i, victim)) victim = i;
+    }
+    return victim;
+  }
+
+  // By the trace where it is known, else the least recently used.
+  bool is_needed_later(int a, int b) const {
+    const int64_t distance_a = trace_.distance_to(a);
+    const int64_t distance_b = trace_.distance_to(b);
+    if (distance_a != distance_b) return distance_a > distance_b;
+    return paged_[a].last_touch < paged_[b].last_touch;
+  }
+
+  // Starts the gathers of the next units of the trace, as far as prefetch_bytes and the limit allow.
+  void prefetch(int from) {
+    last_prefetched_from_ = from;
+    int64_t bytes = 0;
+    for (int64_t ahead = 1; trace_.upcoming(ahead) >= 0; ++ahead) {
+      const int next = trace_.upcoming(ahead);
+      if (next == from) continue;
+      bytes += unit_bytes(next);
+      if (bytes > policy().prefetch_bytes) return;
+      if (paged_[next].state != UnitState::kReleased) continue;
+      while (live_bytes_ + unit_bytes(next) > limit_bytes_) {
+        const int victim = choose_victim();
+        if (victim < 0 || trace_.distance_to(victim) <= ahead) return;
+        release_if_whole(victim);
+      }
+      start_gather(next);
+      ++prefetches_;
+    }
+  }
+
+  // Buffers of released units are used again, as long as idle ones and live ones together stay within the limit.
+  at::Tensor take_buffer(int index) {
+    const int64_t numel = unit(index).numel();
+    for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
+      if (idle->numel() != numel || idle->scalar_type() != unit(index).dtype) continue;
+      at::Tensor buffer = std::move(*idle);
+      idle_bytes_ -= static_cast<int64_t>(buffer.nbytes());
+      idle_.erase(idle);
+      return buffer;
+    }
+    while (!idle_.empty() && live_bytes_ + idle_bytes_ + unit_bytes(index) > limit_bytes_) {
+      idle_bytes_ -= static_cast<int64_t>(idle_.front().nbytes());
+      idle_.erase(idle_.begin());
+    }
+    return at::empty({numel}, at::TensorOptions().dtype(unit(index).dtype));
+  }
+
+  void keep_buffer(at::Tensor buffer) {
+    idle_bytes_ += static_cast<int64_t>(buffer.nbytes());
+    idle_.push_back(std::move(buffer));
+  }
+
+  std::vector<PagedUnit> paged_;
+  Trace trace_;
+  std::vector<at::Tensor> idle_;
+  int64_t limit_bytes_ = 0;
+  int64_t live_bytes_ = 0;
+  int64_t peak_live_bytes_ = 0;
+  int64_t idle_bytes_ = 0;
+  int64_t touches_ = 0;
+  int64_t gathers_ = 0;
+  int64_t prefetches_ = 0;
+  int64_t releases_ = 0;
+  int last_prefetched_from_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightStore> make_paged_weights(const StoreContext& context) {
+  return std::make_unique<PagedWeights>(context);
+}
+
+}  // namespace trireme

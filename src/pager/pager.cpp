@@ -1,0 +1,282 @@
+#include "trireme/pager/pager.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <optional>
+
+#include "pager/gradient_store.h"
+#include "pager/weight_store.h"
+#include "trireme/intercept.h"
+
+namespace trireme {
+namespace {
+
+GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group) {
+  if (policy.gather == GatherPolicy::kShared && !group.shares_memory())
+    throw ConfigError(str("trireme.gather: \"shared\" needs ranks that share memory, and group '", group.name(),
+                          "' does not; set it to \"copy\" or \"auto\""));
+  if (policy.gather != GatherPolicy::kAuto) return policy.gather;
+  return group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
+}
+
+void check(const PagerPolicy& policy) {
+  if (policy.stage < 0 || policy.stage > 3)
+    throw ConfigError(str("zero_optimization.stage: ", policy.stage, " is no ZeRO stage; use 0, 1, 2 or 3"));
+  if (policy.accumulation_dtype != at::kFloat && policy.accumulation_dtype != at::kBFloat16)
+    throw ConfigError(str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32 or bf16"),
+                      ErrorCode::kUnsupported);
+}
+
+void check(const NamedParameter& parameter) {
+  const at::Tensor& tensor = parameter.tensor;
+  const auto refuse = [&](const auto&... why) { throw ConfigError(str("parameter '", parameter.name, "' ", why...)); };
+  if (!tensor.device().is_cpu()) refuse("is on ", tensor.device(), "; only the host is there yet");
+  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16)
+    refuse("is of dtype ", tensor.scalar_type(), "; float32 and bfloat16 can be trained: convert it, or make it a buffer");
+  if (!tensor.is_leaf()) refuse("is no leaf of the autograd graph: it was computed from other tensors");
+  if (!tensor.has_storage() || tensor.is_sparse()) refuse("has no dense storage");
+}
+
+// A storage that holds just this parameter, from its first byte, in some dense order.
+void normalise(const at::Tensor& tensor) {
+  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+  const bool own = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == bytes;
+  if (own) return;
+  at::Tensor(tensor).set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
+}
+
+}  // namespace
+
+class Pager::Impl {
+ public:
+  Impl(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
+      : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_} {
+    check(policy_);
+    policy_.gather = choose_gather(policy, group);
+    describe(parameters);
+    layout_ = make_layout(specs_, group.size(), policy.units);
+    manage(std::move(parameters));
+    make_stores();
+    for (int i = 0; i < static_cast<int>(layout_.units.size()); ++i) {
+      OwnedSlice slice = weights_->owned(i);
+      if (layout_.units[i].trainable) slice.gradients = gradients_->owned(i);
+      (layout_.units[i].trainable ? owned_ : owned_frozen_).push_back(std::move(slice));
+    }
+    set_gradient_factor(1);
+    watch_gradients();
+    scope_.emplace(weights_->pages() ? InterceptScope::Watch::kAll : InterceptScope::Watch::kWrites);
+  }
+
+  ~Impl() {
+    scope_.reset();
+    for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
+    for (ManagedParameter& managed : managed_)
+      if (managed.owner) managed.owner->forget();
+  }
+
+  void set_gradient_factor(double factor) { gradients_->set_factor(static_cast<float>(factor / group_.size())); }
+  void end_backward() { gradients_->end_backward(); }
+
+  Window close_window() {
+    check_storages();
+    gradients_->finish();
+    Window window;
+    window.sum_of_squares = agree_on_sum_of_squares();
+    weights_->apply_writes();
+    for (size_t i = 0; i < managed_.size(); ++i) {
+      window.touched.push_back(gradients_->touched(static_cast<int>(i)));
+      window.written.push_back(managed_[i].written);
+    }
+    return window;
+  }
+
+  void publish(int unit) {
+    published_ = true;
+    weights_->publish(unit);
+  }
+
+  void open_window() {
+    weights_->open_window();
+    gradients_->clear();
+    for (ManagedParameter& managed : managed_) {
+      managed.written = false;
+      // A graph from before the step must not run backward over the new values without a word.
+      if (published_ && layout_.units[managed.unit].trainable) managed.tensor.unsafeGetTensorImpl()->bump_version();
+    }
+    published_ = false;
+  }
+
+  at::Tensor whole(int parameter) {
+    weights_->before_access(parameter, Access::kRead);
+    return managed_[parameter].tensor;
+  }
+
+  void restore() {
+    scope_.reset();
+    for (size_t i = 0; i < managed_.size(); ++i) {
+      ManagedParameter& managed = managed_[i];
+      weights_->before_access(static_cast<int>(i), Access::kRead);
+      c10::DataPtr data = c10::GetCPUAllocator()->allocate(managed.bytes());
+      if (managed.numel > 0) std::memcpy(data.get(), managed.storage().data(), managed.bytes());
+      privates_.push_back(std::move(data));
+    }
+    for (size_t i = 0; i < managed_.size(); ++i) {
+      managed_[i].owner->forget();
+      StorageHandle::give(managed_[i].storage(), std::move(privates_[i]), managed_[i].bytes());
+    }
+    privates_.clear();
+  }
+
+  void accept_gradient(int index) {
+    at::Tensor gradient = std::move(managed_[index].tensor.mutable_grad());
+    managed_[index].tensor.mutable_grad().reset();
+    if (!gradient.defined()) return;
+    gradients_->accept(index, flatten(managed_[index].tensor, gradient.detach()));
+  }
+
+  PagerMemory memory() const {
+    PagerMemory memory;
+    weights_->add_to(memory);
+    gradients_->add_to(memory);
+    return memory;
+  }
+
+  PagerCounters counters() const {
+    PagerCounters counters;
+    weights_->add_to(counters);
+    counters.reductions = gradients_->reductions();
+    return counters;
+  }
+
+  const Layout& layout() const { return layout_; }
+  const std::vector<ParameterSpec>& specs() const { return specs_; }
+  const PagerPolicy& policy() const { return policy_; }
+  const std::vector<OwnedSlice>& owned() const { return owned_; }
+  const std::vector<OwnedSlice>& owned_frozen() const { return owned_frozen_; }
+
+ private:
+  class GradientHook final : public torch::autograd::FunctionPostHook {
+   public:
+    GradientHook(Impl& impl, int parameter) : impl_(impl), parameter_(parameter) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                              const torch::autograd::variable_list&) override {
+      impl_.accept_gradient(parameter_);
+      return outputs;
+    }
+
+   private:
+    Impl& impl_;
+    int parameter_;
+  };
+
+  struct Watched {
+    std::shared_ptr<torch::autograd::Node> accumulator;  // autograd holds it weakly: without us the hook would go
+    uintptr_t hook;
+  };
+
+  void describe(const std::vector<NamedParameter>& parameters) {
+    for (const NamedParameter& parameter : parameters) {
+      check(parameter);
+      specs_.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(), parameter.tensor.requires_grad()});
+    }
+  }
+
+  void manage(std::vector<NamedParameter> parameters) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Placement& placement = layout_.placement(static_cast<int>(i));
+      if (StorageHandle::owner_of(*parameters[i].tensor.storage().unsafeGetStorageImpl()) == nullptr)
+        normalise(parameters[i].tensor);
+      parameters[i].tensor.mutable_grad().reset();
+      managed_.push_back({std::move(parameters[i].name), std::move(parameters[i].tensor), layout_.unit_of[i], placement.begin,
+                          placement.numel, nullptr});
+    }
+  }
+
+  void make_stores() {
+    const bool shared = policy_.stage == 3 && policy_.gather == GatherPolicy::kShared;
+    if (policy_.stage < 3) weights_ = make_resident_weights(context_);
+    if (policy_.stage == 3) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
+    gradients_ = shared ? make_one_sided_gradients(context_) : make_bucketed_gradients(context_);
+  }
+
+  void watch_gradients() {
+    for (size_t i = 0; i < managed_.size(); ++i) {
+      if (!specs_[i].trainable) continue;
+      auto accumulator = torch::autograd::impl::grad_accumulator(managed_[i].tensor);
+      const uintptr_t hook = accumulator->add_post_hook(std::make_unique<GradientHook>(*this, static_cast<int>(i)));
+      watched_.push_back({std::move(accumulator), hook});
+    }
+  }
+
+  // Flat, in the order in which the parameter's bytes stand in memory.
+  static at::Tensor flatten(const at::Tensor& parameter, at::Tensor gradient) {
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    if (gradient.scalar_type() != parameter.scalar_type()) gradient = gradient.to(parameter.scalar_type());
+    if (gradient.strides() != parameter.strides() || !gradient.is_non_overlapping_and_dense()) {
+      at::Tensor ordered = at::empty_strided(parameter.sizes(), parameter.strides(), gradient.options());
+      gradient = ordered.copy_(gradient);
+    }
+    return gradient.as_strided({gradient.numel()}, {1});
+  }
+
+  double agree_on_sum_of_squares() {
+    double mine = 0;
+    for (size_t i = 0; i < managed_.size(); ++i)
+      if (gradients_->touched(static_cast<int>(i))) mine += gradients_->sum_of_squares(static_cast<int>(i));
+    if (group_.size() == 1) return mine;
+    std::vector<double> all(group_.size());
+    const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
+    group_.all_gather(at::from_blob(all.data(), {group_.size()}, options), at::from_blob(&mine, {1}, options)).wait();
+    double sum = 0;
+    for (const double part : all) sum += part;
+    return sum;
+  }
+
+  void check_storages() const {
+    for (const ManagedParameter& managed : managed_)
+      if (StorageHandle::owner_of(managed.storage()) != managed.owner.get())
+        throw StateError(str("parameter '", managed.name, "' was given another storage (set_data, or .data = …) since the engine took "
+                             "it over; write into it instead, under NoGradGuard: parameter.copy_(values)"));
+  }
+
+  Group& group_;
+  PagerPolicy policy_;
+  std::vector<ParameterSpec> specs_;
+  Layout layout_;
+  std::vector<ManagedParameter> managed_;
+  const StoreContext context_;
+  std::unique_ptr<WeightStore> weights_;
+  std::unique_ptr<GradientStore> gradients_;
+  std::vector<OwnedSlice> owned_;
+  std::vector<OwnedSlice> owned_frozen_;
+  std::vector<Watched> watched_;
+  std::vector<c10::DataPtr> privates_;
+  std::optional<InterceptScope> scope_;
+  bool published_ = false;
+};
+
+Pager::Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
+    : impl_(std::make_unique<Impl>(group, std::move(parameters), policy)) {}
+Pager::~Pager() = default;
+
+const Layout& Pager::layout() const { return impl_->layout(); }
+const std::vector<ParameterSpec>& Pager::parameters() const { return impl_->specs(); }
+const PagerPolicy& Pager::policy() const { return impl_->policy(); }
+const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }
+const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned_frozen(); }
+void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }
+void Pager::end_backward() { impl_->end_backward(); }
+Window Pager::close_window() { return impl_->close_window(); }
+void Pager::publish(int unit) { impl_->publish(unit); }
+void Pager::open_window() { impl_->open_window(); }
+at::Tensor Pager::whole(int parameter) { return impl_->whole(parameter); }
+void Pager::restore() { impl_->restore(); }
+PagerMemory Pager::memory() const { return impl_->memory(); }
+PagerCounters Pager::counters() const { return impl_->counters(); }
+
+}  // namespace trireme

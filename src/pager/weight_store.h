@@ -1,0 +1,65 @@
+// Where the weights of all units are, and how a touched parameter becomes whole. One subclass per policy:
+// resident (stages 0-2), mapped (stage 3, shared), paged (stage 3, copy).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pager/managed_parameter.h"
+
+namespace trireme {
+
+/// What every store works on.
+struct StoreContext {
+  Group& group;
+  const Layout& layout;
+  const PagerPolicy& policy;
+  std::vector<ManagedParameter>& parameters;
+};
+
+class WeightStore {
+ public:
+  explicit WeightStore(const StoreContext& context);
+  virtual ~WeightStore() = default;
+  WeightStore(const WeightStore&) = delete;
+  WeightStore& operator=(const WeightStore&) = delete;
+
+  virtual void before_access(int parameter, Access access) = 0;
+  virtual void after_write(int parameter) = 0;
+
+  /// What this rank updates of `unit`, over the authoritative memory.
+  virtual OwnedSlice owned(int unit) = 0;
+  /// No peer reads any more: brings user writes that are still private into the owned slices.
+  virtual void apply_writes() {}
+  virtual void publish(int unit) = 0;
+  /// On return every parameter has its new value on every rank, or will be gathered with it.
+  virtual void open_window() = 0;
+
+  virtual void add_to(PagerMemory& memory) const = 0;
+  virtual void add_to(PagerCounters&) const {}
+  /// Whether operators that only read must be seen.
+  virtual bool pages() const { return false; }
+
+ protected:
+  Group& group() const { return context_.group; }
+  const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
+  int units() const { return static_cast<int>(context_.layout.units.size()); }
+  ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
+  std::vector<ManagedParameter>& parameters() const { return context_.parameters; }
+  const PagerPolicy& policy() const { return context_.policy; }
+
+  /// First element of this rank's shard of `unit`.
+  int64_t shard_begin(int index) const { return unit(index).shard_numel * group().rank(); }
+
+ private:
+  StoreContext context_;
+};
+
+/// Copies the initial values of `parameter`, which must be whole, to `target`, the start of its place in a flat buffer.
+void copy_values(const ManagedParameter& parameter, void* target);
+
+std::unique_ptr<WeightStore> make_resident_weights(const StoreContext& context);
+std::unique_ptr<WeightStore> make_mapped_weights(const StoreContext& context);
+std::unique_ptr<WeightStore> make_paged_weights(const StoreContext& context);
+
+}  // namespace trireme
