@@ -10,13 +10,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace trireme {
 
 enum class ReduceOp { kSum, kMean, kMax, kMin };
 
-/// How a collective ends. Holds the tensors alive; wait() rethrows what the operation threw.
+/// How a collective ends. wait() rethrows what the operation threw. Until then the tensors are held alive.
 template <class T>
 class Pending;
 
@@ -44,11 +46,11 @@ class SharedMemory {
   virtual size_t bytes() const = 0;
 };
 
-/// Whom and what a wait is for; becomes the text of a CommError.
+/// Whom and what a wait is for; becomes the text of a CommError. Views: nothing is copied unless the wait fails.
 struct WaitReason {
-  int peer = -1;                  ///< rank in the group that is waited for; -1: any
-  const char* operation = "";     ///< e.g. "reduce of gradients"
-  std::string detail;             ///< e.g. the parameter's name
+  int peer = -1;               ///< rank in the group that is waited for; -1: any
+  std::string_view operation;  ///< e.g. "reduce of gradients"
+  std::string_view detail;     ///< e.g. the parameter's name
 };
 
 struct CommCounters {
@@ -97,9 +99,17 @@ class Group {
   /// Collective. Throws StateError where shares_memory() is false.
   virtual std::shared_ptr<SharedMemory> share(size_t bytes, Share mode) = 0;
 
-  /// Blocks until `ready()`: spins, then sleeps on a futex; wakes when a peer calls notify(). `ready` must be cheap and
-  /// must not throw. Throws CommError naming the peer and the operation when the peer is gone or the timeout has passed.
-  virtual void wait_until(const std::function<bool()>& ready, const WaitReason& reason) = 0;
+  /// Blocks until `ready()`: spins, then sleeps on a futex; wakes when a peer calls notify(). `ready` must be cheap and must not
+  /// throw.
+  ///
+  /// Cost      one call of `ready` when it is true already.
+  /// Throws    CommError naming the peer and the operation when the peer is gone or the timeout has passed.
+  template <class Ready>
+  void wait_until(const Ready& ready, const WaitReason& reason) {
+    if (ready()) [[likely]]
+      return;
+    wait_slowly([&ready] { return static_cast<bool>(ready()); }, reason);
+  }
   /// Wakes peers that sleep in wait_until(): call after writing shared memory that they wait for.
   virtual void notify() noexcept = 0;
 
@@ -108,12 +118,17 @@ class Group {
 
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual CommCounters counters() const = 0;
+  /// The last operations of this rank, oldest first, one a line: sequence number, operation, numel, dtype, start, duration.
+  virtual std::string flight_record() const = 0;
 
  protected:
   Group() = default;
+  /// wait_until() when the first look was in vain.
+  virtual void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) = 0;
 };
 
-/// A started operation. Not copyable; the destructor waits locally for it (never throws).
+/// A started operation. Not copyable. Dropped without wait(), it neither blocks nor cancels: the group completes the operation
+/// in the background and holds its tensors until then.
 template <>
 class [[nodiscard]] Pending<void> {
  public:
@@ -121,19 +136,28 @@ class [[nodiscard]] Pending<void> {
    public:
     virtual ~Operation() = default;
     virtual void wait() = 0;
-    virtual bool done() const noexcept = 0;
+    virtual bool done() noexcept = 0;
+    virtual void drop() noexcept = 0;  ///< nobody will wait
   };
   Pending() = default;  ///< already complete
   explicit Pending(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  ~Pending() { drop(); }
   Pending(Pending&&) noexcept = default;
-  Pending& operator=(Pending&&) noexcept = default;
+  Pending& operator=(Pending&& other) noexcept {
+    drop();
+    operation_ = std::move(other.operation_);
+    return *this;
+  }
   void wait() {
     if (auto operation = std::move(operation_)) operation->wait();
   }
   bool done() const noexcept { return !operation_ || operation_->done(); }
 
  private:
-  std::shared_ptr<Operation> operation_;
+  void drop() noexcept {
+    if (auto operation = std::move(operation_)) operation->drop();
+  }
+  std::shared_ptr<Operation> operation_;  // shared with the group, which may have to complete it after this is gone
 };
 
 }  // namespace trireme

@@ -1,0 +1,211 @@
+#include "comm/call.h"
+
+#include <c10/core/ScalarType.h>
+
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+namespace {
+
+void check_tensor(CallKind kind, const char* role, const at::Tensor& tensor) {
+  if (!tensor.defined()) throw ShapeError(str(name_of(kind), ": expected a tensor as ", role, ", got an undefined one"));
+  if (!tensor.device().is_cpu())
+    throw ShapeError(str(name_of(kind), ": expected ", role, " on the host, got it on ", tensor.device().str()));
+  if (!tensor.is_contiguous())
+    throw ShapeError(str(name_of(kind), ": expected a contiguous ", role, ", got sizes ", tensor.sizes(), " with strides ",
+                         tensor.strides()));
+}
+
+void check_numel(CallKind kind, const char* role, const at::Tensor& tensor, int64_t expected) {
+  if (tensor.numel() != expected)
+    throw ShapeError(str(name_of(kind), ": expected ", role, " of ", expected, " elements, got ", tensor.numel()));
+}
+
+void check_same_dtype(CallKind kind, const at::Tensor& output, const at::Tensor& input) {
+  if (output.scalar_type() != input.scalar_type())
+    throw ShapeError(str(name_of(kind), ": expected output and input of one dtype, got ", output.scalar_type(), " and ",
+                         input.scalar_type()));
+}
+
+void check_rank(CallKind kind, const char* role, int rank, int size) {
+  if (rank < 0 || rank >= size)
+    throw ShapeError(str(name_of(kind), ": expected ", role, " in [0, ", size, "), got ", rank));
+}
+
+void check_reducible(CallKind kind, at::ScalarType dtype, ReduceOp op) {
+  const bool selects = op == ReduceOp::kMax || op == ReduceOp::kMin;
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf: return;
+    case at::kByte:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+      if (op == ReduceOp::kMean) throw ShapeError(str(name_of(kind), ": expected a floating dtype for a mean, got ", dtype));
+      return;
+    case at::kBool:
+      if (!selects) throw ShapeError(str(name_of(kind), ": bool has no ", name_of(op), "; use kMax (or) or kMin (and)"));
+      return;
+    default: throw ShapeError(str(name_of(kind), ": expected a dtype that can be reduced, got ", dtype));
+  }
+}
+
+}  // namespace
+
+const char* name_of(CallKind kind) noexcept {
+  switch (kind) {
+    case CallKind::kAllReduce: return "all_reduce";
+    case CallKind::kReduceScatter: return "reduce_scatter";
+    case CallKind::kAllGather: return "all_gather";
+    case CallKind::kBroadcast: return "broadcast";
+    case CallKind::kAllToAll: return "all_to_all";
+    case CallKind::kGather: return "gather";
+    case CallKind::kScatter: return "scatter";
+    case CallKind::kBarrier: return "barrier";
+    case CallKind::kShare: return "share";
+    case CallKind::kSplit: return "split";
+    case CallKind::kSend: return "send";
+    case CallKind::kRecv: return "recv";
+  }
+  return "unknown";
+}
+
+const char* name_of(ReduceOp op) noexcept {
+  switch (op) {
+    case ReduceOp::kSum: return "sum";
+    case ReduceOp::kMean: return "mean";
+    case ReduceOp::kMax: return "max";
+    case ReduceOp::kMin: return "min";
+  }
+  return "unknown";
+}
+
+std::string short_name(const Call& call) { return str(name_of(call.kind), " #", call.seq); }
+
+std::string describe(const Call& call) {
+  if (call.kind == CallKind::kBarrier) return short_name(call);
+  std::string text = str(short_name(call), " (numel ", call.numel, ", ", at::toString(call.dtype));
+  if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
+  if (call.root >= 0) text += str(", root ", call.root);
+  return text + ")";
+}
+
+Request all_reduce_request(const at::Tensor& tensor, ReduceOp op) {
+  const auto kind = CallKind::kAllReduce;
+  check_tensor(kind, "tensor", tensor);
+  check_reducible(kind, tensor.scalar_type(), op);
+  return {{.kind = kind, .dtype = tensor.scalar_type(), .op = op, .numel = tensor.numel()}, tensor, tensor};
+}
+
+Request reduce_scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  const auto kind = CallKind::kReduceScatter;
+  check_tensor(kind, "input", input);
+  check_tensor(kind, "output", output);
+  check_numel(kind, "output", output, shard_range(input.numel(), place.size, place.rank).numel());
+  const auto dtype = input.scalar_type();
+  const bool widens = output.scalar_type() == at::kFloat && (dtype == at::kBFloat16 || dtype == at::kHalf);
+  if (!widens) check_same_dtype(kind, output, input);
+  check_reducible(kind, dtype, op);
+  return {{.kind = kind, .dtype = dtype, .op = op, .numel = input.numel()}, output, input};
+}
+
+Request all_gather_request(const Place& place, const at::Tensor& output, const at::Tensor& input) {
+  const auto kind = CallKind::kAllGather;
+  check_tensor(kind, "output", output);
+  check_tensor(kind, "input", input);
+  check_same_dtype(kind, output, input);
+  check_numel(kind, "input", input, shard_range(output.numel(), place.size, place.rank).numel());
+  return {{.kind = kind, .dtype = output.scalar_type(), .numel = output.numel()}, output, input};
+}
+
+Request broadcast_request(const Place& place, const at::Tensor& tensor, int root) {
+  const auto kind = CallKind::kBroadcast;
+  check_tensor(kind, "tensor", tensor);
+  check_rank(kind, "root", root, place.size);
+  return {{.kind = kind, .dtype = tensor.scalar_type(), .root = root, .numel = tensor.numel()}, tensor, tensor};
+}
+
+Request all_to_all_request(const Place& place, const at::Tensor& output, const at::Tensor& input) {
+  const auto kind = CallKind::kAllToAll;
+  check_tensor(kind, "output", output);
+  check_tensor(kind, "input", input);
+  check_same_dtype(kind, output, input);
+  check_numel(kind, "output", output, input.numel());
+  if (input.numel() % place.size != 0)
+    throw ShapeError(str("all_to_all: expected a multiple of ", place.size, " elements, got ", input.numel()));
+  if (input.numel() > 0 && input.const_data_ptr() == output.const_data_ptr())
+    throw ShapeError("all_to_all: expected output and input in different memory, got the same tensor");
+  return {{.kind = kind, .dtype = input.scalar_type(), .numel = input.numel()}, output, input};
+}
+
+Request gather_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root) {
+  const auto kind = CallKind::kGather;
+  check_tensor(kind, "input", input);
+  check_rank(kind, "root", root, place.size);
+  if (place.rank == root) {
+    check_tensor(kind, "output", output);
+    check_same_dtype(kind, output, input);
+    check_numel(kind, "output", output, input.numel() * place.size);
+  }
+  return {{.kind = kind, .dtype = input.scalar_type(), .root = root, .numel = input.numel() * place.size},
+          place.rank == root ? output : at::Tensor(),
+          input};
+}
+
+Request scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root) {
+  const auto kind = CallKind::kScatter;
+  check_tensor(kind, "output", output);
+  check_rank(kind, "root", root, place.size);
+  if (place.rank == root) {
+    check_tensor(kind, "input", input);
+    check_same_dtype(kind, output, input);
+    check_numel(kind, "input", input, output.numel() * place.size);
+  }
+  return {{.kind = kind, .dtype = output.scalar_type(), .root = root, .numel = output.numel() * place.size},
+          output,
+          place.rank == root ? input : at::Tensor()};
+}
+
+Request send_request(const Place& place, const at::Tensor& tensor, int peer) {
+  const auto kind = CallKind::kSend;
+  check_tensor(kind, "tensor", tensor);
+  check_rank(kind, "peer", peer, place.size);
+  if (peer == place.rank) throw ShapeError(str("send: expected another rank as peer, got this rank, ", peer));
+  return {{.kind = kind, .dtype = tensor.scalar_type(), .root = peer, .numel = tensor.numel()}, {}, tensor};
+}
+
+Request recv_request(const Place& place, const at::Tensor& tensor, int peer) {
+  const auto kind = CallKind::kRecv;
+  check_tensor(kind, "tensor", tensor);
+  check_rank(kind, "peer", peer, place.size);
+  if (peer == place.rank) throw ShapeError(str("recv: expected another rank as peer, got this rank, ", peer));
+  return {{.kind = kind, .dtype = tensor.scalar_type(), .root = peer, .numel = tensor.numel()}, tensor, {}};
+}
+
+int64_t bytes_sent(const Place& place, const Call& call) {
+  const int64_t shard = shard_range(call.numel, place.size, place.rank).numel();
+  const int64_t peers = place.size - 1;
+  const int64_t block = call.numel / place.size;
+  const bool is_root = call.root == place.rank;
+  int64_t elements = 0;
+  switch (call.kind) {
+    case CallKind::kAllReduce: elements = (call.numel - shard) + peers * shard; break;
+    case CallKind::kReduceScatter: elements = call.numel - shard; break;
+    case CallKind::kAllGather: elements = peers * shard; break;
+    case CallKind::kBroadcast: elements = is_root ? peers * call.numel : 0; break;
+    case CallKind::kAllToAll: elements = peers * block; break;
+    case CallKind::kGather: elements = is_root ? 0 : block; break;
+    case CallKind::kScatter: elements = is_root ? peers * block : 0; break;
+    case CallKind::kSend: elements = call.numel; break;
+    case CallKind::kRecv:
+    case CallKind::kBarrier:
+    case CallKind::kShare:
+    case CallKind::kSplit: break;
+  }
+  return elements * static_cast<int64_t>(c10::elementSize(call.dtype));
+}
+
+}  // namespace trireme::comm

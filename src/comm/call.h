@@ -1,0 +1,80 @@
+// One collective as all ranks must agree on it: what is compared, recorded and named in errors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "trireme/comm/group.h"
+
+namespace trireme::comm {
+
+enum class CallKind : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kBarrier,
+  kShare,
+  kSplit,
+  kSend,
+  kRecv,
+};
+
+const char* name_of(CallKind kind) noexcept;
+const char* name_of(ReduceOp op) noexcept;
+
+struct Call {
+  CallKind kind = CallKind::kBarrier;
+  at::ScalarType dtype = at::kByte;
+  ReduceOp op = ReduceOp::kSum;
+  int root = -1;       ///< -1: none
+  int64_t numel = 0;   ///< of the whole: the tensor that is reduced, gathered or split
+  int64_t seq = 0;     ///< counts the collectives of a group from 1; messages of a pair separately
+
+  bool same_as(const Call& other) const {
+    return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root && numel == other.numel &&
+           seq == other.seq;
+  }
+};
+
+/// "all_gather #12"
+std::string short_name(const Call& call);
+/// "all_reduce #3 (numel 1000, float32, sum)"
+std::string describe(const Call& call);
+
+/// Which rank of how many.
+struct Place {
+  int rank = 0;
+  int size = 1;
+};
+
+/// A checked call and where its bytes are. The tensors are held because an asynchronous call may outlive the caller's.
+struct Request {
+  Call call;
+  at::Tensor output;
+  at::Tensor input;
+  std::byte* out() const { return output.defined() ? static_cast<std::byte*>(output.data_ptr()) : nullptr; }
+  const std::byte* in() const { return input.defined() ? static_cast<const std::byte*>(input.const_data_ptr()) : nullptr; }
+  int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(call.dtype)); }
+};
+
+// Each checks the arguments of one collective and throws ShapeError (operation, expected, got).
+Request all_reduce_request(const at::Tensor& tensor, ReduceOp op);
+Request reduce_scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
+Request all_gather_request(const Place& place, const at::Tensor& output, const at::Tensor& input);
+Request broadcast_request(const Place& place, const at::Tensor& tensor, int root);
+Request all_to_all_request(const Place& place, const at::Tensor& output, const at::Tensor& input);
+Request gather_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root);
+Request scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root);
+Request send_request(const Place& place, const at::Tensor& tensor, int peer);
+Request recv_request(const Place& place, const at::Tensor& tensor, int peer);
+
+/// Bytes of this rank's data that go to other ranks: the cost lines of docs/comm.md.
+int64_t bytes_sent(const Place& place, const Call& call);
+
+}  // namespace trireme::comm

@@ -1,0 +1,147 @@
+#include "comm/fabric/collective_queue.h"
+
+#include <utility>
+
+namespace trireme::comm {
+namespace {
+
+// A call that moves at most this is posted within the submitting call: some microseconds.
+constexpr int64_t kShortBytes = 64 << 10;
+
+bool is_short(const Request& request, const Algorithm& algorithm) {
+  if (algorithm.steps() > 1) return false;
+  switch (request.call.kind) {
+    case CallKind::kBarrier:
+    case CallKind::kShare:
+    case CallKind::kSplit: return true;
+    default: return request.call.numel * request.itemsize() <= kShortBytes;
+  }
+}
+
+}  // namespace
+
+class CollectiveQueue::QueuedCall final : public Pending<void>::Operation {
+ public:
+  QueuedCall(std::shared_ptr<CollectiveQueue> queue, Request request, std::unique_ptr<Algorithm> algorithm)
+      : queue_(std::move(queue)), request(std::move(request)), algorithm(std::move(algorithm)) {}
+  void wait() override { queue_->complete(*this); }
+  bool done() noexcept override { return queue_->done_or_hurry(*this); }
+  void drop() noexcept override { queue_->done_or_hurry(*this); }
+
+ private:
+  const std::shared_ptr<CollectiveQueue> queue_;  // shared: this may outlive the group
+
+ public:
+  Request request;
+  const std::unique_ptr<Algorithm> algorithm;
+  int64_t first_step = 0;
+  int64_t record = 0;
+  bool posted = false;
+  // Guarded by the queue's mutex:
+  bool done_ = false;
+  std::exception_ptr error;
+};
+
+CollectiveQueue::CollectiveQueue(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), runner_(engine_->fabric()) {}
+
+std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request request, std::unique_ptr<Algorithm> algorithm) {
+  const bool short_call = is_short(request, *algorithm);
+  auto call = std::make_shared<QueuedCall>(shared_from_this(), std::move(request), std::move(algorithm));
+  std::vector<std::shared_ptr<QueuedCall>> retired;  // their tensors are released here, in the caller's thread, unlocked
+  Lock lock(mutex_);
+  retired.swap(retired_);
+  engine_->throw_if_failed();
+  call->request.call.seq = next_seq_++;
+  call->first_step = next_step_;
+  next_step_ += call->algorithm->steps();
+  engine_->count(call->request.call);
+  const bool alone = queue_.empty();
+  queue_.push_back(call);
+  if (short_call && alone && !running_) {
+    call->record = engine_->recorder().begin(call->request.call);
+    call->posted = runner_.try_post({call->request.call, *call->algorithm, call->first_step});
+    if (call->posted) return call;
+  }
+  want_background(lock);
+  return call;
+}
+
+void CollectiveQueue::complete(QueuedCall& call) {
+  Lock lock(mutex_);
+  while (!call.done_) {
+    if (!running_) {
+      run_front(lock, Patience::kCaller);
+      continue;
+    }
+    ++waiters_;
+    progress_.wait(lock, [&] { return call.done_ || !running_; });
+    --waiters_;
+  }
+  if (call.error) std::rethrow_exception(call.error);
+}
+
+bool CollectiveQueue::done_or_hurry(QueuedCall& call) noexcept {
+  Lock lock(mutex_);
+  if (!call.done_) want_background(lock);
+  return call.done_;
+}
+
+void CollectiveQueue::want_background(const Lock&) {
+  if (stopped_) return;
+  background_ = true;
+  worker_.start_once([this] { work(); });
+  work_.notify_one();
+}
+
+void CollectiveQueue::run_front(Lock& lock, Patience patience) {
+  const std::shared_ptr<QueuedCall> call = queue_.front();
+  running_ = true;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    engine_->throw_if_failed();
+    if (!call->posted) call->record = engine_->recorder().begin(call->request.call);
+    runner_.run({call->request.call, *call->algorithm, call->first_step}, call->posted, patience);
+    engine_->recorder().end(call->record);
+  } catch (...) {
+    error = std::current_exception();
+    engine_->fail(error);
+  }
+  lock.lock();
+  running_ = false;
+  call->done_ = true;
+  call->error = error;
+  queue_.pop_front();
+  if (queue_.empty()) background_ = false;
+  if (call.use_count() == 1) retired_.push_back(call);  // dropped: its tensors must not be released in this thread
+  if (waiters_ > 0) progress_.notify_all();
+  if (background_) work_.notify_one();
+}
+
+void CollectiveQueue::work() {
+  Lock lock(mutex_);
+  while (true) {
+    work_.wait(lock, [&] { return stopped_ || (background_ && !running_ && !queue_.empty()); });
+    if (stopped_) return;
+    run_front(lock, Patience::kBackground);
+  }
+}
+
+void CollectiveQueue::shutdown() noexcept {
+  {
+    Lock lock(mutex_);
+    stopped_ = true;
+    work_.notify_all();
+  }
+  worker_.join();
+  Lock lock(mutex_);
+  for (const auto& call : queue_) {
+    call->done_ = true;
+    call->error = std::make_exception_ptr(StateError(
+        str("group '", engine_->fabric().name(), "' was destroyed before ", describe(call->request.call), " was complete")));
+  }
+  queue_.clear();
+  retired_.clear();
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,163 @@
+#include "comm/fabric/fabric.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace trireme::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A sleeper looks around this often even when nobody rings: the bound on how late a death is noticed.
+constexpr std::chrono::milliseconds kSlice{20};
+constexpr std::chrono::microseconds kSpin{100};
+// With more ranks than cores, polling keeps the peer that is waited for from running.
+constexpr std::chrono::microseconds kCrowdedSpin{2};
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds timeout) {
+  const timespec limit{.tv_sec = static_cast<time_t>(timeout.count() / 1'000'000'000),
+                       .tv_nsec = static_cast<long>(timeout.count() % 1'000'000'000)};
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string format_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", seconds);
+  return text;
+}
+
+}  // namespace
+
+Fabric::Fabric(std::shared_ptr<Segment> segment, const FabricOptions& options)
+    : segment_(std::move(segment)),
+      options_(options),
+      layout_(options.place.size),
+      spin_(options.place.size <= ::get_nprocs() ? kSpin : kCrowdedSpin),
+      watches_(static_cast<size_t>(options.place.size)) {
+  TRIREME_CHECK(segment_->bytes() >= layout_.bytes(), segment_->bytes(), " bytes for a group that needs ", layout_.bytes());
+  RankControl& self = own();
+  self.start_time = start_time_of(::getpid());
+  self.pid.store(::getpid(), std::memory_order_relaxed);
+  self.state.store(RankState::kAlive, std::memory_order_release);
+  notify();
+}
+
+void Fabric::ring() noexcept {
+  GroupControl& shared = group();
+  shared.bell.fetch_add(1, std::memory_order_seq_cst);
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&shared.bell), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void Fabric::leave() noexcept {
+  RankState expected = RankState::kAlive;
+  own().state.compare_exchange_strong(expected, RankState::kLeft, std::memory_order_acq_rel);
+  ring();
+}
+
+void Fabric::abort(ErrorCode code, const std::string& cause) noexcept {
+  RankControl& self = own();
+  if (self.state.load(std::memory_order_acquire) != RankState::kAlive) return;
+  self.cause_code = static_cast<int32_t>(code);
+  std::snprintf(self.cause, kCauseBytes, "%s", cause.c_str());
+  self.state.store(RankState::kAborted, std::memory_order_release);
+  ring();
+}
+
+void Fabric::cancel() noexcept {
+  cancelled_.store(true, std::memory_order_release);
+  ring();
+}
+
+std::string Fabric::title(int rank) const {
+  const int64_t pid = control(rank).pid.load(std::memory_order_relaxed);
+  return pid == ::getpid() || pid == 0 ? str("rank ", rank) : str("rank ", rank, " (pid ", pid, ")");
+}
+
+std::string Fabric::last_seen(int rank) const {
+  const RankControl& peer = control(rank);
+  if (peer.state.load(std::memory_order_acquire) == RankState::kAbsent) return str("rank ", rank, " has not joined");
+  const int64_t started = peer.started.load(std::memory_order_acquire);
+  const int64_t finished = peer.finished.load(std::memory_order_acquire);
+  if (started == 0) return str("rank ", rank, " has not called a collective");
+  const Call call = peer.calls[started % kCallRecords].read();
+  return str("rank ", rank, finished >= started ? " was last in " : " is in ", describe(call));
+}
+
+void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
+  GroupControl& shared = group();
+  const auto start = Clock::now();
+  auto looked_at_processes = start;
+  while (true) {
+    shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t bell = shared.bell.load(std::memory_order_seq_cst);
+    if (!ready()) futex_wait(shared.bell, bell, std::min<std::chrono::nanoseconds>(kSlice, options_.timeout));
+    shared.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (ready()) return;
+
+    const auto now = Clock::now();
+    const bool due = now - looked_at_processes >= kSlice / 2;
+    if (due) looked_at_processes = now;
+    const auto failure = find_failure(wait, due ? Look::kProcesses : Look::kFlags, seconds_since(start));
+    // What the peer wrote before it went may be just what is waited for.
+    if (!failure) continue;
+    if (ready()) return;
+    if (failure->code == ErrorCode::kState) throw StateError(failure->text);
+    throw FabricError(failure->code, failure->text, failure->cause);
+  }
+}
+
+bool Fabric::process_is_dead(int rank) {
+  const RankControl& peer = control(rank);
+  if (peer.pid.load(std::memory_order_relaxed) == ::getpid()) return false;  // ranks as threads die together
+  std::lock_guard lock(watches_mutex_);
+  ProcessWatch& watch = watches_[static_cast<size_t>(rank)];
+  if (!watch.watching()) watch = ProcessWatch(peer.pid.load(std::memory_order_relaxed), peer.start_time);
+  return watch.dead();
+}
+
+std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look look, double elapsed_s) {
+  const auto fail = [](ErrorCode code, const std::string& text) { return std::make_unique<Failure>(Failure{code, text, text}); };
+  const auto context = [&] {
+    return str("in ", wait.what(), " of group '", name(), "' after ", format_seconds(elapsed_s));
+  };
+  const Place& place = options_.place;
+  if (cancelled_.load(std::memory_order_acquire))
+    return fail(ErrorCode::kState, str("group '", name(), "' was destroyed while ", wait.what(), " was under way"));
+
+  bool all_left = place.size > 1;
+  for (int rank = 0; rank < place.size; ++rank) {
+    if (rank == place.rank) continue;
+    const RankControl& peer = control(rank);
+    const RankState state = peer.state.load(std::memory_order_acquire);
+    if (state != RankState::kLeft) all_left = false;
+    if (state == RankState::kAborted)
+      return std::make_unique<Failure>(
+          Failure{static_cast<ErrorCode>(peer.cause_code),
+                  str(title(rank), " failed while rank ", place.rank, " was ", context(), ": ", peer.cause), peer.cause});
+    if (state == RankState::kLeft && rank == wait.peer)
+      return fail(ErrorCode::kPeerLost,
+                  str(title(rank), " left while rank ", place.rank, " waited for it ", context(), "; ", last_seen(rank)));
+    if (state == RankState::kAlive && look == Look::kProcesses && process_is_dead(rank) &&
+        peer.state.load(std::memory_order_acquire) == RankState::kAlive)
+      return fail(ErrorCode::kPeerLost, str(title(rank), " died while rank ", place.rank, " waited ", context(), "; ", last_seen(rank)));
+  }
+  if (all_left && wait.peer < 0)
+    return fail(ErrorCode::kPeerLost, str("every peer left while rank ", place.rank, " waited ", context()));
+  if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
+  const std::string whom = wait.peer < 0 ? str("no peer") : title(wait.peer);
+  const std::string seen = wait.peer < 0 ? str("") : str("; ", last_seen(wait.peer));
+  return fail(ErrorCode::kTimeout, str(whom, wait.peer < 0 ? " arrived" : " did not arrive", " while rank ", place.rank,
+                                       " waited ", context(), seen,
+                                       ". It may be stopped, stuck or slow; the limit is InitOptions::timeout or TRIREME_TIMEOUT_S."));
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,128 @@
+// One rank's view of a group's shared memory: writing and reading steps, waiting for peers, noticing that they are gone.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/fabric/control_block.h"
+#include "comm/fabric/liveness.h"
+#include "comm/memory.h"
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+
+struct FabricOptions {
+  std::string name;
+  Place place;
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// How long to poll before sleeping. A thread that works in the background must not take a core from the one that computes.
+enum class Patience { kCaller, kBackground };
+
+class Fabric {
+ public:
+  /// Joins: from here on peers watch this process. `segment` has FabricLayout(size).bytes().
+  Fabric(std::shared_ptr<Segment> segment, const FabricOptions& options);
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  const Place& place() const { return options_.place; }
+  const std::string& name() const { return options_.name; }
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  const FabricLayout& layout() const { return layout_; }
+
+  RankControl& control(int rank) const { return *reinterpret_cast<RankControl*>(at(layout_.rank_control(rank))); }
+  RankControl& own() const { return control(options_.place.rank); }
+  std::byte* slot(int rank, int64_t step) const { return at(layout_.slot(rank, static_cast<int>(step % kSlots))); }
+  Mailbox& mailbox(int from, int to) const { return *reinterpret_cast<Mailbox*>(at(layout_.mailbox(from, to))); }
+  std::byte* mailbox_chunk(int from, int to, int64_t chunk) const {
+    return at(layout_.mailbox_chunk(from, to, static_cast<int>(chunk % kMailboxChunks)));
+  }
+
+  /// Whom a wait is for (-1: anybody) and what it is for, told only when it fails.
+  struct Wait {
+    int peer = -1;
+    Patience patience = Patience::kCaller;
+    const std::function<std::string()>& what;
+  };
+  /// Returns when `ready()`. Throws CommError: a peer is gone, or the timeout has passed; StateError after cancel().
+  template <class Ready>
+  void wait(const Ready& ready, const Wait& wait) {
+    if (ready()) return;
+    if (spin(ready, wait.patience)) return;
+    sleep_until([&ready] { return ready(); }, wait);
+  }
+
+  /// Wakes whoever sleeps: call after writing something that a peer may wait for.
+  void notify() noexcept {
+    // Pairs with the increment of `sleepers` before a sleeper's last look: either it sees our write, or we see it.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (group().sleepers.load(std::memory_order_relaxed) != 0) ring();
+  }
+
+  /// This rank ends in good order, or because of an error: peers that wait for it learn of it.
+  void leave() noexcept;
+  void abort(ErrorCode code, const std::string& cause) noexcept;
+  /// Waits of this rank end with a StateError.
+  void cancel() noexcept;
+
+  /// "rank 1 (pid 123)"
+  std::string title(int rank) const;
+  /// "rank 1 was last in all_gather #11"
+  std::string last_seen(int rank) const;
+
+ private:
+  std::byte* at(size_t offset) const { return segment_->data() + offset; }
+  GroupControl& group() const { return *reinterpret_cast<GroupControl*>(segment_->data()); }
+  void ring() noexcept;
+
+  template <class Ready>
+  bool spin(const Ready& ready, Patience patience) const {
+    const auto end = std::chrono::steady_clock::now() + (patience == Patience::kCaller ? spin_ : spin_ / 16);
+    do {
+      for (int look = 0; look < 32; ++look) {
+        if (ready()) return true;
+        __builtin_ia32_pause();
+      }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+  }
+  void sleep_until(const std::function<bool()>& ready, const Wait& wait);
+  struct Failure {
+    ErrorCode code;
+    std::string text;
+    std::string cause;  ///< what started it, for the other ranks
+  };
+  /// What keeps `wait` from ever ending. To look at the processes costs a system call per peer.
+  enum class Look { kFlags, kProcesses };
+  std::unique_ptr<Failure> find_failure(const Wait& wait, Look look, double elapsed_s);
+  bool process_is_dead(int rank);
+
+  const std::shared_ptr<Segment> segment_;  // shared: pending operations may outlive the group
+  const FabricOptions options_;
+  const FabricLayout layout_;
+  const std::chrono::nanoseconds spin_;
+  std::atomic<bool> cancelled_{false};
+  std::mutex watches_mutex_;
+  std::vector<ProcessWatch> watches_;  // by rank, opened when first needed; guarded by watches_mutex_
+};
+
+/// What a CommError that is thrown again in another rank must tell: the code and the text of the first cause.
+class FabricError : public CommError {
+ public:
+  FabricError(ErrorCode code, const std::string& message, std::string cause)
+      : CommError(code, message), cause_(std::move(cause)) {}
+  const std::string& cause() const noexcept { return cause_; }
+
+ private:
+  std::string cause_;
+};
+
+}  // namespace trireme::comm

@@ -1,0 +1,234 @@
+#include "comm/fabric/message_queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace trireme::comm {
+
+class MessageQueue::Message final : public Pending<void>::Operation {
+ public:
+  Message(std::shared_ptr<MessageQueue> queue, Request request)
+      : request(std::move(request)), queue_(std::move(queue)), bytes(this->request.call.numel * this->request.itemsize()) {}
+  void wait() override { queue_->complete(*this); }
+  bool done() noexcept override { return queue_->done_or_hurry(*this); }
+  void drop() noexcept override { queue_->done_or_hurry(*this); }
+  bool sends() const { return request.call.kind == CallKind::kSend; }
+
+  Request request;
+
+ private:
+  const std::shared_ptr<MessageQueue> queue_;  // shared: this may outlive the group
+
+ public:
+  const int64_t bytes;
+  // Guarded by the queue's mutex:
+  int64_t moved_bytes = 0;
+  int64_t record = 0;
+  bool done_ = false;
+  std::exception_ptr error;
+};
+
+MessageQueue::MessageQueue(std::shared_ptr<Engine> engine)
+    : engine_(std::move(engine)),
+      chunk_bytes_(engine_->fabric().layout().mailbox_chunk_bytes()),
+      lanes_(2 * static_cast<size_t>(engine_->place().size)) {}
+
+std::shared_ptr<Pending<void>::Operation> MessageQueue::submit(Request request) {
+  auto message = std::make_shared<Message>(shared_from_this(), std::move(request));
+  std::vector<std::shared_ptr<Message>> retired;  // their tensors are released here, in the caller's thread, unlocked
+  Lock lock(mutex_);
+  retired.swap(retired_);
+  engine_->throw_if_failed();
+  Call& call = message->request.call;
+  Lane& lane = lanes_[static_cast<size_t>(call.root + (message->sends() ? 0 : engine_->place().size))];
+  call.seq = lane.next_seq++;
+  message->record = engine_->recorder().begin(call);
+  engine_->count(call);
+  lane.messages.push_back(message);
+  try {
+    move_all();
+  } catch (...) {
+    lock.unlock();
+    fail_all(std::current_exception());
+    throw;
+  }
+  // What fits the ring needs no helper: it lies there until it is taken.
+  const bool fits = message->bytes <= chunk_bytes_ * kMailboxChunks;
+  if (!message->done_ && (message->sends() || !fits)) want_background(lock);
+  return message;
+}
+
+bool MessageQueue::idle() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.messages.empty(); });
+}
+
+bool MessageQueue::can_move(const Message& message) const {
+  Fabric& fabric = engine_->fabric();
+  const int peer = message.request.call.root;
+  if (message.sends()) {
+    const Mailbox& box = fabric.mailbox(engine_->place().rank, peer);
+    return box.sent.load(std::memory_order_relaxed) - box.taken.load(std::memory_order_acquire) < kMailboxChunks;
+  }
+  const Mailbox& box = fabric.mailbox(peer, engine_->place().rank);
+  return box.sent.load(std::memory_order_acquire) > box.taken.load(std::memory_order_relaxed);
+}
+
+bool MessageQueue::can_move_any() const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [this](const Lane& lane) { return !lane.messages.empty() && can_move(*lane.messages.front()); });
+}
+
+void MessageQueue::move_all() {
+  for (Lane& lane : lanes_) {
+    while (!lane.messages.empty()) {
+      const std::shared_ptr<Message> message = lane.messages.front();
+      while (!message->done_ && can_move(*message)) move(*message);
+      if (!message->done_) break;
+      engine_->recorder().end(message->record);
+      lane.messages.pop_front();
+      if (message.use_count() == 1) retired_.push_back(message);
+    }
+  }
+}
+
+void MessageQueue::move(Message& message) {
+  message.sends() ? send_chunk(message) : receive_chunk(message);
+  message.done_ = message.moved_bytes >= message.bytes;
+  engine_->fabric().notify();
+}
+
+void MessageQueue::send_chunk(Message& message) {
+  const int from = engine_->place().rank;
+  const int to = message.request.call.root;
+  Mailbox& box = engine_->fabric().mailbox(from, to);
+  const int64_t index = box.sent.load(std::memory_order_relaxed);
+  MessageRecord& record = box.chunks[index % kMailboxChunks];
+  record.seq.store(message.request.call.seq, std::memory_order_relaxed);
+  record.numel.store(message.request.call.numel, std::memory_order_relaxed);
+  record.dtype.store(static_cast<int64_t>(message.request.call.dtype), std::memory_order_relaxed);
+  const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
+  if (bytes > 0)
+    std::memcpy(engine_->fabric().mailbox_chunk(from, to, index), message.request.in() + message.moved_bytes,
+                static_cast<size_t>(bytes));
+  message.moved_bytes += bytes;
+  box.sent.store(index + 1, std::memory_order_release);
+}
+
+void MessageQueue::receive_chunk(Message& message) {
+  const int from = message.request.call.root;
+  const int to = engine_->place().rank;
+  const Call& call = message.request.call;
+  Mailbox& box = engine_->fabric().mailbox(from, to);
+  const int64_t index = box.taken.load(std::memory_order_relaxed);
+  const MessageRecord& record = box.chunks[index % kMailboxChunks];
+  const Call sent{.kind = CallKind::kSend,
+                  .dtype = static_cast<at::ScalarType>(record.dtype.load(std::memory_order_relaxed)),
+                  .root = to,
+                  .numel = record.numel.load(std::memory_order_relaxed),
+                  .seq = record.seq.load(std::memory_order_relaxed)};
+  if (sent.numel != call.numel || sent.dtype != call.dtype || sent.seq != call.seq) {
+    const std::string cause = str("messages in group '", engine_->fabric().name(), "' do not match: rank ", to, " called ",
+                                  describe(call), ", rank ", from, " called ", describe(sent));
+    throw FabricError(ErrorCode::kDiverged, cause, cause);
+  }
+  const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
+  if (bytes > 0)
+    std::memcpy(message.request.out() + message.moved_bytes, engine_->fabric().mailbox_chunk(from, to, index),
+                static_cast<size_t>(bytes));
+  message.moved_bytes += bytes;
+  box.taken.store(index + 1, std::memory_order_release);
+}
+
+void MessageQueue::complete(Message& message) {
+  const std::function<std::string()> what = [&message] { return describe(message.request.call); };
+  const auto may_move = [&] {
+    Lock lock(mutex_);
+    return message.done_ || can_move_any();
+  };
+  try {
+    while (true) {
+      {
+        Lock lock(mutex_);
+        if (!message.done_) move_all();
+        if (message.done_) break;
+      }
+      engine_->throw_if_failed();
+      engine_->fabric().wait(may_move, {message.request.call.root, Patience::kCaller, what});
+    }
+  } catch (...) {
+    fail_all(std::current_exception());
+    throw;
+  }
+  if (message.error) std::rethrow_exception(message.error);
+}
+
+bool MessageQueue::done_or_hurry(Message& message) noexcept {
+  try {
+    Lock lock(mutex_);
+    if (!message.done_) move_all();
+    if (!message.done_) want_background(lock);
+    return message.done_;
+  } catch (...) {
+    fail_all(std::current_exception());
+    return true;
+  }
+}
+
+void MessageQueue::fail_all(const std::exception_ptr& error) {
+  engine_->fail(error);
+  Lock lock(mutex_);
+  for (Lane& lane : lanes_) {
+    for (const auto& message : lane.messages) {
+      message->done_ = true;
+      message->error = error;
+    }
+    lane.messages.clear();
+  }
+}
+
+void MessageQueue::want_background(const Lock&) {
+  if (stopped_) return;
+  background_ = true;
+  worker_.start_once([this] { work(); });
+  work_.notify_one();
+}
+
+void MessageQueue::work() {
+  const std::function<std::string()> what = [] { return std::string("a message"); };
+  const auto may_move = [this] {
+    Lock lock(mutex_);
+    return stopped_ || idle() || can_move_any();
+  };
+  while (true) {
+    {
+      Lock lock(mutex_);
+      if (idle()) background_ = false;
+      work_.wait(lock, [this] { return stopped_ || (background_ && !idle()); });
+      if (stopped_) return;
+    }
+    try {
+      engine_->fabric().wait(may_move, {-1, Patience::kBackground, what});
+      Lock lock(mutex_);
+      move_all();
+    } catch (...) {
+      fail_all(std::current_exception());
+    }
+  }
+}
+
+void MessageQueue::shutdown() noexcept {
+  {
+    Lock lock(mutex_);
+    stopped_ = true;
+    work_.notify_all();
+  }
+  engine_->fabric().cancel();
+  worker_.join();
+  fail_all(std::make_exception_ptr(
+      StateError(str("group '", engine_->fabric().name(), "' was destroyed before a message was complete"))));
+  Lock lock(mutex_);
+  retired_.clear();
+}
+
+}  // namespace trireme::comm

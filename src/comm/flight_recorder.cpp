@@ -1,0 +1,40 @@
+#include "comm/flight_recorder.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace trireme::comm {
+
+int64_t FlightRecorder::begin(const Call& call) {
+  std::lock_guard lock(mutex_);
+  Entry& entry = entries_[static_cast<size_t>(count_ % kEntries)];
+  entry.call = call;
+  entry.start = Clock::now();
+  entry.end = Clock::time_point::min();
+  return count_++;
+}
+
+void FlightRecorder::end(int64_t ticket) {
+  std::lock_guard lock(mutex_);
+  if (ticket + kEntries < count_) return;  // overwritten meanwhile
+  entries_[static_cast<size_t>(ticket % kEntries)].end = Clock::now();
+}
+
+std::string FlightRecorder::text() const {
+  std::lock_guard lock(mutex_);
+  std::string all;
+  for (int64_t index = std::max<int64_t>(0, count_ - kEntries); index < count_; ++index) {
+    const Entry& entry = entries_[static_cast<size_t>(index % kEntries)];
+    const double start_s = std::chrono::duration<double>(entry.start - created_).count();
+    const double took_us = std::chrono::duration<double, std::micro>(entry.end - entry.start).count();
+    char times[64];
+    if (entry.end < entry.start)
+      std::snprintf(times, sizeof(times), "at %.6f s, under way", start_s);
+    else
+      std::snprintf(times, sizeof(times), "at %.6f s, took %.1f us", start_s, took_us);
+    all += describe(entry.call) + " " + times + "\n";
+  }
+  return all;
+}
+
+}  // namespace trireme::comm

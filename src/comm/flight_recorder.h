@@ -1,0 +1,37 @@
+// The last operations of a rank, always recorded: what one reads after a hang.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "comm/call.h"
+
+namespace trireme::comm {
+
+class FlightRecorder {
+ public:
+  /// Returns a ticket for end().
+  int64_t begin(const Call& call);
+  void end(int64_t ticket);
+  /// Oldest first, one operation a line.
+  std::string text() const;
+
+ private:
+  static constexpr int64_t kEntries = 256;
+  using Clock = std::chrono::steady_clock;
+  struct Entry {
+    Call call;
+    Clock::time_point start;
+    Clock::time_point end;  ///< before `start`: under way
+  };
+
+  const Clock::time_point created_ = Clock::now();
+  mutable std::mutex mutex_;
+  int64_t count_ = 0;                     // guarded by mutex_
+  std::array<Entry, kEntries> entries_;   // guarded by mutex_
+};
+
+}  // namespace trireme::comm

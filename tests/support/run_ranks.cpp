@@ -1,0 +1,91 @@
+#include "tests/support/run_ranks.h"
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <typeinfo>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/threads.h"
+
+namespace trireme {
+namespace {
+
+/// What is this rank's alone although libtorch keeps it once per process. Constructed and destroyed in the rank's thread.
+struct RankScope {
+  explicit RankScope(int /*rank*/) {}
+  // The rank's RankContext (random generator, allocator) is installed here.
+};
+
+struct Failure {
+  int rank = -1;
+  bool is_consequence = true;  ///< a CommError: another rank's failure, unless nobody has a better one
+  std::exception_ptr error;
+};
+
+class Failures {
+ public:
+  void add(const Failure& failure) {
+    std::lock_guard lock(mutex_);
+    if (!first_.error || (first_.is_consequence && !failure.is_consequence)) first_ = failure;
+  }
+  const Failure& first() const { return first_; }
+
+ private:
+  std::mutex mutex_;
+  Failure first_;  // guarded by mutex_ until the threads have ended
+};
+
+void run_one(Group& group, const std::function<void(Rank&)>& body, Failures& failures) {
+  try {
+    RankScope scope(group.rank());
+    Rank rank(group.rank(), group);
+    body(rank);
+  } catch (const CommError& error) {
+    failures.add({group.rank(), true, std::current_exception()});
+    group.abort(error.what());
+  } catch (const std::exception& error) {
+    failures.add({group.rank(), false, std::current_exception()});
+    group.abort(error.what());
+  } catch (...) {
+    failures.add({group.rank(), false, std::current_exception()});
+    group.abort("an exception that is no std::exception");
+  }
+}
+
+[[noreturn]] void rethrow_with_rank(const Failure& failure) {
+  const std::string prefix = str("rank ", failure.rank, ": ");
+  try {
+    std::rethrow_exception(failure.error);
+  } catch (const CommError& error) {
+    throw CommError(error.code(), prefix + error.what());
+  } catch (const ConfigError& error) {
+    throw ConfigError(prefix + error.what(), error.code());
+  } catch (const ShapeError& error) {
+    throw ShapeError(prefix + error.what());
+  } catch (const StateError& error) {
+    throw StateError(prefix + error.what());
+  } catch (const Error& error) {
+    throw Error(error.code(), prefix + error.what());
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::kInternal, str(prefix, typeid(error).name(), ": ", error.what()));
+  }
+}
+
+}  // namespace
+
+void run_ranks(int size, const std::function<void(Rank&)>& body, const RunOptions& options) {
+  const auto memory = options.backend == RankBackend::kThreads ? ThreadGroupOptions::Memory::kHeap : ThreadGroupOptions::Memory::kFiles;
+  auto groups = make_thread_groups(size, {.name = "world", .timeout = options.timeout, .memory = memory});
+  Failures failures;
+  std::vector<std::thread> threads;
+  for (auto& group : groups)
+    threads.emplace_back([&body, &failures, group = std::move(group)] { run_one(*group, body, failures); });
+  for (std::thread& thread : threads) thread.join();
+  if (failures.first().error) rethrow_with_rank(failures.first());
+}
+
+}  // namespace trireme
