@@ -73,6 +73,35 @@ class PosixWritableFile final : public WritableFile {
   Descriptor file_;
 };
 
+class PosixReadableFile final : public ReadableFile {
+ public:
+  explicit PosixReadableFile(const Path& path) : path_(path), file_(path, O_RDONLY, "open for reading") {
+    struct stat info {};
+    if (::fstat(file_.get(), &info) != 0) fail_with_errno(path, "stat");
+    bytes_ = static_cast<size_t>(info.st_size);
+  }
+
+  void read(size_t offset, void* data, size_t bytes) override {
+    auto* next = static_cast<char*>(data);
+    for (size_t left = bytes; left > 0;) {
+      const ssize_t got = ::pread(file_.get(), next, left, static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail_with_errno(path_, str("read of ", bytes, " bytes"));
+      if (got == 0) throw IoError(str(path_.string(), ": read of ", bytes, " bytes failed: the file ends at byte ", offset));
+      next += got;
+      offset += static_cast<size_t>(got);
+      left -= static_cast<size_t>(got);
+    }
+  }
+
+  size_t bytes() const noexcept override { return bytes_; }
+
+ private:
+  const Path path_;
+  Descriptor file_;
+  size_t bytes_ = 0;
+};
+
 class PosixMappedFile final : public MappedFile {
  public:
   explicit PosixMappedFile(const Path& path) {
@@ -162,6 +191,8 @@ class PosixFileSystem final : public FileSystem {
       contents.append(block, static_cast<size_t>(got));
     }
   }
+
+  std::unique_ptr<ReadableFile> open(const Path& path) override { return std::make_unique<PosixReadableFile>(path); }
 
   std::shared_ptr<const MappedFile> map(const Path& path) override { return std::make_shared<PosixMappedFile>(path); }
 };

@@ -25,6 +25,16 @@ class WritableFile {
   virtual void close() = 0;
 };
 
+/// A file that is read in pieces, into memory of the caller's.
+class ReadableFile {
+ public:
+  virtual ~ReadableFile() = default;
+  /// Reads exactly `bytes` bytes from `offset` on; an end of the file before that is an IoError too.
+  virtual void read(size_t offset, void* data, size_t bytes) = 0;
+  /// When it was opened.
+  virtual size_t bytes() const noexcept = 0;
+};
+
 /// A file's bytes, mapped read-only and privately. Unmapped with the last holder.
 class MappedFile {
  public:
@@ -54,6 +64,7 @@ class FileSystem {
   virtual std::vector<std::string> list(const Path& directory) = 0;
   virtual size_t size(const Path& path) = 0;
   virtual std::string read(const Path& path) = 0;
+  virtual std::unique_ptr<ReadableFile> open(const Path& path) = 0;
   /// An empty file gives bytes() == 0.
   virtual std::shared_ptr<const MappedFile> map(const Path& path) = 0;
 };
