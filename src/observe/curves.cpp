@@ -1,0 +1,45 @@
+#include "observe/curves.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace trireme {
+
+std::vector<double> smoothed_losses(const std::vector<StepMetrics>& steps) {
+  const double keep = std::clamp(1 - 20 / static_cast<double>(steps.size() + 1), 0.9, 0.98);
+  std::vector<double> smooth;
+  double sum = 0, weight = 0;
+  for (const auto& step : steps) {
+    if (std::isfinite(step.loss)) {
+      sum = keep * sum + (1 - keep) * step.loss;
+      weight = keep * weight + (1 - keep);
+    }
+    smooth.push_back(weight > 0 ? sum / weight : std::numeric_limits<double>::quiet_NaN());
+  }
+  return smooth;
+}
+
+std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points) {
+  std::vector<size_t> kept;
+  const size_t buckets = steps.size() <= points ? steps.size() : points / 2;
+  // What is not finite counts as largest: it is what one looks for.
+  const auto rank = [&](size_t i) { return std::isfinite(steps[i].loss) ? steps[i].loss : std::numeric_limits<double>::infinity(); };
+  for (size_t bucket = 0; bucket < buckets; ++bucket) {
+    const size_t begin = bucket * steps.size() / buckets, end = (bucket + 1) * steps.size() / buckets;
+    size_t low = begin, high = begin;
+    for (size_t i = begin; i < end; ++i) {
+      if (rank(i) < rank(low)) low = i;
+      if (rank(i) > rank(high)) high = i;
+    }
+    kept.push_back(std::min(low, high));
+    if (low != high) kept.push_back(std::max(low, high));
+  }
+  if (!steps.empty() && kept.back() != steps.size() - 1) {
+    if (kept.size() >= points) kept.pop_back();
+    kept.push_back(steps.size() - 1);
+  }
+  return kept;
+}
+
+}  // namespace trireme

@@ -1,0 +1,135 @@
+#include "trireme/observe/metrics.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/json.h"
+
+namespace trireme {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, const char* operation) {
+  throw IoError(str(path.string(), ": ", operation, " failed: ", std::error_code(errno, std::generic_category()).message()));
+}
+
+int open_for_append(const std::filesystem::path& path, int flags) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
+  if (file < 0) fail(path, "open for writing");
+  return file;
+}
+
+/// JSON has no word for numbers that are not finite, and a diverged loss must not look like a missing one.
+Json number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+Json parse_object(const std::string& text, std::string_view what) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw StateError(str("metrics: ", what, " must be the text of a JSON object, got ", text.substr(0, 100)));
+  return json;
+}
+
+/// The lines that stay when training continues after `resumed_step`.
+std::string lines_up_to(const std::string& text, int64_t resumed_step) {
+  std::string kept;
+  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin + 1);
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) continue;  // torn by an earlier crash
+    const bool later = json.contains("step") && json["step"].is_number() && json["step"].get<int64_t>() > resumed_step;
+    if (!later) kept += line;
+  }
+  return kept;
+}
+
+}  // namespace
+
+MemoryUse memory_use() {
+  MemoryUse use;
+  std::FILE* file = std::fopen("/proc/self/smaps_rollup", "re");
+  if (!file) return use;
+  char line[256];
+  while (std::fgets(line, sizeof line, file)) {
+    long long kilobytes = 0;
+    if (std::sscanf(line, "Rss: %lld kB", &kilobytes) == 1) use.rss_bytes = kilobytes * 1024;
+    if (std::sscanf(line, "Pss: %lld kB", &kilobytes) == 1) use.pss_bytes = kilobytes * 1024;
+  }
+  std::fclose(file);
+  return use;
+}
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path), file_(open_for_append(path, O_TRUNC)) {}
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& path, int64_t resumed_step) : path_(path) {
+  FileSystem& files = posix_file_system();
+  if (files.exists(path)) write_file_atomically(files, path, lines_up_to(files.read(path), resumed_step));
+  file_ = open_for_append(path, 0);
+}
+
+MetricsWriter::~MetricsWriter() { ::close(file_); }
+
+void MetricsWriter::write_line(const std::string& line) {
+  const std::string text = line + '\n';
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t written = ::write(file_, text.data() + done, text.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail(path_, "write");
+    done += static_cast<size_t>(written);
+  }
+}
+
+void MetricsWriter::run(const RunInfo& info) {
+  const Json fields = {{"model", info.model},          {"parameters", info.parameters},   {"ranks", info.ranks},
+                       {"zero_stage", info.zero_stage}, {"dtype", info.dtype},            {"total_steps", info.total_steps},
+                       {"data", info.data},             {"config", parse_object(info.config, "the configuration")}};
+  event("run", info.first_step, fields.dump());
+}
+
+void MetricsWriter::step(const StepMetrics& metrics) {
+  Json json = {{"step", metrics.step},
+               {"samples", metrics.samples},
+               {"tokens", metrics.tokens},
+               {"loss", number(metrics.loss)},
+               {"lr", number(metrics.learning_rate)}};
+  if (metrics.grad_norm) json["grad_norm"] = number(*metrics.grad_norm);
+  json["step_ms"] = number(metrics.step_ms);
+  json["tokens_per_s"] = number(metrics.tokens_per_s);
+  if (metrics.memory.pss_bytes > 0) json["pss_bytes"] = metrics.memory.pss_bytes;
+  if (metrics.memory.rss_bytes > 0) json["rss_bytes"] = metrics.memory.rss_bytes;
+  json["skipped_steps"] = metrics.skipped_steps;
+  write_line(json.dump());
+}
+
+void MetricsWriter::validation(int64_t step, double loss) { event("validation", step, Json{{"loss", number(loss)}}.dump()); }
+
+void MetricsWriter::checkpoint(const CheckpointEvent& saved) {
+  event("checkpoint", saved.step, Json{{"tag", saved.tag}, {"bytes", saved.bytes}, {"seconds", number(saved.seconds)}}.dump());
+}
+
+void MetricsWriter::sample(int64_t step, const std::string& prompt, const std::string& text) {
+  // A byte-level model may well produce bytes that are no UTF-8: they become U+FFFD.
+  event("sample", step, Json{{"prompt", prompt}, {"text", text}}.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void MetricsWriter::end(const RunEnd& end) {
+  event("end", end.step,
+        Json{{"reason", end.reason}, {"seconds", number(end.seconds)}, {"peak_memory_bytes_of_rank", end.peak_memory_bytes_of_rank}}.dump(
+            -1, ' ', false, Json::error_handler_t::replace));
+}
+
+void MetricsWriter::event(std::string_view name, int64_t step, const std::string& fields) {
+  Json json = {{"event", name}, {"step", step}};
+  for (const auto& [key, value] : parse_object(fields, name).items()) json[key] = value;
+  write_line(json.dump());
+}
+
+}  // namespace trireme

@@ -1,0 +1,215 @@
+#include "trireme/observe/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "observe/curves.h"
+#include "observe/report_assets.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/json.h"
+#include "trireme/base/version.h"
+#include "trireme/observe/progress.h"
+
+namespace trireme {
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
+      // A page must not hold other control characters; a byte-level model may well produce them.
+      default: out += (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? std::string("\xEF\xBF\xBD") : std::string(1, c);
+    }
+  }
+  return out;
+}
+
+std::string fixed(double value, int digits) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string grouped(int64_t value) {
+  std::string text = std::to_string(value);
+  for (auto i = static_cast<int64_t>(text.size()) - 3; i > (value < 0 ? 1 : 0); i -= 3) text.insert(static_cast<size_t>(i), ",");
+  return text;
+}
+
+std::string mebibytes(int64_t bytes) { return grouped(std::llround(static_cast<double>(bytes) / kMiB)) + " MiB"; }
+
+Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+/// What the script draws. Values that are not finite become null: a hole in the line.
+std::string curve_data(const RunLog& log) {
+  const auto smooth = smoothed_losses(log.steps);
+  Json data;
+  for (const char* key : {"steps", "loss", "smooth", "lr", "grad_norm", "tokens_per_s", "memory_mib", "validation", "checkpoints"})
+    data[key] = Json::array();
+  for (const size_t i : thinned(log.steps, kCurvePoints)) {
+    const StepMetrics& step = log.steps[i];
+    data["steps"].push_back(step.step);
+    data["loss"].push_back(finite(step.loss));
+    data["smooth"].push_back(finite(smooth[i]));
+    data["lr"].push_back(finite(step.learning_rate));
+    data["grad_norm"].push_back(step.grad_norm ? finite(*step.grad_norm) : Json());
+    data["tokens_per_s"].push_back(finite(step.tokens_per_s));
+    data["memory_mib"].push_back(step.memory.pss_bytes > 0 ? Json(static_cast<double>(step.memory.pss_bytes) / kMiB) : Json());
+  }
+  for (const auto& point : log.validations) data["validation"].push_back({point.step, finite(point.loss)});
+  for (const auto& saved : log.checkpoints) data["checkpoints"].push_back(saved.step);
+  std::string text = data.dump();
+  // "</script>" or "<!--" inside would end or hide the element.
+  for (size_t at = 0; (at = text.find('<', at)) != std::string::npos;) text.replace(at, 1, "\\u003c");
+  return text;
+}
+
+double median_tokens_per_s(const RunLog& log) {
+  std::vector<double> rates;
+  for (const auto& step : log.steps)
+    if (std::isfinite(step.tokens_per_s)) rates.push_back(step.tokens_per_s);
+  if (rates.empty()) return 0;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
+}
+
+double duration_s(const RunLog& log) {
+  if (log.seconds > 0) return log.seconds;
+  double seconds = 0;  // it did not end regularly
+  for (const auto& step : log.steps) seconds += std::isfinite(step.step_ms) ? step.step_ms / 1000 : 0;
+  return seconds;
+}
+
+std::vector<int64_t> peak_memory_of_rank(const RunLog& log) {
+  if (log.end && !log.end->peak_memory_bytes_of_rank.empty()) return log.end->peak_memory_bytes_of_rank;
+  int64_t peak = 0;
+  for (const auto& step : log.steps) peak = std::max(peak, step.memory.pss_bytes);
+  return peak > 0 ? std::vector<int64_t>{peak} : std::vector<int64_t>();
+}
+
+std::string tile(const std::string& label, const std::string& value, const std::string& note) {
+  return str("<div class=\"card tile\"><span>", label, "</span><b>", escaped(value), "</b><small>", escaped(note), "</small></div>\n");
+}
+
+std::string tiles(const RunLog& log) {
+  std::string page = "<div class=\"tiles\">\n";
+  if (!log.validations.empty()) {
+    const auto best = std::min_element(log.validations.begin(), log.validations.end(), [](const auto& a, const auto& b) {
+      return a.loss < b.loss || (std::isnan(b.loss) && !std::isnan(a.loss));
+    });
+    page += tile("Validation loss", fixed(log.validations.back().loss, 4), str("best ", fixed(best->loss, 4), " at step ", best->step));
+  }
+  if (!log.steps.empty()) {
+    const StepMetrics& last = log.steps.back();
+    page += tile("Training loss, smoothed", fixed(smoothed_losses(log.steps).back(), 4), str("last step ", fixed(last.loss, 4)));
+    page += tile("Throughput", short_count(median_tokens_per_s(log)), "tokens/s, median step");
+    page += tile("Duration", short_duration(duration_s(log)), str(grouped(last.step), " steps, ", short_count(static_cast<double>(last.tokens)), " tokens"));
+  }
+  const auto memory = peak_memory_of_rank(log);
+  if (!memory.empty()) page += tile("Peak memory per rank", mebibytes(*std::max_element(memory.begin(), memory.end())), "proportional set size");
+  return page + "</div>\n";
+}
+
+std::string warnings(const RunLog& log) {
+  std::string page;
+  const auto warn = [&](const std::string& text) { page += "<p class=\"warning\">" + escaped(text) + "</p>\n"; };
+  if (log.steps.empty()) warn("No step was recorded in this run.");
+  const auto is_bad = [](const StepMetrics& step) { return !std::isfinite(step.loss); };
+  const auto bad = std::count_if(log.steps.begin(), log.steps.end(), is_bad);
+  if (bad > 0)
+    warn(str("The loss was not finite in ", bad, bad == 1 ? " step" : " steps", ", first in step ",
+             std::find_if(log.steps.begin(), log.steps.end(), is_bad)->step, "."));
+  if (!log.steps.empty() && log.steps.back().skipped_steps > 0)
+    warn(str(log.steps.back().skipped_steps, " steps were skipped because of an overflow in the gradients."));
+  if (log.end && log.end->reason != "finished") warn(str("The run ended early: ", log.end->reason));
+  return page;
+}
+
+std::string details_table(const RunLog& log) {
+  std::string rows;
+  const auto row = [&](const char* label, const std::string& value) {
+    if (!value.empty()) rows += str("<tr><th scope=\"row\">", label, "</th><td>", escaped(value), "</td></tr>\n");
+  };
+  if (log.run) {
+    row("Model", log.run->model);
+    if (log.run->parameters > 0) row("Parameters", grouped(log.run->parameters));
+    row("Ranks", std::to_string(log.run->ranks));
+    row("ZeRO stage", std::to_string(log.run->zero_stage));
+    row("Weights", log.run->dtype);
+    row("Data", log.run->data);
+    if (log.run->first_step > 0) row("Resumed after step", grouped(log.run->first_step));
+  }
+  if (!log.steps.empty()) {
+    row("Steps", str(grouped(log.steps.back().step), log.run && log.run->total_steps > 0 ? " of " + grouped(log.run->total_steps) : ""));
+    row("Samples", grouped(log.steps.back().samples));
+    row("Tokens", grouped(log.steps.back().tokens));
+  }
+  std::string memory;
+  const auto memory_of_rank = peak_memory_of_rank(log);
+  for (const int64_t bytes : memory_of_rank) memory += (memory.empty() ? "" : ", ") + mebibytes(bytes);
+  row(memory_of_rank.size() > 1 ? "Peak memory of each rank" : "Peak memory", memory);
+  if (!log.checkpoints.empty()) {
+    const auto& saved = log.checkpoints.back();
+    row("Last checkpoint", str(saved.tag, ", ", mebibytes(saved.bytes), " in ", fixed(saved.seconds, 2), " s (", log.checkpoints.size(), " saved)"));
+  }
+  return rows.empty() ? "" : "<h2>Run</h2>\n<div class=\"card\"><table>\n" + rows + "</table></div>\n";
+}
+
+std::string samples(const RunLog& log) {
+  std::string page;
+  for (auto sample = log.samples.rbegin(); sample != log.samples.rend(); ++sample) {
+    page += str("<div class=\"card sample\"><p>after step ", grouped(sample->step), "</p><pre><mark>", escaped(sample->prompt), "</mark>",
+                escaped(sample->text), "</pre></div>\n");
+  }
+  return page.empty() ? "" : "<h2>Generated text</h2>\n" + page;
+}
+
+std::string configuration(const RunLog& log) {
+  if (!log.run) return "";
+  const Json config = Json::parse(log.run->config, nullptr, /*allow_exceptions=*/false);
+  if (config.is_discarded() || config.empty()) return "";
+  return "<h2>Configuration</h2>\n<details class=\"card\"><summary>Resolved configuration</summary><pre>" + escaped(config.dump(2)) +
+         "</pre></details>\n";
+}
+
+}  // namespace
+
+std::string render_report(const RunLog& log) {
+  const std::string model = log.run && !log.run->model.empty() ? log.run->model : "Training run";
+  std::string subtitle = "Training report";
+  if (log.run) {
+    const auto& run = *log.run;
+    if (run.parameters > 0) subtitle += " · " + short_count(static_cast<double>(run.parameters)) + " parameters";
+    subtitle += str(" · ", run.ranks, run.ranks == 1 ? " rank" : " ranks", " · ZeRO stage ", run.zero_stage);
+    if (!run.dtype.empty()) subtitle += " · " + run.dtype;
+  }
+  std::string page = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  page += str("<title>", escaped(model), " · training report</title>\n<style>", kReportStyle, "</style>\n</head>\n<body>\n<main>\n");
+  page += str("<header><h1>", escaped(model), "</h1><p>", escaped(subtitle), "</p></header>\n");
+  page += tiles(log) + warnings(log);
+  if (!log.steps.empty()) page += "<h2>Curves</h2>\n<div class=\"charts\" id=\"charts\"></div>\n";
+  page += samples(log) + details_table(log) + configuration(log);
+  page += str("<footer>Written by Trireme ", kVersion, "</footer>\n</main>\n");
+  if (!log.steps.empty())
+    page += str("<script type=\"application/json\" id=\"data\">", curve_data(log), "</script>\n<script>", kReportScript, "</script>\n");
+  return page + "</body>\n</html>\n";
+}
+
+void write_report(const std::filesystem::path& metrics, const std::filesystem::path& html) {
+  write_file_atomically(posix_file_system(), html, render_report(read_metrics(metrics)));
+}
+
+}  // namespace trireme
