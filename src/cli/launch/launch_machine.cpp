@@ -1,0 +1,60 @@
+#include "cli/launch/launch_machine.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "cli/launch/rank_process.h"
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+namespace {
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());  // more than 1024 cores: the set above is too small
+}
+
+// Binds `port` (0: any free one) and returns the port; 0 when it is taken.
+int bind_port(int port) {
+  const Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int one = 1;
+  setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  socklen_t bytes = sizeof(address);
+  if (bind(listener.get(), generic, bytes) != 0 || getsockname(listener.get(), generic, &bytes) != 0) return 0;
+  return ntohs(address.sin_port);
+}
+
+}  // namespace
+
+LaunchMachine this_machine() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
+  machine.has_omp_num_threads = std::getenv("OMP_NUM_THREADS") != nullptr;
+  if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));
+  return machine;
+}
+
+void check_port_is_free(int port) {
+  if (bind_port(port) != 0) return;
+  throw ConfigError(str("--master_port ", port, ": ", std::strerror(errno), "; leave the flag out to get a free port"));
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,54 @@
+// What `trireme launch` is going to start: flags and facts of the machine in, one command per rank out. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/launch/hostfile.h"
+
+namespace trireme::cli {
+
+enum class ProgramKind {
+  kDetect,   ///< a .py file runs under Python, everything else as it is
+  kProgram,  ///< --no_python: always as it is
+  kModule,   ///< --module: python3 -u -m NAME
+};
+
+/// The flags, as they were given.
+struct LaunchRequest {
+  std::optional<int> ranks_per_node = {};  ///< --num_gpus
+  std::optional<int> nodes = {};           ///< --num_nodes
+  std::vector<HostSlots> hosts = {};       ///< of --hostfile; empty without one
+  std::string include = {};
+  std::string exclude = {};
+  std::string master_addr = {};
+  std::optional<int> master_port = {};
+  ProgramKind kind = ProgramKind::kDetect;
+  std::vector<std::string> program = {};  ///< the program and its arguments
+};
+
+/// What the plan needs to know of this machine.
+struct LaunchMachine {
+  std::string host_name = "localhost";
+  int cores = 1;                     ///< that this process may use
+  int free_port = 0;                 ///< for rendezvous, where no --master_port is given
+  bool has_omp_num_threads = false;  ///< OMP_NUM_THREADS is set in the environment
+};
+
+struct RankCommand {
+  std::vector<std::string> argv;
+  std::vector<std::pair<std::string, std::string>> environment;  ///< added to the launcher's own
+};
+
+/// One command per rank, in rank order, with torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+/// GROUP_RANK, MASTER_ADDR, MASTER_PORT) and OMP_NUM_THREADS = cores / ranks (at least 1) unless that is set. Slots
+/// that were chosen by
+/// --include or --exclude also become CUDA_VISIBLE_DEVICES, as with the `deepspeed` launcher.
+///
+/// Throws    ConfigError: no program, flags that exclude each other, more ranks than slots;
+///           kUnsupported: a host other than this one, by its name.
+std::vector<RankCommand> plan_launch(const LaunchRequest& request, const LaunchMachine& machine);
+
+}  // namespace trireme::cli

@@ -1,0 +1,160 @@
+#include "cli/launch/rank_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "trireme/base/error.h"
+
+extern char** environ;
+
+namespace trireme::cli {
+namespace {
+
+[[noreturn]] void fail(const char* operation) {
+  throw IoError(str("cannot start a rank: ", operation, ": ", std::strerror(errno)));
+}
+
+// The environment of the child: the launcher's own, with the command's variables in place of those of the same name.
+std::vector<std::string> environment_of(const RankCommand& command) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text(*entry);
+    const auto name = text.substr(0, text.find('='));
+    bool replaced = false;
+    for (const auto& [key, value] : command.environment) replaced = replaced || name == key;
+    if (!replaced) merged.emplace_back(text);
+  }
+  for (const auto& [key, value] : command.environment) merged.push_back(key + "=" + value);
+  return merged;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (auto& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+struct ChildSetup {
+  pid_t launcher;
+  int out;
+  int err;
+  const char* path;
+  char* const* argv;
+  char* const* environment;
+};
+
+// Between fork and exec: only async-signal-safe calls, since other threads of the launcher may have held locks.
+[[noreturn]] void run_child(const ChildSetup& setup) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // The launcher may have died before prctl() took effect; then nobody would ever send the signal.
+  if (getppid() != setup.launcher) _exit(127);
+  const int null = open("/dev/null", O_RDONLY);
+  dup2(null, STDIN_FILENO);
+  dup2(setup.out, STDOUT_FILENO);
+  dup2(setup.err, STDERR_FILENO);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  execve(setup.path, setup.argv, setup.environment);
+  const int reason = errno;
+  dprintf(STDERR_FILENO, "cannot execute %s: %s\n", setup.path, strerrordesc_np(reason));
+  _exit(reason == ENOENT ? 127 : 126);
+}
+
+}  // namespace
+
+void Fd::reset() noexcept {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+Pipe make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) fail("pipe");
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+RankProcess RankProcess::start(const RankCommand& command) {
+  auto out = make_pipe();
+  auto err = make_pipe();
+  auto argv = command.argv;
+  auto environment = environment_of(command);
+  const auto argv_pointers = pointers_to(argv);
+  const auto environment_pointers = pointers_to(environment);
+  const std::string path = find_program(command.argv.at(0));
+  const ChildSetup setup{getpid(),     out.write_end.get(),  err.write_end.get(),
+                         path.c_str(), argv_pointers.data(), environment_pointers.data()};
+  RankProcess process;
+  process.pid_ = fork();
+  if (process.pid_ < 0) fail("fork");
+  if (process.pid_ == 0) run_child(setup);
+  setpgid(process.pid_, process.pid_);  // also here: a signal to the group may come before the child has run
+  process.out_ = std::move(out.read_end);
+  process.err_ = std::move(err.read_end);
+  for (const int fd : {process.out_.get(), process.err_.get()}) fcntl(fd, F_SETFL, O_NONBLOCK);
+#ifdef SYS_pidfd_open
+  process.ended_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, process.pid_, 0)));
+#endif
+  return process;
+}
+
+void RankProcess::signal(int number) const noexcept {
+  if (!reaped_) kill(-pid_, number);
+}
+
+bool RankProcess::is_stopped() const {
+  std::ifstream file(str("/proc/", pid_, "/stat"));
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const auto state = text.rfind(')');  // the name before it may hold anything, blanks and brackets included
+  return state != std::string::npos && state + 2 < text.size() && (text[state + 2] == 'T' || text[state + 2] == 't');
+}
+
+std::optional<int> RankProcess::reap() {
+  siginfo_t info{};
+  if (reaped_ || waitid(P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return std::nullopt;
+  // Not reaped yet, the process still keeps its number, so the group cannot be a stranger's.
+  kill(-pid_, SIGKILL);
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  reaped_ = true;
+  return status;
+}
+
+std::string find_program(const std::string& name) {
+  std::vector<std::string> candidates;
+  if (name.find('/') != std::string::npos) {
+    candidates.push_back(name);
+  } else {
+    std::istringstream folders(std::getenv("PATH") ? std::getenv("PATH") : "/usr/bin:/bin");
+    for (std::string folder; std::getline(folders, folder, ':');)
+      candidates.push_back((folder.empty() ? "." : folder) + "/" + name);
+  }
+  struct stat info {};
+  bool found = false;
+  for (const auto& path : candidates) {
+    if (stat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) continue;
+    found = true;
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  if (found) throw ConfigError(str("'", name, "' may not be executed; allow it with chmod +x"));
+  if (name.find('/') == std::string::npos && stat(name.c_str(), &info) == 0) {
+    throw ConfigError(str("there is no program '", name, "' along PATH; for the one in this folder write ./", name));
+  }
+  throw ConfigError(str("there is no program '", name, "'"));
+}
+
+}  // namespace trireme::cli

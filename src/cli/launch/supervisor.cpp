@@ -1,0 +1,200 @@
+#include "cli/launch/supervisor.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+
+using std::chrono::milliseconds;
+
+Supervisor::Supervisor(std::vector<RankCommand> commands, const SupervisorOptions& options)
+    : commands_(std::move(commands)), options_(options) {}
+
+Verdict Supervisor::run() {
+  try {
+    start();
+  } catch (...) {
+    signal_all(SIGKILL);
+    while (any_running()) poll_once();
+    throw;
+  }
+  while (any_running()) poll_once();
+  std::vector<RankEnd> ends;
+  for (const auto& rank : ranks_) ends.push_back(rank->end);
+  auto verdict = judge(ends, options_.name);
+  if (!verdict.report.empty() && last_byte_[1] != '\n') write_all(options_.err, "\n");
+  write_all(options_.err, verdict.report);
+  return verdict;
+}
+
+void Supervisor::start() {
+  for (size_t i = 0; i < commands_.size(); ++i) {
+    const bool plain = options_.prefix == Prefix::kNone || (options_.prefix == Prefix::kAllButFirst && i == 0);
+    const std::string prefix = plain ? "" : str("[rank ", i, "] ");
+    const OutputTail tail(options_.tail_lines);
+    ranks_.push_back(std::make_unique<RunningRank>(RunningRank{RankProcess::start(commands_[i]),
+                                                               {nullptr, options_.out, LineRelay(prefix), tail},
+                                                               {nullptr, options_.err, LineRelay(prefix), tail},
+                                                               {}}));
+    auto& rank = *ranks_.back();
+    rank.out.from = &rank.process.out();
+    rank.err.from = &rank.process.err();
+    rank.end.rank = static_cast<int>(i);
+    guard_.watch(rank.process.pid());
+  }
+}
+
+void Supervisor::poll_once() {
+  std::vector<pollfd> waits{{signals_.fd(), POLLIN, 0}};
+  std::vector<Stream*> streams{nullptr};
+  for (const auto& rank : ranks_) {
+    for (Stream* stream : {&rank->out, &rank->err}) {
+      if (!stream->from->is_open()) continue;
+      waits.push_back({stream->from->get(), POLLIN, 0});
+      streams.push_back(stream);
+    }
+    if (!rank->has_ended && rank->process.ended().is_open()) {
+      waits.push_back({rank->process.ended().get(), POLLIN, 0});
+      streams.push_back(nullptr);
+    }
+  }
+  poll(waits.data(), waits.size(), milliseconds_to_wait());
+  for (size_t i = 1; i < waits.size(); ++i) {
+    if (streams[i] && waits[i].revents != 0) read_stream(*streams[i]);
+  }
+  while (const int number = signals_.next()) on_signal(number);
+  reap_ended();
+  if (deadline_ && Clock::now() >= *deadline_) on_deadline();
+}
+
+int Supervisor::milliseconds_to_wait() const {
+  const bool woken_by_ends =
+      std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->process.ended().is_open(); });
+  milliseconds wait = woken_by_ends ? milliseconds(60'000) : milliseconds(100);
+  if (deadline_) wait = std::min(wait, std::chrono::ceil<milliseconds>(*deadline_ - Clock::now()));
+  return static_cast<int>(std::max(wait, milliseconds(0)).count());
+}
+
+// Takes what is there, at most one buffer, so that a rank that writes without end does not starve the others.
+void Supervisor::read_stream(Stream& stream) {
+  char buffer[64 * 1024];
+  const auto bytes = read(stream.from->get(), buffer, sizeof(buffer));
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (bytes <= 0) {
+    stream.from->reset();
+    write_all(stream.to, stream.relay.finish());
+    stream.tail.finish();
+    return;
+  }
+  const std::string_view text(buffer, static_cast<size_t>(bytes));
+  stream.tail.feed(text);
+  write_all(stream.to, stream.relay.feed(text));
+}
+
+// The rest of an ended rank's output. Does not wait for the pipe's end: a process that left the group may hold it open.
+void Supervisor::drain(Stream& stream) {
+  while (stream.from->is_open()) {
+    pollfd wait{stream.from->get(), POLLIN, 0};
+    if (poll(&wait, 1, 0) <= 0) break;
+    read_stream(stream);
+  }
+  stream.from->reset();
+  write_all(stream.to, stream.relay.finish());
+  stream.tail.finish();
+}
+
+void Supervisor::write_all(int fd, const std::string& text) {
+  if (text.empty()) return;
+  char& last = last_byte_[fd == options_.err ? 1 : 0];
+  const bool begins_a_line = text.starts_with("[rank ") || text.starts_with(options_.name);
+  const std::string piece = begins_a_line && last != '\n' ? "\n" + text : text;
+  last = text.back();
+  for (size_t done = 0; done < piece.size();) {
+    const auto bytes = write(fd, piece.data() + done, piece.size() - done);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0 && errno == EAGAIN) {  // the launcher's own stdout may be a pipe that its other end made non-blocking
+      pollfd wait{fd, POLLOUT, 0};
+      poll(&wait, 1, -1);
+      continue;
+    }
+    if (bytes <= 0) return;  // nobody reads any more; the ranks go on
+    done += static_cast<size_t>(bytes);
+  }
+}
+
+void Supervisor::reap_ended() {
+  const bool ending = phase_ == Phase::kTerminating || phase_ == Phase::kKilling;
+  for (const auto& rank : ranks_) {
+    if (rank->has_ended) continue;
+    const pid_t group = rank->process.pid();
+    const auto status = rank->process.reap();
+    if (!status) continue;
+    guard_.forget(group);
+    rank->has_ended = true;
+    rank->end.wait_status = *status;
+    rank->end.order = ended_++;
+    rank->end.ended_by_launcher = ending;
+    drain(rank->out);
+    drain(rank->err);
+    rank->end.tail = rank->err.tail.lines();
+    if (rank->end.tail.empty()) rank->end.tail = rank->out.tail.lines();
+    on_end(*rank);
+  }
+}
+
+void Supervisor::on_end(RunningRank& rank) {
+  if (rank.end.wait_status == 0 && signals_seen_ == 0) return;
+  if (phase_ == Phase::kRunning) {
+    if (signals_seen_ > 0) return enter(Phase::kSettling, options_.grace);
+    const auto peer = blamed_peer(rank.end.tail);
+    const bool may_explain = peer && *peer < static_cast<int>(ranks_.size()) && !ranks_[*peer]->has_ended;
+    return may_explain ? enter(Phase::kSettling, options_.settle) : terminate();
+  }
+  // The rank that was blamed has told its own story by now; after a forwarded signal, the others finish theirs.
+  if (phase_ == Phase::kSettling && signals_seen_ == 0 && !blamed_peer(rank.end.tail)) terminate();
+}
+
+void Supervisor::on_signal(int number) {
+  if (phase_ == Phase::kTerminating || phase_ == Phase::kKilling) {
+    signal_all(SIGKILL);
+    return enter(Phase::kKilling, options_.grace);
+  }
+  ++signals_seen_;
+  signal_all(number);
+  signal_all(SIGCONT);
+  if (signals_seen_ == 2) enter(Phase::kSettling, options_.grace);
+}
+
+void Supervisor::on_deadline() {
+  if (phase_ == Phase::kSettling) return terminate();
+  signal_all(SIGKILL);
+  enter(Phase::kKilling, options_.grace);
+}
+
+void Supervisor::enter(Phase phase, milliseconds time_left) {
+  phase_ = phase;
+  deadline_ = Clock::now() + time_left;
+}
+
+void Supervisor::terminate() {
+  for (const auto& rank : ranks_) rank->end.was_stopped = !rank->has_ended && rank->process.is_stopped();
+  signal_all(SIGTERM);
+  signal_all(SIGCONT);  // a stopped rank would not see the other
+  enter(Phase::kTerminating, options_.grace);
+}
+
+void Supervisor::signal_all(int number) {
+  for (const auto& rank : ranks_) rank->process.signal(number);
+}
+
+bool Supervisor::any_running() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return !rank->has_ended; });
+}
+
+}  // namespace trireme::cli

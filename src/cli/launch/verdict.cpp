@@ -1,0 +1,106 @@
+#include "cli/launch/verdict.h"
+
+#include <string.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cctype>
+#include <csignal>
+
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+namespace {
+
+bool failed_by_itself(const RankEnd& end) { return end.wait_status != 0 && !end.ended_by_launcher; }
+
+// The number behind "rank " in `line`.
+std::optional<int> rank_in(const std::string& line) {
+  for (auto at = line.find("rank "); at != std::string::npos; at = line.find("rank ", at + 1)) {
+    size_t end = at + 5;
+    while (end < line.size() && std::isdigit(static_cast<unsigned char>(line[end]))) ++end;
+    if (end > at + 5 && end < at + 5 + 9) return std::stoi(line.substr(at + 5, end - at - 5));
+  }
+  return std::nullopt;
+}
+
+bool is_about_a_peer(const std::string& line) {
+  static const std::vector<std::string> kMarks = {"PeerLostError", "TimeoutError", "CommError",   "is gone",
+                                                  "died",          "lost",         "aborted",     "did not arrive",
+                                                  "threw",         "is stuck",     "ended before"};
+  return std::any_of(kMarks.begin(), kMarks.end(),
+                     [&](const std::string& mark) { return line.find(mark) != std::string::npos; });
+}
+
+const RankEnd* first_failure(const std::vector<RankEnd>& ends) {
+  const RankEnd* first = nullptr;
+  for (const auto& end : ends) {
+    if (failed_by_itself(end) && (!first || end.order < first->order)) first = &end;
+  }
+  return first;
+}
+
+// From the failure that was seen first to the one that caused it, as far as the ranks' own errors tell.
+const RankEnd* root_cause(const RankEnd* end, const std::vector<RankEnd>& ends) {
+  for (size_t hops = 0; hops < ends.size(); ++hops) {
+    const auto peer = blamed_peer(end->tail);
+    if (!peer || *peer == end->rank || *peer >= static_cast<int>(ends.size()) || !failed_by_itself(ends[*peer])) break;
+    end = &ends[*peer];
+  }
+  return end;
+}
+
+std::string describe(const RankEnd& end) {
+  if (!WIFSIGNALED(end.wait_status)) return str("exited with code ", exit_code_of(end.wait_status));
+  const int signal = WTERMSIG(end.wait_status);
+  std::string text = "was killed by " + signal_name(signal);
+  if (signal == SIGKILL) text += " (not by the launcher; the kernel does this when memory runs out, see `dmesg`)";
+  if (WCOREDUMP(end.wait_status)) text += " (core dumped)";
+  return text;
+}
+
+std::string describe_other(const RankEnd& end) {
+  if (end.ended_by_launcher)
+    return str("rank ", end.rank, end.was_stopped ? " (it was stopped)" : "", " ended by the launcher");
+  if (WIFSIGNALED(end.wait_status))
+    return str("rank ", end.rank, " killed by ", signal_name(WTERMSIG(end.wait_status)));
+  return str("rank ", end.rank, " exited with code ", exit_code_of(end.wait_status));
+}
+
+}  // namespace
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name ? str("SIG", name) : str("signal ", signal);
+}
+
+int exit_code_of(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+std::optional<int> blamed_peer(const std::vector<std::string>& tail) {
+  for (auto line = tail.rbegin(); line != tail.rend(); ++line) {
+    if (!is_about_a_peer(*line)) continue;
+    if (const auto rank = rank_in(*line)) return rank;
+  }
+  return std::nullopt;
+}
+
+Verdict judge(const std::vector<RankEnd>& ends, const std::string& name) {
+  const RankEnd* first = first_failure(ends);
+  if (!first) return {};
+  const RankEnd* cause = root_cause(first, ends);
+  std::string others;
+  for (const auto& end : ends) {
+    if (&end != cause && (end.wait_status != 0 || end.was_stopped))
+      others += (others.empty() ? "" : ", ") + describe_other(end);
+  }
+  Verdict verdict{exit_code_of(cause->wait_status), ""};
+  if (!others.empty()) verdict.report += str(name, ": after that: ", others, "\n");
+  verdict.report += str(name, ": rank ", cause->rank, " ", describe(*cause));
+  verdict.report += cause->tail.empty() ? "; it wrote nothing\n" : "; its last lines:\n";
+  for (const auto& line : cause->tail) verdict.report += str("    ", line, "\n");
+  return verdict;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,38 @@
+// Why a job ended: how each rank ended in, the rank to blame, the exit code and the last words out. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::cli {
+
+/// How one rank ended.
+struct RankEnd {
+  int rank = 0;
+  int wait_status = 0;                 ///< as of waitpid()
+  int order = 0;                       ///< 0 ended first
+  bool ended_by_launcher = false;      ///< after the launcher had begun to end the job
+  bool was_stopped = false;            ///< by SIGSTOP or a debugger, when the launcher began to end the job
+  std::vector<std::string> tail = {};  ///< its last lines: of stderr, or of stdout where that is empty
+};
+
+struct Verdict {
+  int exit_code = 0;   ///< of the rank that failed first; 128 + signal for one that a signal killed
+  std::string report;  ///< lines for stderr, the failed rank's own last; empty when no rank failed
+};
+
+/// A signal's name, "SIGKILL", or its number.
+std::string signal_name(int signal);
+
+/// The exit code that stands for `wait_status`: the program's own, or 128 + signal.
+int exit_code_of(int wait_status);
+
+/// The peer that the last lines of a rank complain about (a CommError names it), if they do.
+std::optional<int> blamed_peer(const std::vector<std::string>& tail);
+
+/// The rank that failed first: where its own error names a peer that failed by itself as well, that peer. `name` opens
+/// the lines of the report, e.g. "trireme launch". `ends` holds one entry per rank, in rank order.
+Verdict judge(const std::vector<RankEnd>& ends, const std::string& name);
+
+}  // namespace trireme::cli

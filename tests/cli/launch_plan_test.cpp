@@ -1,0 +1,96 @@
+#include "cli/launch/launch_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tests/cli/error_text.h"
+
+namespace trireme::cli {
+namespace {
+
+const LaunchMachine kMachine{.host_name = "node7.cluster", .cores = 8, .free_port = 4242};
+
+std::map<std::string, std::string> environment_of(const RankCommand& command) {
+  return {command.environment.begin(), command.environment.end()};
+}
+
+TEST(LaunchPlan, GivesEveryRankTorchrunsVariables) {
+  const auto commands = plan_launch({.ranks_per_node = 3, .program = {"./prog", "--epochs", "3"}}, kMachine);
+  ASSERT_EQ(commands.size(), 3u);
+  EXPECT_EQ(commands[2].argv, (std::vector<std::string>{"./prog", "--epochs", "3"}));
+  EXPECT_EQ(environment_of(commands[2]), (std::map<std::string, std::string>{{"RANK", "2"},
+                                                                             {"LOCAL_RANK", "2"},
+                                                                             {"WORLD_SIZE", "3"},
+                                                                             {"LOCAL_WORLD_SIZE", "3"},
+                                                                             {"GROUP_RANK", "0"},
+                                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                                             {"MASTER_PORT", "4242"},
+                                                                             {"OMP_NUM_THREADS", "2"}}));
+}
+
+TEST(LaunchPlan, StartsOneRankWithoutFlags) { EXPECT_EQ(plan_launch({.program = {"./prog"}}, kMachine).size(), 1u); }
+
+TEST(LaunchPlan, GivesEveryRankAtLeastOneThreadAndKeepsAnExplicitNumber) {
+  const auto many = plan_launch({.ranks_per_node = 100, .program = {"./prog"}}, kMachine);
+  EXPECT_EQ(environment_of(many[0]).at("OMP_NUM_THREADS"), "1");
+  auto machine = kMachine;
+  machine.has_omp_num_threads = true;
+  EXPECT_EQ(environment_of(plan_launch({.program = {"./prog"}}, machine)[0]).count("OMP_NUM_THREADS"), 0u);
+}
+
+TEST(LaunchPlan, TakesMasterAddressAndPortFromTheFlags) {
+  const auto environment = environment_of(
+      plan_launch({.master_addr = "10.0.0.7", .master_port = 29500, .program = {"./prog"}}, kMachine)[0]);
+  EXPECT_EQ(environment.at("MASTER_ADDR"), "10.0.0.7");
+  EXPECT_EQ(environment.at("MASTER_PORT"), "29500");
+}
+
+TEST(LaunchPlan, RunsScriptsAndModulesUnderPythonWithUnbufferedOutput) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(plan_launch({.program = {"train.py", "-x"}}, kMachine)[0].argv, (Words{"python3", "-u", "train.py", "-x"}));
+  EXPECT_EQ(plan_launch({.kind = ProgramKind::kProgram, .program = {"train.py"}}, kMachine)[0].argv, Words{"train.py"});
+  EXPECT_EQ(plan_launch({.kind = ProgramKind::kModule, .program = {"pkg.train"}}, kMachine)[0].argv,
+            (Words{"python3", "-u", "-m", "pkg.train"}));
+}
+
+TEST(LaunchPlan, RunsOnTheSlotsOfAHostfileThatNamesThisMachine) {
+  const std::vector<HostSlots> hosts = {{"node7", {0, 1, 2, 3}}, {"other", {0}}};
+  const auto chosen = plan_launch({.hosts = hosts, .include = "node7:1,3", .program = {"./prog"}}, kMachine);
+  ASSERT_EQ(chosen.size(), 2u);
+  EXPECT_EQ(environment_of(chosen[1]).at("CUDA_VISIBLE_DEVICES"), "1,3");
+  EXPECT_EQ(plan_launch({.nodes = 1, .hosts = hosts, .program = {"./prog"}}, kMachine).size(), 4u);
+  EXPECT_EQ(plan_launch({.ranks_per_node = 2, .nodes = 1, .hosts = hosts, .program = {"./prog"}}, kMachine).size(), 2u);
+}
+
+TEST(LaunchPlan, IncludesSlotsOfLocalhostWithoutAHostfile) {
+  EXPECT_EQ(plan_launch({.include = "localhost:0,5", .program = {"./prog"}}, kMachine).size(), 2u);
+}
+
+TEST(LaunchPlan, RefusesOtherHostsByName) {
+  const LaunchRequest request{.hosts = {{"node7", {0}}, {"node8", {0}}}, .program = {"./prog"}};
+  EXPECT_EQ(
+      error_text([&] { plan_launch(request, kMachine); }),
+      "host 'node8' is not this machine ('node7.cluster'): ranks on more than one host are not supported yet; keep to "
+      "this one with --include node7.cluster");
+  const LaunchRequest two_nodes{.nodes = 2, .program = {"./prog"}};
+  EXPECT_EQ(error_text([&] { plan_launch(two_nodes, kMachine); }),
+            "--num_nodes 2: only 1 host is known; name the others in a --hostfile");
+}
+
+TEST(LaunchPlan, RefusesFlagsThatDoNotFit) {
+  const auto refusal = [](const LaunchRequest& request) { return error_text([&] { plan_launch(request, kMachine); }); };
+  EXPECT_EQ(refusal({}),
+            "no program given; write it after the flags: trireme launch --num_gpus 2 ./my_program --epochs 3");
+  EXPECT_EQ(
+      refusal({.ranks_per_node = 2, .include = "localhost", .program = {"p"}}),
+      "--num_gpus and --num_nodes cannot be combined with --include or --exclude; the slots say how many ranks run");
+  EXPECT_EQ(refusal({.ranks_per_node = 3, .hosts = {{"localhost", {0, 1}}}, .program = {"p"}}),
+            "--num_gpus 3: host 'localhost' has 2 slots in the host file");
+  EXPECT_EQ(refusal({.ranks_per_node = 0, .program = {"p"}}), "--num_gpus 0: at least one rank is needed");
+  EXPECT_EQ(refusal({.master_port = 70000, .program = {"p"}}),
+            "--master_port 70000: a port is a number from 1 to 65535");
+}
+
+}  // namespace
+}  // namespace trireme::cli

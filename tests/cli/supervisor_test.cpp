@@ -1,0 +1,218 @@
+// The supervisor with real child processes.
+#include "cli/launch/supervisor.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "tests/cli/error_text.h"
+
+namespace trireme::cli {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+RankCommand shell(const std::string& script) { return {{"/bin/sh", "-c", script}, {}}; }
+
+struct Finished {
+  int exit_code;
+  std::string out;
+  std::string err;
+  std::chrono::duration<double> seconds;
+};
+
+std::string contents_of(FILE* file) {
+  std::rewind(file);
+  std::string text;
+  for (int byte; (byte = std::fgetc(file)) != EOF;) text += static_cast<char>(byte);
+  return text;
+}
+
+Finished supervise(std::vector<RankCommand> commands, SupervisorOptions options = {}) {
+  FILE* out = std::tmpfile();
+  FILE* err = std::tmpfile();
+  options.out = fileno(out);
+  options.err = fileno(err);
+  const auto start = Clock::now();
+  const auto verdict = Supervisor(std::move(commands), options).run();
+  const auto seconds = Clock::now() - start;
+  Finished finished{verdict.exit_code, contents_of(out), contents_of(err), seconds};
+  std::fclose(out);
+  std::fclose(err);
+  return finished;
+}
+
+bool becomes_true(const std::function<bool()>& condition, std::chrono::milliseconds within = 10s) {
+  for (const auto deadline = Clock::now() + within; Clock::now() < deadline; std::this_thread::sleep_for(10ms)) {
+    if (condition()) return true;
+  }
+  return condition();
+}
+
+// A folder of this test alone.
+class SupervisorFiles : public ::testing::Test {
+ protected:
+  SupervisorFiles() {
+    std::string name = (std::filesystem::temp_directory_path() / "trireme_supervisor_XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+  }
+  ~SupervisorFiles() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  int number_in(const std::string& name) const {
+    int number = 0;
+    std::ifstream(path(name)) >> number;
+    return number;
+  }
+
+  std::filesystem::path folder_;
+};
+
+bool is_alive(int pid) {
+  // A zombie waits only for whoever inherited it, and does nothing any more.
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  return !text.empty() && text[text.rfind(')') + 2] != 'Z';
+}
+
+TEST(Supervisor, KeepsStdoutAndStderrApartAndPrefixesBoth) {
+  const auto done = supervise({shell("echo out0; echo err0 >&2"), shell("printf 'out1\\nlast'; echo err1 >&2")});
+  EXPECT_EQ(done.exit_code, 0);
+  EXPECT_NE(done.out.find("[rank 0] out0\n"), std::string::npos);
+  EXPECT_NE(done.out.find("[rank 1] out1\n[rank 1] last\n"), std::string::npos);
+  EXPECT_EQ(done.out.find("err"), std::string::npos);
+  EXPECT_NE(done.err.find("[rank 0] err0\n"), std::string::npos);
+  EXPECT_EQ(done.err.find("out"), std::string::npos);
+}
+
+TEST(Supervisor, LeavesRankZeroUnprefixedWhenAsked) {
+  const auto done =
+      supervise({shell("printf '\\r10%%\\r20%%'"), shell("sleep 0.2; echo hello")}, {.prefix = Prefix::kAllButFirst});
+  EXPECT_EQ(done.out, "\r10%\r20%\n[rank 1] hello\n");
+}
+
+TEST(Supervisor, LosesNothingOfALargeOutput) {
+  const auto done = supervise({shell("i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done")});
+  EXPECT_EQ(std::count(done.out.begin(), done.out.end(), '\n'), 20000);
+  EXPECT_TRUE(done.out.ends_with("[rank 0] line 19999\n"));
+}
+
+TEST(Supervisor, GivesRanksTheirVariablesAndAnEmptyInput) {
+  const RankCommand command{{"sh", "-c", "echo $RANK of $WORLD_SIZE; cat"}, {{"RANK", "1"}, {"WORLD_SIZE", "2"}}};
+  EXPECT_EQ(supervise({command}).out, "[rank 0] 1 of 2\n");
+}
+
+TEST(Supervisor, EndsTheOthersAndRepeatsTheFirstFailureLast) {
+  const auto done = supervise({shell("sleep 60"), shell("echo it broke >&2; exit 7")});
+  EXPECT_EQ(done.exit_code, 7);
+  EXPECT_LT(done.seconds, 10s);
+  EXPECT_TRUE(
+      done.err.ends_with("trireme launch: after that: rank 0 ended by the launcher\n"
+                         "trireme launch: rank 1 exited with code 7; its last lines:\n    it broke\n"))
+      << done.err;
+}
+
+TEST(Supervisor, ReturnsTheSignalOfARankThatWasKilled) {
+  const auto done = supervise({shell("sleep 60"), shell("echo working; kill -KILL $$")});
+  EXPECT_EQ(done.exit_code, 128 + SIGKILL);
+  EXPECT_NE(done.err.find("rank 1 was killed by SIGKILL"), std::string::npos) << done.err;
+  EXPECT_TRUE(done.err.ends_with("its last lines:\n    working\n")) << done.err;
+}
+
+TEST(Supervisor, KillsARankThatIgnoresSigtermAfterTheGrace) {
+  const auto done =
+      supervise({shell("trap '' TERM; while :; do sleep 0.05; done"), shell("sleep 0.2; exit 4")}, {.grace = 300ms});
+  EXPECT_EQ(done.exit_code, 4);
+  EXPECT_LT(done.seconds, 10s);
+}
+
+TEST(Supervisor, WaitsForTheRankThatASurvivorBlames) {
+  const auto done = supervise({shell("echo 'PeerLostError: rank 1 died in all_reduce' >&2; exit 3"),
+                               shell("sleep 0.3; echo out of luck >&2; exit 9")});
+  EXPECT_EQ(done.exit_code, 9);
+  EXPECT_TRUE(done.err.ends_with("rank 1 exited with code 9; its last lines:\n    out of luck\n")) << done.err;
+}
+
+TEST(Supervisor, SaysThatARankWasStopped) {
+  const auto done =
+      supervise({shell("sleep 0.3; echo 'TimeoutError: rank 1 did not arrive' >&2; exit 3"), shell("kill -STOP $$")},
+                {.grace = 2s, .settle = 100ms});
+  EXPECT_EQ(done.exit_code, 3);
+  EXPECT_NE(done.err.find("after that: rank 1 (it was stopped) ended by the launcher"), std::string::npos) << done.err;
+}
+
+TEST(Supervisor, RefusesAProgramThatIsNotThereBeforeAnythingStarts) {
+  const auto start = [](const std::string& program) {
+    return error_text([&] { Supervisor({{{program}, {}}}, {}).run(); });
+  };
+  EXPECT_EQ(start("/no/such/program"), "there is no program '/no/such/program'");
+  EXPECT_EQ(start("surely_no_such_program"), "there is no program 'surely_no_such_program'");
+}
+
+TEST_F(SupervisorFiles, RefusesAProgramThatMayNotBeExecuted) {
+  std::ofstream(path("program")) << "#!/bin/sh\n";
+  EXPECT_EQ(error_text([&] {
+              Supervisor({{{path("program")}, {}}}, {}).run();
+            }),
+            "'" + path("program") + "' may not be executed; allow it with chmod +x");
+}
+
+TEST(Supervisor, ReportsAProgramThatCannotBeExecuted) {
+  const std::string script = (std::filesystem::temp_directory_path() / "trireme_bad_interpreter").string();
+  std::ofstream(script) << "#!/no/such/interpreter\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  const auto done = supervise({{{script}, {}}});
+  std::filesystem::remove(script);
+  EXPECT_EQ(done.exit_code, 127);
+  EXPECT_NE(done.err.find("cannot execute " + script + ": No such file or directory"), std::string::npos) << done.err;
+}
+
+TEST_F(SupervisorFiles, PassesSignalsOnAndLetsRanksEndByThemselves) {
+  const std::string script =
+      "trap 'sleep 0.3; echo saved; exit 130' INT; echo up > " + path("up") + "$RANK; while :; do sleep 0.05; done";
+  std::thread user([&] {
+    becomes_true([&] { return std::filesystem::exists(path("up0")) && std::filesystem::exists(path("up1")); });
+    kill(getpid(), SIGINT);
+  });
+  const auto done =
+      supervise({{{"/bin/sh", "-c", script}, {{"RANK", "0"}}}, {{"/bin/sh", "-c", script}, {{"RANK", "1"}}}});
+  user.join();
+  EXPECT_EQ(done.exit_code, 130);
+  EXPECT_NE(done.out.find("[rank 0] saved\n"), std::string::npos);
+  EXPECT_NE(done.out.find("[rank 1] saved\n"), std::string::npos);
+}
+
+TEST_F(SupervisorFiles, LeavesNoProcessThatARankHasStarted) {
+  const auto done = supervise({shell("sleep 300 & echo $! > " + path("child"))});
+  EXPECT_EQ(done.exit_code, 0);
+  ASSERT_GT(number_in("child"), 0);
+  EXPECT_TRUE(becomes_true([&] { return !is_alive(number_in("child")); }));
+}
+
+TEST_F(SupervisorFiles, LeavesNoOrphanWhenTheLauncherItselfIsKilled) {
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    const std::string script = "sleep 300 & echo $! > " + path("child") + "; echo $$ > " + path("rank") + "; wait";
+    Supervisor({shell(script)}, {}).run();
+    _exit(0);
+  }
+  ASSERT_TRUE(becomes_true([&] { return number_in("rank") > 0 && number_in("child") > 0; }));
+  EXPECT_TRUE(is_alive(number_in("rank")));
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  EXPECT_TRUE(becomes_true([&] { return !is_alive(number_in("rank")); }));
+  EXPECT_TRUE(becomes_true([&] { return !is_alive(number_in("child")); }));
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,73 @@
+#include "cli/launch/verdict.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace trireme::cli {
+namespace {
+
+constexpr int exited(int code) { return code << 8; }
+
+TEST(Verdict, IsSilentWhenEveryRankSucceeds) {
+  const auto verdict = judge({{.rank = 0}, {.rank = 1, .order = 1}}, "launch");
+  EXPECT_EQ(verdict.exit_code, 0);
+  EXPECT_EQ(verdict.report, "");
+}
+
+TEST(Verdict, BlamesTheRankThatFailedFirstAndEndsWithItsLines) {
+  const auto verdict =
+      judge({{.rank = 0, .wait_status = SIGTERM, .order = 1, .ended_by_launcher = true, .tail = {"bye"}},
+             {.rank = 1, .wait_status = exited(3), .order = 0, .tail = {"x = 1", "x is wrong"}}},
+            "launch");
+  EXPECT_EQ(verdict.exit_code, 3);
+  EXPECT_EQ(verdict.report,
+            "launch: after that: rank 0 ended by the launcher\n"
+            "launch: rank 1 exited with code 3; its last lines:\n    x = 1\n    x is wrong\n");
+}
+
+TEST(Verdict, NamesTheSignalAndReturns128PlusItsNumber) {
+  const auto verdict = judge({{.rank = 0, .wait_status = SIGSEGV}}, "launch");
+  EXPECT_EQ(verdict.exit_code, 139);
+  EXPECT_EQ(verdict.report, "launch: rank 0 was killed by SIGSEGV; it wrote nothing\n");
+}
+
+TEST(Verdict, PrefersTheDeadRankOverTheSurvivorThatReportedIt) {
+  const auto verdict =
+      judge({{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"PeerLostError: rank 1 died in all_gather"}},
+             {.rank = 1, .wait_status = SIGKILL, .order = 1}},
+            "launch");
+  EXPECT_EQ(verdict.exit_code, 137);
+  EXPECT_EQ(verdict.report,
+            "launch: after that: rank 0 exited with code 3\n"
+            "launch: rank 1 was killed by SIGKILL (not by the launcher; the kernel does this when memory runs out, see "
+            "`dmesg`); it wrote nothing\n");
+}
+
+TEST(Verdict, FollowsAChainOfBlameToItsRootAndSurvivesACircle) {
+  const RankEnd zero{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"rank 1 died"}};
+  const RankEnd one{.rank = 1, .wait_status = exited(3), .order = 1, .tail = {"rank 2 died"}};
+  EXPECT_EQ(judge({zero, one, {.rank = 2, .wait_status = exited(7), .order = 2}}, "l").exit_code, 7);
+  EXPECT_EQ(judge({zero, {.rank = 1, .wait_status = exited(3), .order = 1, .tail = {"rank 0 died"}}}, "l").exit_code,
+            3);
+}
+
+TEST(Verdict, KeepsToTheReportingRankWhenTheOtherHadToBeEnded) {
+  const auto verdict =
+      judge({{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"TimeoutError: rank 1 did not arrive"}},
+             {.rank = 1, .wait_status = SIGKILL, .order = 1, .ended_by_launcher = true, .was_stopped = true}},
+            "launch");
+  EXPECT_EQ(verdict.exit_code, 3);
+  EXPECT_EQ(verdict.report,
+            "launch: after that: rank 1 (it was stopped) ended by the launcher\n"
+            "launch: rank 0 exited with code 3; its last lines:\n    TimeoutError: rank 1 did not arrive\n");
+}
+
+TEST(BlamedPeer, IsReadFromTheLastLineThatSpeaksOfAPeer) {
+  EXPECT_EQ(blamed_peer({"rank 3 died", "PeerLostError: rank 12 is gone", "rank 5 is fine"}), 12);
+  EXPECT_EQ(blamed_peer({"loss 1.0", "rank 5 is fine"}), std::nullopt);
+  EXPECT_EQ(blamed_peer({"a rank died"}), std::nullopt);
+}
+
+}  // namespace
+}  // namespace trireme::cli
