@@ -1,0 +1,152 @@
+#include "data/open_files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "data/find_files.h"
+#include "data/npy.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+constexpr size_t kSmallestMapBytes = 4096;
+constexpr size_t kMostMaps = 16384;  // Linux allows 65,530 per process, and others need some
+constexpr size_t kTextProbeBytes = 8192;
+
+/// The bytes of a file that is not worth a map.
+class HeapFile final : public MappedFile {
+ public:
+  explicit HeapFile(std::string bytes) : bytes_(std::move(bytes)) {}
+  const std::byte* data() const noexcept override { return reinterpret_cast<const std::byte*>(bytes_.data()); }
+  size_t bytes() const noexcept override { return bytes_.size(); }
+
+ private:
+  std::string bytes_;
+};
+
+bool is_npy(const FoundFile& file) { return file.path.extension() == ".npy"; }
+bool is_token_file(const FoundFile& file) { return is_npy(file) || file.path.extension() == ".bin"; }
+
+bool is_binary(const MappedFile& file) {
+  return std::memchr(file.data(), 0, std::min(file.bytes(), kTextProbeBytes)) != nullptr;
+}
+
+/// kAuto becomes kBytes, or kUint16 where .bin files are meant (a .npy file says itself what it is).
+DataFormat resolve_format(const FoundFiles& found, const DataOptions& options) {
+  if (options.format != DataFormat::kAuto) return options.format;
+  const auto& files = found.files;
+  const auto tokens = std::find_if(files.begin(), files.end(), is_token_file);
+  const auto others = std::find_if_not(files.begin(), files.end(), is_token_file);
+  if (tokens != files.end() && others != files.end()) {
+    throw DataError(trireme::str("data path `", options.path, "` holds token files (", tokens->relative,
+                                 ") and others (", others->relative,
+                                 "); set the data format to bytes, uint16 or uint32, or give a glob"));
+  }
+  return tokens != files.end() ? DataFormat::kUint16 : DataFormat::kBytes;
+}
+
+class Opener {
+ public:
+  Opener(const DataOptions& options, FoundFiles found)
+      : options_(options), found_(std::move(found)), format_(resolve_format(found_, options)) {}
+
+  OpenedFiles run() {
+    OpenedFiles opened{{}, format_, 0};
+    for (const auto& file : found_.files) {
+      auto piece = open(file);
+      if (piece.stored > 0) {
+        opened.pieces.push_back(std::move(piece));
+      } else {
+        ++opened.skipped_files;
+      }
+    }
+    if (opened.pieces.empty()) {
+      throw DataError(trireme::str("data path `", options_.path, "` holds nothing to train on: ", opened.skipped_files,
+                                   " files, all of them empty or not ", kind(),
+                                   "; check the path and the data format"));
+    }
+    if (format_ != DataFormat::kBytes) opened.format = opened.pieces[0].format;
+    return opened;
+  }
+
+ private:
+  const char* kind() const { return format_ == DataFormat::kBytes ? "text" : ".bin or .npy files"; }
+
+  /// A piece without tokens: the file is to be skipped.
+  TokenPiece open(const FoundFile& file) {
+    const bool bytes = format_ == DataFormat::kBytes;
+    if (!bytes && !is_token_file(file) && !found_.by_name) return {};
+    TokenPiece piece{map(file), file.path.string(), file.relative, nullptr, format_, 0, 0, bytes};
+    piece.data = piece.file->data();
+    if (piece.file->bytes() == 0) return {};
+    if (bytes) {
+      piece.stored = is_text(piece) ? static_cast<int64_t>(piece.file->bytes()) : 0;
+      return piece;
+    }
+    is_npy(file) ? place_npy(piece) : place_raw(piece);
+    if (options_.vocab_size > 0) check_vocabulary(piece, options_.vocab_size);
+    return piece;
+  }
+
+  std::shared_ptr<const MappedFile> map(const FoundFile& file) {
+    try {
+      auto& files = posix_file_system();
+      if (files.size(file.path) < kSmallestMapBytes || maps_ >= kMostMaps) {
+        return std::make_shared<HeapFile>(files.read(file.path));
+      }
+      ++maps_;
+      return files.map(file.path);
+    } catch (const IoError& error) {
+      throw DataError(trireme::str("cannot read data: ", error.what(), "; give a readable file, or exclude it"));
+    }
+  }
+
+  bool is_text(const TokenPiece& piece) const {
+    if (!is_binary(*piece.file)) return true;
+    if (!found_.by_name) return false;
+    if (options_.format == DataFormat::kBytes) return true;
+    throw DataError(piece.path + ": it has NUL bytes, so it is no text; set the data format to what it is (uint16, " +
+                    "uint32), or to bytes to train on its bytes all the same");
+  }
+
+  void place_raw(TokenPiece& piece) const {
+    const size_t bytes = piece.file->bytes();
+    if (bytes % itemsize(format_) != 0) {
+      throw DataError(trireme::str(piece.path, ": ", bytes, " bytes are not a whole number of ",
+                                   format_ == DataFormat::kUint16 ? "uint16" : "uint32",
+                                   " tokens; set the data format, or copy the file again"));
+    }
+    piece.stored = static_cast<int64_t>(bytes / itemsize(format_));
+  }
+
+  void place_npy(TokenPiece& piece) const {
+    const auto array = parse_npy(std::span(piece.file->data(), piece.file->bytes()), piece.path);
+    if (options_.format != DataFormat::kAuto && array.format != format_) {
+      throw DataError(trireme::str(piece.path, ": it holds ", 8 * itemsize(array.format), "-bit tokens, but the data ",
+                                   "format is uint", 8 * itemsize(format_), "; set it to auto"));
+    }
+    piece.format = array.format;
+    piece.data += array.offset;
+    piece.stored = array.size;
+  }
+
+  const DataOptions& options_;
+  const FoundFiles found_;
+  const DataFormat format_;
+  size_t maps_ = 0;
+};
+
+}  // namespace
+
+OpenedFiles open_files(const DataOptions& options) {
+  auto opened = Opener(options, find_files(options.path, options.exclude)).run();
+  if (opened.format == DataFormat::kBytes && options.vocab_size > 0 && options.vocab_size < kByteVocabSize) {
+    throw DataError(trireme::str("data path `", options.path, "`: bytes need a vocabulary of ", kByteVocabSize,
+                                 ", but the model's vocab_size=", options.vocab_size, "; give it at least 256"));
+  }
+  return opened;
+}
+
+}  // namespace trireme
