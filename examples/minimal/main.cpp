@@ -1,0 +1,19 @@
+#include <torch/nn.h>
+#include <trireme/trireme.h>
+
+#include <iostream>
+
+int main() {
+  auto world = trireme::init();    // ranks from `trireme launch`, torchrun, mpirun or srun; without them, one
+  torch::manual_seed(world.rank);  // every rank draws its own data; rank 0's weights become everybody's
+  torch::nn::Sequential net(torch::nn::Linear(8, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1));
+  auto engine = trireme::initialize(world, net, {.config = "ds_config.json"});
+  for (int step = 1; step <= 200; ++step) {
+    auto input = torch::randn({16, 8});
+    auto loss = torch::mse_loss(engine(input), input.sum(1, /*keepdim=*/true));
+    engine.backward(loss);
+    engine.step();
+    if (world.rank == 0 && step % 50 == 0) std::cout << "step " << step << " loss " << loss.item<double>() << "\n";
+  }
+  engine.save_checkpoint("checkpoints");
+}

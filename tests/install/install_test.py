@@ -1,0 +1,70 @@
+"""`cmake --install` gives what a foreign project and a person need. Arguments: cmake, build folder, ninja, compiler."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+CMAKE, BUILD, NINJA, COMPILER = sys.argv[1:5]
+
+
+def run(*command, cwd=None):
+    """(exit status, what was printed)."""
+    done = subprocess.run([str(word) for word in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+class Install(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="trireme-install-")
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.prefix = cls.folder / "prefix"
+        status, out = run(CMAKE, "--install", BUILD, "--prefix", cls.prefix)
+        assert status == 0, out
+
+    def configure(self, name, *flags):
+        return run(CMAKE, "-S", ROOT / "examples/minimal", "-B", self.folder / name, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
+                   f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DCMAKE_PREFIX_PATH={self.prefix}", *flags)
+
+    def test_the_program_runs_from_where_it_is_installed(self):
+        status, out = run(self.prefix / "bin/trireme", "--help")
+        self.assertEqual(status, 0, out)
+        self.assertIn("train", out)
+
+    def test_a_foreign_project_builds_and_trains_alone_and_on_two_ranks(self):
+        status, out = self.configure("build")
+        self.assertEqual(status, 0, out)
+        status, out = run(CMAKE, "--build", self.folder / "build")
+        self.assertEqual(status, 0, out)
+        program = self.folder / "build/minimal"
+        for command in ([program], [self.prefix / "bin/trireme", "launch", "--num_gpus", "2", program]):
+            with self.subTest(str(command)):
+                run_folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+                (run_folder / "ds_config.json").write_text((ROOT / "examples/minimal/ds_config.json").read_text())
+                status, out = run(*command, cwd=run_folder)
+                self.assertEqual(status, 0, out)
+                losses = [float(line.split()[-1]) for line in out.splitlines() if " loss " in line]
+                self.assertEqual(len(losses), 4, out)
+                self.assertLess(losses[-1], 0.2 * 8, out)  # 8: the variance of a sum of 8 standard normal values
+                self.assertTrue(any((run_folder / "checkpoints").iterdir()))
+
+    def test_another_torch_is_refused_by_version(self):
+        other = self.folder / "torch"
+        other.mkdir()
+        (other / "version.py").write_text("__version__ = '9.8.7+cpu'\n")
+        status, out = self.configure("other", f"-DTRIREME_TORCH_DIR={other}")
+        self.assertNotEqual(status, 0)
+        self.assertIn("is torch 9.8.7", out)
+
+    def test_a_folder_without_torch_is_refused(self):
+        status, out = self.configure("none", f"-DTRIREME_TORCH_DIR={os.devnull}")
+        self.assertNotEqual(status, 0)
+        self.assertIn("holds no torch package", " ".join(out.split()))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
