@@ -1,0 +1,21 @@
+// The parts of the configuration, each read from its own section.
+#pragma once
+
+#include "config/section.h"
+#include "trireme/config/config.h"
+
+namespace trireme {
+
+/// The batch triple, resolved as DeepSpeed does: what is missing follows from the others and the number of ranks.
+BatchSizes read_batch_sizes(Section& top, int world_size);
+
+/// bf16, data_types, communication_data_type. The pager's accumulation dtype follows from the result.
+PrecisionOptions read_precision(Section& top);
+
+std::optional<OptimizerOptions> read_optimizer(Section& top);
+std::optional<ScheduleOptions> read_scheduler(Section& top);
+
+/// `zero_optimization` and `trireme`: how model states are held. `precision` turns elements into bytes.
+void read_zero(Section& top, const PrecisionOptions& precision, Config& config);
+
+}  // namespace trireme

@@ -1,0 +1,80 @@
+#include <nlohmann/json.hpp>
+
+#include "trireme/config/config.h"
+
+namespace trireme {
+namespace {
+
+Json optimizer_json(const OptimizerOptions& options) {
+  if (options.kind == OptimizerKind::kSgd)
+    return {{"type", "SGD"},
+            {"params",
+             {{"lr", options.lr},
+              {"momentum", options.momentum},
+              {"weight_decay", options.weight_decay},
+              {"nesterov", options.nesterov}}}};
+  const bool decoupled = options.kind == OptimizerKind::kAdamW;
+  return {{"type", decoupled ? "AdamW" : "Adam"},
+          {"params",
+           {{"lr", options.lr},
+            {"betas", Json::array({options.beta1, options.beta2})},
+            {"eps", options.eps},
+            {"weight_decay", options.weight_decay},
+            {"adam_w_mode", decoupled}}}};
+}
+
+Json scheduler_json(const ScheduleOptions& options) {
+  Json params = Json::object();
+  if (options.kind != ScheduleKind::kConstant) {
+    params["warmup_num_steps"] = options.warmup_num_steps;
+    params["warmup_type"] = options.warmup_type == WarmupKind::kLog ? "log" : "linear";
+  }
+  if (options.kind == ScheduleKind::kWarmup || options.kind == ScheduleKind::kWarmupDecay) {
+    const bool from_optimizer = options.warmup_max_lr == ScheduleOptions::kOptimizerLr;
+    params["warmup_min_lr"] = options.warmup_min_lr;
+    params["warmup_max_lr"] = from_optimizer ? Json("auto") : Json(options.warmup_max_lr);
+  }
+  if (options.kind == ScheduleKind::kWarmupDecay || options.kind == ScheduleKind::kWarmupCosine)
+    params["total_num_steps"] = options.total_num_steps;
+  if (options.kind == ScheduleKind::kWarmupCosine) {
+    params["warmup_min_ratio"] = options.warmup_min_ratio;
+    params["cos_min_ratio"] = options.cos_min_ratio;
+  }
+  return {{"type", name_of(options.kind)}, {"params", params}};
+}
+
+const char* gather_name(GatherPolicy gather) {
+  return gather == GatherPolicy::kShared ? "shared" : gather == GatherPolicy::kCopy ? "copy" : "auto";
+}
+
+const char* tag_validation_name(TagValidation validation) {
+  return validation == TagValidation::kIgnore ? "Ignore" : validation == TagValidation::kFail ? "Fail" : "Warn";
+}
+
+}  // namespace
+
+Json to_json(const Config& config) {
+  Json json = {{"train_batch_size", config.batch.train_batch_size},
+               {"train_micro_batch_size_per_gpu", config.batch.train_micro_batch_size_per_gpu},
+               {"gradient_accumulation_steps", config.batch.gradient_accumulation_steps}};
+  if (config.optimizer) json["optimizer"] = optimizer_json(*config.optimizer);
+  if (config.scheduler) json["scheduler"] = scheduler_json(*config.scheduler);
+  json["gradient_clipping"] = config.gradient_clipping;
+  json["bf16"] = {{"enabled", config.precision.weight_dtype == at::kBFloat16},
+                  {"check_grad_overflow", config.precision.check_grad_overflow}};
+  json["data_types"] = {{"grad_accum_dtype", short_name(config.precision.accumulation_dtype)}};
+  json["zero_optimization"] = {{"stage", config.pager.stage}, {"ignore_unused_parameters", config.ignore_unused_parameters}};
+  json["trireme"] = {{"gather", gather_name(config.pager.gather)},
+                     {"live_bytes", config.pager.live_bytes},
+                     {"prefetch_bytes", config.pager.prefetch_bytes},
+                     {"merge_below_bytes", config.pager.units.merge_below_bytes},
+                     {"unit_patterns", config.pager.units.patterns},
+                     {"poison", config.pager.poison}};
+  json["checkpoint"] = {{"tag_validation", tag_validation_name(config.tag_validation)}};
+  json["steps_per_print"] = config.steps_per_print;
+  return json;
+}
+
+std::string to_text(const Config& config) { return to_json(config).dump(2) + "\n"; }
+
+}  // namespace trireme

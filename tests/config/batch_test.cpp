@@ -1,0 +1,88 @@
+#include <gtest/gtest.h>
+
+#include "tests/config/config_test_support.h"
+
+namespace trireme {
+namespace {
+
+BatchSizes resolve(const std::string& text, int world_size) { return parse_config(text, world_size).batch; }
+
+std::string batch_error(const std::string& text, int world_size) {
+  const Refusal refusal = refusal_of_text(text, world_size);
+  EXPECT_EQ(refusal.code, ErrorCode::kBatchSize) << text;
+  return refusal.message;
+}
+
+TEST(Batch, TakesAllThreeWhenTheyMultiplyOut) {
+  EXPECT_EQ(resolve(R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})", 4),
+            (BatchSizes{24, 2, 3}));
+}
+
+TEST(Batch, DerivesTheStepsFromTheOtherTwo) {
+  EXPECT_EQ(resolve(R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2})", 4), (BatchSizes{24, 2, 3}));
+}
+
+TEST(Batch, DerivesTheMicroBatchFromTheOtherTwo) {
+  EXPECT_EQ(resolve(R"({"train_batch_size": 24, "gradient_accumulation_steps": 3})", 4), (BatchSizes{24, 2, 3}));
+}
+
+TEST(Batch, DerivesTheTrainBatchFromTheOtherTwo) {
+  EXPECT_EQ(resolve(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})", 4), (BatchSizes{24, 2, 3}));
+}
+
+TEST(Batch, TakesOneStepWhenOnlyOneSizeIsGiven) {
+  EXPECT_EQ(resolve(R"({"train_batch_size": 24})", 4), (BatchSizes{24, 6, 1}));
+  EXPECT_EQ(resolve(R"({"train_micro_batch_size_per_gpu": 2})", 4), (BatchSizes{8, 2, 1}));
+}
+
+TEST(Batch, ReadsAutoAndNullAsAbsent) {
+  EXPECT_EQ(resolve(R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": null})", 4),
+            (BatchSizes{8, 2, 1}));
+}
+
+TEST(Batch, NeedsOneOfTheTwoSizes) {
+  const std::string text = "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided";
+  EXPECT_EQ(batch_error("{}", 2), text);
+  EXPECT_EQ(batch_error(R"({"gradient_accumulation_steps": 2})", 2), text);
+}
+
+TEST(Batch, RefusesATripleThatDoesNotMultiplyOut) {
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})", 2),
+            "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
+            "world_size 32 != 2 * 2 * 2\n"
+            "Set train_batch_size to 8, or leave one of the three out: it follows from the other two.");
+}
+
+TEST(Batch, RefusesADerivedSizeThatLosesARemainder) {
+  EXPECT_NE(batch_error(R"({"train_batch_size": 25, "train_micro_batch_size_per_gpu": 2})", 4).find("world_size 25 != 2 * 3 * 4"),
+            std::string::npos);
+  EXPECT_NE(batch_error(R"({"train_batch_size": 5})", 2).find("world_size 5 != 2 * 1 * 2"), std::string::npos);
+}
+
+TEST(Batch, RefusesSizesThatAreNotPositive) {
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 0})", 1), "Train batch size: 0 has to be greater than 0");
+  EXPECT_EQ(batch_error(R"({"train_micro_batch_size_per_gpu": -1})", 1), "Micro batch size per gpu: -1 has to be greater than 0");
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 2, "gradient_accumulation_steps": 0})", 1),
+            "Gradient accumulation steps: 0 has to be greater than 0");
+}
+
+TEST(Batch, RefusesDerivedSizesOfZero) {
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 2})", 4), "Micro batch size per gpu: 0 has to be greater than 0");
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 2, "train_micro_batch_size_per_gpu": 4})", 1),
+            "Gradient accumulation steps: 0 has to be greater than 0");
+}
+
+TEST(Batch, DoesNotOverflow) {
+  EXPECT_NE(batch_error(R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1e18, "gradient_accumulation_steps": 1e18})", 4)
+                .find("1 != 1000000000000000000 * 1000000000000000000 * 4"),
+            std::string::npos);
+}
+
+TEST(Batch, NamesAWrongType) {
+  EXPECT_EQ(refusal_of_text(R"({"train_batch_size": "8"})"),
+            wrong("`train_batch_size` is \"8\"; expected an integer; write it without quotes"));
+  EXPECT_EQ(refusal_of_text(R"({"train_batch_size": 8.5})"), wrong("`train_batch_size` is 8.5; expected an integer"));
+}
+
+}  // namespace
+}  // namespace trireme

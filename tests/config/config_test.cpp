@@ -1,0 +1,219 @@
+#include "trireme/config/config.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/config/config_test_support.h"
+
+namespace trireme {
+namespace {
+
+TEST(Config, HasDeepSpeedsDefaults) {
+  const Config config = default_config(4);
+  EXPECT_EQ(config.batch, (BatchSizes{4, 1, 1}));
+  EXPECT_FALSE(config.optimizer.has_value());
+  EXPECT_FALSE(config.scheduler.has_value());
+  EXPECT_EQ(config.precision, PrecisionOptions{});
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_TRUE(config.ignore_unused_parameters);
+  EXPECT_EQ(config.steps_per_print, 0);
+  EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
+}
+
+TEST(Config, ReadsItsOwnResolvedFormBack) {
+  const std::string texts[] = {
+      R"({"train_batch_size": 4})",
+      R"({"train_batch_size": 24, "gradient_accumulation_steps": 3, "gradient_clipping": 0.5, "steps_per_print": 7,
+          "bf16": {"enabled": true, "check_grad_overflow": false}, "data_types": {"grad_accum_dtype": "bf16"},
+          "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.1, 0.2], "eps": 1e-3, "weight_decay": 0.3, "adam_w_mode": false}},
+          "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr": "auto", "warmup_min_lr": 0.01, "warmup_type": "linear"}},
+          "zero_optimization": {"stage": 3, "ignore_unused_parameters": false, "max_live_parameters": 1e30},
+          "trireme": {"gather": "shared", "merge_below_bytes": 3, "unit_patterns": ["a", "b\\."], "poison": true},
+          "checkpoint": {"tag_validation": "FAIL"}})",
+      R"({"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"momentum": 0.9, "nesterov": true}},
+          "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9, "warmup_min_ratio": 0.5, "cos_min_ratio": 0.1}},
+          "trireme": {"gather": "copy", "prefetch_bytes": 0, "live_bytes": 1}, "checkpoint": {"tag_validation": "ignore"}})",
+      R"({"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}}})",
+      R"({"train_batch_size": 4, "scheduler": {"type": "constant"}})"};
+  for (const std::string& text : texts) {
+    const Config config = parse_config(text, 4);
+    CapturedLog log;
+    EXPECT_EQ(config_from_json(to_json(config), 4), config) << to_text(config);
+    EXPECT_EQ(parse_config(to_text(config), 4), config) << to_text(config);
+    EXPECT_EQ(log.text(), "");  // nothing in it is deprecated or without meaning
+  }
+}
+
+TEST(Config, SpellsOutEveryDefault) {
+  Json json = to_json(default_config(2));
+  json["trireme"].erase("unit_patterns");  // the pager's own default, a regular expression
+  EXPECT_EQ(json.dump(),
+            R"({"train_batch_size":2,"train_micro_batch_size_per_gpu":1,"gradient_accumulation_steps":1,)"
+            R"("gradient_clipping":1.0,"bf16":{"enabled":false,"check_grad_overflow":true},)"
+            R"("data_types":{"grad_accum_dtype":"fp32"},"zero_optimization":{"stage":0,"ignore_unused_parameters":true},)"
+            R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
+            R"("poison":false},"checkpoint":{"tag_validation":"Warn"},"steps_per_print":0})");
+}
+
+TEST(Config, ReadsAFileAndNamesItInErrors) {
+  const auto path = std::filesystem::temp_directory_path() / ("trireme_config_test_" + std::to_string(::getpid()) + ".json");
+  std::ofstream(path) << "{ # two ranks\n \"train_batch_size\": 4 }";
+  EXPECT_EQ(read_config(path, 2).batch.train_micro_batch_size_per_gpu, 2);
+  std::ofstream(path) << "{\"train_batch_size\": 4, \"gradient_clippin\": 1}";
+  try {
+    read_config(path, 2);
+    ADD_FAILURE() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.what(), path.string() + ": unknown key `gradient_clippin`. Did you mean `gradient_clipping`?");
+  }
+  std::filesystem::remove(path);
+  EXPECT_THROW(read_config(path, 2), IoError);
+}
+
+TEST(Config, RefusesAFileThatIsNoObject) {
+  EXPECT_EQ(refusal_of_text("[1]"), wrong("the whole file is [1]; expected an object { … }"));
+}
+
+TEST(Config, ReadsGradientClipping) {
+  EXPECT_EQ(read_with("\"gradient_clipping\": 0").gradient_clipping, 0);
+  EXPECT_EQ(read_with("\"gradient_clipping\": 2.5").gradient_clipping, 2.5);
+  EXPECT_EQ(read_with("\"gradient_clipping\": \"auto\"").gradient_clipping, 1.0);
+  EXPECT_EQ(refusal_of("\"gradient_clipping\": -1"), wrong("`gradient_clipping` is -1; expected a finite number >= 0"));
+}
+
+TEST(Config, NeverPrintsWhenStepsPerPrintIsInfinite) {
+  for (const char* never : {"1e999", "\"inf\"", "\"Infinity\"", "Infinity", "1e30", "9223372036854775807", "null", "0", "\"auto\""})
+    EXPECT_EQ(read_with(std::string("\"steps_per_print\": ") + never).steps_per_print, 0) << never;
+  EXPECT_EQ(read_with("\"steps_per_print\": 10").steps_per_print, 10);
+  EXPECT_EQ(refusal_of("\"steps_per_print\": -1"),
+            wrong("`steps_per_print` is -1; expected an integer >= 0 (0 or an infinity: never)"));
+  EXPECT_EQ(refusal_of("\"steps_per_print\": \"often\""),
+            wrong("`steps_per_print` is \"often\"; expected an integer >= 0 (0 or an infinity: never)"));
+}
+
+TEST(Config, NamesUnknownKeys) {
+  EXPECT_EQ(refusal_of("\"zero_optimisation\": {}"), wrong("unknown key `zero_optimisation`. Did you mean `zero_optimization`?"));
+  EXPECT_EQ(refusal_of("\"qwertyuiop\": 1"), wrong("unknown key `qwertyuiop`. Remove it; docs/config.md lists all keys."));
+  EXPECT_EQ(refusal_of("\"tensorboard\": {\"enabeld\": false}"),
+            wrong("unknown key `tensorboard.enabeld`. Did you mean `enabled`?"));
+}
+
+TEST(Config, RefusesDuplicateKeys) {
+  EXPECT_EQ(refusal_of("\"bf16\": {\"enabled\": true, \"enabled\": false}"),
+            wrong("the key `bf16.enabled` stands twice; remove one of the two"));
+}
+
+TEST(Config, ReadsTagValidation) {
+  EXPECT_EQ(read_with(R"("checkpoint": {"tag_validation": "Fail", "load_universal": false})").tag_validation, TagValidation::kFail);
+  EXPECT_EQ(refusal_of(R"("checkpoint": {"load_universal": true})"),
+            not_there("`checkpoint.load_universal` = true is not there yet; remove it or set it to false"));
+}
+
+TEST(Config, TakesADataParallelSizeThatIsTheWorld) {
+  EXPECT_EQ(read_with("\"data_parallel_size\": 3", 3).batch.train_batch_size, 3);
+  EXPECT_EQ(refusal_of("\"data_parallel_size\": 2", 4),
+            not_there("`data_parallel_size` = 2 is not there yet; all 4 ranks are data-parallel; remove it"));
+}
+
+TEST(KnownSections, AreAcceptedQuietlyWhenTheyAreOff) {
+  CapturedLog log;
+  read_with(R"("fp16": {"enabled": false, "loss_scale": 128, "initial_scale_power": 8}, "amp": {"enabled": false, "opt_level": "O1"},
+               "torch_autocast": {"enabled": false, "dtype": "bfloat16"}, "tensorboard": {"enabled": false, "output_path": "x"},
+               "wandb": {"enabled": false, "team": "t"}, "flops_profiler": {"enabled": false, "profile_step": 5},
+               "activation_checkpointing": {"partition_activations": false, "number_checkpoints": null},
+               "tensor_parallel": {"autotp_size": 0, "dtype": "bf16", "tp": {"tp_size": 1}}, "compile": {"deepcompile": false},
+               "elasticity": {"enabled": false}, "autotuning": {"enabled": false, "metric": "latency"},
+               "data_efficiency": {"enabled": false, "data_sampling": {"enabled": true}}, "pipeline": {"stages": "auto"},
+               "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}},
+               "hybrid_engine": {}, "wall_clock_breakdown": false, "prescale_gradients": false,
+               "gradient_predivide_factor": 1, "gradient_allreduce_op": "mean", "managed_gradient_accumulation": true)");
+  EXPECT_EQ(log.text(), "");
+}
+
+TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
+  const struct {
+    const char* keys;
+    const char* message;
+  } cases[] = {
+      {R"("fp16": {"enabled": true})", "`fp16.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("tensorboard": {"enabled": true})", "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("flops_profiler": {"enabled": true})", "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("activation_checkpointing": {"partition_activations": true})",
+       "`activation_checkpointing.partition_activations` = true is not there yet; remove it or set it to false"},
+      {R"("tensor_parallel": {"tp": {"tp_size": 2}})",
+       "`tensor_parallel.tp.tp_size` = 2 is not there yet; remove it or set it to 1"},
+      {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",
+       "`compression_training` = {\"weight_quantization\":{\"shared_parameters\":{\"enabled\":true}}} is not there yet; remove "
+       "it or set its \"enabled\" to false"},
+      {R"("curriculum_learning": {"min_difficulty": 8})",
+       "`curriculum_learning` = {\"min_difficulty\":8} is not there yet; remove it or set its \"enabled\" to false"},
+      {R"("wall_clock_breakdown": true)", "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"},
+      {R"("managed_gradient_accumulation": false)",
+       "`managed_gradient_accumulation` = false is not there yet; remove it or set it to true"},
+      {R"("gradient_allreduce_op": "sum")", "`gradient_allreduce_op` = \"sum\" is not there yet; remove it or set it to \"mean\""},
+      {R"("sequence_parallel_size": 2)", "`sequence_parallel_size` = 2 is not there yet; remove it or set it to 1"}};
+  for (const auto& [keys, message] : cases) EXPECT_EQ(refusal_of(keys), not_there(message));
+}
+
+TEST(KnownSections, CheckTypesEvenWhenTheyAreOff) {
+  EXPECT_EQ(refusal_of(R"("fp16": {"enabled": "yes"})"), wrong("`fp16.enabled` is \"yes\"; expected true or false"));
+  EXPECT_EQ(refusal_of(R"("comms_logger": {"prof_ops": "all"})"), wrong("`comms_logger.prof_ops` is \"all\"; expected a list of strings"));
+  EXPECT_EQ(refusal_of("\"gradient_allreduce_op\": \"max\""),
+            wrong("`gradient_allreduce_op` is \"max\"; expected one of \"mean\", \"sum\"."));
+  EXPECT_EQ(refusal_of("\"tensorboard\": true"), wrong("`tensorboard` is true; expected an object { … }"));
+}
+
+TEST(KnownSections, WithoutMeaningAreNamedInTheInfoLine) {
+  CapturedLog log;
+  read_with(R"("zero_allow_untested_optimizer": true, "timers": {"throughput": {"enabled": false}})");
+  EXPECT_EQ(log.text(),
+            "info <string>: without a meaning here (docs/config.md says why): `zero_allow_untested_optimizer`, "
+            "`timers.throughput.enabled`\n");
+}
+
+TEST(Precision, IsFp32ByDefaultWithFp32Accumulation) {
+  const Config config = read_with("\"bf16\": {}");
+  EXPECT_EQ(config.precision.weight_dtype, at::kFloat);
+  EXPECT_EQ(config.pager.accumulation_dtype, at::kFloat);
+}
+
+TEST(Precision, AccumulatesBf16GradientsInFp32UnlessToldOtherwise) {
+  const Config config = read_with("\"bf16\": {\"enabled\": true}");
+  EXPECT_EQ(config.precision.weight_dtype, at::kBFloat16);
+  EXPECT_EQ(config.precision.accumulation_dtype, at::kFloat);
+  const Config narrow = read_with(R"("bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": "bf16"})");
+  EXPECT_EQ(narrow.precision.accumulation_dtype, at::kBFloat16);
+  EXPECT_EQ(narrow.pager.accumulation_dtype, at::kBFloat16);
+}
+
+TEST(Precision, RefusesDtypesThatDoNotFit) {
+  EXPECT_EQ(refusal_of(R"("data_types": {"grad_accum_dtype": "bf16"})"),
+            wrong("`data_types.grad_accum_dtype` is \"bf16\"; expected \"fp32\", or bf16.enabled = true for \"bf16\""));
+  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp16"})"),
+            wrong("`data_types.grad_accum_dtype` is \"fp16\"; expected \"fp32\" or \"bf16\""));
+  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": true}, "data_types": {"param_dtype": "fp32"})"),
+            wrong("`data_types.param_dtype` is \"fp32\"; expected \"bf16\", the dtype that bf16.enabled chooses"));
+  EXPECT_EQ(refusal_of("\"communication_data_type\": \"int8\""),
+            wrong("`communication_data_type` is \"int8\"; expected one of \"fp32\", \"bf16\", \"fp16\"."));
+}
+
+TEST(Precision, RefusesWhatIsNotThereYet) {
+  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})"),
+            not_there("`bf16.bf16_optimizer_states` = true is not there yet; masters and optimizer states are fp32; remove it "
+                      "or set it to false"));
+  EXPECT_EQ(refusal_of("\"communication_data_type\": \"fp16\""),
+            not_there("`communication_data_type` = \"fp16\" is not there yet; gradients travel in the weights' dtype; remove it"));
+}
+
+TEST(Precision, TakesEitherSpellingOfBf16ButNotBoth) {
+  EXPECT_EQ(refusal_of(R"("bf16": {}, "bfloat16": {})"),
+            wrong("`bfloat16` and `bf16` are two spellings of one key; keep `bf16`"));
+  EXPECT_EQ(refusal_of(R"("bfloat16": {"enabled": 1})"), wrong("`bfloat16.enabled` is 1; expected true or false"));
+}
+
+}  // namespace
+}  // namespace trireme

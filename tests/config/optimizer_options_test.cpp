@@ -1,0 +1,166 @@
+#include <gtest/gtest.h>
+
+#include "tests/config/config_test_support.h"
+
+namespace trireme {
+namespace {
+
+OptimizerOptions optimizer(const std::string& type, const std::string& params = "{}") {
+  return read_with("\"optimizer\": {\"type\": \"" + type + "\", \"params\": " + params + "}").optimizer.value();
+}
+Refusal optimizer_refusal(const std::string& type, const std::string& params = "{}") {
+  return refusal_of("\"optimizer\": {\"type\": \"" + type + "\", \"params\": " + params + "}");
+}
+ScheduleOptions scheduler(const std::string& type, const std::string& params = "{}") {
+  return read_with("\"scheduler\": {\"type\": \"" + type + "\", \"params\": " + params + "}").scheduler.value();
+}
+Refusal scheduler_refusal(const std::string& type, const std::string& params = "{}") {
+  return refusal_of("\"scheduler\": {\"type\": \"" + type + "\", \"params\": " + params + "}");
+}
+
+TEST(OptimizerOptions, AreAbsentWhenTheFileNamesNone) {
+  EXPECT_FALSE(read_with("\"optimizer\": null").optimizer.has_value());
+  EXPECT_FALSE(parse_config(R"({"train_batch_size": 1})", 1).optimizer.has_value());
+}
+
+TEST(OptimizerOptions, HaveDeepSpeedsDefaults) {
+  EXPECT_EQ(optimizer("AdamW"), (OptimizerOptions{.kind = OptimizerKind::kAdamW,
+                                                  .lr = 1e-3,
+                                                  .beta1 = 0.9,
+                                                  .beta2 = 0.999,
+                                                  .eps = 1e-8,
+                                                  .weight_decay = 0,
+                                                  .momentum = 0,
+                                                  .nesterov = false}));
+  EXPECT_EQ(optimizer("SGD").lr, 1e-3);
+}
+
+TEST(OptimizerOptions, IgnoreTheCaseOfTheType) {
+  EXPECT_EQ(optimizer("adamw").kind, OptimizerKind::kAdamW);
+  EXPECT_EQ(optimizer("sgd").kind, OptimizerKind::kSgd);
+}
+
+TEST(OptimizerOptions, ReadEveryParameterOfAdam) {
+  EXPECT_EQ(optimizer("Adam", R"({"lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1, "adam_w_mode": false})"),
+            (OptimizerOptions{.kind = OptimizerKind::kAdam,
+                              .lr = 0.01,
+                              .beta1 = 0.8,
+                              .beta2 = 0.95,
+                              .eps = 1e-6,
+                              .weight_decay = 0.1,
+                              .momentum = 0,
+                              .nesterov = false}));
+}
+
+TEST(OptimizerOptions, DecoupleWeightDecayOfAdamUnlessToldOtherwise) {
+  EXPECT_EQ(optimizer("Adam").kind, OptimizerKind::kAdamW);
+  EXPECT_EQ(optimizer("Adam", R"({"adam_w_mode": false})").kind, OptimizerKind::kAdam);
+  EXPECT_EQ(optimizer("AdamW", R"({"adam_w_mode": false})").kind, OptimizerKind::kAdamW);
+}
+
+TEST(OptimizerOptions, TakeTorchsWeightDecayWithTorchAdam) {
+  EXPECT_EQ(optimizer("AdamW", R"({"torch_adam": true})").weight_decay, 0.01);
+  EXPECT_EQ(optimizer("Adam", R"({"torch_adam": true, "adam_w_mode": false})").weight_decay, 0.0);
+  EXPECT_EQ(optimizer("AdamW", R"({"torch_adam": true, "weight_decay": 0.2})").weight_decay, 0.2);
+}
+
+TEST(OptimizerOptions, ReadEveryParameterOfSgd) {
+  const auto options = optimizer("SGD", R"({"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.5})");
+  EXPECT_EQ(options.lr, 0.1);
+  EXPECT_EQ(options.momentum, 0.9);
+  EXPECT_TRUE(options.nesterov);
+  EXPECT_EQ(options.weight_decay, 0.5);
+}
+
+TEST(OptimizerOptions, ReadAutoAsTheDefault) {
+  EXPECT_EQ(optimizer("AdamW", R"({"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"})"), optimizer("AdamW"));
+}
+
+TEST(OptimizerOptions, RefuseMaxGradNorm) {
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"max_grad_norm": 1.0})"),
+            wrong("`optimizer.params.max_grad_norm` is not an option of an optimizer here; remove it and set "
+                  "`gradient_clipping` instead"));
+}
+
+TEST(OptimizerOptions, RefuseOtherOptimizersByName) {
+  EXPECT_EQ(optimizer_refusal("OneBitAdam"),
+            not_there("`optimizer.type` = \"OneBitAdam\" is not there yet; use one of Adam, AdamW, SGD"));
+  EXPECT_EQ(optimizer_refusal("rmsprop"),
+            not_there("`optimizer.type` = \"rmsprop\" is not there yet; use one of Adam, AdamW, SGD"));
+}
+
+TEST(OptimizerOptions, SuggestANameForAnUnknownType) {
+  EXPECT_EQ(optimizer_refusal("AdmaW"),
+            wrong("`optimizer.type` is \"AdmaW\"; expected one of Adam, AdamW, SGD. Did you mean `AdamW`?"));
+  EXPECT_EQ(refusal_of(R"("optimizer": {"params": {}})"), wrong("`optimizer.type` is missing; it is one of Adam, AdamW, SGD"));
+}
+
+TEST(OptimizerOptions, NameParametersOutOfRange) {
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"lr": -1})"),
+            wrong("`optimizer.params.lr` is -1; expected a finite number >= 0"));
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"lr": 1e999})"),
+            wrong("`optimizer.params.lr` is infinity; expected a finite number >= 0"));
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"lr": "1e-3"})"),
+            wrong("`optimizer.params.lr` is \"1e-3\"; expected a finite number >= 0; write it without quotes"));
+  const std::string betas = "; expected a list of two numbers, each from 0 up to, but not including, 1";
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"betas": [0.9, 1]})"), wrong("`optimizer.params.betas` is [0.9,1]" + betas));
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"betas": [0.9]})"), wrong("`optimizer.params.betas` is [0.9]" + betas));
+  EXPECT_EQ(optimizer_refusal("SGD", R"({"nesterov": true})"),
+            wrong("`optimizer.params.nesterov` is true; expected false, or a momentum above 0"));
+}
+
+TEST(OptimizerOptions, RefuseWhatIsNotThereYet) {
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"amsgrad": true})"),
+            not_there("`optimizer.params.amsgrad` = true is not there yet; remove it or set it to false"));
+  EXPECT_EQ(optimizer_refusal("SGD", R"({"dampening": 0.1, "momentum": 0.9})"),
+            not_there("`optimizer.params.dampening` = 0.1 is not there yet; remove it or set it to 0"));
+}
+
+TEST(OptimizerOptions, NameUnknownParameters) {
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"weight_deacy": 0.1})"),
+            wrong("unknown key `optimizer.params.weight_deacy`. Did you mean `weight_decay`?"));
+  EXPECT_EQ(optimizer_refusal("AdamW", R"({"momentum": 0.9})"),
+            wrong("unknown key `optimizer.params.momentum`. Remove it; docs/config.md lists all keys."));
+}
+
+TEST(SchedulerOptions, HaveDeepSpeedsDefaults) {
+  EXPECT_EQ(scheduler("WarmupLR"), (ScheduleOptions{.kind = ScheduleKind::kWarmup}));
+  EXPECT_EQ(scheduler("WarmupDecayLR", R"({"total_num_steps": 10})"),
+            (ScheduleOptions{.kind = ScheduleKind::kWarmupDecay, .warmup_max_lr = 0.001, .total_num_steps = 10}));
+  EXPECT_EQ(scheduler("WarmupCosineLR", R"({"total_num_steps": 10})"),
+            (ScheduleOptions{.kind = ScheduleKind::kWarmupCosine, .total_num_steps = 10}));
+  EXPECT_EQ(scheduler("constant"), ScheduleOptions{});
+}
+
+TEST(SchedulerOptions, ReadEveryParameter) {
+  EXPECT_EQ(scheduler("warmuplr", R"({"warmup_min_lr": 0.1, "warmup_max_lr": 0.2, "warmup_num_steps": 5, "warmup_type": "linear"})"),
+            (ScheduleOptions{.kind = ScheduleKind::kWarmup,
+                             .warmup_min_lr = 0.1,
+                             .warmup_max_lr = 0.2,
+                             .warmup_num_steps = 5,
+                             .warmup_type = WarmupKind::kLinear}));
+  const auto cosine = scheduler("WarmupCosineLR", R"({"total_num_steps": 9, "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2})");
+  EXPECT_EQ(cosine.warmup_min_ratio, 0.1);
+  EXPECT_EQ(cosine.cos_min_ratio, 0.2);
+}
+
+TEST(SchedulerOptions, ReadAutoAsTheOptimizersLearningRate) {
+  EXPECT_EQ(scheduler("WarmupDecayLR", R"({"total_num_steps": 10, "warmup_max_lr": "auto"})").warmup_max_lr,
+            ScheduleOptions::kOptimizerLr);
+}
+
+TEST(SchedulerOptions, RefuseWhatDoesNotFit) {
+  EXPECT_EQ(scheduler_refusal("WarmupDecayLR"),
+            wrong("`scheduler.params.total_num_steps` is missing; set it to the number of optimizer steps of the whole run"));
+  EXPECT_EQ(scheduler_refusal("OneCycle"), not_there("`scheduler.type` = \"OneCycle\" is not there yet; use one of WarmupLR, "
+                                                     "WarmupDecayLR, WarmupCosineLR, constant"));
+  EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"warmup_type": "cubic"})"),
+            wrong("`scheduler.params.warmup_type` is \"cubic\"; expected one of \"log\", \"linear\"."));
+  EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"total_num_steps": 3})"),
+            wrong("unknown key `scheduler.params.total_num_steps`. Remove it; docs/config.md lists all keys."));
+  EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"warmup_num_steps": -3})"),
+            wrong("`scheduler.params.warmup_num_steps` is -3; expected an integer >= 0"));
+}
+
+}  // namespace
+}  // namespace trireme

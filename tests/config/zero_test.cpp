@@ -1,0 +1,168 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "tests/config/config_test_support.h"
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+PagerPolicy zero(const std::string& keys) { return read_with("\"zero_optimization\": {" + keys + "}").pager; }
+Refusal zero_refusal(const std::string& keys) { return refusal_of("\"zero_optimization\": {" + keys + "}"); }
+std::string zero_log(const std::string& keys) {
+  CapturedLog log;
+  zero(keys);
+  return log.text();
+}
+
+TEST(Zero, IsStageZeroByDefault) {
+  EXPECT_EQ(read_with("\"steps_per_print\": 1").pager.stage, 0);
+  EXPECT_EQ(zero("").stage, 0);
+  EXPECT_EQ(zero("\"stage\": \"auto\"").stage, 0);
+}
+
+TEST(Zero, ReadsTheFourStages) {
+  for (int stage = 0; stage <= 3; ++stage) EXPECT_EQ(zero("\"stage\": " + std::to_string(stage)).stage, stage);
+  EXPECT_EQ(zero_refusal("\"stage\": 4"), wrong("`zero_optimization.stage` is 4; expected an integer from 0 to 3"));
+  EXPECT_EQ(zero_refusal("\"stage\": \"3\""),
+            wrong("`zero_optimization.stage` is \"3\"; expected an integer from 0 to 3; write it without quotes"));
+  EXPECT_EQ(zero_refusal("\"stage\": true"), wrong("`zero_optimization.stage` is true; expected an integer from 0 to 3"));
+}
+
+TEST(Zero, ReadsTrueAsStageOneWithAWarning) {
+  CapturedLog log;
+  EXPECT_EQ(read_with("\"zero_optimization\": true").pager.stage, 1);
+  EXPECT_EQ(log.text(), "warning <string>: `zero_optimization` = true is deprecated; write {\"stage\": 1}\n");
+  EXPECT_EQ(read_with("\"zero_optimization\": false").pager.stage, 0);
+}
+
+TEST(Zero, RefusesAnythingElseInPlaceOfTheSection) {
+  EXPECT_EQ(refusal_of("\"zero_optimization\": 3"), wrong("`zero_optimization` is 3; expected an object { … }"));
+}
+
+TEST(Zero, TurnsElementsIntoBytesOfTheWeights) {
+  const std::string keys = R"("stage": 3, "stage3_max_live_parameters": 1000, "stage3_prefetch_bucket_size": 1e2)";
+  EXPECT_EQ(zero(keys).live_bytes, 4000);
+  EXPECT_EQ(zero(keys).prefetch_bytes, 400);
+  const auto bf16 = read_with("\"bf16\": {\"enabled\": true}, \"zero_optimization\": {" + keys + "}").pager;
+  EXPECT_EQ(bf16.live_bytes, 2000);
+  EXPECT_EQ(bf16.prefetch_bytes, 200);
+}
+
+TEST(Zero, HasDeepSpeedsBudgetsByDefault) {
+  EXPECT_EQ(zero("").live_bytes, 4'000'000'000);   // 1e9 elements of fp32
+  EXPECT_EQ(zero("").prefetch_bytes, 200'000'000);  // 5e7
+}
+
+TEST(Zero, SaturatesABudgetThatIsTooLargeToCount) {
+  EXPECT_EQ(zero("\"stage3_max_live_parameters\": 9223372036854775807").live_bytes, kUnlimited);
+  EXPECT_EQ(zero("\"stage3_max_live_parameters\": 1e999").live_bytes, kUnlimited);
+}
+
+TEST(Zero, TakesStageThreeKeysWithoutTheirPrefix) {
+  EXPECT_EQ(zero("\"max_live_parameters\": 1000, \"prefetch_bucket_size\": 10").live_bytes, 4000);
+  EXPECT_EQ(zero("\"max_live_parameters\": 1000, \"prefetch_bucket_size\": 10").prefetch_bytes, 40);
+  EXPECT_EQ(zero_refusal("\"max_live_parameters\": -1"),
+            wrong("`zero_optimization.max_live_parameters` is -1; expected an integer >= 0"));
+}
+
+TEST(Zero, RefusesTwoSpellingsOfOneKey) {
+  EXPECT_EQ(zero_refusal("\"max_live_parameters\": 1, \"stage3_max_live_parameters\": 1"),
+            wrong("`zero_optimization.max_live_parameters` and `zero_optimization.stage3_max_live_parameters` are two "
+                  "spellings of one key; keep `zero_optimization.stage3_max_live_parameters`"));
+}
+
+TEST(Zero, RefusesABudgetInElementsAndInBytes) {
+  EXPECT_EQ(refusal_of(R"("zero_optimization": {"max_live_parameters": 5}, "trireme": {"live_bytes": 5})"),
+            wrong("`zero_optimization.max_live_parameters` and `trireme.live_bytes` are the same budget in elements and in "
+                  "bytes; keep one of the two"));
+}
+
+TEST(Zero, NamesKeysWithoutMeaningInOneInfoLine) {
+  EXPECT_EQ(zero_log(R"("stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8, "param_persistence_threshold": 10)"),
+            "info <string>: without a meaning here (docs/config.md says why): `zero_optimization.reduce_bucket_size`, "
+            "`zero_optimization.overlap_comm`, `zero_optimization.param_persistence_threshold`\n");
+  EXPECT_EQ(zero_log(R"("stage": 3, "reduce_bucket_size": "auto")"), "");
+}
+
+TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
+  EXPECT_EQ(zero_refusal("\"overlap_comm\": 1"), wrong("`zero_optimization.overlap_comm` is 1; expected true or false"));
+  EXPECT_EQ(zero_refusal("\"reduce_bucket_size\": -1"),
+            wrong("`zero_optimization.reduce_bucket_size` is -1; expected a number >= 0"));
+  EXPECT_EQ(zero_refusal("\"allgather_bucket_size\": 3"),
+            wrong("`zero_optimization.allgather_bucket_size` is 3; expected an even integer"));
+}
+
+TEST(Zero, RefusesWhatIsNotThereYet) {
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "cpu", "pin_memory": true})"),
+            not_there("`zero_optimization.offload_optimizer.device` = \"cpu\" is not there yet; remove it or set it to \"none\""));
+  EXPECT_EQ(zero_refusal(R"("offload_param": {"device": "nvme", "nvme_path": "/nvme"})").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(zero_refusal("\"zero_quantized_weights\": true"),
+            not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
+  EXPECT_EQ(zero_refusal("\"zero_hpz_partition_size\": 8").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(zero_refusal("\"mics_shard_size\": 4").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(zero_refusal("\"leaf_module\": {\"names\": [\"experts\"]}").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(zero_refusal("\"zenflow\": {}"), not_there("`zero_optimization.zenflow` = {} is not there yet; remove it"));
+}
+
+TEST(Zero, AcceptsThemSwitchedOffOrAtTheirDefault) {
+  EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "none", "pin_memory": false, "ratio": 0.5},
+                       "offload_param": null, "zero_quantized_weights": false, "mics_shard_size": -1,
+                       "zero_hpz_partition_size": 1, "elastic_checkpoint": false)"),
+            "");
+}
+
+TEST(Zero, WarnsOfDeprecatedOffloadKeysAndRefusesThemWhenOn) {
+  EXPECT_EQ(zero_log("\"cpu_offload\": false"),
+            "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n");
+  EXPECT_EQ(zero_refusal("\"cpu_offload\": true"),
+            not_there("`zero_optimization.cpu_offload` = true is not there yet; remove it or set it to false"));
+  EXPECT_EQ(zero_refusal(R"("cpu_offload": false, "offload_optimizer": {"device": "none"})"),
+            wrong("`zero_optimization.cpu_offload` and `zero_optimization.offload_optimizer` exclude each other; keep "
+                  "`zero_optimization.offload_optimizer`"));
+}
+
+TEST(Zero, WarnsOfTheDeprecatedNameOfGathering16BitWeights) {
+  EXPECT_EQ(zero_log("\"stage3_gather_fp16_weights_on_model_save\": true"),
+            "warning <string>: `zero_optimization.stage3_gather_fp16_weights_on_model_save` is deprecated; write "
+            "`zero_optimization.stage3_gather_16bit_weights_on_model_save`\n"
+            "info <string>: without a meaning here (docs/config.md says why): "
+            "`zero_optimization.stage3_gather_fp16_weights_on_model_save`\n");
+}
+
+TEST(Zero, NamesUnknownKeysAtAnyDepth) {
+  EXPECT_EQ(zero_refusal("\"stgae\": 3"), wrong("unknown key `zero_optimization.stgae`. Did you mean `stage`?"));
+  EXPECT_EQ(zero_refusal(R"("offload_param": {"devise": "none"})"),
+            wrong("unknown key `zero_optimization.offload_param.devise`. Did you mean `device`?"));
+}
+
+TEST(Zero, ReadsIgnoreUnusedParameters) {
+  EXPECT_TRUE(read_with("\"zero_optimization\": {}").ignore_unused_parameters);
+  EXPECT_FALSE(read_with("\"zero_optimization\": {\"ignore_unused_parameters\": false}").ignore_unused_parameters);
+}
+
+TEST(TriremeSection, ReadsThePagersOwnKeys) {
+  const auto pager = read_with(R"("trireme": {"gather": "copy", "live_bytes": 100, "prefetch_bytes": 50,
+                                  "merge_below_bytes": 7, "unit_patterns": ["block[0-9]+"], "poison": true})")
+                         .pager;
+  EXPECT_EQ(pager.gather, GatherPolicy::kCopy);
+  EXPECT_EQ(pager.live_bytes, 100);
+  EXPECT_EQ(pager.prefetch_bytes, 50);
+  EXPECT_EQ(pager.units.merge_below_bytes, 7);
+  EXPECT_EQ(pager.units.patterns, std::vector<std::string>{"block[0-9]+"});
+  EXPECT_TRUE(pager.poison);
+}
+
+TEST(TriremeSection, RefusesWhatDoesNotFit) {
+  EXPECT_EQ(refusal_of("\"trireme\": {\"gather\": \"shard\"}"),
+            wrong("`trireme.gather` is \"shard\"; expected one of \"auto\", \"shared\", \"copy\". Did you mean `shared`?"));
+  EXPECT_EQ(refusal_of("\"trireme\": {\"unit_patterns\": \"x\"}"),
+            wrong("`trireme.unit_patterns` is \"x\"; expected a list of strings"));
+  EXPECT_EQ(refusal_of("\"trireme\": {\"unit_patterns\": [\"(\"]}").message.substr(0, 80),
+            "`trireme.unit_patterns` is [\"(\"]; expected regular expressions, which `(` is not");
+}
+
+}  // namespace
+}  // namespace trireme
