@@ -63,7 +63,7 @@ class ShardedOptimizer::Impl {
     for (size_t i = 0; i < owned.size(); ++i) {
       const OwnedSlice& slice = owned[i];
       const UnitLayout& unit = pager_.layout().units[slice.unit];
-      refresh_written(i, window.written);
+      refresh_master(i, window.written);
       UpdateSpan span = spans_[i];
       span.gradients = slice.gradients;
       for (const Run& run : plan_runs(unit, slice.begin, slice.weights.numel(), window.touched, steps_))
@@ -71,6 +71,11 @@ class ShardedOptimizer::Impl {
       pager_.publish(slice.unit);
     }
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
+  }
+
+  void refresh_masters(const std::vector<bool>& chosen) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < spans_.size(); ++i) refresh_master(i, chosen);
   }
 
   std::vector<TensorSlice> state() const {
@@ -123,7 +128,7 @@ class ShardedOptimizer::Impl {
   }
 
   /// What the user wrote into 16-bit weights is the new truth; an older master would undo it.
-  void refresh_written(size_t i, const std::vector<bool>& written) {
+  void refresh_master(size_t i, const std::vector<bool>& written) {
     UpdateSpan& span = spans_[i];
     if (!has_master(span)) return;
     for (const Portion& portion : portions(i)) {
@@ -145,6 +150,7 @@ ShardedOptimizer::~ShardedOptimizer() = default;
 
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
 const OptimizerOptions& ShardedOptimizer::options() const { return impl_->options(); }
+void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->refresh_masters(chosen); }
 std::vector<TensorSlice> ShardedOptimizer::state() { return impl_->state(); }
 std::vector<int64_t> ShardedOptimizer::step_counts() const { return impl_->steps(); }
 

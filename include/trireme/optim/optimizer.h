@@ -46,7 +46,13 @@ class ShardedOptimizer {
   void step(const Window& window, const StepOptions& options);
 
   const OptimizerOptions& options() const;
-  /// Masters and states of this rank's slices, per parameter; loading writes into these tensors. See refresh_after_load().
+  /// fp32 masters of the `chosen` parameters become their 16-bit weights: for a window whose step is skipped, or after only the
+  /// weights were loaded.
+  void refresh_masters(const std::vector<bool>& chosen);
+
+  /// Masters ("master.<parameter>") and states ("optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>", SGD:
+  /// "optimizer.momentum_buffer.<parameter>") of this rank's slices. Loading writes into these tensors; then
+  /// write_back_masters().
   std::vector<TensorSlice> state();
   std::vector<int64_t> step_counts() const;  ///< by parameter index
   void set_step_counts(const std::vector<int64_t>& counts);

@@ -1,0 +1,179 @@
+// Trains an unmodified module over the ranks of a group. The methods have DeepSpeed's names and meanings.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/comm/group.h"
+#include "trireme/config/config.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/optim/schedule.h"
+#include "trireme/pager/pager.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace trireme {
+
+class Buffers;
+
+struct InitializeOptions {
+  /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
+  std::variant<std::monostate, std::filesystem::path, Config> config;
+  /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
+  std::filesystem::path output;
+};
+
+struct BackwardOptions {
+  bool retain_graph = false;  ///< another backward goes through the same graph
+  bool create_graph = false;  ///< gradients of gradients will be taken
+  /// False: `loss` is already divided by the gradient accumulation steps.
+  bool scale_wrt_gas = true;
+};
+
+struct SaveCheckpointOptions {
+  std::string tag;                  ///< empty: "global_step" and the number of steps
+  std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
+  SaveOptions files;
+};
+
+struct LoadCheckpointOptions {
+  std::string tag;                       ///< empty: the one that the folder's `latest` names
+  bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
+  bool load_optimizer_states = true;     ///< masters, moments and step counts
+  bool load_lr_scheduler_states = true;  ///< learning rate
+  bool load_module_only = false;         ///< weights and buffers, nothing else
+};
+
+struct LoadedState {
+  std::string tag;
+  std::string client_state;  ///< JSON text, as saved
+};
+
+/// Counters that only ever grow, the same on every rank.
+struct TrainingProgress {
+  int64_t micro_steps = 0;     ///< calls of step()
+  int64_t global_steps = 0;    ///< of these, at the end of an accumulation window; skipped ones included
+  int64_t skipped_steps = 0;   ///< of these, without an update because a gradient was not finite
+  int64_t global_samples = 0;  ///< the train_batch_size of every global step, summed
+};
+
+/// Owns what training adds to a model: the pager of its parameters, masters and optimizer states, counters.
+///
+/// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it.
+class Engine {
+ public:
+  /// Takes `module`'s parameters and buffers over; rank 0's values become everybody's. Collective.
+  ///
+  /// Requires  `group` and `module` outlive the engine, or its destroy(). bf16 casts floating parameters and buffers once.
+  /// Throws    before the first collective: ConfigError and IoError as read_config; ConfigError that names a parameter or buffer
+  ///           that cannot be managed, and why.
+  Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options = {});
+  /// Local. Released parameters (ZeRO stage 3) cannot be read afterwards; destroy() gives them back.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A direct
+  /// loss.backward() gives the same gradients: the division happens where they are reduced, in fp32.
+  ///
+  /// Ordering  collective at ZeRO stages 2 and 3.
+  /// Throws    StateError: no optimizer, or after destroy(); ShapeError: not one floating element, or without a graph.
+  at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {});
+  /// The loss to call backward() on directly: `loss` itself, since fp32 and bf16 need no scaling. Throws as backward().
+  at::Tensor scale(const at::Tensor& loss) const;
+
+  /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule. Collective.
+  ///
+  /// A step whose gradients are not finite is skipped on all ranks: always in fp32, in bf16 unless check_grad_overflow is off.
+  /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
+  ///           some parameter, named. Nothing is updated then, and the window's gradients are dropped.
+  void step();
+  /// Whether the next step() ends an accumulation window.
+  bool is_gradient_accumulation_boundary() const;
+  /// Drops the gradients of this window. Collective.
+  void zero_grad();
+
+  bool was_step_applied() const { return step_applied_; }  ///< the last step() changed the weights
+  /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
+  std::optional<double> get_global_grad_norm() const { return grad_norm_; }
+  double get_lr() const { return lr_; }
+  /// For the next step; a schedule sets its own again after it.
+  void set_lr(double lr);
+
+  int64_t global_steps() const { return progress_.global_steps; }
+  int64_t micro_steps() const { return progress_.micro_steps; }
+  int64_t skipped_steps() const { return progress_.skipped_steps; }
+  int64_t global_samples() const { return progress_.global_samples; }
+
+  int64_t train_batch_size() const { return config_.batch.train_batch_size; }
+  int64_t train_micro_batch_size_per_gpu() const { return config_.batch.train_micro_batch_size_per_gpu; }
+  int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
+  /// Changes the accumulation steps only. Throws ConfigError: not a multiple of micro-batch times ranks; StateError: inside a window.
+  void set_train_batch_size(int64_t train_batch_size);
+
+  /// Saves weights, buffers, optimizer, counters and each rank's random number generator as `directory`/tag. Collective.
+  ///
+  /// Requires  a call at the end of a window: gradients are not saved.
+  /// Throws    as trireme::save_checkpoint; CheckpointError: ranks disagree on the tag and the configuration says Fail.
+  SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {});
+  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one the random number generators go
+  /// their own way. Drops the window's gradients. Nothing when there is no checkpoint. Collective.
+  ///
+  /// Throws    as trireme::load_checkpoint.
+  std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory, const LoadCheckpointOptions& options = {});
+
+  /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine is spent.
+  void destroy();
+
+  const Config& config() const { return config_; }
+  Group& group() const { return group_; }
+  /// Throws StateError after destroy().
+  Pager& pager() const;
+  /// Bytes of masters and optimizer states on this rank.
+  int64_t optimizer_bytes() const;
+
+ protected:
+  void begin_forward() const;
+
+ private:
+  void require_alive(const char* call) const;
+  void require_optimizer(const char* call) const;
+  void check_loss(const at::Tensor& loss, const char* call) const;
+
+  void update(const Window& window);
+  void check_touched(const Window& window);
+  void skip(const Window& window);
+  void finish_step();
+
+  void publish_all();
+
+  StateTree weights_state() const;
+  std::string values_text(const std::string& client_state) const;
+  void take_values(const std::string& text, const LoadCheckpointOptions& options);
+  std::string agree_on_tag(const std::string& tag) const;
+
+  Group& group_;
+  Config config_;
+  std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
+  std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<Pager> pager_;  ///< null after destroy()
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::optional<Schedule> schedule_;
+
+  double lr_ = 0;
+  TrainingProgress progress_;
+  std::optional<double> grad_norm_;
+  bool step_applied_ = false;
+};
+
+}  // namespace trireme

@@ -1,0 +1,66 @@
+// An Engine that is called like the module it trains.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "trireme/comm/world.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme {
+
+/// The module behind a module, a ModuleHolder or a shared_ptr.
+template <class Net>
+auto& module_of(Net& net) {
+  if constexpr (requires { *net; })
+    return *net;
+  else
+    return net;
+}
+
+/// An Engine over a torch::nn module of type Net, which outlives it.
+template <class Net>
+class ModelEngine : public Engine {
+ public:
+  /// As Engine's. Collective.
+  ModelEngine(Group& group, Net& net, const InitializeOptions& options = {}) : Engine(group, net, options), net_(net) {}
+
+  /// net.forward(inputs...).
+  template <class... Inputs>
+  decltype(auto) forward(Inputs&&... inputs) {
+    begin_forward();
+    return net_.forward(std::forward<Inputs>(inputs)...);
+  }
+  template <class... Inputs>
+  decltype(auto) operator()(Inputs&&... inputs) {
+    return forward(std::forward<Inputs>(inputs)...);
+  }
+
+  void train() { net_.train(); }
+  void eval() { net_.eval(); }
+  Net& module() const { return net_; }
+
+ private:
+  Net& net_;
+};
+
+template <class Net>
+using ModelEngineOf = ModelEngine<std::remove_reference_t<decltype(module_of(std::declval<Net&>()))>>;
+
+/// Makes `net` (a module, a ModuleHolder or a shared_ptr; unmodified) trainable over the ranks of `group`. Collective.
+///
+/// Requires, Throws: as Engine::Engine.
+template <class Net>
+ModelEngineOf<Net> initialize(Group& group, Net& net, const InitializeOptions& options = {}) {
+  return ModelEngineOf<Net>(group, module_of(net), options);
+}
+
+/// The same over all ranks of the job.
+template <class Net>
+ModelEngineOf<Net> initialize(World& world, Net& net, const InitializeOptions& options = {}) {
+  return ModelEngineOf<Net>(*world.group, module_of(net), options);
+}
+
+}  // namespace trireme

@@ -1,0 +1,76 @@
+#include "engine/buffers.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace trireme {
+
+namespace {
+
+constexpr int64_t kPlaceBytes = 64;  // keeps every buffer aligned within the message
+
+int64_t place_bytes(const at::Tensor& tensor) {
+  return (static_cast<int64_t>(tensor.nbytes()) + kPlaceBytes - 1) / kPlaceBytes * kPlaceBytes;
+}
+
+}  // namespace
+
+Buffers::Buffers(Group& group, std::vector<NamedBuffer> buffers) : group_(group), buffers_(std::move(buffers)) {
+  if (!buffers_.empty()) broadcast(std::vector<bool>(buffers_.size(), true));
+}
+
+void Buffers::follow_rank_0() {
+  if (buffers_.empty()) return;
+  const auto count = static_cast<int64_t>(buffers_.size());
+  at::Tensor changed = at::empty({count}, at::kInt);
+  int32_t* flags = changed.mutable_data_ptr<int32_t>();
+  for (size_t i = 0; i < buffers_.size(); ++i) flags[i] = is_changed(i) ? 1 : 0;
+  group_.all_reduce(changed, ReduceOp::kMax).wait();
+  std::vector<bool> chosen(flags, flags + count);
+  if (std::find(chosen.begin(), chosen.end(), true) != chosen.end()) broadcast(chosen);
+}
+
+std::vector<TensorSlice> Buffers::slices() const {
+  std::vector<TensorSlice> slices;
+  for (const NamedBuffer& buffer : buffers_)
+    slices.push_back({"model." + buffer.name, buffer.tensor.sizes().vec(), 0, buffer.tensor.detach().view(-1)});
+  return slices;
+}
+
+void Buffers::accept() {
+  versions_.clear();
+  for (const NamedBuffer& buffer : buffers_) versions_.push_back(buffer.tensor.is_inference() ? -1 : buffer.tensor._version());
+}
+
+bool Buffers::is_changed(size_t index) const {
+  // Tensors made under InferenceMode do not count their writes.
+  const at::Tensor& tensor = buffers_[index].tensor;
+  return tensor.is_inference() || tensor._version() != versions_[index];
+}
+
+void Buffers::broadcast(const std::vector<bool>& chosen) {
+  const at::NoGradGuard no_grad;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) bytes += chosen[i] ? place_bytes(buffers_[i].tensor) : 0;
+  const at::Tensor message = at::empty({bytes}, at::kByte);
+  const auto for_each_place = [&](auto visit) {
+    uint8_t* place = message.mutable_data_ptr<uint8_t>();
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      if (!chosen[i]) continue;
+      at::Tensor& buffer = buffers_[i].tensor;
+      visit(buffer, at::from_blob(place, buffer.sizes(), buffer.scalar_type()));
+      place += place_bytes(buffer);
+    }
+  };
+  const bool is_root = group_.rank() == 0;
+  if (is_root) for_each_place([](const at::Tensor& buffer, const at::Tensor& place) { place.copy_(buffer); });
+  group_.broadcast(message, 0).wait();
+  if (!is_root) for_each_place([](const at::Tensor& buffer, const at::Tensor& place) { buffer.copy_(place); });
+  accept();
+}
+
+}  // namespace trireme

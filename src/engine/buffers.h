@@ -1,0 +1,37 @@
+// A module's buffers (running statistics, counters) follow rank 0, as in DDP.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/module_tensors.h"
+#include "trireme/base/state_tree.h"
+#include "trireme/comm/group.h"
+
+namespace trireme {
+
+class Buffers {
+ public:
+  /// Rank 0's values become everybody's. Collective.
+  Buffers(Group& group, std::vector<NamedBuffer> buffers);
+
+  /// Copies rank 0's values of those buffers that any rank has written since the last call. Collective.
+  ///
+  /// Cost      nothing without buffers; else one all-reduce of a flag per buffer and, if one is set, one broadcast.
+  void follow_rank_0();
+
+  /// Whole buffers, as they are saved and loaded.
+  std::vector<TensorSlice> slices() const;
+  /// Their present values count as seen.
+  void accept();
+
+ private:
+  void broadcast(const std::vector<bool>& chosen);
+  bool is_changed(size_t index) const;
+
+  Group& group_;
+  std::vector<NamedBuffer> buffers_;
+  std::vector<int64_t> versions_;  ///< of the tensors' version counters, when last in agreement
+};
+
+}  // namespace trireme

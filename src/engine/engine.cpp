@@ -1,0 +1,119 @@
+#include "trireme/engine/engine.h"
+
+#include <cmath>
+#include <utility>
+
+#include "engine/buffers.h"
+#include "engine/module_tensors.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+namespace trireme {
+
+namespace {
+
+Config resolve(const InitializeOptions& options, int world_size) {
+  if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size);
+  if (const auto* path = std::get_if<std::filesystem::path>(&options.config)) return read_config(*path, world_size);
+  // What a file would be refused for is refused here too.
+  const Config& config = std::get<Config>(options.config);
+  (void)parse_config(to_text(config), world_size);
+  return config;
+}
+
+void write_resolved(const Config& config, const std::filesystem::path& directory) {
+  FileSystem& files = posix_file_system();
+  files.create_directories(directory);
+  write_file_atomically(files, directory / "resolved_config.json", to_text(config));
+}
+
+void check_has_trainable(const ModuleTensors& tensors) {
+  for (const NamedParameter& parameter : tensors.parameters)
+    if (parameter.tensor.requires_grad()) return;
+  throw ConfigError("optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
+}
+
+}  // namespace
+
+Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
+    : group_(group), config_(resolve(options, group.size())) {
+  check_precision(config_.precision);
+  if (config_.optimizer) lr_ = config_.optimizer->lr;
+  schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), lr_);
+  lr_ = schedule_->lr(0);
+  if (!options.output.empty() && group.rank() == 0) write_resolved(config_, options.output);
+
+  ModuleTensors tensors = take_tensors(module, config_.precision);
+  if (config_.optimizer) check_has_trainable(tensors);
+  aliases_ = std::move(tensors.aliases);
+  PagerPolicy policy = config_.pager;
+  policy.accumulation_dtype = config_.precision.accumulation_dtype;
+  pager_ = std::make_unique<Pager>(group, std::move(tensors.parameters), policy);
+  pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
+  buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
+  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, *config_.optimizer);
+}
+
+Engine::~Engine() = default;
+
+void Engine::destroy() {
+  require_alive("destroy");
+  optimizer_.reset();
+  pager_->restore();
+  pager_.reset();
+}
+
+at::Tensor Engine::scale(const at::Tensor& loss) const {
+  check_loss(loss, "scale");
+  return loss;
+}
+
+void Engine::set_lr(double lr) {
+  if (!(lr >= 0) || !std::isfinite(lr)) throw ConfigError(str("set_lr: ", lr, " is no learning rate; use 0 or more"));
+  lr_ = lr;
+}
+
+void Engine::set_train_batch_size(int64_t train_batch_size) {
+  require_alive("set_train_batch_size");
+  const int64_t round = train_micro_batch_size_per_gpu() * group_.size();
+  if (train_batch_size <= 0 || train_batch_size % round != 0)
+    throw ConfigError(str("set_train_batch_size: ", train_batch_size, " is not a multiple of micro-batch ",
+                          train_micro_batch_size_per_gpu(), " * ", group_.size(), " ranks = ", round),
+                      ErrorCode::kBatchSize);
+  if (progress_.micro_steps % gradient_accumulation_steps() != 0)
+    throw StateError("set_train_batch_size: inside an accumulation window; call it after the step() that ends one");
+  config_.batch.train_batch_size = train_batch_size;
+  config_.batch.gradient_accumulation_steps = train_batch_size / round;
+  pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
+}
+
+Pager& Engine::pager() const {
+  require_alive("pager");
+  return *pager_;
+}
+
+int64_t Engine::optimizer_bytes() const { return optimizer_ ? optimizer_->master_bytes() + optimizer_->state_bytes() : 0; }
+
+void Engine::require_alive(const char* call) const {
+  if (!pager_) throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
+}
+
+void Engine::require_optimizer(const char* call) const {
+  require_alive(call);
+  if (!optimizer_)
+    throw StateError(str(call, ": no optimizer is configured, so nothing can be trained; add \"optimizer\": {\"type\": \"AdamW\", "
+                               "\"params\": {\"lr\": 1e-3}} to the configuration"));
+}
+
+void Engine::check_loss(const at::Tensor& loss, const char* call) const {
+  require_optimizer(call);
+  if (!loss.defined()) throw ShapeError(str(call, ": expected a scalar loss, got an undefined tensor"));
+  if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
+    throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ", loss.sizes(),
+                         "; take its mean() or sum()"));
+  if (!loss.requires_grad())
+    throw ShapeError(str(call, ": expected a loss with a graph, got one without grad_fn; compute it from the model's output with "
+                               "gradients enabled, and do not detach() it"));
+}
+
+}  // namespace trireme

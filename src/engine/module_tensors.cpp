@@ -1,0 +1,99 @@
+#include "engine/module_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <unordered_map>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+namespace {
+
+void check_dense_on_host(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu())
+    throw ConfigError(str(kind, " '", name, "' is on ", tensor.device().str(), "; only host memory is there yet: call module.to(torch::kCPU)"),
+                      ErrorCode::kUnsupported);
+  if (tensor.layout() != at::kStrided)
+    throw ConfigError(str(kind, " '", name, "' is not dense; sparse tensors cannot be sharded: make it dense"));
+}
+
+void check_trainable_dtype(const std::string& name, const at::Tensor& parameter, const PrecisionOptions& precision) {
+  const at::ScalarType dtype = parameter.scalar_type();
+  if (!at::isFloatingType(dtype))
+    throw ConfigError(str("parameter '", name, "' is ", short_name(dtype), "; a parameter must be floating: register it as a buffer"));
+  if (precision.weight_dtype == at::kFloat && dtype != at::kFloat && dtype != at::kBFloat16)
+    throw ConfigError(str("parameter '", name, "' is ", short_name(dtype),
+                          ", which is not there yet; cast the module to fp32, or switch bf16.enabled on"),
+                      ErrorCode::kUnsupported);
+}
+
+/// Finds different tensor objects over the same memory: sharding one would pull it away from under the other.
+class StorageOwners {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor) {
+    if (tensor.numel() == 0) return;
+    const auto [owner, is_new] = owners_.emplace(tensor.storage().unsafeGetStorageImpl(), name);
+    if (!is_new)
+      throw ConfigError(str("'", owner->second, "' and '", name,
+                            "' are different tensors over one storage, so they cannot be sharded apart: register the same tensor "
+                            "under both names to tie them, or clone() one"));
+  }
+
+ private:
+  std::unordered_map<const void*, std::string> owners_;
+};
+
+ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
+  ModuleTensors tensors;
+  StorageOwners owners;
+  std::unordered_map<const void*, std::string> first_name;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    const auto [first, is_new] = first_name.emplace(parameter.unsafeGetTensorImpl(), item.key());
+    if (!is_new) {
+      tensors.aliases.emplace(item.key(), first->second);
+      continue;
+    }
+    check_dense_on_host("parameter", item.key(), parameter);
+    check_trainable_dtype(item.key(), parameter, precision);
+    owners.add(item.key(), parameter);
+    tensors.parameters.push_back({item.key(), parameter});
+  }
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || !first_name.emplace(buffer.unsafeGetTensorImpl(), item.key()).second) continue;
+    check_dense_on_host("buffer", item.key(), buffer);
+    owners.add(item.key(), buffer);
+    tensors.buffers.push_back({item.key(), buffer});
+  }
+  return tensors;
+}
+
+/// Same tensor object, other memory: the module and whoever else holds it see the change.
+void cast_in_place(at::Tensor& tensor, at::ScalarType dtype) {
+  const bool casts = at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != dtype;
+  if (!casts && tensor.is_contiguous()) return;
+  const at::Tensor data = tensor.detach();
+  tensor.set_data(casts ? data.to(dtype).contiguous() : data.contiguous());
+}
+
+}  // namespace
+
+ModuleTensors take_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
+  ModuleTensors tensors = list_tensors(module, precision);
+  const at::NoGradGuard no_grad;
+  // fp32 is what modules are made of: what somebody made bf16 on purpose stays so, with an fp32 master.
+  const auto target = [&](const at::Tensor& tensor) {
+    return precision.weight_dtype == at::kFloat ? tensor.scalar_type() : precision.weight_dtype;
+  };
+  for (NamedParameter& parameter : tensors.parameters) {
+    parameter.tensor.mutable_grad().reset();
+    cast_in_place(parameter.tensor, target(parameter.tensor));
+  }
+  for (NamedBuffer& buffer : tensors.buffers) cast_in_place(buffer.tensor, target(buffer.tensor));
+  return tensors;
+}
+
+}  // namespace trireme

@@ -1,0 +1,164 @@
+// What a checkpoint holds of an engine, and how it comes back.
+#include <ATen/ops/zeros.h>
+
+#include <cstring>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "engine/buffers.h"
+#include "engine/generator_state.h"
+#include "trireme/base/error.h"
+#include "trireme/base/json.h"
+#include "trireme/base/log.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme {
+
+namespace {
+
+constexpr int64_t kMaxTagBytes = 256;
+
+void append(std::vector<TensorSlice>& to, std::vector<TensorSlice> from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+void append_weights(StateTree& state, const Pager& pager, const std::vector<OwnedSlice>& owned) {
+  for (const OwnedSlice& slice : owned)
+    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel())) {
+      const ParameterSpec& parameter = pager.parameters()[portion.parameter];
+      state.tensors.push_back({"model." + parameter.name, parameter.shape, portion.parameter_begin,
+                               slice.weights.narrow(0, portion.slice_begin, portion.numel)});
+    }
+}
+
+/// Values that the checkpoint must have: a missing one is named, not guessed.
+template <class T>
+T required(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  if (found == json.end()) throw CheckpointError(str("checkpoint: expected the value '", key, "', found none; it was not saved by an engine"));
+  return found->get<T>();
+}
+
+}  // namespace
+
+StateTree Engine::weights_state() const {
+  StateTree state;
+  append_weights(state, *pager_, pager_->owned());
+  append_weights(state, *pager_, pager_->owned_frozen());
+  return state;
+}
+
+SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
+  require_alive("save_checkpoint");
+  if (directory.empty()) throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
+  const std::string tag = agree_on_tag(options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag);
+  StateTree state = weights_state();
+  // Buffers agree at every boundary; inside a window rank 0's count.
+  if (group_.rank() == 0) append(state.tensors, buffers_->slices());
+  if (optimizer_) append(state.tensors, optimizer_->state());
+  state.values = values_text(options.client_state);
+  state.rank_values = Json{{"generator", generator_state()}}.dump();
+  return trireme::save_checkpoint(group_, directory, tag, state, options.files);
+}
+
+std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory, const LoadCheckpointOptions& options) {
+  require_alive("load_checkpoint");
+  const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
+  StateTree state = weights_state();
+  append(state.tensors, buffers_->slices());
+  if (loads_optimizer) append(state.tensors, optimizer_->state());
+  LoadOptions load;
+  if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
+  if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
+
+  // Between closing and opening a window no peer reads weights, so they may be replaced.
+  pager_->close_window();
+  std::optional<LoadedCheckpoint> loaded;
+  try {
+    loaded = trireme::load_checkpoint(group_, directory, options.tag, state, load);
+  } catch (const CommError&) {
+    throw;  // the group is dead, and with it every collective
+  } catch (const Error&) {
+    publish_all();  // every rank failed alike, so training may go on with what the load left
+    throw;
+  }
+  if (loaded && optimizer_) {
+    if (loads_optimizer)
+      optimizer_->write_back_masters();
+    else
+      optimizer_->refresh_masters(std::vector<bool>(pager_->parameters().size(), true));
+  }
+  publish_all();
+  if (!loaded) {
+    log(LogLevel::kWarning, str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
+    return std::nullopt;
+  }
+  take_values(loaded->values, options);
+  const bool same_world = loaded->rank_values.size() == static_cast<size_t>(group_.size());
+  if (same_world && !options.load_module_only)
+    set_generator_state(required<std::string>(Json::parse(loaded->rank_values[group_.rank()]), "generator"));
+  return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
+}
+
+void Engine::publish_all() {
+  for (const OwnedSlice& slice : pager_->owned()) pager_->publish(slice.unit);
+  for (const OwnedSlice& slice : pager_->owned_frozen()) pager_->publish(slice.unit);
+  pager_->open_window();
+  buffers_->accept();
+}
+
+std::string Engine::values_text(const std::string& client_state) const {
+  Json values;
+  values["global_steps"] = progress_.global_steps;
+  values["micro_steps"] = progress_.micro_steps;
+  values["skipped_steps"] = progress_.skipped_steps;
+  values["global_samples"] = progress_.global_samples;
+  values["lr"] = lr_;
+  values["aliases"] = aliases_;
+  if (optimizer_) {
+    const std::vector<int64_t> counts = optimizer_->step_counts();
+    Json& steps = values["parameter_steps"];
+    for (size_t i = 0; i < counts.size(); ++i) steps[pager_->parameters()[i].name] = counts[i];
+  }
+  values["config"] = to_json(config_);
+  values["client_state"] = parse_json(client_state, "save_checkpoint client_state");
+  return values.dump();
+}
+
+void Engine::take_values(const std::string& text, const LoadCheckpointOptions& options) {
+  if (options.load_module_only) return;
+  const Json values = Json::parse(text);
+  progress_.global_steps = required<int64_t>(values, "global_steps");
+  progress_.micro_steps = required<int64_t>(values, "micro_steps");
+  progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
+  progress_.global_samples = required<int64_t>(values, "global_samples");
+  if (options.load_lr_scheduler_states) lr_ = required<double>(values, "lr");
+  if (!optimizer_ || !options.load_optimizer_states) return;
+  const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
+  std::vector<int64_t> counts;
+  for (const ParameterSpec& parameter : pager_->parameters()) {
+    const auto found = steps.find(parameter.name);
+    counts.push_back(found == steps.end() ? 0 : found->second);
+  }
+  optimizer_->set_step_counts(counts);
+}
+
+std::string Engine::agree_on_tag(const std::string& tag) const {
+  if (static_cast<int64_t>(tag.size()) >= kMaxTagBytes)
+    throw CheckpointError(str("save_checkpoint: the tag '", tag, "' is longer than ", kMaxTagBytes - 1, " bytes"));
+  at::Tensor text = at::zeros({kMaxTagBytes}, at::kByte);
+  std::memcpy(text.mutable_data_ptr(), tag.data(), tag.size());
+  group_.broadcast(text, 0).wait();
+  const std::string agreed(reinterpret_cast<const char*>(text.const_data_ptr<uint8_t>()));
+  at::Tensor differs = at::zeros({1}, at::kInt);
+  differs.mutable_data_ptr<int32_t>()[0] = agreed == tag ? 0 : 1;
+  group_.all_reduce(differs, ReduceOp::kMax).wait();
+  if (differs.const_data_ptr<int32_t>()[0] == 0 || config_.tag_validation == TagValidation::kIgnore) return agreed;
+  const std::string message = str("save_checkpoint: ranks disagree on the tag; rank 0 says '", agreed, "', rank ", group_.rank(), " '", tag, "'");
+  if (config_.tag_validation == TagValidation::kFail) throw CheckpointError(message + "; checkpoint.tag_validation is Fail");
+  log(LogLevel::kWarning, message + "; rank 0's is used");
+  return agreed;
+}
+
+}  // namespace trireme

@@ -1,0 +1,108 @@
+// The training step as the ZeRO paper has it: forward, backward, reduce, update, with the shards left to the pager.
+#include <ATen/ops/full_like.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/buffers.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme {
+
+namespace {
+
+/// As torch's clip_grad_norm_: the small number keeps a norm of zero from dividing.
+double clip_factor(double norm, double max_norm) {
+  if (max_norm <= 0) return 1;
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
+}  // namespace
+
+void Engine::begin_forward() const { require_alive("forward"); }
+
+at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  check_loss(loss, "backward");
+  // The reduction divides by the accumulation steps; who has done so already gets them back here.
+  const int64_t accumulation_steps = gradient_accumulation_steps();
+  at::Tensor seed;
+  if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(loss, accumulation_steps);
+  loss.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
+  pager_->end_backward();
+  return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
+}
+
+void Engine::step() {
+  require_optimizer("step");
+  step_applied_ = false;
+  if (!is_gradient_accumulation_boundary()) {
+    ++progress_.micro_steps;
+    return;
+  }
+  buffers_->follow_rank_0();
+  const Window window = pager_->close_window();
+  check_touched(window);
+  update(window);
+  pager_->open_window();
+  finish_step();
+}
+
+void Engine::update(const Window& window) {
+  const double norm = std::sqrt(window.sum_of_squares);
+  const bool is_finite = std::isfinite(norm);
+  grad_norm_ = is_finite ? norm : -1;
+  step_applied_ = is_finite || !config_.precision.check_grad_overflow;
+  if (step_applied_)
+    optimizer_->step(window, {.lr = lr_, .gradient_factor = clip_factor(norm, config_.gradient_clipping)});
+  else
+    skip(window);
+}
+
+void Engine::finish_step() {
+  ++progress_.micro_steps;
+  ++progress_.global_steps;
+  progress_.global_samples += train_batch_size();
+  if (!step_applied_) ++progress_.skipped_steps;
+  if (step_applied_ && schedule_->options().kind != ScheduleKind::kConstant)
+    lr_ = schedule_->lr(progress_.global_steps - progress_.skipped_steps);
+  if (group_.rank() == 0 && config_.steps_per_print > 0 && progress_.global_steps % config_.steps_per_print == 0)
+    log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress_.skipped_steps, ", lr=", lr_,
+                             ", grad_norm=", *grad_norm_));
+}
+
+void Engine::check_touched(const Window& window) {
+  const std::vector<ParameterSpec>& parameters = pager_->parameters();
+  int missing = -1;
+  bool any = false;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (window.touched[i]) any = true;
+    if (parameters[i].trainable && !window.touched[i] && missing < 0) missing = static_cast<int>(i);
+  }
+  if (any && (config_.ignore_unused_parameters || missing < 0)) return;
+  // Seen by all ranks alike, so all of them reopen the window before they throw.
+  skip(window);
+  pager_->open_window();
+  if (!any) throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
+  throw StateError(str("step: parameter '", parameters[missing].name,
+                       "' got no gradient on any rank; set zero_optimization.ignore_unused_parameters=true if that is meant"));
+}
+
+void Engine::skip(const Window& window) {
+  optimizer_->refresh_masters(window.written);
+  for (const OwnedSlice& slice : pager_->owned()) pager_->publish(slice.unit);
+}
+
+bool Engine::is_gradient_accumulation_boundary() const {
+  return (progress_.micro_steps + 1) % gradient_accumulation_steps() == 0;
+}
+
+void Engine::zero_grad() {
+  require_alive("zero_grad");
+  const Window window = pager_->close_window();
+  if (optimizer_) optimizer_->refresh_masters(window.written);
+  pager_->open_window();
+}
+
+}  // namespace trireme
