@@ -45,6 +45,8 @@ class StorageHandle {
   static void give(c10::StorageImpl& storage, c10::DataPtr data, size_t bytes);
   /// The owner, or nullptr where the storage is not managed. Never throws.
   static ManagedStorage* owner_of(c10::StorageImpl& storage) noexcept;
+  /// The same, with a share in it.
+  static std::shared_ptr<ManagedStorage> share_owner_of(c10::StorageImpl& storage);
 
  private:
   static void drop(void* context) noexcept;
@@ -88,6 +90,7 @@ class RankContext {
   /// Gives the thread a random stream of its own, seeded with `seed`: operators draw from it instead of libtorch's default generator.
   void use_own_generator(uint64_t seed);
   bool has_own_generator() const { return generator_.defined(); }
+  const at::Generator& own_generator() const { return generator_; }
 
   /// Runs `op` on `stack` with everything that is registered.
   void call(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -28,8 +28,6 @@ void StorageHandle::point(c10::StorageImpl& storage, void* data, size_t bytes, O
   throws_on_access(storage) = false;
   storage.set_data_ptr_noswap(std::move(pointer));
   storage.set_nbytes(bytes);
-  // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
-  storage.set_resizable(false);
 }
 
 void StorageHandle::release(c10::StorageImpl& storage, Owner owner, const std::string& message) {
@@ -42,13 +40,17 @@ void StorageHandle::give(c10::StorageImpl& storage, c10::DataPtr data, size_t by
   throws_on_access(storage) = false;
   storage.set_data_ptr_noswap(std::move(data));
   storage.set_nbytes(bytes);
-  storage.set_resizable(true);
 }
 
 ManagedStorage* StorageHandle::owner_of(c10::StorageImpl& storage) noexcept {
   const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   // The deleter is the mark: it is the same for every managed storage and nobody else's.
   return data.get_deleter() == &StorageHandle::drop ? static_cast<Owner*>(data.get_context())->get() : nullptr;
+}
+
+std::shared_ptr<ManagedStorage> StorageHandle::share_owner_of(c10::StorageImpl& storage) {
+  if (owner_of(storage) == nullptr) return nullptr;
+  return *static_cast<Owner*>(storage._mutable_data_ptr_no_checks().get_context());
 }
 
 }  // namespace trireme

@@ -128,6 +128,7 @@ class Pager::Impl {
     for (size_t i = 0; i < managed_.size(); ++i) {
       managed_[i].owner->forget();
       StorageHandle::give(managed_[i].storage(), std::move(privates_[i]), managed_[i].bytes());
+      managed_[i].storage().set_resizable(true);
     }
     privates_.clear();
   }
@@ -192,6 +193,8 @@ class Pager::Impl {
       if (StorageHandle::owner_of(*parameters[i].tensor.storage().unsafeGetStorageImpl()) == nullptr)
         normalise(parameters[i].tensor);
       parameters[i].tensor.mutable_grad().reset();
+      // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
+      parameters[i].tensor.storage().unsafeGetStorageImpl()->set_resizable(false);
       managed_.push_back({std::move(parameters[i].name), std::move(parameters[i].tensor), layout_.unit_of[i], placement.begin,
                           placement.numel, nullptr});
     }

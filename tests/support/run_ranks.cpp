@@ -1,5 +1,7 @@
 #include "tests/support/run_ranks.h"
 
+#include <c10/core/GeneratorImpl.h>
+
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -10,14 +12,19 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/threads.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 namespace {
 
 /// What is this rank's alone although libtorch keeps it once per process. Constructed and destroyed in the rank's thread.
-struct RankScope {
-  explicit RankScope(int /*rank*/) {}
-  // The rank's RankContext (random generator, allocator) is installed here.
+class RankScope {
+ public:
+  // Every rank draws the same numbers until it is seeded otherwise (manual_seed), as processes do.
+  RankScope() { RankContext::of_this_thread().use_own_generator(c10::default_rng_seed_val); }
+
+ private:
+  InterceptScope scope_{InterceptScope::Watch::kWrites};
 };
 
 struct Failure {
@@ -41,7 +48,7 @@ class Failures {
 
 void run_one(Group& group, const std::function<void(Rank&)>& body, Failures& failures) {
   try {
-    RankScope scope(group.rank());
+    RankScope scope;
     Rank rank(group.rank(), group);
     body(rank);
   } catch (const CommError& error) {

@@ -32,7 +32,7 @@ struct PagerPolicy {
   at::ScalarType accumulation_dtype = at::kFloat;
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
-  UnitRules units;
+  UnitRules units = {};
   bool operator==(const PagerPolicy&) const = default;
 };
 

@@ -1,0 +1,55 @@
+// Constructing a model that fits nowhere.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "trireme/comm/group.h"
+#include "trireme/intercept.h"
+
+namespace trireme::zero {
+
+struct InitPolicy {
+  /// Tensors smaller than this are left alone.
+  int64_t smallest_bytes = 4096;
+  /// Whole tensors may hold this many bytes on a rank, the two largest at least; the coldest are sharded first.
+  int64_t live_bytes = 64 << 20;
+};
+
+/// While it lives, every tensor that an operator of this thread makes is sharded over `group` as soon as it is cold, and made
+/// whole again when an operator touches it. Construction runs as usual, with the same random numbers on every rank, so the
+/// values are those of an unsharded construction, bit for bit; the peak is one rank's shards plus `live_bytes`.
+///
+///   auto world = trireme::init();
+///   MyNet net = [&] { trireme::zero::Init scope(*world.group); return MyNet(options); }();
+///   auto engine = trireme::initialize(world, net, …);
+///
+/// Requires  all ranks construct the same model under the same seed; `group` outlives the tensors.
+/// Ordering  touching a sharded tensor is collective. After the scope, initialize() takes the parameters over.
+/// Throws    reading the data of a sharded tensor outside of an operator raises an error that names this scope.
+/// Source    ZeRO-Infinity's partitioned initialisation, arXiv:2104.07857. Test: tests/pager/init_test.cpp.
+class [[nodiscard]] Init {
+ public:
+  explicit Init(Group& group, const InitPolicy& policy = {});
+  ~Init();
+  Init(const Init&) = delete;
+  Init& operator=(const Init&) = delete;
+
+  /// Most bytes that whole tensors held at once on this rank.
+  int64_t peak_live_bytes() const;
+
+ private:
+  class Store;
+  std::shared_ptr<Store> store_;
+  std::unique_ptr<Pass> pass_;
+  std::unique_ptr<InterceptScope> scope_;
+
+  friend class InitStorage;
+};
+
+/// Gives `tensor` whole, unmanaged memory again if an Init scope sharded it. Collective over the scope's group.
+void make_whole(const at::Tensor& tensor);
+
+}  // namespace trireme::zero

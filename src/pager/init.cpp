@@ -1,0 +1,184 @@
+#include "trireme/pager/init.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+
+#include "trireme/base/error.h"
+
+namespace trireme::zero {
+
+/// One tensor's storage: whole (`data` set), or only this rank's part of its bytes (`shard`).
+class InitStorage final : public ManagedStorage {
+ public:
+  InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage);
+  ~InitStorage() override;
+  void before_access(Access access) override;
+  /// Ends the management: the storage gets its whole bytes as ordinary memory. Collective.
+  void hand_back();
+
+  bool is_whole() const { return !shard_.defined(); }
+  int64_t bytes() const { return bytes_; }
+  uint64_t last_serial = 0;
+  std::list<InitStorage*>::iterator position;  // in the store's list of whole ones, coldest first
+
+  void shard();
+
+ private:
+  void make_whole(Access access);
+  std::shared_ptr<ManagedStorage> self() const;
+
+  const std::shared_ptr<Init::Store> store_;
+  c10::StorageImpl& storage_;  // holds us
+  const int64_t bytes_;
+  c10::DataPtr data_;
+  at::Tensor shard_;
+};
+
+/// The tensors of one scope. Lives as long as any of them.
+class Init::Store : public std::enable_shared_from_this<Init::Store> {
+ public:
+  Store(Group& group, const InitPolicy& policy) : group(group), policy(policy) {}
+
+  void adopt(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return;
+    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+    const auto bytes = static_cast<int64_t>(storage.nbytes());
+    if (bytes < policy.smallest_bytes || !storage.resizable() || StorageHandle::owner_of(storage) != nullptr) return;
+    largest_bytes_ = std::max(largest_bytes_, bytes);
+    auto owner = std::make_shared<InitStorage>(shared_from_this(), storage);
+    void* data = storage.mutable_data();
+    StorageHandle::point(storage, data, bytes, owner);
+    add(*owner);
+    make_room();
+  }
+
+  void add(InitStorage& storage) {
+    storage.position = whole_.insert(whole_.end(), &storage);
+    live_bytes_ += storage.bytes();
+    peak_live_bytes = std::max(peak_live_bytes, live_bytes_);
+  }
+  void remove(InitStorage& storage) {
+    whole_.erase(storage.position);
+    live_bytes_ -= storage.bytes();
+  }
+  void touch(InitStorage& storage) { whole_.splice(whole_.end(), whole_, storage.position); }
+
+  // Shards the coldest until the limit holds or only tensors of the running operator are left.
+  void make_room() {
+    const RankContext* context = RankContext::current();
+    const uint64_t serial = context != nullptr ? context->serial() : 0;
+    for (auto next = whole_.begin(); next != whole_.end() && live_bytes_ > std::max(policy.live_bytes, 2 * largest_bytes_);) {
+      InitStorage* storage = *next++;
+      if (storage->last_serial != serial) storage->shard();
+    }
+  }
+
+  Group& group;
+  const InitPolicy policy;
+  int64_t peak_live_bytes = 0;
+
+ private:
+  std::list<InitStorage*> whole_;
+  int64_t live_bytes_ = 0;
+  int64_t largest_bytes_ = 0;
+};
+
+InitStorage::InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage)
+    : store_(std::move(store)), storage_(storage), bytes_(static_cast<int64_t>(storage.nbytes())) {
+  if (const RankContext* context = RankContext::current()) last_serial = context->serial();
+  // From now on the storage only points at these bytes.
+  std::swap(data_, storage._mutable_data_ptr_no_checks());
+  storage.set_data_ptr_noswap(c10::DataPtr(data_.get(), c10::Device(c10::kCPU)));
+}
+
+InitStorage::~InitStorage() {
+  if (is_whole()) store_->remove(*this);
+}
+
+void InitStorage::before_access(Access access) {
+  if (const RankContext* context = RankContext::current()) last_serial = context->serial();
+  if (is_whole()) return store_->touch(*this);
+  make_whole(access);
+  store_->add(*this);
+  store_->make_room();
+}
+
+void InitStorage::make_whole(Access access) {
+  c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes_);
+  if (access != Access::kOverwrite) {
+    const at::Tensor whole = at::from_blob(data.get(), {bytes_}, at::TensorOptions().dtype(at::kByte));
+    store_->group.all_gather(whole, shard_).wait();
+  }
+  StorageHandle::point(storage_, data.get(), bytes_, self());
+  data_ = std::move(data);
+  shard_.reset();
+}
+
+void InitStorage::shard() {
+  const ShardRange mine = shard_range(bytes_, store_->group.size(), store_->group.rank());
+  at::Tensor shard = at::empty({mine.numel()}, at::TensorOptions().dtype(at::kByte));
+  if (mine.numel() > 0) std::memcpy(shard.data_ptr(), static_cast<std::byte*>(data_.get()) + mine.begin, mine.numel());
+  store_->remove(*this);
+  shard_ = std::move(shard);
+  StorageHandle::release(storage_, self(),
+                         "this tensor was sharded by trireme::zero::Init: its data can be read by operators inside of the scope, or "
+                         "after trireme::initialize() has taken the model over");
+  data_ = {};
+}
+
+void InitStorage::hand_back() {
+  if (!is_whole()) {
+    make_whole(Access::kRead);
+    store_->add(*this);
+  }
+  const auto keep = self();  // the storage lets go of us here
+  StorageHandle::give(storage_, std::move(data_), bytes_);
+}
+
+// Our own shared pointer stands in the storage that holds us.
+std::shared_ptr<ManagedStorage> InitStorage::self() const { return StorageHandle::share_owner_of(storage_); }
+
+namespace {
+
+class AdoptResults final : public Pass {
+ public:
+  explicit AdoptResults(std::function<void(const at::Tensor&)> adopt) : adopt_(std::move(adopt)) {}
+  void after(OperatorCall& call) override {
+    for (const c10::IValue& result : torch::jit::last(call.stack, call.op.schema().returns().size())) {
+      if (result.isTensor()) adopt_(result.toTensor());
+      if (result.isTensorList())
+        for (const at::Tensor& tensor : result.toTensorList()) adopt_(tensor);
+    }
+  }
+
+ private:
+  std::function<void(const at::Tensor&)> adopt_;
+};
+
+}  // namespace
+
+Init::Init(Group& group, const InitPolicy& policy) : store_(std::make_shared<Store>(group, policy)) {
+  // Shards are many and small; freed whole tensors must go back to the system at once, or the heap keeps the peak: glibc raises
+  // this threshold by itself as soon as a large block is freed, unless it was set.
+  mallopt(M_MMAP_THRESHOLD, 64 << 10);
+  pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor); });
+  scope_ = std::make_unique<InterceptScope>(InterceptScope::Watch::kAll, pass_.get());
+}
+
+Init::~Init() = default;
+
+int64_t Init::peak_live_bytes() const { return store_->peak_live_bytes; }
+
+void make_whole(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  auto* owner = StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl());
+  if (auto* storage = dynamic_cast<InitStorage*>(owner)) storage->hand_back();
+}
+
+}  // namespace trireme::zero
