@@ -1,0 +1,86 @@
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/estimate.h"
+#include "trireme/precision/precision.h"
+
+namespace trireme {
+namespace {
+
+struct Unit {
+  double size;
+  const char* name;
+};
+
+/// The largest unit of which there is at least one.
+Unit unit_for(double largest, std::initializer_list<Unit> units) {
+  for (const Unit& unit : units)
+    if (largest >= unit.size) return unit;
+  return *(units.end() - 1);
+}
+
+/// One digit after the point from 1 on (none when it is 0), two below.
+std::string figure(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, value < 1 ? "%.2f" : "%.1f", value);
+  std::string result = text;
+  if (result.size() > 2 && result.ends_with(".0")) result.resize(result.size() - 2);
+  return result;
+}
+
+std::string right(const std::string& text, size_t width) {
+  return std::string(text.size() < width ? width - text.size() : 0, ' ') + text;
+}
+
+const char* optimizer_name(const OptimizerOptions& optimizer) {
+  if (optimizer.kind == OptimizerKind::kSgd) return optimizer.momentum != 0 ? "SGD with momentum" : "SGD";
+  return optimizer.kind == OptimizerKind::kAdamW ? "AdamW" : "Adam";
+}
+
+Json states_json(const ModelStates& states) {
+  return {{"weight_bytes", states.weight_bytes},
+          {"gradient_bytes", states.gradient_bytes},
+          {"master_bytes", states.master_bytes},
+          {"optimizer_bytes", states.optimizer_bytes},
+          {"total_bytes", states.total()}};
+}
+
+}  // namespace
+
+std::string to_table(const Estimate& estimate) {
+  int64_t largest = 0;
+  for (const EstimateRow& row : estimate.rows)
+    for (const ModelStates& states : row.by_stage) largest = std::max(largest, states.total());
+  const auto parameters = static_cast<double>(estimate.parameters);
+  const Unit count = unit_for(parameters, {{1e12, " T"}, {1e9, " B"}, {1e6, " M"}, {1e3, " k"}, {1, ""}});
+  const Unit unit = unit_for(static_cast<double>(largest), {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1, "bytes"}});
+
+  std::string table = str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
+                          " weights, ", optimizer_name(estimate.request.optimizer), ": model states per rank in ", unit.name,
+                          "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
+  for (const EstimateRow& row : estimate.rows) {
+    table += right(std::to_string(row.world), 6) + right(short_name(row.accumulation_dtype), 14);
+    for (const ModelStates& states : row.by_stage) table += right(figure(static_cast<double>(states.total()) / unit.size), 10);
+    table += "\n";
+  }
+  return table;
+}
+
+Json to_json(const Estimate& estimate) {
+  Json rows = Json::array();
+  for (const EstimateRow& row : estimate.rows) {
+    for (size_t stage = 0; stage < row.by_stage.size(); ++stage) {
+      Json json = {{"world", row.world}, {"accumulation_dtype", short_name(row.accumulation_dtype)}, {"stage", stage}};
+      json.update(states_json(row.by_stage[stage]));
+      rows.push_back(std::move(json));
+    }
+  }
+  return {{"parameters", estimate.parameters},
+          {"weight_dtype", short_name(estimate.request.weight_dtype)},
+          {"optimizer", optimizer_name(estimate.request.optimizer)},
+          {"per_rank", std::move(rows)}};
+}
+
+}  // namespace trireme

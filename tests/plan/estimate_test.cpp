@@ -1,0 +1,128 @@
+#include "trireme/plan/estimate.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+int64_t total(int64_t parameters, const EstimateOptions& options) { return estimate_model_states(parameters, options).total(); }
+
+constexpr int64_t kParameters = 64'000;  // divides over 64 ranks
+constexpr int64_t kWorld = 64;
+
+TEST(Estimate, Bf16AccumulationTakesZerosClosedForms) {
+  const auto bytes = [](int stage) {
+    return total(kParameters, {.stage = stage, .world = kWorld, .accumulation_dtype = at::kBFloat16, .optimizer = {}});
+  };
+  EXPECT_EQ(bytes(0), 16 * kParameters);
+  EXPECT_EQ(bytes(1), 4 * kParameters + 12 * kParameters / kWorld);
+  EXPECT_EQ(bytes(2), 2 * kParameters + 14 * kParameters / kWorld);
+  EXPECT_EQ(bytes(3), 16 * kParameters / kWorld);
+}
+
+TEST(Estimate, Fp32AccumulationAddsTwoBytesWhereGradientsAreHeld) {
+  const auto extra = [](int stage) {
+    EstimateOptions options{.stage = stage, .world = kWorld, .optimizer = {}};
+    const int64_t wide = total(kParameters, options);
+    options.accumulation_dtype = at::kBFloat16;
+    return wide - total(kParameters, options);
+  };
+  EXPECT_EQ(extra(0), 2 * kParameters);
+  EXPECT_EQ(extra(1), 2 * kParameters);
+  EXPECT_EQ(extra(2), 2 * kParameters / kWorld);
+  EXPECT_EQ(extra(3), 2 * kParameters / kWorld);
+}
+
+TEST(Estimate, Fp32TrainingHasNoMasters) {
+  const EstimateOptions options{.world = kWorld, .weight_dtype = at::kFloat, .optimizer = {}};
+  EXPECT_EQ(estimate_model_states(100, options),
+            (ModelStates{.weight_bytes = 400, .gradient_bytes = 400, .master_bytes = 0, .optimizer_bytes = 800}));
+}
+
+TEST(Estimate, OneRankHoldsTheSameAtEveryStage) {
+  for (int stage = 0; stage < 4; ++stage) EXPECT_EQ(total(1001, {.stage = stage, .optimizer = {}}), 18 * 1001);
+}
+
+TEST(Estimate, RoundsAShardUp) {
+  // 7 parameters over 4 ranks: 2 each, the last one fewer.
+  EXPECT_EQ(total(7, {.stage = 3, .world = 4, .accumulation_dtype = at::kBFloat16, .optimizer = {}}), 2 * 16);
+}
+
+TEST(Estimate, SgdHoldsAMomentumOnlyWhereItHasOne) {
+  EstimateOptions options{.optimizer = {.kind = OptimizerKind::kSgd}};
+  EXPECT_EQ(estimate_model_states(100, options).optimizer_bytes, 0);
+  options.optimizer.momentum = 0.9;
+  EXPECT_EQ(estimate_model_states(100, options).optimizer_bytes, 400);
+}
+
+TEST(Estimate, RefusesWhatCannotBe) {
+  EXPECT_THROW(estimate_model_states(1, {.stage = 4, .optimizer = {}}), ConfigError);
+  EXPECT_THROW(estimate_model_states(1, {.world = 0, .optimizer = {}}), ConfigError);
+  EXPECT_THROW(estimate_model_states(-1, {.optimizer = {}}), ConfigError);
+}
+
+TEST(Estimate, OfALayoutCountsPaddingOnTrainableAndFrozenUnits) {
+  // Two units of one parameter each; only kAlignment elements per shard are enough for 3 and 40 elements on 2 ranks.
+  const std::vector<ParameterSpec> parameters = {{.name = "a", .shape = {3}, .dtype = at::kBFloat16, .trainable = true},
+                                                 {.name = "b", .shape = {8, 5}, .dtype = at::kFloat, .trainable = false}};
+  const Layout layout = make_layout(parameters, 2);
+  ASSERT_EQ(layout.units.size(), 2u);
+  EXPECT_EQ(estimate_model_states(layout, {.stage = 3, .world = 2, .optimizer = {}}),
+            (ModelStates{.weight_bytes = kAlignment * 2 + kAlignment * 4,
+                         .gradient_bytes = kAlignment * 4,
+                         .master_bytes = kAlignment * 4,
+                         .optimizer_bytes = kAlignment * 8}));
+  EXPECT_EQ(estimate_model_states(layout, {.stage = 2, .world = 2, .optimizer = {}}).weight_bytes,
+            2 * kAlignment * 2 + 2 * kAlignment * 4);
+}
+
+TEST(Estimate, OfALayoutWithoutPaddingIsTheClosedForm) {
+  const std::vector<ParameterSpec> parameters = {{.name = "w", .shape = {64, kAlignment}, .dtype = at::kBFloat16, .trainable = true}};
+  for (int stage = 0; stage < 4; ++stage) {
+    const EstimateOptions options{.stage = stage, .world = 8, .optimizer = {}};
+    EXPECT_EQ(estimate_model_states(make_layout(parameters, 8), options), estimate_model_states(64 * kAlignment, options));
+  }
+}
+
+TEST(EstimateTable, PrintsThePapersFigures) {
+  // ZeRO, arXiv:1910.02054, figure 1: 7.5 B parameters on 64 ranks.
+  EXPECT_EQ(to_table(estimate(7'500'000'000, {.worlds = {64}, .optimizer = {}})),
+            "7.5 B parameters, bf16 weights, AdamW: model states per rank in GB\n"
+            "\n"
+            " ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n"
+            "    64          fp32       135      46.4      16.9       2.1\n"
+            "    64          bf16       120      31.4      16.6       1.9\n");
+}
+
+TEST(EstimateTable, ChoosesTheUnitByTheLargestFigure) {
+  const std::string table = to_table(estimate(2'500'000, {.worlds = {1, 4}, .weight_dtype = at::kFloat, .optimizer = {}}));
+  EXPECT_EQ(table,
+            "2.5 M parameters, fp32 weights, AdamW: model states per rank in MB\n"
+            "\n"
+            " ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n"
+            "     1          fp32        40        40        40        40\n"
+            "     4          fp32        40        25      17.5        10\n");
+}
+
+TEST(EstimateTable, OfAModelUsesItsOwnParameters) {
+  const std::vector<ParameterSpec> parameters = {{.name = "w", .shape = {1000, 1000}, .dtype = at::kFloat, .trainable = true}};
+  const Estimate result = estimate(parameters, {.worlds = {1}, .weight_dtype = at::kFloat, .optimizer = {}});
+  EXPECT_EQ(result.parameters, 1'000'000);
+  EXPECT_EQ(result.rows.at(0).by_stage.at(0).total(), 16'000'000);
+}
+
+TEST(EstimateTable, GivesBytesAsJson) {
+  const Json json = to_json(estimate(100, {.worlds = {2}, .accumulation_dtypes = {at::kBFloat16}, .optimizer = {}}));
+  EXPECT_EQ(json["parameters"], 100);
+  ASSERT_EQ(json["per_rank"].size(), 4u);
+  EXPECT_EQ(json["per_rank"][1].dump(),
+            R"({"world":2,"accumulation_dtype":"bf16","stage":1,"weight_bytes":200,"gradient_bytes":200,)"
+            R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000})");
+}
+
+}  // namespace
+}  // namespace trireme
