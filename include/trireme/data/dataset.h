@@ -31,14 +31,14 @@ inline constexpr int64_t kDocumentEnd = 0;
 struct DataOptions {
   /// A file; a folder (all its files, recursively; hidden ones and, for bytes, those with a NUL byte in the first 8 KiB
   /// are skipped); or a glob (*, ?, [...] within a name, ** over folders).
-  std::string path;
+  std::string path = {};
   DataFormat format = DataFormat::kAuto;
   int64_t seq = 256;  ///< tokens per sample
   /// Part of the files (by a hash of relative path and seed) that training never sees; of a single file, its tail.
   double held_out_fraction = 0.05;
   uint64_t seed = 0;                 ///< of the split, not of the order
   int64_t vocab_size = 0;            ///< of the model; tokens are checked against it; 0: not checked
-  std::vector<std::string> exclude;  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
+  std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
 };
 
 /// Tensors of one or more samples: int64, on the host, owning their memory.
