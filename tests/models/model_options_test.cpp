@@ -1,0 +1,163 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "trireme/base/error.h"
+#include "trireme/models/language_model.h"
+
+namespace trireme {
+namespace {
+
+/// A config.json that goes away.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() / ("trireme_model_" + std::to_string(::getpid()) + ".json")) {
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  ConfigFile(const ConfigFile&) = delete;
+  ConfigFile& operator=(const ConfigFile&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+ModelOptions parse(const std::string& text) { return model_options(ConfigFile(text).path()); }
+
+void expect_refused(const std::string& text, const std::vector<std::string>& parts,
+                    ErrorCode code = ErrorCode::kConfig) {
+  try {
+    parse(text);
+    FAIL() << "accepted: " << text;
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    for (const auto& part : parts) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in: " << error.what();
+    }
+  }
+}
+
+int64_t counted(const ModelOptions& options) {
+  int64_t numel = 0;
+  for (const auto& parameter : make_language_model(options)->parameters()) numel += parameter.numel();
+  return numel;
+}
+
+TEST(ModelOptions, TheBuiltInModelsHaveTheSizesTheyAreNamedAfter) {
+  EXPECT_EQ(parameter_count(model_options("llama-3m")), 2'438'912);
+  EXPECT_EQ(parameter_count(model_options("llama-10m")), 10'720'128);
+  EXPECT_EQ(parameter_count(model_options("llama-130m")), 134'105'856);
+  EXPECT_EQ(parameter_count(model_options("gpt2")), 124'439'808);
+}
+
+TEST(ModelOptions, TheCountIsThatOfTheModelMade) {
+  LlamaOptions llama = {.vocab_size = 13,
+                        .hidden_size = 24,
+                        .intermediate_size = 20,
+                        .num_hidden_layers = 3,
+                        .num_attention_heads = 4,
+                        .num_key_value_heads = 2,
+                        .head_dim = 10};
+  EXPECT_EQ(parameter_count(llama), counted(llama));
+  llama.tie_word_embeddings = true;
+  EXPECT_EQ(parameter_count(llama), counted(llama));
+  const GptOptions gpt = {.vocab_size = 13, .n_embd = 24, .n_layer = 3, .n_head = 4, .n_inner = 7, .n_positions = 9};
+  EXPECT_EQ(parameter_count(gpt), counted(gpt));
+}
+
+TEST(ModelOptions, ALlamaConfigOfHuggingFaceIsRead) {
+  const auto options = std::get<LlamaOptions>(parse(R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "use_cache": true,
+    "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": null, "max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
+    "rope_theta": 500000, "rope_scaling": null, "hidden_act": "silu", "attention_bias": false, "mlp_bias": false,
+    "attention_dropout": 0.0, "pretraining_tp": 1, "initializer_range": 0.01, "tie_word_embeddings": true})"));
+  EXPECT_EQ(options.vocab_size, 100);
+  EXPECT_EQ(options.hidden_size, 64);
+  EXPECT_EQ(options.intermediate_size, 96);
+  EXPECT_EQ(options.num_hidden_layers, 3);
+  EXPECT_EQ(options.num_attention_heads, 8);
+  EXPECT_EQ(options.num_key_value_heads, 2);
+  EXPECT_EQ(options.max_position_embeddings, 4096);
+  EXPECT_EQ(options.rms_norm_eps, 1e-5);
+  EXPECT_EQ(options.rope_theta, 500000);
+  EXPECT_EQ(options.initializer_range, 0.01);
+  EXPECT_TRUE(options.tie_word_embeddings);
+}
+
+TEST(ModelOptions, WithoutKeyValueHeadsEachHeadHasItsOwn) {
+  const auto options = std::get<LlamaOptions>(parse(R"({"model_type": "llama", "num_attention_heads": 6})"));
+  EXPECT_EQ(options.num_key_value_heads, 6);
+}
+
+TEST(ModelOptions, RopeParametersOfTransformersFiveAreRead) {
+  const auto options = std::get<LlamaOptions>(
+      parse(R"({"model_type": "llama", "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}})"));
+  EXPECT_EQ(options.rope_theta, 7);
+}
+
+TEST(ModelOptions, AGptTwoConfigOfHuggingFaceIsRead) {
+  const auto options = std::get<GptOptions>(parse(R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 64, "n_ctx": 64, "vocab_size": 50, "activation_function": "gelu_new", "attn_pdrop": 0.0,
+    "layer_norm_epsilon": 1e-4})"));
+  EXPECT_EQ(options.n_embd, 32);
+  EXPECT_EQ(options.n_positions, 64);
+  EXPECT_EQ(options.layer_norm_epsilon, 1e-4);
+}
+
+TEST(ModelOptions, WhatIsNotSupportedIsRefusedByName) {
+  const auto unsupported = ErrorCode::kUnsupported;
+  expect_refused(R"({"model_type": "mistral"})", {"model_type=\"mistral\"", "llama"}, unsupported);
+  expect_refused(R"({"hidden_size": 8})", {"model_type"}, unsupported);
+  expect_refused(R"({"model_type": "llama", "attention_bias": true})", {"attention_bias=true", "only false"},
+                 unsupported);
+  expect_refused(R"({"model_type": "llama", "mlp_bias": true})", {"mlp_bias=true"}, unsupported);
+  expect_refused(R"({"model_type": "llama", "hidden_act": "gelu"})", {"hidden_act=\"gelu\""}, unsupported);
+  expect_refused(R"({"model_type": "llama", "attention_dropout": 0.1})", {"attention_dropout=0.1"}, unsupported);
+  expect_refused(R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}})",
+                 {"rope_scaling: rope_type=\"llama3\""}, unsupported);
+  expect_refused(R"({"model_type": "gpt2", "activation_function": "relu"})", {"activation_function"}, unsupported);
+}
+
+TEST(ModelOptions, WrongKeysTypesAndValuesAreNamed) {
+  expect_refused(R"({"model_type": "llama", "hiden_size": 8})", {"hiden_size", "Did you mean `hidden_size`?"});
+  expect_refused(R"({"model_type": "llama", "hidden_size": "8"})", {"hidden_size=\"8\"", "an integer"});
+  expect_refused(R"({"model_type": "llama", "hidden_size": 8.5})", {"hidden_size=8.5", "an integer"});
+  expect_refused(R"({"model_type": "llama", "hidden_size": 100})", {"hidden_size=100", "num_attention_heads=12"},
+                 ErrorCode::kConfig);
+  expect_refused(R"([1])", {"an object"});
+}
+
+TEST(ModelOptions, AnUnknownNameListsTheKnownOnes) {
+  try {
+    model_options("lama-3m");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("llama-3m, llama-10m, llama-130m, gpt2"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("Did you mean `llama-3m`?"), std::string::npos);
+  }
+  EXPECT_THROW(model_options("nowhere/config.json"), IoError);
+}
+
+TEST(ModelOptions, WhatIsWrittenReadsBackAsTheSame) {
+  for (const auto& name : model_names()) {
+    const auto text = config_json(model_options(name));
+    EXPECT_EQ(config_json(parse(text)), text) << name;
+  }
+}
+
+TEST(ModelOptions, RoomForLongerSequencesIsMadeWhenAskedFor) {
+  EXPECT_EQ(max_positions(with_positions(LlamaOptions{.max_position_embeddings = 8}, 20)), 20);
+  EXPECT_EQ(max_positions(with_positions(GptOptions{.n_positions = 30}, 20)), 30);
+  EXPECT_EQ(vocab_size(GptOptions{.vocab_size = 30}), 30);
+}
+
+}  // namespace
+}  // namespace trireme
