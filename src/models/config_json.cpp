@@ -182,8 +182,8 @@ const std::vector<BuiltIn>& built_ins() {
   static const std::vector<BuiltIn> kModels = {
       {"llama-3m", LlamaOptions{.vocab_size = 256,
                                 .hidden_size = 256,
-                                .intermediate_size = 688,
-                                .num_hidden_layers = 3,
+                                .intermediate_size = 512,
+                                .num_hidden_layers = 4,
                                 .num_attention_heads = 4,
                                 .num_key_value_heads = 4,
                                 .tie_word_embeddings = true}},
@@ -200,10 +200,9 @@ const std::vector<BuiltIn>& built_ins() {
   return kModels;
 }
 
-ModelOptions read_model(const std::string& path) {
-  const Json json = read_json(path);
-  if (!json.is_object()) throw ConfigError(path + ": expected an object in the form of Hugging Face's config.json");
-  ConfigReader reader(json, path);
+ModelOptions read_model(const Json& json, const std::string& origin) {
+  if (!json.is_object()) throw ConfigError(origin + ": expected an object in the form of Hugging Face's config.json");
+  ConfigReader reader(json, origin);
   std::string type;
   reader.read("model_type", type);
   ModelOptions options;
@@ -212,14 +211,14 @@ ModelOptions read_model(const std::string& path) {
   } else if (type == "gpt2") {
     options = read_gpt(reader);
   } else {
-    throw ConfigError(trireme::str(path, ": model_type=\"", type, "\": only \"llama\" and \"gpt2\" are supported"),
+    throw ConfigError(trireme::str(origin, ": model_type=\"", type, "\": only \"llama\" and \"gpt2\" are supported"),
                       ErrorCode::kUnsupported);
   }
   reader.finish();
   try {
     std::visit([](const auto& o) { check_options(o); }, options);
   } catch (const ConfigError& error) {
-    throw ConfigError(path + ": " + error.what());
+    throw ConfigError(origin + ": " + error.what());
   }
   return options;
 }
@@ -270,13 +269,17 @@ const std::vector<std::string>& model_names() {
   return kNames;
 }
 
+ModelOptions model_options_from_json(const std::string& text, const std::string& origin) {
+  return read_model(parse_json(text, origin), origin);
+}
+
 ModelOptions model_options(const std::string& name_or_path) {
   for (const auto& model : built_ins()) {
     if (name_or_path == model.name) return model.options;
   }
   std::error_code ignored;
   const bool is_file = std::filesystem::exists(name_or_path, ignored);
-  if (is_file || name_or_path.ends_with(".json")) return read_model(name_or_path);
+  if (is_file || name_or_path.ends_with(".json")) return read_model(read_json(name_or_path), name_or_path);
   std::string known;
   for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
   throw ConfigError(trireme::str("model `", name_or_path, "` is neither a built-in (", known,

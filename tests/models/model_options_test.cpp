@@ -51,7 +51,7 @@ int64_t counted(const ModelOptions& options) {
 }
 
 TEST(ModelOptions, TheBuiltInModelsHaveTheSizesTheyAreNamedAfter) {
-  EXPECT_EQ(parameter_count(model_options("llama-3m")), 2'438'912);
+  EXPECT_EQ(parameter_count(model_options("llama-3m")), 2'689'280);
   EXPECT_EQ(parameter_count(model_options("llama-10m")), 10'720'128);
   EXPECT_EQ(parameter_count(model_options("llama-130m")), 134'105'856);
   EXPECT_EQ(parameter_count(model_options("gpt2")), 124'439'808);
