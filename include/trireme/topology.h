@@ -40,8 +40,8 @@ class Topology {
   /// Position of `rank` on `axis`; 0 for an axis that is not there.
   int position_of(int rank, std::string_view axis) const;
 
-  /// The groups along `axis`: lists of ranks that differ in their position on it alone. Every rank stands in exactly one; each
-  /// group ascends. Empty for an axis that is not there, as in DeepSpeed.
+  /// The groups along `axis`: lists of ranks that differ in their position on it alone. Every rank stands in exactly
+  /// one; each group ascends. Empty for an axis that is not there, as in DeepSpeed.
   std::vector<std::vector<int>> groups_along(std::string_view axis) const;
   /// The group of groups_along(axis) that `rank` is in; just `rank` for an axis that is not there.
   std::vector<int> group_of(int rank, std::string_view axis) const;
@@ -70,8 +70,9 @@ struct Degrees {
   int tensor = 1;
 };
 
-/// A topology of the axes "data", "pipe" and "tensor" from smp's placement strategy: the letters D, P and T in any order, the
-/// right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring ranks) or "spread" (TPD).
+/// A topology of the axes "data", "pipe" and "tensor" from smp's placement strategy: the letters D, P and T in any
+/// order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring ranks) or
+/// "spread" (TPD).
 /// Throws    ConfigError: anything else, naming what is accepted.
 Topology place(std::string_view strategy, const Degrees& degrees);
 

@@ -87,7 +87,8 @@ class PosixReadableFile final : public ReadableFile {
       const ssize_t got = ::pread(file_.get(), next, left, static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail_with_errno(path_, str("read of ", bytes, " bytes"));
-      if (got == 0) throw IoError(str(path_.string(), ": read of ", bytes, " bytes failed: the file ends at byte ", offset));
+      if (got == 0)
+        throw IoError(str(path_.string(), ": read of ", bytes, " bytes failed: the file ends at byte ", offset));
       next += got;
       offset += static_cast<size_t>(got);
       left -= static_cast<size_t>(got);

@@ -15,8 +15,8 @@
 namespace trireme {
 namespace {
 
-// JSON has no infinity, yet `1e999` and Python's `Infinity` are written for it. The parser refuses both, so they are replaced by
-// this text, no longer than either, and the number that it stands for becomes an infinity again.
+// JSON has no infinity, yet `1e999` and Python's `Infinity` are written for it. The parser refuses both, so they are
+// replaced by this text, no longer than either, and the number that it stands for becomes an infinity again.
 constexpr std::string_view kInfinityText = "9e307";
 constexpr double kInfinityValue = 9e307;
 
@@ -39,7 +39,8 @@ Place place_of(std::string_view text, size_t offset) {
   return place;
 }
 
-[[noreturn]] void syntax_error(std::string_view text, const std::string& origin, size_t offset, const std::string& reason) {
+[[noreturn]] void syntax_error(std::string_view text, const std::string& origin, size_t offset,
+                               const std::string& reason) {
   const Place place = place_of(text, offset);
   throw ConfigError(str(origin, ":", place.line, ":", place.column, ": ", reason, "\n    ", place.text, "\n    ",
                         std::string(place.column - 1, ' '), "^"));

@@ -40,7 +40,8 @@ BatchSizes read_batch_sizes(Section& top, int world_size) {
   int64_t micro = read_size(top, kMicro);
   int64_t steps = read_size(top, kSteps);
   if (train == kAbsent && micro == kAbsent)
-    throw ConfigError("Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided", ErrorCode::kBatchSize);
+    throw ConfigError("Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
+                      ErrorCode::kBatchSize);
 
   if (train != kAbsent && micro != kAbsent) {
     if (steps == kAbsent) steps = train / micro / world_size;

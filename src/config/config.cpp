@@ -21,7 +21,8 @@ int64_t read_steps_per_print(Section& top) {
 
 void read_data_parallel_size(Section& top, int world_size) {
   const int64_t size = top.integer_or("data_parallel_size", world_size, kPositive);
-  if (size != world_size) top.not_there_yet("data_parallel_size", str("all ", world_size, " ranks are data-parallel; remove it"));
+  if (size != world_size)
+    top.not_there_yet("data_parallel_size", str("all ", world_size, " ranks are data-parallel; remove it"));
 }
 
 void refuse_unless(Section& section, const char* key, bool normal) {
@@ -40,7 +41,9 @@ TagValidation read_checkpoint(Section& top) {
   parallel.finish();
   if (section.has("writer")) section.not_there_yet("writer", "remove it");
   section.finish();
-  return validation == "Ignore" ? TagValidation::kIgnore : validation == "Fail" ? TagValidation::kFail : TagValidation::kWarn;
+  return validation == "Ignore" ? TagValidation::kIgnore
+         : validation == "Fail" ? TagValidation::kFail
+                                : TagValidation::kWarn;
 }
 
 void report(const ReadNotes& notes) {

@@ -7,8 +7,8 @@
 namespace trireme {
 namespace {
 
-// The tables give each key with DeepSpeed's default. A value must be of the default's type (null: of any); a number must not
-// be negative unless the default is; "a|b" means a, or b, with a the default.
+// The tables give each key with DeepSpeed's default. A value must be of the default's type (null: of any); a number
+// must not be negative unless the default is; "a|b" means a, or b, with a the default.
 
 // Nothing happens whatever their value: what they tune works in another way here. docs/config.md says how for each.
 constexpr const char* kWithoutMeaning = R"({
@@ -116,10 +116,20 @@ constexpr const char* kZeroNotThereYet = R"({
                         "ratio": 1.0, "super_offload": false, "cpuadam_cores_perc": 0.8}
 })";
 
-// Sections of many or free keys: on when one of their `enabled` is true, or when they have content and no `enabled` at all.
-constexpr std::array kOpenSections = {"amp",           "autotuning",           "hybrid_engine",    "data_efficiency",
-                                      "curriculum_learning", "expert_parallel", "compression_training", "weight_quantization",
-                                      "nebula",        "datastates_ckpt", "eigenvalue", "sparse_attention"};
+// Sections of many or free keys: on when one of their `enabled` is true, or when they have content and no `enabled` at
+// all.
+constexpr std::array kOpenSections = {"amp",
+                                      "autotuning",
+                                      "hybrid_engine",
+                                      "data_efficiency",
+                                      "curriculum_learning",
+                                      "expert_parallel",
+                                      "compression_training",
+                                      "weight_quantization",
+                                      "nebula",
+                                      "datastates_ckpt",
+                                      "eigenvalue",
+                                      "sparse_attention"};
 
 std::vector<std::string> alternatives(const std::string& text) {
   std::vector<std::string> parts(1);
@@ -149,7 +159,8 @@ bool differs(Section& section, const std::string& key, Json& normal) {
   if (!normal.is_string()) return section.has(key);
   const auto choices = alternatives(normal);
   normal = choices[0];
-  const std::string text = choices.size() == 1 ? section.text_or(key, choices[0]) : section.choice_or(key, choices[0], choices);
+  const std::string text =
+      choices.size() == 1 ? section.text_or(key, choices[0]) : section.choice_or(key, choices[0], choices);
   return text != choices[0];
 }
 
@@ -203,16 +214,16 @@ void read_open_sections(Section& top) {
 
 /// Old switches of offloading, each of which a section has replaced.
 void warn_of_old_offload_keys(Section& zero) {
-  for (const auto& [old, section] : {std::pair{"cpu_offload", "offload_optimizer"},
-                                     std::pair{"cpu_offload_param", "offload_param"},
-                                     std::pair{"cpu_offload_use_pin_memory", "offload_optimizer"}}) {
+  for (const auto& [old, section] :
+       {std::pair{"cpu_offload", "offload_optimizer"}, std::pair{"cpu_offload_param", "offload_param"},
+        std::pair{"cpu_offload_use_pin_memory", "offload_optimizer"}}) {
     if (!zero.has(old)) continue;
     if (zero.has(section))
       zero.refuse(str("`", zero.path_of(old), "` and `", zero.path_of(section), "` exclude each other; keep `",
                       zero.path_of(section), "`"));
     zero.flag_or(old, false);
-    zero.notes().warnings.push_back(str(zero.notes().origin, ": `", zero.path_of(old), "` is deprecated; write `",
-                                        zero.path_of(section), "`"));
+    zero.notes().warnings.push_back(
+        str(zero.notes().origin, ": `", zero.path_of(old), "` is deprecated; write `", zero.path_of(section), "`"));
   }
 }
 

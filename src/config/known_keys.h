@@ -1,4 +1,5 @@
-// DeepSpeed's keys that Trireme knows but does not act on: those without a meaning here, and those that are not there yet.
+// DeepSpeed's keys that Trireme knows but does not act on: those without a meaning here, and those that are not there
+// yet.
 #pragma once
 
 #include "config/section.h"

@@ -7,8 +7,9 @@ namespace {
 const std::vector<std::string> kOptimizers = {"Adam", "AdamW", "SGD"};
 // DeepSpeed's own, then torch.optim's.
 const std::vector<std::string> kOptimizersNotThereYet = {
-    "Adagrad",   "Lamb",     "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD",   "Lion",  "Muon",
-    "Adadelta", "Adafactor", "Adamax",     "ASGD",       "LBFGS",       "NAdam",  "RAdam",   "RMSprop", "Rprop", "SparseAdam"};
+    "Adagrad", "Lamb",  "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",    "MuAdamW",
+    "MuSGD",   "Lion",  "Muon",       "Adadelta",   "Adafactor",   "Adamax",    "ASGD",
+    "LBFGS",   "NAdam", "RAdam",      "RMSprop",    "Rprop",       "SparseAdam"};
 
 void refuse_unless(Section& params, const char* key, bool normal, const char* fix) {
   if (params.flag_or(key, normal) != normal) params.not_there_yet(key, fix);
@@ -45,14 +46,15 @@ void read_adam(Section& params, OptimizerOptions& options) {
   refuse_unless(params, "maximize", false, "remove it or set it to false");
   refuse_unless(params, "bias_correction", true, "remove it or set it to true");
   refuse_unless(params, "fp32_optimizer_states", true, "remove it or set it to true");
-  ignore_flags(params, {"fused", "foreach", "capturable", "differentiable", "set_grad_none", "adamw_mode"});
+  ignore_flags(params, {"fused", "foreach", "capturable", "differentiable", "set_grad_none"});
 }
 
 void read_sgd(Section& params, OptimizerOptions& options) {
   options.momentum = params.number_or("momentum", options.momentum, kNonNegative);
   options.nesterov = params.flag_or("nesterov", options.nesterov);
   options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
-  if (params.number_or("dampening", 0, kNonNegative) != 0) params.not_there_yet("dampening", "remove it or set it to 0");
+  if (params.number_or("dampening", 0, kNonNegative) != 0)
+    params.not_there_yet("dampening", "remove it or set it to 0");
   if (options.nesterov && options.momentum == 0) params.fail("nesterov", "false, or a momentum above 0");
   refuse_unless(params, "maximize", false, "remove it or set it to false");
   ignore_flags(params, {"fused", "foreach", "differentiable"});
@@ -69,7 +71,8 @@ std::optional<OptimizerOptions> read_optimizer(Section& top) {
   section.finish();
 
   if (params.has("max_grad_norm"))
-    params.refuse(str("`", params.path_of("max_grad_norm"), "` is not an option of an optimizer here; remove it and set "
+    params.refuse(str("`", params.path_of("max_grad_norm"),
+                      "` is not an option of an optimizer here; remove it and set "
                       "`gradient_clipping` instead"));
   OptimizerOptions options;
   options.kind = type == "Adam" ? OptimizerKind::kAdam : type == "AdamW" ? OptimizerKind::kAdamW : OptimizerKind::kSgd;

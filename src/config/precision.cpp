@@ -17,7 +17,8 @@ void read_bf16(Section& top, PrecisionOptions& precision) {
     bf16.notes().without_meaning.push_back(bf16.path_of("immediate_grad_update"));
   }
   for (const char* key : {"bf16_master_weights_and_grads", "bf16_optimizer_states"})
-    if (bf16.flag_or(key, false)) bf16.not_there_yet(key, "masters and optimizer states are fp32; remove it or set it to false");
+    if (bf16.flag_or(key, false))
+      bf16.not_there_yet(key, "masters and optimizer states are fp32; remove it or set it to false");
   bf16.finish();
 }
 
@@ -26,7 +27,8 @@ void read_data_types(Section& top, PrecisionOptions& precision) {
   const std::string weights = short_name(precision.weight_dtype);
   const std::string accumulation = types.choice_or("grad_accum_dtype", "fp32", kDtypes);
   if (accumulation != "fp32" && accumulation != weights)
-    types.fail("grad_accum_dtype", weights == "bf16" ? "\"fp32\" or \"bf16\"" : "\"fp32\", or bf16.enabled = true for \"bf16\"");
+    types.fail("grad_accum_dtype",
+               weights == "bf16" ? "\"fp32\" or \"bf16\"" : "\"fp32\", or bf16.enabled = true for \"bf16\"");
   precision.accumulation_dtype = accumulation == "fp32" ? at::kFloat : precision.weight_dtype;
   if (types.choice_or("param_dtype", weights, kDtypes) != weights)
     types.fail("param_dtype", "\"" + weights + "\", the dtype that bf16.enabled chooses");

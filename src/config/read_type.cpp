@@ -4,7 +4,8 @@
 
 namespace trireme {
 
-std::string read_type(Section& section, const std::vector<std::string>& supported, const std::vector<std::string>& not_there_yet) {
+std::string read_type(Section& section, const std::vector<std::string>& supported,
+                      const std::vector<std::string>& not_there_yet) {
   std::vector<std::string> all = supported;
   all.insert(all.end(), not_there_yet.begin(), not_there_yet.end());
   std::string names;

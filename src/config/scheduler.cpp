@@ -6,10 +6,23 @@ namespace {
 
 const std::vector<std::string> kSchedulers = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "constant"};
 // DeepSpeed's own, then torch.optim.lr_scheduler's.
-const std::vector<std::string> kSchedulersNotThereYet = {
-    "LRRangeTest",   "OneCycle",          "LambdaLR",     "MultiplicativeLR",  "StepLR",           "MultiStepLR",
-    "ConstantLR",    "LinearLR",          "ExponentialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts",
-    "ChainedScheduler", "SequentialLR",    "ReduceLROnPlateau", "CyclicLR",      "OneCycleLR",       "PolynomialLR"};
+const std::vector<std::string> kSchedulersNotThereYet = {"LRRangeTest",
+                                                         "OneCycle",
+                                                         "LambdaLR",
+                                                         "MultiplicativeLR",
+                                                         "StepLR",
+                                                         "MultiStepLR",
+                                                         "ConstantLR",
+                                                         "LinearLR",
+                                                         "ExponentialLR",
+                                                         "CosineAnnealingLR",
+                                                         "CosineAnnealingWarmRestarts",
+                                                         "ChainedScheduler",
+                                                         "SequentialLR",
+                                                         "ReduceLROnPlateau",
+                                                         "CyclicLR",
+                                                         "OneCycleLR",
+                                                         "PolynomialLR"};
 
 /// Schedulers start with the run; their position is part of a checkpoint.
 void refuse_another_start(Section& params) {
@@ -26,7 +39,8 @@ double read_max_lr(Section& params, double fallback) {
 int64_t read_total_steps(Section& params) {
   const char* key = "total_num_steps";
   if (!params.has(key))
-    params.refuse(str("`", params.path_of(key), "` is missing; set it to the number of optimizer steps of the whole run"));
+    params.refuse(
+        str("`", params.path_of(key), "` is missing; set it to the number of optimizer steps of the whole run"));
   return params.integer_or(key, 0, kPositive);
 }
 

@@ -18,7 +18,8 @@ std::string lower(std::string text) {
 
 bool reads_as_absent(const Json& value) { return value.is_null() || (value.is_string() && value == "auto"); }
 
-/// Whole numbers may be written as 5e8. What is beyond int64_t saturates, so that an infinite budget is the largest one.
+/// Whole numbers may be written as 5e8. What is beyond int64_t saturates, so that an infinite budget is the largest
+/// one.
 bool to_integer(const Json& value, int64_t& result) {
   constexpr int64_t largest = std::numeric_limits<int64_t>::max();
   if (value.is_number_unsigned()) {
@@ -33,7 +34,9 @@ bool to_integer(const Json& value, int64_t& result) {
   const double number = value.get<double>();
   if (std::isfinite(number) && number != std::floor(number)) return false;
   constexpr double limit = 9223372036854775808.0;  // 2^63
-  result = number >= limit ? largest : number < -limit ? std::numeric_limits<int64_t>::min() : static_cast<int64_t>(number);
+  result = number >= limit   ? largest
+           : number < -limit ? std::numeric_limits<int64_t>::min()
+                             : static_cast<int64_t>(number);
   return true;
 }
 
@@ -60,15 +63,17 @@ std::string one_of(const std::vector<std::string>& choices) {
 }  // namespace
 
 const std::string* find_ignoring_case(const std::string& text, const std::vector<std::string>& choices) {
-  const auto found = std::find_if(choices.begin(), choices.end(), [&](const auto& choice) { return lower(choice) == lower(text); });
+  const auto found =
+      std::find_if(choices.begin(), choices.end(), [&](const auto& choice) { return lower(choice) == lower(text); });
   return found == choices.end() ? nullptr : &*found;
 }
 
-Section::Section(const Json& json, std::string path, ReadNotes& notes) : object_(json), path_(std::move(path)), notes_(&notes) {
+Section::Section(const Json& json, std::string path, ReadNotes& notes)
+    : object_(json), path_(std::move(path)), notes_(&notes) {
   if (object_.is_null()) object_ = Json::object();
   if (object_.is_object()) return;
-  throw ConfigError(str(notes_->origin, ": ", path_.empty() ? "the whole file" : "`" + path_ + "`", " is ", object_.dump(),
-                        "; expected an object { … }"));
+  throw ConfigError(str(notes_->origin, ": ", path_.empty() ? "the whole file" : "`" + path_ + "`", " is ",
+                        object_.dump(), "; expected an object { … }"));
 }
 
 bool Section::has(const std::string& key) { return value(key) != nullptr; }
@@ -109,7 +114,8 @@ double Section::number_or(const std::string& key, double fallback, const NumberR
   return result;
 }
 
-std::string Section::choice_or(const std::string& key, const std::string& fallback, const std::vector<std::string>& choices) {
+std::string Section::choice_or(const std::string& key, const std::string& fallback,
+                               const std::vector<std::string>& choices) {
   const Json* json = value(key);
   if (!json) return fallback;
   if (!json->is_string()) fail(key, one_of(choices));
@@ -128,7 +134,8 @@ std::string Section::text_or(const std::string& key, const std::string& fallback
 std::vector<std::string> Section::texts_or(const std::string& key, const std::vector<std::string>& fallback) {
   const Json* json = value(key);
   if (!json) return fallback;
-  const bool strings = json->is_array() && std::all_of(json->begin(), json->end(), [](const Json& item) { return item.is_string(); });
+  const bool strings =
+      json->is_array() && std::all_of(json->begin(), json->end(), [](const Json& item) { return item.is_string(); });
   if (!strings) fail(key, "a list of strings");
   return json->get<std::vector<std::string>>();
 }
@@ -142,9 +149,11 @@ void Section::rename(const std::string& name, const std::string& key, Spelling s
   know(name);
   if (!object_.contains(name)) return;
   if (object_.contains(key))
-    refuse(str("`", path_of(name), "` and `", path_of(key), "` are two spellings of one key; keep `", path_of(key), "`"));
+    refuse(
+        str("`", path_of(name), "` and `", path_of(key), "` are two spellings of one key; keep `", path_of(key), "`"));
   if (spelling == Spelling::kDeprecated)
-    notes_->warnings.push_back(str(notes_->origin, ": `", path_of(name), "` is deprecated; write `", path_of(key), "`"));
+    notes_->warnings.push_back(
+        str(notes_->origin, ": `", path_of(name), "` is deprecated; write `", path_of(key), "`"));
   object_[key] = object_[name];
   object_.erase(name);
   spelled_[key] = name;
@@ -155,7 +164,8 @@ void Section::finish() const {
   for (const auto& item : object_.items()) {
     if (known_.contains(item.key())) continue;
     const std::string hint = did_you_mean(item.key(), known);
-    refuse(str("unknown key `", path_of(item.key()), "`.", hint.empty() ? " Remove it; docs/config.md lists all keys." : hint));
+    refuse(str("unknown key `", path_of(item.key()), "`.",
+               hint.empty() ? " Remove it; docs/config.md lists all keys." : hint));
   }
 }
 
@@ -178,6 +188,8 @@ void Section::not_there_yet(const std::string& key, const std::string& fix) cons
          ErrorCode::kUnsupported);
 }
 
-void Section::refuse(const std::string& message, ErrorCode code) const { throw ConfigError(notes_->origin + ": " + message, code); }
+void Section::refuse(const std::string& message, ErrorCode code) const {
+  throw ConfigError(notes_->origin + ": " + message, code);
+}
 
 }  // namespace trireme

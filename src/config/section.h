@@ -36,7 +36,8 @@ struct NumberRange {
 
 inline constexpr IntegerRange kCount = {.min = 0, .words = "an integer >= 0"};
 inline constexpr IntegerRange kPositive = {.min = 1, .words = "an integer >= 1"};
-inline constexpr NumberRange kNonNegative = {.min = 0, .max = std::numeric_limits<double>::max(), .words = "a finite number >= 0"};
+inline constexpr NumberRange kNonNegative = {
+    .min = 0, .max = std::numeric_limits<double>::max(), .words = "a finite number >= 0"};
 
 /// The one of `choices` that equals `text` but for case, or nullptr.
 const std::string* find_ignoring_case(const std::string& text, const std::vector<std::string>& choices);

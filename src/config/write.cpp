@@ -63,13 +63,12 @@ Json to_json(const Config& config) {
   json["bf16"] = {{"enabled", config.precision.weight_dtype == at::kBFloat16},
                   {"check_grad_overflow", config.precision.check_grad_overflow}};
   json["data_types"] = {{"grad_accum_dtype", short_name(config.precision.accumulation_dtype)}};
-  json["zero_optimization"] = {{"stage", config.pager.stage}, {"ignore_unused_parameters", config.ignore_unused_parameters}};
-  json["trireme"] = {{"gather", gather_name(config.pager.gather)},
-                     {"live_bytes", config.pager.live_bytes},
-                     {"prefetch_bytes", config.pager.prefetch_bytes},
-                     {"merge_below_bytes", config.pager.units.merge_below_bytes},
-                     {"unit_patterns", config.pager.units.patterns},
-                     {"poison", config.pager.poison}};
+  json["zero_optimization"] = {{"stage", config.pager.stage},
+                               {"ignore_unused_parameters", config.ignore_unused_parameters}};
+  json["trireme"] = {
+      {"gather", gather_name(config.pager.gather)},    {"live_bytes", config.pager.live_bytes},
+      {"prefetch_bytes", config.pager.prefetch_bytes}, {"merge_below_bytes", config.pager.units.merge_below_bytes},
+      {"unit_patterns", config.pager.units.patterns},  {"poison", config.pager.poison}};
   json["checkpoint"] = {{"tag_validation", tag_validation_name(config.tag_validation)}};
   json["steps_per_print"] = config.steps_per_print;
   return json;

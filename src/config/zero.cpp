@@ -37,7 +37,8 @@ int64_t read_budget(Section& zero, Section& own, const Budget& budget, const Pre
 
 /// Stage-3 keys are also known without their prefix.
 void rename_stage3_keys(Section& zero) {
-  zero.rename("stage3_gather_fp16_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save", Spelling::kDeprecated);
+  zero.rename("stage3_gather_fp16_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save",
+              Spelling::kDeprecated);
   for (const char* key : {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
                           "max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save",
                           "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential"})

@@ -85,7 +85,8 @@ Estimate estimate(int64_t parameters, const EstimateRequest& request) {
                   [&](const EstimateOptions& options) { return estimate_model_states(parameters, options); });
 }
 
-Estimate estimate(const std::vector<ParameterSpec>& parameters, const EstimateRequest& request, const UnitRules& rules) {
+Estimate estimate(const std::vector<ParameterSpec>& parameters, const EstimateRequest& request,
+                  const UnitRules& rules) {
   int64_t count = 0;
   for (const ParameterSpec& parameter : parameters) count += parameter.numel();
   return tabulate(count, request, [&](const EstimateOptions& options) {

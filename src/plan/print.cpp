@@ -55,14 +55,17 @@ std::string to_table(const Estimate& estimate) {
     for (const ModelStates& states : row.by_stage) largest = std::max(largest, states.total());
   const auto parameters = static_cast<double>(estimate.parameters);
   const Unit count = unit_for(parameters, {{1e12, " T"}, {1e9, " B"}, {1e6, " M"}, {1e3, " k"}, {1, ""}});
-  const Unit unit = unit_for(static_cast<double>(largest), {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1, "bytes"}});
+  const Unit unit =
+      unit_for(static_cast<double>(largest), {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1, "bytes"}});
 
-  std::string table = str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
-                          " weights, ", optimizer_name(estimate.request.optimizer), ": model states per rank in ", unit.name,
-                          "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
+  std::string table =
+      str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
+          " weights, ", optimizer_name(estimate.request.optimizer), ": model states per rank in ", unit.name,
+          "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
   for (const EstimateRow& row : estimate.rows) {
     table += right(std::to_string(row.world), 6) + right(short_name(row.accumulation_dtype), 14);
-    for (const ModelStates& states : row.by_stage) table += right(figure(static_cast<double>(states.total()) / unit.size), 10);
+    for (const ModelStates& states : row.by_stage)
+      table += right(figure(static_cast<double>(states.total()) / unit.size), 10);
     table += "\n";
   }
   return table;

@@ -16,9 +16,11 @@ Topology::Topology(std::vector<Axis> axes) : axes_(std::move(axes)), strides_(ax
     if (axis.name.empty()) throw ConfigError(str("axis ", i, " of the topology has no name; give it one"));
     if (index_of(axis.name) != static_cast<int>(i))
       throw ConfigError(str("the axis \"", axis.name, "\" stands twice in the topology; rename or remove one"));
-    if (axis.size < 1) throw ConfigError(str("the axis \"", axis.name, "\" has size ", axis.size, "; expected 1 or more"));
+    if (axis.size < 1)
+      throw ConfigError(str("the axis \"", axis.name, "\" has size ", axis.size, "; expected 1 or more"));
     if (axis.size > std::numeric_limits<int>::max() / size_)
-      throw ConfigError(str("the topology has more ranks than fit an int at the axis \"", axis.name, "\" of size ", axis.size));
+      throw ConfigError(
+          str("the topology has more ranks than fit an int at the axis \"", axis.name, "\" of size ", axis.size));
     strides_[i] = size_;
     size_ *= axis.size;
   }
@@ -42,7 +44,8 @@ int Topology::rank_of(const std::vector<Place>& coordinate) const {
   }
   int rank = 0;
   for (size_t i = 0; i < axes_.size(); ++i) {
-    if (positions[i] < 0) throw ConfigError(str("the coordinate lacks the axis \"", axes_[i].name, "\"; give its position"));
+    if (positions[i] < 0)
+      throw ConfigError(str("the coordinate lacks the axis \"", axes_[i].name, "\"; give its position"));
     rank += positions[i] * strides_[i];
   }
   return rank;
@@ -113,7 +116,8 @@ int Topology::checked_index_of(std::string_view axis) const {
 }
 
 void Topology::check_rank(int rank) const {
-  if (rank < 0 || rank >= size_) throw ShapeError(str("rank ", rank, " is not in the topology; expected 0 to ", size_ - 1));
+  if (rank < 0 || rank >= size_)
+    throw ShapeError(str("rank ", rank, " is not in the topology; expected 0 to ", size_ - 1));
 }
 
 Topology place(std::string_view strategy, const Degrees& degrees) {

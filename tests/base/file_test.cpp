@@ -50,6 +50,7 @@ class FullDisk final : public FileSystem {
   std::vector<std::string> list(const Path& path) override { return posix_file_system().list(path); }
   size_t size(const Path& path) override { return posix_file_system().size(path); }
   std::string read(const Path& path) override { return posix_file_system().read(path); }
+  std::unique_ptr<ReadableFile> open(const Path& path) override { return posix_file_system().open(path); }
   std::shared_ptr<const MappedFile> map(const Path& path) override { return posix_file_system().map(path); }
 
  private:
@@ -95,6 +96,17 @@ TEST_F(File, MapsTheBytesOfAFileAndNoneOfAnEmptyOne) {
   ASSERT_EQ(mapped->bytes(), 5u);
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(mapped->data()), 5), "bytes");
   EXPECT_EQ(files_.map(folder_ / "empty")->bytes(), 0u);
+}
+
+TEST_F(File, ReadsPiecesIntoTheCallersMemory) {
+  files_.create(folder_ / "a")->write("0123456789", 10);
+  const auto file = files_.open(folder_ / "a");
+  EXPECT_EQ(file->bytes(), 10u);
+  char piece[4] = {};
+  file->read(7, piece, 3);
+  EXPECT_STREQ(piece, "789");
+  EXPECT_EQ(error_of([&] { file->read(8, piece, 3); }),
+            (folder_ / "a").string() + ": read of 3 bytes failed: the file ends at byte 10");
 }
 
 TEST_F(File, ListsNamesInOrder) {

@@ -83,7 +83,8 @@ TEST(Json, RefusesWhatIsNoJson) {
 }
 
 TEST(Json, ReadsAFileAndNamesItInErrors) {
-  const auto path = std::filesystem::temp_directory_path() / ("trireme_json_test_" + std::to_string(::getpid()) + ".json");
+  const auto path =
+      std::filesystem::temp_directory_path() / ("trireme_json_test_" + std::to_string(::getpid()) + ".json");
   std::ofstream(path) << "{\"a\": 1} # comment\n";
   EXPECT_EQ(read_json(path).dump(), R"({"a":1})");
   std::ofstream(path) << "{\"a\"}";

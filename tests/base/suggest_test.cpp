@@ -6,7 +6,8 @@ namespace trireme {
 namespace {
 
 TEST(Suggest, FindsTheNearestName) {
-  EXPECT_EQ(closest_name("gradient_cliping", {"gradient_accumulation_steps", "gradient_clipping"}), "gradient_clipping");
+  EXPECT_EQ(closest_name("gradient_cliping", {"gradient_accumulation_steps", "gradient_clipping"}),
+            "gradient_clipping");
   EXPECT_EQ(closest_name("stgae", {"stage"}), "stage");  // two neighbours swapped: one edit
   EXPECT_EQ(closest_name("ADAMw", {"Adam", "AdamW"}), "AdamW");
 }

@@ -14,8 +14,9 @@ std::string batch_error(const std::string& text, int world_size) {
 }
 
 TEST(Batch, TakesAllThreeWhenTheyMultiplyOut) {
-  EXPECT_EQ(resolve(R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})", 4),
-            (BatchSizes{24, 2, 3}));
+  EXPECT_EQ(
+      resolve(R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})", 4),
+      (BatchSizes{24, 2, 3}));
 }
 
 TEST(Batch, DerivesTheStepsFromTheOtherTwo) {
@@ -27,7 +28,8 @@ TEST(Batch, DerivesTheMicroBatchFromTheOtherTwo) {
 }
 
 TEST(Batch, DerivesTheTrainBatchFromTheOtherTwo) {
-  EXPECT_EQ(resolve(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})", 4), (BatchSizes{24, 2, 3}));
+  EXPECT_EQ(resolve(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3})", 4),
+            (BatchSizes{24, 2, 3}));
 }
 
 TEST(Batch, TakesOneStepWhenOnlyOneSizeIsGiven) {
@@ -36,8 +38,11 @@ TEST(Batch, TakesOneStepWhenOnlyOneSizeIsGiven) {
 }
 
 TEST(Batch, ReadsAutoAndNullAsAbsent) {
-  EXPECT_EQ(resolve(R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": null})", 4),
-            (BatchSizes{8, 2, 1}));
+  EXPECT_EQ(
+      resolve(
+          R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": null})",
+          4),
+      (BatchSizes{8, 2, 1}));
 }
 
 TEST(Batch, NeedsOneOfTheTwoSizes) {
@@ -47,21 +52,25 @@ TEST(Batch, NeedsOneOfTheTwoSizes) {
 }
 
 TEST(Batch, RefusesATripleThatDoesNotMultiplyOut) {
-  EXPECT_EQ(batch_error(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})", 2),
-            "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
-            "world_size 32 != 2 * 2 * 2\n"
-            "Set train_batch_size to 8, or leave one of the three out: it follows from the other two.");
+  EXPECT_EQ(
+      batch_error(R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})",
+                  2),
+      "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
+      "world_size 32 != 2 * 2 * 2\n"
+      "Set train_batch_size to 8, or leave one of the three out: it follows from the other two.");
 }
 
 TEST(Batch, RefusesADerivedSizeThatLosesARemainder) {
-  EXPECT_NE(batch_error(R"({"train_batch_size": 25, "train_micro_batch_size_per_gpu": 2})", 4).find("world_size 25 != 2 * 3 * 4"),
+  EXPECT_NE(batch_error(R"({"train_batch_size": 25, "train_micro_batch_size_per_gpu": 2})", 4)
+                .find("world_size 25 != 2 * 3 * 4"),
             std::string::npos);
   EXPECT_NE(batch_error(R"({"train_batch_size": 5})", 2).find("world_size 5 != 2 * 1 * 2"), std::string::npos);
 }
 
 TEST(Batch, RefusesSizesThatAreNotPositive) {
   EXPECT_EQ(batch_error(R"({"train_batch_size": 0})", 1), "Train batch size: 0 has to be greater than 0");
-  EXPECT_EQ(batch_error(R"({"train_micro_batch_size_per_gpu": -1})", 1), "Micro batch size per gpu: -1 has to be greater than 0");
+  EXPECT_EQ(batch_error(R"({"train_micro_batch_size_per_gpu": -1})", 1),
+            "Micro batch size per gpu: -1 has to be greater than 0");
   EXPECT_EQ(batch_error(R"({"train_batch_size": 2, "gradient_accumulation_steps": 0})", 1),
             "Gradient accumulation steps: 0 has to be greater than 0");
 }
@@ -73,9 +82,17 @@ TEST(Batch, RefusesDerivedSizesOfZero) {
 }
 
 TEST(Batch, DoesNotOverflow) {
-  EXPECT_NE(batch_error(R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1e18, "gradient_accumulation_steps": 1e18})", 4)
-                .find("1 != 1000000000000000000 * 1000000000000000000 * 4"),
+  // 11 * 3353953467947191203 = 2 * 2^64 + 1, which wraps to 1.
+  EXPECT_NE(batch_error(R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 11,
+                            "gradient_accumulation_steps": 3353953467947191203})",
+                        1)
+                .find("1 != 11 * 3353953467947191203 * 1"),
             std::string::npos);
+  EXPECT_NE(
+      batch_error(
+          R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1e18, "gradient_accumulation_steps": 1e18})", 4)
+          .find("1 != 1000000000000000000 * 1000000000000000000 * 4"),
+      std::string::npos);
 }
 
 TEST(Batch, NamesAWrongType) {

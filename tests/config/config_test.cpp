@@ -51,16 +51,18 @@ TEST(Config, ReadsItsOwnResolvedFormBack) {
 TEST(Config, SpellsOutEveryDefault) {
   Json json = to_json(default_config(2));
   json["trireme"].erase("unit_patterns");  // the pager's own default, a regular expression
-  EXPECT_EQ(json.dump(),
-            R"({"train_batch_size":2,"train_micro_batch_size_per_gpu":1,"gradient_accumulation_steps":1,)"
-            R"("gradient_clipping":1.0,"bf16":{"enabled":false,"check_grad_overflow":true},)"
-            R"("data_types":{"grad_accum_dtype":"fp32"},"zero_optimization":{"stage":0,"ignore_unused_parameters":true},)"
-            R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
-            R"("poison":false},"checkpoint":{"tag_validation":"Warn"},"steps_per_print":0})");
+  EXPECT_EQ(
+      json.dump(),
+      R"({"train_batch_size":2,"train_micro_batch_size_per_gpu":1,"gradient_accumulation_steps":1,)"
+      R"("gradient_clipping":1.0,"bf16":{"enabled":false,"check_grad_overflow":true},)"
+      R"("data_types":{"grad_accum_dtype":"fp32"},"zero_optimization":{"stage":0,"ignore_unused_parameters":true},)"
+      R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
+      R"("poison":false},"checkpoint":{"tag_validation":"Warn"},"steps_per_print":0})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
-  const auto path = std::filesystem::temp_directory_path() / ("trireme_config_test_" + std::to_string(::getpid()) + ".json");
+  const auto path =
+      std::filesystem::temp_directory_path() / ("trireme_config_test_" + std::to_string(::getpid()) + ".json");
   std::ofstream(path) << "{ # two ranks\n \"train_batch_size\": 4 }";
   EXPECT_EQ(read_config(path, 2).batch.train_micro_batch_size_per_gpu, 2);
   std::ofstream(path) << "{\"train_batch_size\": 4, \"gradient_clippin\": 1}";
@@ -86,7 +88,8 @@ TEST(Config, ReadsGradientClipping) {
 }
 
 TEST(Config, NeverPrintsWhenStepsPerPrintIsInfinite) {
-  for (const char* never : {"1e999", "\"inf\"", "\"Infinity\"", "Infinity", "1e30", "9223372036854775807", "null", "0", "\"auto\""})
+  for (const char* never :
+       {"1e999", "\"inf\"", "\"Infinity\"", "Infinity", "1e30", "9223372036854775807", "null", "0", "\"auto\""})
     EXPECT_EQ(read_with(std::string("\"steps_per_print\": ") + never).steps_per_print, 0) << never;
   EXPECT_EQ(read_with("\"steps_per_print\": 10").steps_per_print, 10);
   EXPECT_EQ(refusal_of("\"steps_per_print\": -1"),
@@ -96,8 +99,10 @@ TEST(Config, NeverPrintsWhenStepsPerPrintIsInfinite) {
 }
 
 TEST(Config, NamesUnknownKeys) {
-  EXPECT_EQ(refusal_of("\"zero_optimisation\": {}"), wrong("unknown key `zero_optimisation`. Did you mean `zero_optimization`?"));
-  EXPECT_EQ(refusal_of("\"qwertyuiop\": 1"), wrong("unknown key `qwertyuiop`. Remove it; docs/config.md lists all keys."));
+  EXPECT_EQ(refusal_of("\"zero_optimisation\": {}"),
+            wrong("unknown key `zero_optimisation`. Did you mean `zero_optimization`?"));
+  EXPECT_EQ(refusal_of("\"qwertyuiop\": 1"),
+            wrong("unknown key `qwertyuiop`. Remove it; docs/config.md lists all keys."));
   EXPECT_EQ(refusal_of("\"tensorboard\": {\"enabeld\": false}"),
             wrong("unknown key `tensorboard.enabeld`. Did you mean `enabled`?"));
 }
@@ -108,7 +113,8 @@ TEST(Config, RefusesDuplicateKeys) {
 }
 
 TEST(Config, ReadsTagValidation) {
-  EXPECT_EQ(read_with(R"("checkpoint": {"tag_validation": "Fail", "load_universal": false})").tag_validation, TagValidation::kFail);
+  EXPECT_EQ(read_with(R"("checkpoint": {"tag_validation": "Fail", "load_universal": false})").tag_validation,
+            TagValidation::kFail);
   EXPECT_EQ(refusal_of(R"("checkpoint": {"load_universal": true})"),
             not_there("`checkpoint.load_universal` = true is not there yet; remove it or set it to false"));
 }
@@ -121,7 +127,8 @@ TEST(Config, TakesADataParallelSizeThatIsTheWorld) {
 
 TEST(KnownSections, AreAcceptedQuietlyWhenTheyAreOff) {
   CapturedLog log;
-  read_with(R"("fp16": {"enabled": false, "loss_scale": 128, "initial_scale_power": 8}, "amp": {"enabled": false, "opt_level": "O1"},
+  read_with(
+      R"("fp16": {"enabled": false, "loss_scale": 128, "initial_scale_power": 8}, "amp": {"enabled": false, "opt_level": "O1"},
                "torch_autocast": {"enabled": false, "dtype": "bfloat16"}, "tensorboard": {"enabled": false, "output_path": "x"},
                "wandb": {"enabled": false, "team": "t"}, "flops_profiler": {"enabled": false, "profile_step": 5},
                "activation_checkpointing": {"partition_activations": false, "number_checkpoints": null},
@@ -140,28 +147,34 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
     const char* message;
   } cases[] = {
       {R"("fp16": {"enabled": true})", "`fp16.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("tensorboard": {"enabled": true})", "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("flops_profiler": {"enabled": true})", "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("tensorboard": {"enabled": true})",
+       "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
+      {R"("flops_profiler": {"enabled": true})",
+       "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
       {R"("activation_checkpointing": {"partition_activations": true})",
        "`activation_checkpointing.partition_activations` = true is not there yet; remove it or set it to false"},
       {R"("tensor_parallel": {"tp": {"tp_size": 2}})",
        "`tensor_parallel.tp.tp_size` = 2 is not there yet; remove it or set it to 1"},
       {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",
-       "`compression_training` = {\"weight_quantization\":{\"shared_parameters\":{\"enabled\":true}}} is not there yet; remove "
+       "`compression_training` = {\"weight_quantization\":{\"shared_parameters\":{\"enabled\":true}}} is not there "
+       "yet; remove "
        "it or set its \"enabled\" to false"},
       {R"("curriculum_learning": {"min_difficulty": 8})",
        "`curriculum_learning` = {\"min_difficulty\":8} is not there yet; remove it or set its \"enabled\" to false"},
-      {R"("wall_clock_breakdown": true)", "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"},
+      {R"("wall_clock_breakdown": true)",
+       "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"},
       {R"("managed_gradient_accumulation": false)",
        "`managed_gradient_accumulation` = false is not there yet; remove it or set it to true"},
-      {R"("gradient_allreduce_op": "sum")", "`gradient_allreduce_op` = \"sum\" is not there yet; remove it or set it to \"mean\""},
+      {R"("gradient_allreduce_op": "sum")",
+       "`gradient_allreduce_op` = \"sum\" is not there yet; remove it or set it to \"mean\""},
       {R"("sequence_parallel_size": 2)", "`sequence_parallel_size` = 2 is not there yet; remove it or set it to 1"}};
   for (const auto& [keys, message] : cases) EXPECT_EQ(refusal_of(keys), not_there(message));
 }
 
 TEST(KnownSections, CheckTypesEvenWhenTheyAreOff) {
   EXPECT_EQ(refusal_of(R"("fp16": {"enabled": "yes"})"), wrong("`fp16.enabled` is \"yes\"; expected true or false"));
-  EXPECT_EQ(refusal_of(R"("comms_logger": {"prof_ops": "all"})"), wrong("`comms_logger.prof_ops` is \"all\"; expected a list of strings"));
+  EXPECT_EQ(refusal_of(R"("comms_logger": {"prof_ops": "all"})"),
+            wrong("`comms_logger.prof_ops` is \"all\"; expected a list of strings"));
   EXPECT_EQ(refusal_of("\"gradient_allreduce_op\": \"max\""),
             wrong("`gradient_allreduce_op` is \"max\"; expected one of \"mean\", \"sum\"."));
   EXPECT_EQ(refusal_of("\"tensorboard\": true"), wrong("`tensorboard` is true; expected an object { … }"));
@@ -202,11 +215,15 @@ TEST(Precision, RefusesDtypesThatDoNotFit) {
 }
 
 TEST(Precision, RefusesWhatIsNotThereYet) {
-  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})"),
-            not_there("`bf16.bf16_optimizer_states` = true is not there yet; masters and optimizer states are fp32; remove it "
-                      "or set it to false"));
-  EXPECT_EQ(refusal_of("\"communication_data_type\": \"fp16\""),
-            not_there("`communication_data_type` = \"fp16\" is not there yet; gradients travel in the weights' dtype; remove it"));
+  EXPECT_EQ(
+      refusal_of(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})"),
+      not_there(
+          "`bf16.bf16_optimizer_states` = true is not there yet; masters and optimizer states are fp32; remove it "
+          "or set it to false"));
+  EXPECT_EQ(
+      refusal_of("\"communication_data_type\": \"fp16\""),
+      not_there(
+          "`communication_data_type` = \"fp16\" is not there yet; gradients travel in the weights' dtype; remove it"));
 }
 
 TEST(Precision, TakesEitherSpellingOfBf16ButNotBoth) {

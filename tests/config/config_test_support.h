@@ -20,7 +20,9 @@ struct Refusal {
   bool operator==(const Refusal&) const = default;
 };
 
-inline void PrintTo(const Refusal& refusal, std::ostream* out) { *out << name_of(refusal.code) << ": " << refusal.message; }
+inline void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << name_of(refusal.code) << ": " << refusal.message;
+}
 
 /// The error that `text` gives, without the origin `<string>: `.
 inline Refusal refusal_of_text(const std::string& text, int world_size = 1) {

@@ -41,7 +41,8 @@ TEST(OptimizerOptions, IgnoreTheCaseOfTheType) {
 }
 
 TEST(OptimizerOptions, ReadEveryParameterOfAdam) {
-  EXPECT_EQ(optimizer("Adam", R"({"lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1, "adam_w_mode": false})"),
+  EXPECT_EQ(optimizer("Adam",
+                      R"({"lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1, "adam_w_mode": false})"),
             (OptimizerOptions{.kind = OptimizerKind::kAdam,
                               .lr = 0.01,
                               .beta1 = 0.8,
@@ -73,7 +74,8 @@ TEST(OptimizerOptions, ReadEveryParameterOfSgd) {
 }
 
 TEST(OptimizerOptions, ReadAutoAsTheDefault) {
-  EXPECT_EQ(optimizer("AdamW", R"({"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"})"), optimizer("AdamW"));
+  EXPECT_EQ(optimizer("AdamW", R"({"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"})"),
+            optimizer("AdamW"));
 }
 
 TEST(OptimizerOptions, RefuseMaxGradNorm) {
@@ -92,7 +94,8 @@ TEST(OptimizerOptions, RefuseOtherOptimizersByName) {
 TEST(OptimizerOptions, SuggestANameForAnUnknownType) {
   EXPECT_EQ(optimizer_refusal("AdmaW"),
             wrong("`optimizer.type` is \"AdmaW\"; expected one of Adam, AdamW, SGD. Did you mean `AdamW`?"));
-  EXPECT_EQ(refusal_of(R"("optimizer": {"params": {}})"), wrong("`optimizer.type` is missing; it is one of Adam, AdamW, SGD"));
+  EXPECT_EQ(refusal_of(R"("optimizer": {"params": {}})"),
+            wrong("`optimizer.type` is missing; it is one of Adam, AdamW, SGD"));
 }
 
 TEST(OptimizerOptions, NameParametersOutOfRange) {
@@ -133,13 +136,16 @@ TEST(SchedulerOptions, HaveDeepSpeedsDefaults) {
 }
 
 TEST(SchedulerOptions, ReadEveryParameter) {
-  EXPECT_EQ(scheduler("warmuplr", R"({"warmup_min_lr": 0.1, "warmup_max_lr": 0.2, "warmup_num_steps": 5, "warmup_type": "linear"})"),
-            (ScheduleOptions{.kind = ScheduleKind::kWarmup,
-                             .warmup_min_lr = 0.1,
-                             .warmup_max_lr = 0.2,
-                             .warmup_num_steps = 5,
-                             .warmup_type = WarmupKind::kLinear}));
-  const auto cosine = scheduler("WarmupCosineLR", R"({"total_num_steps": 9, "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2})");
+  EXPECT_EQ(
+      scheduler("warmuplr",
+                R"({"warmup_min_lr": 0.1, "warmup_max_lr": 0.2, "warmup_num_steps": 5, "warmup_type": "linear"})"),
+      (ScheduleOptions{.kind = ScheduleKind::kWarmup,
+                       .warmup_min_lr = 0.1,
+                       .warmup_max_lr = 0.2,
+                       .warmup_num_steps = 5,
+                       .warmup_type = WarmupKind::kLinear}));
+  const auto cosine =
+      scheduler("WarmupCosineLR", R"({"total_num_steps": 9, "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2})");
   EXPECT_EQ(cosine.warmup_min_ratio, 0.1);
   EXPECT_EQ(cosine.cos_min_ratio, 0.2);
 }
@@ -150,10 +156,12 @@ TEST(SchedulerOptions, ReadAutoAsTheOptimizersLearningRate) {
 }
 
 TEST(SchedulerOptions, RefuseWhatDoesNotFit) {
-  EXPECT_EQ(scheduler_refusal("WarmupDecayLR"),
-            wrong("`scheduler.params.total_num_steps` is missing; set it to the number of optimizer steps of the whole run"));
-  EXPECT_EQ(scheduler_refusal("OneCycle"), not_there("`scheduler.type` = \"OneCycle\" is not there yet; use one of WarmupLR, "
-                                                     "WarmupDecayLR, WarmupCosineLR, constant"));
+  EXPECT_EQ(
+      scheduler_refusal("WarmupDecayLR"),
+      wrong("`scheduler.params.total_num_steps` is missing; set it to the number of optimizer steps of the whole run"));
+  EXPECT_EQ(scheduler_refusal("OneCycle"),
+            not_there("`scheduler.type` = \"OneCycle\" is not there yet; use one of WarmupLR, "
+                      "WarmupDecayLR, WarmupCosineLR, constant"));
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"warmup_type": "cubic"})"),
             wrong("`scheduler.params.warmup_type` is \"cubic\"; expected one of \"log\", \"linear\"."));
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"total_num_steps": 3})"),

@@ -28,7 +28,8 @@ TEST(Zero, ReadsTheFourStages) {
   EXPECT_EQ(zero_refusal("\"stage\": 4"), wrong("`zero_optimization.stage` is 4; expected an integer from 0 to 3"));
   EXPECT_EQ(zero_refusal("\"stage\": \"3\""),
             wrong("`zero_optimization.stage` is \"3\"; expected an integer from 0 to 3; write it without quotes"));
-  EXPECT_EQ(zero_refusal("\"stage\": true"), wrong("`zero_optimization.stage` is true; expected an integer from 0 to 3"));
+  EXPECT_EQ(zero_refusal("\"stage\": true"),
+            wrong("`zero_optimization.stage` is true; expected an integer from 0 to 3"));
 }
 
 TEST(Zero, ReadsTrueAsStageOneWithAWarning) {
@@ -52,7 +53,7 @@ TEST(Zero, TurnsElementsIntoBytesOfTheWeights) {
 }
 
 TEST(Zero, HasDeepSpeedsBudgetsByDefault) {
-  EXPECT_EQ(zero("").live_bytes, 4'000'000'000);   // 1e9 elements of fp32
+  EXPECT_EQ(zero("").live_bytes, 4'000'000'000);    // 1e9 elements of fp32
   EXPECT_EQ(zero("").prefetch_bytes, 200'000'000);  // 5e7
 }
 
@@ -75,20 +76,23 @@ TEST(Zero, RefusesTwoSpellingsOfOneKey) {
 }
 
 TEST(Zero, RefusesABudgetInElementsAndInBytes) {
-  EXPECT_EQ(refusal_of(R"("zero_optimization": {"max_live_parameters": 5}, "trireme": {"live_bytes": 5})"),
-            wrong("`zero_optimization.max_live_parameters` and `trireme.live_bytes` are the same budget in elements and in "
-                  "bytes; keep one of the two"));
+  EXPECT_EQ(
+      refusal_of(R"("zero_optimization": {"max_live_parameters": 5}, "trireme": {"live_bytes": 5})"),
+      wrong("`zero_optimization.max_live_parameters` and `trireme.live_bytes` are the same budget in elements and in "
+            "bytes; keep one of the two"));
 }
 
 TEST(Zero, NamesKeysWithoutMeaningInOneInfoLine) {
-  EXPECT_EQ(zero_log(R"("stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8, "param_persistence_threshold": 10)"),
-            "info <string>: without a meaning here (docs/config.md says why): `zero_optimization.reduce_bucket_size`, "
-            "`zero_optimization.overlap_comm`, `zero_optimization.param_persistence_threshold`\n");
+  EXPECT_EQ(
+      zero_log(R"("stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8, "param_persistence_threshold": 10)"),
+      "info <string>: without a meaning here (docs/config.md says why): `zero_optimization.reduce_bucket_size`, "
+      "`zero_optimization.overlap_comm`, `zero_optimization.param_persistence_threshold`\n");
   EXPECT_EQ(zero_log(R"("stage": 3, "reduce_bucket_size": "auto")"), "");
 }
 
 TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
-  EXPECT_EQ(zero_refusal("\"overlap_comm\": 1"), wrong("`zero_optimization.overlap_comm` is 1; expected true or false"));
+  EXPECT_EQ(zero_refusal("\"overlap_comm\": 1"),
+            wrong("`zero_optimization.overlap_comm` is 1; expected true or false"));
   EXPECT_EQ(zero_refusal("\"reduce_bucket_size\": -1"),
             wrong("`zero_optimization.reduce_bucket_size` is -1; expected a number >= 0"));
   EXPECT_EQ(zero_refusal("\"allgather_bucket_size\": 3"),
@@ -96,11 +100,14 @@ TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
 }
 
 TEST(Zero, RefusesWhatIsNotThereYet) {
-  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "cpu", "pin_memory": true})"),
-            not_there("`zero_optimization.offload_optimizer.device` = \"cpu\" is not there yet; remove it or set it to \"none\""));
+  EXPECT_EQ(
+      zero_refusal(R"("offload_optimizer": {"device": "cpu", "pin_memory": true})"),
+      not_there(
+          "`zero_optimization.offload_optimizer.device` = \"cpu\" is not there yet; remove it or set it to \"none\""));
   EXPECT_EQ(zero_refusal(R"("offload_param": {"device": "nvme", "nvme_path": "/nvme"})").code, ErrorCode::kUnsupported);
-  EXPECT_EQ(zero_refusal("\"zero_quantized_weights\": true"),
-            not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
+  EXPECT_EQ(
+      zero_refusal("\"zero_quantized_weights\": true"),
+      not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
   EXPECT_EQ(zero_refusal("\"zero_hpz_partition_size\": 8").code, ErrorCode::kUnsupported);
   EXPECT_EQ(zero_refusal("\"mics_shard_size\": 4").code, ErrorCode::kUnsupported);
   EXPECT_EQ(zero_refusal("\"leaf_module\": {\"names\": [\"experts\"]}").code, ErrorCode::kUnsupported);
@@ -115,8 +122,9 @@ TEST(Zero, AcceptsThemSwitchedOffOrAtTheirDefault) {
 }
 
 TEST(Zero, WarnsOfDeprecatedOffloadKeysAndRefusesThemWhenOn) {
-  EXPECT_EQ(zero_log("\"cpu_offload\": false"),
-            "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n");
+  EXPECT_EQ(
+      zero_log("\"cpu_offload\": false"),
+      "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n");
   EXPECT_EQ(zero_refusal("\"cpu_offload\": true"),
             not_there("`zero_optimization.cpu_offload` = true is not there yet; remove it or set it to false"));
   EXPECT_EQ(zero_refusal(R"("cpu_offload": false, "offload_optimizer": {"device": "none"})"),
@@ -156,8 +164,9 @@ TEST(TriremeSection, ReadsThePagersOwnKeys) {
 }
 
 TEST(TriremeSection, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(refusal_of("\"trireme\": {\"gather\": \"shard\"}"),
-            wrong("`trireme.gather` is \"shard\"; expected one of \"auto\", \"shared\", \"copy\". Did you mean `shared`?"));
+  EXPECT_EQ(
+      refusal_of("\"trireme\": {\"gather\": \"shard\"}"),
+      wrong("`trireme.gather` is \"shard\"; expected one of \"auto\", \"shared\", \"copy\". Did you mean `shared`?"));
   EXPECT_EQ(refusal_of("\"trireme\": {\"unit_patterns\": \"x\"}"),
             wrong("`trireme.unit_patterns` is \"x\"; expected a list of strings"));
   EXPECT_EQ(refusal_of("\"trireme\": {\"unit_patterns\": [\"(\"]}").message.substr(0, 80),

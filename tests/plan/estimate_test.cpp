@@ -9,7 +9,9 @@
 namespace trireme {
 namespace {
 
-int64_t total(int64_t parameters, const EstimateOptions& options) { return estimate_model_states(parameters, options).total(); }
+int64_t total(int64_t parameters, const EstimateOptions& options) {
+  return estimate_model_states(parameters, options).total();
+}
 
 constexpr int64_t kParameters = 64'000;  // divides over 64 ranks
 constexpr int64_t kWorld = 64;
@@ -67,8 +69,9 @@ TEST(Estimate, RefusesWhatCannotBe) {
 
 TEST(Estimate, OfALayoutCountsPaddingOnTrainableAndFrozenUnits) {
   // Two units of one parameter each; only kAlignment elements per shard are enough for 3 and 40 elements on 2 ranks.
-  const std::vector<ParameterSpec> parameters = {{.name = "a", .shape = {3}, .dtype = at::kBFloat16, .trainable = true},
-                                                 {.name = "b", .shape = {8, 5}, .dtype = at::kFloat, .trainable = false}};
+  const std::vector<ParameterSpec> parameters = {
+      {.name = "a", .shape = {3}, .dtype = at::kBFloat16, .trainable = true},
+      {.name = "b", .shape = {8, 5}, .dtype = at::kFloat, .trainable = false}};
   const Layout layout = make_layout(parameters, 2);
   ASSERT_EQ(layout.units.size(), 2u);
   EXPECT_EQ(estimate_model_states(layout, {.stage = 3, .world = 2, .optimizer = {}}),
@@ -81,10 +84,12 @@ TEST(Estimate, OfALayoutCountsPaddingOnTrainableAndFrozenUnits) {
 }
 
 TEST(Estimate, OfALayoutWithoutPaddingIsTheClosedForm) {
-  const std::vector<ParameterSpec> parameters = {{.name = "w", .shape = {64, kAlignment}, .dtype = at::kBFloat16, .trainable = true}};
+  const std::vector<ParameterSpec> parameters = {
+      {.name = "w", .shape = {64, kAlignment}, .dtype = at::kBFloat16, .trainable = true}};
   for (int stage = 0; stage < 4; ++stage) {
     const EstimateOptions options{.stage = stage, .world = 8, .optimizer = {}};
-    EXPECT_EQ(estimate_model_states(make_layout(parameters, 8), options), estimate_model_states(64 * kAlignment, options));
+    EXPECT_EQ(estimate_model_states(make_layout(parameters, 8), options),
+              estimate_model_states(64 * kAlignment, options));
   }
 }
 
@@ -99,7 +104,8 @@ TEST(EstimateTable, PrintsThePapersFigures) {
 }
 
 TEST(EstimateTable, ChoosesTheUnitByTheLargestFigure) {
-  const std::string table = to_table(estimate(2'500'000, {.worlds = {1, 4}, .weight_dtype = at::kFloat, .optimizer = {}}));
+  const std::string table =
+      to_table(estimate(2'500'000, {.worlds = {1, 4}, .weight_dtype = at::kFloat, .optimizer = {}}));
   EXPECT_EQ(table,
             "2.5 M parameters, fp32 weights, AdamW: model states per rank in MB\n"
             "\n"
@@ -109,7 +115,8 @@ TEST(EstimateTable, ChoosesTheUnitByTheLargestFigure) {
 }
 
 TEST(EstimateTable, OfAModelUsesItsOwnParameters) {
-  const std::vector<ParameterSpec> parameters = {{.name = "w", .shape = {1000, 1000}, .dtype = at::kFloat, .trainable = true}};
+  const std::vector<ParameterSpec> parameters = {
+      {.name = "w", .shape = {1000, 1000}, .dtype = at::kFloat, .trainable = true}};
   const Estimate result = estimate(parameters, {.worlds = {1}, .weight_dtype = at::kFloat, .optimizer = {}});
   EXPECT_EQ(result.parameters, 1'000'000);
   EXPECT_EQ(result.rows.at(0).by_stage.at(0).total(), 16'000'000);

@@ -82,18 +82,31 @@ TEST(Topology, LabelsARankByAxisAndPosition) {
 TEST(Topology, RefusesAxesThatMakeNoGrid) {
   EXPECT_EQ(error_of([] { Topology({}); }), "a topology needs at least one axis, such as {\"data\", 4}");
   EXPECT_EQ(error_of([] { Topology({{"a", 0}}); }), "the axis \"a\" has size 0; expected 1 or more");
-  EXPECT_EQ(error_of([] { Topology({{"a", 1}, {"a", 2}}); }), "the axis \"a\" stands twice in the topology; rename or remove one");
+  EXPECT_EQ(error_of([] {
+              Topology({{"a", 1}, {"a", 2}});
+            }),
+            "the axis \"a\" stands twice in the topology; rename or remove one");
   EXPECT_EQ(error_of([] { Topology({{"", 1}}); }), "axis 0 of the topology has no name; give it one");
-  EXPECT_NE(error_of([] { Topology({{"a", 1 << 20}, {"b", 1 << 20}}); }).find("more ranks than fit"), std::string::npos);
+  EXPECT_NE(error_of([] {
+              Topology({{"a", 1 << 20}, {"b", 1 << 20}});
+            }).find("more ranks than fit"),
+            std::string::npos);
 }
 
 TEST(Topology, RefusesCoordinatesThatAreNotOnTheGrid) {
-  EXPECT_EQ(error_of([] { cube().rank_of({{"pipe", 0}, {"data", 0}}); }),
+  EXPECT_EQ(error_of([] {
+              cube().rank_of({{"pipe", 0}, {"data", 0}});
+            }),
             "the coordinate lacks the axis \"model\"; give its position");
   EXPECT_EQ(error_of([] { cube().rank_of({{"pipe", 2}}); }), "position 2 on axis \"pipe\"; expected 0 to 1");
-  EXPECT_EQ(error_of([] { cube().rank_of({{"pipe", 0}, {"pipe", 1}}); }),
+  EXPECT_EQ(error_of([] {
+              cube().rank_of({{"pipe", 0}, {"pipe", 1}});
+            }),
             "the axis \"pipe\" is given twice; name each axis once");
-  EXPECT_EQ(error_of([] { cube().ranks_at({{"modle", 0}}); }), "the topology has no axis \"modle\". Did you mean `model`?");
+  EXPECT_EQ(error_of([] {
+              cube().ranks_at({{"modle", 0}});
+            }),
+            "the topology has no axis \"modle\". Did you mean `model`?");
   EXPECT_EQ(error_of([] { cube().coordinate_of(8); }), "rank 8 is not in the topology; expected 0 to 7");
 }
 

@@ -13,7 +13,8 @@ namespace trireme {
 // Every function here throws IoError with the path, the operation and the system's reason, e.g.
 // "checkpoints/a.safetensors: write of 4096 bytes failed: No space left on device".
 
-/// A file that is being written from its beginning. The destructor closes it; what was not synced may be lost in a crash.
+/// A file that is being written from its beginning. The destructor closes it; what was not synced may be lost in a
+/// crash.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
@@ -72,8 +73,8 @@ class FileSystem {
 /// The operating system's files. Stateless, so one serves all threads.
 FileSystem& posix_file_system();
 
-/// Writes a temporary file beside `path`, syncs it, renames it and syncs the directory: after a crash or an error `path` has
-/// either the old contents or the new, and nothing else is left behind by an error.
+/// Writes a temporary file beside `path`, syncs it, renames it and syncs the directory: after a crash or an error
+/// `path` has either the old contents or the new, and nothing else is left behind by an error.
 void write_file_atomically(FileSystem& files, const std::filesystem::path& path, std::string_view contents);
 
 }  // namespace trireme

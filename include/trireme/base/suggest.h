@@ -7,8 +7,8 @@
 
 namespace trireme {
 
-/// The candidate that is nearest to `name` by edit distance (insert, delete, replace, swap of neighbours), ignoring case;
-/// the first of several. Empty when none is near: more than a third of the longer name would have to change.
+/// The candidate that is nearest to `name` by edit distance (insert, delete, replace, swap of neighbours), ignoring
+/// case; the first of several. Empty when none is near: more than a third of the longer name would have to change.
 std::string closest_name(std::string_view name, const std::vector<std::string>& candidates);
 
 /// " Did you mean `candidate`?", or nothing when no candidate is near. To be put after a full stop.

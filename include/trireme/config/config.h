@@ -46,14 +46,14 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// Reads a DeepSpeed JSON file (with //, /* */ and # comments) for `world_size` ranks. Local and deterministic, so every rank
-/// that reads the same file gets the same Config. Deprecated spellings are logged as warnings, and keys without a meaning here
-/// in one info line.
+/// Reads a DeepSpeed JSON file (with //, /* */ and # comments) for `world_size` ranks. Local and deterministic, so
+/// every rank that reads the same file gets the same Config. Deprecated spellings are logged as warnings, and keys
+/// without a meaning here in one info line.
 ///
 /// Throws    IoError: the file cannot be read.
-///           ConfigError: kConfig for a syntax error, an unknown key, a wrong type, a value out of range or keys that exclude
-///           each other, with the path of the key and the fix; kBatchSize for a batch triple that does not multiply out;
-///           kUnsupported for something that is switched on, but not there yet.
+///           ConfigError: kConfig for a syntax error, an unknown key, a wrong type, a value out of range or keys that
+///           exclude each other, with the path of the key and the fix; kBatchSize for a batch triple that does not
+///           multiply out; kUnsupported for something that is switched on, but not there yet.
 Config read_config(const std::filesystem::path& path, int world_size);
 
 /// As read_config, from text.

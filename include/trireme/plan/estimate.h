@@ -31,8 +31,9 @@ struct ModelStates {
   bool operator==(const ModelStates&) const = default;
 };
 
-/// Of `parameters` trainable elements, without padding. With N ranks, w bytes per weight, g per gradient (the accumulation
-/// dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per parameter are
+/// Of `parameters` trainable elements, without padding. With N ranks, w bytes per weight, g per gradient (the
+/// accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per parameter
+/// are
 ///   stage 0: w + g + s    stage 1: w + g + s/N    stage 2: w + (g + s)/N    stage 3: (w + g + s)/N.
 /// Units gathered for computing, activations and gradients in flight come on top: docs/plan.md.
 ///
@@ -40,13 +41,15 @@ struct ModelStates {
 /// Source    "P_os, P_os+g, P_os+g+p" of ZeRO, arXiv:1910.02054, section 5. Test: estimate_test.cpp.
 ModelStates estimate_model_states(int64_t parameters, const EstimateOptions& options);
 
-/// The same, exactly: padding included, frozen parameters without gradients and states. World and weight dtypes are the layout's.
+/// The same, exactly: padding included, frozen parameters without gradients and states. World and weight dtypes are the
+/// layout's.
 ModelStates estimate_model_states(const Layout& layout, const EstimateOptions& options);
 
 /// Which combinations a table shows: all stages for each of these.
 struct EstimateRequest {
   std::vector<int> worlds = {1, 2, 4, 8, 16, 64};
-  std::vector<at::ScalarType> accumulation_dtypes = {at::kFloat, at::kBFloat16};  ///< those narrower than the weights are left out
+  std::vector<at::ScalarType> accumulation_dtypes = {at::kFloat,
+                                                     at::kBFloat16};  ///< those narrower than the weights are left out
   at::ScalarType weight_dtype = at::kBFloat16;
   OptimizerOptions optimizer;
 };
@@ -68,7 +71,8 @@ struct Estimate {
 Estimate estimate(int64_t parameters, const EstimateRequest& request);
 
 /// For a model's own parameters, laid out by `rules` for every world; their dtypes count, not the request's.
-Estimate estimate(const std::vector<ParameterSpec>& parameters, const EstimateRequest& request, const UnitRules& rules = {});
+Estimate estimate(const std::vector<ParameterSpec>& parameters, const EstimateRequest& request,
+                  const UnitRules& rules = {});
 
 /// A table to read, in the decimal unit (MB, GB, TB) that fits the largest figure: 7.5e9 parameters on 64 ranks with
 /// bf16 accumulation are 120, 31.4, 16.6 and 1.9 GB.
