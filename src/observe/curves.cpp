@@ -7,7 +7,7 @@
 namespace trireme {
 
 std::vector<double> smoothed_losses(const std::vector<StepMetrics>& steps) {
-  const double keep = std::clamp(1 - 20 / static_cast<double>(steps.size() + 1), 0.9, 0.98);
+  const double keep = std::clamp(1 - 60 / static_cast<double>(steps.size() + 1), 0.8, 0.98);
   std::vector<double> smooth;
   double sum = 0, weight = 0;
   for (const auto& step : steps) {
@@ -24,7 +24,9 @@ std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points
   std::vector<size_t> kept;
   const size_t buckets = steps.size() <= points ? steps.size() : points / 2;
   // What is not finite counts as largest: it is what one looks for.
-  const auto rank = [&](size_t i) { return std::isfinite(steps[i].loss) ? steps[i].loss : std::numeric_limits<double>::infinity(); };
+  const auto rank = [&](size_t i) {
+    return std::isfinite(steps[i].loss) ? steps[i].loss : std::numeric_limits<double>::infinity();
+  };
   for (size_t bucket = 0; bucket < buckets; ++bucket) {
     const size_t begin = bucket * steps.size() / buckets, end = (bucket + 1) * steps.size() / buckets;
     size_t low = begin, high = begin;

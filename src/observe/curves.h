@@ -12,11 +12,11 @@ namespace trireme {
 inline constexpr size_t kCurvePoints = 3000;
 
 /// Exponential mean of the losses, corrected for its beginning; a loss that is not finite leaves it as it is.
-/// The weight of the past grows with the run's length, from 0.9 to 0.98.
+/// The weight of the past grows with the run's length, from 0.8 to 0.98.
 std::vector<double> smoothed_losses(const std::vector<StepMetrics>& steps);
 
-/// Indices of at most `points` steps, ascending: of every bucket those with the smallest and the largest loss, so that a spike
-/// stays visible, and the last step. All of them when there are no more.
+/// Indices of at most `points` steps, ascending: of every bucket those with the smallest and the largest loss, so that
+/// a spike stays visible, and the last step. All of them when there are no more.
 std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points);
 
 }  // namespace trireme

@@ -17,7 +17,8 @@ namespace trireme {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* operation) {
-  throw IoError(str(path.string(), ": ", operation, " failed: ", std::error_code(errno, std::generic_category()).message()));
+  throw IoError(
+      str(path.string(), ": ", operation, " failed: ", std::error_code(errno, std::generic_category()).message()));
 }
 
 int open_for_append(const std::filesystem::path& path, int flags) {
@@ -34,7 +35,8 @@ Json number(double value) {
 
 Json parse_object(const std::string& text, std::string_view what) {
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw StateError(str("metrics: ", what, " must be the text of a JSON object, got ", text.substr(0, 100)));
+  if (!json.is_object())
+    throw StateError(str("metrics: ", what, " must be the text of a JSON object, got ", text.substr(0, 100)));
   return json;
 }
 
@@ -88,9 +90,10 @@ void MetricsWriter::write_line(const std::string& line) {
 }
 
 void MetricsWriter::run(const RunInfo& info) {
-  const Json fields = {{"model", info.model},          {"parameters", info.parameters},   {"ranks", info.ranks},
-                       {"zero_stage", info.zero_stage}, {"dtype", info.dtype},            {"total_steps", info.total_steps},
-                       {"data", info.data},             {"config", parse_object(info.config, "the configuration")}};
+  const Json fields = {{"model", info.model}, {"parameters", info.parameters},
+                       {"ranks", info.ranks}, {"zero_stage", info.zero_stage},
+                       {"dtype", info.dtype}, {"total_steps", info.total_steps},
+                       {"data", info.data},   {"config", parse_object(info.config, "the configuration")}};
   event("run", info.first_step, fields.dump());
 }
 
@@ -109,10 +112,13 @@ void MetricsWriter::step(const StepMetrics& metrics) {
   write_line(json.dump());
 }
 
-void MetricsWriter::validation(int64_t step, double loss) { event("validation", step, Json{{"loss", number(loss)}}.dump()); }
+void MetricsWriter::validation(int64_t step, double loss) {
+  event("validation", step, Json{{"loss", number(loss)}}.dump());
+}
 
 void MetricsWriter::checkpoint(const CheckpointEvent& saved) {
-  event("checkpoint", saved.step, Json{{"tag", saved.tag}, {"bytes", saved.bytes}, {"seconds", number(saved.seconds)}}.dump());
+  event("checkpoint", saved.step,
+        Json{{"tag", saved.tag}, {"bytes", saved.bytes}, {"seconds", number(saved.seconds)}}.dump());
 }
 
 void MetricsWriter::sample(int64_t step, const std::string& prompt, const std::string& text) {
@@ -122,13 +128,16 @@ void MetricsWriter::sample(int64_t step, const std::string& prompt, const std::s
 
 void MetricsWriter::end(const RunEnd& end) {
   event("end", end.step,
-        Json{{"reason", end.reason}, {"seconds", number(end.seconds)}, {"peak_memory_bytes_of_rank", end.peak_memory_bytes_of_rank}}.dump(
-            -1, ' ', false, Json::error_handler_t::replace));
+        Json{{"reason", end.reason},
+             {"seconds", number(end.seconds)},
+             {"peak_memory_bytes_of_rank", end.peak_memory_bytes_of_rank}}
+            .dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void MetricsWriter::event(std::string_view name, int64_t step, const std::string& fields) {
   Json json = {{"event", name}, {"step", step}};
-  for (const auto& [key, value] : parse_object(fields, name).items()) json[key] = value;
+  const Json more = parse_object(fields, name);
+  for (const auto& [key, value] : more.items()) json[key] = value;
   write_line(json.dump());
 }
 

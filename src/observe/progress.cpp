@@ -97,7 +97,8 @@ Progress::~Progress() {
 void Progress::update(const ProgressStep& step) {
   last_ = step;
   tokens_ += step.tokens;
-  // Bias-corrected, so that the first steps count fully; a loss that is not finite is shown as it is and not averaged in.
+  // Bias-corrected, so that the first steps count fully; a loss that is not finite is shown as it is and not averaged
+  // in.
   if (std::isfinite(step.loss)) {
     smooth_loss_ = kSmoothing * smooth_loss_ + (1 - kSmoothing) * step.loss;
     smooth_weight_ = kSmoothing * smooth_weight_ + (1 - kSmoothing);
@@ -149,14 +150,17 @@ void Progress::erase() {
 std::string Progress::describe(int columns) const {
   const double elapsed_s = std::chrono::duration<double>(output_.now() - start_).count();
   const int64_t steps = last_.step - options_.first_step;
-  const double fraction = options_.total_steps > 0 ? static_cast<double>(last_.step) / static_cast<double>(options_.total_steps) : 0;
+  const double fraction =
+      options_.total_steps > 0 ? static_cast<double>(last_.step) / static_cast<double>(options_.total_steps) : 0;
   const double loss = std::isfinite(last_.loss) && smooth_weight_ > 0 ? smooth_loss_ / smooth_weight_ : last_.loss;
-  const double left_s = steps > 0 ? elapsed_s / static_cast<double>(steps) * static_cast<double>(options_.total_steps - last_.step) : -1;
+  const double left_s =
+      steps > 0 ? elapsed_s / static_cast<double>(steps) * static_cast<double>(options_.total_steps - last_.step) : -1;
 
   const std::string head = "step " + std::to_string(last_.step) + "/" + std::to_string(options_.total_steps);
-  const std::string tail = formatted("loss %.4f", loss) + formatted("  lr %.2e", last_.learning_rate) + "  " +
-                           short_count(elapsed_s > 0 ? static_cast<double>(tokens_) / elapsed_s : 0) + " tokens/s" +
-                           (last_.step >= options_.total_steps ? "  took " + short_duration(elapsed_s) : "  left " + short_duration(left_s));
+  const std::string tail =
+      formatted("loss %.4f", loss) + formatted("  lr %.2e", last_.learning_rate) + "  " +
+      short_count(elapsed_s > 0 ? static_cast<double>(tokens_) / elapsed_s : 0) + " tokens/s" +
+      (last_.step >= options_.total_steps ? "  took " + short_duration(elapsed_s) : "  left " + short_duration(left_s));
   if (columns <= 0) return head + "  " + tail;
   // The last column stays free: some terminals wrap when it is written.
   const int room = columns - 1 - static_cast<int>(head.size() + tail.size()) - 5;

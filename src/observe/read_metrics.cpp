@@ -56,7 +56,8 @@ void add(RunLog& log, const Json& json) {
   if (event == "run") log.end.reset();  // what ended was an earlier part of the run
   if (event == "validation") log.validations.push_back({step, number_from(json.at("loss"))});
   if (event == "checkpoint")
-    log.checkpoints.push_back({step, json.value("tag", ""), json.value("bytes", int64_t{0}), number_at(json, "seconds")});
+    log.checkpoints.push_back(
+        {step, json.value("tag", ""), json.value("bytes", int64_t{0}), number_at(json, "seconds")});
   if (event == "sample") log.samples.push_back({step, json.value("prompt", ""), json.value("text", "")});
   if (event == "end") {
     log.end = RunEnd{step, json.value("reason", ""), number_at(json, "seconds"),
@@ -74,7 +75,8 @@ RunLog read_metrics(const std::filesystem::path& path) {
   for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     ++line_number;
     const Json json = Json::parse(text.substr(begin, end - begin), nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) throw DataError(str(path.string(), ":", line_number, ": not a JSON object; was the file edited?"));
+    if (!json.is_object())
+      throw DataError(str(path.string(), ":", line_number, ": not a JSON object; was the file edited?"));
     try {
       add(log, json);
     } catch (const Json::exception& error) {

@@ -22,13 +22,26 @@ std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
       // A page must not hold other control characters; a byte-level model may well produce them.
-      default: out += (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? std::string("\xEF\xBF\xBD") : std::string(1, c);
+      default:
+        out += (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f
+                   ? std::string("\xEF\xBF\xBD")
+                   : std::string(1, c);
     }
   }
   return out;
@@ -42,8 +55,12 @@ std::string fixed(double value, int digits) {
 }
 
 std::string grouped(int64_t value) {
-  std::string text = std::to_string(value);
-  for (auto i = static_cast<int64_t>(text.size()) - 3; i > (value < 0 ? 1 : 0); i -= 3) text.insert(static_cast<size_t>(i), ",");
+  const std::string digits = std::to_string(value);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0 && digits[i - 1] != '-') text += ',';
+    text += digits[i];
+  }
   return text;
 }
 
@@ -55,7 +72,8 @@ Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); 
 std::string curve_data(const RunLog& log) {
   const auto smooth = smoothed_losses(log.steps);
   Json data;
-  for (const char* key : {"steps", "loss", "smooth", "lr", "grad_norm", "tokens_per_s", "memory_mib", "validation", "checkpoints"})
+  for (const char* key :
+       {"steps", "loss", "smooth", "lr", "grad_norm", "tokens_per_s", "memory_mib", "validation", "checkpoints"})
     data[key] = Json::array();
   for (const size_t i : thinned(log.steps, kCurvePoints)) {
     const StepMetrics& step = log.steps[i];
@@ -65,7 +83,8 @@ std::string curve_data(const RunLog& log) {
     data["lr"].push_back(finite(step.learning_rate));
     data["grad_norm"].push_back(step.grad_norm ? finite(*step.grad_norm) : Json());
     data["tokens_per_s"].push_back(finite(step.tokens_per_s));
-    data["memory_mib"].push_back(step.memory.pss_bytes > 0 ? Json(static_cast<double>(step.memory.pss_bytes) / kMiB) : Json());
+    data["memory_mib"].push_back(step.memory.pss_bytes > 0 ? Json(static_cast<double>(step.memory.pss_bytes) / kMiB)
+                                                           : Json());
   }
   for (const auto& point : log.validations) data["validation"].push_back({point.step, finite(point.loss)});
   for (const auto& saved : log.checkpoints) data["checkpoints"].push_back(saved.step);
@@ -100,25 +119,31 @@ std::vector<int64_t> peak_memory_of_rank(const RunLog& log) {
 }
 
 std::string tile(const std::string& label, const std::string& value, const std::string& note) {
-  return str("<div class=\"card tile\"><span>", label, "</span><b>", escaped(value), "</b><small>", escaped(note), "</small></div>\n");
+  return str("<div class=\"card tile\"><span>", label, "</span><b>", escaped(value), "</b><small>", escaped(note),
+             "</small></div>\n");
 }
 
 std::string tiles(const RunLog& log) {
   std::string page = "<div class=\"tiles\">\n";
   if (!log.validations.empty()) {
-    const auto best = std::min_element(log.validations.begin(), log.validations.end(), [](const auto& a, const auto& b) {
-      return a.loss < b.loss || (std::isnan(b.loss) && !std::isnan(a.loss));
-    });
-    page += tile("Validation loss", fixed(log.validations.back().loss, 4), str("best ", fixed(best->loss, 4), " at step ", best->step));
+    const auto best = std::min_element(
+        log.validations.begin(), log.validations.end(),
+        [](const auto& a, const auto& b) { return a.loss < b.loss || (std::isnan(b.loss) && !std::isnan(a.loss)); });
+    page += tile("Validation loss", fixed(log.validations.back().loss, 4),
+                 str("best ", fixed(best->loss, 4), " at step ", best->step));
   }
   if (!log.steps.empty()) {
     const StepMetrics& last = log.steps.back();
-    page += tile("Training loss, smoothed", fixed(smoothed_losses(log.steps).back(), 4), str("last step ", fixed(last.loss, 4)));
+    page += tile("Training loss, smoothed", fixed(smoothed_losses(log.steps).back(), 4),
+                 str("last step ", fixed(last.loss, 4)));
     page += tile("Throughput", short_count(median_tokens_per_s(log)), "tokens/s, median step");
-    page += tile("Duration", short_duration(duration_s(log)), str(grouped(last.step), " steps, ", short_count(static_cast<double>(last.tokens)), " tokens"));
+    page += tile("Duration", short_duration(duration_s(log)),
+                 str(grouped(last.step), " steps, ", short_count(static_cast<double>(last.tokens)), " tokens"));
   }
   const auto memory = peak_memory_of_rank(log);
-  if (!memory.empty()) page += tile("Peak memory per rank", mebibytes(*std::max_element(memory.begin(), memory.end())), "proportional set size");
+  if (!memory.empty())
+    page += tile("Peak memory per rank", mebibytes(*std::max_element(memory.begin(), memory.end())),
+                 "proportional set size");
   return page + "</div>\n";
 }
 
@@ -152,7 +177,8 @@ std::string details_table(const RunLog& log) {
     if (log.run->first_step > 0) row("Resumed after step", grouped(log.run->first_step));
   }
   if (!log.steps.empty()) {
-    row("Steps", str(grouped(log.steps.back().step), log.run && log.run->total_steps > 0 ? " of " + grouped(log.run->total_steps) : ""));
+    row("Steps", str(grouped(log.steps.back().step),
+                     log.run && log.run->total_steps > 0 ? " of " + grouped(log.run->total_steps) : ""));
     row("Samples", grouped(log.steps.back().samples));
     row("Tokens", grouped(log.steps.back().tokens));
   }
@@ -162,7 +188,8 @@ std::string details_table(const RunLog& log) {
   row(memory_of_rank.size() > 1 ? "Peak memory of each rank" : "Peak memory", memory);
   if (!log.checkpoints.empty()) {
     const auto& saved = log.checkpoints.back();
-    row("Last checkpoint", str(saved.tag, ", ", mebibytes(saved.bytes), " in ", fixed(saved.seconds, 2), " s (", log.checkpoints.size(), " saved)"));
+    row("Last checkpoint", str(saved.tag, ", ", mebibytes(saved.bytes), " in ", fixed(saved.seconds, 2), " s (",
+                               log.checkpoints.size(), " saved)"));
   }
   return rows.empty() ? "" : "<h2>Run</h2>\n<div class=\"card\"><table>\n" + rows + "</table></div>\n";
 }
@@ -170,8 +197,8 @@ std::string details_table(const RunLog& log) {
 std::string samples(const RunLog& log) {
   std::string page;
   for (auto sample = log.samples.rbegin(); sample != log.samples.rend(); ++sample) {
-    page += str("<div class=\"card sample\"><p>after step ", grouped(sample->step), "</p><pre><mark>", escaped(sample->prompt), "</mark>",
-                escaped(sample->text), "</pre></div>\n");
+    page += str("<div class=\"card sample\"><p>after step ", grouped(sample->step), "</p><pre><mark>",
+                escaped(sample->prompt), "</mark>", escaped(sample->text), "</pre></div>\n");
   }
   return page.empty() ? "" : "<h2>Generated text</h2>\n" + page;
 }
@@ -180,8 +207,8 @@ std::string configuration(const RunLog& log) {
   if (!log.run) return "";
   const Json config = Json::parse(log.run->config, nullptr, /*allow_exceptions=*/false);
   if (config.is_discarded() || config.empty()) return "";
-  return "<h2>Configuration</h2>\n<details class=\"card\"><summary>Resolved configuration</summary><pre>" + escaped(config.dump(2)) +
-         "</pre></details>\n";
+  return "<h2>Configuration</h2>\n<details class=\"card\"><summary>Resolved configuration</summary><pre>" +
+         escaped(config.dump(2)) + "</pre></details>\n";
 }
 
 }  // namespace
@@ -195,16 +222,19 @@ std::string render_report(const RunLog& log) {
     subtitle += str(" · ", run.ranks, run.ranks == 1 ? " rank" : " ranks", " · ZeRO stage ", run.zero_stage);
     if (!run.dtype.empty()) subtitle += " · " + run.dtype;
   }
-  std::string page = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  page += str("<title>", escaped(model), " · training report</title>\n<style>", kReportStyle, "</style>\n</head>\n<body>\n<main>\n");
+  std::string page =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  page += str("<title>", escaped(model), " · training report</title>\n<style>", kReportStyle,
+              "</style>\n</head>\n<body>\n<main>\n");
   page += str("<header><h1>", escaped(model), "</h1><p>", escaped(subtitle), "</p></header>\n");
   page += tiles(log) + warnings(log);
   if (!log.steps.empty()) page += "<h2>Curves</h2>\n<div class=\"charts\" id=\"charts\"></div>\n";
   page += samples(log) + details_table(log) + configuration(log);
   page += str("<footer>Written by Trireme ", kVersion, "</footer>\n</main>\n");
   if (!log.steps.empty())
-    page += str("<script type=\"application/json\" id=\"data\">", curve_data(log), "</script>\n<script>", kReportScript, "</script>\n");
+    page += str("<script type=\"application/json\" id=\"data\">", curve_data(log), "</script>\n<script>", kReportScript,
+                "</script>\n");
   return page + "</body>\n</html>\n";
 }
 

@@ -6,7 +6,8 @@
 namespace trireme {
 
 extern const std::string_view kReportStyle;
-/// Draws the charts from the JSON in the element `data`; docs/observe.md describes it. Everything is set as text, never as markup.
+/// Draws the charts from the JSON in the element `data`; docs/observe.md describes it. Everything is set as text, never
+/// as markup.
 extern const std::string_view kReportScript;
 
 }  // namespace trireme

@@ -33,7 +33,7 @@ const std::string_view kReportScript = R"js(
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) values.push(i * step);
     return values;
   }
-  const plain = (v) => (v === 0 ? "0" : Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6 ? v.toExponential(2) : String(+v.toPrecision(5)));
+  const plain = (v) => (v === 0 ? "0" : Math.abs(v) < 1e-4 || Math.abs(v) >= 1e6 ? (+v.toPrecision(3)).toExponential() : String(+v.toPrecision(5)));
   function compact(v) {
     for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(v) >= size) return +(v / size).toPrecision(4) + unit;
     return plain(v);
@@ -175,9 +175,9 @@ const std::string_view kReportScript = R"js(
     ],
   });
   one("Learning rate", "learning rate", "violet", data.lr, { fromZero: true });
-  one("Gradient norm (before clipping)", "norm", "teal", data.grad_norm, { fromZero: true });
-  one("Throughput", "tokens/s", "blue", data.tokens_per_s, { fromZero: true, value: whole });
-  one("Memory (largest rank)", "PSS, MiB", "slate", data.memory_mib, { fromZero: true, value: whole });
+  one("Gradient norm before clipping", "norm", "teal", data.grad_norm, { fromZero: true });
+  one("Throughput, tokens/s", "tokens/s", "blue", data.tokens_per_s, { fromZero: true, value: whole });
+  one("Memory of the largest rank, MiB", "proportional set size", "slate", data.memory_mib, { fromZero: true, value: whole });
 })();
 )js";
 
