@@ -15,21 +15,30 @@ namespace {
 
 [[noreturn]] void throw_as(ErrorCode code, const std::string& message) {
   switch (code) {
-    case ErrorCode::kCheckpoint: throw CheckpointError(message);
-    case ErrorCode::kIo: throw IoError(message);
-    case ErrorCode::kState: throw StateError(message);
-    case ErrorCode::kShape: throw ShapeError(message);
-    case ErrorCode::kData: throw DataError(message);
+    case ErrorCode::kCheckpoint:
+      throw CheckpointError(message);
+    case ErrorCode::kIo:
+      throw IoError(message);
+    case ErrorCode::kState:
+      throw StateError(message);
+    case ErrorCode::kShape:
+      throw ShapeError(message);
+    case ErrorCode::kData:
+      throw DataError(message);
     case ErrorCode::kConfig:
     case ErrorCode::kBatchSize:
-    case ErrorCode::kUnsupported: throw ConfigError(message, code);
-    default: throw Error(code, message);
+    case ErrorCode::kUnsupported:
+      throw ConfigError(message, code);
+    default:
+      throw Error(code, message);
   }
 }
 
 /// First byte: 0 for success, otherwise 1 + the error's code; then the text.
 std::string outcome_of(const std::function<std::string()>& work) {
-  const auto failure = [](ErrorCode code, const char* what) { return static_cast<char>(1 + static_cast<int>(code)) + std::string(what); };
+  const auto failure = [](ErrorCode code, const char* what) {
+    return static_cast<char>(1 + static_cast<int>(code)) + std::string(what);
+  };
   try {
     return std::string(1, '\0') + work();
   } catch (const Error& error) {

@@ -54,7 +54,8 @@ void tidy(const char* what, const Work& work) noexcept {
 
 void check_tag(const std::string& tag) {
   if (const auto problem = tag_problem(tag); !problem.empty())
-    throw CheckpointError(str("tag \"", tag, "\" cannot name a checkpoint: ", problem, "; use a plain name such as global_step100"));
+    throw CheckpointError(
+        str("tag \"", tag, "\" cannot name a checkpoint: ", problem, "; use a plain name such as global_step100"));
 }
 
 std::optional<std::string> latest_tag(const Path& directory) {
@@ -64,8 +65,8 @@ std::optional<std::string> latest_tag(const Path& directory) {
   std::string tag = files.read(path);
   while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
   if (const auto problem = tag_problem(tag); !problem.empty()) {
-    throw CheckpointError(str(path.string(), ": \"", tag, "\" is no tag: ", problem, "; complete checkpoints: ",
-                              list_text(complete_tags(directory))));
+    throw CheckpointError(str(path.string(), ": \"", tag, "\" is no tag: ", problem,
+                              "; complete checkpoints: ", list_text(complete_tags(directory))));
   }
   return tag;
 }
@@ -95,8 +96,9 @@ Path find_checkpoint(FileSystem& files, const Path& directory, const std::string
     if (files.exists(path / kManifestName)) return path;
   const auto tags = complete_tags(directory);
   throw CheckpointError(str((directory / tag).string(), ": no complete checkpoint; ",
-                            tags.empty() ? str("there is none in ", directory.string())
-                                         : str("the newest complete one is ", tags.back(), " (all: ", list_text(tags), ")")));
+                            tags.empty()
+                                ? str("there is none in ", directory.string())
+                                : str("the newest complete one is ", tags.back(), " (all: ", list_text(tags), ")")));
 }
 
 SaveLock::SaveLock(const Path& directory) : directory_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
@@ -106,14 +108,19 @@ SaveLock::SaveLock(const Path& directory) : directory_(::open(directory.c_str(),
   const bool busy = errno == EWOULDBLOCK;
   const std::string why = reason();
   if (busy || (errno != ENOTSUP && errno != ENOLCK && errno != EINVAL)) ::close(directory_);
-  if (busy) throw CheckpointError(str(directory.string(), ": another run is saving into this directory; give each run its own"));
-  if (errno != ENOTSUP && errno != ENOLCK && errno != EINVAL) throw IoError(str(directory.string(), ": lock failed: ", why));
-  log(LogLevel::kWarning, str(directory.string(), ": this file system has no locks (", why, "): two runs must not save here"));
+  if (busy)
+    throw CheckpointError(
+        str(directory.string(), ": another run is saving into this directory; give each run its own"));
+  if (errno != ENOTSUP && errno != ENOLCK && errno != EINVAL)
+    throw IoError(str(directory.string(), ": lock failed: ", why));
+  log(LogLevel::kWarning,
+      str(directory.string(), ": this file system has no locks (", why, "): two runs must not save here"));
 }
 
 SaveLock::~SaveLock() { ::close(directory_); }
 
-SaveTransaction::SaveTransaction(FileSystem& files, const Path& directory, const std::string& tag, const SaveOptions& options)
+SaveTransaction::SaveTransaction(FileSystem& files, const Path& directory, const std::string& tag,
+                                 const SaveOptions& options)
     : files_(files),
       directory_(directory),
       tag_(tag),

@@ -18,7 +18,8 @@ namespace trireme {
 void check_tag(const std::string& tag);
 
 /// The folder that holds `tag` now. Throws CheckpointError, which offers the complete ones.
-std::filesystem::path find_checkpoint(FileSystem& files, const std::filesystem::path& directory, const std::string& tag);
+std::filesystem::path find_checkpoint(FileSystem& files, const std::filesystem::path& directory,
+                                      const std::string& tag);
 
 /// Only one run saves into a directory at a time. The lock goes with the process, however it ends.
 class SaveLock {
@@ -37,7 +38,8 @@ class SaveLock {
 class SaveTransaction {
  public:
   /// Takes the lock, tidies up what crashes left, and creates the temporary folder.
-  SaveTransaction(FileSystem& files, const std::filesystem::path& directory, const std::string& tag, const SaveOptions& options);
+  SaveTransaction(FileSystem& files, const std::filesystem::path& directory, const std::string& tag,
+                  const SaveOptions& options);
   ~SaveTransaction();
   SaveTransaction(const SaveTransaction&) = delete;
   SaveTransaction& operator=(const SaveTransaction&) = delete;

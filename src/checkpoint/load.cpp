@@ -32,8 +32,8 @@ std::string find(FileSystem& files, const Path& directory, const std::string& wa
     const auto tags = latest ? std::vector<std::string>() : complete_tags(directory);
     // Starting anew beside finished checkpoints would lose them without a word.
     if (!tags.empty())
-      throw CheckpointError(str(directory.string(), ": no file `latest`, but complete checkpoints; the newest is ", tags.back(),
-                                ": name the tag to load"));
+      throw CheckpointError(str(directory.string(), ": no file `latest`, but complete checkpoints; the newest is ",
+                                tags.back(), ": name the tag to load"));
     if (!latest) return "\n\n";
     tag = *latest;
   }
@@ -61,8 +61,8 @@ void merge(std::vector<std::string>& all, std::unordered_set<std::string>& seen,
 }
 
 /// Throws when checkpoint and destinations of all ranks do not hold the same names, as far as the options refuse that.
-void match_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted, const LoadOptions& options,
-                 const Path& path) {
+void match_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted,
+                 const LoadOptions& options, const Path& path) {
   const auto texts = gather_or_throw(group, [&] {
     std::unordered_set<std::string> saved, asked;
     Json missing = Json::array(), used = Json::array();
@@ -98,8 +98,8 @@ void read_all(ShardReader& reader, const std::vector<SliceRead>& reads, StateTre
 
 }  // namespace
 
-std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& directory, const std::string& tag, StateTree& destination,
-                                                const LoadOptions& options) {
+std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& directory, const std::string& tag,
+                                                StateTree& destination, const LoadOptions& options) {
   FileSystem& files = options.files ? *options.files : posix_file_system();
   const Found found = split_found(broadcast_or_throw(group, [&] { return find(files, directory, tag); }));
   if (found.tag.empty()) return std::nullopt;

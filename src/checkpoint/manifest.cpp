@@ -34,7 +34,10 @@ Json to_json(const SavedSlice& slice) {
 Json to_json(const SavedTensor& tensor) {
   Json slices = Json::array();
   for (const auto& slice : tensor.slices) slices.push_back(to_json(slice));
-  return {{"name", tensor.name}, {"shape", tensor.shape}, {"dtype", safetensors_dtype(tensor.dtype)}, {"slices", std::move(slices)}};
+  return {{"name", tensor.name},
+          {"shape", tensor.shape},
+          {"dtype", safetensors_dtype(tensor.dtype)},
+          {"slices", std::move(slices)}};
 }
 
 /// `"key": [` with one item per line: a manifest is read by people too, and compared with diff.
@@ -76,7 +79,8 @@ SavedFile file_from(const Json& json, const std::string& origin) {
   if (file.name.empty() || file.name.find('/') != std::string::npos || file.name[0] == '.')
     throw CheckpointError(str(origin, ": file name \"", file.name, "\" does not stay in the checkpoint's directory"));
   if (file.header_bytes < 0 || file.bytes < file.header_bytes)
-    throw CheckpointError(str(origin, ": file \"", file.name, "\" of ", file.bytes, " bytes with a header of ", file.header_bytes));
+    throw CheckpointError(
+        str(origin, ": file \"", file.name, "\" of ", file.bytes, " bytes with a header of ", file.header_bytes));
   return file;
 }
 
@@ -91,15 +95,17 @@ SavedSlice slice_from(const Json& json, const std::string& where) {
   return slice;
 }
 
-void check_slice(const SavedSlice& slice, const std::vector<SavedFile>& files, int64_t itemsize, const std::string& where) {
+void check_slice(const SavedSlice& slice, const std::vector<SavedFile>& files, int64_t itemsize,
+                 const std::string& where) {
   if (slice.file < 0 || slice.file >= static_cast<int64_t>(files.size()))
     throw CheckpointError(str(where, ": there is no file ", slice.file));
   const SavedFile& file = files[slice.file];
   // Compared by division and subtraction: numbers from a file may be anything, and a sum could wrap around.
-  const bool size_fits = slice.numel >= 0 && slice.bytes >= 0 && slice.bytes % itemsize == 0 && slice.bytes / itemsize == slice.numel;
+  const bool size_fits =
+      slice.numel >= 0 && slice.bytes >= 0 && slice.bytes % itemsize == 0 && slice.bytes / itemsize == slice.numel;
   if (!size_fits || slice.offset < file.header_bytes || slice.bytes > file.bytes - slice.offset) {
-    throw CheckpointError(str(where, ": ", slice.numel, " elements in bytes [", slice.offset, ", +", slice.bytes, ") do not fit into \"",
-                              file.name, "\" of ", file.bytes, " bytes"));
+    throw CheckpointError(str(where, ": ", slice.numel, " elements in bytes [", slice.offset, ", +", slice.bytes,
+                              ") do not fit into \"", file.name, "\" of ", file.bytes, " bytes"));
   }
   const int64_t blocks = (slice.bytes + kChecksumBlockBytes - 1) / kChecksumBlockBytes;
   if (static_cast<int64_t>(slice.checksums.size()) != blocks)
@@ -118,7 +124,8 @@ SavedTensor tensor_from(const Json& json, const Manifest& manifest, const std::s
     SavedSlice slice = slice_from(item, where);
     check_slice(slice, manifest.files, static_cast<int64_t>(c10::elementSize(tensor.dtype)), where);
     if (slice.begin != end || slice.numel > numel - end)
-      throw CheckpointError(str(where, ": slice [", slice.begin, ", +", slice.numel, "), expected to begin at ", end, " of ", numel));
+      throw CheckpointError(
+          str(where, ": slice [", slice.begin, ", +", slice.numel, "), expected to begin at ", end, " of ", numel));
     end += slice.numel;
     tensor.slices.push_back(std::move(slice));
   }
@@ -127,13 +134,13 @@ SavedTensor tensor_from(const Json& json, const Manifest& manifest, const std::s
 }
 
 void check_version(const Json& json, const std::string& origin, const std::string& problem) {
-  const bool ours = json.is_object() && json.contains("format") && json["format"] == kFormatName && json.contains("version") &&
-                    json["version"].is_number_integer();
+  const bool ours = json.is_object() && json.contains("format") && json["format"] == kFormatName &&
+                    json.contains("version") && json["version"].is_number_integer();
   const int64_t version = ours ? json["version"].get<int64_t>() : 0;
   // A damaged digit must not pass for a newer version; a newer version may end in another way.
   if (version > kManifestVersion && !problem.starts_with("damaged")) {
-    throw CheckpointError(str(origin, ": written in format version ", version, ", this program reads up to ", kManifestVersion,
-                              "; load it with a newer Trireme"));
+    throw CheckpointError(str(origin, ": written in format version ", version, ", this program reads up to ",
+                              kManifestVersion, "; load it with a newer Trireme"));
   }
   if (!problem.empty()) damaged(origin, problem);
   if (!ours || version < 1) throw CheckpointError(str(origin, ": not a ", kFormatName, " manifest"));
@@ -145,12 +152,14 @@ Manifest manifest_from(const Json& json, const std::string& origin) {
   manifest.world_size = json.at("world_size").get<int>();
   const auto& checksum = json.at("checksum");
   if (checksum.at("algorithm") != "xxh3-64" || checksum.at("block_bytes") != kChecksumBlockBytes)
-    throw CheckpointError(str(origin, ": checksums ", checksum.dump(), ", expected xxh3-64 over blocks of ", kChecksumBlockBytes));
+    throw CheckpointError(
+        str(origin, ": checksums ", checksum.dump(), ", expected xxh3-64 over blocks of ", kChecksumBlockBytes));
   manifest.software = json.at("software").dump();
   manifest.values = json.at("values").dump();
   for (const auto& values : json.at("rank_values")) manifest.rank_values.push_back(values.dump());
   if (manifest.world_size < 1 || manifest.rank_values.size() != static_cast<size_t>(manifest.world_size))
-    throw CheckpointError(str(origin, ": values of ", manifest.rank_values.size(), " ranks, world size ", manifest.world_size));
+    throw CheckpointError(
+        str(origin, ": values of ", manifest.rank_values.size(), " ranks, world size ", manifest.world_size));
   for (const auto& file : json.at("files")) manifest.files.push_back(file_from(file, origin));
   std::set<std::string> names;
   for (const auto& item : json.at("tensors")) {
@@ -170,7 +179,8 @@ std::string dump_manifest(const Manifest& manifest) {
   std::string text = str("{\n  \"format\": \"", kFormatName, "\",\n  \"version\": ", manifest.version,
                          ",\n  \"world_size\": ", manifest.world_size, ",\n  \"checksum\": ", checksum.dump(),
                          ",\n  \"software\": ", Json::parse(manifest.software).dump(),
-                         ",\n  \"values\": ", Json::parse(manifest.values).dump(), ",\n  \"rank_values\": ", rank_values.dump(), ",\n");
+                         ",\n  \"values\": ", Json::parse(manifest.values).dump(),
+                         ",\n  \"rank_values\": ", rank_values.dump(), ",\n");
   text += array_lines("files", manifest.files);
   text += array_lines("tensors", manifest.tensors);
   return text + str(kChecksumKey, checksum_text(checksum_of(text)), kChecksumEnd);

@@ -26,7 +26,8 @@ std::string kind_text(const std::vector<int64_t>& shape, at::ScalarType dtype) {
 void check_inside(const SliceSpec& slice, const std::string& where) {
   const int64_t numel = checked_numel(slice.shape, slice.name);
   if (slice.begin < 0 || slice.numel < 0 || slice.begin > numel - slice.numel) {
-    throw CheckpointError(str(where, ": elements [", slice.begin, ", ", slice.begin + slice.numel, ") are outside of its ", numel));
+    throw CheckpointError(
+        str(where, ": elements [", slice.begin, ", ", slice.begin + slice.numel, ") are outside of its ", numel));
   }
 }
 
@@ -46,8 +47,9 @@ struct Gathered {
 
 void check_same(const Gathered& gathered, const SliceSpec& slice, int rank) {
   if (slice.shape == gathered.first.shape && slice.dtype == gathered.first.dtype) return;
-  throw CheckpointError(str("tensor \"", slice.name, "\" is ", kind_text(gathered.first.shape, gathered.first.dtype), " on rank ",
-                            gathered.first_rank, " and ", kind_text(slice.shape, slice.dtype), " on rank ", rank));
+  throw CheckpointError(str("tensor \"", slice.name, "\" is ", kind_text(gathered.first.shape, gathered.first.dtype),
+                            " on rank ", gathered.first_rank, " and ", kind_text(slice.shape, slice.dtype), " on rank ",
+                            rank));
 }
 
 /// The ranges in order; throws where they leave a gap or overlap in part.
@@ -61,9 +63,9 @@ std::vector<Held> cover(const Gathered& gathered) {
     if (length == 0 && numel > 0) continue;
     if (begin > end) throw CheckpointError(str(where, ": no rank holds elements [", end, ", ", begin, ")"));
     if (begin < end) {
-      throw CheckpointError(str(where, ": slices overlap in part: rank ", holders.front().rank, " holds elements [", begin, ", ",
-                                begin + length, "), rank ", ranges.back().holders.front().rank, " holds [", ranges.back().begin,
-                                ", ", end, ")"));
+      throw CheckpointError(str(where, ": slices overlap in part: rank ", holders.front().rank, " holds elements [",
+                                begin, ", ", begin + length, "), rank ", ranges.back().holders.front().rank, " holds [",
+                                ranges.back().begin, ", ", end, ")"));
     }
     ranges.push_back({begin, length, holders});
     end = begin + length;
@@ -104,9 +106,9 @@ std::vector<TensorWrites> plan_writes(const std::vector<std::vector<SliceSpec>>&
   for (const Gathered& gathered : tensors) {
     TensorWrites tensor{gathered.first.name, gathered.first.shape, gathered.first.dtype, {}};
     for (const Held& range : cover(gathered)) {
-      const auto least = std::min_element(range.holders.begin(), range.holders.end(), [&](const auto& a, const auto& b) {
-        return bytes_of_rank[a.rank] < bytes_of_rank[b.rank];
-      });
+      const auto least =
+          std::min_element(range.holders.begin(), range.holders.end(),
+                           [&](const auto& a, const auto& b) { return bytes_of_rank[a.rank] < bytes_of_rank[b.rank]; });
       bytes_of_rank[least->rank] += range.numel * static_cast<int64_t>(c10::elementSize(gathered.first.dtype));
       tensor.slices.push_back(*least);
     }

@@ -24,7 +24,8 @@ namespace {
 using Path = std::filesystem::path;
 
 [[noreturn]] void fail(const Path& path, const char* operation) {
-  throw IoError(str(path.string(), ": ", operation, " failed: ", std::error_code(errno, std::generic_category()).message()));
+  throw IoError(
+      str(path.string(), ": ", operation, " failed: ", std::error_code(errno, std::generic_category()).message()));
 }
 
 /// A private, writable mapping: tensors that alias it may be written like any other, the file keeps its bytes.
@@ -57,18 +58,21 @@ class PrivateMapping {
   size_t bytes_ = 0;
 };
 
-at::Tensor tensor_of(const std::shared_ptr<PrivateMapping>& mapping, const SafetensorsEntry& entry, int64_t header_bytes) {
+at::Tensor tensor_of(const std::shared_ptr<PrivateMapping>& mapping, const SafetensorsEntry& entry,
+                     int64_t header_bytes) {
   if (entry.bytes == 0) return at::empty(entry.shape, entry.dtype);
   char* data = mapping->data() + header_bytes + entry.offset;
   const bool aligned = reinterpret_cast<uintptr_t>(data) % c10::elementSize(entry.dtype) == 0;
   // Every tensor holds the mapping: it ends with the last of them.
-  auto tensor = at::from_blob(data, entry.shape, [mapping](void*) {}, at::TensorOptions(entry.dtype));
+  auto tensor = at::from_blob(
+      data, entry.shape, [mapping](void*) {}, at::TensorOptions(entry.dtype));
   return aligned ? tensor : tensor.clone();
 }
 
 NamedTensors read_file(const Path& path) {
   const auto mapping = std::make_shared<PrivateMapping>(path);
-  const auto header = parse_safetensors_header({mapping->data(), mapping->bytes()}, static_cast<int64_t>(mapping->bytes()), path.string());
+  const auto header = parse_safetensors_header({mapping->data(), mapping->bytes()},
+                                               static_cast<int64_t>(mapping->bytes()), path.string());
   NamedTensors tensors;
   for (const auto& entry : header.entries) tensors.emplace(entry.name, tensor_of(mapping, entry, header.header_bytes));
   return tensors;
@@ -84,7 +88,8 @@ NamedTensors read_index(const Path& path) {
     const std::string where = str(path.string(), ": tensor \"", name, "\"");
     if (!file.is_string()) throw CheckpointError(str(where, ": its file is no text"));
     const auto shard_name = file.get<std::string>();
-    if (shard_name.find('/') != std::string::npos) throw CheckpointError(str(where, ": file \"", shard_name, "\" is in another folder"));
+    if (shard_name.find('/') != std::string::npos)
+      throw CheckpointError(str(where, ": file \"", shard_name, "\" is in another folder"));
     const auto [shard, is_new] = shards.try_emplace(shard_name);
     if (is_new) shard->second = read_file(path.parent_path() / shard_name);
     const auto found = shard->second.find(name);
@@ -94,14 +99,16 @@ NamedTensors read_index(const Path& path) {
   return tensors;
 }
 
-/// The entries in the order of their data: wide dtypes first, so that each tensor is aligned without holes, which the format forbids.
+/// The entries in the order of their data: wide dtypes first, so that each tensor is aligned without holes, which the
+/// format forbids.
 std::vector<SafetensorsEntry> lay_out(std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
   std::vector<SafetensorsEntry> entries;
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    entries.push_back({name, tensor.sizes().vec(), tensor.scalar_type(), offset, static_cast<int64_t>(tensor.nbytes())});
+    entries.push_back(
+        {name, tensor.sizes().vec(), tensor.scalar_type(), offset, static_cast<int64_t>(tensor.nbytes())});
     offset += entries.back().bytes;
   }
   return entries;

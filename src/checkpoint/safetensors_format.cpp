@@ -20,14 +20,22 @@ struct DtypeName {
 };
 
 constexpr std::array kDtypes{
-    DtypeName{at::ScalarType::Bool, "BOOL"},         DtypeName{at::ScalarType::Byte, "U8"},
-    DtypeName{at::ScalarType::Char, "I8"},           DtypeName{at::ScalarType::Float8_e5m2, "F8_E5M2"},
-    DtypeName{at::ScalarType::Float8_e4m3fn, "F8_E4M3"}, DtypeName{at::ScalarType::Short, "I16"},
-    DtypeName{at::ScalarType::UInt16, "U16"},        DtypeName{at::ScalarType::Half, "F16"},
-    DtypeName{at::ScalarType::BFloat16, "BF16"},     DtypeName{at::ScalarType::Int, "I32"},
-    DtypeName{at::ScalarType::UInt32, "U32"},        DtypeName{at::ScalarType::Float, "F32"},
-    DtypeName{at::ScalarType::Long, "I64"},          DtypeName{at::ScalarType::UInt64, "U64"},
-    DtypeName{at::ScalarType::Double, "F64"},        DtypeName{at::ScalarType::ComplexFloat, "C64"},
+    DtypeName{at::ScalarType::Bool, "BOOL"},
+    DtypeName{at::ScalarType::Byte, "U8"},
+    DtypeName{at::ScalarType::Char, "I8"},
+    DtypeName{at::ScalarType::Float8_e5m2, "F8_E5M2"},
+    DtypeName{at::ScalarType::Float8_e4m3fn, "F8_E4M3"},
+    DtypeName{at::ScalarType::Short, "I16"},
+    DtypeName{at::ScalarType::UInt16, "U16"},
+    DtypeName{at::ScalarType::Half, "F16"},
+    DtypeName{at::ScalarType::BFloat16, "BF16"},
+    DtypeName{at::ScalarType::Int, "I32"},
+    DtypeName{at::ScalarType::UInt32, "U32"},
+    DtypeName{at::ScalarType::Float, "F32"},
+    DtypeName{at::ScalarType::Long, "I64"},
+    DtypeName{at::ScalarType::UInt64, "U64"},
+    DtypeName{at::ScalarType::Double, "F64"},
+    DtypeName{at::ScalarType::ComplexFloat, "C64"},
 };
 
 constexpr int64_t kLengthBytes = 8;
@@ -59,7 +67,8 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& json, const st
 std::string safetensors_dtype(at::ScalarType dtype) {
   for (const auto& known : kDtypes)
     if (known.dtype == dtype) return known.name;
-  throw CheckpointError(str("dtype ", c10::toString(dtype), " cannot be saved: the safetensors format does not have it"));
+  throw CheckpointError(
+      str("dtype ", c10::toString(dtype), " cannot be saved: the safetensors format does not have it"));
 }
 
 at::ScalarType dtype_from_safetensors(std::string_view name, const std::string& origin) {
@@ -72,7 +81,8 @@ std::string dump_safetensors_header(const std::vector<SafetensorsEntry>& entries
                                     const std::map<std::string, std::string>& metadata, const std::string& origin) {
   Json json = {{"__metadata__", metadata}};
   for (const auto& entry : entries) {
-    if (json.contains(entry.name)) throw CheckpointError(str(origin, ": tensor name \"", entry.name, "\" stands twice or is reserved"));
+    if (json.contains(entry.name))
+      throw CheckpointError(str(origin, ": tensor name \"", entry.name, "\" stands twice or is reserved"));
     json[entry.name] = {{"dtype", safetensors_dtype(entry.dtype)},
                         {"shape", entry.shape},
                         {"data_offsets", {entry.offset, entry.offset + entry.bytes}}};
@@ -81,8 +91,8 @@ std::string dump_safetensors_header(const std::vector<SafetensorsEntry>& entries
   const auto unaligned = static_cast<int64_t>(text.size() + kLengthBytes) % kSafetensorsAlignment;
   if (unaligned != 0) text.append(kSafetensorsAlignment - unaligned, ' ');
   if (static_cast<int64_t>(text.size()) > kSafetensorsHeaderLimit)
-    throw CheckpointError(str(origin, ": ", entries.size(), " tensors need a header of ", text.size(), " bytes, the format allows ",
-                              kSafetensorsHeaderLimit, "; write several files"));
+    throw CheckpointError(str(origin, ": ", entries.size(), " tensors need a header of ", text.size(),
+                              " bytes, the format allows ", kSafetensorsHeaderLimit, "; write several files"));
   std::string header(kLengthBytes, '\0');
   for (int64_t i = 0; i < kLengthBytes; ++i) header[i] = static_cast<char>(text.size() >> (8 * i) & 255);
   return header + text;
@@ -92,7 +102,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
   if (file_bytes < kLengthBytes) throw CheckpointError(str(origin, ": ", file_bytes, " bytes are no safetensors file"));
   uint64_t length = 0;
   for (int64_t i = kLengthBytes - 1; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(file[i]);
-  if (length > static_cast<uint64_t>(kSafetensorsHeaderLimit) || static_cast<int64_t>(length) > file_bytes - kLengthBytes) {
+  if (length > static_cast<uint64_t>(kSafetensorsHeaderLimit) ||
+      static_cast<int64_t>(length) > file_bytes - kLengthBytes) {
     throw CheckpointError(str(origin, ": no safetensors file, or truncated: its header should have ", length,
                               " bytes, the file has ", file_bytes));
   }
@@ -112,8 +123,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
     if (entry.offset != end) throw CheckpointError(str(where, " begins at byte ", entry.offset, ", expected ", end));
     end += entry.bytes;
     if (end > file_bytes - header.header_bytes) {
-      throw CheckpointError(str(where, " ends at byte ", header.header_bytes + end, ", the file has ", file_bytes,
-                                ": it is truncated"));
+      throw CheckpointError(
+          str(where, " ends at byte ", header.header_bytes + end, ", the file has ", file_bytes, ": it is truncated"));
     }
   }
   if (header.header_bytes + end != file_bytes)

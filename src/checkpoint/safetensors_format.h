@@ -24,14 +24,15 @@ struct SafetensorsEntry {
   int64_t bytes = 0;
 };
 
-/// Everything before the data: length, JSON, and the spaces that align the data. Entries stand in the order of their data.
+/// Everything before the data: length, JSON, and the spaces that align the data. Entries stand in the order of their
+/// data.
 ///
 /// Throws    CheckpointError that opens with `origin`: a name twice or reserved, a header beyond the format's limit.
 std::string dump_safetensors_header(const std::vector<SafetensorsEntry>& entries,
                                     const std::map<std::string, std::string>& metadata, const std::string& origin);
 
 struct SafetensorsHeader {
-  int64_t header_bytes = 0;  ///< the length field included
+  int64_t header_bytes = 0;               ///< the length field included
   std::vector<SafetensorsEntry> entries;  ///< ascending by offset
 };
 

@@ -46,7 +46,8 @@ Tables exchange(Group& group, const StateTree& state) {
 }
 
 /// Writes this rank's shard; returns the checksums of its slices, one block after the other, as raw bytes.
-std::string write_own_shard(FileSystem& files, const Path& folder, const SavePlan& plan, int rank, const StateTree& state) {
+std::string write_own_shard(FileSystem& files, const Path& folder, const SavePlan& plan, int rank,
+                            const StateTree& state) {
   std::string raw;
   for (size_t i = 0; i < plan.shards.size(); ++i) {
     const ShardPlan& shard = plan.shards[i];
@@ -86,10 +87,10 @@ SavedCheckpoint save_checkpoint(Group& group, const Path& directory, const std::
   SavePlan plan = plan_shards(tables.slices_of_rank);  // the same, or the same error, on every rank
 
   std::optional<SaveTransaction> transaction;  // on rank 0
-  const Path temporary = broadcast_or_throw(group, [&] {
-    return transaction.emplace(files, directory, tag, options).temporary().string();
-  });
-  const auto checksums = gather_or_throw(group, [&] { return write_own_shard(files, temporary, plan, group.rank(), state); });
+  const Path temporary = broadcast_or_throw(
+      group, [&] { return transaction.emplace(files, directory, tag, options).temporary().string(); });
+  const auto checksums =
+      gather_or_throw(group, [&] { return write_own_shard(files, temporary, plan, group.rank(), state); });
 
   SavedCheckpoint saved{.path = directory / tag};
   for (const SavedFile& file : plan.manifest.files) saved.tensor_bytes += file.bytes - file.header_bytes;

@@ -37,9 +37,11 @@ struct SavePlan {
 /// Throws    CheckpointError as plan_writes.
 SavePlan plan_shards(const std::vector<std::vector<SliceSpec>>& table_of_rank);
 
-/// Writes and syncs a file: the header, then the parts one after the other. Returns the checksums of each part's blocks.
+/// Writes and syncs a file: the header, then the parts one after the other. Returns the checksums of each part's
+/// blocks.
 /// Cost      no copy of parts of 64 KiB and more: a block is hashed, which brings it into the cache, then written from there.
-std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::filesystem::path& path, const std::string& header,
+std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::filesystem::path& path,
+                                               const std::string& header,
                                                const std::vector<std::span<const std::byte>>& parts);
 
 /// Reads slices of one checkpoint's shards. Opens each file once.

@@ -37,7 +37,8 @@ class GatheringWriter {
 
 }  // namespace
 
-std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::filesystem::path& path, const std::string& header,
+std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::filesystem::path& path,
+                                               const std::string& header,
                                                const std::vector<std::span<const std::byte>>& parts) {
   const auto file = files.create(path);
   GatheringWriter writer(*file);
@@ -96,8 +97,9 @@ void ShardReader::verify(const SliceRead& read, int64_t block, std::span<const s
   if (found == slice.checksums[block]) return;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   const int64_t first = slice.begin + block * kChecksumBlockBytes / itemsize;
-  throw CheckpointError(str(describe(read), ", elements [", first, ", ", first + static_cast<int64_t>(data.size()) / itemsize,
-                            ") are damaged: checksum ", checksum_text(found), ", expected ", checksum_text(slice.checksums[block]),
+  throw CheckpointError(str(describe(read), ", elements [", first, ", ",
+                            first + static_cast<int64_t>(data.size()) / itemsize, ") are damaged: checksum ",
+                            checksum_text(found), ", expected ", checksum_text(slice.checksums[block]),
                             "; load another checkpoint"));
 }
 

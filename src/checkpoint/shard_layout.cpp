@@ -58,8 +58,12 @@ SavePlan plan_shards(const std::vector<std::vector<SliceSpec>>& table_of_rank) {
       const SliceSpec& source = table_of_rank[write.rank][write.index];
       const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor.dtype));
       shard_of_rank[write.rank].slices.push_back({write.index, plan.manifest.tensors.size(), saved.slices.size()});
-      saved.slices.push_back(
-          {.file = write.rank, .begin = source.begin, .numel = source.numel, .offset = 0, .bytes = source.numel * itemsize, .checksums = {}});
+      saved.slices.push_back({.file = write.rank,
+                              .begin = source.begin,
+                              .numel = source.numel,
+                              .offset = 0,
+                              .bytes = source.numel * itemsize,
+                              .checksums = {}});
     }
     plan.manifest.tensors.push_back(std::move(saved));
   }

@@ -12,8 +12,8 @@ std::vector<SliceSpec> slices_of(const StateTree& state) {
   for (const TensorSlice& slice : state.tensors) {
     if (!slice.data.defined()) throw CheckpointError(str("tensor \"", slice.name, "\" has no data"));
     if (!slice.data.is_cpu() || !slice.data.is_contiguous()) {
-      throw CheckpointError(str("tensor \"", slice.name, "\" must be contiguous on the host, it is on ", slice.data.device().str(),
-                                "; pass slice.data.cpu().contiguous()"));
+      throw CheckpointError(str("tensor \"", slice.name, "\" must be contiguous on the host, it is on ",
+                                slice.data.device().str(), "; pass slice.data.cpu().contiguous()"));
     }
     slices.push_back({slice.name, slice.shape, slice.data.scalar_type(), slice.begin, slice.data.numel()});
   }

@@ -1,5 +1,5 @@
-// Saving and loading the state of all ranks: one directory per tag, safetensors shards and a manifest, written under a temporary
-// name and renamed when complete. docs/checkpoint.md is the manual, docs/checkpoint-format.md the format.
+// Saving and loading the state of all ranks: one directory per tag, safetensors shards and a manifest, written under a
+// temporary name and renamed when complete. docs/checkpoint.md is the manual, docs/checkpoint-format.md the format.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ struct SavedCheckpoint {
 
 /// Saves `state` of every rank of `group` as `directory`/`tag` and lets `directory`/latest name it. Collective.
 ///
-/// Every element of a tensor is written once: of ranks that hold the same slice, one writes it (the work is spread evenly).
+/// Every element of a tensor is written once: of ranks that hold the same slice, one writes it (the work is spread
+/// evenly).
 ///
 /// Requires  the slices of all ranks together cover each tensor; two slices are equal or do not overlap; data on the host.
 /// Ordering  returns on every rank when all files, the directory and `latest` are on disk. Temporaries that a crashed
@@ -58,7 +59,8 @@ enum class Mismatch {
 };
 
 enum class Verify {
-  kWhileReading,  ///< checksums are computed as the data streams in: no second pass, but a mismatch leaves the destination mixed
+  kWhileReading,  ///< checksums are computed as the data streams in: no second pass, but a mismatch leaves the
+                  ///< destination mixed
   kFirst,         ///< everything that will be read is checked before anything in memory changes: reads twice
 };
 
@@ -77,19 +79,22 @@ struct LoadedCheckpoint {
 
 /// Fills `destination` (any slices, at any world size) from the checkpoint `tag` of `directory`. Collective.
 ///
-/// `tag` empty: the one that `directory`/latest names; std::nullopt when `directory` or `latest` does not exist, so that a
-/// resumable program can start anew.
+/// `tag` empty: the one that `directory`/latest names; std::nullopt when `directory` or `latest` does not exist, so
+/// that a resumable program can start anew.
 ///
 /// Requires  destination tensors on the host; their data is written in place.
 /// Ordering  manifest, names, shapes, dtypes, file sizes and shard headers are checked on all ranks before any rank's memory changes.
 /// Cost      each rank reads the blocks (1 MiB) that its slices touch, straight into the tensors.
 /// Throws    the same error on every rank: CheckpointError (tag not there: names the complete ones; newer format; missing,
-///           extra, mis-shaped tensor or wrong dtype: expected and found; truncated, corrupted or missing shard: file and
-///           tensor), IoError. After a checksum error under kWhileReading the destination is mixed: load again before use.
-std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const std::filesystem::path& directory, const std::string& tag,
-                                                StateTree& destination, const LoadOptions& options = {});
+///           extra, mis-shaped tensor or wrong dtype: expected and found; truncated, corrupted or missing shard: file
+///           and tensor), IoError. After a checksum error under kWhileReading the destination is mixed: load again
+///           before use.
+std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const std::filesystem::path& directory,
+                                                const std::string& tag, StateTree& destination,
+                                                const LoadOptions& options = {});
 
-/// The tag that `directory`/latest names; nullopt without such a file. Local. Throws IoError, CheckpointError (not a tag).
+/// The tag that `directory`/latest names; nullopt without such a file. Local. Throws IoError, CheckpointError (not a
+/// tag).
 std::optional<std::string> latest_tag(const std::filesystem::path& directory);
 
 /// Tags of the complete checkpoints in `directory`, oldest first; empty when there is no such directory. Local.

@@ -33,16 +33,16 @@ struct TensorWrites {
   std::vector<SliceWrite> slices;  ///< ascending by begin
 };
 
-/// Chooses for every slice one rank that writes it: of several holders of an equal slice the one with the fewest bytes so far.
-/// Tensors stand in the order in which rank 0's table, then rank 1's, … first names them. Empty slices are left out, except
-/// that an empty tensor keeps one.
+/// Chooses for every slice one rank that writes it: of several holders of an equal slice the one with the fewest bytes
+/// so far. Tensors stand in the order in which rank 0's table, then rank 1's, … first names them. Empty slices are left
+/// out, except that an empty tensor keeps one.
 ///
 /// Throws    CheckpointError, naming tensor and ranks: two shapes or dtypes for one name, a gap, a partial overlap, a slice
 ///           outside of its tensor.
 std::vector<TensorWrites> plan_writes(const std::vector<std::vector<SliceSpec>>& table_of_rank);
 
-/// Elements [begin, begin + numel) of saved slice `slice` of saved tensor `tensor` go to element `destination_begin` of the
-/// caller's slice `destination`.
+/// Elements [begin, begin + numel) of saved slice `slice` of saved tensor `tensor` go to element `destination_begin` of
+/// the caller's slice `destination`.
 struct SliceRead {
   size_t tensor = 0;
   size_t slice = 0;
@@ -52,8 +52,8 @@ struct SliceRead {
   int64_t numel = 0;
 };
 
-/// What must be read to fill `destinations`, by intersection of ranges; ordered by file and offset, so that a disk reads
-/// forward. Names that the manifest does not have are left out.
+/// What must be read to fill `destinations`, by intersection of ranges; ordered by file and offset, so that a disk
+/// reads forward. Names that the manifest does not have are left out.
 ///
 /// Throws    CheckpointError: wrong shape or dtype (tensor, expected, found), a destination outside of its tensor.
 std::vector<SliceRead> plan_reads(const Manifest& manifest, const std::vector<SliceSpec>& destinations);

@@ -26,8 +26,8 @@ struct StepMetrics {
   double learning_rate = 0;
   std::optional<double> grad_norm;  ///< before clipping
   double step_ms = 0;
-  double tokens_per_s = 0;   ///< all ranks
-  MemoryUse memory;          ///< the largest of any rank; zeros are not written
+  double tokens_per_s = 0;    ///< all ranks
+  MemoryUse memory;           ///< the largest of any rank; zeros are not written
   int64_t skipped_steps = 0;  ///< so far, because of an overflow
 };
 
@@ -37,11 +37,11 @@ struct RunInfo {
   int64_t parameters = 0;
   int ranks = 1;
   int zero_stage = 0;
-  std::string dtype;                ///< of the weights, e.g. "bf16"
+  std::string dtype;  ///< of the weights, e.g. "bf16"
   int64_t total_steps = 0;
-  int64_t first_step = 0;           ///< steps done before: > 0 when resumed
-  std::string config = "{}";        ///< resolved configuration, JSON text
-  std::string data;                 ///< a line about the data set
+  int64_t first_step = 0;     ///< steps done before: > 0 when resumed
+  std::string config = "{}";  ///< resolved configuration, JSON text
+  std::string data;           ///< a line about the data set
 };
 
 struct RunEnd {
@@ -60,13 +60,14 @@ struct CheckpointEvent {
 
 /// Appends to metrics.jsonl. One writer per file; use it on one rank.
 ///
-/// Every line is handed to the system in one write before the call returns, so a crash loses at most the line being written.
-/// Numbers that are not finite are written as the strings "nan", "inf" and "-inf".
+/// Every line is handed to the system in one write before the call returns, so a crash loses at most the line being
+/// written. Numbers that are not finite are written as the strings "nan", "inf" and "-inf".
 class MetricsWriter {
  public:
   /// Starts anew: an existing file is replaced. Throws IoError.
   explicit MetricsWriter(const std::filesystem::path& path);
-  /// Continues after `resumed_step`: lines of later steps, and a torn last line, are dropped. A missing file is created.
+  /// Continues after `resumed_step`: lines of later steps, and a torn last line, are dropped. A missing file is
+  /// created.
   MetricsWriter(const std::filesystem::path& path, int64_t resumed_step);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
@@ -111,7 +112,8 @@ struct RunLog {
   double seconds = 0;  ///< of all parts of the run
 };
 
-/// Reads a metrics.jsonl. A torn last line is left out. Throws IoError; DataError naming file and line: not a JSON object.
+/// Reads a metrics.jsonl. A torn last line is left out. Throws IoError; DataError naming file and line: not a JSON
+/// object.
 RunLog read_metrics(const std::filesystem::path& path);
 
 }  // namespace trireme

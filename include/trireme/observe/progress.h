@@ -36,8 +36,8 @@ struct ProgressStep {
 
 /// Shows step, smoothed loss, learning rate, tokens per second and the remaining time.
 ///
-/// On a terminal one line is redrawn at most 10 times per second; it never wraps. Elsewhere no control character is written.
-/// Not thread-safe.
+/// On a terminal one line is redrawn at most 10 times per second; it never wraps. Elsewhere no control character is
+/// written. Not thread-safe.
 class Progress {
  public:
   Progress(const ProgressOptions& options, ProgressOutput output);
