@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <utility>
@@ -17,6 +18,11 @@ int64_t place_bytes(const at::Tensor& tensor) {
   return (static_cast<int64_t>(tensor.nbytes()) + kPlaceBytes - 1) / kPlaceBytes * kPlaceBytes;
 }
 
+uint64_t fingerprint(const at::Tensor& tensor) {
+  const at::Tensor contiguous = tensor.contiguous();
+  return XXH3_64bits(contiguous.const_data_ptr(), contiguous.nbytes());
+}
+
 }  // namespace
 
 Buffers::Buffers(Group& group, std::vector<NamedBuffer> buffers) : group_(group), buffers_(std::move(buffers)) {
@@ -28,7 +34,7 @@ void Buffers::follow_rank_0() {
   const auto count = static_cast<int64_t>(buffers_.size());
   at::Tensor changed = at::empty({count}, at::kInt);
   int32_t* flags = changed.mutable_data_ptr<int32_t>();
-  for (size_t i = 0; i < buffers_.size(); ++i) flags[i] = is_changed(i) ? 1 : 0;
+  for (size_t i = 0; i < buffers_.size(); ++i) flags[i] = fingerprint(buffers_[i].tensor) != fingerprints_[i] ? 1 : 0;
   group_.all_reduce(changed, ReduceOp::kMax).wait();
   std::vector<bool> chosen(flags, flags + count);
   if (std::find(chosen.begin(), chosen.end(), true) != chosen.end()) broadcast(chosen);
@@ -42,14 +48,8 @@ std::vector<TensorSlice> Buffers::slices() const {
 }
 
 void Buffers::accept() {
-  versions_.clear();
-  for (const NamedBuffer& buffer : buffers_) versions_.push_back(buffer.tensor.is_inference() ? -1 : buffer.tensor._version());
-}
-
-bool Buffers::is_changed(size_t index) const {
-  // Tensors made under InferenceMode do not count their writes.
-  const at::Tensor& tensor = buffers_[index].tensor;
-  return tensor.is_inference() || tensor._version() != versions_[index];
+  fingerprints_.clear();
+  for (const NamedBuffer& buffer : buffers_) fingerprints_.push_back(fingerprint(buffer.tensor));
 }
 
 void Buffers::broadcast(const std::vector<bool>& chosen) {

@@ -15,9 +15,10 @@ class Buffers {
   /// Rank 0's values become everybody's. Collective.
   Buffers(Group& group, std::vector<NamedBuffer> buffers);
 
-  /// Copies rank 0's values of those buffers that any rank has written since the last call. Collective.
+  /// Copies rank 0's values of those buffers that have changed on any rank since the last call. Collective.
   ///
-  /// Cost      nothing without buffers; else one all-reduce of a flag per buffer and, if one is set, one broadcast.
+  /// Cost      nothing without buffers; else one pass over them, one all-reduce of a flag per buffer and, if one is set, one
+  ///           broadcast.
   void follow_rank_0();
 
   /// Whole buffers, as they are saved and loaded.
@@ -27,11 +28,12 @@ class Buffers {
 
  private:
   void broadcast(const std::vector<bool>& chosen);
-  bool is_changed(size_t index) const;
 
   Group& group_;
   std::vector<NamedBuffer> buffers_;
-  std::vector<int64_t> versions_;  ///< of the tensors' version counters, when last in agreement
+  /// Of the values that all ranks last agreed on. Version counters would be cheaper, but batch_norm writes its running
+  /// statistics without counting.
+  std::vector<uint64_t> fingerprints_;
 };
 
 }  // namespace trireme

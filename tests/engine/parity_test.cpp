@@ -1,0 +1,219 @@
+// Sharded training against one plain libtorch process that runs the same micro-batches: micro-batch m of the job belongs to
+// rank m mod N. Every stage and gather policy, on ranks that are threads.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/engine/models.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme {
+namespace {
+
+using testing::ModelCase;
+using testing::TrainedModel;
+
+constexpr int kSteps = 10;
+constexpr double kMaxNorm = 0.5;  // small enough that clipping works in most steps
+
+struct Setting {
+  int world = 1;
+  int64_t accumulation = 1;
+  at::ScalarType dtype = at::kFloat;
+};
+
+struct Variant {
+  const char* name;
+  int stage;
+  GatherPolicy gather;
+};
+
+const std::vector<Variant> kVariants = {{"stage 0", 0, GatherPolicy::kAuto},
+                                        {"stage 1", 1, GatherPolicy::kAuto},
+                                        {"stage 2", 2, GatherPolicy::kAuto},
+                                        {"stage 3 shared", 3, GatherPolicy::kShared},
+                                        {"stage 3 copy", 3, GatherPolicy::kCopy}};
+
+/// What training leaves: losses by micro-batch, and weights and buffers by name.
+struct Outcome {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> tensors;
+};
+
+OptimizerOptions optimizer_options() { return {.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05}; }
+
+std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value().detach().clone();
+  for (const auto& item : module.named_buffers()) tensors[item.key()] = item.value().detach().clone();
+  return tensors;
+}
+
+Config config_of(const Setting& setting, const Variant& variant) {
+  Config config = default_config(setting.world);
+  config.batch = {setting.accumulation * setting.world, 1, setting.accumulation};
+  config.optimizer = optimizer_options();
+  config.precision.weight_dtype = setting.dtype;
+  config.gradient_clipping = kMaxNorm;
+  config.pager.stage = variant.stage;
+  config.pager.gather = variant.gather;
+  config.pager.poison = true;
+  config.pager.units.merge_below_bytes = 0;  // several units in a small model
+  config.pager.live_bytes = 0;               // release as early as possible
+  return config;
+}
+
+Outcome train_sharded(const ModelCase& model_case, const Setting& setting, const Variant& variant) {
+  Outcome outcome;
+  outcome.losses.resize(kSteps * setting.accumulation * setting.world);
+  run_ranks(setting.world, [&](Rank& rank) {
+    at::set_num_threads(1);
+    TrainedModel model = model_case.make();
+    Engine engine(rank.world(), *model.module, {.config = config_of(setting, variant)});
+    for (int64_t micro_step = 0; micro_step < kSteps * setting.accumulation; ++micro_step) {
+      const int64_t number = micro_step * rank.size() + rank.id();
+      const at::Tensor loss = model.loss({number, micro_step});
+      engine.backward(loss);
+      engine.step();
+      outcome.losses[number] = loss.item<double>();
+    }
+    engine.destroy();
+    if (rank.id() == rank.size() - 1) outcome.tensors = tensors_of(*model.module);
+  }, {.timeout = std::chrono::seconds(20)});
+  return outcome;
+}
+
+/// Plain libtorch: fp32 masters, gradients averaged in fp32, the norm in double, torch::optim.
+class PlainTraining {
+ public:
+  PlainTraining(const ModelCase& model_case, const Setting& setting) : setting_(setting), model_(model_case.make()) {
+    if (setting.dtype != at::kFloat) cast();
+    for (const auto& item : model_.module->named_parameters()) {
+      if (!item.value().requires_grad() || contains(item.value())) continue;
+      weights_.push_back(item.value());
+      masters_.push_back(item.value().detach().to(at::kFloat).clone().requires_grad_());
+    }
+    const OptimizerOptions options = optimizer_options();
+    optimizer_ = std::make_unique<torch::optim::AdamW>(
+        masters_, torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
+  }
+
+  Outcome run() {
+    Outcome outcome;
+    const int64_t per_step = setting_.world * setting_.accumulation;
+    for (int64_t step = 0; step < kSteps; ++step) {
+      optimizer_->zero_grad();
+      for (int64_t i = 0; i < per_step; ++i) outcome.losses.push_back(train_on(step * per_step + i));
+      clip();
+      optimizer_->step();
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < weights_.size(); ++i) weights_[i].copy_(masters_[i]);
+    }
+    outcome.tensors = tensors_of(*model_.module);
+    return outcome;
+  }
+
+ private:
+  void cast() {
+    const auto cast_one = [&](at::Tensor tensor) {
+      if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(setting_.dtype));
+    };
+    for (const at::Tensor& tensor : model_.module->parameters()) cast_one(tensor);
+    for (const at::Tensor& tensor : model_.module->buffers()) cast_one(tensor);
+  }
+
+  bool contains(const at::Tensor& tensor) const {
+    return std::any_of(weights_.begin(), weights_.end(), [&](const at::Tensor& weight) { return weight.is_same(tensor); });
+  }
+
+  /// Adds the micro-batch's share of the averaged gradient. Buffers follow rank 0: others' changes are undone.
+  double train_on(int64_t number) {
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& buffer : model_.module->buffers()) before.push_back(buffer.clone());
+    const at::Tensor loss = model_.loss({number, number / setting_.world});
+    loss.backward();
+    const torch::NoGradGuard no_grad;
+    const auto factor = 1.0 / static_cast<double>(setting_.world * setting_.accumulation);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      if (!weights_[i].grad().defined()) continue;
+      const at::Tensor share = weights_[i].grad().to(at::kFloat) * factor;
+      at::Tensor& sum = masters_[i].mutable_grad();
+      sum = sum.defined() ? sum + share : share;
+      weights_[i].mutable_grad().reset();
+    }
+    const std::vector<at::Tensor> buffers = model_.module->buffers();
+    for (size_t i = 0; i < buffers.size() && number % setting_.world != 0; ++i) at::Tensor(buffers[i]).copy_(before[i]);
+    return loss.item<double>();
+  }
+
+  void clip() {
+    const torch::NoGradGuard no_grad;
+    double sum = 0;
+    for (const at::Tensor& master : masters_)
+      if (master.grad().defined()) sum += master.grad().to(at::kDouble).square().sum().item<double>();
+    const double factor = std::min(1.0, kMaxNorm / (std::sqrt(sum) + 1e-6));
+    for (at::Tensor& master : masters_)
+      if (master.grad().defined()) master.mutable_grad().mul_(factor);
+  }
+
+  Setting setting_;
+  TrainedModel model_;
+  std::vector<at::Tensor> weights_;
+  std::vector<at::Tensor> masters_;
+  std::unique_ptr<torch::optim::AdamW> optimizer_;
+};
+
+/// ||got - expected|| / ||expected||, in double.
+double distance(const at::Tensor& got, const at::Tensor& expected) {
+  const at::Tensor reference = expected.to(at::kDouble);
+  const double norm = reference.norm().item<double>();
+  return (got.to(at::kDouble) - reference).norm().item<double>() / (norm > 0 ? norm : 1);
+}
+
+using Parameters = std::tuple<ModelCase, int, int64_t, at::ScalarType>;
+
+class Parity : public ::testing::TestWithParam<Parameters> {
+ protected:
+  const ModelCase& model_case() const { return std::get<0>(GetParam()); }
+  Setting setting() const { return {std::get<1>(GetParam()), std::get<2>(GetParam()), std::get<3>(GetParam())}; }
+};
+
+TEST_P(Parity, EveryStageAgreesWithPlainTraining) {
+  at::set_num_threads(1);
+  const Outcome expected = PlainTraining(model_case(), setting()).run();
+  const Outcome first = train_sharded(model_case(), setting(), kVariants.front());
+  for (const Variant& variant : kVariants) {
+    const Outcome got = &variant == &kVariants.front() ? first : train_sharded(model_case(), setting(), variant);
+    for (size_t i = 0; i < expected.losses.size(); ++i)
+      EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-6 * std::abs(expected.losses[i])) << variant.name << ", micro-batch " << i;
+    ASSERT_EQ(got.tensors.size(), expected.tensors.size());
+    for (const auto& [name, tensor] : expected.tensors)
+      EXPECT_LE(distance(got.tensors.at(name), tensor), 1e-5) << variant.name << ", " << name;
+    if (setting().dtype != at::kFloat || setting().accumulation != 1) continue;
+    for (const auto& [name, tensor] : first.tensors)
+      EXPECT_TRUE(at::equal(got.tensors.at(name), tensor)) << variant.name << " differs from stage 0 in " << name;
+  }
+}
+
+std::string name_of_parameters(const ::testing::TestParamInfo<Parameters>& info) {
+  const auto& [model, world, accumulation, dtype] = info.param;
+  return model.name + "World" + std::to_string(world) + "Accumulation" + std::to_string(accumulation) +
+         (dtype == at::kFloat ? "Fp32" : "Bf16");
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Parity,
+                         ::testing::Combine(::testing::ValuesIn(testing::model_cases()), ::testing::Values(1, 2, 4),
+                                            ::testing::Values(int64_t{1}, int64_t{3}),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         name_of_parameters);
+
+}  // namespace
+}  // namespace trireme
