@@ -1,28 +1,76 @@
 # One noun, four places: include/trireme/NOUN.h (and NOUN/), src/NOUN/, tests/NOUN/, docs/NOUN.md.
 #
-# trireme_module(NOUN [DEPENDS module ...] [LIBRARIES target ...] [TEST_LIBRARIES target ...] [HEAVY])
+# trireme_module(NOUN [DEPENDS module ...] [LIBRARIES target ...] [TEST_LIBRARIES target ...])
 #   makes the static library trireme_NOUN from src/NOUN/*.cpp (and subfolders, but not a main.cpp), linked to just the
 #   modules of lower levels that it names, and one test executable NOUN_test from tests/NOUN/*_test.cpp.
-#   HEAVY: includes torch/nn or torch/optim, so it gets the larger precompiled header.
 # trireme_test(NOUN LIBRARIES ...)     the test executables of a folder that is not a module.
 # trireme_benchmark(FILE)              one executable from benchmarks/FILE.cpp.
 # trireme_shared_library()             libtrireme.so of all modules above.
 
 include(GoogleTest)
 
-function(_trireme_precompile target heavy)
+# What a file reaches through its #include lines and those of this project's headers: 2 for torch::nn or torch::optim, 1 for
+# the dispatcher, autograd or all operators, 0 for less.
+function(_trireme_reach file result)
+  get_property(reach GLOBAL PROPERTY "TRIREME_REACH_${file}")
+  if("${reach}" STREQUAL "")
+    set(reach 0)
+    set_property(GLOBAL PROPERTY "TRIREME_REACH_${file}" 0)
+    file(STRINGS "${file}" includes REGEX "^ *# *include")
+    get_filename_component(folder "${file}" DIRECTORY)
+    foreach(include IN LISTS includes)
+      set(inner 0)
+      if(include MATCHES "<torch/(nn|optim|torch\\.h|all\\.h|serialize)")
+        set(inner 2)
+      elseif(include MATCHES "<(torch/|ATen/ATen\\.h|ATen/Functions\\.h|ATen/core/(dispatch|boxing|stack))")
+        set(inner 1)
+      elseif(include MATCHES "[<\"]([a-z_0-9/.]+)[>\"]")
+        foreach(root IN ITEMS "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}" "${folder}")
+          if(inner EQUAL 0 AND EXISTS "${root}/${CMAKE_MATCH_1}")
+            _trireme_reach("${root}/${CMAKE_MATCH_1}" inner)
+          endif()
+        endforeach()
+      endif()
+      if(inner GREATER reach)
+        set(reach ${inner})
+      endif()
+    endforeach()
+    set_property(GLOBAL PROPERTY "TRIREME_REACH_${file}" ${reach})
+  endif()
+  set(${result} ${reach} PARENT_SCOPE)
+endfunction()
+
+# Gives the files of `target` that reach far enough to gain by it a precompiled header, and the others none: loading one takes
+# longer than compiling most files without. See docs/decisions/003-precompiled-headers.md.
+function(_trireme_precompile target)
   if(NOT TRIREME_PCH)
     return()
   endif()
-  if(heavy)
+  get_target_property(files ${target} SOURCES)
+  set(furthest 0)
+  foreach(file IN LISTS files)
+    get_filename_component(file "${file}" ABSOLUTE)
+    _trireme_reach("${file}" reach)
+    if(reach GREATER furthest)
+      set(furthest ${reach})
+    endif()
+  endforeach()
+  foreach(file IN LISTS files)
+    get_filename_component(path "${file}" ABSOLUTE)
+    _trireme_reach("${path}" reach)
+    if(reach LESS furthest)
+      set_source_files_properties("${file}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+  endforeach()
+  if(furthest EQUAL 2)
     target_precompile_headers(${target} REUSE_FROM trireme_pch_nn)
-  else()
+  elseif(furthest EQUAL 1)
     target_precompile_headers(${target} REUSE_FROM trireme_pch_core)
   endif()
 endfunction()
 
 function(trireme_module noun)
-  cmake_parse_arguments(ARG "HEAVY" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${noun}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   if(NOT sources)
@@ -36,7 +84,7 @@ function(trireme_module noun)
       target_link_libraries(trireme_${noun} PUBLIC trireme_${dependency})
     endif()
   endforeach()
-  _trireme_precompile(trireme_${noun} "${ARG_HEAVY}")
+  _trireme_precompile(trireme_${noun})
   set_property(GLOBAL APPEND PROPERTY TRIREME_MODULES trireme_${noun})
   set_property(GLOBAL APPEND PROPERTY TRIREME_LIBRARIES ${ARG_LIBRARIES})
   if(TRIREME_TESTS)
@@ -64,7 +112,7 @@ function(_trireme_test_target target label timeout_s files libraries)
   target_link_libraries(${target} PRIVATE ${libraries} trireme_test_support GTest::gtest)
   # A test spends its time in the libraries; compiling it without the costly optimisations is a fifth faster.
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
-  _trireme_precompile(${target} TRUE)
+  _trireme_precompile(${target})
   # One thread per process: ranks are threads or processes, and tests run side by side.
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     PROPERTIES LABELS ${label} TIMEOUT ${timeout_s}
@@ -86,7 +134,7 @@ function(trireme_benchmark name)
   if(TARGET trireme_test_support)
     target_link_libraries(${name} PRIVATE trireme_test_support)
   endif()
-  _trireme_precompile(${name} TRUE)
+  _trireme_precompile(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/benchmarks")
 endfunction()
 

@@ -1,4 +1,5 @@
 // The training step as the ZeRO paper has it: forward, backward, reduce, update, with the shards left to the pager.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
 
 #include <algorithm>

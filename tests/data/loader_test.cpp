@@ -1,5 +1,6 @@
 #include "trireme/data/loader.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 
 #include <cmath>
