@@ -8,8 +8,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 class Readme(unittest.TestCase):
     def test_the_program_in_it_is_the_example_that_is_built(self):
-        program = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
-        self.assertEqual(program, (ROOT / "examples/minimal/main.cpp").read_text())
+        for language, file in (("cpp", "main.cpp"), ("json", "ds_config.json")):
+            block = re.search(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+            self.assertEqual(block, (ROOT / "examples/minimal" / file).read_text())
 
     def test_every_link_to_a_file_leads_to_one(self):
         pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
