@@ -63,10 +63,19 @@ TEST(Verdict, KeepsToTheReportingRankWhenTheOtherHadToBeEnded) {
             "launch: rank 0 exited with code 3; its last lines:\n    TimeoutError: rank 1 did not arrive\n");
 }
 
+TEST(Verdict, DoesNotReportRanksThatEndedAsTheUserAsked) {
+  const RankEnd cleanly{.rank = 0, .wait_status = exited(130), .order = 0};
+  const RankEnd killed{.rank = 1, .wait_status = SIGINT, .order = 1};
+  EXPECT_EQ(judge({cleanly, killed}, "launch", SIGINT).report, "");
+  EXPECT_EQ(judge({cleanly, killed}, "launch", SIGINT).exit_code, 130);
+  EXPECT_NE(judge({{.rank = 0, .wait_status = exited(1)}}, "launch", SIGINT).report, "");
+}
+
 TEST(BlamedPeer, IsReadFromTheLastLineThatSpeaksOfAPeer) {
-  EXPECT_EQ(blamed_peer({"rank 3 died", "PeerLostError: rank 12 is gone", "rank 5 is fine"}), 12);
-  EXPECT_EQ(blamed_peer({"loss 1.0", "rank 5 is fine"}), std::nullopt);
-  EXPECT_EQ(blamed_peer({"a rank died"}), std::nullopt);
+  EXPECT_EQ(blamed_peer(0, {"rank 3 died", "PeerLostError: rank 12 is gone", "rank 5 is fine"}), 12);
+  EXPECT_EQ(blamed_peer(0, {"loss 1.0", "rank 5 is fine"}), std::nullopt);
+  EXPECT_EQ(blamed_peer(0, {"a rank died"}), std::nullopt);
+  EXPECT_EQ(blamed_peer(0, {"rank 0 waits for rank 1, which died"}), 1);
 }
 
 }  // namespace

@@ -56,6 +56,9 @@ using ModelOptions = std::variant<LlamaOptions, GptOptions>;
 ///           (rope_scaling, attention_bias, …), a value out of range; IoError: the file cannot be read.
 ModelOptions model_options(const std::string& name_or_path);
 
+/// The same from the text of such a file; `origin` opens every error message. Throws ConfigError.
+ModelOptions model_options_from_json(const std::string& text, const std::string& origin);
+
 /// The built-in models: llama-3m, llama-10m, llama-130m, gpt2.
 const std::vector<std::string>& model_names();
 

@@ -36,7 +36,7 @@ auto find_host(Hosts& hosts, const std::string& name) {
 
 std::string names_of(const std::vector<HostSlots>& hosts) {
   std::string names;
-  for (const auto& one : hosts) names += (names.empty() ? "" : ", ") + one.host;
+  for (const auto& one : hosts) names += str(names.empty() ? "" : ", ", one.host);
   return names;
 }
 

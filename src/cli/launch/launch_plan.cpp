@@ -94,7 +94,7 @@ std::vector<RankCommand> plan_launch(const LaunchRequest& request, const LaunchM
   const int size = static_cast<int>(slots.size());
   const auto argv = command_line(request);
   std::string devices;
-  for (const int slot : slots) devices += (devices.empty() ? "" : ",") + std::to_string(slot);
+  for (const int slot : slots) devices += str(devices.empty() ? "" : ",", slot);
 
   std::vector<RankCommand> commands;
   for (int rank = 0; rank < size; ++rank) {

@@ -27,7 +27,7 @@ Verdict Supervisor::run() {
   while (any_running()) poll_once();
   std::vector<RankEnd> ends;
   for (const auto& rank : ranks_) ends.push_back(rank->end);
-  auto verdict = judge(ends, options_.name);
+  auto verdict = judge(ends, options_.name, first_signal_);
   if (!verdict.report.empty() && last_byte_[1] != '\n') write_all(options_.err, "\n");
   write_all(options_.err, verdict.report);
   return verdict;
@@ -54,7 +54,7 @@ void Supervisor::poll_once() {
   std::vector<pollfd> waits{{signals_.fd(), POLLIN, 0}};
   std::vector<Stream*> streams{nullptr};
   for (const auto& rank : ranks_) {
-    for (Stream* stream : {&rank->out, &rank->err}) {
+    for (Stream* stream : {&rank->err, &rank->out}) {
       if (!stream->from->is_open()) continue;
       waits.push_back({stream->from->get(), POLLIN, 0});
       streams.push_back(stream);
@@ -140,8 +140,8 @@ void Supervisor::reap_ended() {
     rank->end.wait_status = *status;
     rank->end.order = ended_++;
     rank->end.ended_by_launcher = ending;
-    drain(rank->out);
     drain(rank->err);
+    drain(rank->out);
     rank->end.tail = rank->err.tail.lines();
     if (rank->end.tail.empty()) rank->end.tail = rank->out.tail.lines();
     on_end(*rank);
@@ -152,12 +152,12 @@ void Supervisor::on_end(RunningRank& rank) {
   if (rank.end.wait_status == 0 && signals_seen_ == 0) return;
   if (phase_ == Phase::kRunning) {
     if (signals_seen_ > 0) return enter(Phase::kSettling, options_.grace);
-    const auto peer = blamed_peer(rank.end.tail);
+    const auto peer = blamed_peer(rank.end.rank, rank.end.tail);
     const bool may_explain = peer && *peer < static_cast<int>(ranks_.size()) && !ranks_[*peer]->has_ended;
     return may_explain ? enter(Phase::kSettling, options_.settle) : terminate();
   }
   // The rank that was blamed has told its own story by now; after a forwarded signal, the others finish theirs.
-  if (phase_ == Phase::kSettling && signals_seen_ == 0 && !blamed_peer(rank.end.tail)) terminate();
+  if (phase_ == Phase::kSettling && signals_seen_ == 0 && !blamed_peer(rank.end.rank, rank.end.tail)) terminate();
 }
 
 void Supervisor::on_signal(int number) {
@@ -165,7 +165,7 @@ void Supervisor::on_signal(int number) {
     signal_all(SIGKILL);
     return enter(Phase::kKilling, options_.grace);
   }
-  ++signals_seen_;
+  if (signals_seen_++ == 0) first_signal_ = number;
   signal_all(number);
   signal_all(SIGCONT);
   if (signals_seen_ == 2) enter(Phase::kSettling, options_.grace);

@@ -99,6 +99,7 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   std::optional<Clock::time_point> deadline_;
   int signals_seen_ = 0;
+  int first_signal_ = 0;
   int ended_ = 0;
   char last_byte_[2] = {'\n', '\n'};  // of out and err: a prefixed line must not begin in the middle of another
 };

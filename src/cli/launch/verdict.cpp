@@ -14,20 +14,24 @@ namespace {
 
 bool failed_by_itself(const RankEnd& end) { return end.wait_status != 0 && !end.ended_by_launcher; }
 
-// The number behind "rank " in `line`.
-std::optional<int> rank_in(const std::string& line) {
+// The first number behind "rank " in `line` that is not `own`.
+std::optional<int> other_rank_in(const std::string& line, int own) {
   for (auto at = line.find("rank "); at != std::string::npos; at = line.find("rank ", at + 1)) {
     size_t end = at + 5;
     while (end < line.size() && std::isdigit(static_cast<unsigned char>(line[end]))) ++end;
-    if (end > at + 5 && end < at + 5 + 9) return std::stoi(line.substr(at + 5, end - at - 5));
+    if (end == at + 5 || end >= at + 5 + 9) continue;
+    const int rank = std::stoi(line.substr(at + 5, end - at - 5));
+    if (rank != own) return rank;
   }
   return std::nullopt;
 }
 
 bool is_about_a_peer(const std::string& line) {
-  static const std::vector<std::string> kMarks = {"PeerLostError", "TimeoutError", "CommError",   "is gone",
-                                                  "died",          "lost",         "aborted",     "did not arrive",
-                                                  "threw",         "is stuck",     "ended before"};
+  // The library's own words: names of error codes as `trireme` prints them, and parts of a CommError's text, which is
+  // all that a user's program shows.
+  static const std::vector<std::string> kMarks = {"PeerLostError",    "TimeoutError",    "DivergedError",
+                                                  " gave up group '", " failed while rank ", " did not arrive", " died",
+                                                  " left ",           "did not come"};
   return std::any_of(kMarks.begin(), kMarks.end(),
                      [&](const std::string& mark) { return line.find(mark) != std::string::npos; });
 }
@@ -43,8 +47,8 @@ const RankEnd* first_failure(const std::vector<RankEnd>& ends) {
 // From the failure that was seen first to the one that caused it, as far as the ranks' own errors tell.
 const RankEnd* root_cause(const RankEnd* end, const std::vector<RankEnd>& ends) {
   for (size_t hops = 0; hops < ends.size(); ++hops) {
-    const auto peer = blamed_peer(end->tail);
-    if (!peer || *peer == end->rank || *peer >= static_cast<int>(ends.size()) || !failed_by_itself(ends[*peer])) break;
+    const auto peer = blamed_peer(end->rank, end->tail);
+    if (!peer || *peer >= static_cast<int>(ends.size()) || !failed_by_itself(ends[*peer])) break;
     end = &ends[*peer];
   }
   return end;
@@ -78,22 +82,23 @@ int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
-std::optional<int> blamed_peer(const std::vector<std::string>& tail) {
+std::optional<int> blamed_peer(int rank, const std::vector<std::string>& tail) {
   for (auto line = tail.rbegin(); line != tail.rend(); ++line) {
     if (!is_about_a_peer(*line)) continue;
-    if (const auto rank = rank_in(*line)) return rank;
+    if (const auto peer = other_rank_in(*line, rank)) return peer;
   }
   return std::nullopt;
 }
 
-Verdict judge(const std::vector<RankEnd>& ends, const std::string& name) {
+Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int forwarded) {
   const RankEnd* first = first_failure(ends);
   if (!first) return {};
   const RankEnd* cause = root_cause(first, ends);
+  if (forwarded != 0 && exit_code_of(cause->wait_status) == 128 + forwarded) return {128 + forwarded, ""};
   std::string others;
   for (const auto& end : ends) {
     if (&end != cause && (end.wait_status != 0 || end.was_stopped))
-      others += (others.empty() ? "" : ", ") + describe_other(end);
+      others += str(others.empty() ? "" : ", ", describe_other(end));
   }
   Verdict verdict{exit_code_of(cause->wait_status), ""};
   if (!others.empty()) verdict.report += str(name, ": after that: ", others, "\n");

@@ -28,11 +28,12 @@ std::string signal_name(int signal);
 /// The exit code that stands for `wait_status`: the program's own, or 128 + signal.
 int exit_code_of(int wait_status);
 
-/// The peer that the last lines of a rank complain about (a CommError names it), if they do.
-std::optional<int> blamed_peer(const std::vector<std::string>& tail);
+/// The peer that the last lines of rank `rank` complain about (a CommError names it), if they do.
+std::optional<int> blamed_peer(int rank, const std::vector<std::string>& tail);
 
 /// The rank that failed first: where its own error names a peer that failed by itself as well, that peer. `name` opens
-/// the lines of the report, e.g. "trireme launch". `ends` holds one entry per rank, in rank order.
-Verdict judge(const std::vector<RankEnd>& ends, const std::string& name);
+/// the lines of the report, e.g. "trireme launch". `ends` holds one entry per rank, in rank order. A rank that ended
+/// because of `forwarded`, a signal that the user sent to all (0: none), is no failure to report.
+Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int forwarded = 0);
 
 }  // namespace trireme::cli

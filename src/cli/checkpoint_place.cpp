@@ -1,0 +1,24 @@
+#include "cli/checkpoint_place.h"
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/checkpoint.h"
+
+namespace trireme::cli {
+
+CheckpointPlace find_checkpoint(const std::filesystem::path& path) {
+  std::error_code ignored;
+  const auto absolute = std::filesystem::weakly_canonical(path, ignored);
+  if (!std::filesystem::is_directory(absolute, ignored)) {
+    throw ConfigError(str("--checkpoint ", path.string(), ": there is no such folder"));
+  }
+  for (const auto& directory : {absolute / "checkpoints", absolute}) {
+    if (latest_tag(directory)) return {directory, ""};
+  }
+  for (const auto& tag : complete_tags(absolute.parent_path())) {
+    if (tag == absolute.filename()) return {absolute.parent_path(), tag};
+  }
+  throw ConfigError(
+      str("--checkpoint ", path.string(), ": no checkpoint in this folder; give that of a run of `trireme train`"));
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,205 @@
+#include "cli/command.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <optional>
+
+#include "cli/exit_code.h"
+#include "trireme/base/error.h"
+#include "trireme/base/suggest.h"
+#include "trireme/base/version.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kDescription = "Trireme trains models that do not fit on one device.";
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  trireme train --model llama-3m --data my_corpus/ --ranks 2 --steps 500\n"
+    "  trireme generate --checkpoint runs/llama-3m --prompt \"def main(\"\n"
+    "  trireme launch --num_gpus 4 ./my_program --epochs 3\n"
+    "  trireme estimate --params 7.5e9 --world 64\n\n"
+    "Each command has its own --help. Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 another rank "
+    "failed,\n"
+    "130 interrupted (128 + signal).";
+
+int exit_code_of(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kConfig:
+    case ErrorCode::kBatchSize:
+    case ErrorCode::kUnsupported:
+    case ErrorCode::kData:
+      return kWrongUse;
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kDiverged:
+      return kPeerFailed;
+    default:
+      return kFailed;
+  }
+}
+
+int report(const std::string& name, const std::string& message, int exit_code) {
+  std::cout.flush();
+  // One write, so that the lines of several ranks do not mix.
+  const std::string line = name + ": " + message + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  return exit_code;
+}
+
+// libtorch's errors carry a stack trace behind their first line.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+int run_action(const std::string& name, const Action& action, const Invocation& invocation) {
+  try {
+    const int exit_code = action(invocation);
+    std::cout.flush();
+    return exit_code;
+  } catch (const Error& error) {
+    const int exit_code = exit_code_of(error);
+    const std::string kind = exit_code == kPeerFailed ? str(trireme::name_of(error.code()), ": ") : "";
+    return report(name, kind + error.what(), exit_code);
+  } catch (const std::bad_alloc&) {
+    return report(name, "out of memory; use more ranks, a smaller micro-batch or a higher ZeRO stage", kFailed);
+  } catch (const std::exception& error) {
+    return report(name, first_line(error.what()), kFailed);
+  }
+}
+
+// Where the program begins in `launch --num_gpus 2 ./program --flag`: behind the flags and their values.
+size_t program_position(const CLI::App& app, const std::vector<std::string>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& word = arguments[i];
+    if (word == "--" || !word.starts_with("-")) return i;
+    const auto options = app.get_options([&](const CLI::Option* option) { return option->check_name(word); });
+    if (!options.empty() && options[0]->get_items_expected_max() > 0) ++i;
+  }
+  return arguments.size();
+}
+
+std::vector<std::string> flag_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// The innermost command that was called: `config check` rather than `config`.
+CLI::App& innermost(CLI::App& app) {
+  const auto called = app.get_subcommands();
+  return called.empty() ? app : innermost(*called.front());
+}
+
+std::optional<std::string> unexpected_argument(const CLI::App& app) {
+  const auto extras = app.remaining(true);
+  if (extras.empty()) return std::nullopt;
+  const auto& word = extras.front();
+  const std::string name = word.substr(0, word.find('='));
+  if (!word.starts_with("-")) return str("unexpected argument '", word, "'");
+  return str("there is no flag ", name, ".", did_you_mean(name, flag_names(app)));
+}
+
+std::string name_of(const CLI::App& app) {
+  return app.get_parent() ? name_of(*app.get_parent()) + " " + app.get_name() : app.get_name();
+}
+
+class HelpFormatter : public CLI::Formatter {
+ public:
+  explicit HelpFormatter(std::string words) : words_(std::move(words)) { column_width(34); }
+  std::string make_usage(const CLI::App* app, std::string) const override {
+    const auto positional = app->get_options([](const CLI::Option* option) { return option->get_positional(); });
+    const std::string commands = app->get_subcommands({}).empty() ? "" : " COMMAND";
+    std::string words = words_;
+    for (const auto* option : positional) words += " " + option->get_type_name();
+    return "Usage: " + name_of(*app) + commands + " [FLAGS]" + words + "\n";
+  }
+
+ private:
+  std::string words_;
+};
+
+int run_command(const Command& command, const std::vector<std::string>& arguments) {
+  CLI::App app(kDescription, "trireme");
+  app.formatter(std::make_shared<HelpFormatter>(command.takes_program ? " PROGRAM [ARGUMENTS...]" : ""));
+  auto& chosen = *app.add_subcommand(command.name, command.summary);
+  chosen.allow_extras();
+  const auto action = command.add(chosen);
+  Invocation invocation{arguments, {}};
+  auto flags = arguments;
+  if (command.takes_program) {
+    const auto position = program_position(chosen, arguments);
+    flags.resize(position);
+    invocation.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(position), arguments.end());
+    if (!invocation.program.empty() && invocation.program.front() == "--")
+      invocation.program.erase(invocation.program.begin());
+  }
+  flags.insert(flags.begin(), command.name);
+  std::reverse(flags.begin(), flags.end());  // CLI11 takes them from the back
+  try {
+    app.parse(flags);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << innermost(app).help();
+    return kDone;
+  } catch (const CLI::ParseError& error) {
+    const auto unexpected = unexpected_argument(innermost(app));  // a misspelt flag is why a required one is missing
+    const auto name = name_of(innermost(app));
+    return report(name, str(unexpected.value_or(error.what()), " (see ", name, " --help)"), kWrongUse);
+  }
+  const auto name = name_of(innermost(app));
+  if (const auto unexpected = unexpected_argument(innermost(app))) {
+    return report(name, str(*unexpected, " (see ", name, " --help)"), kWrongUse);
+  }
+  return run_action(name, action, invocation);
+}
+
+void print_help() {
+  std::cout << kDescription << "\nUsage: trireme COMMAND [FLAGS]\n\nCommands:\n";
+  for (const auto& command : commands()) {
+    std::cout << "  " << command.name << std::string(12 - std::string(command.name).size(), ' ') << command.summary
+              << "\n";
+  }
+  std::cout << "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n" << kFooter << "\n";
+}
+
+}  // namespace
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> all = {
+      {"train", "Trains a language model on your text.", add_train},
+      {"generate", "Writes text with a trained model.", add_generate},
+      {"launch", "Starts a program as several ranks on this machine.", add_launch, true},
+      {"estimate", "Says how much memory the model states need.", add_estimate},
+      {"config", "Checks a configuration file.", add_config},
+  };
+  return all;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
+    print_help();
+    return arguments.empty() ? kWrongUse : kDone;
+  }
+  if (arguments[0] == "--version") {
+    std::cout << "trireme " << kVersion << "\n";
+    return kDone;
+  }
+  std::vector<std::string> names;
+  for (const auto& command : commands()) {
+    if (arguments[0] == command.name) return run_command(command, {arguments.begin() + 1, arguments.end()});
+    names.emplace_back(command.name);
+  }
+  return report(
+      "trireme",
+      str("there is no command '", arguments[0], "'.", did_you_mean(arguments[0], names), " (see trireme --help)"),
+      kWrongUse);
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,47 @@
+// `trireme config check`: what a configuration file means, or what is wrong with it.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "trireme/base/log.h"
+#include "trireme/config/config.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Prints the configuration with every option spelled out, or says what is wrong with it (exit code 2).\n"
+    "Example:\n"
+    "  trireme config check ds_config.json --world 8";
+
+struct CheckFlags {
+  std::string file;
+  int64_t world = 1;
+};
+
+}  // namespace
+
+Action add_config(CLI::App& app) {
+  const auto flags = std::make_shared<CheckFlags>();
+  auto& check = *app.add_subcommand("check", "Prints the resolved configuration, or the error.");
+  check.allow_extras();
+  check.add_option("file", flags->file, "DeepSpeed JSON")->type_name("FILE")->required();
+  add_whole(check, "--world", flags->world, "number of ranks, which the batch sizes depend on", {.most = 1'000'000})
+      ->capture_default_str();
+  check.footer(kFooter);
+  app.require_subcommand(1);
+  return [flags](const Invocation&) {
+    // All that the reader has to say, hints included, is what was asked for.
+    set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
+    const auto config = read_input([&] { return read_config(flags->file, static_cast<int>(flags->world)); });
+    std::printf("%s\n", to_text(config).c_str());
+    return kDone;
+  };
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,141 @@
+// `trireme estimate`: how much memory the model states need on each rank.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "trireme/base/error.h"
+#include "trireme/models/language_model.h"
+#include "trireme/plan/estimate.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Model states are weights, gradients, fp32 masters and optimizer states. Activations and the units gathered for "
+    "computing\n"
+    "come on top.\n\n"
+    "Examples:\n"
+    "  trireme estimate --params 7.5e9 --world 64\n"
+    "  trireme estimate --model llama-130m --dtype fp32 --world 2 --stage 3 --json";
+
+struct EstimateFlags {
+  std::optional<double> parameters;
+  std::string model;
+  std::vector<int> worlds;
+  std::optional<int> stage;
+  std::string dtype = "bf16";
+  std::string accumulation = "both";
+  bool json = false;
+};
+
+void declare(CLI::App& app, EstimateFlags& flags) {
+  auto* parameters = add_real(app, "--params", flags.parameters, "number of parameters, such as 7.5e9", {.least = 1});
+  auto* model = app.add_option("--model", flags.model, "built-in model, or a config.json in Hugging Face's form")
+                    ->type_name("NAME|FILE");
+  parameters->excludes(model)->group("Model");
+  model->group("Model");
+  app.add_option("--dtype", flags.dtype, "of the weights: fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}).description(""))
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Model");
+  app.add_option("--world", flags.worlds, "numbers of ranks (default: 1 2 4 8 16 64)")
+      ->check(whole_number({.most = 10'000'000}))
+      ->type_name("N")
+      ->group("Ranks");
+  add_whole(app, "--stage", flags.stage, "only this ZeRO stage, with its parts (default: all stages)",
+            {.least = 0, .most = 3})
+      ->group("Ranks");
+  app.add_option("--accumulation", flags.accumulation, "dtype that gradients are summed in: fp32, bf16 or both")
+      ->check(CLI::IsMember({"fp32", "bf16", "both"}).description(""))
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Ranks");
+  app.add_flag("--json", flags.json, "bytes, for programs")->group("Output");
+  app.footer(kFooter);
+}
+
+EstimateRequest request_of(const EstimateFlags& flags) {
+  EstimateRequest request;
+  if (!flags.worlds.empty()) request.worlds = flags.worlds;
+  request.weight_dtype = flags.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  if (flags.accumulation == "bf16" && flags.dtype == "fp32") {
+    throw ConfigError("--accumulation bf16: the weights are fp32; gradients are summed in at least their dtype");
+  }
+  if (flags.accumulation == "fp32") request.accumulation_dtypes = {at::kFloat};
+  if (flags.accumulation == "bf16") request.accumulation_dtypes = {at::kBFloat16};
+  return request;
+}
+
+// 1234567890 -> "1.23 GB"
+std::string amount(int64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB", "PB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.*f %s", unit == 0 ? 0 : 2, value, kUnits[unit]);
+  return text;
+}
+
+void print_stage(const Estimate& estimate, int stage) {
+  std::printf("ZeRO stage %d, model states per rank\n\n%6s  %-12s %12s %12s %12s %12s %12s\n", stage, "ranks",
+              "accumulation", "weights", "gradients", "masters", "optimizer", "total");
+  for (const auto& row : estimate.rows) {
+    const auto& states = row.by_stage[static_cast<size_t>(stage)];
+    std::printf("%6d  %-12s %12s %12s %12s %12s %12s\n", row.world,
+                row.accumulation_dtype == at::kFloat ? "fp32" : "bf16", amount(states.weight_bytes).c_str(),
+                amount(states.gradient_bytes).c_str(), amount(states.master_bytes).c_str(),
+                amount(states.optimizer_bytes).c_str(), amount(states.total()).c_str());
+  }
+}
+
+Json json_of(const Estimate& estimate, std::optional<int> stage) {
+  Json json = to_json(estimate);
+  if (!stage) return json;
+  Json rows = Json::array();
+  for (const auto& row : json["per_rank"]) {
+    if (row["stage"] == *stage) rows.push_back(row);
+  }
+  json["per_rank"] = rows;
+  return json;
+}
+
+int run_estimate(const EstimateFlags& flags) {
+  if (!flags.parameters && flags.model.empty()) {
+    throw ConfigError(
+        "how large is the model? Give --params, such as --params 7.5e9, or --model, such as --model llama-130m");
+  }
+  constexpr double kMost = 1e18;
+  if (flags.parameters && *flags.parameters > kMost)
+    throw ConfigError(str("--params ", *flags.parameters, ": more than ", kMost));
+  const int64_t parameters = flags.parameters ? std::llround(*flags.parameters)
+                                              : parameter_count(read_input([&] { return model_options(flags.model); }));
+  const auto result = estimate(parameters, request_of(flags));
+  if (flags.json) {
+    std::printf("%s\n", json_of(result, flags.stage).dump(2).c_str());
+  } else if (flags.stage) {
+    print_stage(result, *flags.stage);
+  } else {
+    std::printf("%s", to_table(result).c_str());
+  }
+  return kDone;
+}
+
+}  // namespace
+
+Action add_estimate(CLI::App& app) {
+  const auto flags = std::make_shared<EstimateFlags>();
+  declare(app, *flags);
+  return [flags](const Invocation&) { return run_estimate(*flags); };
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,23 @@
+// The loss on data that training never sees.
+#pragma once
+
+#include <cstdint>
+
+#include "trireme/comm/group.h"
+#include "trireme/data/dataset.h"
+#include "trireme/models/language_model.h"
+
+namespace trireme::cli {
+
+struct EvaluateOptions {
+  int64_t samples = 256;    ///< at most; the first ones of the split
+  int64_t micro_batch = 8;  ///< samples per forward pass
+};
+
+/// Mean loss over the first `samples` of `data`, each sample counted once. Collective; the same on every rank, and on
+/// any number of ranks up to rounding. Draws no random numbers.
+///
+/// Requires  a data set that is not empty.
+double evaluate(LanguageModel& model, const TokenDataset& data, Group& group, const EvaluateOptions& options);
+
+}  // namespace trireme::cli

@@ -1,0 +1,43 @@
+#include "cli/flags.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+namespace {
+
+template <class Number>
+bool parse(const std::string& text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+}  // namespace
+
+CLI::Validator whole_number(const WholeRange& range) {
+  return CLI::Validator(
+      [range](const std::string& text) {
+        int64_t value = 0;
+        if (parse(text, value) && value >= range.least && value <= range.most) return std::string();
+        const bool bounded = range.most < std::numeric_limits<int64_t>::max();
+        return str("'", text, "' is not a whole number ", bounded ? "from " : "of at least ", range.least,
+                   bounded ? str(" to ", range.most) : "");
+      },
+      "");
+}
+
+CLI::Validator real_number(const RealRange& range) {
+  return CLI::Validator(
+      [range](const std::string& text) {
+        double value = 0;
+        const bool fits = parse(text, value) && std::isfinite(value) &&
+                          (range.least_is_allowed ? value >= range.least : value > range.least);
+        if (fits) return std::string();
+        return str("'", text, "' is not a number ", range.least_is_allowed ? "of at least " : "above ", range.least);
+      },
+      "");
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,53 @@
+// Flags whose wrong values are refused with a sentence that says what is needed.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Option.hpp>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+
+struct WholeRange {
+  int64_t least = 1;
+  int64_t most = std::numeric_limits<int64_t>::max();
+};
+
+struct RealRange {
+  double least = 0;
+  bool least_is_allowed = true;
+};
+
+/// Refuses what is no whole number of `range`: "--steps: 'abc' is not a whole number of at least 1".
+CLI::Validator whole_number(const WholeRange& range);
+/// Refuses what is no finite number of `range`; accepts 7.5e9.
+CLI::Validator real_number(const RealRange& range);
+
+/// A flag with a whole number, shown as `N` in --help. `Target` is an integer or an optional of one.
+template <class Target>
+CLI::Option* add_whole(CLI::App& app, const char* flag, Target& target, const char* description,
+                       const WholeRange& range = {}) {
+  return app.add_option(flag, target, description)->check(whole_number(range))->type_name("N");
+}
+
+/// A flag with a number, shown as `X` in --help.
+template <class Target>
+CLI::Option* add_real(CLI::App& app, const char* flag, Target& target, const char* description,
+                      const RealRange& range = {}) {
+  return app.add_option(flag, target, description)->check(real_number(range))->type_name("X");
+}
+
+/// Calls `read`, which reads what the user named: a file that cannot be read is then wrong use, not a failure.
+template <class Read>
+auto read_input(const Read& read) {
+  try {
+    return read();
+  } catch (const IoError& error) {
+    throw ConfigError(error.what());
+  }
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,125 @@
+// `trireme generate`: text from a checkpoint.
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/checkpoint_place.h"
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/text.h"
+#include "trireme/base/error.h"
+#include "trireme/base/json.h"
+#include "trireme/comm/world.h"
+#include "trireme/engine/model_engine.h"
+#include "trireme/models/generate.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  trireme generate --checkpoint runs/llama-3m --prompt \"def main(\"\n"
+    "  trireme generate --checkpoint runs/llama-3m/checkpoints/global_step100 --temperature 0 --tokens 50\n\n"
+    "For a model of tokens other than bytes, --prompt takes their numbers, and numbers come out.";
+
+struct GenerateFlags {
+  std::string checkpoint;
+  std::string prompt;
+  GenerateOptions options;
+};
+
+void declare(CLI::App& app, GenerateFlags& flags) {
+  app.add_option("--checkpoint", flags.checkpoint, "folder of a run, of its checkpoints, or one checkpoint")
+      ->type_name("DIR")
+      ->required()
+      ->group("Model");
+  app.add_option("--prompt", flags.prompt, "the text to continue (default: nothing)")->type_name("TEXT")->group("Text");
+  add_whole(app, "--tokens", flags.options.max_new_tokens, "most tokens to write")
+      ->capture_default_str()
+      ->group("Text");
+  add_real(app, "--temperature", flags.options.temperature, "0: always the likeliest token")
+      ->capture_default_str()
+      ->group("Text");
+  add_whole(app, "--top-k", flags.options.top_k, "draw among the K likeliest tokens; 0: among all", {.least = 0})
+      ->capture_default_str()
+      ->group("Text");
+  add_whole(app, "--seed", flags.options.seed, "of the random numbers", {.least = 0})
+      ->capture_default_str()
+      ->group("Text");
+  app.footer(kFooter);
+}
+
+// What a checkpoint says of its model. Collective.
+Json saved_values(Group& group, const CheckpointPlace& place) {
+  StateTree nothing;
+  const auto loaded = load_checkpoint(group, place.directory, place.tag, nothing, {.extra = Mismatch::kIgnore});
+  if (!loaded) throw ConfigError(str("--checkpoint ", place.directory.string(), ": no checkpoint in this folder"));
+  auto values = Json::parse(loaded->values);
+  if (!values.contains("client_state") || !values["client_state"].contains("model")) {
+    throw ConfigError(str("--checkpoint ", place.directory.string(),
+                          ": it does not say which model it is of; only checkpoints of `trireme train` do"));
+  }
+  return values;
+}
+
+std::vector<int64_t> parse_tokens(const std::string& text) {
+  std::vector<int64_t> tokens;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    int64_t token = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+    if (error != std::errc() || end != word.data() + word.size()) {
+      throw ConfigError(
+          str("--prompt: '", word,
+              "' is no token number; this model's tokens are not bytes, give them as in --prompt '12 7 400'"));
+    }
+    tokens.push_back(token);
+  }
+  if (tokens.empty()) throw ConfigError("--prompt: give at least one token number; this model's tokens are not bytes");
+  return tokens;
+}
+
+std::string continue_tokens(LanguageModel& model, const GenerateFlags& flags) {
+  std::string text;
+  for (const int64_t token : generate(model, parse_tokens(flags.prompt), flags.options))
+    text += str(text.empty() ? "" : " ", token);
+  return flags.prompt + " " + text;
+}
+
+int run_generate(const GenerateFlags& flags) {
+  const auto place = find_checkpoint(flags.checkpoint);
+  auto world = init();
+  const auto values = saved_values(*world.group, place);
+  const auto& state = values["client_state"];
+  auto model = make_language_model(model_options_from_json(state["model"].dump(), place.directory.string()));
+  Config config = default_config(world.size);
+  const bool bf16 = values["config"]["bf16"].value("enabled", false);
+  config.precision.weight_dtype = bf16 ? at::kBFloat16 : at::kFloat;
+  auto engine = initialize(world, model, {.config = config});
+  engine.load_checkpoint(place.directory, {.tag = place.tag, .load_module_only = true});
+  engine.eval();
+  const auto text = state.value("byte_level", false) ? flags.prompt + generate_text(*model, flags.prompt, flags.options)
+                                                     : continue_tokens(*model, flags);
+  // Bytes that a terminal would obey are shown as such; a file or a pipe gets exactly what the model wrote.
+  if (world.rank == 0) std::printf("%s\n", (isatty(STDOUT_FILENO) ? printable(text) : text).c_str());
+  return kDone;
+}
+
+}  // namespace
+
+Action add_generate(CLI::App& app) {
+  const auto flags = std::make_shared<GenerateFlags>();
+  declare(app, *flags);
+  return [flags](const Invocation&) { return run_generate(*flags); };
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,102 @@
+// `trireme launch`: starts a program as several ranks on this machine.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/launch/launch_machine.h"
+#include "cli/launch/supervisor.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  trireme launch --num_gpus 2 ./my_program --epochs 3\n"
+    "  trireme launch --hostfile hosts.txt --include worker-0:0,2 ./my_program\n"
+    "  trireme launch --num_gpus 2 -m my_package.train --lr 1e-3\n\n"
+    "The flags are those of the `deepspeed` launcher; the ranks get torchrun's variables (RANK, LOCAL_RANK, "
+    "WORLD_SIZE,\n"
+    "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and OMP_NUM_THREADS = cores / ranks unless it is set. When a rank "
+    "fails,\n"
+    "the others are ended, its last lines are repeated at the end, and its exit code is returned (128 + signal).";
+
+struct LaunchFlags {
+  LaunchRequest request;
+  std::string hostfile;
+  Prefix prefix = Prefix::kAll;
+  double grace_s = 15;
+  bool no_python = false;
+  bool module = false;
+  bool no_local_rank = false;
+};
+
+void declare(CLI::App& app, LaunchFlags& flags) {
+  auto& request = flags.request;
+  add_whole(app, "--num_gpus,--num_ranks,--num_accelerators", request.ranks_per_node,
+            "ranks per node (default: 1, or the slots of the host file)", {.most = 65535})
+      ->group("Ranks");
+  add_whole(app, "--num_nodes", request.nodes, "use the first N hosts of the host file", {.most = 65535})
+      ->group("Ranks");
+  app.add_option("-H,--hostfile", flags.hostfile, "file of `host slots=N` lines")->type_name("FILE")->group("Ranks");
+  app.add_option("-i,--include", request.include, "run only on these slots, as in host:0,2@other")
+      ->type_name("SLOTS")
+      ->group("Ranks");
+  app.add_option("-e,--exclude", request.exclude, "run on all slots but these")->type_name("SLOTS")->group("Ranks");
+  app.add_option("--master_addr", request.master_addr, "address for rendezvous (default: 127.0.0.1)")
+      ->type_name("ADDRESS")
+      ->group("Rendezvous");
+  add_whole(app, "--master_port", request.master_port, "port for rendezvous (default: a free one)", {.most = 65535})
+      ->group("Rendezvous");
+  auto* no_python =
+      app.add_flag("--no_python", flags.no_python, "run PROGRAM as it is, even when it ends in .py")->group("Program");
+  app.add_flag("-m,--module", flags.module, "PROGRAM is a Python module: python3 -u -m PROGRAM")
+      ->excludes(no_python)
+      ->group("Program");
+  app.add_flag("--no_local_rank", flags.no_local_rank,
+               "accepted; --local_rank is never added to the arguments, read LOCAL_RANK")
+      ->group("Program");
+  const std::map<std::string, Prefix> prefixes = {
+      {"all", Prefix::kAll}, {"others", Prefix::kAllButFirst}, {"none", Prefix::kNone}};
+  app.add_option_function<std::string>(
+         "--prefix", [&flags, prefixes](const std::string& name) { flags.prefix = prefixes.at(name); },
+         "whose lines open with [rank N]: all, others (not rank 0's), none (default: all)")
+      ->check(CLI::IsMember({"all", "others", "none"}).description(""))
+      ->type_name("WHICH")
+      ->group("Output");
+  add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL")->capture_default_str()->group("Output");
+  app.footer(kFooter);
+}
+
+}  // namespace
+
+Action add_launch(CLI::App& app) {
+  const auto flags = std::make_shared<LaunchFlags>();
+  declare(app, *flags);
+  return [flags](const Invocation& invocation) {
+    auto request = flags->request;
+    request.program = invocation.program;
+    request.kind = flags->module      ? ProgramKind::kModule
+                   : flags->no_python ? ProgramKind::kProgram
+                                      : ProgramKind::kDetect;
+    if (!flags->hostfile.empty()) {
+      request.hosts =
+          parse_hostfile(read_input([&] { return posix_file_system().read(flags->hostfile); }), flags->hostfile);
+    }
+    if (request.master_port) check_port_is_free(*request.master_port);
+    SupervisorOptions options{.prefix = flags->prefix};
+    options.grace = std::chrono::milliseconds(static_cast<int64_t>(flags->grace_s * 1000));
+    Supervisor supervisor(plan_launch(request, this_machine()), options);
+    return supervisor.run().exit_code;
+  };
+}
+
+}  // namespace trireme::cli

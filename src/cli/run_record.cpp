@@ -1,0 +1,160 @@
+#include "cli/run_record.h"
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/observe/report.h"
+#include "trireme/precision/precision.h"
+
+namespace trireme::cli {
+namespace {
+
+// Walking the page tables takes about as long as a small model's step.
+constexpr int64_t kMemoryEverySteps = 10;
+
+// A rank's stderr is a pipe to the supervisor, which tells how wide the terminal behind it is.
+ProgressOutput progress_output() {
+  auto output = output_to(2);
+  const char* columns = std::getenv("TRIREME_COLUMNS");
+  if (!columns) return output;
+  const int width = std::atoi(columns);
+  if (width > 0) output.columns = [width] { return std::optional<int>(width); };
+  return output;
+}
+
+std::string describe(const DataSplits& data) {
+  return str(short_count(static_cast<double>(data.train.tokens())), " tokens in ", data.train.files(),
+             " files for training, ", short_count(static_cast<double>(data.held_out.tokens())), " held out");
+}
+
+int64_t largest_of_ranks(Group& group, int64_t value) {
+  const auto largest = at::tensor({value}, at::kLong);
+  group.all_reduce(largest, ReduceOp::kMax).wait();
+  return largest.item<int64_t>();
+}
+
+std::vector<int64_t> value_of_ranks(Group& group, int64_t value) {
+  const auto all = at::zeros({group.size()}, at::kLong);
+  group.all_gather(all, at::tensor({value}, at::kLong)).wait();
+  return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + group.size()};
+}
+
+}  // namespace
+
+StepAgreement agree_on_step(Group& group, double loss, int signal) {
+  const auto sums = at::tensor({loss, signal == 0 ? 0.0 : 1.0}, at::kDouble);
+  group.all_reduce(sums).wait();
+  const double* values = sums.const_data_ptr<double>();
+  return {values[0] / group.size(), values[1] > 0};
+}
+
+RunRecord::RunRecord(const TrainSetup& setup, Engine& engine) : setup_(setup), engine_(engine) {
+  if (engine.group().rank() != 0) return;
+  std::filesystem::create_directories(setup.out);
+  const auto path = setup.out / "metrics.jsonl";
+  const int64_t first_step = engine.global_steps();
+  metrics_ =
+      setup.options.resume ? std::make_unique<MetricsWriter>(path, first_step) : std::make_unique<MetricsWriter>(path);
+  metrics_->run({.model = setup.name,
+                 .parameters = parameter_count(setup.model),
+                 .ranks = engine.group().size(),
+                 .zero_stage = engine.config().pager.stage,
+                 .dtype = short_name(engine.config().precision.weight_dtype),
+                 .total_steps = setup.options.steps,
+                 .first_step = first_step,
+                 .config = to_text(engine.config()),
+                 .data = describe(setup.data)});
+  progress_ = std::make_unique<Progress>(ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step},
+                                         progress_output());
+  note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
+           engine.config().pager.stage, " on ", engine.group().size(),
+           engine.group().size() == 1 ? " rank, " : " ranks, ", short_name(engine.config().precision.weight_dtype),
+           ", ", engine.train_batch_size(), " x ", setup.options.seq, " tokens per step"));
+  note(str("data: ", describe(setup.data)));
+  if (first_step > 0) note(str("continues after step ", first_step));
+}
+
+RunRecord::~RunRecord() = default;
+
+void RunRecord::step(double loss) {
+  const int64_t step = engine_.global_steps();
+  const bool looks_at_memory = step % kMemoryEverySteps == 0 || step == setup_.options.steps;
+  MemoryUse memory;
+  if (looks_at_memory) {
+    memory = memory_use();
+    peak_pss_bytes_ = std::max(peak_pss_bytes_, memory.pss_bytes);
+    memory.pss_bytes = largest_of_ranks(engine_.group(), memory.pss_bytes);
+    memory.rss_bytes = largest_of_ranks(engine_.group(), memory.rss_bytes);
+  }
+  const auto now = Clock::now();
+  const double step_s = std::chrono::duration<double>(now - step_start_).count();
+  step_start_ = now;
+  if (!metrics_) return;
+  const int64_t step_tokens = engine_.train_batch_size() * setup_.options.seq;
+  metrics_->step({.step = step,
+                  .samples = engine_.global_samples(),
+                  .tokens = engine_.global_samples() * setup_.options.seq,
+                  .loss = loss,
+                  .learning_rate = engine_.get_lr(),
+                  .grad_norm = engine_.get_global_grad_norm(),
+                  .step_ms = step_s * 1e3,
+                  .tokens_per_s = static_cast<double>(step_tokens) / step_s,
+                  .memory = memory,
+                  .skipped_steps = engine_.skipped_steps()});
+  progress_->update({.step = step, .loss = loss, .learning_rate = engine_.get_lr(), .tokens = step_tokens});
+  if (!engine_.was_step_applied()) note(str("step ", step, " was skipped: its gradients are not finite"));
+}
+
+void RunRecord::validation(double loss) {
+  step_start_ = Clock::now();  // what is not training does not count as a slow step
+  if (!metrics_) return;
+  metrics_->validation(engine_.global_steps(), loss);
+  note(str("step ", engine_.global_steps(), ": validation loss ", loss));
+}
+
+void RunRecord::checkpoint(const SavedCheckpoint& saved) {
+  step_start_ = Clock::now();
+  if (!metrics_) return;
+  metrics_->checkpoint({.step = engine_.global_steps(),
+                        .tag = saved.path.filename().string(),
+                        .bytes = saved.tensor_bytes,
+                        .seconds = saved.seconds});
+  note(str("step ", engine_.global_steps(), ": saved ", saved.path.string()));
+}
+
+void RunRecord::sample(const std::string& text) {
+  if (metrics_) metrics_->sample(engine_.global_steps(), setup_.options.prompt, text);
+}
+
+void RunRecord::note(const std::string& line) {
+  if (progress_) progress_->note(line);
+}
+
+void RunRecord::finish(const std::string& reason) {
+  const auto peaks = value_of_ranks(engine_.group(), std::max(peak_pss_bytes_, memory_use().pss_bytes));
+  if (metrics_)
+    end({.step = engine_.global_steps(), .reason = reason, .seconds = seconds(), .peak_memory_bytes_of_rank = peaks});
+}
+
+void RunRecord::fail(const std::string& reason) noexcept {
+  if (!metrics_) return;
+  try {
+    end({.step = engine_.global_steps(), .reason = reason, .seconds = seconds(), .peak_memory_bytes_of_rank = {}});
+  } catch (const std::exception&) {  // the disk may be full, which is why we are here
+  }
+}
+
+void RunRecord::end(const RunEnd& end) {
+  progress_->finish();
+  metrics_->end(end);
+  write_report(setup_.out / "metrics.jsonl", setup_.out / "report.html");
+}
+
+}  // namespace trireme::cli

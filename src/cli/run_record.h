@@ -1,0 +1,62 @@
+// What a run leaves to look at: progress on stderr, metrics.jsonl, report.html. Rank 0 writes; the other ranks only
+// take part in what needs all of them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cli/train_setup.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/engine/engine.h"
+#include "trireme/observe/metrics.h"
+#include "trireme/observe/progress.h"
+
+namespace trireme::cli {
+
+/// What all ranks agree on after a step.
+struct StepAgreement {
+  double loss = 0;    ///< mean over the global batch
+  bool stop = false;  ///< some rank was interrupted
+};
+
+/// Mean of the ranks' losses, and whether any of them was interrupted. Collective.
+StepAgreement agree_on_step(Group& group, double loss, int signal);
+
+class RunRecord {
+ public:
+  /// Opens metrics.jsonl anew, or behind the step that `engine` has resumed. Throws IoError.
+  RunRecord(const TrainSetup& setup, Engine& engine);
+  ~RunRecord();
+  RunRecord(const RunRecord&) = delete;
+  RunRecord& operator=(const RunRecord&) = delete;
+
+  /// After every optimizer step. Collective.
+  void step(double loss);
+  void validation(double loss);
+  void checkpoint(const SavedCheckpoint& saved);
+  void sample(const std::string& text);
+  /// A line for whoever watches.
+  void note(const std::string& line);
+  /// Ends the record and writes the report. Collective.
+  void finish(const std::string& reason);
+  /// The same after an error, by this rank alone. Never throws: the error that led here matters more.
+  void fail(const std::string& reason) noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void end(const RunEnd& end);
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+  const TrainSetup& setup_;
+  Engine& engine_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point step_start_ = Clock::now();
+  int64_t peak_pss_bytes_ = 0;
+  std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
+  std::unique_ptr<Progress> progress_;      // rank 0 only
+};
+
+}  // namespace trireme::cli

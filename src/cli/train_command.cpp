@@ -1,0 +1,171 @@
+// `trireme train`: checks everything, starts the ranks if it has to, and trains.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/launch/launch_machine.h"
+#include "cli/launch/supervisor.h"
+#include "cli/train_setup.h"
+#include "cli/training.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/world.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  trireme train --data my_corpus/ --ranks 2 --steps 500\n"
+    "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --save-every "
+    "100\n"
+    "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --resume\n\n"
+    "Without --config: AdamW, linear warm-up and cosine decay, ZeRO stage 3. In a configuration, \"auto\" for lr,\n"
+    "total_num_steps, warmup_num_steps and the batch size takes the value of the flag.\n"
+    "Ctrl-C saves after the current step and ends with code 130; a second one ends at once.\n"
+    "The last line on stdout is `validation loss X`; everything else that tells of progress goes to stderr.";
+
+void declare(CLI::App& app, TrainOptions& options) {
+  app.add_option("--data", options.data, "file, folder or glob of text, or .bin/.npy of tokens")
+      ->type_name("PATH")
+      ->required()
+      ->group("Data");
+  app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Data");
+  app.add_option("--exclude", options.exclude,
+                 "names of files or folders to leave out, such as 'test*'; may be repeated")
+      ->type_name("NAME")
+      ->group("Data");
+  add_whole(app, "--seq", options.seq, "tokens per sample")->capture_default_str()->group("Data");
+
+  app.add_option("--model", options.model,
+                 "llama-3m, llama-10m, llama-130m, gpt2, or a config.json in Hugging Face's form")
+      ->capture_default_str()
+      ->type_name("NAME|FILE")
+      ->group("Model");
+  app.add_option("--init-from", options.init_from, "safetensors file with the first weights")
+      ->type_name("FILE")
+      ->group("Model");
+  add_whole(app, "--seed", options.seed, "of weights, data order and sample", {.least = 0})
+      ->capture_default_str()
+      ->group("Model");
+
+  app.add_option("--config", options.config, "DeepSpeed JSON (see trireme config check)")
+      ->type_name("FILE")
+      ->group("Training");
+  add_whole(app, "--ranks", options.ranks, "processes to start on this machine (default: 1, or those of the launcher)",
+            {.most = 4096})
+      ->group("Training");
+  add_whole(app, "--steps", options.steps, "optimizer steps in all")->capture_default_str()->group("Training");
+  add_whole(app, "--batch", options.batch,
+            "samples per rank and micro-step, if the configuration does not say (default: 8)")
+      ->group("Training");
+  add_real(app, "--lr", options.lr, "learning rate, in place of the configuration's (default: 0.001)")
+      ->group("Training");
+
+  app.add_option("--out", options.out, "folder of the run (default: runs/MODEL, or the next free runs/MODEL-2, ...)")
+      ->type_name("DIR")
+      ->group("Output");
+  app.add_flag("--resume", options.resume, "continue the run in --out; starts anew where there is nothing yet")
+      ->group("Output");
+  add_whole(app, "--save-every", options.save_every, "steps between checkpoints; 0: only at the end", {.least = 0})
+      ->capture_default_str()
+      ->group("Output");
+  add_whole(app, "--keep", options.keep, "newest checkpoints to keep; 0: all", {.least = 0, .most = 1'000'000})
+      ->capture_default_str()
+      ->group("Output");
+  add_whole(app, "--eval-every", options.eval_every, "steps between validations; 0: only at the end", {.least = 0})
+      ->capture_default_str()
+      ->group("Output");
+  add_whole(app, "--eval-samples", options.eval_samples, "held-out samples per validation")
+      ->capture_default_str()
+      ->group("Output");
+  app.add_option("--prompt", options.prompt, "what the sample at the end continues (default: nothing)")
+      ->type_name("TEXT")
+      ->group("Output");
+  app.footer(kFooter);
+}
+
+// As a launcher's child this process is a rank already.
+bool is_rank_of_a_job() {
+  const char* slurm_tasks = std::getenv("SLURM_NTASKS");
+  return std::getenv("RANK") || std::getenv("OMPI_COMM_WORLD_RANK") ||
+         (std::getenv("SLURM_PROCID") && slurm_tasks && std::atoi(slurm_tasks) > 1);
+}
+
+// For the time of a check whose messages the ranks will give themselves.
+class QuietLog {
+ public:
+  QuietLog() : before_(set_log_sink([](LogLevel, const std::string&) {})) {}
+  ~QuietLog() { set_log_sink(std::move(before_)); }
+  QuietLog(const QuietLog&) = delete;
+  QuietLog& operator=(const QuietLog&) = delete;
+
+ private:
+  LogSink before_;
+};
+
+int start_ranks(const TrainOptions& options, const Invocation& invocation) {
+  const auto ranks = static_cast<int>(*options.ranks);
+  std::filesystem::path out;
+  {
+    const QuietLog quiet;
+    out = prepare_training(options, ranks).out;  // so that a mistake is told once, not by every rank
+  }
+  std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
+  program.insert(program.end(), invocation.arguments.begin(), invocation.arguments.end());
+  if (options.out.empty()) program.insert(program.end(), {"--out", out.string()});
+  auto commands =
+      plan_launch({.ranks_per_node = ranks, .kind = ProgramKind::kProgram, .program = program}, this_machine());
+  winsize size{};
+  if (isatty(STDERR_FILENO) && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    commands[0].environment.emplace_back("TRIREME_COLUMNS", std::to_string(size.ws_col));
+  }
+  return Supervisor(std::move(commands), {.name = "trireme train", .prefix = Prefix::kAllButFirst}).run().exit_code;
+}
+
+int train_as_rank(const TrainOptions& options) {
+  auto world = init();
+  if (options.ranks && *options.ranks != world.size) {
+    throw ConfigError(
+        str("--ranks ", *options.ranks, ": the launcher has started ", world.size, " already; leave the flag out"));
+  }
+  const bool speaks = world.rank == 0;
+  set_log_sink([speaks](LogLevel level, const std::string& message) {
+    const bool is_error = level == LogLevel::kError;
+    if (!is_error && (!speaks || level != LogLevel::kWarning)) return;
+    std::fprintf(stderr, "trireme train: %s%s\n", is_error ? "" : "warning: ", message.c_str());
+  });
+  try {
+    return run_training(prepare_training(options, world.size), world);
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    world.group->abort(error.what());  // the others need not wait until they notice
+    throw;
+  }
+}
+
+}  // namespace
+
+Action add_train(CLI::App& app) {
+  const auto options = std::make_shared<TrainOptions>();
+  declare(app, *options);
+  return [options](const Invocation& invocation) {
+    const bool starts_ranks = options->ranks.value_or(1) > 1 && !is_rank_of_a_job();
+    return starts_ranks ? start_ranks(*options, invocation) : train_as_rank(*options);
+  };
+}
+
+}  // namespace trireme::cli

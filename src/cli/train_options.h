@@ -1,0 +1,33 @@
+// What `trireme train` was asked for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace trireme::cli {
+
+struct TrainOptions {
+  std::string config;              ///< DeepSpeed JSON; empty: ZeRO stage 3 with AdamW
+  std::string model = "llama-3m";  ///< a built-in name, or a JSON file in Hugging Face's form
+  std::string init_from;           ///< safetensors with the first weights; empty: drawn from the seed
+  std::string data;
+  std::string data_format = "auto";
+  std::vector<std::string> exclude;  ///< names of files or folders of `data` to leave out
+  int64_t seq = 256;
+  std::optional<int64_t> ranks;  ///< processes to start; not given: the ones that a launcher started, or 1
+  int64_t steps = 500;
+  std::optional<int64_t> batch;  ///< samples per rank and micro-step, where the configuration does not say
+  std::optional<double> lr;      ///< in place of the configuration's
+  uint64_t seed = 0;
+  std::string out;  ///< empty: runs/MODEL
+  bool resume = false;
+  int64_t save_every = 0;  ///< steps; 0: only at the end
+  int64_t keep = 3;        ///< checkpoints; 0: all
+  int64_t eval_every = 0;  ///< steps; 0: only at the end
+  int64_t eval_samples = 256;
+  std::string prompt;
+};
+
+}  // namespace trireme::cli

@@ -1,0 +1,126 @@
+#include "cli/train_setup.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/flags.h"
+#include "trireme/base/error.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kDefaultConfig = R"({
+  "train_micro_batch_size_per_gpu": "auto",
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "weight_decay": 0.1}},
+  "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": "auto", "total_num_steps": "auto",
+                                                     "warmup_type": "linear", "cos_min_ratio": 0.1}},
+  "gradient_clipping": 1.0,
+  "zero_optimization": {"stage": 3}
+})";
+
+constexpr int64_t kDefaultBatch = 8;
+constexpr double kDefaultLr = 1e-3;
+
+bool is_open(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() || *found == "auto";
+}
+
+// The object at `key`, or nothing: what is no object is left for the reader to refuse.
+Json* object_at(Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_object() ? &*found : nullptr;
+}
+
+void complete_batch(Json& config, const TrainOptions& options, const std::string& origin) {
+  for (const char* key : {"train_batch_size", "train_micro_batch_size_per_gpu"}) {
+    if (is_open(config, key)) continue;
+    if (options.batch)
+      throw ConfigError(str("--batch: ", origin, " already says ", key, "=", config[key].dump(), "; leave one out"));
+    return;
+  }
+  config["train_micro_batch_size_per_gpu"] = options.batch.value_or(kDefaultBatch);
+}
+
+void complete_optimizer(Json& config, const TrainOptions& options) {
+  if (is_open(config, "optimizer")) config["optimizer"] = Json::parse(kDefaultConfig)["optimizer"];
+  Json* optimizer = object_at(config, "optimizer");
+  if (!optimizer) return;
+  if (is_open(*optimizer, "params")) (*optimizer)["params"] = Json::object();
+  Json* params = object_at(*optimizer, "params");
+  if (params && (options.lr || is_open(*params, "lr"))) (*params)["lr"] = options.lr.value_or(kDefaultLr);
+}
+
+void complete_schedule(Json& config, const TrainOptions& options) {
+  Json* scheduler = object_at(config, "scheduler");
+  Json* params = scheduler ? object_at(*scheduler, "params") : nullptr;
+  if (!params) return;
+  const auto fill = [&](const char* key, int64_t value) {
+    if (params->contains(key) && (*params)[key] == "auto") (*params)[key] = value;
+  };
+  fill("total_num_steps", options.steps);
+  fill("warmup_num_steps", std::clamp<int64_t>(options.steps / 20, 2, 1000));
+}
+
+std::string name_of_model(const std::string& name_or_path) {
+  const std::filesystem::path path(name_or_path);
+  const bool is_config_json = path.filename() == "config.json" && path.has_parent_path();
+  return is_config_json ? path.parent_path().filename().string() : path.stem().string();
+}
+
+bool holds_a_run(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / "metrics.jsonl") || std::filesystem::exists(folder / "checkpoints");
+}
+
+}  // namespace
+
+Json complete_config(Json config, const TrainOptions& options, const std::string& origin) {
+  if (!config.is_object()) return config;  // refused by the reader, with a better text
+  complete_batch(config, options, origin);
+  complete_optimizer(config, options);
+  complete_schedule(config, options);
+  return config;
+}
+
+std::filesystem::path choose_output(const TrainOptions& options, const std::string& name) {
+  if (!options.out.empty()) {
+    if (!options.resume && holds_a_run(options.out)) {
+      throw ConfigError(str("--out ", options.out,
+                            ": there is a run in this folder; continue it with --resume, or choose another folder"));
+    }
+    return options.out;
+  }
+  const auto candidate = [&](int number) {
+    return std::filesystem::path("runs") / (number == 1 ? name : str(name, "-", number));
+  };
+  int free = 1;
+  while (holds_a_run(candidate(free))) ++free;
+  return candidate(options.resume && free > 1 ? free - 1 : free);
+}
+
+TrainSetup prepare_training(const TrainOptions& options, int world_size) {
+  TrainSetup setup{
+      .options = options, .name = name_of_model(options.model), .config = {}, .model = {}, .data = {}, .out = {}};
+  const std::string origin = options.config.empty() ? "the built-in configuration" : options.config;
+  const Json written = options.config.empty() ? parse_json(kDefaultConfig, origin)
+                                              : read_input([&] { return read_json(options.config); });
+  setup.config = config_from_json(complete_config(written, options, origin), world_size, origin);
+  setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
+  setup.data = open_data({.path = options.data,
+                          .format = data_format(options.data_format),
+                          .seq = options.seq,
+                          .vocab_size = vocab_size(setup.model),
+                          .exclude = options.exclude});
+  if (setup.data.vocab_size > vocab_size(setup.model)) {
+    throw ConfigError(str("--model ", options.model, ": its vocabulary of ", vocab_size(setup.model),
+                          " is smaller than the data's, ", setup.data.vocab_size,
+                          "; choose another model, or set vocab_size in its JSON file"));
+  }
+  if (!options.init_from.empty() && !std::filesystem::exists(options.init_from)) {
+    throw ConfigError(str("--init-from ", options.init_from, ": there is no such file"));
+  }
+  setup.out = choose_output(options, setup.name);
+  return setup;
+}
+
+}  // namespace trireme::cli

@@ -1,0 +1,44 @@
+// From flags to everything that a training run needs, checked before anything is written or any rank waits for another.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "cli/train_options.h"
+#include "trireme/base/json.h"
+#include "trireme/config/config.h"
+#include "trireme/data/dataset.h"
+#include "trireme/models/language_model.h"
+
+namespace trireme::cli {
+
+struct TrainSetup {
+  TrainOptions options;
+  std::string name;  ///< of the model: its built-in name, or that of the file
+  Config config;
+  ModelOptions model;
+  DataSplits data;
+  std::filesystem::path out;
+
+  std::filesystem::path checkpoints() const { return out / "checkpoints"; }
+};
+
+/// Reads and checks configuration, model and data for `world_size` ranks. Local; the same on every rank.
+///
+/// Throws    ConfigError, DataError, IoError, as their readers do; ConfigError: flags and configuration that contradict each
+///           other, a run in `out` that would be overwritten.
+TrainSetup prepare_training(const TrainOptions& options, int world_size);
+
+/// The configuration with what it leaves to the command: an absent optimizer, batch size and, where they say "auto",
+/// learning rate, total and warm-up steps. `origin` names the file in errors. Pure.
+///
+/// Throws    ConfigError: --batch beside a batch size in the file.
+Json complete_config(Json config, const TrainOptions& options, const std::string& origin);
+
+/// The folder of the run: `options.out`, or runs/NAME, or with that taken the next free runs/NAME-2, …; with --resume
+/// the last one that is there.
+///
+/// Throws    ConfigError: `options.out` holds a run and --resume is not given.
+std::filesystem::path choose_output(const TrainOptions& options, const std::string& name);
+
+}  // namespace trireme::cli

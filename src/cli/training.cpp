@@ -1,0 +1,142 @@
+#include "cli/training.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/evaluate.h"
+#include "cli/exit_code.h"
+#include "cli/init_weights.h"
+#include "cli/interrupt.h"
+#include "cli/run_record.h"
+#include "cli/text.h"
+#include "trireme/base/error.h"
+#include "trireme/data/loader.h"
+#include "trireme/engine/model_engine.h"
+#include "trireme/intercept.h"
+#include "trireme/models/generate.h"
+
+namespace trireme::cli {
+namespace {
+
+LoaderOptions loader_options(const TrainSetup& setup, const World& world) {
+  return {.micro_batch = setup.config.batch.train_micro_batch_size_per_gpu,
+          .rank = world.rank,
+          .world = world.size,
+          .seed = setup.options.seed};
+}
+
+bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+// Beside the engine's own state: where the data stands, and the model, so that a checkpoint can be used by itself.
+std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
+  const auto state = loader.state();
+  const Json data = {
+      {"samples_consumed", state.samples_consumed}, {"seed", state.seed}, {"fingerprint", state.fingerprint}};
+  const Json json = {{"model", Json::parse(config_json(setup.model))},
+                     {"seq", setup.options.seq},
+                     {"byte_level", setup.data.vocab_size == kByteVocabSize},
+                     {"data", data}};
+  return json.dump();
+}
+
+void save(const TrainSetup& setup, Engine& engine, const DataLoader& loader, RunRecord& record) {
+  const int keep = static_cast<int>(setup.options.keep);
+  record.checkpoint(engine.save_checkpoint(
+      setup.checkpoints(), {.tag = "", .client_state = client_state(setup, loader), .files = {.keep_last = keep}}));
+}
+
+void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
+  const auto loaded = engine.load_checkpoint(setup.checkpoints());
+  if (!loaded) return;
+  const auto state = Json::parse(loaded->client_state);
+  if (state.at("seq") != setup.options.seq) {
+    throw ConfigError(str("--seq ", setup.options.seq, ": ", setup.checkpoints().string(), " was trained with --seq ",
+                          state.at("seq").dump()));
+  }
+  const auto& data = state.at("data");
+  loader.load_state({data.at("samples_consumed").get<int64_t>(), data.at("seed").get<uint64_t>(),
+                     data.at("fingerprint").get<int64_t>()});
+}
+
+double validate(const TrainSetup& setup, Engine& engine, LanguageModel& model) {
+  return evaluate(model, setup.data.held_out, engine.group(),
+                  {.samples = setup.options.eval_samples, .micro_batch = engine.train_micro_batch_size_per_gpu()});
+}
+
+std::string write_sample(const TrainSetup& setup, LanguageModel& model) {
+  if (setup.data.vocab_size != kByteVocabSize) return "";  // tokens that only their tokenizer can spell
+  return generate_text(model, setup.options.prompt, {.seed = setup.options.seed});
+}
+
+int signal_of_any_rank(Group& group, int own) {
+  const auto signal = at::tensor({own}, at::kInt);
+  group.all_reduce(signal, ReduceOp::kMax).wait();
+  return signal.item<int>();
+}
+
+// The end of a run that was not interrupted: validation, sample, report.
+void conclude(const TrainSetup& setup, Engine& engine, LanguageModel& model, RunRecord& record) {
+  const double loss = validate(setup, engine, model);
+  record.validation(loss);
+  const auto text = write_sample(setup, model);
+  if (!text.empty()) record.sample(text);
+  record.note(str("report: ", (setup.out / "report.html").string()));
+  record.finish("finished");
+  if (engine.group().rank() != 0) return;
+  if (!text.empty()) std::printf("sample:\n%s\n\n", printable(setup.options.prompt + text).c_str());
+  std::printf("validation loss %.4f\n", loss);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int run_training(const TrainSetup& setup, World& world) {
+  const auto& options = setup.options;
+  manual_seed(options.seed);
+  auto model = make_language_model(setup.model);
+  if (!options.init_from.empty()) init_weights(*model, options.init_from);
+
+  auto engine = initialize(world, model, {.config = setup.config, .output = setup.out});
+  DataLoader loader(setup.data.train, loader_options(setup, world));
+  if (options.resume) resume(setup, engine, loader);
+
+  RunRecord record(setup, engine);
+  const InterruptFlag interrupt;
+  try {
+    bool stop = false;
+    int64_t saved_step = engine.global_steps();
+    while (engine.global_steps() < options.steps && !stop) {
+      double loss = 0;
+      for (int64_t micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
+        const auto batch = loader.next();
+        loss += engine.backward(model->loss(batch.input, batch.target)).item<double>();
+        engine.step();
+      }
+      const auto agreed = agree_on_step(engine.group(), loss, interrupt.signal());
+      stop = agreed.stop;
+      record.step(agreed.loss);
+
+      const bool is_last = stop || engine.global_steps() == options.steps;
+      if (is_due(options.eval_every, engine.global_steps()) && !is_last)
+        record.validation(validate(setup, engine, *model));
+      if (is_due(options.save_every, engine.global_steps()) || is_last) {
+        save(setup, engine, loader, record);
+        saved_step = engine.global_steps();
+      }
+    }
+    if (!stop) {
+      conclude(setup, engine, *model, record);
+      return kDone;
+    }
+    record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string()));
+    record.finish("interrupted");
+    return 128 + signal_of_any_rank(engine.group(), interrupt.signal());
+  } catch (const std::exception& error) {
+    record.fail(error.what());
+    throw;
+  }
+}
+
+}  // namespace trireme::cli

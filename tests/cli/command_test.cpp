@@ -1,0 +1,202 @@
+// Flags, help and error lines, without starting anything.
+#include "cli/command.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/cli/program.h"
+
+namespace trireme::cli {
+namespace {
+
+struct Said {
+  int exit_code;
+  std::string out;
+  std::string err;
+};
+
+Said say(const std::vector<std::string>& arguments) {
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  const int exit_code = run(arguments);
+  const auto err = ::testing::internal::GetCapturedStderr();
+  return {exit_code, ::testing::internal::GetCapturedStdout(), err};
+}
+
+void expect_wrong_use(const std::vector<std::string>& arguments, const std::string& line) {
+  const auto said = say(arguments);
+  EXPECT_EQ(said.exit_code, 2);
+  EXPECT_EQ(said.out, "");
+  EXPECT_EQ(said.err, line + "\n");
+}
+
+TEST(Command, SuggestsTheNameThatWasMeant) {
+  expect_wrong_use({"trian"}, "trireme: there is no command 'trian'. Did you mean `train`? (see trireme --help)");
+  expect_wrong_use({"frobnicate"}, "trireme: there is no command 'frobnicate'. (see trireme --help)");
+}
+
+TEST(Command, SuggestsTheFlagThatWasMeant) {
+  expect_wrong_use({"train", "--dta", "x"},
+                   "trireme train: there is no flag --dta. Did you mean `--data`? (see trireme train --help)");
+  expect_wrong_use(
+      {"launch", "--num_gpu=2", "x"},
+      "trireme launch: there is no flag --num_gpu. Did you mean `--num_gpus`? (see trireme launch --help)");
+  expect_wrong_use(
+      {"config", "check", "--wrld", "2", "x.json"},
+      "trireme config check: there is no flag --wrld. Did you mean `--world`? (see trireme config check --help)");
+}
+
+TEST(Command, RefusesAStrayArgument) {
+  expect_wrong_use({"estimate", "llama"},
+                   "trireme estimate: unexpected argument 'llama' (see trireme estimate --help)");
+}
+
+TEST(Command, HelpsWithEveryCommand) {
+  EXPECT_EQ(say({"--help"}).exit_code, 0);
+  for (const auto& command : commands()) {
+    const auto said = say({command.name, "--help"});
+    EXPECT_EQ(said.exit_code, 0) << command.name;
+    EXPECT_NE(said.out.find(std::string("Usage: trireme ") + command.name), std::string::npos) << said.out;
+    EXPECT_NE(say({"--help"}).out.find(command.name), std::string::npos);
+  }
+  EXPECT_NE(say({"launch", "--help"}).out.find("PROGRAM [ARGUMENTS...]"), std::string::npos);
+  EXPECT_NE(say({"config", "check", "--help"}).out.find("Usage: trireme config check [FLAGS] FILE"), std::string::npos);
+}
+
+TEST(Command, NeedsACommand) {
+  const auto said = say({});
+  EXPECT_EQ(said.exit_code, 2);
+  EXPECT_NE(said.out.find("Usage: trireme COMMAND"), std::string::npos);
+}
+
+struct WrongFlag {
+  std::vector<std::string> words;
+  std::string complaint;
+};
+
+TEST(TrainFlags, RefuseValuesThatMakeNoSenseAndSayWhatWould) {
+  const std::vector<WrongFlag> cases = {
+      {{"--steps", "many"}, "--steps: 'many' is not a whole number of at least 1"},
+      {{"--steps", "0"}, "--steps: '0' is not a whole number of at least 1"},
+      {{"--steps", "1.5"}, "--steps: '1.5' is not a whole number of at least 1"},
+      {{"--seq", "-1"}, "--seq: '-1' is not a whole number of at least 1"},
+      {{"--ranks", "0"}, "--ranks: '0' is not a whole number from 1 to 4096"},
+      {{"--batch", "x"}, "--batch: 'x' is not a whole number of at least 1"},
+      {{"--seed", "-5"}, "--seed: '-5' is not a whole number of at least 0"},
+      {{"--save-every", "1e3"}, "--save-every: '1e3' is not a whole number of at least 0"},
+      {{"--keep", "-1"}, "--keep: '-1' is not a whole number from 0 to 1000000"},
+      {{"--eval-every", "x"}, "--eval-every: 'x' is not a whole number of at least 0"},
+      {{"--eval-samples", "0"}, "--eval-samples: '0' is not a whole number of at least 1"},
+      {{"--lr", "fast"}, "--lr: 'fast' is not a number of at least 0"},
+      {{"--lr", "nan"}, "--lr: 'nan' is not a number of at least 0"},
+  };
+  for (const auto& [words, complaint] : cases) {
+    std::vector<std::string> arguments = {"train", "--data", "x"};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    expect_wrong_use(arguments, "trireme train: " + complaint + " (see trireme train --help)");
+  }
+}
+
+TEST(TrainFlags, NeedData) {
+  expect_wrong_use({"train"}, "trireme train: --data is required (see trireme train --help)");
+}
+
+TEST(TrainCommand, RefusesWrongInputsBeforeAnythingIsWritten) {
+  const TemporaryFolder folder;
+  const auto text = folder.write("data/a.txt", std::string(20000, 'a'));
+  const auto bad = folder.write("bad.json", R"({"train_batch_size": 4, "optimiser": {}})");
+  const auto both = folder.write("both.json", R"({"train_batch_size": 4})");
+  const auto out = folder / "out";
+  const std::vector<WrongFlag> cases = {
+      {{"--config", bad}, bad + ": optimiser"},
+      {{"--config", folder / "none.json"}, folder / "none.json"},
+      {{"--config", both, "--batch", "2"}, "--batch: " + both + " already says train_batch_size=4; leave one out"},
+      {{"--model", "llama-4m"}, "llama-4m"},
+      {{"--data-format", "utf8"}, "utf8"},
+      {{"--init-from", folder / "w.safetensors"},
+       "--init-from " + (folder / "w.safetensors") + ": there is no such file"},
+  };
+  for (const std::string ranks : {"1", "2"}) {
+    for (const auto& [words, complaint] : cases) {
+      std::vector<std::string> arguments = {"train", "--data", text, "--seq", "16", "--ranks", ranks, "--out", out};
+      arguments.insert(arguments.end(), words.begin(), words.end());
+      const auto said = say(arguments);
+      EXPECT_EQ(said.exit_code, 2) << said.err;
+      EXPECT_TRUE(said.err.starts_with("trireme train: ")) << said.err;
+      EXPECT_NE(said.err.find(complaint), std::string::npos) << said.err;
+      EXPECT_FALSE(std::filesystem::exists(out));
+    }
+  }
+}
+
+TEST(TrainCommand, NamesDataThatIsNotThere) {
+  const auto said = say({"train", "--data", "/no/such/data"});
+  EXPECT_EQ(said.exit_code, 2);
+  EXPECT_NE(said.err.find("/no/such/data"), std::string::npos) << said.err;
+}
+
+TEST(GenerateCommand, RefusesAFolderWithoutACheckpoint) {
+  const TemporaryFolder folder;
+  expect_wrong_use({"generate", "--checkpoint", folder / "nothing"},
+                   "trireme generate: --checkpoint " + (folder / "nothing") + ": there is no such folder");
+  expect_wrong_use({"generate", "--checkpoint", folder.path().string()},
+                   "trireme generate: --checkpoint " + folder.path().string() +
+                       ": no checkpoint in this folder; give that of a run of `trireme train`");
+}
+
+TEST(EstimateCommand, PrintsTheFourStagesOfZeroForEachAccumulationDtype) {
+  const auto said = say({"estimate", "--params", "7.5e9", "--world", "64"});
+  EXPECT_EQ(said.exit_code, 0);
+  // 16, 4 + 12/64, 2 + 14/64, 16/64 bytes per parameter; fp32 gradients cost 2 more at stages 0-1, 2/64 at 2-3.
+  EXPECT_NE(said.out.find("bf16       120      31.4      16.6       1.9"), std::string::npos) << said.out;
+  EXPECT_NE(said.out.find("fp32       135      46.4      16.9       2.1"), std::string::npos) << said.out;
+}
+
+TEST(EstimateCommand, PrintsOneStageAsJson) {
+  const auto said =
+      say({"estimate", "--params", "1000", "--world", "2", "--stage", "3", "--accumulation", "bf16", "--json"});
+  EXPECT_EQ(said.exit_code, 0);
+  EXPECT_NE(said.out.find("\"total_bytes\": 8000"), std::string::npos) << said.out;
+  EXPECT_EQ(said.out.find("\"stage\": 2"), std::string::npos) << said.out;
+}
+
+TEST(EstimateCommand, RefusesWrongFlags) {
+  expect_wrong_use(
+      {"estimate"},
+      "trireme estimate: how large is the model? Give --params, such as --params 7.5e9, or --model, such as --model "
+      "llama-130m");
+  expect_wrong_use({"estimate", "--params", "big"},
+                   "trireme estimate: --params: 'big' is not a number of at least 1 (see trireme estimate --help)");
+  expect_wrong_use({"estimate", "--params", "1", "--stage", "4"},
+                   "trireme estimate: --stage: '4' is not a whole number from 0 to 3 (see trireme estimate --help)");
+  expect_wrong_use(
+      {"estimate", "--params", "1", "--dtype", "fp32", "--accumulation", "bf16"},
+      "trireme estimate: --accumulation bf16: the weights are fp32; gradients are summed in at least their dtype");
+}
+
+TEST(ConfigCheckCommand, PrintsTheResolvedConfigurationOrTheMistake) {
+  const TemporaryFolder folder;
+  const auto good = say({"config", "check", folder.write("good.json", R"({"train_batch_size": 8})"), "--world", "4"});
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  EXPECT_NE(good.out.find("\"train_micro_batch_size_per_gpu\": 2"), std::string::npos) << good.out;
+  const auto bad = say({"config", "check", folder.write("bad.json", R"({"train_batch_sise": 8})")});
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_NE(bad.err.find("train_batch_size"), std::string::npos) << bad.err;
+}
+
+TEST(LaunchCommand, RefusesWrongFlags) {
+  expect_wrong_use({"launch"},
+                   "trireme launch: no program given; write it after the flags: trireme launch --num_gpus 2 "
+                   "./my_program --epochs 3");
+  expect_wrong_use(
+      {"launch", "--num_gpus", "none", "/bin/true"},
+      "trireme launch: --num_gpus: 'none' is not a whole number from 1 to 65535 (see trireme launch --help)");
+  expect_wrong_use({"launch", "./no_such_program"}, "trireme launch: there is no program './no_such_program'");
+  const TemporaryFolder folder;
+  const auto hosts = folder.write("hosts", "elsewhere slots=2\n");
+  const auto said = say({"launch", "--hostfile", hosts, "/bin/true"});
+  EXPECT_EQ(said.exit_code, 2);
+  EXPECT_TRUE(said.err.starts_with("trireme launch: host 'elsewhere' is not this machine")) << said.err;
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,42 @@
+// `trireme launch` as a user meets it.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+
+#include "tests/cli/program.h"
+
+namespace trireme::cli {
+namespace {
+
+TEST(LaunchProgram, StartsTheRanksAndPassesFlagsOfTheProgramOn) {
+  const auto done = run_program(
+      {"launch", "--num_gpus", "2", "/bin/sh", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR $0", "--num_gpus=9"});
+  EXPECT_EQ(done.exit_code, 0);
+  EXPECT_NE(done.out.find("[rank 0] 0/2 127.0.0.1 --num_gpus=9\n"), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("[rank 1] 1/2 127.0.0.1 --num_gpus=9\n"), std::string::npos) << done.out;
+}
+
+TEST(LaunchProgram, ReturnsTheFirstFailuresCodeAndSaysWhyLast) {
+  const auto done = run_program(
+      {"launch", "--num_ranks", "2", "/bin/sh", "-c", "[ $RANK = 0 ] && sleep 60; echo no more >&2; exit 42"});
+  EXPECT_EQ(done.exit_code, 42);
+  EXPECT_TRUE(done.err.ends_with("trireme launch: rank 1 exited with code 42; its last lines:\n    no more\n"))
+      << done.err;
+}
+
+TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
+  EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--help"}).out, "--help\n");
+}
+
+TEST(LaunchProgram, RunsOnTheSlotsThatAreIncluded) {
+  const TemporaryFolder folder;
+  const auto hosts = folder.write("hosts", "localhost slots=4\n");
+  const auto done = run_program(
+      {"launch", "--hostfile", hosts, "-i", "localhost:1,3", "/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES"});
+  EXPECT_NE(done.out.find("[rank 0] 1,3\n"), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("[rank 1] 1,3\n"), std::string::npos) << done.out;
+}
+
+}  // namespace
+}  // namespace trireme::cli

@@ -1,0 +1,64 @@
+// The `trireme` program as a child process.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace trireme::cli {
+
+struct ProgramResult {
+  int exit_code = -1;  ///< 128 + signal when a signal ended it
+  std::string out;
+  std::string err;
+
+  std::string last_line() const;  ///< of out
+};
+
+/// A running `trireme ARGUMENTS`; its output goes to files. Killed by the destructor if it still runs.
+class Program {
+ public:
+  explicit Program(const std::vector<std::string>& arguments,
+                   const std::map<std::string, std::string>& environment = {});
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  pid_t pid() const { return pid_; }
+  std::string err() const;  ///< so far
+  void signal(int number) const;
+  ProgramResult wait();
+
+ private:
+  std::filesystem::path out_;
+  std::filesystem::path err_;
+  pid_t pid_ = -1;
+};
+
+/// Runs it to its end.
+ProgramResult run_program(const std::vector<std::string>& arguments,
+                          const std::map<std::string, std::string>& environment = {});
+
+/// A folder that is removed with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  /// Writes a file and returns its path.
+  std::string write(const std::string& name, const std::string& text) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string contents_of(const std::filesystem::path& path);
+
+}  // namespace trireme::cli

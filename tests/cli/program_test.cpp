@@ -1,0 +1,103 @@
+// The child process behind the tests of the program, and the test that it is there at all.
+#include "tests/cli/program.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+namespace trireme::cli {
+namespace {
+
+std::filesystem::path new_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "trireme_cli_XXXXXX").string();
+  return mkdtemp(name.data());
+}
+
+// ctest says where the program is; by hand it lies beside the folder of the tests.
+std::string program_path() {
+  if (const char* path = std::getenv("TRIREME_PROGRAM")) return path;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  return (self.parent_path().parent_path() / "bin" / "trireme").string();
+}
+
+}  // namespace
+
+std::string contents_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TemporaryFolder::TemporaryFolder() : path_(new_folder()) {}
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string TemporaryFolder::write(const std::string& name, const std::string& text) const {
+  std::filesystem::create_directories((path_ / name).parent_path());
+  std::ofstream(path_ / name, std::ios::binary) << text;
+  return *this / name;
+}
+
+std::string ProgramResult::last_line() const {
+  const std::string text = out.ends_with('\n') ? out.substr(0, out.size() - 1) : out;
+  const auto newline = text.rfind('\n');
+  return newline == std::string::npos ? text : text.substr(newline + 1);
+}
+
+Program::Program(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment) {
+  const auto folder = new_folder();
+  out_ = folder / "out";
+  err_ = folder / "err";
+  std::vector<std::string> words = {program_path()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_ = fork();
+  if (pid_ != 0) return;
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  dup2(open(out_.c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
+  dup2(open(err_.c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
+  execv(argv[0], argv.data());
+  _exit(127);
+}
+
+Program::~Program() {
+  if (pid_ > 0) {
+    signal(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(out_.parent_path(), ignored);
+}
+
+std::string Program::err() const { return contents_of(err_); }
+
+void Program::signal(int number) const { kill(pid_, number); }
+
+ProgramResult Program::wait() {
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  pid_ = -1;
+  return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), contents_of(out_), contents_of(err_)};
+}
+
+ProgramResult run_program(const std::vector<std::string>& arguments,
+                          const std::map<std::string, std::string>& environment) {
+  return Program(arguments, environment).wait();
+}
+
+TEST(Program, PrintsItsVersion) {
+  const auto done = run_program({"--version"});
+  EXPECT_EQ(done.exit_code, 0);
+  EXPECT_EQ(done.out, "trireme 0.1.0\n");
+}
+
+}  // namespace trireme::cli
