@@ -81,8 +81,7 @@ class Cleaner {
   }
 
   void blank_until(size_t end) {
-    for (; at_ < end; ++at_)
-      if (text_[at_] != '\n') clean_[at_] = ' ';
+    for (; at_ < end; ++at_) clean_[at_] = ' ';
   }
 
   void number_or_word() {

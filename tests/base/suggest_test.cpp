@@ -15,6 +15,7 @@ TEST(Suggest, FindsTheNearestName) {
 TEST(Suggest, SaysNothingWhenNothingIsNear) {
   EXPECT_EQ(closest_name("colour", {"stage", "lr"}), "");
   EXPECT_EQ(closest_name("lr", {"eps"}), "");
+  EXPECT_EQ(closest_name("abxy", {"abcd"}), "");  // half of it would change
   EXPECT_EQ(closest_name("anything", {}), "");
 }
 

@@ -83,10 +83,10 @@ TEST(Batch, RefusesDerivedSizesOfZero) {
 
 TEST(Batch, DoesNotOverflow) {
   // 11 * 3353953467947191203 = 2 * 2^64 + 1, which wraps to 1.
-  EXPECT_NE(batch_error(R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 11,
+  EXPECT_NE(batch_error(R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1,
                             "gradient_accumulation_steps": 3353953467947191203})",
-                        1)
-                .find("1 != 11 * 3353953467947191203 * 1"),
+                        11)
+                .find("1 != 1 * 3353953467947191203 * 11"),
             std::string::npos);
   EXPECT_NE(
       batch_error(
