@@ -30,7 +30,7 @@ struct InitializeOptions {
   /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
   std::variant<std::monostate, std::filesystem::path, Config> config;
   /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
-  std::filesystem::path output;
+  std::filesystem::path output = {};
 };
 
 struct BackwardOptions {
