@@ -4,8 +4,7 @@
 
 PRESET ?= release
 PREFIX ?= /usr/local
-RUN ?= runs/train
-STEPS ?=
+TRAIN_FLAGS ?=
 # A compiler process takes up to 2 GB, most of it precompiled headers.
 JOBS ?= $(shell awk -v cpus=$$(nproc) '/^MemAvailable/ {j = int($$2 / 2097152); print j < 1 ? 1 : (j < cpus ? j : cpus)}' /proc/meminfo)
 BUILD := build/$(PRESET)
@@ -32,8 +31,8 @@ program: configure
 	@echo "Building the program into $(BUILD) with $(JOBS) jobs."
 	@cmake --build $(BUILD) -j $(JOBS) --target trireme_program
 
-train: program ## train a byte-level Llama with ZeRO-3 on two ranks, on the Python standard library's sources
-	@PRESET=$(PRESET) scripts/train $(RUN) $(STEPS)
+train: program ## train a Llama with ZeRO-3 on two ranks, on Python sources (TRAIN_FLAGS="--steps 1000")
+	@PRESET=$(PRESET) scripts/train $(TRAIN_FLAGS)
 
 test: build ## build, then run the fast tests
 	@echo "Running the fast tests."
