@@ -7,13 +7,17 @@
 namespace trireme::comm {
 namespace {
 
+/// "float32", as in Python.
+std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+
 void check_tensor(CallKind kind, const char* role, const at::Tensor& tensor) {
-  if (!tensor.defined()) throw ShapeError(str(name_of(kind), ": expected a tensor as ", role, ", got an undefined one"));
+  if (!tensor.defined())
+    throw ShapeError(str(name_of(kind), ": expected a tensor as ", role, ", got an undefined one"));
   if (!tensor.device().is_cpu())
     throw ShapeError(str(name_of(kind), ": expected ", role, " on the host, got it on ", tensor.device().str()));
   if (!tensor.is_contiguous())
-    throw ShapeError(str(name_of(kind), ": expected a contiguous ", role, ", got sizes ", tensor.sizes(), " with strides ",
-                         tensor.strides()));
+    throw ShapeError(str(name_of(kind), ": expected a contiguous ", role, ", got sizes ", tensor.sizes(),
+                         " with strides ", tensor.strides()));
 }
 
 void check_numel(CallKind kind, const char* role, const at::Tensor& tensor, int64_t expected) {
@@ -23,8 +27,8 @@ void check_numel(CallKind kind, const char* role, const at::Tensor& tensor, int6
 
 void check_same_dtype(CallKind kind, const at::Tensor& output, const at::Tensor& input) {
   if (output.scalar_type() != input.scalar_type())
-    throw ShapeError(str(name_of(kind), ": expected output and input of one dtype, got ", output.scalar_type(), " and ",
-                         input.scalar_type()));
+    throw ShapeError(str(name_of(kind), ": expected output and input of one dtype, got ",
+                         dtype_name(output.scalar_type()), " and ", dtype_name(input.scalar_type())));
 }
 
 void check_rank(CallKind kind, const char* role, int rank, int size) {
@@ -38,18 +42,22 @@ void check_reducible(CallKind kind, at::ScalarType dtype, ReduceOp op) {
     case at::kFloat:
     case at::kDouble:
     case at::kBFloat16:
-    case at::kHalf: return;
+    case at::kHalf:
+      return;
     case at::kByte:
     case at::kChar:
     case at::kShort:
     case at::kInt:
     case at::kLong:
-      if (op == ReduceOp::kMean) throw ShapeError(str(name_of(kind), ": expected a floating dtype for a mean, got ", dtype));
+      if (op == ReduceOp::kMean)
+        throw ShapeError(str(name_of(kind), ": expected a floating dtype for a mean, got ", dtype_name(dtype)));
       return;
     case at::kBool:
-      if (!selects) throw ShapeError(str(name_of(kind), ": bool has no ", name_of(op), "; use kMax (or) or kMin (and)"));
+      if (!selects)
+        throw ShapeError(str(name_of(kind), ": bool has no ", name_of(op), "; use kMax (or) or kMin (and)"));
       return;
-    default: throw ShapeError(str(name_of(kind), ": expected a dtype that can be reduced, got ", dtype));
+    default:
+      throw ShapeError(str(name_of(kind), ": expected a dtype that can be reduced, got ", dtype_name(dtype)));
   }
 }
 
@@ -57,28 +65,44 @@ void check_reducible(CallKind kind, at::ScalarType dtype, ReduceOp op) {
 
 const char* name_of(CallKind kind) noexcept {
   switch (kind) {
-    case CallKind::kAllReduce: return "all_reduce";
-    case CallKind::kReduceScatter: return "reduce_scatter";
-    case CallKind::kAllGather: return "all_gather";
-    case CallKind::kBroadcast: return "broadcast";
-    case CallKind::kAllToAll: return "all_to_all";
-    case CallKind::kGather: return "gather";
-    case CallKind::kScatter: return "scatter";
-    case CallKind::kBarrier: return "barrier";
-    case CallKind::kShare: return "share";
-    case CallKind::kSplit: return "split";
-    case CallKind::kSend: return "send";
-    case CallKind::kRecv: return "recv";
+    case CallKind::kAllReduce:
+      return "all_reduce";
+    case CallKind::kReduceScatter:
+      return "reduce_scatter";
+    case CallKind::kAllGather:
+      return "all_gather";
+    case CallKind::kBroadcast:
+      return "broadcast";
+    case CallKind::kAllToAll:
+      return "all_to_all";
+    case CallKind::kGather:
+      return "gather";
+    case CallKind::kScatter:
+      return "scatter";
+    case CallKind::kBarrier:
+      return "barrier";
+    case CallKind::kShare:
+      return "share";
+    case CallKind::kSplit:
+      return "split";
+    case CallKind::kSend:
+      return "send";
+    case CallKind::kRecv:
+      return "recv";
   }
   return "unknown";
 }
 
 const char* name_of(ReduceOp op) noexcept {
   switch (op) {
-    case ReduceOp::kSum: return "sum";
-    case ReduceOp::kMean: return "mean";
-    case ReduceOp::kMax: return "max";
-    case ReduceOp::kMin: return "min";
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kMean:
+      return "mean";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kMin:
+      return "min";
   }
   return "unknown";
 }
@@ -87,7 +111,7 @@ std::string short_name(const Call& call) { return str(name_of(call.kind), " #", 
 
 std::string describe(const Call& call) {
   if (call.kind == CallKind::kBarrier) return short_name(call);
-  std::string text = str(short_name(call), " (numel ", call.numel, ", ", at::toString(call.dtype));
+  std::string text = str(short_name(call), " (numel ", call.numel, ", ", dtype_name(call.dtype));
   if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
   if (call.root >= 0) text += str(", root ", call.root);
   return text + ")";
@@ -192,18 +216,35 @@ int64_t bytes_sent(const Place& place, const Call& call) {
   const bool is_root = call.root == place.rank;
   int64_t elements = 0;
   switch (call.kind) {
-    case CallKind::kAllReduce: elements = (call.numel - shard) + peers * shard; break;
-    case CallKind::kReduceScatter: elements = call.numel - shard; break;
-    case CallKind::kAllGather: elements = peers * shard; break;
-    case CallKind::kBroadcast: elements = is_root ? peers * call.numel : 0; break;
-    case CallKind::kAllToAll: elements = peers * block; break;
-    case CallKind::kGather: elements = is_root ? 0 : block; break;
-    case CallKind::kScatter: elements = is_root ? peers * block : 0; break;
-    case CallKind::kSend: elements = call.numel; break;
+    case CallKind::kAllReduce:
+      elements = (call.numel - shard) + peers * shard;
+      break;
+    case CallKind::kReduceScatter:
+      elements = call.numel - shard;
+      break;
+    case CallKind::kAllGather:
+      elements = peers * shard;
+      break;
+    case CallKind::kBroadcast:
+      elements = is_root ? peers * call.numel : 0;
+      break;
+    case CallKind::kAllToAll:
+      elements = peers * block;
+      break;
+    case CallKind::kGather:
+      elements = is_root ? 0 : block;
+      break;
+    case CallKind::kScatter:
+      elements = is_root ? peers * block : 0;
+      break;
+    case CallKind::kSend:
+      elements = call.numel;
+      break;
     case CallKind::kRecv:
     case CallKind::kBarrier:
     case CallKind::kShare:
-    case CallKind::kSplit: break;
+    case CallKind::kSplit:
+      break;
   }
   return elements * static_cast<int64_t>(c10::elementSize(call.dtype));
 }

@@ -32,9 +32,9 @@ struct Call {
   CallKind kind = CallKind::kBarrier;
   at::ScalarType dtype = at::kByte;
   ReduceOp op = ReduceOp::kSum;
-  int root = -1;       ///< -1: none
-  int64_t numel = 0;   ///< of the whole: the tensor that is reduced, gathered or split
-  int64_t seq = 0;     ///< counts the collectives of a group from 1; messages of a pair separately
+  int root = -1;      ///< -1: none
+  int64_t numel = 0;  ///< of the whole: the tensor that is reduced, gathered or split
+  int64_t seq = 0;    ///< counts the collectives of a group from 1; messages of a pair separately
 
   bool same_as(const Call& other) const {
     return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root && numel == other.numel &&
@@ -59,7 +59,9 @@ struct Request {
   at::Tensor output;
   at::Tensor input;
   std::byte* out() const { return output.defined() ? static_cast<std::byte*>(output.data_ptr()) : nullptr; }
-  const std::byte* in() const { return input.defined() ? static_cast<const std::byte*>(input.const_data_ptr()) : nullptr; }
+  const std::byte* in() const {
+    return input.defined() ? static_cast<const std::byte*>(input.const_data_ptr()) : nullptr;
+  }
   int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(call.dtype)); }
 };
 

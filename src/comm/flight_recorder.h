@@ -30,8 +30,8 @@ class FlightRecorder {
 
   const Clock::time_point created_ = Clock::now();
   mutable std::mutex mutex_;
-  int64_t count_ = 0;                     // guarded by mutex_
-  std::array<Entry, kEntries> entries_;   // guarded by mutex_
+  int64_t count_ = 0;                    // guarded by mutex_
+  std::array<Entry, kEntries> entries_;  // guarded by mutex_
 };
 
 }  // namespace trireme::comm

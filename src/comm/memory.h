@@ -1,4 +1,5 @@
-// Where memory that several ranks see comes from. Two providers: the heap (ranks are threads) and memory files (processes).
+// Where memory that several ranks see comes from. Two providers: the heap (ranks are threads) and memory files
+// (processes).
 #pragma once
 
 #include <cstddef>

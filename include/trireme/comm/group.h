@@ -1,5 +1,5 @@
-// Collectives over a fixed set of ranks. One interface, several backends: shm (processes of one host), threads (ranks of one
-// process, for tests), fake (counts bytes, for the planner).
+// Collectives over a fixed set of ranks. One interface, several backends: shm (processes of one host), threads (ranks
+// of one process, for tests), fake (counts bytes, for the planner).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,8 @@ struct ShardRange {
   int64_t numel() const { return end - begin; }
 };
 
-/// Which elements of a tensor of `numel` elements rank `rank` of `size` owns: ceil(numel / size) each, the last ones fewer.
+/// Which elements of a tensor of `numel` elements rank `rank` of `size` owns: ceil(numel / size) each, the last ones
+/// fewer.
 constexpr ShardRange shard_range(int64_t numel, int size, int rank) {
   const int64_t chunk = (numel + size - 1) / size;
   const int64_t begin = chunk * rank < numel ? chunk * rank : numel;
@@ -36,7 +37,8 @@ constexpr ShardRange shard_range(int64_t numel, int size, int rank) {
   return {begin, end};
 }
 
-/// Memory that every rank of a group can read and write. Unmapped when the last holder goes; nothing is left behind after a crash.
+/// Memory that every rank of a group can read and write. Unmapped when the last holder goes; nothing is left behind
+/// after a crash.
 class SharedMemory {
  public:
   virtual ~SharedMemory() = default;
@@ -48,9 +50,9 @@ class SharedMemory {
 
 /// Whom and what a wait is for; becomes the text of a CommError. Views: nothing is copied unless the wait fails.
 struct WaitReason {
-  int peer = -1;               ///< rank in the group that is waited for; -1: any
-  std::string_view operation;  ///< e.g. "reduce of gradients"
-  std::string_view detail;     ///< e.g. the parameter's name
+  int peer = -1;                    ///< rank in the group that is waited for; -1: any
+  std::string_view operation = {};  ///< e.g. "reduce of gradients"
+  std::string_view detail = {};     ///< e.g. the parameter's name
 };
 
 struct CommCounters {
@@ -69,13 +71,15 @@ class Group {
   virtual const std::string& name() const = 0;
 
   // Shapes: tensors are contiguous; n elements. Ranks call in the same order with the same n, dtype and options;
-  // otherwise every rank gets CommError(kDiverged) that names both calls. Sums are folded in rank order in fp32 (fp64 for fp64,
-  // the integer type itself for integers), then rounded once: the same bits on every rank and in every backend.
+  // otherwise every rank gets CommError(kDiverged) that names both calls. Sums are folded in rank order in fp32 (fp64
+  // for fp64, the integer type itself for integers), then rounded once: the same bits on every rank and in every
+  // backend.
 
   /// In place. Cost: sends 2 (N-1)/N n elements per rank.
   virtual Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) = 0;
   /// input [n] -> output [shard_range(n, size, rank).numel()]. `output` may be fp32 while `input` is bf16 or fp16.
-  virtual Pending<void> reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) = 0;
+  virtual Pending<void> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       ReduceOp op = ReduceOp::kSum) = 0;
   /// input [shard_range(n, size, rank).numel()] -> output [n]; `input` may be output's own slice (in place).
   virtual Pending<void> all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
   virtual Pending<void> broadcast(const at::Tensor& tensor, int root) = 0;
@@ -85,22 +89,27 @@ class Group {
   virtual Pending<void> gather(const at::Tensor& output, const at::Tensor& input, int root) = 0;
   /// input [size * n] on root (undefined elsewhere) -> output [n] on every rank.
   virtual Pending<void> scatter(const at::Tensor& output, const at::Tensor& input, int root) = 0;
-  /// Messages between a pair of ranks arrive in the order sent. They do not count in the group's sequence of collectives.
+  /// Messages between a pair of ranks arrive in the order sent. They do not count in the group's sequence of
+  /// collectives.
   virtual Pending<void> send(const at::Tensor& tensor, int peer) = 0;
   virtual Pending<void> recv(const at::Tensor& tensor, int peer) = 0;
   virtual void barrier() = 0;
 
-  /// Collective over this group: ranks that stand in `members` (ranks of this group, ascending) get the new group, others nullptr.
+  /// Collective over this group: ranks that stand in `members` (ranks of this group, ascending) get the new group,
+  /// others nullptr.
   virtual std::unique_ptr<Group> split(const std::vector<int>& members, const std::string& name) = 0;
 
   /// True where share() works: all ranks can map the same memory.
   virtual bool shares_memory() const = 0;
-  enum class Share { kOne, kEach };  ///< one segment seen by all (of(r) is the same for every r), or one segment per rank
+  enum class Share {
+    kOne,
+    kEach
+  };  ///< one segment seen by all (of(r) is the same for every r), or one segment per rank
   /// Collective. Throws StateError where shares_memory() is false.
   virtual std::shared_ptr<SharedMemory> share(size_t bytes, Share mode) = 0;
 
-  /// Blocks until `ready()`: spins, then sleeps on a futex; wakes when a peer calls notify(). `ready` must be cheap and must not
-  /// throw.
+  /// Blocks until `ready()`: spins, then sleeps on a futex; wakes when a peer calls notify(). `ready` must be cheap and
+  /// must not throw.
   ///
   /// Cost      one call of `ready` when it is true already.
   /// Throws    CommError naming the peer and the operation when the peer is gone or the timeout has passed.
@@ -118,7 +127,8 @@ class Group {
 
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual CommCounters counters() const = 0;
-  /// The last operations of this rank, oldest first, one a line: sequence number, operation, numel, dtype, start, duration.
+  /// The last operations of this rank, oldest first, one a line: sequence number, operation, numel, dtype, start,
+  /// duration.
   virtual std::string flight_record() const = 0;
 
  protected:
@@ -127,8 +137,8 @@ class Group {
   virtual void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) = 0;
 };
 
-/// A started operation. Not copyable. Dropped without wait(), it neither blocks nor cancels: the group completes the operation
-/// in the background and holds its tensors until then.
+/// A started operation. Not copyable. Dropped without wait(), it neither blocks nor cancels: the group completes the
+/// operation in the background and holds its tensors until then.
 template <>
 class [[nodiscard]] Pending<void> {
  public:

@@ -24,8 +24,9 @@ struct World {
   std::unique_ptr<Group> group;
 };
 
-/// Reads the ranks from torchrun's (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), OpenMPI's (OMPI_COMM_WORLD_*) or
-/// SLURM's (SLURM_PROCID, SLURM_NTASKS, …) variables, and joins them; without any, a world of one.
+/// Reads the ranks from torchrun's (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), OpenMPI's
+/// (OMPI_COMM_WORLD_*) or SLURM's (SLURM_PROCID, SLURM_NTASKS, …) variables, and joins them; without any, a world of
+/// one.
 ///
 /// Throws    ConfigError: a variable that is missing or is no number, ranks on more than one host (named).
 ///           CommError: a peer did not arrive in time.

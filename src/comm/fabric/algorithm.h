@@ -1,5 +1,5 @@
-// A collective as one rank sees it, cut into steps that fit a slot. One file per collective implements this; nothing in them
-// waits or synchronises: step_runner.cpp drives them.
+// A collective as one rank sees it, cut into steps that fit a slot. One file per collective implements this; nothing in
+// them waits or synchronises: step_runner.cpp drives them.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Short tensors: everybody posts everything and folds everything, one step. Long ones: in even steps each rank folds its part of a
-// block, in odd steps the results are gathered. Both fold in rank order, so the bits do not depend on the way.
+// Short tensors: everybody posts everything and folds everything, one step. Long ones: in even steps each rank folds
+// its part of a block, in odd steps the results are gathered. Both fold in rank order, so the bits do not depend on the
+// way.
 #include <vector>
 
 #include "comm/fabric/algorithm.h"
@@ -24,9 +25,7 @@ class DirectAllReduce final : public Algorithm {
 
   int64_t steps() const override { return 1; }
   bool reads(int) const override { return true; }
-  void post(int64_t, std::byte* slot) override {
-    copy_bytes(slot, data_, numel_ * itemsize_);
-  }
+  void post(int64_t, std::byte* slot) override { copy_bytes(slot, data_, numel_ * itemsize_); }
   void read(int64_t, Slots slots) override {
     for (size_t rank = 0; rank < sources_.size(); ++rank)
       sources_[rank] = static_cast<int>(rank) == place_.rank ? data_ : slots[rank];
@@ -65,7 +64,7 @@ class AllReduce final : public Algorithm {
       if (peer == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(part(peer), step / 2);
       copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), data_ + parts_.offset(chunk),
-                  parts_.bytes(chunk));
+                 parts_.bytes(chunk));
     }
   }
 
@@ -86,7 +85,8 @@ class AllReduce final : public Algorithm {
     std::byte* target = data_ + parts_.offset(chunk);
     for (int rank = 0; rank < place_.size; ++rank)
       sources_[static_cast<size_t>(rank)] =
-          rank == place_.rank ? target : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
+          rank == place_.rank ? target
+                              : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
     fold(fold_, target, sources_, chunk.numel());
   }
 

@@ -22,7 +22,8 @@ class AllToAll final : public Algorithm {
     for (int peer = 0; peer < place_.size; ++peer) {
       if (peer == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(block(peer), step);
-      copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk), parts_.bytes(chunk));
+      copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk),
+                 parts_.bytes(chunk));
     }
   }
 

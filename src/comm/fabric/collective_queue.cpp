@@ -3,51 +3,33 @@
 #include <utility>
 
 namespace trireme::comm {
-namespace {
 
-// A call that moves at most this is posted within the submitting call: some microseconds.
-constexpr int64_t kShortBytes = 64 << 10;
-
-bool is_short(const Request& request, const Algorithm& algorithm) {
-  if (algorithm.steps() > 1) return false;
-  switch (request.call.kind) {
-    case CallKind::kBarrier:
-    case CallKind::kShare:
-    case CallKind::kSplit: return true;
-    default: return request.call.numel * request.itemsize() <= kShortBytes;
-  }
-}
-
-}  // namespace
-
-class CollectiveQueue::QueuedCall final : public Pending<void>::Operation {
- public:
+struct CollectiveQueue::QueuedCall final : public Pending<void>::Operation {
   QueuedCall(std::shared_ptr<CollectiveQueue> queue, Request request, std::unique_ptr<Algorithm> algorithm)
-      : queue_(std::move(queue)), request(std::move(request)), algorithm(std::move(algorithm)) {}
-  void wait() override { queue_->complete(*this); }
-  bool done() noexcept override { return queue_->done_or_hurry(*this); }
-  void drop() noexcept override { queue_->done_or_hurry(*this); }
+      : queue(std::move(queue)), request(std::move(request)), algorithm(std::move(algorithm)) {}
+  void wait() override { queue->complete(*this); }
+  bool done() noexcept override { return queue->done_or_hurry(*this); }
+  void drop() noexcept override { queue->done_or_hurry(*this); }
 
- private:
-  const std::shared_ptr<CollectiveQueue> queue_;  // shared: this may outlive the group
-
- public:
+  const std::shared_ptr<CollectiveQueue> queue;  // shared: this may outlive the group
   Request request;
   const std::unique_ptr<Algorithm> algorithm;
   int64_t first_step = 0;
-  int64_t record = 0;
-  bool posted = false;
+  int64_t record = -1;  ///< of the flight recorder; -1: not begun
+  bool posted = false;  ///< its first step
   // Guarded by the queue's mutex:
-  bool done_ = false;
+  bool complete = false;
   std::exception_ptr error;
 };
 
-CollectiveQueue::CollectiveQueue(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), runner_(engine_->fabric()) {}
+CollectiveQueue::CollectiveQueue(std::shared_ptr<Engine> engine)
+    : engine_(std::move(engine)), runner_(engine_->fabric()) {}
 
-std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request request, std::unique_ptr<Algorithm> algorithm) {
-  const bool short_call = is_short(request, *algorithm);
+std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request request,
+                                                                  std::unique_ptr<Algorithm> algorithm) {
   auto call = std::make_shared<QueuedCall>(shared_from_this(), std::move(request), std::move(algorithm));
-  std::vector<std::shared_ptr<QueuedCall>> retired;  // their tensors are released here, in the caller's thread, unlocked
+  std::vector<std::shared_ptr<QueuedCall>>
+      retired;  // their tensors are released here, in the caller's thread, unlocked
   Lock lock(mutex_);
   retired.swap(retired_);
   engine_->throw_if_failed();
@@ -57,7 +39,7 @@ std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request reques
   engine_->count(call->request.call);
   const bool alone = queue_.empty();
   queue_.push_back(call);
-  if (short_call && alone && !running_) {
+  if (call->algorithm->steps() == 1 && alone) {
     call->record = engine_->recorder().begin(call->request.call);
     call->posted = runner_.try_post({call->request.call, *call->algorithm, call->first_step});
     if (call->posted) return call;
@@ -68,13 +50,13 @@ std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request reques
 
 void CollectiveQueue::complete(QueuedCall& call) {
   Lock lock(mutex_);
-  while (!call.done_) {
+  while (!call.complete) {
     if (!running_) {
       run_front(lock, Patience::kCaller);
       continue;
     }
     ++waiters_;
-    progress_.wait(lock, [&] { return call.done_ || !running_; });
+    progress_.wait(lock, [&] { return call.complete || !running_; });
     --waiters_;
   }
   if (call.error) std::rethrow_exception(call.error);
@@ -82,8 +64,8 @@ void CollectiveQueue::complete(QueuedCall& call) {
 
 bool CollectiveQueue::done_or_hurry(QueuedCall& call) noexcept {
   Lock lock(mutex_);
-  if (!call.done_) want_background(lock);
-  return call.done_;
+  if (!call.complete) want_background(lock);
+  return call.complete;
 }
 
 void CollectiveQueue::want_background(const Lock&) {
@@ -100,7 +82,7 @@ void CollectiveQueue::run_front(Lock& lock, Patience patience) {
   std::exception_ptr error;
   try {
     engine_->throw_if_failed();
-    if (!call->posted) call->record = engine_->recorder().begin(call->request.call);
+    if (call->record < 0) call->record = engine_->recorder().begin(call->request.call);
     runner_.run({call->request.call, *call->algorithm, call->first_step}, call->posted, patience);
     engine_->recorder().end(call->record);
   } catch (...) {
@@ -109,7 +91,7 @@ void CollectiveQueue::run_front(Lock& lock, Patience patience) {
   }
   lock.lock();
   running_ = false;
-  call->done_ = true;
+  call->complete = true;
   call->error = error;
   queue_.pop_front();
   if (queue_.empty()) background_ = false;
@@ -136,9 +118,9 @@ void CollectiveQueue::shutdown() noexcept {
   worker_.join();
   Lock lock(mutex_);
   for (const auto& call : queue_) {
-    call->done_ = true;
-    call->error = std::make_exception_ptr(StateError(
-        str("group '", engine_->fabric().name(), "' was destroyed before ", describe(call->request.call), " was complete")));
+    call->complete = true;
+    call->error = std::make_exception_ptr(StateError(str("group '", engine_->fabric().name(), "' was destroyed before ",
+                                                         describe(call->request.call), " was complete")));
   }
   queue_.clear();
   retired_.clear();

@@ -18,14 +18,14 @@ class CollectiveQueue : public std::enable_shared_from_this<CollectiveQueue> {
  public:
   explicit CollectiveQueue(std::shared_ptr<Engine> engine);
 
-  /// Gives `request` the next sequence number and queues it. A short call that is alone is posted at once, so that peers need
-  /// not wait for this rank's wait().
+  /// Gives `request` the next sequence number and queues it. A call of one step that is alone is posted at once, so
+  /// that peers need not wait for this rank's wait(); taking in what peers posted is left to wait().
   std::shared_ptr<Pending<void>::Operation> submit(Request request, std::unique_ptr<Algorithm> algorithm);
   /// Ends the background thread; calls not yet complete end with a StateError. After Fabric::cancel().
   void shutdown() noexcept;
 
  private:
-  class QueuedCall;
+  struct QueuedCall;
   using Lock = std::unique_lock<std::mutex>;
 
   void complete(QueuedCall& call);

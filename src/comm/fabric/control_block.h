@@ -1,8 +1,8 @@
 // What the ranks of one group write into shared memory. docs/comm.md, "Protocol", explains it.
 //
-// Every collective is a sequence of steps; steps are numbered through the group's life, in the same way on every rank. In a step
-// a rank may write one slot (`posted`), then reads slots of its peers (`done`). Step t uses slot t % kSlots, so it may be written
-// once every peer is done with step t - kSlots. All zeros is the valid initial state.
+// Every collective is a sequence of steps; steps are numbered through the group's life, in the same way on every rank.
+// In a step a rank may write one slot (`posted`), then reads slots of its peers (`done`). Step t uses slot t % kSlots,
+// so it may be written once every peer is done with step t - kSlots. All zeros is the valid initial state.
 #pragma once
 
 #include <atomic>
@@ -39,8 +39,8 @@ struct alignas(kLineBytes) CallRecord {
 };
 
 struct RankControl {
-  alignas(kLineBytes) std::atomic<int64_t> posted;  ///< steps that this rank has written
-  alignas(kLineBytes) std::atomic<int64_t> done;    ///< steps whose slots this rank needs no more
+  alignas(kLineBytes) std::atomic<int64_t> posted;   ///< steps that this rank has written
+  alignas(kLineBytes) std::atomic<int64_t> done;     ///< steps whose slots this rank needs no more
   alignas(kLineBytes) std::atomic<int64_t> started;  ///< sequence number of the last collective begun
   std::atomic<int64_t> finished;                     ///< and ended
   CallRecord calls[kCallRecords];                    ///< call `seq` is in calls[seq % kCallRecords]

@@ -1,4 +1,5 @@
-// What the queues of one group share: the fabric, the record of operations, and the first error, after which the group is dead.
+// What the queues of one group share: the fabric, the record of operations, and the first error, after which the group
+// is dead.
 #pragma once
 
 #include <atomic>

@@ -43,7 +43,8 @@ Fabric::Fabric(std::shared_ptr<Segment> segment, const FabricOptions& options)
       layout_(options.place.size),
       spin_(options.place.size <= ::get_nprocs() ? kSpin : kCrowdedSpin),
       watches_(static_cast<size_t>(options.place.size)) {
-  TRIREME_CHECK(segment_->bytes() >= layout_.bytes(), segment_->bytes(), " bytes for a group that needs ", layout_.bytes());
+  TRIREME_CHECK(segment_->bytes() >= layout_.bytes(), segment_->bytes(), " bytes for a group that needs ",
+                layout_.bytes());
   RankControl& self = own();
   self.start_time = start_time_of(::getpid());
   self.pid.store(::getpid(), std::memory_order_relaxed);
@@ -125,7 +126,10 @@ bool Fabric::process_is_dead(int rank) {
 }
 
 std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look look, double elapsed_s) {
-  const auto fail = [](ErrorCode code, const std::string& text) { return std::make_unique<Failure>(Failure{code, text, text}); };
+  const auto fail = [](ErrorCode code, const std::string& text) {
+    return std::make_unique<Failure>(Failure{code, text, text});
+  };
+  const auto waited = [&](int rank) { return rank == wait.peer ? " waited for it " : " waited "; };
   const auto context = [&] {
     return str("in ", wait.what(), " of group '", name(), "' after ", format_seconds(elapsed_s));
   };
@@ -140,24 +144,26 @@ std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look loo
     const RankState state = peer.state.load(std::memory_order_acquire);
     if (state != RankState::kLeft) all_left = false;
     if (state == RankState::kAborted)
-      return std::make_unique<Failure>(
-          Failure{static_cast<ErrorCode>(peer.cause_code),
-                  str(title(rank), " failed while rank ", place.rank, " was ", context(), ": ", peer.cause), peer.cause});
+      return std::make_unique<Failure>(Failure{
+          static_cast<ErrorCode>(peer.cause_code),
+          str(title(rank), " failed while rank ", place.rank, " was ", context(), ": ", peer.cause), peer.cause});
     if (state == RankState::kLeft && rank == wait.peer)
       return fail(ErrorCode::kPeerLost,
-                  str(title(rank), " left while rank ", place.rank, " waited for it ", context(), "; ", last_seen(rank)));
+                  str(title(rank), " left while rank ", place.rank, waited(rank), context(), "; ", last_seen(rank)));
     if (state == RankState::kAlive && look == Look::kProcesses && process_is_dead(rank) &&
         peer.state.load(std::memory_order_acquire) == RankState::kAlive)
-      return fail(ErrorCode::kPeerLost, str(title(rank), " died while rank ", place.rank, " waited ", context(), "; ", last_seen(rank)));
+      return fail(ErrorCode::kPeerLost,
+                  str(title(rank), " died while rank ", place.rank, waited(rank), context(), "; ", last_seen(rank)));
   }
   if (all_left && wait.peer < 0)
     return fail(ErrorCode::kPeerLost, str("every peer left while rank ", place.rank, " waited ", context()));
   if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
   const std::string whom = wait.peer < 0 ? str("no peer") : title(wait.peer);
   const std::string seen = wait.peer < 0 ? str("") : str("; ", last_seen(wait.peer));
-  return fail(ErrorCode::kTimeout, str(whom, wait.peer < 0 ? " arrived" : " did not arrive", " while rank ", place.rank,
-                                       " waited ", context(), seen,
-                                       ". It may be stopped, stuck or slow; the limit is InitOptions::timeout or TRIREME_TIMEOUT_S."));
+  return fail(ErrorCode::kTimeout,
+              str(whom, wait.peer < 0 ? " arrived" : " did not arrive", " while rank ", place.rank,
+                  waited(wait.peer < 0 ? place.rank : wait.peer), context(), seen,
+                  ". It may be stopped, stuck or slow; the limit is InitOptions::timeout or TRIREME_TIMEOUT_S."));
 }
 
 }  // namespace trireme::comm

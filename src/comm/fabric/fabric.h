@@ -1,4 +1,5 @@
-// One rank's view of a group's shared memory: writing and reading steps, waiting for peers, noticing that they are gone.
+// One rank's view of a group's shared memory: writing and reading steps, waiting for peers, noticing that they are
+// gone.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,8 @@ struct FabricOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-/// How long to poll before sleeping. A thread that works in the background must not take a core from the one that computes.
+/// How long to poll before sleeping. A thread that works in the background must not take a core from the one that
+/// computes.
 enum class Patience { kCaller, kBackground };
 
 class Fabric {

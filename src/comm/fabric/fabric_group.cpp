@@ -10,7 +10,8 @@ namespace {
 
 class SharedSegments final : public SharedMemory {
  public:
-  SharedSegments(std::vector<std::shared_ptr<Segment>> segments, size_t bytes) : segments_(std::move(segments)), bytes_(bytes) {}
+  SharedSegments(std::vector<std::shared_ptr<Segment>> segments, size_t bytes)
+      : segments_(std::move(segments)), bytes_(bytes) {}
   std::byte* of(int rank) const override {
     const Segment* segment = segments_.at(static_cast<size_t>(rank)).get();
     return segment ? segment->data() : segments_.front()->data();
@@ -43,7 +44,8 @@ void check_members(const std::vector<int>& members, int size) {
     if (members[index] < 0 || members[index] >= size)
       throw ShapeError(str("split: expected members in [0, ", size, "), got ", members[index]));
     if (index > 0 && members[index] <= members[index - 1])
-      throw ShapeError(str("split: expected members in ascending order, got ", members[index - 1], " before ", members[index]));
+      throw ShapeError(
+          str("split: expected members in ascending order, got ", members[index - 1], " before ", members[index]));
   }
 }
 
@@ -55,7 +57,8 @@ std::vector<int> everybody(int size) {
 
 }  // namespace
 
-FabricGroup::FabricGroup(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<Segment> segment, const FabricOptions& options)
+FabricGroup::FabricGroup(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<Segment> segment,
+                         const FabricOptions& options)
     : provider_(std::move(provider)),
       engine_(std::make_shared<Engine>(std::move(segment), options)),
       collectives_(std::make_shared<CollectiveQueue>(engine_)),
@@ -142,7 +145,8 @@ std::vector<std::shared_ptr<Segment>> FabricGroup::exchange_segments(const Call&
   }
   exchange(call, offers);
   const bool reads = std::find(readers.begin(), readers.end(), rank()) != readers.end();
-  const bool all_made = std::none_of(offers.begin(), offers.end(), [](const Offer& offer) { return offer.failed != 0; });
+  const bool all_made =
+      std::none_of(offers.begin(), offers.end(), [](const Offer& offer) { return offer.failed != 0; });
   try {
     for (size_t peer = 0; all_made && reads && peer < size; ++peer)
       if (peer != self && offers[peer].ticket.pid != 0) segments[peer] = provider_->open(offers[peer].ticket);

@@ -50,7 +50,8 @@ class FabricGroup final : public Group {
   using Maker = std::unique_ptr<Algorithm> (*)(const Place&, const Request&);
   Pending<void> submit(Request request, Maker make);
   /// Every rank's segment (kOne: rank 0's) opened by every rank in `readers`; null for ranks that make none.
-  std::vector<std::shared_ptr<Segment>> exchange_segments(const Call& call, size_t own_bytes, const std::vector<int>& readers);
+  std::vector<std::shared_ptr<Segment>> exchange_segments(const Call& call, size_t own_bytes,
+                                                          const std::vector<int>& readers);
   /// `records` [size]: this rank's is filled in, the others' are received.
   template <class Record>
   void exchange(const Call& call, std::vector<Record>& records);

@@ -8,7 +8,8 @@
 
 #include "trireme/base/error.h"
 
-// Vector code for the machine at hand in a portable binary. Sanitizers cannot stand the resolvers, which run before their start-up.
+// Vector code for the machine at hand in a portable binary. Sanitizers cannot stand the resolvers, which run before
+// their start-up.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TRIREME_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -107,10 +108,14 @@ TRIREME_INLINE void fold_blocks(const Operands& operands, Combine combine, bool 
 template <class In, class Out>
 TRIREME_INLINE void fold_any(const Operands& operands) {
   switch (operands.op) {
-    case ReduceOp::kSum: return fold_blocks<In, Out>(operands, Add{}, false);
-    case ReduceOp::kMean: return fold_blocks<In, Out>(operands, Add{}, true);
-    case ReduceOp::kMax: return fold_blocks<In, Out>(operands, Larger{}, false);
-    case ReduceOp::kMin: return fold_blocks<In, Out>(operands, Smaller{}, false);
+    case ReduceOp::kSum:
+      return fold_blocks<In, Out>(operands, Add{}, false);
+    case ReduceOp::kMean:
+      return fold_blocks<In, Out>(operands, Add{}, true);
+    case ReduceOp::kMax:
+      return fold_blocks<In, Out>(operands, Larger{}, false);
+    case ReduceOp::kMin:
+      return fold_blocks<In, Out>(operands, Smaller{}, false);
   }
 }
 
@@ -133,17 +138,27 @@ void fold(const FoldKind& kind, std::byte* output, std::span<const std::byte* co
   const Operands operands{output, sources, numel, kind.op};
   const bool widens = kind.output != kind.input;
   switch (kind.input) {
-    case at::kFloat: return fold_fp32(operands);
-    case at::kDouble: return fold_fp64(operands);
-    case at::kBFloat16: return widens ? fold_bf16_to_fp32(operands) : fold_bf16(operands);
-    case at::kHalf: return widens ? fold_fp16_to_fp32(operands) : fold_fp16(operands);
+    case at::kFloat:
+      return fold_fp32(operands);
+    case at::kDouble:
+      return fold_fp64(operands);
+    case at::kBFloat16:
+      return widens ? fold_bf16_to_fp32(operands) : fold_bf16(operands);
+    case at::kHalf:
+      return widens ? fold_fp16_to_fp32(operands) : fold_fp16(operands);
     case at::kBool:  // 0 and 1: larger is or, smaller is and
-    case at::kByte: return fold_uint8(operands);
-    case at::kChar: return fold_int8(operands);
-    case at::kShort: return fold_int16(operands);
-    case at::kInt: return fold_int32(operands);
-    case at::kLong: return fold_int64(operands);
-    default: TRIREME_CHECK(false, "a fold of ", kind.input);
+    case at::kByte:
+      return fold_uint8(operands);
+    case at::kChar:
+      return fold_int8(operands);
+    case at::kShort:
+      return fold_int16(operands);
+    case at::kInt:
+      return fold_int32(operands);
+    case at::kLong:
+      return fold_int64(operands);
+    default:
+      TRIREME_CHECK(false, "a fold of ", kind.input);
   }
 }
 

@@ -17,8 +17,8 @@ struct FoldKind {
   ReduceOp op;
 };
 
-/// output[i] = fold of sources[0][i], sources[1][i], ... in that order, in fp32 (fp64 for fp64, the type itself for integers), rounded
-/// once. `output` may be one of the sources. A NaN among the inputs gives a NaN, for every op.
+/// output[i] = fold of sources[0][i], sources[1][i], ... in that order, in fp32 (fp64 for fp64, the type itself for
+/// integers), rounded once. `output` may be one of the sources. A NaN among the inputs gives a NaN, for every op.
 void fold(const FoldKind& kind, std::byte* output, std::span<const std::byte* const> sources, int64_t numel);
 
 }  // namespace trireme::comm

@@ -21,8 +21,7 @@ class Gather final : public Algorithm {
 
   void post(int64_t step, std::byte* slot) override {
     const ShardRange chunk = parts_.chunk({0, block_numel_}, step);
-    if (place_.rank != root_)
-      copy_bytes(slot, input_ + parts_.offset(chunk), parts_.bytes(chunk));
+    if (place_.rank != root_) copy_bytes(slot, input_ + parts_.offset(chunk), parts_.bytes(chunk));
   }
 
   void read(int64_t step, Slots slots) override {

@@ -6,26 +6,21 @@
 
 namespace trireme::comm {
 
-class MessageQueue::Message final : public Pending<void>::Operation {
- public:
-  Message(std::shared_ptr<MessageQueue> queue, Request request)
-      : request(std::move(request)), queue_(std::move(queue)), bytes(this->request.call.numel * this->request.itemsize()) {}
-  void wait() override { queue_->complete(*this); }
-  bool done() noexcept override { return queue_->done_or_hurry(*this); }
-  void drop() noexcept override { queue_->done_or_hurry(*this); }
+struct MessageQueue::Message final : public Pending<void>::Operation {
+  Message(std::shared_ptr<MessageQueue> queue, Request message)
+      : queue(std::move(queue)), request(std::move(message)), bytes(request.call.numel * request.itemsize()) {}
+  void wait() override { queue->complete(*this); }
+  bool done() noexcept override { return queue->done_or_hurry(*this); }
+  void drop() noexcept override { queue->done_or_hurry(*this); }
   bool sends() const { return request.call.kind == CallKind::kSend; }
 
+  const std::shared_ptr<MessageQueue> queue;  // shared: this may outlive the group
   Request request;
-
- private:
-  const std::shared_ptr<MessageQueue> queue_;  // shared: this may outlive the group
-
- public:
   const int64_t bytes;
   // Guarded by the queue's mutex:
   int64_t moved_bytes = 0;
-  int64_t record = 0;
-  bool done_ = false;
+  int64_t record = 0;  ///< of the flight recorder
+  bool complete = false;
   std::exception_ptr error;
 };
 
@@ -55,7 +50,7 @@ std::shared_ptr<Pending<void>::Operation> MessageQueue::submit(Request request) 
   }
   // What fits the ring needs no helper: it lies there until it is taken.
   const bool fits = message->bytes <= chunk_bytes_ * kMailboxChunks;
-  if (!message->done_ && (message->sends() || !fits)) want_background(lock);
+  if (!message->complete && (message->sends() || !fits)) want_background(lock);
   return message;
 }
 
@@ -83,8 +78,8 @@ void MessageQueue::move_all() {
   for (Lane& lane : lanes_) {
     while (!lane.messages.empty()) {
       const std::shared_ptr<Message> message = lane.messages.front();
-      while (!message->done_ && can_move(*message)) move(*message);
-      if (!message->done_) break;
+      while (!message->complete && can_move(*message)) move(*message);
+      if (!message->complete) break;
       engine_->recorder().end(message->record);
       lane.messages.pop_front();
       if (message.use_count() == 1) retired_.push_back(message);
@@ -94,7 +89,7 @@ void MessageQueue::move_all() {
 
 void MessageQueue::move(Message& message) {
   message.sends() ? send_chunk(message) : receive_chunk(message);
-  message.done_ = message.moved_bytes >= message.bytes;
+  message.complete = message.moved_bytes >= message.bytes;
   engine_->fabric().notify();
 }
 
@@ -128,8 +123,8 @@ void MessageQueue::receive_chunk(Message& message) {
                   .numel = record.numel.load(std::memory_order_relaxed),
                   .seq = record.seq.load(std::memory_order_relaxed)};
   if (sent.numel != call.numel || sent.dtype != call.dtype || sent.seq != call.seq) {
-    const std::string cause = str("messages in group '", engine_->fabric().name(), "' do not match: rank ", to, " called ",
-                                  describe(call), ", rank ", from, " called ", describe(sent));
+    const std::string cause = str("messages in group '", engine_->fabric().name(), "' do not match: rank ", to,
+                                  " called ", describe(call), ", rank ", from, " called ", describe(sent));
     throw FabricError(ErrorCode::kDiverged, cause, cause);
   }
   const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
@@ -144,14 +139,14 @@ void MessageQueue::complete(Message& message) {
   const std::function<std::string()> what = [&message] { return describe(message.request.call); };
   const auto may_move = [&] {
     Lock lock(mutex_);
-    return message.done_ || can_move_any();
+    return message.complete || can_move_any();
   };
   try {
     while (true) {
       {
         Lock lock(mutex_);
-        if (!message.done_) move_all();
-        if (message.done_) break;
+        if (!message.complete) move_all();
+        if (message.complete) break;
       }
       engine_->throw_if_failed();
       engine_->fabric().wait(may_move, {message.request.call.root, Patience::kCaller, what});
@@ -166,9 +161,9 @@ void MessageQueue::complete(Message& message) {
 bool MessageQueue::done_or_hurry(Message& message) noexcept {
   try {
     Lock lock(mutex_);
-    if (!message.done_) move_all();
-    if (!message.done_) want_background(lock);
-    return message.done_;
+    if (!message.complete) move_all();
+    if (!message.complete) want_background(lock);
+    return message.complete;
   } catch (...) {
     fail_all(std::current_exception());
     return true;
@@ -180,7 +175,7 @@ void MessageQueue::fail_all(const std::exception_ptr& error) {
   Lock lock(mutex_);
   for (Lane& lane : lanes_) {
     for (const auto& message : lane.messages) {
-      message->done_ = true;
+      message->complete = true;
       message->error = error;
     }
     lane.messages.clear();

@@ -1,5 +1,5 @@
-// Messages between pairs of ranks. Each pair and direction has its own ring in shared memory and its own order, so that sends and
-// receives that cross each other do not block each other.
+// Messages between pairs of ranks. Each pair and direction has its own ring in shared memory and its own order, so that
+// sends and receives that cross each other do not block each other.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +23,7 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   void shutdown() noexcept;
 
  private:
-  class Message;
+  struct Message;
   using Lock = std::unique_lock<std::mutex>;
   /// Messages with one peer in one direction; only the front one moves.
   struct Lane {

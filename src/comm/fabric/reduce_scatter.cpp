@@ -28,7 +28,7 @@ class ReduceScatter final : public Algorithm {
       if (peer == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(part(peer), step);
       copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk),
-                  parts_.bytes(chunk));
+                 parts_.bytes(chunk));
     }
   }
 
@@ -36,9 +36,9 @@ class ReduceScatter final : public Algorithm {
     const ShardRange own = part(place_.rank);
     const ShardRange chunk = parts_.chunk(own, step);
     for (int rank = 0; rank < place_.size; ++rank)
-      sources_[static_cast<size_t>(rank)] = rank == place_.rank
-                                                ? input_ + parts_.offset(chunk)
-                                                : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
+      sources_[static_cast<size_t>(rank)] =
+          rank == place_.rank ? input_ + parts_.offset(chunk)
+                              : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
     fold(fold_, output_ + (chunk.begin - own.begin) * output_itemsize_, sources_, chunk.numel());
   }
 

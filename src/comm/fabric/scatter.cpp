@@ -23,7 +23,9 @@ class Scatter final : public Algorithm {
     if (place_.rank != root_) return;
     const ShardRange chunk = parts_.chunk({0, block_numel_}, step);
     for (int peer = 0; peer < place_.size; ++peer)
-      if (peer != root_) copy_bytes(slot + lane(root_, peer) * parts_.lane_bytes(), block(peer) + parts_.offset(chunk), parts_.bytes(chunk));
+      if (peer != root_)
+        copy_bytes(slot + lane(root_, peer) * parts_.lane_bytes(), block(peer) + parts_.offset(chunk),
+                   parts_.bytes(chunk));
   }
 
   void read(int64_t step, Slots slots) override {

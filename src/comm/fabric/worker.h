@@ -9,7 +9,8 @@ namespace trireme::comm {
 class Worker {
  public:
   ~Worker() { join(); }
-  /// The thread starts with fresh thread-local state and all signals blocked, so that handlers run in the program's own threads.
+  /// The thread starts with fresh thread-local state and all signals blocked, so that handlers run in the program's own
+  /// threads.
   void start_once(const std::function<void()>& body);
   void join() noexcept {
     if (thread_.joinable()) thread_.join();

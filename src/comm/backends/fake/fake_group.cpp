@@ -33,14 +33,18 @@ class FakeGroup final : public Group {
   int size() const override { return place_.size; }
   const std::string& name() const override { return name_; }
 
-  Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op) override { return count(all_reduce_request(tensor, op)); }
+  Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    return count(all_reduce_request(tensor, op));
+  }
   Pending<void> reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     return count(reduce_scatter_request(place_, output, input, op));
   }
   Pending<void> all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return count(all_gather_request(place_, output, input));
   }
-  Pending<void> broadcast(const at::Tensor& tensor, int root) override { return count(broadcast_request(place_, tensor, root)); }
+  Pending<void> broadcast(const at::Tensor& tensor, int root) override {
+    return count(broadcast_request(place_, tensor, root));
+  }
   Pending<void> all_to_all(const at::Tensor& output, const at::Tensor& input) override {
     return count(all_to_all_request(place_, output, input));
   }
@@ -58,7 +62,8 @@ class FakeGroup final : public Group {
     count({.call = {.kind = CallKind::kSplit}, .output = {}, .input = {}}).wait();
     const auto self = std::find(members.begin(), members.end(), place_.rank);
     if (self == members.end()) return nullptr;
-    return std::make_unique<FakeGroup>(Place{static_cast<int>(self - members.begin()), static_cast<int>(members.size())}, name);
+    return std::make_unique<FakeGroup>(
+        Place{static_cast<int>(self - members.begin()), static_cast<int>(members.size())}, name);
   }
   bool shares_memory() const override { return true; }
   std::shared_ptr<SharedMemory> share(size_t bytes, Share mode) override {
@@ -74,7 +79,8 @@ class FakeGroup final : public Group {
 
  protected:
   void wait_slowly(const std::function<bool()>&, const WaitReason& reason) override {
-    throw StateError(str("group '", name_, "' is fake: nobody will ever complete ", reason.operation, " ", reason.detail));
+    throw StateError(
+        str("group '", name_, "' is fake: nobody will ever complete ", reason.operation, " ", reason.detail));
   }
 
  private:
@@ -94,7 +100,8 @@ class FakeGroup final : public Group {
 }  // namespace
 
 std::unique_ptr<Group> make_fake_group(int rank, int size) {
-  if (rank < 0 || rank >= size) throw ShapeError(str("make_fake_group: expected a rank in [0, ", size, "), got ", rank));
+  if (rank < 0 || rank >= size)
+    throw ShapeError(str("make_fake_group: expected a rank in [0, ", size, "), got ", rank));
   return std::make_unique<FakeGroup>(Place{rank, size}, "fake");
 }
 

@@ -1,4 +1,5 @@
-// Memory files (memfd): they have no name in any file system, so a crash leaves nothing behind. Peers open /proc/PID/fd/FD.
+// Memory files (memfd): they have no name in any file system, so a crash leaves nothing behind. Peers open
+// /proc/PID/fd/FD.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

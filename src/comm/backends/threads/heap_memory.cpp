@@ -24,7 +24,8 @@ class HeapMemory final : public MemoryProvider {
   std::shared_ptr<Segment> create(size_t bytes) override {
     bytes = bytes ? bytes : 1;
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) throw IoError(str("cannot map ", bytes, " bytes for ranks to share: ", std::strerror(errno)));
+    if (data == MAP_FAILED)
+      throw IoError(str("cannot map ", bytes, " bytes for ranks to share: ", std::strerror(errno)));
     if (bytes >= kHugePageBytes) ::madvise(data, bytes, MADV_HUGEPAGE);  // only a hint
     return std::make_shared<HeapSegment>(static_cast<std::byte*>(data), bytes);
   }

@@ -14,7 +14,8 @@ std::vector<std::unique_ptr<Group>> make_thread_groups(int size, const ThreadGro
   std::vector<std::unique_ptr<Group>> groups;
   for (int rank = 0; rank < size; ++rank) {
     const comm::FabricOptions fabric{.name = options.name, .place = {rank, size}, .timeout = options.timeout};
-    groups.push_back(std::make_unique<comm::FabricGroup>(provider, rank == 0 ? segment : provider->open(segment->ticket()), fabric));
+    groups.push_back(
+        std::make_unique<comm::FabricGroup>(provider, rank == 0 ? segment : provider->open(segment->ticket()), fabric));
   }
   segment->withdraw();
   return groups;

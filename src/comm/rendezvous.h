@@ -1,0 +1,19 @@
+// How the processes of a job find each other: one exchange of small records through a c10d store, then shared memory
+// only.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "comm/launch_variables.h"
+#include "trireme/comm/group.h"
+
+namespace trireme::comm {
+
+/// Joins the ranks of one host into the group "world".
+///
+/// Throws    ConfigError (kUnsupported): ranks on several hosts, named. CommError: a rank that did not come, named.
+///           IoError: shared memory that cannot be made or opened, an address that cannot be used.
+std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::milliseconds timeout);
+
+}  // namespace trireme::comm

@@ -1,0 +1,160 @@
+#include <thread>
+
+#include "tests/comm/collective_calls.h"
+#include "tests/comm/collective_cases.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/threads.h"
+
+namespace trireme {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What `body` throws as CommError on this rank.
+struct Thrown {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string text = "nothing was thrown";
+  bool has(const std::string& part) const { return text.find(part) != std::string::npos; }
+};
+
+Thrown thrown_by(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const CommError& error) {
+    return {error.code(), error.what()};
+  }
+  return {};
+}
+
+struct Divergence {
+  const char* name;
+  std::function<void(Group&)> most;  ///< what ranks 0 and 2 call
+  std::function<void(Group&)> rank_1;
+  const char* most_text;
+  const char* rank_1_text;
+};
+
+TEST(DifferentCalls, AreNamedOnEveryRank) {
+  const auto ones = [](int64_t numel, at::ScalarType dtype = at::kFloat) { return at::ones({numel}, dtype); };
+  const std::vector<Divergence> cases{
+      {"kind", [&](Group& g) { g.all_reduce(ones(6)).wait(); }, [&](Group& g) { g.barrier(); },
+       "all_reduce #2 (numel 6, float32, sum)", "barrier #2"},
+      {"numel", [&](Group& g) { g.all_reduce(ones(6)).wait(); }, [&](Group& g) { g.all_reduce(ones(7)).wait(); },
+       "numel 6", "numel 7"},
+      {"steps", [&](Group& g) { g.all_reduce(ones(6)).wait(); }, [&](Group& g) { g.all_reduce(ones(1 << 20)).wait(); },
+       "numel 6", "numel 1048576"},
+      {"dtype", [&](Group& g) { g.all_reduce(ones(6)).wait(); },
+       [&](Group& g) { g.all_reduce(ones(6, at::kInt)).wait(); }, "float32", "int32"},
+      {"op", [&](Group& g) { g.all_reduce(ones(6)).wait(); },
+       [&](Group& g) { g.all_reduce(ones(6), ReduceOp::kMean).wait(); }, "sum", "mean"},
+      {"root", [&](Group& g) { g.broadcast(ones(6), 0).wait(); }, [&](Group& g) { g.broadcast(ones(6), 1).wait(); },
+       "root 0", "root 1"},
+      {"share", [&](Group& g) { g.share(64, Group::Share::kOne); }, [&](Group& g) { g.share(65, Group::Share::kOne); },
+       "numel 64", "numel 65"},
+  };
+  for (const Divergence& divergence : cases) {
+    run_ranks(3, [&](Rank& rank) {
+      rank.world().barrier();
+      const Thrown thrown =
+          thrown_by([&] { rank.id() == 1 ? divergence.rank_1(rank.world()) : divergence.most(rank.world()); });
+      EXPECT_EQ(thrown.code, ErrorCode::kDiverged) << divergence.name;
+      EXPECT_TRUE(thrown.has(divergence.most_text)) << divergence.name << ": " << thrown.text;
+      EXPECT_TRUE(thrown.has(divergence.rank_1_text)) << divergence.name << ": " << thrown.text;
+      EXPECT_TRUE(thrown.has("rank 1 called")) << divergence.name << ": " << thrown.text;
+    });
+  }
+}
+
+TEST(ALateRank, IsNamedWithWhatItWasLastSeenDoing) {
+  for (const NamedCall& call : every_collective()) {
+    run_ranks(2,
+              [&](Rank& rank) {
+                at::Tensor tensor = at::ones({9});
+                rank.world().all_reduce(tensor).wait();
+                if (rank.id() == 1) std::this_thread::sleep_for(400ms);
+                const Thrown thrown = thrown_by([&] { call.run(rank.world(), 1000); });
+                EXPECT_EQ(thrown.code, ErrorCode::kTimeout) << call.name << " " << thrown.text;
+                EXPECT_TRUE(thrown.has("rank 1 did not arrive while rank 0 waited for it in ")) << thrown.text;
+                EXPECT_TRUE(thrown.has("rank 1 was last in all_reduce #1 (numel 9, float32, sum)")) << thrown.text;
+                EXPECT_TRUE(thrown.has("group 'world' after 0.")) << thrown.text;
+              },
+              {.timeout = 100ms});
+  }
+}
+
+TEST(AfterAnError, EveryCallThrowsTheFirstOneAtOnce) {
+  run_ranks(2, [](Rank& rank) {
+    const Thrown first = thrown_by([&] {
+      at::Tensor tensor = at::ones({rank.id() + 1});
+      rank.world().all_reduce(tensor).wait();
+    });
+    for (const NamedCall& call : every_collective()) {
+      const Thrown again = thrown_by([&] { call.run(rank.world(), 10); });
+      EXPECT_EQ(again.code, ErrorCode::kDiverged) << call.name;
+      EXPECT_EQ(again.text, first.text) << call.name;
+    }
+    EXPECT_EQ(thrown_by([&] { rank.world().wait_until([] { return false; }, {.operation = "never"}); }).text,
+              first.text);
+  });
+}
+
+TEST(ARankThatLeaves, IsNamedByWhoeverWaitsForIt) {
+  auto groups = make_thread_groups(2, {.name = "pair"});
+  groups[0]->notify();
+  groups[1].reset();
+  const Thrown thrown = thrown_by([&] { groups[0]->barrier(); });
+  EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+  EXPECT_TRUE(thrown.has("rank 1 left while rank 0 waited for it in barrier #1 of group 'pair'")) << thrown.text;
+}
+
+TEST(ARankThatLeaves, MayDoSoWhilePeersAreStillInTheLastCall) {
+  for (int round = 0; round < 20; ++round) {
+    run_ranks(3, [](Rank& rank) {
+      if (rank.id() == 2) std::this_thread::sleep_for(5ms);
+      at::Tensor tensor = at::ones({200000});
+      rank.world().broadcast(tensor, 0).wait();
+    });
+  }
+}
+
+TEST(AnAbort, ReachesAPeerInAWait) {
+  run_ranks(2, [](Rank& rank) {
+    if (rank.id() == 1) {
+      std::this_thread::sleep_for(50ms);
+      rank.world().abort("no more data");
+    }
+    const Thrown thrown =
+        thrown_by([&] { rank.world().wait_until([] { return false; }, {.peer = 1, .operation = "grads"}); });
+    EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+    EXPECT_TRUE(thrown.has("no more data")) << thrown.text;
+  });
+}
+
+TEST(RunRanks, ReportsTheRankThatThrewAndNotItsPeers) {
+  try {
+    run_ranks(3, [](Rank& rank) {
+      if (rank.id() == 2) throw ShapeError("expected a trireme, got a raft");
+      rank.world().barrier();
+    });
+    FAIL() << "no error";
+  } catch (const ShapeError& error) {
+    EXPECT_STREQ(error.what(), "rank 2: expected a trireme, got a raft");
+  }
+}
+
+TEST(AGroup, CanBeDestroyedWithCallsUnderWay) {
+  auto groups = make_thread_groups(2);
+  at::Tensor small = at::ones({10});
+  at::Tensor large = at::ones({1 << 20});
+  auto first = groups[0]->all_reduce(small);
+  auto second = groups[0]->all_reduce(large);
+  auto third = groups[0]->recv(large, 1);
+  groups[0].reset();
+  EXPECT_THROW(first.wait(), StateError);
+  EXPECT_THROW(second.wait(), StateError);
+  EXPECT_THROW(third.wait(), StateError);
+  EXPECT_EQ(thrown_by([&] { groups[1]->all_reduce(large).wait(); }).code, ErrorCode::kPeerLost);
+}
+
+}  // namespace
+}  // namespace trireme
