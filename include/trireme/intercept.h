@@ -1,8 +1,9 @@
-// Sees every top-level libtorch operator of a thread before autograd does, whoever called it: torch::nn, a Python module, a loss.
+// Sees every top-level libtorch operator of a thread before autograd does, whoever called it: torch::nn, a Python
+// module, a loss.
 //
-// The main idea: a dispatch key (TESTING_ONLY_GenericMode) is included in the thread's dispatch state while an InterceptScope
-// lives. Its one boxed fallback looks at the operator's arguments. A storage that Trireme manages carries a ManagedStorage as
-// the context of its DataPtr, so that finding it costs three loads and no look-up.
+// The main idea: a dispatch key (TESTING_ONLY_GenericMode) is included in the thread's dispatch state while an
+// InterceptScope lives. Its one boxed fallback looks at the operator's arguments. A storage that Trireme manages
+// carries a ManagedStorage as the context of its DataPtr, so that finding it costs three loads and no look-up.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -60,7 +61,8 @@ struct OperatorTraits {
   bool random = false;      ///< draws from a generator
 };
 
-/// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are on top.
+/// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are
+/// on top.
 struct OperatorCall {
   const c10::OperatorHandle& op;
   const OperatorTraits& traits;
@@ -75,8 +77,8 @@ class Pass {
   virtual void after(OperatorCall&) {}
 };
 
-/// What belongs to the rank that this thread works for. What libtorch keeps once per process (the default generator, the
-/// allocator) is reached through it, so that ranks can be threads.
+/// What belongs to the rank that this thread works for. What libtorch keeps once per process (the default generator,
+/// the allocator) is reached through it, so that ranks can be threads.
 class RankContext {
  public:
   /// This thread's context; autograd's helper threads find the one of the thread that called backward.
@@ -87,7 +89,8 @@ class RankContext {
   /// The number of the operator that is running; grows by one per intercepted operator.
   uint64_t serial() const { return serial_; }
 
-  /// Gives the thread a random stream of its own, seeded with `seed`: operators draw from it instead of libtorch's default generator.
+  /// Gives the thread a random stream of its own, seeded with `seed`: operators draw from it instead of libtorch's
+  /// default generator.
   void use_own_generator(uint64_t seed);
   bool has_own_generator() const { return generator_.defined(); }
   const at::Generator& own_generator() const { return generator_; }
@@ -119,8 +122,8 @@ class [[nodiscard]] InterceptScope {
     kWrites,  ///< managed storages are told of operators that write them
     kAll,     ///< and of those that read them
   };
-  /// `pass` may be null; it outlives the scope. The first scope of a process proves that interception works with the libtorch
-  /// that is loaded. Throws Error(kUnsupported) otherwise.
+  /// `pass` may be null; it outlives the scope. The first scope of a process proves that interception works with the
+  /// libtorch that is loaded. Throws Error(kUnsupported) otherwise.
   explicit InterceptScope(Watch watch, Pass* pass = nullptr);
   ~InterceptScope();
   InterceptScope(const InterceptScope&) = delete;

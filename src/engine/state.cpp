@@ -155,7 +155,8 @@ std::string Engine::agree_on_tag(const std::string& tag) const {
   differs.mutable_data_ptr<int32_t>()[0] = agreed == tag ? 0 : 1;
   group_.all_reduce(differs, ReduceOp::kMax).wait();
   if (differs.const_data_ptr<int32_t>()[0] == 0 || config_.tag_validation == TagValidation::kIgnore) return agreed;
-  const std::string message = str("save_checkpoint: ranks disagree on the tag; rank 0 says '", agreed, "', rank ", group_.rank(), " '", tag, "'");
+  const std::string message =
+      str("save_checkpoint: ranks disagree on the tag; rank 0 says '", agreed, "', rank ", group_.rank(), " '", tag, "'");
   if (config_.tag_validation == TagValidation::kFail) throw CheckpointError(message + "; checkpoint.tag_validation is Fail");
   log(LogLevel::kWarning, message + "; rank 0's is used");
   return agreed;

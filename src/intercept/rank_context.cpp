@@ -7,6 +7,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <string_view>
 
@@ -93,7 +94,8 @@ class [[nodiscard]] WriteScope {
   const Touches& touches_;
 };
 
-// Proves once per process that the key reaches our fallback: libtorch may move or rename a key that is meant for its tests.
+// Proves once per process that the key reaches our fallback: libtorch may move or rename a key that is meant for its
+// tests.
 void verify_interception(const RankContext& context) {
   static const bool works = [&context] {
     const uint64_t before = context.serial();
@@ -135,7 +137,12 @@ const OperatorTraits& RankContext::traits_of(const c10::OperatorHandle& op) {
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     if (alias != nullptr && alias->isWrite()) traits.written |= uint64_t{1} << i;
   }
-  traits.overwrites = writes_without_reading(schema.name());
+  // fill_(p, value) may read a view of p as its value.
+  const auto is_tensor = [](const c10::Argument& argument) {
+    return argument.type()->kind() == c10::TypeKind::TensorType;
+  };
+  traits.overwrites = writes_without_reading(schema.name()) &&
+                      std::count_if(schema.arguments().begin(), schema.arguments().end(), is_tensor) == 1;
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
   return traits_.emplace(op, traits).first->second;
 }
@@ -163,8 +170,8 @@ void RankContext::run(OperatorCall& call) {
   call.op.callBoxed(&call.stack);
 }
 
-// Composite operators (dropout, randn) have no generator argument to fill in, so the default generator takes on this rank's
-// state while the operator runs.
+// Composite operators (dropout, randn) have no generator argument to fill in, so the default generator takes on this
+// rank's state while the operator runs.
 void RankContext::run_with_own_generator(OperatorCall& call) {
   std::lock_guard lock(default_generator_mutex);
   at::Generator shared = at::detail::getDefaultCPUGenerator();
@@ -213,15 +220,16 @@ void InterceptScope::enter() {
 }
 
 void InterceptScope::leave() noexcept {
-  if (pass_ != nullptr) std::erase(context_.passes_, pass_);
+  auto& passes = context_.passes_;
+  if (pass_ != nullptr) passes.erase(std::find(passes.rbegin(), passes.rend(), pass_).base() - 1);
   if (watch_ == Watch::kAll) --context_.read_scopes_;
   if (--context_.scopes_ > 0) return;
   c10::impl::tls_set_dispatch_key_included(kKey, false);
   try {
     c10::ThreadLocalDebugInfo::_pop(kSlot);
   } catch (const std::exception&) {
-    // Somebody pushed a slot above ours and has not popped it yet. Ours stays below it: harmless, as the context outlives
-    // the thread's scopes and nothing is intercepted any more.
+    // Somebody pushed a slot above ours and has not popped it yet. Ours stays below it: harmless, as the context
+    // outlives the thread's scopes and nothing is intercepted any more.
   }
 }
 

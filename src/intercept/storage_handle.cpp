@@ -7,8 +7,9 @@
 namespace trireme {
 namespace {
 
-// StorageImpl can be told to throw a message of ours when its data is read, but not to stop throwing. A released storage
-// comes back, so the flag behind it must be reachable; naming a private member in an explicit instantiation is allowed C++.
+// StorageImpl can be told to throw a message of ours when its data is read, but not to stop throwing. A released
+// storage comes back, so the flag behind it must be reachable; naming a private member in an explicit instantiation is
+// allowed C++.
 bool& throws_on_access(c10::StorageImpl& storage);
 
 template <bool c10::StorageImpl::*kFlag>

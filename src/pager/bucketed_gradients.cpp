@@ -1,9 +1,10 @@
 // Gradients are summed in flat buffers, one per unit, and reduced by collectives.
 //
-// Stages 0 and 1 keep whole buffers over the window and reduce once at its end. Stages 2 and 3 reduce each unit's buffer as soon
-// as backward has filled it and keep only this rank's shard. The order of collectives is fixed, last unit first, whatever order
-// backward produced the gradients in: ranks on which a parameter is unused stay in step with the others. What arrives after its
-// unit was sent (a parameter that backward reaches twice) is sent at the end of the pass, by agreement.
+// Stages 0 and 1 keep whole buffers over the window and reduce once at its end. Stages 2 and 3 reduce each unit's
+// buffer as soon as backward has filled it and keep only this rank's shard. The order of collectives is fixed, last
+// unit first, whatever order backward produced the gradients in: ranks on which a parameter is unused stay in step with
+// the others. What arrives after its unit was sent (a parameter that backward reaches twice) is sent at the end of the
+// pass, by agreement.
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
@@ -34,7 +35,12 @@ struct Reduction {
 class BucketedGradients final : public GradientStore {
  public:
   explicit BucketedGradients(const StoreContext& context)
-      : GradientStore(context), buckets_(units()), late_(units()), shards_(units()), has_shard_(units()), next_(units() - 1) {
+      : GradientStore(context),
+        buckets_(units()),
+        late_(units()),
+        shards_(units()),
+        has_shard_(units()),
+        next_(units() - 1) {
     // A group of its own: gathers of weights that backward issues in between do not share a sequence with reductions.
     std::vector<int> everybody(group().size());
     for (int rank = 0; rank < group().size(); ++rank) everybody[rank] = rank;
@@ -70,7 +76,7 @@ class BucketedGradients final : public GradientStore {
       for (int i = units() - 1; i >= 0; --i)
         if (unit(i).trainable) reduce_whole(i);
     } else {
-      if (is_backward_open()) end_backward();
+      if (is_backward_open_somewhere()) end_backward();
       while (!in_flight_.empty()) complete_oldest();
     }
     at::Tensor flags = at::from_blob(touched_.data(), {parameters()}, at::TensorOptions().dtype(at::kByte));
@@ -83,7 +89,8 @@ class BucketedGradients final : public GradientStore {
     if (mine.empty()) return 0;
     const at::Tensor& gradients = at_boundary() ? buckets_[managed.unit].sum : shards_[managed.unit];
     const int64_t begin = mine.begin - (at_boundary() ? 0 : unit(managed.unit).shard_numel * group().rank());
-    return trireme::sum_of_squares(element(gradients.data_ptr(), begin, gradients.element_size()), gradients.scalar_type(), mine.numel());
+    return trireme::sum_of_squares(element(gradients.data_ptr(), begin, gradients.element_size()),
+                                   gradients.scalar_type(), mine.numel());
   }
 
   at::Tensor owned(int index) override {
@@ -145,7 +152,8 @@ class BucketedGradients final : public GradientStore {
 
   int position_of(int index) const {
     const auto& placements = unit(parameter(index).unit).parameters;
-    const auto found = std::find_if(placements.begin(), placements.end(), [&](const Placement& at) { return at.index == index; });
+    const auto found =
+        std::find_if(placements.begin(), placements.end(), [&](const Placement& at) { return at.index == index; });
     return static_cast<int>(found - placements.begin());
   }
 
@@ -158,6 +166,14 @@ class BucketedGradients final : public GradientStore {
            std::any_of(late_.begin(), late_.end(), filled);
   }
 
+  // A rank whose micro-batch reached no parameter must join in all the same. Asked in the group's own sequence: on
+  // other ranks reductions may be under way.
+  bool is_backward_open_somewhere() {
+    uint8_t open = is_backward_open();
+    group().all_reduce(at::from_blob(&open, {1}, at::TensorOptions().dtype(at::kByte)), ReduceOp::kMax).wait();
+    return open != 0;
+  }
+
   // Starts the reduction of a unit's bucket; missing gradients count as zero.
   void send(int index, std::vector<Bucket>& buckets) {
     if (!unit(index).trainable) return;
@@ -166,7 +182,8 @@ class BucketedGradients final : public GradientStore {
     while (in_flight_.size() >= kReductionsInFlight) complete_oldest();
     const bool first = !has_shard_[index];
     has_shard_[index] = 1;
-    Reduction reduction{index, std::move(bucket.sum), first ? shards_[index] : make_buffer(index, unit(index).shard_numel), {}};
+    Reduction reduction{
+        index, std::move(bucket.sum), first ? shards_[index] : make_buffer(index, unit(index).shard_numel), {}};
     bucket = Bucket{};
     reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
     in_flight_.push_back(std::move(reduction));
@@ -218,12 +235,12 @@ class BucketedGradients final : public GradientStore {
   }
 
   std::unique_ptr<Group> reductions_group_;
-  std::vector<Bucket> buckets_;      // by unit, of this pass (of the window at stages 0 and 1)
-  std::vector<Bucket> late_;         // what arrived after its unit was sent
-  std::vector<at::Tensor> shards_;   // stages 2 and 3
-  std::vector<uint8_t> has_shard_;   // the shard holds something of this window
+  std::vector<Bucket> buckets_;     // by unit, of this pass (of the window at stages 0 and 1)
+  std::vector<Bucket> late_;        // what arrived after its unit was sent
+  std::vector<at::Tensor> shards_;  // stages 2 and 3
+  std::vector<uint8_t> has_shard_;  // the shard holds something of this window
   std::deque<Reduction> in_flight_;
-  int next_;                         // units above it have been sent in this pass
+  int next_;  // units above it have been sent in this pass
   int64_t in_flight_bytes_ = 0;
   int64_t peak_in_flight_bytes_ = 0;
 };

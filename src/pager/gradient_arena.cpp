@@ -20,13 +20,14 @@ thread_local std::vector<GradientArena*> this_threads_arenas;
 
 }  // namespace
 
-// libtorch frees a raw allocation by its address alone, so the arena of a block is found by address. There is one CPU allocator
-// per process in libtorch; hence one registry. It keeps a closed arena until its last block is freed.
+// libtorch frees a raw allocation by its address alone, so the arena of a block is found by address. There is one CPU
+// allocator per process in libtorch; hence one registry. It keeps a closed arena until its last block is freed.
 class ArenaRegistry final : public c10::Allocator {
  public:
   static ArenaRegistry& instance() {
     static ArenaRegistry* registry = [] {
-      auto* made = new ArenaRegistry(c10::GetCPUAllocator());  // never deleted: blocks may be freed while statics are destroyed
+      auto* made =
+          new ArenaRegistry(c10::GetCPUAllocator());  // never deleted: blocks may be freed while statics are destroyed
       c10::SetCPUAllocator(made, 100);
       return made;
     }();
@@ -35,8 +36,13 @@ class ArenaRegistry final : public c10::Allocator {
 
   void add(std::shared_ptr<GradientArena> arena) {
     std::unique_lock lock(mutex_);
-    std::erase_if(arenas_, [](const auto& other) { return other.use_count() == 1 && other->idle(); });
     arenas_.push_back(std::move(arena));
+  }
+
+  // No block will be cut from `arena` any more.
+  void close(GradientArena& arena) {
+    arena.closed_ = true;
+    drop_if_idle(arena);
   }
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -55,16 +61,28 @@ class ArenaRegistry final : public c10::Allocator {
   static void free(void* data) {
     if (data == nullptr) return;
     ArenaRegistry& registry = instance();
-    {
-      std::shared_lock lock(registry.mutex_);
-      for (const auto& arena : registry.arenas_)
-        if (arena->contains(data, 1)) return arena->free(data);
+    if (const std::shared_ptr<GradientArena> arena = registry.find(data)) {
+      arena->free(data);
+      if (arena->closed_) registry.drop_if_idle(*arena);
+    } else {
+      registry.base_->raw_deallocate(data);
     }
-    registry.base_->raw_deallocate(data);
   }
 
  private:
   explicit ArenaRegistry(c10::Allocator* base) : base_(base) {}
+
+  std::shared_ptr<GradientArena> find(const void* data) {
+    std::shared_lock lock(mutex_);
+    for (const auto& arena : arenas_)
+      if (arena->contains(data, 1)) return arena;
+    return nullptr;
+  }
+
+  void drop_if_idle(const GradientArena& arena) {
+    std::unique_lock lock(mutex_);
+    if (arena.idle()) std::erase_if(arenas_, [&arena](const auto& other) { return other.get() == &arena; });
+  }
 
   c10::Allocator* const base_;
   std::shared_mutex mutex_;
@@ -116,6 +134,9 @@ ArenaScope::ArenaScope(std::shared_ptr<GradientArena> arena) : arena_(std::move(
   this_threads_arenas.push_back(arena_.get());
 }
 
-ArenaScope::~ArenaScope() { std::erase(this_threads_arenas, arena_.get()); }
+ArenaScope::~ArenaScope() {
+  std::erase(this_threads_arenas, arena_.get());
+  ArenaRegistry::instance().close(*arena_);
+}
 
 }  // namespace trireme

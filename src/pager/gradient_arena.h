@@ -1,9 +1,10 @@
-// Shared memory in which gradients are born: backward's own allocations of the right size are served from it, so that peers can
-// read a gradient where it was computed and nothing is copied.
+// Shared memory in which gradients are born: backward's own allocations of the right size are served from it, so that
+// peers can read a gradient where it was computed and nothing is copied.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -40,10 +41,12 @@ class GradientArena : public std::enable_shared_from_this<GradientArena> {
   const std::shared_ptr<void> memory_;
   std::unordered_set<size_t> served_sizes_;
 
+  std::atomic<bool> closed_{false};  // its scope has ended
+
   mutable std::mutex mutex_;
-  size_t used_ = 0;                                            // guarded by mutex_: blocks are cut from here on
-  std::unordered_map<size_t, std::vector<void*>> free_;        // guarded by mutex_: by size
-  std::unordered_map<void*, size_t> taken_;                    // guarded by mutex_
+  size_t used_ = 0;                                      // guarded by mutex_: blocks are cut from here on
+  std::unordered_map<size_t, std::vector<void*>> free_;  // guarded by mutex_: by size
+  std::unordered_map<void*, size_t> taken_;              // guarded by mutex_
 };
 
 /// While one lives, backward passes of this thread allocate from `arena`.

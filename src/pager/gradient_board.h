@@ -9,8 +9,8 @@
 
 namespace trireme {
 
-/// Gradients of one parameter in one window are numbered from 1: normally one per micro-batch. A stamp orders them over the
-/// whole run, so that nothing needs to be reset between windows.
+/// Gradients of one parameter in one window are numbered from 1: normally one per micro-batch. A stamp orders them over
+/// the whole run, so that nothing needs to be reset between windows.
 constexpr uint64_t stamp(uint64_t window, uint32_t round) { return window << 20 | round; }
 
 class GradientBoard {
@@ -32,7 +32,9 @@ class GradientBoard {
   std::atomic<uint32_t>& announced(int rank, int parameter) const {
     return reinterpret_cast<std::atomic<uint32_t>*>(of(rank) + announced_begin_)[parameter];
   }
-  std::atomic<uint64_t>& announced_window(int rank) const { return *reinterpret_cast<std::atomic<uint64_t>*>(of(rank)); }
+  std::atomic<uint64_t>& announced_window(int rank) const {
+    return *reinterpret_cast<std::atomic<uint64_t>*>(of(rank));
+  }
 
  private:
   static constexpr size_t kHeader = 64;  // announced_window has a cache line to itself: everybody polls it

@@ -1,5 +1,5 @@
-// Where gradients go. One subclass per way of reducing them: one-sided (peers read each other's gradients where they were
-// computed) and bucketed (collectives over flat buffers).
+// Where gradients go. One subclass per way of reducing them: one-sided (peers read each other's gradients where they
+// were computed) and bucketed (collectives over flat buffers).
 #pragma once
 
 #include <memory>
@@ -60,7 +60,6 @@ class GradientStore {
   float factor_ = 1;
   std::vector<uint8_t> touched_;  // by parameter; before finish() by this rank alone
   int64_t reductions_ = 0;
-
 };
 
 std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context);

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <list>
+#include <vector>
 
 #include "trireme/base/error.h"
 
@@ -73,7 +75,8 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
   void make_room() {
     const RankContext* context = RankContext::current();
     const uint64_t serial = context != nullptr ? context->serial() : 0;
-    for (auto next = whole_.begin(); next != whole_.end() && live_bytes_ > std::max(policy.live_bytes, 2 * largest_bytes_);) {
+    for (auto next = whole_.begin();
+         next != whole_.end() && live_bytes_ > std::max(policy.live_bytes, 2 * largest_bytes_);) {
       InitStorage* storage = *next++;
       if (storage->last_serial != serial) storage->shard();
     }
@@ -126,9 +129,10 @@ void InitStorage::shard() {
   if (mine.numel() > 0) std::memcpy(shard.data_ptr(), static_cast<std::byte*>(data_.get()) + mine.begin, mine.numel());
   store_->remove(*this);
   shard_ = std::move(shard);
-  StorageHandle::release(storage_, self(),
-                         "this tensor was sharded by trireme::zero::Init: its data can be read by operators inside of the scope, or "
-                         "after trireme::initialize() has taken the model over");
+  StorageHandle::release(
+      storage_, self(),
+      "this tensor was sharded by trireme::zero::Init: its data can be read by operators inside of the scope, or "
+      "after trireme::initialize() has taken the model over");
   data_ = {};
 }
 
@@ -146,32 +150,58 @@ std::shared_ptr<ManagedStorage> InitStorage::self() const { return StorageHandle
 
 namespace {
 
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) visit(value.toTensor());
+  if (value.isTensorList())
+    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
+}
+
+// Adopts what operators make. A result over the memory of an argument (a view, an in-place result) is not made: that
+// memory is adopted already, or is not ours.
 class AdoptResults final : public Pass {
  public:
   explicit AdoptResults(std::function<void(const at::Tensor&)> adopt) : adopt_(std::move(adopt)) {}
+  void before(OperatorCall& call) override {
+    given_.clear();
+    for (const c10::IValue& argument : torch::jit::last(call.stack, call.traits.arguments))
+      for_each_tensor(argument, [this](const at::Tensor& tensor) {
+        if (const void* storage = storage_of(tensor)) given_.push_back(storage);
+      });
+  }
   void after(OperatorCall& call) override {
-    for (const c10::IValue& result : torch::jit::last(call.stack, call.op.schema().returns().size())) {
-      if (result.isTensor()) adopt_(result.toTensor());
-      if (result.isTensorList())
-        for (const at::Tensor& tensor : result.toTensorList()) adopt_(tensor);
-    }
+    for (const c10::IValue& result : torch::jit::last(call.stack, call.op.schema().returns().size()))
+      for_each_tensor(result, [this](const at::Tensor& tensor) {
+        if (std::find(given_.begin(), given_.end(), storage_of(tensor)) == given_.end()) adopt_(tensor);
+      });
   }
 
  private:
+  static const void* storage_of(const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+  }
+
   std::function<void(const at::Tensor&)> adopt_;
+  std::vector<const void*> given_;  // storages of the running operator's arguments
 };
 
 }  // namespace
 
 Init::Init(Group& group, const InitPolicy& policy) : store_(std::make_shared<Store>(group, policy)) {
-  // Shards are many and small; freed whole tensors must go back to the system at once, or the heap keeps the peak: glibc raises
-  // this threshold by itself as soon as a large block is freed, unless it was set.
+  // Shards are many and small; freed whole tensors must go back to the system at once, or the heap keeps the peak:
+  // glibc raises this threshold by itself as soon as a large block is freed, unless it was set.
   mallopt(M_MMAP_THRESHOLD, 64 << 10);
   pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor); });
   scope_ = std::make_unique<InterceptScope>(InterceptScope::Watch::kAll, pass_.get());
 }
 
-Init::~Init() = default;
+Init::~Init() {
+  scope_.reset();
+  // Where glibc's own adjustment ends up in a program that frees large blocks; training would map every activation anew
+  // otherwise.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+}
 
 int64_t Init::peak_live_bytes() const { return store_->peak_live_bytes; }
 

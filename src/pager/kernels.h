@@ -22,7 +22,8 @@ struct ReduceTask {
   bool accumulate = false;  ///< target += instead of target =
 };
 
-/// target (+)= factor * (sources[0] + sources[1] + …), folded left in fp32. Returns the sum of squares of the new target.
+/// target (+)= factor * (sources[0] + sources[1] + …), folded left in fp32. Returns the sum of squares of the new
+/// target.
 ///
 /// Cost      reads each source once, writes target once; blocks stay in the first-level cache in between.
 double reduce(const ReduceTask& task);

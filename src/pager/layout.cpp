@@ -2,8 +2,8 @@
 
 #include <c10/core/ScalarTypeToTypeMeta.h>
 
-#include <functional>
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <regex>
 
@@ -37,7 +37,8 @@ struct Draft {
 };
 
 // Units in the order of their first parameter.
-std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters, const std::vector<std::regex>& patterns) {
+std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters,
+                                  const std::vector<std::regex>& patterns) {
   std::vector<Draft> drafts;
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     const ParameterSpec& spec = parameters[i];
@@ -58,7 +59,8 @@ std::vector<Draft> merge_small(std::vector<Draft> drafts, int64_t merge_below_by
   for (Draft& draft : drafts) {
     Draft* neighbour = nullptr;
     for (auto candidate = merged.rbegin(); candidate != merged.rend() && neighbour == nullptr; ++candidate)
-      if (candidate->key.dtype == draft.key.dtype && candidate->key.trainable == draft.key.trainable) neighbour = &*candidate;
+      if (candidate->key.dtype == draft.key.dtype && candidate->key.trainable == draft.key.trainable)
+        neighbour = &*candidate;
     if (neighbour != nullptr && neighbour->bytes < merge_below_bytes && draft.bytes < merge_below_bytes) {
       neighbour->parameters.insert(neighbour->parameters.end(), draft.parameters.begin(), draft.parameters.end());
       neighbour->bytes += draft.bytes;

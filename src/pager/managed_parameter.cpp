@@ -23,7 +23,8 @@ WeightStore::WeightStore(const StoreContext& context) : context_(context) {
 }
 
 at::Tensor flat_view(void* data, int64_t numel, at::ScalarType dtype, std::shared_ptr<void> keep) {
-  return at::from_blob(data, {numel}, [keep = std::move(keep)](void*) {}, at::TensorOptions().dtype(dtype));
+  return at::from_blob(
+      data, {numel}, [keep = std::move(keep)](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
 void copy_values(const ManagedParameter& parameter, void* target) {

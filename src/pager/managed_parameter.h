@@ -25,6 +25,7 @@ class ParameterStorage final : public ManagedStorage {
   void after_write() override;
   /// The pager is gone: what is whole stays as it is, what is released throws when it is read.
   void forget() { store_ = nullptr; }
+  bool is_managed() const { return store_ != nullptr; }
   /// Memory that must live as long as the storage points into it.
   std::shared_ptr<void> memory;
 

@@ -1,5 +1,5 @@
-// Stage 3 where ranks share memory: the shards of all ranks stand side by side in one segment that everybody maps, so a unit
-// is always whole and a gather moves no byte. The host holds one copy of the weights.
+// Stage 3 where ranks share memory: the shards of all ranks stand side by side in one segment that everybody maps, so a
+// unit is always whole and a gather moves no byte. The host holds one copy of the weights.
 //
 // Who may write when: a rank writes only its own shard, and only between close_window() (after which no peer reads) and
 // open_window() (before which none reads again). A user's write in between goes to a private copy of the parameter.
@@ -35,12 +35,19 @@ class MappedWeights final : public WeightStore {
     }
   }
 
+  ~MappedWeights() override {
+    // What the user wrote and no step has applied stays as it is.
+    for (Private& copy : privates_)
+      parameter(copy.parameter).owner->memory = std::make_shared<c10::DataPtr>(std::move(copy.data));
+  }
+
   void before_access(int index, Access access) override {
     if (access == Access::kRead || is_private(parameter(index))) return;
     // The first write since the step: peers may still read the shared bytes.
     ManagedParameter& managed = parameter(index);
     c10::DataPtr copy = c10::GetCPUAllocator()->allocate(managed.bytes());
-    if (access == Access::kWrite) std::memcpy(copy.get(), managed.storage().data(), managed.bytes());
+    // Also where all will be overwritten: the operator may throw before it does.
+    if (managed.numel > 0) std::memcpy(copy.get(), managed.storage().data(), managed.bytes());
     void* data = copy.get();
     privates_.push_back({index, std::move(copy)});
     StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
@@ -61,7 +68,8 @@ class MappedWeights final : public WeightStore {
       const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
       if (mine.empty()) continue;
       std::memcpy(element(unit_data(managed.unit), mine.begin, managed.itemsize()),
-                  element(copy.data.get(), mine.begin - managed.begin, managed.itemsize()), mine.numel() * managed.itemsize());
+                  element(copy.data.get(), mine.begin - managed.begin, managed.itemsize()),
+                  mine.numel() * managed.itemsize());
     }
   }
 
@@ -99,7 +107,8 @@ class MappedWeights final : public WeightStore {
     StorageHandle::point(managed.storage(), shared_data(managed), managed.bytes(), managed.owner);
   }
 
-  // Rank 0's values count. Values under an Init scope are the same everywhere and gathered by all, but rank 0 writes them too.
+  // Rank 0's values count. Values under an Init scope are the same everywhere and gathered by all, but rank 0 writes
+  // them too.
   void fill(int index) {
     for (const Placement& placement : unit(index).parameters) {
       const ManagedParameter& managed = parameter(placement.index);

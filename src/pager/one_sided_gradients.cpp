@@ -1,16 +1,15 @@
 // Gradients are computed in shared memory and stay there until every rank has folded its shard of them in.
 //
-// A rank that finishes a gradient stamps its slot on its board. A rank that owns a part of the parameter waits, never inside of
-// backward, until all ranks have stamped the same round, and then folds its part: sum in rank order, fp32, one pass. At the end
-// of the window every rank announces how many gradients it had, so that a parameter which is unused on some ranks, or on all,
-// is known as such. Announcing comes before publishing what is still queued: no rank waits for room that only a waiting rank
-// could make.
+// A rank that finishes a gradient stamps its slot on its board. A rank that owns a part of the parameter waits, never
+// inside of backward, until all ranks have stamped the same round, and then folds its part: sum in rank order, fp32,
+// one pass. At the end of the window every rank announces how many gradients it had, so that a parameter which is
+// unused on some ranks, or on all, is known as such. A rank that waits goes on publishing and folding, and publishing
+// never waits for memory: whatever ranks do differently, nobody waits for something that only a waiting rank could do.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <optional>
 
 #include "pager/gradient_arena.h"
 #include "pager/gradient_board.h"
@@ -28,20 +27,20 @@ GradientBoard::GradientBoard(Group& group, int parameters) {
 
 namespace {
 
-constexpr size_t kSmallGradient = size_t{64} << 10;  // copied into a fixed place instead of being born in a block
+constexpr size_t kSmallGradient = size_t{64} << 10;  // copied to its home instead of being born in a block
 constexpr size_t kPage = 4096;
 
 struct ParameterGradients {
   int first_owner = 0;  // ranks whose shards hold a part
   int last_owner = -1;
-  Overlap mine;                     // this rank's part, in elements of the unit
-  size_t small_offset = 0;          // of the fixed place in the arena
-  uint32_t produced = 0;            // in this window
+  Overlap mine;           // this rank's part, in elements of the unit
+  size_t home = 0;        // offset of a place that only this gradient uses
+  uint32_t produced = 0;  // in this window
   uint32_t published = 0;
   uint32_t folded = 0;
   double sum_of_squares = 0;
-  std::deque<at::Tensor> waiting;   // produced, not yet published
-  at::Tensor in_flight;             // published, not yet folded by everybody
+  std::deque<at::Tensor> waiting;  // produced, not yet published
+  at::Tensor in_flight;            // published, not yet folded by everybody
 };
 
 class OneSidedGradients final : public GradientStore {
@@ -49,10 +48,11 @@ class OneSidedGradients final : public GradientStore {
   explicit OneSidedGradients(const StoreContext& context)
       : GradientStore(context), board_(context.group, parameters()), states_(parameters()) {
     for (int i = 0; i < units(); ++i) {
-      shards_.push_back(unit(i).trainable ? at::zeros({unit(i).shard_numel}, at::TensorOptions().dtype(accumulation_dtype(i)))
-                                          : at::Tensor());
+      shards_.push_back(unit(i).trainable
+                            ? at::zeros({unit(i).shard_numel}, at::TensorOptions().dtype(accumulation_dtype(i)))
+                            : at::Tensor());
     }
-    make_arena(place_small_gradients());
+    make_arena(place_homes());
     for (int i = 0; i < parameters(); ++i) find_owners(i);
   }
 
@@ -71,10 +71,13 @@ class OneSidedGradients final : public GradientStore {
   void end_backward() override { progress(); }
 
   void finish() override {
-    for (int i = 0; i < parameters(); ++i) board_.announced(group().rank(), i).store(states_[i].produced, std::memory_order_relaxed);
+    for (int i = 0; i < parameters(); ++i)
+      board_.announced(group().rank(), i).store(states_[i].produced, std::memory_order_relaxed);
     board_.announced_window(group().rank()).store(window_, std::memory_order_release);
     group().notify();
-    if (!settle()) group().wait_until([this] { return settle(); }, {.peer = slowest(), .operation = "reduction of gradients", .detail = {}});
+    if (!settle())
+      group().wait_until([this] { return settle(); },
+                         {.peer = slowest(), .operation = "reduction of gradients", .detail = {}});
     to_fold_.clear();
     in_flight_.clear();
     for (int i = 0; i < parameters(); ++i) touched_[i] = rounds(i) > 0;
@@ -103,28 +106,32 @@ class OneSidedGradients final : public GradientStore {
   }
 
  private:
-  // Returns the bytes that the fixed places of small gradients take.
-  size_t place_small_gradients() {
+  // Every gradient has a home: small ones are copied there, large ones only when the arena has no block for them (its
+  // blocks may be held by the user's graph, or cut for other sizes). So publishing never has to wait for memory.
+  // Returns the homes' bytes; only what is used is ever backed by memory.
+  size_t place_homes() {
     size_t bytes = 0;
     for (int i = 0; i < parameters(); ++i) {
-      states_[i].small_offset = bytes;
-      if (is_trainable(i) && parameter(i).bytes() < kSmallGradient) bytes += (parameter(i).bytes() + 63) / 64 * 64;
+      if (!is_trainable(i)) continue;
+      const size_t alignment = is_small(i) ? 64 : kPage;
+      states_[i].home = (bytes + alignment - 1) / alignment * alignment;
+      bytes = states_[i].home + parameter(i).bytes();
     }
     return (bytes + kPage - 1) / kPage * kPage;
   }
 
-  // Room for every gradient twice: one being folded by a peer that is late, one being computed. Only what is used is ever
-  // backed by memory.
-  void make_arena(size_t small_bytes) {
-    small_bytes_ = small_bytes;
+  // Room for every large gradient once: most are folded, and their blocks free again, before backward has come to the
+  // end.
+  void make_arena(size_t home_bytes) {
+    home_bytes_ = home_bytes;
     size_t block_bytes = 0;
     for (int i = 0; i < parameters(); ++i)
-      if (is_trainable(i) && parameter(i).bytes() >= kSmallGradient) block_bytes += parameter(i).bytes() + (size_t{2} << 20);
-    memory_ = group().share(std::max(small_bytes + 2 * block_bytes, kPage), Group::Share::kEach);
+      if (is_trainable(i) && !is_small(i)) block_bytes += parameter(i).bytes() + (size_t{2} << 20);
+    memory_ = group().share(std::max(home_bytes + block_bytes, kPage), Group::Share::kEach);
     std::byte* base = memory_->of(group().rank());
-    arena_ = std::make_shared<GradientArena>(base + small_bytes, 2 * block_bytes, memory_);
+    arena_ = std::make_shared<GradientArena>(base + home_bytes, block_bytes, memory_);
     for (int i = 0; i < parameters(); ++i)
-      if (is_trainable(i) && parameter(i).bytes() >= kSmallGradient) arena_->serve(parameter(i).bytes());
+      if (is_trainable(i) && !is_small(i)) arena_->serve(parameter(i).bytes());
     arena_scope_ = std::make_unique<ArenaScope>(arena_);
   }
 
@@ -138,6 +145,7 @@ class OneSidedGradients final : public GradientStore {
   }
 
   bool is_trainable(int index) const { return unit(parameter(index).unit).trainable; }
+  bool is_small(int index) const { return parameter(index).bytes() < kSmallGradient; }
 
   // The stamp of the newest gradient that was published has been folded by all owners.
   bool is_slot_free(int index) const {
@@ -153,31 +161,32 @@ class OneSidedGradients final : public GradientStore {
     ParameterGradients& state = states_[index];
     if (state.waiting.empty() || !is_slot_free(index)) return;
     release_in_flight(state);
-    const std::optional<size_t> offset = bring_to_arena(index, state.waiting.front());
-    if (!offset) return;  // full: published when peers have freed a block
+    const size_t offset = bring_to_shared_memory(index, state.waiting.front());
     state.in_flight = std::move(state.waiting.front());
     state.waiting.pop_front();
     in_flight_.push_back(index);
     GradientBoard::Slot& slot = board_.slot(group().rank(), index);
-    slot.offset.store(*offset, std::memory_order_relaxed);
+    slot.offset.store(offset, std::memory_order_relaxed);
     slot.published.store(stamp(window_, ++state.published), std::memory_order_release);
     group().notify();
   }
 
   // The offset in shared memory where `gradient` stands, moving it there where it was computed elsewhere.
-  std::optional<size_t> bring_to_arena(int index, at::Tensor& gradient) {
+  size_t bring_to_shared_memory(int index, at::Tensor& gradient) {
     const size_t bytes = gradient.nbytes();
-    if (arena_->contains(gradient.data_ptr(), bytes)) return small_bytes_ + arena_->offset_of(gradient.data_ptr());
-    if (bytes < kSmallGradient) {
-      if (bytes > 0) std::memcpy(memory_->of(group().rank()) + states_[index].small_offset, gradient.data_ptr(), bytes);
-      return states_[index].small_offset;
+    if (arena_->contains(gradient.data_ptr(), bytes)) return home_bytes_ + arena_->offset_of(gradient.data_ptr());
+    c10::DataPtr block = is_small(index) ? c10::DataPtr() : arena_->allocate(bytes);
+    if (!block) {
+      // Free: the slot is, so every owner has folded what stood here.
+      std::byte* home = memory_->of(group().rank()) + states_[index].home;
+      if (bytes > 0) std::memcpy(home, gradient.data_ptr(), bytes);
+      if (!is_small(index)) gradient = flat_view(home, gradient.numel(), gradient.scalar_type(), memory_);
+      return states_[index].home;
     }
-    c10::DataPtr block = arena_->allocate(bytes);
-    if (!block) return std::nullopt;
     std::memcpy(block.get(), gradient.data_ptr(), bytes);
     auto keep = std::make_shared<c10::DataPtr>(std::move(block));
     gradient = flat_view(keep->get(), gradient.numel(), gradient.scalar_type(), keep);
-    return small_bytes_ + arena_->offset_of(gradient.data_ptr());
+    return home_bytes_ + arena_->offset_of(gradient.data_ptr());
   }
 
   void release_in_flight(ParameterGradients& state) {
@@ -196,7 +205,8 @@ class OneSidedGradients final : public GradientStore {
 
   enum class Presence { kHere, kNotYet, kNever };
   Presence presence(int rank, int index, uint32_t round) const {
-    if (board_.slot(rank, index).published.load(std::memory_order_acquire) == stamp(window_, round)) return Presence::kHere;
+    if (board_.slot(rank, index).published.load(std::memory_order_acquire) == stamp(window_, round))
+      return Presence::kHere;
     if (board_.announced_window(rank).load(std::memory_order_acquire) < window_) return Presence::kNotYet;
     return board_.announced(rank, index).load(std::memory_order_relaxed) < round ? Presence::kNever : Presence::kNotYet;
   }
@@ -248,7 +258,8 @@ class OneSidedGradients final : public GradientStore {
     }
   }
 
-  // One round over everything that is open. True when all is published, folded here, and folded by the owners of what is ours.
+  // One round over everything that is open. True when all is published, folded here, and folded by the owners of what
+  // is ours.
   bool settle() {
     bool settled = true;
     for (int rank = 0; rank < group().size(); ++rank)
@@ -277,8 +288,8 @@ class OneSidedGradients final : public GradientStore {
   GradientBoard board_;
   std::vector<ParameterGradients> states_;
   std::vector<at::Tensor> shards_;
-  std::shared_ptr<SharedMemory> memory_;  // of each rank: small gradients, then the arena
-  size_t small_bytes_ = 0;
+  std::shared_ptr<SharedMemory> memory_;  // of each rank: the homes, then the arena
+  size_t home_bytes_ = 0;
   std::shared_ptr<GradientArena> arena_;
   std::unique_ptr<ArenaScope> arena_scope_;
   std::deque<int> to_fold_;

@@ -1,8 +1,8 @@
-// Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and released
-// when the room is needed for another one.
+// Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and
+// released when the room is needed for another one.
 //
-// Every decision (what to gather ahead, what to release) follows from the touches and from sizes alone, never from timing, so
-// ranks that run the same program issue the same collectives in the same order.
+// Every decision (what to gather ahead, what to release) follows from the touches and from sizes alone, never from
+// timing, so ranks that run the same program issue the same collectives in the same order.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -21,9 +21,9 @@ enum class UnitState { kReleased, kGathering, kWhole };
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
-  at::Tensor buffer;          // undefined while released
+  at::Tensor buffer;  // undefined while released
   Pending<void> gather;
-  uint64_t last_serial = 0;   // of the operator that touched it last: an operator's own units are never released
+  uint64_t last_serial = 0;  // of the operator that touched it last: an operator's own units are never released
   int64_t last_touch = 0;
 };
 
@@ -38,7 +38,13 @@ class PagedWeights final : public WeightStore {
   }
 
   ~PagedWeights() override {
-    for (PagedUnit& paged : paged_) paged.gather = {};
+    for (int i = 0; i < units(); ++i) {
+      paged_[i].gather = {};
+      // What is whole stays readable.
+      if (paged_[i].state != UnitState::kWhole) continue;
+      const auto memory = std::make_shared<at::Tensor>(paged_[i].buffer);
+      for (const Placement& placement : unit(i).parameters) parameter(placement.index).owner->memory = memory;
+    }
   }
 
   bool pages() const override { return true; }
@@ -46,7 +52,8 @@ class PagedWeights final : public WeightStore {
   void before_access(int index, Access) override {
     const int touched = parameter(index).unit;
     PagedUnit& paged = paged_[touched];
-    paged.last_serial = serial();
+    running_serial_ = serial();
+    paged.last_serial = running_serial_;
     paged.last_touch = ++touches_;
     trace_.touch(touched);
     if (paged.state == UnitState::kReleased) {
@@ -75,7 +82,10 @@ class PagedWeights final : public WeightStore {
   void open_window() override {
     trace_.end_step();
     last_prefetched_from_ = -1;
+    gather_order_ = 0;
   }
+
+  uint64_t gather_order() const override { return gather_order_; }
 
   void add_to(PagerMemory& memory) const override {
     for (int i = 0; i < units(); ++i) {
@@ -115,10 +125,11 @@ class PagedWeights final : public WeightStore {
   }
 
   void release_parameter(const ManagedParameter& managed) {
-    StorageHandle::release(managed.storage(), managed.owner,
-                           str("parameter '", managed.name, "' is sharded over ", group().size(),
-                               " ranks (ZeRO stage 3) and released: its data can be read by operators (they make it whole), or "
-                               "directly while a GatheredParameters scope holds it"));
+    StorageHandle::release(
+        managed.storage(), managed.owner,
+        str("parameter '", managed.name, "' is sharded over ", group().size(),
+            " ranks (ZeRO stage 3) and released: its data can be read by operators (they make it whole), or "
+            "directly while a GatheredParameters scope holds it"));
   }
 
   void start_gather(int index) {
@@ -130,6 +141,7 @@ class PagedWeights final : public WeightStore {
     live_bytes_ += unit_bytes(index);
     peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
     ++gathers_;
+    gather_order_ = (gather_order_ ^ static_cast<uint64_t>(index + 1)) * 1099511628211u;  // FNV-1a
   }
 
   void finish_gather(int index) {
@@ -170,7 +182,7 @@ class PagedWeights final : public WeightStore {
     int victim = -1;
     for (int i = 0; i < units(); ++i) {
       const PagedUnit& paged = paged_[i];
-      if (paged.state == UnitState::kReleased || (paged.last_serial == serial() && paged.last_touch > 0)) continue;
+      if (paged.state == UnitState::kReleased || (paged.last_serial == running_serial_ && paged.last_touch > 0)) continue;
       if (victim < 0 || is_needed_later(i, victim)) victim = i;
     }
     return victim;
@@ -237,6 +249,9 @@ class PagedWeights final : public WeightStore {
   int64_t gathers_ = 0;
   int64_t prefetches_ = 0;
   int64_t releases_ = 0;
+  uint64_t gather_order_ = 0;
+  // Of the access that is being served. Operators of our own (an empty buffer) count too where the caller is no operator.
+  uint64_t running_serial_ = 0;
   int last_prefetched_from_ = -1;
 };
 

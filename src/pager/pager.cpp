@@ -3,15 +3,18 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 #include <optional>
+#include <unordered_map>
 
 #include "pager/gradient_store.h"
 #include "pager/weight_store.h"
 #include "trireme/intercept.h"
+#include "trireme/pager/init.h"
 
 namespace trireme {
 namespace {
@@ -28,8 +31,9 @@ void check(const PagerPolicy& policy) {
   if (policy.stage < 0 || policy.stage > 3)
     throw ConfigError(str("zero_optimization.stage: ", policy.stage, " is no ZeRO stage; use 0, 1, 2 or 3"));
   if (policy.accumulation_dtype != at::kFloat && policy.accumulation_dtype != at::kBFloat16)
-    throw ConfigError(str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32 or bf16"),
-                      ErrorCode::kUnsupported);
+    throw ConfigError(
+        str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32 or bf16"),
+        ErrorCode::kUnsupported);
 }
 
 void check(const NamedParameter& parameter) {
@@ -37,16 +41,24 @@ void check(const NamedParameter& parameter) {
   const auto refuse = [&](const auto&... why) { throw ConfigError(str("parameter '", parameter.name, "' ", why...)); };
   if (!tensor.device().is_cpu()) refuse("is on ", tensor.device(), "; only the host is there yet");
   if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16)
-    refuse("is of dtype ", tensor.scalar_type(), "; float32 and bfloat16 can be trained: convert it, or make it a buffer");
+    refuse("is of dtype ", tensor.scalar_type(),
+           "; float32 and bfloat16 can be trained: convert it, or make it a buffer");
   if (!tensor.is_leaf()) refuse("is no leaf of the autograd graph: it was computed from other tensors");
   if (!tensor.has_storage() || tensor.is_sparse()) refuse("has no dense storage");
+  const auto* owner =
+      dynamic_cast<ParameterStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()));
+  if (owner != nullptr && owner->is_managed()) refuse("is managed by another engine already; destroy() that one first");
+}
+
+bool has_storage_of_its_own(const at::Tensor& tensor) {
+  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
+  return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == bytes;
 }
 
 // A storage that holds just this parameter, from its first byte, in some dense order.
 void normalise(const at::Tensor& tensor) {
-  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
-  const bool own = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == bytes;
-  if (own) return;
+  if (has_storage_of_its_own(tensor)) return;
+  zero::make_whole(tensor);  // an Init scope may hold it as shards
   at::Tensor(tensor).set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
 }
 
@@ -74,7 +86,7 @@ class Pager::Impl {
 
   ~Impl() {
     scope_.reset();
-    for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
+    unwatch();
     for (ManagedParameter& managed : managed_)
       if (managed.owner) managed.owner->forget();
   }
@@ -112,12 +124,16 @@ class Pager::Impl {
   }
 
   at::Tensor whole(int parameter) {
+    // What gathering allocates counts as one operator, so that it does not make room by releasing this unit again.
+    c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::TESTING_ONLY_GenericMode);
     weights_->before_access(parameter, Access::kRead);
     return managed_[parameter].tensor;
   }
 
   void restore() {
+    if (!scope_) throw StateError("restore: the pager manages nothing any more");
     scope_.reset();
+    unwatch();
     for (size_t i = 0; i < managed_.size(); ++i) {
       ManagedParameter& managed = managed_[i];
       weights_->before_access(static_cast<int>(i), Access::kRead);
@@ -183,20 +199,27 @@ class Pager::Impl {
   void describe(const std::vector<NamedParameter>& parameters) {
     for (const NamedParameter& parameter : parameters) {
       check(parameter);
-      specs_.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(), parameter.tensor.requires_grad()});
+      specs_.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(),
+                        parameter.tensor.requires_grad()});
     }
   }
 
   void manage(std::vector<NamedParameter> parameters) {
+    std::unordered_map<c10::StorageImpl*, std::string> names;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Placement& placement = layout_.placement(static_cast<int>(i));
-      if (StorageHandle::owner_of(*parameters[i].tensor.storage().unsafeGetStorageImpl()) == nullptr)
-        normalise(parameters[i].tensor);
+      normalise(parameters[i].tensor);
+      const auto [first, is_new] =
+          names.emplace(parameters[i].tensor.storage().unsafeGetStorageImpl(), parameters[i].name);
+      if (!is_new)
+        throw ConfigError(str("parameters '", first->second, "' and '", parameters[i].name,
+                              "' are two tensors over the same memory; "
+                              "tie them by registering one tensor under both names"));
       parameters[i].tensor.mutable_grad().reset();
       // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
       parameters[i].tensor.storage().unsafeGetStorageImpl()->set_resizable(false);
-      managed_.push_back({std::move(parameters[i].name), std::move(parameters[i].tensor), layout_.unit_of[i], placement.begin,
-                          placement.numel, nullptr});
+      managed_.push_back({std::move(parameters[i].name), std::move(parameters[i].tensor), layout_.unit_of[i],
+                          placement.begin, placement.numel, nullptr});
     }
   }
 
@@ -216,6 +239,11 @@ class Pager::Impl {
     }
   }
 
+  void unwatch() {
+    for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
+    watched_.clear();
+  }
+
   // Flat, in the order in which the parameter's bytes stand in memory.
   static at::Tensor flatten(const at::Tensor& parameter, at::Tensor gradient) {
     if (gradient.is_sparse()) gradient = gradient.to_dense();
@@ -227,23 +255,50 @@ class Pager::Impl {
     return gradient.as_strided({gradient.numel()}, {1});
   }
 
+  // What ranks compare at the end of a window.
+  struct Account {
+    double sum_of_squares = 0;
+    uint64_t gather_order = 0;
+  };
+
   double agree_on_sum_of_squares() {
-    double mine = 0;
+    Account mine;
     for (size_t i = 0; i < managed_.size(); ++i)
-      if (gradients_->touched(static_cast<int>(i))) mine += gradients_->sum_of_squares(static_cast<int>(i));
-    if (group_.size() == 1) return mine;
-    std::vector<double> all(group_.size());
-    const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
-    group_.all_gather(at::from_blob(all.data(), {group_.size()}, options), at::from_blob(&mine, {1}, options)).wait();
+      if (gradients_->touched(static_cast<int>(i)))
+        mine.sum_of_squares += gradients_->sum_of_squares(static_cast<int>(i));
+    if (group_.size() == 1) return mine.sum_of_squares;
+    mine.gather_order = weights_->gather_order();
+    std::vector<Account> all(group_.size());
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(Account));
+    const at::TensorOptions options = at::TensorOptions().dtype(at::kByte);
+    group_
+        .all_gather(at::from_blob(all.data(), {group_.size() * kBytes}, options),
+                    at::from_blob(&mine, {kBytes}, options))
+        .wait();
     double sum = 0;
-    for (const double part : all) sum += part;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      sum += all[rank].sum_of_squares;
+      // Units of one size can be taken for each other without any collective noticing.
+      if (all[rank].gather_order != all[0].gather_order) throw diverged(rank);
+    }
     return sum;
   }
 
+  CommError diverged(int rank) const {
+    const std::string cause =
+        str("ranks 0 and ", rank,
+            " used the units of the model in different orders since the last step; with "
+            "ZeRO stage 3 and gather=\"copy\" every rank must use the same parameters in the same order (or use "
+            "gather=\"shared\")");
+    return CommError(ErrorCode::kDiverged, str("group '", group_.name(), "': ", cause));
+  }
+
   void check_storages() const {
+    if (!scope_) throw StateError("close_window: the parameters were given back by restore()");
     for (const ManagedParameter& managed : managed_)
       if (StorageHandle::owner_of(managed.storage()) != managed.owner.get())
-        throw StateError(str("parameter '", managed.name, "' was given another storage (set_data, or .data = …) since the engine took "
+        throw StateError(str("parameter '", managed.name,
+                             "' was given another storage (set_data, or .data = …) since the engine took "
                              "it over; write into it instead, under NoGradGuard: parameter.copy_(values)"));
   }
 

@@ -6,6 +6,11 @@ namespace trireme {
 
 void Trace::touch(int unit) {
   if (position_ >= 0 && recorded_[position_] == unit) return;
+  if (recorded_.size() == kLongest) {
+    // A program that only evaluates never ends a step.
+    recorded_.clear();
+    position_ = -1;
+  }
   recorded_.push_back(unit);
   ++position_;
   const bool as_expected = position_ < static_cast<int64_t>(expected_.size()) && expected_[position_] == unit;

@@ -10,6 +10,7 @@ namespace trireme {
 class Trace {
  public:
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  static constexpr size_t kLongest = size_t{1} << 20;  ///< touches of a step that are recorded
 
   explicit Trace(int units) : uses_(units) {}
 

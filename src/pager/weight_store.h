@@ -35,6 +35,10 @@ class WeightStore {
   /// On return every parameter has its new value on every rank, or will be gathered with it.
   virtual void open_window() = 0;
 
+  /// A fingerprint of the units gathered in this window, in order; the same on every rank, or the weights were mixed
+  /// up.
+  virtual uint64_t gather_order() const { return 0; }
+
   virtual void add_to(PagerMemory& memory) const = 0;
   virtual void add_to(PagerCounters&) const {}
   /// Whether operators that only read must be seen.

@@ -17,8 +17,8 @@ INSTANTIATE_TEST_SUITE_P(Pager, EverySharding, ::testing::ValuesIn(all_shardings
                          [](const auto& info) { return info.param.name; });
 
 torch::nn::Sequential make_mlp() {
-  return torch::nn::Sequential(torch::nn::Linear(7, 33), torch::nn::Tanh(), torch::nn::Linear(33, 130), torch::nn::Tanh(),
-                               torch::nn::Linear(130, 5));
+  return torch::nn::Sequential(torch::nn::Linear(7, 33), torch::nn::Tanh(), torch::nn::Linear(33, 130),
+                               torch::nn::Tanh(), torch::nn::Linear(130, 5));
 }
 
 // Three SGD steps of one plain process on the mean of the ranks' losses.
@@ -33,8 +33,10 @@ std::vector<at::Tensor> plain_weights(int ranks) {
       net->forward(at::randn({4, 7})).square().mean().backward();
       const auto parameters = net->parameters();
       for (size_t i = 0; i < parameters.size(); ++i) {
-        if (rank == 0) sums.push_back(parameters[i].grad().clone());
-        else sums[i] += parameters[i].grad();
+        if (rank == 0)
+          sums.push_back(parameters[i].grad().clone());
+        else
+          sums[i] += parameters[i].grad();
       }
     }
     at::NoGradGuard no_grad;
@@ -64,7 +66,8 @@ TEST_P(EverySharding, TrainsLikeOneProcess) {
       pager.restore();
       const auto parameters = net->parameters();
       for (size_t i = 0; i < parameters.size(); ++i)
-        EXPECT_TRUE(at::equal(parameters[i], expected[i])) << "parameter " << i << " of rank " << rank.id() << " of " << ranks;
+        EXPECT_TRUE(at::equal(parameters[i], expected[i]))
+            << "parameter " << i << " of rank " << rank.id() << " of " << ranks;
     });
   }
 }

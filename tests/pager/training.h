@@ -1,7 +1,11 @@
 // A small training loop on a pager alone: plain SGD on the owned slices, so that what is compared is the paging.
 #pragma once
 
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
 #include <torch/nn.h>
+
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
@@ -48,10 +52,120 @@ inline std::vector<Sharding> all_shardings() {
   std::vector<Sharding> shardings;
   for (int stage = 0; stage < 3; ++stage) shardings.push_back({"stage" + std::to_string(stage), {.stage = stage}});
   shardings.push_back({"stage3shared", {.stage = 3, .gather = GatherPolicy::kShared}});
-  // A limit of one byte: only the two largest units may be live, so that every unit is released and gathered many times.
+  // A limit of one byte: only the two largest units may be live, so that every unit is released and gathered many
+  // times.
   shardings.push_back({"stage3copy", {.stage = 3, .gather = GatherPolicy::kCopy, .live_bytes = 1, .poison = true}});
   for (Sharding& sharding : shardings) sharding.policy.units.merge_below_bytes = 0;
   return shardings;
+}
+
+/// Whose turn it is: step `step` of rank `rank`.
+struct Turn {
+  int rank = 0;
+  int step = 0;
+};
+
+/// A training program without its optimizer: `run` computes losses and calls backward for one rank and step.
+template <class Net>
+struct Program {
+  std::function<Net()> make;
+  std::function<void(Net&, const Turn&)> run;
+  int steps = 3;
+};
+
+inline std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
+/// One SGD step of plain libtorch: the mean over `nets`, which are the ranks' copies of one model, in rank order.
+template <class Net>
+void plain_sgd_step(std::vector<Net>& nets, double lr) {
+  at::NoGradGuard no_grad;
+  const size_t count = nets[0]->parameters().size();
+  for (size_t i = 0; i < count; ++i) {
+    at::Tensor sum;
+    for (Net& net : nets) {
+      const at::Tensor gradient = net->parameters()[i].grad();
+      if (!gradient.defined()) continue;
+      sum = sum.defined() ? sum + gradient : gradient.clone();
+    }
+    if (!sum.defined()) continue;
+    for (Net& net : nets)
+      net->parameters()[i].sub_((sum * static_cast<float>(1.0 / static_cast<double>(nets.size()))).mul(lr));
+  }
+  for (Net& net : nets) net->zero_grad(true);
+}
+
+template <class Net>
+std::vector<at::Tensor> plain_weights(const Program<Net>& program, int ranks) {
+  std::vector<Net> nets;
+  for (int rank = 0; rank < ranks; ++rank) {
+    manual_seed(3);
+    nets.push_back(program.make());
+  }
+  for (int step = 0; step < program.steps; ++step) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      manual_seed(100 * step + rank);
+      program.run(nets[rank], {rank, step});
+    }
+    plain_sgd_step(nets, 0.1);
+  }
+  return copies_of(nets[0]->parameters());
+}
+
+template <class Net>
+std::vector<at::Tensor> paged_weights(const Program<Net>& program, Rank& rank, const PagerPolicy& policy) {
+  manual_seed(3);
+  Net net = program.make();
+  Pager pager(rank.world(), parameters_of(*net), policy);
+  for (int step = 0; step < program.steps; ++step) {
+    manual_seed(100 * step + rank.id());
+    program.run(net, {rank.id(), step});
+    pager.end_backward();
+    sgd_step(pager, 0.1);
+  }
+  pager.restore();
+  return copies_of(net->parameters());
+}
+
+/// How far weights may be apart: kBits where sums are folded in the same order, kRounding (of fp32) where they are not.
+enum class Agreement { kBits, kRounding };
+
+inline bool agree(const at::Tensor& a, const at::Tensor& b, Agreement agreement) {
+  return agreement == Agreement::kBits ? at::equal(a, b) : at::allclose(a, b, 1e-5, 1e-6);
+}
+
+/// The program under `policy` ends with the weights that one process of plain libtorch gets.
+template <class Net>
+void expect_trains_like_one_process(const Program<Net>& program, const PagerPolicy& policy,
+                                    Agreement agreement = Agreement::kBits,
+                                    const std::vector<int>& worlds = {1, 2, 3}) {
+  at::set_num_threads(1);
+  for (const int ranks : worlds) {
+    std::vector<at::Tensor> expected;
+    run_ranks(1, [&](Rank&) { expected = plain_weights(program, ranks); });
+    run_ranks(ranks, [&](Rank& rank) {
+      const std::vector<at::Tensor> got = paged_weights(program, rank, policy);
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(agree(got[i], expected[i], agreement))
+            << "parameter " << i << " of rank " << rank.id() << " of " << ranks << ": "
+            << (got[i] - expected[i]).abs().max().item<double>();
+    });
+  }
+}
+
+inline std::string name_of(const ::testing::TestParamInfo<Sharding>& info) { return info.param.name; }
+
+/// What `act` throws, as text; empty where it throws nothing.
+inline std::string error_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace trireme::testing

@@ -18,9 +18,10 @@ struct InitPolicy {
   int64_t live_bytes = 64 << 20;
 };
 
-/// While it lives, every tensor that an operator of this thread makes is sharded over `group` as soon as it is cold, and made
-/// whole again when an operator touches it. Construction runs as usual, with the same random numbers on every rank, so the
-/// values are those of an unsharded construction, bit for bit; the peak is one rank's shards plus `live_bytes`.
+/// While it lives, every tensor that an operator of this thread makes is sharded over `group` as soon as it is cold,
+/// and made whole again when an operator touches it. Construction runs as usual, with the same random numbers on every
+/// rank, so the values are those of an unsharded construction, bit for bit; the peak is one rank's shards plus
+/// `live_bytes`.
 ///
 ///   auto world = trireme::init();
 ///   MyNet net = [&] { trireme::zero::Init scope(*world.group); return MyNet(options); }();

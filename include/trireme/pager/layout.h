@@ -34,14 +34,15 @@ struct UnitLayout {
   bool trainable = true;
   int64_t shard_numel = 0;  ///< elements of one rank's shard, a multiple of kAlignment
   int64_t shards = 1;
-  int64_t used_numel = 0;   ///< sum of the parameters' elements, without padding
+  int64_t used_numel = 0;  ///< sum of the parameters' elements, without padding
   std::vector<Placement> parameters;
 
   int64_t numel() const { return shard_numel * shards; }
   int64_t padding() const { return numel() - used_numel; }
 };
 
-/// In elements: 64 bytes of bf16, the narrowest dtype here, 128 of fp32. Vector loads of a parameter are aligned in every dtype.
+/// In elements: 64 bytes of bf16, the narrowest dtype here, 128 of fp32. Vector loads of a parameter are aligned in
+/// every dtype.
 inline constexpr int64_t kAlignment = 32;
 
 struct UnitRules {
@@ -59,7 +60,9 @@ struct Layout {
   std::vector<int> unit_of;       ///< parameter index -> unit index
   std::vector<int> placement_of;  ///< parameter index -> position in its unit's `parameters`
 
-  const Placement& placement(int parameter) const { return units[unit_of[parameter]].parameters[placement_of[parameter]]; }
+  const Placement& placement(int parameter) const {
+    return units[unit_of[parameter]].parameters[placement_of[parameter]];
+  }
 };
 
 /// The part of one parameter that lies in a slice of its unit's flat buffer.

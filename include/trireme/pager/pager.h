@@ -43,12 +43,12 @@ struct NamedParameter {
 
 /// Model-state bytes that this rank holds now; memory that N ranks share counts 1/N.
 struct PagerMemory {
-  int64_t weight_bytes = 0;         ///< parameters that stay (shards, or whole ones at stages 0-2)
-  int64_t gradient_bytes = 0;       ///< accumulated gradients
-  int64_t padding_bytes = 0;        ///< of the two above, what is alignment
-  int64_t live_bytes = 0;           ///< gathered units now
-  int64_t peak_live_bytes = 0;      ///< most that live_bytes ever was
-  int64_t in_flight_bytes = 0;      ///< gradients between backward and their reduction
+  int64_t weight_bytes = 0;     ///< parameters that stay (shards, or whole ones at stages 0-2)
+  int64_t gradient_bytes = 0;   ///< accumulated gradients
+  int64_t padding_bytes = 0;    ///< of the two above, what is alignment
+  int64_t live_bytes = 0;       ///< gathered units now
+  int64_t peak_live_bytes = 0;  ///< most that live_bytes ever was
+  int64_t in_flight_bytes = 0;  ///< gradients between backward and their reduction
   int64_t peak_in_flight_bytes = 0;
 };
 
@@ -59,7 +59,8 @@ struct PagerCounters {
   int64_t reductions = 0;  ///< gradient reductions, per parameter or per unit
 };
 
-/// What this rank updates of one trainable unit: elements [begin, begin + numel) of its flat buffer; the whole unit at stage 0.
+/// What this rank updates of one trainable unit: elements [begin, begin + numel) of its flat buffer; the whole unit at
+/// stage 0.
 struct OwnedSlice {
   int unit = 0;
   int64_t begin = 0;
@@ -69,15 +70,15 @@ struct OwnedSlice {
 
 /// The gradients of one accumulation window, reduced and averaged. The same on every rank but for the slices.
 struct Window {
-  double sum_of_squares = 0;     ///< of all gradients of all ranks, summed in fp64 over fixed blocks
-  std::vector<bool> touched;     ///< by parameter index: some rank produced a gradient
-  std::vector<bool> written;     ///< by parameter index: the user wrote the parameter since the last step
+  double sum_of_squares = 0;  ///< of all gradients of all ranks, summed in fp64 over fixed blocks
+  std::vector<bool> touched;  ///< by parameter index: some rank produced a gradient
+  std::vector<bool> written;  ///< by parameter index: the user wrote the parameter since the last step
 };
 
 /// Manages the storages of a model's parameters over one group. Lives as long as training does.
 ///
-/// From construction to destruction every operator of this thread (and of autograd's threads working for it) that touches one
-/// of the parameters finds it whole. Gradients leave `parameter.grad()` as backward produces them.
+/// From construction to destruction every operator of this thread (and of autograd's threads working for it) that
+/// touches one of the parameters finds it whole. Gradients leave `parameter.grad()` as backward produces them.
 class Pager {
  public:
   /// Takes the parameters over: rank 0's values become everybody's. Collective.
@@ -85,7 +86,8 @@ class Pager {
   /// Requires  `parameters` distinct tensors (ties already removed), floating point, on the host; `group` outlives the pager.
   /// Throws    ConfigError: a parameter that cannot be managed (named), a policy that the group cannot serve.
   Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
-  /// Local. Parameters that are whole stay readable; released ones throw a StateError naming themselves when their data is read.
+  /// Local, on the thread that constructed. Parameters that are whole stay readable; released ones throw an error that
+  /// names them when their data is read.
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
@@ -100,11 +102,12 @@ class Pager {
   /// Like owned() for the frozen units (gradients undefined).
   const std::vector<OwnedSlice>& owned_frozen() const;
 
-  /// Gradients of the following micro-batches are multiplied by `factor / group.size()` as they are reduced.
+  /// Gradients are multiplied by `factor / group.size()` as they are reduced. The same for a whole window: set it
+  /// between windows.
   void set_gradient_factor(double factor);
 
-  /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt with.
-  /// Collective at stages 2 and 3. Without it close_window() does the same.
+  /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt
+  /// with. Collective at stages 2 and 3. Without it close_window() does the same.
   void end_backward();
 
   /// Ends the accumulation window: completes every reduction and agrees on the norm. Collective.
@@ -114,8 +117,8 @@ class Pager {
   /// Owned weights of `unit` are final for this step: others may have them. Call once per trainable unit, in order.
   void publish(int unit);
 
-  /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and version
-  /// counters are bumped, so that backward through a graph kept across the step raises.
+  /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and
+  /// version counters are bumped, so that backward through a graph kept across the step raises.
   void open_window();
 
   /// Makes `parameter` whole for reading until the next operator of this thread. Collective under kCopy.

@@ -1,0 +1,90 @@
+// What interception costs per operator, and what a touch of a unit costs that is whole already.
+//
+// Variants take turns in one run, so that a change of the machine's speed hits all alike; min and median of the rounds
+// are printed.
+#include <ATen/ops/add.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "trireme/comm/threads.h"
+#include "trireme/intercept.h"
+#include "trireme/pager/pager.h"
+
+namespace {
+
+using namespace trireme;
+using Clock = std::chrono::steady_clock;
+
+template <class Act>
+double ns_per_call(int calls, const Act& act) {
+  const auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) act();
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls;
+}
+
+struct Times {
+  const char* name;
+  std::vector<double> ns;
+  double min() const { return *std::min_element(ns.begin(), ns.end()); }
+  double median() {
+    std::nth_element(ns.begin(), ns.begin() + static_cast<std::ptrdiff_t>(ns.size() / 2), ns.end());
+    return ns[ns.size() / 2];
+  }
+};
+
+void print(Times& times) { std::printf("  %-52s %9.0f %9.0f\n", times.name, times.min(), times.median()); }
+
+/// A model of one unit under the copy policy, whole after the first touch.
+struct Paged {
+  explicit Paged(Group& group)
+      : pager(group, {{"weight", weight}},
+              {.stage = 3, .gather = GatherPolicy::kCopy, .units = {.merge_below_bytes = 0}}) {}
+  at::Tensor weight = at::ones({8, 8}).requires_grad_();
+  Pager pager;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool smoke = argc > 1 && std::strcmp(argv[1], "--smoke") == 0;
+  const int rounds = smoke ? 2 : 60;
+  const int calls = smoke ? 100 : 5000;
+  at::NoGradGuard no_grad;
+  at::set_num_threads(1);
+  const at::Tensor x = at::ones({8, 8}), y = at::ones({8, 8});
+  auto groups = make_thread_groups(1);
+  const auto act = [&] { at::add(x, y); };
+
+  Times off{"add [8, 8], interception off", {}};
+  Times writes{"add [8, 8], writes watched", {}};
+  Times all{"add [8, 8], reads watched too", {}};
+  Times touch{"add [8, 8] of a unit that is whole", {}};
+  for (int round = 0; round < rounds; ++round) {
+    off.ns.push_back(ns_per_call(calls, act));
+    {
+      InterceptScope scope(InterceptScope::Watch::kWrites);
+      writes.ns.push_back(ns_per_call(calls, act));
+    }
+    InterceptScope scope(InterceptScope::Watch::kAll);
+    all.ns.push_back(ns_per_call(calls, act));
+    Paged paged(*groups[0]);
+    touch.ns.push_back(ns_per_call(calls, [&] { at::add(paged.weight, y); }));
+    paged.pager.restore();
+  }
+  std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
+  for (Times* times : {&off, &writes, &all, &touch}) print(*times);
+  std::printf(
+      "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
+      "150\n",
+      writes.median() - off.median(), all.median() - off.median());
+  std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.median() - off.median());
+  return 0;
+}

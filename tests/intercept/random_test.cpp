@@ -1,0 +1,149 @@
+// Ranks that are threads draw from streams of their own.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/bernoulli.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randperm.h>
+#include <ATen/ops/rrelu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <gtest/gtest.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/rnn.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "trireme/intercept.h"
+
+namespace trireme {
+namespace {
+
+struct Draw {
+  std::string name;
+  std::function<at::Tensor()> draw;
+};
+
+std::vector<Draw> all_draws() {
+  const at::Tensor ones = at::ones({100});
+  return {
+      {"randn", [] { return at::randn({100}); }},
+      {"randint", [] { return at::randint(0, 1000, {100}); }},
+      {"randperm", [] { return at::randperm(100); }},
+      {"normal_", [] { return at::ones({100}).normal_(1, 2); }},
+      {"uniform_", [] { return at::ones({100}).uniform_(); }},
+      {"exponential_", [] { return at::ones({100}).exponential_(); }},
+      {"bernoulli", [ones] { return at::bernoulli(ones * 0.5); }},
+      {"multinomial", [ones] { return at::multinomial(ones, 20); }},
+      {"dropout", [ones] { return at::dropout(ones, 0.5, true); }},
+      {"rrelu", [ones] { return at::rrelu(ones.neg(), 0.1, 0.9, true); }},
+      {"xavier_normal_",
+       [] {
+         return torch::nn::init::xavier_normal_(at::ones({10, 10}));
+       }},
+      {"scaled_dot_product_attention",
+       [] {
+         const at::Tensor x_BHSE = at::ones({1, 2, 8, 4});  // batch, heads, sequence, features
+         return at::scaled_dot_product_attention(x_BHSE, x_BHSE, x_BHSE, {}, 0.5);
+       }},
+      {"LSTM with dropout",
+       [] {
+         torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 4).num_layers(2).dropout(0.5));
+         return std::get<0>(lstm->forward(at::ones({5, 1, 4}))).detach();
+       }},
+  };
+}
+
+void in_rank(uint64_t seed, const std::function<void()>& body) {
+  std::thread([&] {
+    RankContext::of_this_thread().use_own_generator(seed);
+    InterceptScope scope(InterceptScope::Watch::kWrites);
+    body();
+  }).join();
+}
+
+at::Tensor default_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
+
+TEST(OwnGenerator, GivesWhatTheDefaultGeneratorGivesUnderTheSameSeedAndLeavesThatAlone) {
+  for (const Draw& draw : all_draws()) {
+    manual_seed(7);
+    const at::Tensor expected = draw.draw();
+    const at::Tensor next = draw.draw();
+    const at::Tensor state = default_state();
+    in_rank(7, [&] {
+      EXPECT_TRUE(at::equal(draw.draw(), expected)) << draw.name;
+      EXPECT_TRUE(at::equal(draw.draw(), next)) << draw.name << ", second draw";
+    });
+    EXPECT_TRUE(at::equal(default_state(), state)) << draw.name << " disturbed the default generator";
+  }
+}
+
+TEST(OwnGenerator, StreamsOfThreadsDoNotDependOnEachOther) {
+  const auto stream = [] {
+    std::vector<at::Tensor> drawn;
+    for (int i = 0; i < 20; ++i) {
+      drawn.push_back(at::randn({10}));
+      drawn.push_back(at::dropout(at::ones({10}), 0.5, true));
+    }
+    return drawn;
+  };
+  std::vector<at::Tensor> alone[2], together[2];
+  for (int id = 0; id < 2; ++id) in_rank(id, [&] { alone[id] = stream(); });
+  std::thread first([&] { in_rank(0, [&] { together[0] = stream(); }); });
+  std::thread second([&] { in_rank(1, [&] { together[1] = stream(); }); });
+  first.join();
+  second.join();
+  for (int id = 0; id < 2; ++id)
+    for (size_t i = 0; i < alone[id].size(); ++i)
+      EXPECT_TRUE(at::equal(alone[id][i], together[id][i])) << id << " " << i;
+  EXPECT_FALSE(at::equal(alone[0][0], alone[1][0]));
+}
+
+TEST(OwnGenerator, SurvivesAnOperatorThatThrows) {
+  const at::Tensor state = default_state();
+  in_rank(7, [&] {
+    EXPECT_ANY_THROW(at::multinomial(at::ones({3}), 20));
+    const at::Tensor first = at::randn({10});
+    manual_seed(7);
+    EXPECT_TRUE(at::equal(first, at::randn({10})));
+  });
+  EXPECT_TRUE(at::equal(default_state(), state));
+}
+
+TEST(OwnGenerator, GivesWayToAGeneratorThatIsPassed) {
+  at::Generator passed = at::detail::createCPUGenerator(3);
+  const at::Tensor expected = at::randn({10}, passed);
+  in_rank(7, [&] {
+    at::Generator again = at::detail::createCPUGenerator(3);
+    EXPECT_TRUE(at::equal(at::randn({10}, again), expected));
+  });
+}
+
+TEST(ManualSeed, SeedsTheRankAloneWhereItHasAGenerator) {
+  const at::Tensor state = default_state();
+  in_rank(7, [] {
+    manual_seed(1);
+    const at::Tensor first = at::randn({10});
+    manual_seed(1);
+    EXPECT_TRUE(at::equal(first, at::randn({10})));
+    manual_seed(2);
+    EXPECT_FALSE(at::equal(first, at::randn({10})));
+  });
+  EXPECT_TRUE(at::equal(default_state(), state));
+}
+
+TEST(ManualSeed, SeedsLibtorchWhereTheThreadHasNoGenerator) {
+  manual_seed(1);
+  const at::Tensor first = at::randn({10});
+  manual_seed(1);
+  EXPECT_TRUE(at::equal(first, at::randn({10})));
+}
+
+}  // namespace
+}  // namespace trireme

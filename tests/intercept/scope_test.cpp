@@ -1,0 +1,328 @@
+// Which operators are seen, and what is known of them.
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/split.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "trireme/intercept.h"
+
+namespace trireme {
+namespace {
+
+using Watch = InterceptScope::Watch;
+using Names = std::vector<std::string>;
+
+/// Writes down what passes.
+class Recorder final : public Pass {
+ public:
+  void before(OperatorCall& call) override {
+    names.push_back(call.op.schema().name());
+    traits.insert_or_assign(names.back(), call.traits);
+  }
+  void after(OperatorCall& call) override { finished.push_back(call.op.schema().name()); }
+  Names names;
+  Names finished;
+  std::map<std::string, OperatorTraits> traits;
+};
+
+TEST(InterceptScope, SeesOperatorsOfItsThreadWhileItLives) {
+  Recorder recorder;
+  const at::Tensor x = at::ones({2});
+  {
+    InterceptScope scope(Watch::kWrites, &recorder);
+    x.add(1);
+  }
+  x.mul(2);
+  EXPECT_EQ(recorder.finished.back(), "aten::add");
+  EXPECT_FALSE(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::TESTING_ONLY_GenericMode));
+}
+
+TEST(InterceptScope, SeesACompositeOnceAndNothingInside) {
+  Recorder recorder;
+  const at::Tensor x = at::ones({2, 3}), weight = at::ones({4, 3});
+  InterceptScope scope(Watch::kWrites, &recorder);
+  recorder.names.clear();
+  const uint64_t serial = RankContext::current()->serial();
+  at::linear(x, weight);
+  EXPECT_EQ(recorder.names, Names{"aten::linear"});
+  EXPECT_EQ(RankContext::current()->serial(), serial + 1);
+}
+
+TEST(InterceptScope, SeesTheOperatorsOfBackward) {
+  Recorder recorder;
+  const at::Tensor x = at::ones({2, 3}).requires_grad_();
+  InterceptScope scope(Watch::kWrites, &recorder);
+  const at::Tensor loss = x.mul(x).sum();
+  recorder.names.clear();
+  loss.backward();
+  EXPECT_EQ(std::count(recorder.names.begin(), recorder.names.end(), "aten::mul"), 2);
+}
+
+TEST(InterceptScope, Nests) {
+  Recorder outer, inner;
+  const at::Tensor x = at::ones({2});
+  InterceptScope first(Watch::kWrites, &outer);
+  {
+    InterceptScope second(Watch::kAll, &inner);
+    outer.names.clear();
+    inner.names.clear();
+    x.add(1);
+    EXPECT_EQ(outer.names.size(), 1u);
+    EXPECT_EQ(inner.names.size(), 1u);
+  }
+  x.add(1);
+  EXPECT_EQ(outer.names.size(), 2u);
+  EXPECT_EQ(inner.names.size(), 1u);
+}
+
+TEST(InterceptScope, WithOnePassTwiceRunsItTwiceUntilOneEnds) {
+  Recorder recorder;
+  const at::Tensor x = at::ones({2});
+  InterceptScope first(Watch::kWrites, &recorder);
+  {
+    InterceptScope second(Watch::kWrites, &recorder);
+    recorder.names.clear();
+    x.add(1);
+    EXPECT_EQ(recorder.names.size(), 2u);
+  }
+  x.add(1);
+  EXPECT_EQ(recorder.names.size(), 3u);
+}
+
+TEST(InterceptScope, MayEndBeforeOneThatBeganLater) {
+  Recorder first_recorder, second_recorder;
+  const at::Tensor x = at::ones({2});
+  std::optional<InterceptScope> first(std::in_place, Watch::kAll, &first_recorder);
+  std::optional<InterceptScope> second(std::in_place, Watch::kWrites, &second_recorder);
+  first.reset();
+  first_recorder.names.clear();
+  second_recorder.names.clear();
+  x.add(1);
+  EXPECT_EQ(second_recorder.names, Names{"aten::add"});
+  EXPECT_TRUE(first_recorder.names.empty());
+  second.reset();
+  x.add(1);
+  EXPECT_EQ(second_recorder.names.size(), 1u);
+}
+
+TEST(InterceptScope, StaysRightWhenAnOperatorThrows) {
+  Recorder recorder;
+  const at::Tensor x = at::ones({2}), y = at::ones({3});
+  InterceptScope scope(Watch::kAll, &recorder);
+  EXPECT_THROW(x.add(y), c10::Error);
+  EXPECT_EQ(recorder.names.back(), "aten::add");
+  recorder.names.clear();
+  x.mul(2);
+  EXPECT_EQ(recorder.names, Names{"aten::mul"});
+  EXPECT_EQ(recorder.finished.back(), "aten::mul");
+}
+
+TEST(InterceptScope, OfOneThreadIsNotSeenByAnother) {
+  Recorder recorders[2];
+  std::atomic<int> arrived{0};
+  const auto body = [&](int id) {
+    InterceptScope scope(Watch::kAll, &recorders[id]);
+    recorders[id].names.clear();
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();
+    const at::Tensor x = at::ones({2});
+    for (int i = 0; i < 200; ++i) id == 0 ? x.add(1) : x.mul(2);
+  };
+  std::thread first(body, 0), second(body, 1);
+  first.join();
+  second.join();
+  for (int id = 0; id < 2; ++id) {
+    EXPECT_EQ(recorders[id].names.size(), 201u);
+    EXPECT_EQ(recorders[id].names.back(), id == 0 ? "aten::add" : "aten::mul");
+  }
+}
+
+TEST(OperatorTraits, TellWhichArgumentsAreWritten) {
+  Recorder recorder;
+  const at::Tensor x = at::ones({2, 3});
+  at::Tensor out = at::empty({2, 3});
+  InterceptScope scope(Watch::kWrites, &recorder);
+  x.add(1);
+  EXPECT_EQ(recorder.traits.at("aten::add").written, 0u);
+  x.add_(1);
+  EXPECT_EQ(recorder.traits.at("aten::add_").written, 0b1u);
+  EXPECT_FALSE(recorder.traits.at("aten::add_").overwrites);
+  at::add_out(out, x, x);
+  EXPECT_EQ(recorder.traits.at("aten::add").written, 0b1000u);  // self, other, alpha, out
+  at::_foreach_add_({x, out}, 1);
+  EXPECT_EQ(recorder.traits.at("aten::_foreach_add_").written, 0b1u);
+  x.zero_();
+  EXPECT_TRUE(recorder.traits.at("aten::zero_").overwrites);
+  x.fill_(1);
+  EXPECT_TRUE(recorder.traits.at("aten::fill_").overwrites);
+  x.fill_(x.select(0, 0).select(0, 0));
+  EXPECT_FALSE(recorder.traits.at("aten::fill_").overwrites);  // the value may be a part of x
+  x.t();
+  EXPECT_EQ(recorder.traits.at("aten::t").written, 0u);  // an alias, but not a write
+}
+
+TEST(OperatorTraits, TellWhichOperatorsDrawRandomNumbers) {
+  Recorder recorder;
+  InterceptScope scope(Watch::kWrites, &recorder);
+  const at::Tensor x = at::randn({4});
+  at::dropout(x, 0.5, true);
+  x.normal_();
+  x.add(1);
+  EXPECT_TRUE(recorder.traits.at("aten::randn").random);
+  EXPECT_TRUE(recorder.traits.at("aten::dropout").random);
+  EXPECT_TRUE(recorder.traits.at("aten::normal_").random);
+  EXPECT_FALSE(recorder.traits.at("aten::add").random);
+}
+
+struct Touch {
+  Access access;
+  bool operator==(const Touch&) const = default;
+};
+
+/// Counts the accesses to the storage of one tensor.
+class CountingStorage final : public ManagedStorage {
+ public:
+  /// Takes the storage of `tensor` over.
+  static std::shared_ptr<CountingStorage> manage(const at::Tensor& tensor) {
+    auto owner = std::make_shared<CountingStorage>();
+    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+    owner->data_ = std::move(storage._mutable_data_ptr_no_checks());
+    StorageHandle::point(storage, owner->data_.get(), storage.nbytes(), owner);
+    return owner;
+  }
+  void before_access(Access access) override {
+    if (fails) throw std::runtime_error("cannot be made whole");
+    accesses.push_back(access);
+  }
+  void after_write() override { ++writes; }
+
+  std::vector<Access> accesses;
+  int writes = 0;
+  bool fails = false;
+
+ private:
+  c10::DataPtr data_;
+};
+
+class Managed : public ::testing::Test {
+ protected:
+  using Accesses = std::vector<Access>;
+  /// The accesses that `act` makes to `tensor`.
+  Accesses accesses_of(const std::function<void()>& act) {
+    owner->accesses.clear();
+    owner->writes = 0;
+    act();
+    return owner->accesses;
+  }
+  at::Tensor tensor = at::ones({2, 3});
+  std::shared_ptr<CountingStorage> owner = CountingStorage::manage(tensor);
+};
+
+TEST_F(Managed, IsToldOfReadsThroughViewsListsAndOptionals) {
+  const at::Tensor view = tensor.t();
+  const at::Tensor index = at::zeros({1}, at::kLong);
+  InterceptScope scope(Watch::kAll);
+  EXPECT_EQ(accesses_of([&] { tensor.add(1); }), Accesses{Access::kRead});
+  EXPECT_EQ(accesses_of([&] { view.mul(2); }), Accesses{Access::kRead});
+  EXPECT_EQ(accesses_of([&] { at::cat({view, view}); }), (Accesses{Access::kRead, Access::kRead}));
+  EXPECT_EQ(accesses_of([&] { at::linear(at::ones({1, 3}), tensor, at::ones({2})); }), Accesses{Access::kRead});
+  EXPECT_EQ(accesses_of([&] { at::index(tensor, {std::optional<at::Tensor>(), index}); }), Accesses{Access::kRead});
+  EXPECT_EQ(accesses_of([&] { tensor.split(1); }), Accesses{Access::kRead});
+  EXPECT_EQ(accesses_of([&] { at::ones({2}); }), Accesses{});
+}
+
+TEST_F(Managed, StandingInAnOptionalTensorListIsSeen) {
+  const at::Tensor places = at::zeros({2}, at::kLong);
+  const auto place_owner = CountingStorage::manage(places);
+  const at::Tensor data = at::ones({4});
+  InterceptScope scope(Watch::kAll);
+  at::index(data, {places});
+  EXPECT_EQ(place_owner->accesses, Accesses{Access::kRead});
+}
+
+TEST_F(Managed, IsToldOfWritesAndOfWhatIsOnlyOverwritten) {
+  InterceptScope scope(Watch::kAll);
+  EXPECT_EQ(accesses_of([&] { tensor.add_(1); }), Accesses{Access::kWrite});
+  EXPECT_EQ(owner->writes, 1);
+  EXPECT_EQ(accesses_of([&] { tensor.zero_(); }), Accesses{Access::kOverwrite});
+  EXPECT_EQ(accesses_of([&] { tensor.t().fill_(3); }),
+            (Accesses{Access::kRead, Access::kOverwrite}));  // t() reads, then all is filled
+  EXPECT_EQ(accesses_of([&] { tensor.select(0, 0).zero_(); }), (Accesses{Access::kRead, Access::kWrite}));
+  EXPECT_EQ(accesses_of([&] { tensor.fill_(tensor.select(0, 0).select(0, 0)); }).back(), Access::kRead);
+  EXPECT_EQ(owner->accesses[owner->accesses.size() - 2], Access::kWrite);
+  EXPECT_EQ(accesses_of([&] { at::_foreach_add_({tensor}, 1); }), Accesses{Access::kWrite});
+  EXPECT_EQ(accesses_of([&] { at::add_out(tensor, at::ones({2, 3}), 1); }), Accesses{Access::kWrite});
+}
+
+TEST_F(Managed, IsToldOfWritesAloneWhereReadsAreNotWatched) {
+  InterceptScope scope(Watch::kWrites);
+  EXPECT_EQ(accesses_of([&] { tensor.add(1); }), Accesses{});
+  EXPECT_EQ(accesses_of([&] { tensor.add_(tensor); }), Accesses{Access::kWrite});
+}
+
+TEST_F(Managed, IsToldAfterAWriteThatThrew) {
+  InterceptScope scope(Watch::kWrites);
+  EXPECT_EQ(accesses_of([&] { EXPECT_ANY_THROW(tensor.add_(at::ones({7}))); }), Accesses{Access::kWrite});
+  EXPECT_EQ(owner->writes, 1);
+}
+
+TEST_F(Managed, ThatFailsStopsTheOperator) {
+  InterceptScope scope(Watch::kAll);
+  owner->fails = true;
+  EXPECT_THROW(tensor.add_(1), std::runtime_error);
+  owner->fails = false;
+  EXPECT_EQ(owner->writes, 0);
+  EXPECT_EQ(tensor.sum().item<float>(), 6);
+}
+
+TEST_F(Managed, IsNoLongerOnceItIsGivenMemory) {
+  std::weak_ptr<CountingStorage> alive = owner;
+  StorageHandle::give(*tensor.storage().unsafeGetStorageImpl(), c10::GetCPUAllocator()->allocate(24), 24);
+  EXPECT_EQ(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()), nullptr);
+  EXPECT_EQ(StorageHandle::share_owner_of(*tensor.storage().unsafeGetStorageImpl()), nullptr);
+  owner.reset();
+  EXPECT_TRUE(alive.expired());
+}
+
+TEST_F(Managed, ThatIsReleasedThrowsItsMessageUntilItIsBack) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  StorageHandle::release(storage, owner, "the bytes are elsewhere");
+  EXPECT_EQ(StorageHandle::owner_of(storage), owner.get());
+  EXPECT_EQ(tensor.sizes(), (std::vector<int64_t>{2, 3}));
+  for (const auto& read : std::vector<std::function<void()>>{
+           [&] { tensor.data_ptr(); }, [&] { tensor.const_data_ptr(); }, [&] { tensor.mutable_data_ptr(); },
+           [&] { storage.data(); }, [&] { storage.mutable_data(); }, [&] { tensor.add(1); },
+           [&] { tensor.sum().item<float>(); }}) {
+    try {
+      read();
+      ADD_FAILURE() << "not refused";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("the bytes are elsewhere"), std::string::npos) << error.what();
+    }
+  }
+  std::vector<float> bytes(6, 2);
+  StorageHandle::point(storage, bytes.data(), 24, owner);
+  EXPECT_EQ(tensor.sum().item<float>(), 12);
+  EXPECT_EQ(tensor.data_ptr(), bytes.data());
+}
+
+}  // namespace
+}  // namespace trireme
