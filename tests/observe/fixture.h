@@ -1,0 +1,53 @@
+// What the tests of observe share: a temporary folder and steps with simple numbers.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "trireme/observe/metrics.h"
+
+namespace trireme::observe_test {
+
+class Folder {
+ public:
+  Folder() {
+    static std::atomic<int> count{0};
+    path_ = std::filesystem::temp_directory_path() /
+            ("trireme-observe-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::filesystem::path operator/(const char* name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Step `step` of 8 samples of 100 tokens, with loss 10 / step.
+inline StepMetrics step_metrics(int64_t step) {
+  return {.step = step,
+          .samples = 8 * step,
+          .tokens = 800 * step,
+          .loss = 10.0 / static_cast<double>(step),
+          .learning_rate = 1e-3,
+          .grad_norm = 0.5,
+          .step_ms = 20,
+          .tokens_per_s = 40000,
+          .memory = {.pss_bytes = 3 << 20, .rss_bytes = 5 << 20},
+          .skipped_steps = 0};
+}
+
+}  // namespace trireme::observe_test

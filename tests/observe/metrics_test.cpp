@@ -1,0 +1,142 @@
+#include "trireme/observe/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/observe/fixture.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using observe_test::Folder;
+using observe_test::step_metrics;
+using observe_test::text_of;
+
+TEST(Metrics, ComeBackAsTheyWereWritten) {
+  Folder folder;
+  MetricsWriter writer(folder / "metrics.jsonl");
+  writer.run({.model = "llama-3m",
+              .parameters = 3'000'000,
+              .ranks = 2,
+              .zero_stage = 3,
+              .dtype = "bf16",
+              .total_steps = 7,
+              .first_step = 0,
+              .config = R"({"a":{"b":1}})",
+              .data = "text"});
+  writer.step(step_metrics(4));
+  writer.validation(4, 1.25);
+  writer.checkpoint({.step = 4, .tag = "step4", .bytes = 99, .seconds = 0.5});
+  writer.sample(4, "def ", "f():\n");
+  writer.end({.step = 4, .reason = "interrupted", .seconds = 3, .peak_memory_bytes_of_rank = {10, 20}});
+
+  const RunLog log = read_metrics(folder / "metrics.jsonl");
+  EXPECT_EQ(log.run->model, "llama-3m");
+  EXPECT_EQ(log.run->parameters, 3'000'000);
+  EXPECT_EQ(log.run->config, R"({"a":{"b":1}})");
+  ASSERT_EQ(log.steps.size(), 1u);
+  EXPECT_EQ(log.steps[0].tokens, 3200);
+  EXPECT_EQ(log.steps[0].loss, 2.5);
+  EXPECT_EQ(log.steps[0].grad_norm, 0.5);
+  EXPECT_EQ(log.steps[0].memory.pss_bytes, 3 << 20);
+  EXPECT_EQ(log.validations[0].loss, 1.25);
+  EXPECT_EQ(log.checkpoints[0].tag, "step4");
+  EXPECT_EQ(log.samples[0].text, "f():\n");
+  EXPECT_EQ(log.end->reason, "interrupted");
+  EXPECT_EQ(log.end->peak_memory_bytes_of_rank, (std::vector<int64_t>{10, 20}));
+  EXPECT_EQ(log.seconds, 3);
+}
+
+TEST(Metrics, ALineIsInTheFileWhenTheCallReturns) {
+  Folder folder;
+  MetricsWriter writer(folder / "metrics.jsonl");
+  writer.step(step_metrics(1));
+  EXPECT_EQ(read_metrics(folder / "metrics.jsonl").steps.size(), 1u);
+}
+
+TEST(Metrics, NumbersThatAreNotFiniteSurvive) {
+  Folder folder;
+  MetricsWriter writer(folder / "metrics.jsonl");
+  auto step = step_metrics(1);
+  step.loss = std::nan("");
+  step.grad_norm = std::numeric_limits<double>::infinity();
+  writer.step(step);
+  const RunLog log = read_metrics(folder / "metrics.jsonl");
+  EXPECT_TRUE(std::isnan(log.steps[0].loss));
+  EXPECT_EQ(log.steps[0].grad_norm, std::numeric_limits<double>::infinity());
+}
+
+TEST(Metrics, AResumedRunDropsTheStepsThatItRepeats) {
+  Folder folder;
+  {
+    MetricsWriter writer(folder / "metrics.jsonl");
+    for (int64_t step = 1; step <= 9; ++step) writer.step(step_metrics(step));
+    writer.validation(9, 1);
+  }
+  MetricsWriter resumed(folder / "metrics.jsonl", 5);
+  resumed.step(step_metrics(6));
+  const RunLog log = read_metrics(folder / "metrics.jsonl");
+  ASSERT_EQ(log.steps.size(), 6u);
+  for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(log.steps[i].step, i + 1);
+  EXPECT_TRUE(log.validations.empty());
+}
+
+TEST(Metrics, ATornLastLineIsDroppedOnResumeAndIgnoredByReaders) {
+  Folder folder;
+  {
+    MetricsWriter writer(folder / "metrics.jsonl");
+    writer.step(step_metrics(1));
+  }
+  std::ofstream(folder / "metrics.jsonl", std::ios::app) << R"({"step":2,"lo)";
+  EXPECT_EQ(read_metrics(folder / "metrics.jsonl").steps.size(), 1u);
+  MetricsWriter resumed(folder / "metrics.jsonl", 2);
+  resumed.step(step_metrics(2));
+  EXPECT_EQ(read_metrics(folder / "metrics.jsonl").steps.size(), 2u);
+}
+
+TEST(Metrics, ANewRunReplacesTheFile) {
+  Folder folder;
+  { MetricsWriter(folder / "metrics.jsonl").step(step_metrics(1)); }
+  MetricsWriter again(folder / "metrics.jsonl");
+  EXPECT_EQ(text_of(folder / "metrics.jsonl"), "");
+}
+
+TEST(Metrics, BytesThatAreNoTextDoNotBreakTheFile) {
+  Folder folder;
+  MetricsWriter writer(folder / "metrics.jsonl");
+  writer.sample(1, "x", std::string("\xff\xfe ok"));
+  EXPECT_EQ(read_metrics(folder / "metrics.jsonl").samples[0].text, "\xEF\xBF\xBD\xEF\xBF\xBD ok");
+}
+
+TEST(Metrics, ALineThatIsNoJsonIsNamed) {
+  Folder folder;
+  std::ofstream(folder / "metrics.jsonl") << R"({"step":1,"loss":1})"
+                                          << "\nhello\n";
+  try {
+    (void)read_metrics(folder / "metrics.jsonl");
+    FAIL() << "accepted";
+  } catch (const DataError& error) {
+    EXPECT_NE(std::string(error.what()).find("metrics.jsonl:2:"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Metrics, AFolderThatIsNotThereIsAnIoErrorWithThePath) {
+  try {
+    MetricsWriter writer("/nonexistent-folder/metrics.jsonl");
+    FAIL() << "accepted";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("/nonexistent-folder/metrics.jsonl"), std::string::npos);
+  }
+}
+
+TEST(Metrics, MemoryIsProportionalAndResident) {
+  const MemoryUse use = memory_use();
+  EXPECT_GT(use.pss_bytes, 1 << 20);
+  EXPECT_GE(use.rss_bytes, use.pss_bytes);
+}
+
+}  // namespace
+}  // namespace trireme

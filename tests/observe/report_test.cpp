@@ -1,0 +1,131 @@
+#include "trireme/observe/report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "observe/curves.h"
+#include "tests/observe/fixture.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using observe_test::Folder;
+using observe_test::step_metrics;
+using observe_test::text_of;
+
+bool holds(const std::string& page, const std::string& text) { return page.find(text) != std::string::npos; }
+
+RunLog small_log() {
+  RunLog log;
+  log.run = RunInfo{.model = "llama-3m",
+                    .parameters = 3'145'728,
+                    .ranks = 2,
+                    .zero_stage = 3,
+                    .dtype = "bf16",
+                    .total_steps = 4,
+                    .first_step = 0,
+                    .config = R"({"zero_optimization":{"stage":3}})",
+                    .data = "40 files"};
+  for (int64_t step = 1; step <= 4; ++step) log.steps.push_back(step_metrics(step));
+  log.validations = {{2, 3.0}, {4, 1.8125}};
+  log.samples = {{4, "def ", "main():"}};
+  log.end = RunEnd{.step = 4, .reason = "finished", .seconds = 65, .peak_memory_bytes_of_rank = {64 << 20, 96 << 20}};
+  log.seconds = 65;
+  return log;
+}
+
+TEST(Report, HoldsTheNumbersOfTheRun) {
+  const std::string page = render_report(small_log());
+  for (const char* text : {"llama-3m", "3,145,728", "ZeRO stage 3", "bf16", "1.8125", "1:05", "64 MiB, 96 MiB", "3,200",
+                           "40 files", "&quot;stage&quot;: 3", "main():"})
+    EXPECT_TRUE(holds(page, text)) << text;
+  EXPECT_TRUE(holds(page, R"("loss":[10.0,5.0,3.3333333333333335,2.5])"));
+}
+
+TEST(Report, NeedsNothingFromElsewhere) {
+  const std::string page = render_report(small_log());
+  for (const char* text : {"https:", "src=", "href=", "@import", "url("}) EXPECT_FALSE(holds(page, text)) << text;
+}
+
+TEST(Report, EscapesEverythingThatComesFromTheRun) {
+  RunLog log = small_log();
+  const std::string attack = "</script><script>alert(1)</script><!--\"'&";
+  log.run->model = attack;
+  log.run->data = attack;
+  log.run->config = R"({"</pre><script>alert(1)</script>":1})";
+  log.samples = {{4, attack, attack}};
+  log.checkpoints = {{.step = 4, .tag = attack, .bytes = 1, .seconds = 1}};
+  log.end->reason = attack;
+  const std::string page = render_report(log);
+  EXPECT_FALSE(holds(page, "<script>alert"));
+  EXPECT_FALSE(holds(page, "<!--"));
+  EXPECT_TRUE(holds(page, "&lt;/script&gt;&lt;script&gt;alert(1)"));
+}
+
+TEST(Report, WithoutStepsSaysSo) {
+  const std::string page = render_report({});
+  EXPECT_TRUE(holds(page, "No step was recorded"));
+  EXPECT_TRUE(holds(page, "</html>"));
+  EXPECT_FALSE(holds(page, "<script"));
+}
+
+TEST(Report, ALossThatIsNotFiniteIsAHoleAndAWarning) {
+  RunLog log = small_log();
+  log.steps[2].loss = std::nan("");
+  const std::string page = render_report(log);
+  EXPECT_TRUE(holds(page, R"("loss":[10.0,5.0,null,2.5])"));
+  EXPECT_TRUE(holds(page, "The loss was not finite in 1 step, first in step 3."));
+  EXPECT_FALSE(holds(page, "nan,"));
+}
+
+TEST(Report, AllLossesNotFiniteIsStillAPage) {
+  RunLog log = small_log();
+  for (auto& step : log.steps) step.loss = std::nan("");
+  log.validations = {{4, std::nan("")}};
+  EXPECT_TRUE(holds(render_report(log), "<b>NaN</b>"));
+}
+
+TEST(Report, AnInterruptedRunSaysHowItEnded) {
+  RunLog log = small_log();
+  log.end->reason = "interrupted";
+  EXPECT_TRUE(holds(render_report(log), "The run ended early: interrupted"));
+}
+
+TEST(Report, IsWrittenFromTheMetricsFile) {
+  Folder folder;
+  MetricsWriter writer(folder / "metrics.jsonl");
+  writer.step(step_metrics(1));
+  write_report(folder / "metrics.jsonl", folder / "report.html");
+  EXPECT_TRUE(holds(text_of(folder / "report.html"), R"("loss":[10.0])"));
+  EXPECT_THROW(write_report(folder / "none.jsonl", folder / "report.html"), IoError);
+}
+
+TEST(Curves, ThinningKeepsSpikesAndTheLastStep) {
+  std::vector<StepMetrics> steps;
+  for (int64_t i = 1; i <= 100'000; ++i) steps.push_back({.step = i, .loss = 1.0, .grad_norm = {}, .memory = {}});
+  steps[54'321].loss = 50;
+  steps[77'777].loss = std::nan("");
+  const auto kept = thinned(steps, 1000);
+  EXPECT_LE(kept.size(), 1000u);
+  EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), 54'321u), 1);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), 77'777u), 1);
+  EXPECT_EQ(kept.back(), 99'999u);
+}
+
+TEST(Curves, AShortRunIsKeptWhole) {
+  const std::vector<StepMetrics> steps(7, step_metrics(1));
+  EXPECT_EQ(thinned(steps, 7).size(), 7u);
+  EXPECT_TRUE(thinned({}, 7).empty());
+}
+
+TEST(Curves, SmoothingAConstantGivesTheConstant) {
+  const std::vector<StepMetrics> steps(50, step_metrics(4));
+  for (const double loss : smoothed_losses(steps)) EXPECT_NEAR(loss, 2.5, 1e-12);
+}
+
+}  // namespace
+}  // namespace trireme
