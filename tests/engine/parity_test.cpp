@@ -1,6 +1,7 @@
 // Sharded training against one plain libtorch process that runs the same micro-batches: micro-batch m of the job belongs to
 // rank m mod N. Every stage and gather policy, on ranks that are threads.
 #include <ATen/Parallel.h>
+#include <ATen/ops/_fused_adamw.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
@@ -18,6 +19,7 @@
 namespace trireme {
 namespace {
 
+using testing::MicroBatch;
 using testing::ModelCase;
 using testing::TrainedModel;
 
@@ -91,7 +93,11 @@ Outcome train_sharded(const ModelCase& model_case, const Setting& setting, const
   return outcome;
 }
 
-/// Plain libtorch: fp32 masters, gradients averaged in fp32, the norm in double, torch::optim.
+/// Plain libtorch on the same micro-batches: fp32 masters, gradients summed over ranks and averaged in fp32, the norm in double.
+///
+/// In fp32 torch::optim does the update, and the engine must come as near as rounding allows. In bf16 the last bit of a master
+/// decides now and then how a weight is rounded, which every later loss would show; so there the update is made of the same
+/// kernel as the engine's, and what is left to differ is everything around it.
 class PlainTraining {
  public:
   PlainTraining(const ModelCase& model_case, const Setting& setting) : setting_(setting), model_(model_case.make()) {
@@ -100,6 +106,9 @@ class PlainTraining {
       if (!item.value().requires_grad() || contains(item.value())) continue;
       weights_.push_back(item.value());
       masters_.push_back(item.value().detach().to(at::kFloat).clone().requires_grad_());
+      moments_.push_back(at::zeros_like(weights_.back(), at::kFloat));
+      squares_.push_back(at::zeros_like(weights_.back(), at::kFloat));
+      counts_.push_back(at::zeros({}, at::kFloat));
     }
     const OptimizerOptions options = optimizer_options();
     optimizer_ = std::make_unique<torch::optim::AdamW>(
@@ -108,12 +117,10 @@ class PlainTraining {
 
   Outcome run() {
     Outcome outcome;
-    const int64_t per_step = setting_.world * setting_.accumulation;
     for (int64_t step = 0; step < kSteps; ++step) {
       optimizer_->zero_grad();
-      for (int64_t i = 0; i < per_step; ++i) outcome.losses.push_back(train_on(step * per_step + i));
-      clip();
-      optimizer_->step();
+      for (int64_t i = 0; i < setting_.accumulation; ++i) train_round(step * setting_.accumulation + i, outcome.losses);
+      update();
       const torch::NoGradGuard no_grad;
       for (size_t i = 0; i < weights_.size(); ++i) weights_[i].copy_(masters_[i]);
     }
@@ -134,41 +141,66 @@ class PlainTraining {
     return std::any_of(weights_.begin(), weights_.end(), [&](const at::Tensor& weight) { return weight.is_same(tensor); });
   }
 
-  /// Adds the micro-batch's share of the averaged gradient. Buffers follow rank 0: others' changes are undone.
-  double train_on(int64_t number) {
+  /// One micro-batch of every rank.
+  void train_round(int64_t round, std::vector<double>& losses) {
+    std::vector<at::Tensor> sums(weights_.size());
+    for (int64_t rank = 0; rank < setting_.world; ++rank) {
+      losses.push_back(train_on({round * setting_.world + rank, round}));
+      for (size_t i = 0; i < weights_.size(); ++i) add(sums[i], weights_[i].grad());
+      for (at::Tensor& weight : weights_) weight.mutable_grad().reset();
+    }
+    const torch::NoGradGuard no_grad;
+    const auto factor = static_cast<float>(1.0 / static_cast<double>(setting_.accumulation) / static_cast<double>(setting_.world));
+    for (size_t i = 0; i < weights_.size(); ++i)
+      if (sums[i].defined()) add(masters_[i].mutable_grad(), sums[i] * factor);
+  }
+
+  static void add(at::Tensor& sum, const at::Tensor& gradient) {
+    const torch::NoGradGuard no_grad;
+    if (!gradient.defined()) return;
+    sum = sum.defined() ? sum + gradient.to(at::kFloat) : gradient.to(at::kFloat).clone();
+  }
+
+  /// Buffers follow rank 0: others' changes are undone.
+  double train_on(const MicroBatch& batch) {
     std::vector<at::Tensor> before;
     for (const at::Tensor& buffer : model_.module->buffers()) before.push_back(buffer.clone());
-    const at::Tensor loss = model_.loss({number, number / setting_.world});
+    const at::Tensor loss = model_.loss(batch);
     loss.backward();
     const torch::NoGradGuard no_grad;
-    const auto factor = 1.0 / static_cast<double>(setting_.world * setting_.accumulation);
-    for (size_t i = 0; i < weights_.size(); ++i) {
-      if (!weights_[i].grad().defined()) continue;
-      const at::Tensor share = weights_[i].grad().to(at::kFloat) * factor;
-      at::Tensor& sum = masters_[i].mutable_grad();
-      sum = sum.defined() ? sum + share : share;
-      weights_[i].mutable_grad().reset();
-    }
     const std::vector<at::Tensor> buffers = model_.module->buffers();
-    for (size_t i = 0; i < buffers.size() && number % setting_.world != 0; ++i) at::Tensor(buffers[i]).copy_(before[i]);
+    for (size_t i = 0; i < buffers.size() && batch.number % setting_.world != 0; ++i) at::Tensor(buffers[i]).copy_(before[i]);
     return loss.item<double>();
   }
 
-  void clip() {
-    const torch::NoGradGuard no_grad;
+  void update() {
     double sum = 0;
     for (const at::Tensor& master : masters_)
       if (master.grad().defined()) sum += master.grad().to(at::kDouble).square().sum().item<double>();
     const double factor = std::min(1.0, kMaxNorm / (std::sqrt(sum) + 1e-6));
-    for (at::Tensor& master : masters_)
-      if (master.grad().defined()) master.mutable_grad().mul_(factor);
+    if (setting_.dtype == at::kFloat) {
+      for (at::Tensor& master : masters_)
+        if (master.grad().defined()) master.mutable_grad().mul_(factor);
+      optimizer_->step();
+      return;
+    }
+    const torch::NoGradGuard no_grad;
+    const OptimizerOptions o = optimizer_options();
+    for (size_t i = 0; i < masters_.size(); ++i) {
+      if (!masters_[i].grad().defined()) continue;
+      counts_[i] += 1;
+      if (factor != 1) masters_[i].mutable_grad() /= static_cast<float>(1 / factor);
+      at::_fused_adamw_(masters_[i], masters_[i].grad(), moments_[i], squares_[i], {}, counts_[i], o.lr, o.beta1, o.beta2,
+                        o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+    }
   }
 
   Setting setting_;
   TrainedModel model_;
   std::vector<at::Tensor> weights_;
   std::vector<at::Tensor> masters_;
-  std::unique_ptr<torch::optim::AdamW> optimizer_;
+  std::vector<at::Tensor> moments_, squares_, counts_;  // for bf16
+  std::unique_ptr<torch::optim::AdamW> optimizer_;      // for fp32
 };
 
 /// ||got - expected|| / ||expected||, in double.

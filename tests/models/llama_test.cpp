@@ -165,6 +165,24 @@ TEST(Llama, InSixteenBitsItStaysCloseToThirtyTwo) {
   EXPECT_NEAR(loss.item<double>(), expected, 0.01);  // bf16 keeps 8 bits: 0.4 % of logits below 1
 }
 
+TEST(Llama, InSixteenBitsTheNormIsRoundedBeforeItsWeight) {
+  torch::manual_seed(9);
+  Llama model(tiny());
+  const torch::NoGradGuard no_grad;
+  auto weights = model->named_parameters();
+  for (const auto& item : weights) {
+    const bool adds = item.key().ends_with("o_proj.weight") || item.key().ends_with("down_proj.weight");
+    if (adds) item.value().zero_();
+  }
+  torch::nn::init::uniform_(weights["model.norm.weight"], 0.5, 2);
+  model->to(torch::kBFloat16);
+  weights = model->named_parameters();
+  const auto x = weights["model.embed_tokens.weight"].to(torch::kFloat);
+  const auto norm = (x * torch::rsqrt(x.pow(2).mean(-1, true) + 1e-6)).to(torch::kBFloat16);
+  const auto expected = torch::linear((weights["model.norm.weight"] * norm).unsqueeze(0), weights["lm_head.weight"]);
+  EXPECT_TRUE(torch::equal(model->forward(torch::arange(11, torch::kLong).unsqueeze(0)), expected));
+}
+
 TEST(Llama, TrainsAfterARunInInferenceMode) {
   Llama model(tiny());
   {
