@@ -1,12 +1,13 @@
-// Step time and memory of ZeRO-3 on two ranks against two plain ranks that exchange nothing ("nocomm"), interleaved in one run.
+// Step time and memory of ZeRO-3 on two ranks against two plain ranks that exchange nothing ("nocomm"), interleaved in
+// one run.
 //
 //   train_bench [--models llama-130m,llama-9m,tiny64,mlp64] [--dtypes fp32,bf16] [--systems nocomm,zero3,zero3copy]
 //               [--ranks 2] [--threads 1] [--rounds 3] [--steps 8] [--memory] [--json]
 //
-// Both sides run the same module, the same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1. nocomm does
-// the whole update on each rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in bf16, libtorch's
-// default allocator. Times are of rank 0, each step begun at a barrier that is not timed. --memory polls the proportional set
-// size instead, peak above what it was before the model was built; its times do not count.
+// Both sides run the same module, the same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1.
+// nocomm does the whole update on each rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in
+// bf16, libtorch's default allocator. Times are of rank 0, each step begun at a barrier that is not timed. --memory
+// polls the proportional set size instead, peak above what it was before the model was built; its times do not count.
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -106,8 +107,12 @@ std::shared_ptr<Model> make_model(const std::string& name) {
   if (name == "tiny64") return std::make_shared<Mlp>(16);
   if (name == "mlp64") return std::make_shared<Mlp>(256);
   if (name == "llama-9m")
-    return std::make_shared<Llama>(trireme::LlamaOptions{.vocab_size = 4096, .hidden_size = 256, .intermediate_size = 688,
-                                                         .num_hidden_layers = 8, .num_attention_heads = 8, .num_key_value_heads = 8},
+    return std::make_shared<Llama>(trireme::LlamaOptions{.vocab_size = 4096,
+                                                         .hidden_size = 256,
+                                                         .intermediate_size = 688,
+                                                         .num_hidden_layers = 8,
+                                                         .num_attention_heads = 8,
+                                                         .num_key_value_heads = 8},
                                    4, 64);
   return std::make_shared<Llama>(trireme::model_options(name), 2, 128);
 }
@@ -142,8 +147,8 @@ Step make_nocomm(const std::shared_ptr<Model>& model, bool bf16) {
     const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
     at::_foreach_mul_(gradients, (kMaxNorm / (norm + 1e-6)).clamp_max(1));
     for (at::Tensor& step : state->steps) step.add_(1);
-    at::_fused_adamw_(state->masters, gradients, state->exp_avgs, state->exp_avg_sqs, {}, state->steps, kLr, kBeta1, kBeta2,
-                      kWeightDecay, kEps, false, false);
+    at::_fused_adamw_(state->masters, gradients, state->exp_avgs, state->exp_avg_sqs, {}, state->steps, kLr, kBeta1,
+                      kBeta2, kWeightDecay, kEps, false, false);
     gradients.clear();
     if (bf16) at::_foreach_copy_(state->parameters, state->masters);
     return loss.item<double>();
@@ -157,7 +162,8 @@ Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool
   config.pager.stage = 3;
   config.pager.gather = gather;
   if (bf16) config.precision.weight_dtype = at::kBFloat16;
-  auto engine = std::make_shared<trireme::ModelEngine<Model>>(world, *model, trireme::InitializeOptions{.config = config});
+  auto engine =
+      std::make_shared<trireme::ModelEngine<Model>>(world, *model, trireme::InitializeOptions{.config = config});
   return [model, engine](const Batch& batch) {
     const at::Tensor loss = engine->forward(batch);
     engine->backward(loss);
@@ -177,12 +183,13 @@ double pss_mib() {
 /// Polls the proportional set size while it lives.
 class PeakPss {
  public:
-  PeakPss() : start_(pss_mib()), thread_([this] {
-    while (!stop_) {
-      peak_ = std::max(peak_.load(), pss_mib());
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }) {}
+  PeakPss()
+      : start_(pss_mib()), thread_([this] {
+          while (!stop_) {
+            peak_ = std::max(peak_.load(), pss_mib());
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          }
+        }) {}
   double above_start() {
     stop_ = true;
     thread_.join();
@@ -239,9 +246,13 @@ Json run_case(const Arguments& arguments, const std::string& program, const std:
       continue;
     }
     dup2(pipe_ends[1], STDOUT_FILENO);
-    const std::map<std::string, int> variables = {{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", arguments.ranks},
-                                                  {"LOCAL_WORLD_SIZE", arguments.ranks}, {"MASTER_PORT", port},
-                                                  {"OMP_NUM_THREADS", arguments.threads}, {"MKL_NUM_THREADS", arguments.threads}};
+    const std::map<std::string, int> variables = {{"RANK", rank},
+                                                  {"LOCAL_RANK", rank},
+                                                  {"WORLD_SIZE", arguments.ranks},
+                                                  {"LOCAL_WORLD_SIZE", arguments.ranks},
+                                                  {"MASTER_PORT", port},
+                                                  {"OMP_NUM_THREADS", arguments.threads},
+                                                  {"MKL_NUM_THREADS", arguments.threads}};
     for (const auto& [name, value] : variables) setenv(name.c_str(), std::to_string(value).c_str(), 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     std::vector<char*> argv = {const_cast<char*>(program.c_str())};
@@ -302,14 +313,17 @@ struct Result {
   }
 };
 
-void compare(const Arguments& arguments, const std::string& program, const std::string& model, const std::string& dtype) {
+void compare(const Arguments& arguments, const std::string& program, const std::string& model,
+             const std::string& dtype) {
   std::map<std::string, Result> results;
   const bool small = model != "llama-130m";
   for (int round = 0; round < arguments.rounds; ++round) {
     for (const std::string& system : arguments.systems) {
-      std::vector<std::string> flags = {"--models", model, "--dtypes", dtype, "--systems", system, "--threads",
-                                        std::to_string(arguments.threads), "--steps",
-                                        std::to_string(small ? 10 * arguments.steps : arguments.steps)};
+      std::vector<std::string> flags = {"--models",  model,
+                                        "--dtypes",  dtype,
+                                        "--systems", system,
+                                        "--threads", std::to_string(arguments.threads),
+                                        "--steps",   std::to_string(small ? 10 * arguments.steps : arguments.steps)};
       if (arguments.memory) flags.push_back("--memory");
       const Json row = run_case(arguments, program, flags);
       Result& result = results[system];
@@ -322,13 +336,20 @@ void compare(const Arguments& arguments, const std::string& program, const std::
   for (const std::string& system : arguments.systems) {
     const Result& result = results.at(system);
     if (arguments.json) {
-      std::printf("%s\n", Json{{"model", model}, {"dtype", dtype}, {"system", system}, {"ranks", arguments.ranks},
-                               {"seconds", result.seconds}, {"pss_mib", result.pss_mib}, {"loss", result.loss}}
-                              .dump().c_str());
+      std::printf("%s\n", Json{{"model", model},
+                               {"dtype", dtype},
+                               {"system", system},
+                               {"ranks", arguments.ranks},
+                               {"seconds", result.seconds},
+                               {"pss_mib", result.pss_mib},
+                               {"loss", result.loss}}
+                              .dump()
+                              .c_str());
       continue;
     }
-    std::printf("%-11s %-5s %-10s %9.2f %9.2f %8.2f %8.2f", model.c_str(), dtype.c_str(), system.c_str(), 1e3 * result.quantile(0),
-                1e3 * result.quantile(0.5), result.quantile(0) / base.quantile(0), result.quantile(0.5) / base.quantile(0.5));
+    std::printf("%-11s %-5s %-10s %9.2f %9.2f %8.2f %8.2f", model.c_str(), dtype.c_str(), system.c_str(),
+                1e3 * result.quantile(0), 1e3 * result.quantile(0.5), result.quantile(0) / base.quantile(0),
+                result.quantile(0.5) / base.quantile(0.5));
     if (arguments.memory) std::printf(" %9.0f", result.pss_mib);
     std::printf("   loss %.4f\n", result.loss);
   }
@@ -342,8 +363,8 @@ int main(int argc, char** argv) {
     const Arguments arguments = parse(argc, argv);
     if (getenv("RANK") != nullptr) return run_rank(arguments);
     if (!arguments.json)
-      std::printf("%-11s %-5s %-10s %9s %9s %8s %8s%s\n", "model", "dtype", "system", "min ms", "median", "/ min", "/ median",
-                  arguments.memory ? "   PSS MiB" : "");
+      std::printf("%-11s %-5s %-10s %9s %9s %8s %8s%s\n", "model", "dtype", "system", "min ms", "median", "/ min",
+                  "/ median", arguments.memory ? "   PSS MiB" : "");
     for (const std::string& model : arguments.models)
       for (const std::string& dtype : arguments.dtypes) compare(arguments, argv[0], model, dtype);
     return 0;

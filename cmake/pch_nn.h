@@ -1,5 +1,5 @@
 // pch_core.h plus torch::nn and torch::optim: for models, programs and tests.
 #pragma once
-#include "pch_core.h"
 #include <torch/nn.h>
 #include <torch/optim.h>
+#include "pch_core.h"

@@ -10,11 +10,11 @@
 //   }
 #pragma once
 
-#include "trireme/base/error.h"                // defines: Error and its subclasses
-#include "trireme/base/log.h"                  // defines: set_log_sink
-#include "trireme/checkpoint/checkpoint.h"     // defines: save_checkpoint, load_checkpoint, latest_tag
-#include "trireme/comm/world.h"                // defines: World, init
-#include "trireme/config/config.h"             // defines: Config, read_config
-#include "trireme/data/loader.h"               // defines: TokenDataset, DataLoader
-#include "trireme/engine/engine.h"             // defines: Engine
-#include "trireme/engine/model_engine.h"       // defines: ModelEngine, initialize
+#include "trireme/base/error.h"             // defines: Error and its subclasses
+#include "trireme/base/log.h"               // defines: set_log_sink
+#include "trireme/checkpoint/checkpoint.h"  // defines: save_checkpoint, load_checkpoint, latest_tag
+#include "trireme/comm/world.h"             // defines: World, init
+#include "trireme/config/config.h"          // defines: Config, read_config
+#include "trireme/data/loader.h"            // defines: TokenDataset, DataLoader
+#include "trireme/engine/engine.h"          // defines: Engine
+#include "trireme/engine/model_engine.h"    // defines: ModelEngine, initialize

@@ -4,25 +4,37 @@ namespace trireme {
 
 const char* name_of(ErrorCode code) noexcept {
   switch (code) {
-    case ErrorCode::kConfig: return "ConfigError";
-    case ErrorCode::kBatchSize: return "BatchSizeError";
-    case ErrorCode::kUnsupported: return "UnsupportedError";
-    case ErrorCode::kShape: return "ShapeError";
-    case ErrorCode::kState: return "StateError";
-    case ErrorCode::kData: return "DataError";
-    case ErrorCode::kIo: return "IoError";
-    case ErrorCode::kCheckpoint: return "CheckpointError";
-    case ErrorCode::kPeerLost: return "PeerLostError";
-    case ErrorCode::kTimeout: return "TimeoutError";
-    case ErrorCode::kDiverged: return "DivergedError";
-    case ErrorCode::kInternal: return "InternalError";
+    case ErrorCode::kConfig:
+      return "ConfigError";
+    case ErrorCode::kBatchSize:
+      return "BatchSizeError";
+    case ErrorCode::kUnsupported:
+      return "UnsupportedError";
+    case ErrorCode::kShape:
+      return "ShapeError";
+    case ErrorCode::kState:
+      return "StateError";
+    case ErrorCode::kData:
+      return "DataError";
+    case ErrorCode::kIo:
+      return "IoError";
+    case ErrorCode::kCheckpoint:
+      return "CheckpointError";
+    case ErrorCode::kPeerLost:
+      return "PeerLostError";
+    case ErrorCode::kTimeout:
+      return "TimeoutError";
+    case ErrorCode::kDiverged:
+      return "DivergedError";
+    case ErrorCode::kInternal:
+      return "InternalError";
   }
   return "Error";
 }
 
 void internal_error(const char* file, int line, const std::string& message) {
-  throw Error(ErrorCode::kInternal, str("internal error at ", file, ":", line, ": ", message,
-                                        " Please report this with the lines above."));
+  throw Error(ErrorCode::kInternal,
+              str("internal error at ", file, ":", line, ": ", message, " Please report this with the lines above."));
 }
 
 }  // namespace trireme

@@ -30,7 +30,8 @@ void write_resolved(const Config& config, const std::filesystem::path& directory
 void check_has_trainable(const ModuleTensors& tensors) {
   for (const NamedParameter& parameter : tensors.parameters)
     if (parameter.tensor.requires_grad()) return;
-  throw ConfigError("optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
+  throw ConfigError(
+      "optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
 }
 
 }  // namespace
@@ -92,7 +93,9 @@ Pager& Engine::pager() const {
   return *pager_;
 }
 
-int64_t Engine::optimizer_bytes() const { return optimizer_ ? optimizer_->master_bytes() + optimizer_->state_bytes() : 0; }
+int64_t Engine::optimizer_bytes() const {
+  return optimizer_ ? optimizer_->master_bytes() + optimizer_->state_bytes() : 0;
+}
 
 void Engine::require_alive(const char* call) const {
   if (!pager_) throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
@@ -101,19 +104,23 @@ void Engine::require_alive(const char* call) const {
 void Engine::require_optimizer(const char* call) const {
   require_alive(call);
   if (!optimizer_)
-    throw StateError(str(call, ": no optimizer is configured, so nothing can be trained; add \"optimizer\": {\"type\": \"AdamW\", "
-                               "\"params\": {\"lr\": 1e-3}} to the configuration"));
+    throw StateError(
+        str(call,
+            ": no optimizer is configured, so nothing can be trained; add \"optimizer\": {\"type\": \"AdamW\", "
+            "\"params\": {\"lr\": 1e-3}} to the configuration"));
 }
 
 void Engine::check_loss(const at::Tensor& loss, const char* call) const {
   require_optimizer(call);
   if (!loss.defined()) throw ShapeError(str(call, ": expected a scalar loss, got an undefined tensor"));
   if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
-    throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ", loss.sizes(),
-                         "; take its mean() or sum()"));
+    throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ",
+                         loss.sizes(), "; take its mean() or sum()"));
   if (!loss.requires_grad())
-    throw ShapeError(str(call, ": expected a loss with a graph, got one without grad_fn; compute it from the model's output with "
-                               "gradients enabled, and do not detach() it"));
+    throw ShapeError(
+        str(call,
+            ": expected a loss with a graph, got one without grad_fn; compute it from the model's output with "
+            "gradients enabled, and do not detach() it"));
 }
 
 }  // namespace trireme

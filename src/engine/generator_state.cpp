@@ -16,7 +16,8 @@ constexpr char kDigits[] = "0123456789abcdef";
 
 at::Generator generator_of_this_rank() {
   const RankContext* context = RankContext::current();
-  return context != nullptr && context->has_own_generator() ? context->own_generator() : at::detail::getDefaultCPUGenerator();
+  return context != nullptr && context->has_own_generator() ? context->own_generator()
+                                                            : at::detail::getDefaultCPUGenerator();
 }
 
 int digit(char character) {

@@ -13,7 +13,8 @@ namespace {
 
 void check_dense_on_host(const char* kind, const std::string& name, const at::Tensor& tensor) {
   if (!tensor.device().is_cpu())
-    throw ConfigError(str(kind, " '", name, "' is on ", tensor.device().str(), "; only host memory is there yet: call module.to(torch::kCPU)"),
+    throw ConfigError(str(kind, " '", name, "' is on ", tensor.device().str(),
+                          "; only host memory is there yet: call module.to(torch::kCPU)"),
                       ErrorCode::kUnsupported);
   if (tensor.layout() != at::kStrided)
     throw ConfigError(str(kind, " '", name, "' is not dense; sparse tensors cannot be sharded: make it dense"));
@@ -22,7 +23,8 @@ void check_dense_on_host(const char* kind, const std::string& name, const at::Te
 void check_trainable_dtype(const std::string& name, const at::Tensor& parameter, const PrecisionOptions& precision) {
   const at::ScalarType dtype = parameter.scalar_type();
   if (!at::isFloatingType(dtype))
-    throw ConfigError(str("parameter '", name, "' is ", short_name(dtype), "; a parameter must be floating: register it as a buffer"));
+    throw ConfigError(str("parameter '", name, "' is ", short_name(dtype),
+                          "; a parameter must be floating: register it as a buffer"));
   if (precision.weight_dtype == at::kFloat && dtype != at::kFloat && dtype != at::kBFloat16)
     throw ConfigError(str("parameter '", name, "' is ", short_name(dtype),
                           ", which is not there yet; cast the module to fp32, or switch bf16.enabled on"),
@@ -36,9 +38,10 @@ class StorageOwners {
     if (tensor.numel() == 0) return;
     const auto [owner, is_new] = owners_.emplace(tensor.storage().unsafeGetStorageImpl(), name);
     if (!is_new)
-      throw ConfigError(str("'", owner->second, "' and '", name,
-                            "' are different tensors over one storage, so they cannot be sharded apart: register the same tensor "
-                            "under both names to tie them, or clone() one"));
+      throw ConfigError(
+          str("'", owner->second, "' and '", name,
+              "' are different tensors over one storage, so they cannot be sharded apart: register the same tensor "
+              "under both names to tie them, or clone() one"));
   }
 
  private:

@@ -20,13 +20,13 @@ struct NamedBuffer {
 };
 
 struct ModuleTensors {
-  std::vector<NamedParameter> parameters;       ///< in the module's order; a tied one under its first name
-  std::map<std::string, std::string> aliases;   ///< other name of a tied parameter -> first name
+  std::vector<NamedParameter> parameters;      ///< in the module's order; a tied one under its first name
+  std::map<std::string, std::string> aliases;  ///< other name of a tied parameter -> first name
   std::vector<NamedBuffer> buffers;
 };
 
-/// Lists the tensors of `module`, then casts the floating ones to the weight dtype and makes all contiguous, in place: the
-/// module keeps its tensor objects.
+/// Lists the tensors of `module`, then casts the floating ones to the weight dtype and makes all contiguous, in place:
+/// the module keeps its tensor objects.
 ///
 /// Throws    ConfigError, before anything is changed, that names a parameter which is off the host, not dense or of a dtype that
 ///           cannot be trained, and every two different tensors that share one storage.

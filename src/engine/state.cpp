@@ -36,7 +36,8 @@ void append_weights(StateTree& state, const Pager& pager, const std::vector<Owne
 template <class T>
 T required(const Json& json, const char* key) {
   const auto found = json.find(key);
-  if (found == json.end()) throw CheckpointError(str("checkpoint: expected the value '", key, "', found none; it was not saved by an engine"));
+  if (found == json.end())
+    throw CheckpointError(str("checkpoint: expected the value '", key, "', found none; it was not saved by an engine"));
   return found->get<T>();
 }
 
@@ -51,7 +52,8 @@ StateTree Engine::weights_state() const {
 
 SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
   require_alive("save_checkpoint");
-  if (directory.empty()) throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
+  if (directory.empty())
+    throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   const std::string tag = agree_on_tag(options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag);
   StateTree state = weights_state();
   // Buffers agree at every boundary; inside a window rank 0's count.
@@ -62,7 +64,8 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   return trireme::save_checkpoint(group_, directory, tag, state, options.files);
 }
 
-std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory, const LoadCheckpointOptions& options) {
+std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory,
+                                                   const LoadCheckpointOptions& options) {
   require_alive("load_checkpoint");
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
   StateTree state = weights_state();
@@ -155,9 +158,10 @@ std::string Engine::agree_on_tag(const std::string& tag) const {
   differs.mutable_data_ptr<int32_t>()[0] = agreed == tag ? 0 : 1;
   group_.all_reduce(differs, ReduceOp::kMax).wait();
   if (differs.const_data_ptr<int32_t>()[0] == 0 || config_.tag_validation == TagValidation::kIgnore) return agreed;
-  const std::string message =
-      str("save_checkpoint: ranks disagree on the tag; rank 0 says '", agreed, "', rank ", group_.rank(), " '", tag, "'");
-  if (config_.tag_validation == TagValidation::kFail) throw CheckpointError(message + "; checkpoint.tag_validation is Fail");
+  const std::string message = str("save_checkpoint: ranks disagree on the tag; rank 0 says '", agreed, "', rank ",
+                                  group_.rank(), " '", tag, "'");
+  if (config_.tag_validation == TagValidation::kFail)
+    throw CheckpointError(message + "; checkpoint.tag_validation is Fail");
   log(LogLevel::kWarning, message + "; rank 0's is used");
   return agreed;
 }

@@ -85,9 +85,11 @@ void Engine::check_touched(const Window& window) {
   // Seen by all ranks alike, so all of them reopen the window before they throw.
   skip(window);
   pager_->open_window();
-  if (!any) throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
-  throw StateError(str("step: parameter '", parameters[missing].name,
-                       "' got no gradient on any rank; set zero_optimization.ignore_unused_parameters=true if that is meant"));
+  if (!any)
+    throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
+  throw StateError(
+      str("step: parameter '", parameters[missing].name,
+          "' got no gradient on any rank; set zero_optimization.ignore_unused_parameters=true if that is meant"));
 }
 
 void Engine::skip(const Window& window) {

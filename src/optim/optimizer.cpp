@@ -120,7 +120,8 @@ class ShardedOptimizer::Impl {
     return portions_of(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel());
   }
 
-  void append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion, const at::Tensor& flat) const {
+  void append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion,
+              const at::Tensor& flat) const {
     if (!flat.defined()) return;
     const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
     slices.push_back({prefix + parameter.name, parameter.shape, portion.parameter_begin,
@@ -156,7 +157,8 @@ std::vector<int64_t> ShardedOptimizer::step_counts() const { return impl_->steps
 
 void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {
   if (counts.size() != impl_->steps().size())
-    throw ShapeError(str("set_step_counts: expected one count per parameter (", impl_->steps().size(), "), got ", counts.size()));
+    throw ShapeError(
+        str("set_step_counts: expected one count per parameter (", impl_->steps().size(), "), got ", counts.size()));
   impl_->steps() = counts;
 }
 

@@ -15,8 +15,9 @@ struct Run {
   int64_t step = 0;
 };
 
-/// Groups the touched parameters of [begin, begin + numel) into maximal runs of equal step number, steps[parameter] + 1.
-/// Runs end on aligned parameter boundaries: the padding between is zero in weights, gradients and states, and stays zero.
+/// Groups the touched parameters of [begin, begin + numel) into maximal runs of equal step number, steps[parameter]
+/// + 1. Runs end on aligned parameter boundaries: the padding between is zero in weights, gradients and states, and
+/// stays zero.
 std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel, const std::vector<bool>& touched,
                            const std::vector<int64_t>& steps);
 

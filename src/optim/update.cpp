@@ -24,7 +24,8 @@ at::Tensor slice_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
 }
 
 /// `span.gradients` is fp32 here; `span.weights` is not looked at.
-void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options, int64_t step) {
+void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options,
+                   int64_t step) {
   // The kernels divide by the scale and write the scaled gradients back, into memory that is spent after this step.
   std::optional<at::Tensor> scale;
   if (options.gradient_factor != 1) scale = at::scalar_tensor(1 / options.gradient_factor, at::kFloat);
@@ -40,8 +41,9 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, co
     case OptimizerKind::kAdamW: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);
       const auto run = [&](auto kernel) {
-        kernel(span.master, span.gradients, span.first, span.second, none, steps, options.lr, optimizer.beta1, optimizer.beta2,
-               optimizer.weight_decay, optimizer.eps, /*amsgrad=*/false, /*maximize=*/false, scale, std::nullopt);
+        kernel(span.master, span.gradients, span.first, span.second, none, steps, options.lr, optimizer.beta1,
+               optimizer.beta2, optimizer.weight_decay, optimizer.eps, /*amsgrad=*/false, /*maximize=*/false, scale,
+               std::nullopt);
       };
       optimizer.kind == OptimizerKind::kAdamW ? run(at::_ops::_fused_adamw_::call) : run(at::_ops::_fused_adam_::call);
       return;

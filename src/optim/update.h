@@ -11,8 +11,9 @@ namespace trireme {
 
 /// Adam: first = exp_avg, second = exp_avg_sq. SGD: first = momentum_buffer where momentum is used.
 struct UpdateSpan {
-  at::Tensor master;     ///< [n] fp32: what is updated
-  at::Tensor weights;    ///< [n] what the model reads; the same tensor as `master` in fp32, otherwise it gets the rounded result
+  at::Tensor master;  ///< [n] fp32: what is updated
+  at::Tensor
+      weights;  ///< [n] what the model reads; the same tensor as `master` in fp32, otherwise it gets the rounded result
   at::Tensor gradients;  ///< [n] fp32 or 16 bit; may be overwritten by the scaled gradients
   at::Tensor first;      ///< [n] fp32, or undefined
   at::Tensor second;     ///< [n] fp32, or undefined

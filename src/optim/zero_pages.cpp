@@ -24,7 +24,8 @@ at::Tensor zero_pages(int64_t numel) {
                       "); use more ranks or a higher ZeRO stage"));
   // Fewer page faults in the first step; only a hint.
   if (bytes >= kHugePageBytes) (void)madvise(data, bytes, MADV_HUGEPAGE);
-  return at::from_blob(data, {numel}, [bytes](void* start) { munmap(start, bytes); }, at::kFloat);
+  return at::from_blob(
+      data, {numel}, [bytes](void* start) { munmap(start, bytes); }, at::kFloat);
 }
 
 }  // namespace trireme

@@ -182,7 +182,8 @@ class PagedWeights final : public WeightStore {
     int victim = -1;
     for (int i = 0; i < units(); ++i) {
       const PagedUnit& paged = paged_[i];
-      if (paged.state == UnitState::kReleased || (paged.last_serial == running_serial_ && paged.last_touch > 0)) continue;
+      if (paged.state == UnitState::kReleased || (paged.last_serial == running_serial_ && paged.last_touch > 0))
+        continue;
       if (victim < 0 || is_needed_later(i, victim)) victim = i;
     }
     return victim;
@@ -250,7 +251,8 @@ class PagedWeights final : public WeightStore {
   int64_t prefetches_ = 0;
   int64_t releases_ = 0;
   uint64_t gather_order_ = 0;
-  // Of the access that is being served. Operators of our own (an empty buffer) count too where the caller is no operator.
+  // Of the access that is being served. Operators of our own (an empty buffer) count too where the caller is no
+  // operator.
   uint64_t running_serial_ = 0;
   int last_prefetched_from_ = -1;
 };

@@ -1,6 +1,7 @@
 // The order in which a step touches units: recorded once, followed afterwards, recorded anew when a step differs. Pure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <vector>
 
-#include "tests/engine/models.h"
+#include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/engine/model_engine.h"
@@ -237,7 +237,8 @@ TEST(EngineErrors, NameTheCallAndTheFix) {
   run_ranks(1, [](Rank& rank) {
     Dot net;
     auto engine = initialize(rank.world(), net, {.config = sgd_config(1)});
-    EXPECT_SAYS(error_of<ShapeError>([&] { engine.backward(net->w * 2); }), "backward: expected a floating scalar loss, got fp32 of shape [2]");
+    EXPECT_SAYS(error_of<ShapeError>([&] { engine.backward(net->w * 2); }),
+                "backward: expected a floating scalar loss, got fp32 of shape [2]");
     EXPECT_SAYS(error_of<ShapeError>([&] { engine.backward(torch::tensor(1.0f)); }), "without grad_fn");
     EXPECT_SAYS(error_of<StateError>([&] { engine.step(); }), "call backward(loss) first");
     EXPECT_SAYS(error_of<ConfigError>([&] { engine.set_lr(-1); }), "set_lr: -1");
@@ -246,7 +247,8 @@ TEST(EngineErrors, NameTheCallAndTheFix) {
     EXPECT_SAYS(error_of<StateError>([&] { engine(vec(1, 1)); }), "forward: the engine was destroyed");
     Dot other;
     auto evaluator = initialize(rank.world(), other);
-    EXPECT_SAYS(error_of<StateError>([&] { evaluator.backward(evaluator(vec(1, 1))); }), "backward: no optimizer is configured");
+    EXPECT_SAYS(error_of<StateError>([&] { evaluator.backward(evaluator(vec(1, 1))); }),
+                "backward: no optimizer is configured");
     EXPECT_SAYS(error_of<StateError>([&] { evaluator.step(); }), "step: no optimizer is configured");
   });
 }
@@ -430,8 +432,8 @@ TEST(EngineSave, NamesTheTagsThatRanksDisagreeOn) {
     Config config = sgd_config(2);
     config.tag_validation = TagValidation::kFail;
     auto engine = initialize(rank.world(), net, {.config = config});
-    const std::string text = error_of<CheckpointError>(
-        [&] { engine.save_checkpoint(folder.path(), {.tag = rank.id() == 0 ? "a" : "b"}); });
+    const std::string text =
+        error_of<CheckpointError>([&] { engine.save_checkpoint(folder.path(), {.tag = rank.id() == 0 ? "a" : "b"}); });
     EXPECT_SAYS(text, "rank 0 says 'a'");
   });
 }

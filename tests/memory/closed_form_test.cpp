@@ -11,7 +11,8 @@ namespace {
 
 struct Net : torch::nn::Module {
   Net() {
-    for (int i = 0; i < 4; ++i) layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(33, 33)));
+    for (int i = 0; i < 4; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(33, 33)));
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) x = layer->forward(x).tanh();
@@ -59,26 +60,33 @@ void expect_closed_form(Rank& rank, const Case& precision, int stage, GatherPoli
   for (const UnitLayout& unit : engine.pager().layout().units) {
     padded += unit.numel();
     used += unit.used_numel;
-    largest_unit_bytes = std::max(largest_unit_bytes, unit.numel() * static_cast<int64_t>(c10::elementSize(unit.dtype)));
+    largest_unit_bytes =
+        std::max(largest_unit_bytes, unit.numel() * static_cast<int64_t>(c10::elementSize(unit.dtype)));
   }
   const PagerMemory memory = engine.pager().memory();
   const int64_t held = memory.weight_bytes + memory.gradient_bytes + engine.optimizer_bytes();
   EXPECT_EQ(held * rank.size(), padded * bytes_times_world(precision, stage, rank.size())) << "stage " << stage;
   EXPECT_EQ(used, 4 * (33 * 33 + 33));
   // 33*33 and 33 elements are rounded up to 1120 and 64; a unit's shards to 32 elements each.
-  EXPECT_EQ(padded, 4 * (1120 + 64 + (rank.size() == 3 ? 32 * 1 : 0) + (rank.size() == 4 ? 96 : 0)));
+  EXPECT_EQ(padded, 4 * (1120 + 64 + (rank.size() == 3 ? 32 : 0) + (rank.size() == 4 ? 96 : 0)));
   EXPECT_LE(memory.peak_live_bytes, 2 * largest_unit_bytes) << "live units that the policy does not allow";
-  if (stage < 3 || gather == GatherPolicy::kShared) EXPECT_EQ(memory.peak_live_bytes, 0);
+  if (stage < 3 || gather == GatherPolicy::kShared) {
+    EXPECT_EQ(memory.peak_live_bytes, 0);
+  }
 
   const ModelStates planned =
-      estimate_model_states(engine.pager().layout(), {.stage = stage, .world = rank.size(), .weight_dtype = precision.weights,
-                                                      .accumulation_dtype = precision.accumulation, .optimizer = {}});
+      estimate_model_states(engine.pager().layout(), {.stage = stage,
+                                                      .world = rank.size(),
+                                                      .weight_dtype = precision.weights,
+                                                      .accumulation_dtype = precision.accumulation,
+                                                      .optimizer = {}});
   EXPECT_EQ(planned.total(), held) << "the planner and the engine disagree";
 }
 
 TEST(Memory, OfModelStatesEqualsTheClosedFormAtEveryStage) {
   at::set_num_threads(1);
-  const std::vector<Case> precisions = {{at::kFloat, at::kFloat, 4, 8}, {at::kBFloat16, at::kFloat, 4, 12}, {at::kBFloat16, at::kBFloat16, 2, 12}};
+  const std::vector<Case> precisions = {
+      {at::kFloat, at::kFloat, 4, 8}, {at::kBFloat16, at::kFloat, 4, 12}, {at::kBFloat16, at::kBFloat16, 2, 12}};
   for (const int world : {1, 2, 3, 4})
     for (const Case& precision : precisions)
       for (int stage = 0; stage <= 3; ++stage)

@@ -18,8 +18,8 @@ constexpr int64_t kWidth = 768;
 constexpr int kLayers = 48;
 // 28.3 M parameters: 453 MB of fp32 states, 113 MB on each of four ranks.
 constexpr size_t kStateBytes = size_t{16} * kLayers * kWidth * (kWidth + 1);
-// Room above start-up: less than two thirds of the whole states, and more than twice a quarter of them, for a few whole layers,
-// gradients on their way and the address space that glibc reserves for a thread's heap.
+// Room above start-up: less than two thirds of the whole states, and more than twice a quarter of them, for a few whole
+// layers, gradients on their way and the address space that glibc reserves for a thread's heap.
 constexpr size_t kRoomBytes = size_t{280} << 20;
 static_assert(kRoomBytes < kStateBytes * 2 / 3 && kRoomBytes > kStateBytes / 2);
 
@@ -78,14 +78,16 @@ int train(Group& world, const std::string& stage) {
 }
 
 TEST(Memory, AModelThatDoesNotFitOnOneRankTrainsAtStage3OnFour) {
-  for (const ProcessResult& rank : run_processes(4, train, {.argument = "3"})) EXPECT_EQ(rank.exit_code, 0) << rank.error_text;
+  for (const ProcessResult& rank : run_processes(4, train, {.argument = "3"}))
+    EXPECT_EQ(rank.exit_code, 0) << rank.error_text;
 }
 
 TEST(Memory, TheSameModelRunsOutOfMemoryAtStage0) {
   bool out_of_memory = false;
   for (const ProcessResult& rank : run_processes(4, train, {.argument = "0"})) {
     EXPECT_NE(rank.exit_code, 0);
-    out_of_memory |= rank.error_text.find("allocate") != std::string::npos || rank.error_text.find("bad_alloc") != std::string::npos;
+    out_of_memory |=
+        rank.error_text.find("allocate") != std::string::npos || rank.error_text.find("bad_alloc") != std::string::npos;
   }
   EXPECT_TRUE(out_of_memory);
 }

@@ -10,7 +10,9 @@ UnitLayout three_parameters() {
   UnitLayout unit;
   unit.shard_numel = 128;
   unit.used_numel = 77;
-  unit.parameters = {{.index = 4, .begin = 0, .numel = 40}, {.index = 1, .begin = 64, .numel = 32}, {.index = 2, .begin = 96, .numel = 5}};
+  unit.parameters = {{.index = 4, .begin = 0, .numel = 40},
+                     {.index = 1, .begin = 64, .numel = 32},
+                     {.index = 2, .begin = 96, .numel = 5}};
   return unit;
 }
 
@@ -23,7 +25,8 @@ std::vector<std::vector<int64_t>> as_lists(const std::vector<Run>& runs) {
 using Lists = std::vector<std::vector<int64_t>>;
 
 TEST(Runs, AllTouchedAtTheSameStepIsOneRunOverThePaddingToo) {
-  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {9, 7, 7, 9, 7})), (Lists{{0, 128, 8}}));
+  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {9, 7, 7, 9, 7})),
+            (Lists{{0, 128, 8}}));
 }
 
 TEST(Runs, AnUntouchedParameterSplitsTheRunAtPaddedBoundaries) {

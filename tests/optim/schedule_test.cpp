@@ -29,7 +29,8 @@ TEST(Schedule, WarmupLrRisesWithTheLogarithmOfTheStepThenStays) {
 }
 
 TEST(Schedule, WarmupLrWithoutAMaximumEndsAtTheOptimizersLearningRate) {
-  const Schedule schedule({.kind = ScheduleKind::kWarmup, .warmup_num_steps = 10, .warmup_type = WarmupKind::kLinear}, 0.5);
+  const Schedule schedule({.kind = ScheduleKind::kWarmup, .warmup_num_steps = 10, .warmup_type = WarmupKind::kLinear},
+                          0.5);
   EXPECT_DOUBLE_EQ(schedule.lr(6), 0.25);
   EXPECT_DOUBLE_EQ(schedule.lr(11), 0.5);
 }
@@ -48,9 +49,9 @@ TEST(Schedule, WarmupDecayLrFallsLinearlyToTheMinimumAtTheLastStep) {
                            .warmup_type = WarmupKind::kLinear,
                            .total_num_steps = 120},
                           7.0);
-  EXPECT_DOUBLE_EQ(schedule.lr(11), 0.6);    // i = 10 of 20
-  EXPECT_DOUBLE_EQ(schedule.lr(21), 1.1);    // i = 20: all 100 are left
-  EXPECT_DOUBLE_EQ(schedule.lr(71), 0.6);    // i = 70: 50 of 100 are left
+  EXPECT_DOUBLE_EQ(schedule.lr(11), 0.6);  // i = 10 of 20
+  EXPECT_DOUBLE_EQ(schedule.lr(21), 1.1);  // i = 20: all 100 are left
+  EXPECT_DOUBLE_EQ(schedule.lr(71), 0.6);  // i = 70: 50 of 100 are left
   EXPECT_DOUBLE_EQ(schedule.lr(121), 0.1);
   EXPECT_DOUBLE_EQ(schedule.lr(5000), 0.1);  // and no further
 }
@@ -64,9 +65,10 @@ TEST(Schedule, WarmupCosineLrFollowsHalfAWaveAndStaysAtItsEnd) {
                            .cos_min_ratio = 0.1},
                           2.0);
   EXPECT_DOUBLE_EQ(schedule.lr(0), 0.4);
-  EXPECT_DOUBLE_EQ(schedule.lr(6), 2.0 * (0.2 + 0.8 * 0.5));                                         // i = 5
-  EXPECT_DOUBLE_EQ(schedule.lr(11), 2.0 * (0.1 + 0.9 * (1 + std::cos(std::numbers::pi / 100)) / 2));  // i = 10: one after it
-  EXPECT_NEAR(schedule.lr(60), 2.0 * (0.1 + 0.9 * 0.5), 1e-15);                                      // half of the wave
+  EXPECT_DOUBLE_EQ(schedule.lr(6), 2.0 * (0.2 + 0.8 * 0.5));  // i = 5
+  EXPECT_DOUBLE_EQ(schedule.lr(11),
+                   2.0 * (0.1 + 0.9 * (1 + std::cos(std::numbers::pi / 100)) / 2));  // i = 10: one after it
+  EXPECT_NEAR(schedule.lr(60), 2.0 * (0.1 + 0.9 * 0.5), 1e-15);                      // half of the wave
   EXPECT_DOUBLE_EQ(schedule.lr(110), 0.2);
   EXPECT_DOUBLE_EQ(schedule.lr(180), 0.2);  // the wave would have risen again
 }

@@ -36,11 +36,12 @@ std::vector<Case> cases() {
   momentum.weight_decay = 0.05;
   OptimizerOptions nesterov = momentum;
   nesterov.nesterov = true;
-  return {{"Adam", adam},         {"AdamWithL2", adam_l2},      {"AdamW", adamw},
-          {"Sgd", sgd},           {"SgdWithMomentum", momentum}, {"SgdWithNesterov", nesterov}};
+  return {{"Adam", adam}, {"AdamWithL2", adam_l2},       {"AdamW", adamw},
+          {"Sgd", sgd},   {"SgdWithMomentum", momentum}, {"SgdWithNesterov", nesterov}};
 }
 
-std::unique_ptr<torch::optim::Optimizer> reference(const OptimizerOptions& o, const std::vector<at::Tensor>& parameters) {
+std::unique_ptr<torch::optim::Optimizer> reference(const OptimizerOptions& o,
+                                                   const std::vector<at::Tensor>& parameters) {
   const auto betas = std::make_tuple(o.beta1, o.beta2);
   switch (o.kind) {
     case OptimizerKind::kAdam:
@@ -70,12 +71,14 @@ class FlatUnit {
     const auto zeros = [&](at::ScalarType dtype) { return at::zeros({unit_.numel()}, dtype); };
     all_ = {zeros(at::kFloat), zeros(weights), zeros(gradients), zeros(at::kFloat), zeros(at::kFloat)};
     if (weights == at::kFloat) all_.weights = all_.master;
-    for (const Placement& placement : unit_.parameters) part(all_.master, placement).copy_(values[placement.index].reshape(-1));
+    for (const Placement& placement : unit_.parameters)
+      part(all_.master, placement).copy_(values[placement.index].reshape(-1));
     all_.weights.copy_(all_.master);
     steps_.resize(values.size());
   }
 
-  void step(const std::vector<at::Tensor>& gradients, const OptimizerOptions& options, const StepOptions& step_options) {
+  void step(const std::vector<at::Tensor>& gradients, const OptimizerOptions& options,
+            const StepOptions& step_options) {
     std::vector<bool> touched(gradients.size());
     for (const Placement& placement : unit_.parameters) {
       touched[placement.index] = gradients[placement.index].defined();
@@ -146,7 +149,8 @@ TEST_P(Update, AgreesWithTorchOptimAfterFiftyClippedStepsOfWhichSomeLeaveParamet
     if (step < 5) gradients[4] = at::Tensor();
     const double factor = step % 3 == 0 ? 1 : 0.37;
     unit.step(gradients, options, {.lr = options.lr, .gradient_factor = factor});
-    for (size_t i = 0; i < expected.size(); ++i) expected[i].mutable_grad() = gradients[i].defined() ? gradients[i] * factor : at::Tensor();
+    for (size_t i = 0; i < expected.size(); ++i)
+      expected[i].mutable_grad() = gradients[i].defined() ? gradients[i] * factor : at::Tensor();
     optimizer->step();
   }
   for (size_t i = 0; i < expected.size(); ++i)

@@ -1,9 +1,6 @@
 #include "pager/kernels.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>
 

@@ -17,7 +17,8 @@
 namespace trireme {
 namespace {
 
-/// What is this rank's alone although libtorch keeps it once per process. Constructed and destroyed in the rank's thread.
+/// What is this rank's alone although libtorch keeps it once per process. Constructed and destroyed in the rank's
+/// thread.
 class RankScope {
  public:
   // Every rank draws the same numbers until it is seeded otherwise (manual_seed), as processes do.
@@ -85,7 +86,8 @@ void run_one(Group& group, const std::function<void(Rank&)>& body, Failures& fai
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Rank&)>& body, const RunOptions& options) {
-  const auto memory = options.backend == RankBackend::kThreads ? ThreadGroupOptions::Memory::kHeap : ThreadGroupOptions::Memory::kFiles;
+  const auto memory =
+      options.backend == RankBackend::kThreads ? ThreadGroupOptions::Memory::kHeap : ThreadGroupOptions::Memory::kFiles;
   auto groups = make_thread_groups(size, {.name = "world", .timeout = options.timeout, .memory = memory});
   Failures failures;
   std::vector<std::thread> threads;

@@ -77,8 +77,8 @@ class IoError : public Error {
   explicit IoError(const std::string& message) : Error(ErrorCode::kIo, message) {}
 };
 
-/// str(a, b, …) joins its arguments through operator<<. A function object, so that arguments of libtorch's types do not bring
-/// c10::str into play as well.
+/// str(a, b, …) joins its arguments through operator<<. A function object, so that arguments of libtorch's types do not
+/// bring c10::str into play as well.
 inline constexpr auto str = [](const auto&... parts) {
   std::ostringstream out;
   (out << ... << parts);
@@ -88,9 +88,9 @@ inline constexpr auto str = [](const auto&... parts) {
 /// Throws Error(kInternal) with the failed condition and both operands: for our bugs only, never for user input.
 [[noreturn]] void internal_error(const char* file, int line, const std::string& message);
 
-#define TRIREME_CHECK(condition, ...)                                                                       \
-  do {                                                                                                      \
-    if (!(condition)) [[unlikely]]                                                                          \
+#define TRIREME_CHECK(condition, ...)                                                                        \
+  do {                                                                                                       \
+    if (!(condition)) [[unlikely]]                                                                           \
       ::trireme::internal_error(__FILE__, __LINE__, ::trireme::str(#condition, " is false. ", __VA_ARGS__)); \
   } while (false)
 

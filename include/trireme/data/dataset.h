@@ -36,8 +36,8 @@ struct DataOptions {
   int64_t seq = 256;  ///< tokens per sample
   /// Part of the files (by a hash of relative path and seed) that training never sees; of a single file, its tail.
   double held_out_fraction = 0.05;
-  uint64_t seed = 0;                 ///< of the split, not of the order
-  int64_t vocab_size = 0;            ///< of the model; tokens are checked against it; 0: not checked
+  uint64_t seed = 0;                      ///< of the split, not of the order
+  int64_t vocab_size = 0;                 ///< of the model; tokens are checked against it; 0: not checked
   std::vector<std::string> exclude = {};  ///< names of files or folders to leave out, with * ? [...], e.g. "test*"
 };
 

@@ -28,7 +28,7 @@ class Buffers;
 
 struct InitializeOptions {
   /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
-  std::variant<std::monostate, std::filesystem::path, Config> config;
+  std::variant<std::monostate, std::filesystem::path, Config> config = {};
   /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
   std::filesystem::path output = {};
 };
@@ -41,13 +41,13 @@ struct BackwardOptions {
 };
 
 struct SaveCheckpointOptions {
-  std::string tag;                  ///< empty: "global_step" and the number of steps
+  std::string tag = {};             ///< empty: "global_step" and the number of steps
   std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
-  SaveOptions files;
+  SaveOptions files = {};
 };
 
 struct LoadCheckpointOptions {
-  std::string tag;                       ///< empty: the one that the folder's `latest` names
+  std::string tag = {};                  ///< empty: the one that the folder's `latest` names
   bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
   bool load_optimizer_states = true;     ///< masters, moments and step counts
   bool load_lr_scheduler_states = true;  ///< learning rate
@@ -83,8 +83,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A direct
-  /// loss.backward() gives the same gradients: the division happens where they are reduced, in fp32.
+  /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A
+  /// direct loss.backward() gives the same gradients: the division happens where they are reduced, in fp32.
   ///
   /// Ordering  collective at ZeRO stages 2 and 3.
   /// Throws    StateError: no optimizer, or after destroy(); ShapeError: not one floating element, or without a graph.
@@ -92,9 +92,11 @@ class Engine {
   /// The loss to call backward() on directly: `loss` itself, since fp32 and bf16 need no scaling. Throws as backward().
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule. Collective.
+  /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule.
+  /// Collective.
   ///
-  /// A step whose gradients are not finite is skipped on all ranks: always in fp32, in bf16 unless check_grad_overflow is off.
+  /// A step whose gradients are not finite is skipped on all ranks: always in fp32, in bf16 unless check_grad_overflow
+  /// is off.
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
   ///           some parameter, named. Nothing is updated then, and the window's gradients are dropped.
   void step();
@@ -118,19 +120,22 @@ class Engine {
   int64_t train_batch_size() const { return config_.batch.train_batch_size; }
   int64_t train_micro_batch_size_per_gpu() const { return config_.batch.train_micro_batch_size_per_gpu; }
   int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
-  /// Changes the accumulation steps only. Throws ConfigError: not a multiple of micro-batch times ranks; StateError: inside a window.
+  /// Changes the accumulation steps only. Throws ConfigError: not a multiple of micro-batch times ranks; StateError:
+  /// inside a window.
   void set_train_batch_size(int64_t train_batch_size);
 
-  /// Saves weights, buffers, optimizer, counters and each rank's random number generator as `directory`/tag. Collective.
+  /// Saves weights, buffers, optimizer, counters and each rank's random number generator as `directory`/tag.
+  /// Collective.
   ///
   /// Requires  a call at the end of a window: gradients are not saved.
   /// Throws    as trireme::save_checkpoint; CheckpointError: ranks disagree on the tag and the configuration says Fail.
   SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {});
-  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one the random number generators go
-  /// their own way. Drops the window's gradients. Nothing when there is no checkpoint. Collective.
+  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one the random number
+  /// generators go their own way. Drops the window's gradients. Nothing when there is no checkpoint. Collective.
   ///
   /// Throws    as trireme::load_checkpoint.
-  std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory, const LoadCheckpointOptions& options = {});
+  std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
+                                             const LoadCheckpointOptions& options = {});
 
   /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine is spent.
   void destroy();

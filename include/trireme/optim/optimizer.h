@@ -34,8 +34,8 @@ struct StepOptions {
   double gradient_factor = 1;  ///< gradients are multiplied by this first: clipping
 };
 
-/// Updates the slices that `pager` owns. A parameter that got no gradient on any rank is left alone, weight decay included,
-/// and its own step count stands still.
+/// Updates the slices that `pager` owns. A parameter that got no gradient on any rank is left alone, weight decay
+/// included, and its own step count stands still.
 class ShardedOptimizer {
  public:
   /// Copies fp32 masters from 16-bit weights. `pager` outlives the optimizer.
@@ -46,12 +46,12 @@ class ShardedOptimizer {
   void step(const Window& window, const StepOptions& options);
 
   const OptimizerOptions& options() const;
-  /// fp32 masters of the `chosen` parameters become their 16-bit weights: for a window whose step is skipped, or after only the
-  /// weights were loaded.
+  /// fp32 masters of the `chosen` parameters become their 16-bit weights: for a window whose step is skipped, or after
+  /// only the weights were loaded.
   void refresh_masters(const std::vector<bool>& chosen);
 
-  /// Masters ("master.<parameter>") and states ("optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>", SGD:
-  /// "optimizer.momentum_buffer.<parameter>") of this rank's slices. Loading writes into these tensors; then
+  /// Masters ("master.<parameter>") and states ("optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>",
+  /// SGD: "optimizer.momentum_buffer.<parameter>") of this rank's slices. Loading writes into these tensors; then
   /// write_back_masters().
   std::vector<TensorSlice> state();
   std::vector<int64_t> step_counts() const;  ///< by parameter index

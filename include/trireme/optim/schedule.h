@@ -11,13 +11,13 @@ enum class WarmupKind { kLog, kLinear };
 /// Names and defaults are DeepSpeed's.
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::kConstant;
-  double warmup_min_lr = 0;          ///< WarmupLR, WarmupDecayLR
+  double warmup_min_lr = 0;             ///< WarmupLR, WarmupDecayLR
   double warmup_max_lr = kOptimizerLr;  ///< WarmupLR, WarmupDecayLR
-  int64_t warmup_num_steps = 1000;   ///< raised to 2, so that the logarithm of the warm-up is never zero
+  int64_t warmup_num_steps = 1000;      ///< raised to 2, so that the logarithm of the warm-up is never zero
   WarmupKind warmup_type = WarmupKind::kLog;
-  int64_t total_num_steps = 0;       ///< WarmupDecayLR, WarmupCosineLR: required there
-  double warmup_min_ratio = 0;       ///< WarmupCosineLR: first learning rate over the optimizer's
-  double cos_min_ratio = 1e-4;       ///< WarmupCosineLR: last learning rate over the optimizer's
+  int64_t total_num_steps = 0;  ///< WarmupDecayLR, WarmupCosineLR: required there
+  double warmup_min_ratio = 0;  ///< WarmupCosineLR: first learning rate over the optimizer's
+  double cos_min_ratio = 1e-4;  ///< WarmupCosineLR: last learning rate over the optimizer's
 
   /// Stands for "the optimizer's lr".
   static constexpr double kOptimizerLr = -1;

@@ -18,7 +18,7 @@ struct EstimateOptions {
   int world = 1;
   at::ScalarType weight_dtype = at::kBFloat16;
   at::ScalarType accumulation_dtype = at::kFloat;
-  OptimizerOptions optimizer;
+  OptimizerOptions optimizer = {};
 };
 
 /// Bytes on one rank, the one that holds most.
@@ -51,7 +51,7 @@ struct EstimateRequest {
   std::vector<at::ScalarType> accumulation_dtypes = {at::kFloat,
                                                      at::kBFloat16};  ///< those narrower than the weights are left out
   at::ScalarType weight_dtype = at::kBFloat16;
-  OptimizerOptions optimizer;
+  OptimizerOptions optimizer = {};
 };
 
 /// Of one world and accumulation dtype.

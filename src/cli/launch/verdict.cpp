@@ -29,9 +29,9 @@ std::optional<int> other_rank_in(const std::string& line, int own) {
 bool is_about_a_peer(const std::string& line) {
   // The library's own words: names of error codes as `trireme` prints them, and parts of a CommError's text, which is
   // all that a user's program shows.
-  static const std::vector<std::string> kMarks = {"PeerLostError",    "TimeoutError",    "DivergedError",
-                                                  " gave up group '", " failed while rank ", " did not arrive", " died",
-                                                  " left ",           "did not come"};
+  static const std::vector<std::string> kMarks = {
+      "PeerLostError",   "TimeoutError", "DivergedError", " gave up group '", " failed while rank ",
+      " did not arrive", " died",        " left ",        "did not come"};
   return std::any_of(kMarks.begin(), kMarks.end(),
                      [&](const std::string& mark) { return line.find(mark) != std::string::npos; });
 }

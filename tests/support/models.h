@@ -9,9 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "trireme/models/language_model.h"
-#include "trireme/models/llama.h"
-
 namespace trireme::testing {
 
 /// Which micro-batch of the job: `number` counts over all ranks, `round` how many each rank has had before.
@@ -26,12 +23,9 @@ struct TrainedModel {
   std::function<at::Tensor(const MicroBatch&)> loss;
 };
 
-struct ModelCase {
-  std::string name;
-  std::function<TrainedModel()> make;  ///< the same weights at every call
-};
-
-inline at::Generator generator_of(const MicroBatch& batch) { return at::detail::createCPUGenerator(1000 + batch.number); }
+inline at::Generator generator_of(const MicroBatch& batch) {
+  return at::detail::createCPUGenerator(1000 + batch.number);
+}
 
 inline at::Tensor tokens_of(const MicroBatch& batch, int64_t vocab_size, at::IntArrayRef shape) {
   return at::randint(vocab_size, shape, generator_of(batch), at::kLong);
@@ -47,13 +41,15 @@ inline void draw_weights(torch::nn::Module& module) {
   const torch::NoGradGuard no_grad;
   at::Generator generator = at::detail::createCPUGenerator(5);
   for (at::Tensor& parameter : module.parameters())
-    parameter.copy_(at::randn(parameter.sizes(), generator) * (parameter.dim() > 1 ? 0.3 : 0.1) + (parameter.dim() > 1 ? 0 : 0.5));
+    parameter.copy_(at::randn(parameter.sizes(), generator) * (parameter.dim() > 1 ? 0.3 : 0.1) +
+                    (parameter.dim() > 1 ? 0 : 0.5));
 }
 
 struct MlpImpl : torch::nn::Module {
   MlpImpl() {
-    layers = register_module("layers", torch::nn::Sequential(torch::nn::Linear(9, 17), torch::nn::Tanh(), torch::nn::Linear(17, 15),
-                                                             torch::nn::Tanh(), torch::nn::Linear(15, 3)));
+    layers = register_module(
+        "layers", torch::nn::Sequential(torch::nn::Linear(9, 17), torch::nn::Tanh(), torch::nn::Linear(17, 15),
+                                        torch::nn::Tanh(), torch::nn::Linear(15, 3)));
     draw_weights(*this);
   }
   at::Tensor forward(const at::Tensor& input) { return layers->forward(input); }
@@ -69,7 +65,9 @@ struct ConvNetImpl : torch::nn::Module {
     head = register_module("head", torch::nn::Linear(5 * 4 * 4, 3));
     draw_weights(*this);
   }
-  at::Tensor forward(const at::Tensor& input) { return head->forward(torch::relu(norm->forward(conv->forward(input))).flatten(1)); }
+  at::Tensor forward(const at::Tensor& input) {
+    return head->forward(torch::relu(norm->forward(conv->forward(input))).flatten(1));
+  }
   torch::nn::Conv2d conv{nullptr};
   torch::nn::BatchNorm2d norm{nullptr};
   torch::nn::Linear head{nullptr};
@@ -114,32 +112,12 @@ inline TrainedModel make_conv_net() {
           }};
 }
 
-inline TrainedModel make_llama() {
-  auto net = std::make_shared<LlamaImpl>(LlamaOptions{.vocab_size = 13,
-                                                      .hidden_size = 16,
-                                                      .intermediate_size = 24,
-                                                      .num_hidden_layers = 2,
-                                                      .num_attention_heads = 2,
-                                                      .num_key_value_heads = 1,
-                                                      .max_position_embeddings = 16});
-  draw_weights(*net);
-  return {net, [net](const MicroBatch& batch) {
-            const at::Tensor tokens = tokens_of(batch, 13, {2, 9});
-            return net->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8));
-          }};
-}
-
 inline TrainedModel make_tied_net() {
   auto net = std::make_shared<TiedNetImpl>();
   return {net, [net](const MicroBatch& batch) {
             const at::Tensor tokens = tokens_of(batch, 11, {6});
             return torch::nn::functional::cross_entropy(net->forward(tokens, batch).to(at::kFloat), tokens.flip(0));
           }};
-}
-
-/// An MLP, a conv net with BatchNorm, a Llama, and a model with tied, repeated, unused and frozen parameters.
-inline std::vector<ModelCase> model_cases() {
-  return {{"Mlp", make_mlp}, {"ConvNet", make_conv_net}, {"Llama", make_llama}, {"TiedNet", make_tied_net}};
 }
 
 }  // namespace trireme::testing
