@@ -2,6 +2,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +42,8 @@ TEST(Safetensors, EveryDtypeComesBack) {
 TEST(Safetensors, EmptyTensorsScalarsAndViewsComeBack) {
   Folder folder;
   const auto view = at::arange(0, 12).reshape({3, 4}).t();
-  write_safetensors(folder / "a", {{"empty", at::empty({0, 3})}, {"scalar", at::tensor(2.5)}, {"view", view}});
+  write_safetensors(folder / "a",
+                    {{"empty", at::empty({0, 3})}, {"scalar", at::scalar_tensor(2.5, at::kDouble)}, {"view", view}});
   const auto read = read_safetensors(folder / "a");
   EXPECT_EQ(read.at("empty").sizes(), (std::vector<int64_t>{0, 3}));
   EXPECT_EQ(read.at("scalar").dim(), 0);

@@ -26,7 +26,7 @@ TEST(LaunchProgram, ReturnsTheFirstFailuresCodeAndSaysWhyLast) {
 }
 
 TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
-  EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--help"}).out, "--help\n");
+  EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--hostfile"}).out, "--hostfile\n");
 }
 
 TEST(LaunchProgram, RunsOnTheSlotsThatAreIncluded) {

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <regex>
 #include <set>
 #include <stdexcept>
 
@@ -36,14 +37,12 @@ int fail_in_call_12(Group& world, const std::string& argument) {
 
 class InEveryCollective : public ::testing::TestWithParam<std::string> {
  protected:
-  /// Messages have numbers of their own.
-  static std::string number(const std::string& name) { return name == "recv" ? "#10" : "#12"; }
-
   static void expect_named(const ProcessResult& result, const std::string& name) {
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_NE(result.error_text.find("rank 1"), std::string::npos) << result.error_text;
-    EXPECT_NE(result.error_text.find(name == "recv" ? "e" : name + " #12"), std::string::npos) << result.error_text;
-    EXPECT_NE(result.error_text.find(number(name)), std::string::npos) << result.error_text;
+    // Messages have numbers of their own, and whoever exchanges them with others may be a few ahead of the faulty rank.
+    const std::regex call(name == "recv" ? "(send|recv) #1[0-9] " : name + " #12\\b");
+    EXPECT_TRUE(std::regex_search(result.error_text, call)) << result.error_text;
     EXPECT_NE(result.error_text.find("group 'world'"), std::string::npos) << result.error_text;
   }
 };
@@ -73,7 +72,7 @@ TEST_P(InEveryCollective, ADeadRankIsNamedByEverySurvivor) {
 }
 
 TEST_P(InEveryCollective, AStoppedRankIsNamedWhenTheTimeIsUp) {
-  const auto results = run_processes(3, fail_in_call_12, {.comm_timeout = 500ms, .argument = GetParam() + " stops"});
+  const auto results = run_processes(3, fail_in_call_12, {.comm_timeout = 3s, .argument = GetParam() + " stops"});
   for (const int rank : {0, 2}) {
     expect_named(results[static_cast<size_t>(rank)], GetParam());
     EXPECT_NE(results[static_cast<size_t>(rank)].error_text.find("did not arrive"), std::string::npos)

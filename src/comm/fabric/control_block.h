@@ -43,6 +43,7 @@ struct RankControl {
   alignas(kLineBytes) std::atomic<int64_t> done;     ///< steps whose slots this rank needs no more
   alignas(kLineBytes) std::atomic<int64_t> started;  ///< sequence number of the last collective begun
   std::atomic<int64_t> finished;                     ///< and ended
+  std::atomic<int64_t> waits_for;                    ///< rank + 1 that this one sleeps for; 0: none. Only for errors
   CallRecord calls[kCallRecords];                    ///< call `seq` is in calls[seq % kCallRecords]
   alignas(kLineBytes) std::atomic<RankState> state;
   int32_t cause_code;  ///< ErrorCode; valid with kAborted

@@ -35,6 +35,18 @@ std::string format_seconds(double seconds) {
   return text;
 }
 
+/// Lets peers see whom this rank sleeps for.
+class WaitsFor {
+ public:
+  WaitsFor(std::atomic<int64_t>& word, int peer) : word_(word) { word_.store(peer + 1, std::memory_order_relaxed); }
+  ~WaitsFor() { word_.store(0, std::memory_order_relaxed); }
+  WaitsFor(const WaitsFor&) = delete;
+  WaitsFor& operator=(const WaitsFor&) = delete;
+
+ private:
+  std::atomic<int64_t>& word_;
+};
+
 }  // namespace
 
 Fabric::Fabric(std::shared_ptr<Segment> segment, const FabricOptions& options)
@@ -95,6 +107,7 @@ std::string Fabric::last_seen(int rank) const {
 
 void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
   GroupControl& shared = group();
+  const WaitsFor published(own().waits_for, wait.peer);
   const auto start = Clock::now();
   auto looked_at_processes = start;
   while (true) {
@@ -158,12 +171,36 @@ std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look loo
   if (all_left && wait.peer < 0)
     return fail(ErrorCode::kPeerLost, str("every peer left while rank ", place.rank, " waited ", context()));
   if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
-  const std::string whom = wait.peer < 0 ? str("no peer") : title(wait.peer);
-  const std::string seen = wait.peer < 0 ? str("") : str("; ", last_seen(wait.peer));
-  return fail(ErrorCode::kTimeout,
-              str(whom, wait.peer < 0 ? " arrived" : " did not arrive", " while rank ", place.rank,
-                  waited(wait.peer < 0 ? place.rank : wait.peer), context(), seen,
-                  ". It may be stopped, stuck or slow; the limit is InitOptions::timeout or TRIREME_TIMEOUT_S."));
+  return std::make_unique<Failure>(timed_out(wait, context()));
+}
+
+Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) const {
+  const int self = options_.place.rank;
+  const std::string advice =
+      ". It may be stopped, stuck or slow; the limit is InitOptions::timeout or TRIREME_TIMEOUT_S.";
+  std::string text;
+  if (wait.peer < 0) {
+    text = str("no peer arrived while rank ", self, " waited ", context, advice);
+  } else {
+    const int late = culprit(wait.peer);
+    const std::string whom = late == wait.peer ? "it" : str(title(wait.peer), ", which it keeps waiting,");
+    text = str(title(late), is_stopped(control(late).pid) ? " is stopped and" : "", " did not arrive while rank ", self,
+               " waited for ", whom, " ", context, "; ", last_seen(late), advice);
+  }
+  return {ErrorCode::kTimeout, text, text};
+}
+
+int Fabric::culprit(int peer) const {
+  for (int rank = 0; rank < options_.place.size; ++rank)
+    if (rank != options_.place.rank && is_stopped(control(rank).pid.load(std::memory_order_relaxed))) return rank;
+  int late = peer;
+  for (int links = 0; links < options_.place.size; ++links) {
+    const auto next = static_cast<int>(control(late).waits_for.load(std::memory_order_relaxed)) - 1;
+    if (next < 0) return late;
+    if (next == options_.place.rank) break;
+    late = next;
+  }
+  return peer;  // a circle
 }
 
 }  // namespace trireme::comm

@@ -105,6 +105,9 @@ class Fabric {
   /// What keeps `wait` from ever ending. To look at the processes costs a system call per peer.
   enum class Look { kFlags, kProcesses };
   std::unique_ptr<Failure> find_failure(const Wait& wait, Look look, double elapsed_s);
+  Failure timed_out(const Wait& wait, const std::string& context) const;
+  /// Who holds up a wait for `peer`: a stopped rank, or the end of the chain of ranks that wait for each other.
+  int culprit(int peer) const;
   bool process_is_dead(int rank);
 
   const std::shared_ptr<Segment> segment_;  // shared: pending operations may outlive the group

@@ -12,26 +12,40 @@
 
 namespace trireme::comm {
 
-int64_t start_time_of(int64_t pid) noexcept {
+namespace {
+
+/// /proc/PID/stat from its third field, the state, on; nullptr: there is no such process.
+const char* stat_from_state(int64_t pid, char (&text)[1024]) noexcept {
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%lld/stat", static_cast<long long>(pid));
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return -1;
-  char text[1024];
+  if (fd < 0) return nullptr;
   const ssize_t got = ::read(fd, text, sizeof(text) - 1);
   ::close(fd);
-  if (got <= 0) return -1;
+  if (got <= 0) return nullptr;
   text[got] = 0;
-  const char* field = std::strrchr(text, ')');  // the command's name may hold spaces and brackets
-  if (!field || field[1] == 0) return -1;
-  field += 2;  // field 3, the state
-  if (*field == 'Z' || *field == 'X') return -1;
+  const char* bracket = std::strrchr(text, ')');  // the command's name may hold spaces and brackets
+  return bracket && bracket[1] != 0 ? bracket + 2 : nullptr;
+}
+
+}  // namespace
+
+int64_t start_time_of(int64_t pid) noexcept {
+  char text[1024];
+  const char* field = stat_from_state(pid, text);
+  if (!field || *field == 'Z' || *field == 'X') return -1;
   for (int index = 3; index < 22; ++index) {
     field = std::strchr(field, ' ');
     if (!field) return -1;
     ++field;
   }
   return std::strtoll(field, nullptr, 10);
+}
+
+bool is_stopped(int64_t pid) noexcept {
+  char text[1024];
+  const char* state = stat_from_state(pid, text);
+  return state && (*state == 'T' || *state == 't');
 }
 
 ProcessWatch::ProcessWatch(int64_t pid, int64_t start_time) : pid_(pid), start_time_(start_time) {

@@ -27,4 +27,7 @@ class ProcessWatch {
 /// Clock ticks after boot at which `pid` was started; -1: there is no such process, or it is a zombie.
 int64_t start_time_of(int64_t pid) noexcept;
 
+/// Whether `pid` is stopped, by SIGSTOP or under a debugger.
+bool is_stopped(int64_t pid) noexcept;
+
 }  // namespace trireme::comm
