@@ -36,7 +36,7 @@ Action add_config(CLI::App& app);
 /// All commands, in the order in which --help lists them.
 const std::vector<Command>& commands();
 
-/// `trireme ARGUMENTS`: parses, runs, reports. Prints results to stdout and errors to stderr, one line each; never
+/// `trireme ARGUMENTS`: parses, runs, reports. Prints results to stdout and errors to stderr, each in one write; never
 /// throws.
 int run(const std::vector<std::string>& arguments);
 

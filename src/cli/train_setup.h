@@ -1,4 +1,4 @@
-// From flags to everything that a training run needs, checked before anything is written or any rank waits for another.
+// From flags to everything that a training run needs, checked before anything is written.
 #pragma once
 
 #include <filesystem>
