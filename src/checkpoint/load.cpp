@@ -60,9 +60,10 @@ void merge(std::vector<std::string>& all, std::unordered_set<std::string>& seen,
     if (seen.insert(name.get<std::string>()).second) all.push_back(name.get<std::string>());
 }
 
-/// Throws when checkpoint and destinations of all ranks do not hold the same names, as far as the options refuse that.
-void match_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted,
-                 const LoadOptions& options, const Path& path) {
+/// Names that a rank's destination has and the checkpoint does not. Throws when checkpoint and destinations of all
+/// ranks do not hold the same names, as far as the options refuse that.
+std::vector<std::string> match_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted,
+                                     const LoadOptions& options, const Path& path) {
   const auto texts = gather_or_throw(group, [&] {
     std::unordered_set<std::string> saved, asked;
     Json missing = Json::array(), used = Json::array();
@@ -87,6 +88,7 @@ void match_names(Group& group, const Manifest& manifest, const std::vector<Slice
   if (options.extra == Mismatch::kRefuse && !extra.empty())
     problem += str("; ", extra.size(), " in the checkpoint and not expected: ", names_text(extra));
   if (!problem.empty()) throw CheckpointError(str(path.string(), " has other tensors than this model", problem));
+  return missing;
 }
 
 void read_all(ShardReader& reader, const std::vector<SliceRead>& reads, StateTree& destination) {
@@ -112,14 +114,14 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
     wanted = slices_of(destination);
     reads = plan_reads(manifest, wanted);
   });
-  match_names(group, manifest, wanted, options, found.path);
+  std::vector<std::string> missing = match_names(group, manifest, wanted, options, found.path);
   all_or_throw(group, [&] {
     for (const SliceRead& read : reads) reader.check_file(read);
     if (options.verify == Verify::kFirst)
       for (const SliceRead& read : reads) reader.read(read, nullptr);
   });
   all_or_throw(group, [&] { read_all(reader, reads, destination); });
-  return LoadedCheckpoint{found.tag, manifest.values, manifest.rank_values};
+  return LoadedCheckpoint{found.tag, manifest.values, manifest.rank_values, std::move(missing)};
 }
 
 }  // namespace trireme

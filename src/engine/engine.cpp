@@ -39,7 +39,10 @@ void check_has_trainable(const ModuleTensors& tensors) {
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
     : group_(group), config_(resolve(options, group.size())) {
   check_precision(config_.precision);
-  if (config_.optimizer) lr_ = config_.optimizer->lr;
+  if (config_.optimizer) {
+    check_optimizer(*config_.optimizer);
+    lr_ = config_.optimizer->lr;
+  }
   schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), lr_);
   lr_ = schedule_->lr(0);
   if (!options.output.empty() && group.rank() == 0) write_resolved(config_, options.output);
@@ -81,7 +84,7 @@ void Engine::set_train_batch_size(int64_t train_batch_size) {
     throw ConfigError(str("set_train_batch_size: ", train_batch_size, " is not a multiple of micro-batch ",
                           train_micro_batch_size_per_gpu(), " * ", group_.size(), " ranks = ", round),
                       ErrorCode::kBatchSize);
-  if (progress_.micro_steps % gradient_accumulation_steps() != 0)
+  if (window_micro_steps_ != 0 || has_backward_)
     throw StateError("set_train_batch_size: inside an accumulation window; call it after the step() that ends one");
   config_.batch.train_batch_size = train_batch_size;
   config_.batch.gradient_accumulation_steps = train_batch_size / round;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "trireme/base/error.h"
+#include "trireme/pager/init.h"
 
 namespace trireme {
 
@@ -78,6 +79,7 @@ ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& pr
 void cast_in_place(at::Tensor& tensor, at::ScalarType dtype) {
   const bool casts = at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != dtype;
   if (!casts && tensor.is_contiguous()) return;
+  zero::make_whole(tensor);  // an Init scope may hold it as shards
   const at::Tensor data = tensor.detach();
   tensor.set_data(casts ? data.to(dtype).contiguous() : data.contiguous());
 }
@@ -95,6 +97,7 @@ ModuleTensors take_tensors(torch::nn::Module& module, const PrecisionOptions& pr
     parameter.tensor.mutable_grad().reset();
     cast_in_place(parameter.tensor, target(parameter.tensor));
   }
+  for (NamedBuffer& buffer : tensors.buffers) zero::make_whole(buffer.tensor);  // rank 0 alone will read them
   for (NamedBuffer& buffer : tensors.buffers) cast_in_place(buffer.tensor, target(buffer.tensor));
   return tensors;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "engine/buffers.h"
@@ -54,6 +55,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   require_alive("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
+  take_user_writes();
   const std::string tag = agree_on_tag(options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag);
   StateTree state = weights_state();
   // Buffers agree at every boundary; inside a window rank 0's count.
@@ -76,7 +78,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
   // Between closing and opening a window no peer reads weights, so they may be replaced.
-  pager_->close_window();
+  const Window window = pager_->close_window();
+  start_window();
+  if (optimizer_) optimizer_->refresh_masters(window.written);
   std::optional<LoadedCheckpoint> loaded;
   try {
     loaded = trireme::load_checkpoint(group_, directory, options.tag, state, load);
@@ -86,12 +90,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     publish_all();  // every rank failed alike, so training may go on with what the load left
     throw;
   }
-  if (loaded && optimizer_) {
-    if (loads_optimizer)
-      optimizer_->write_back_masters();
-    else
-      optimizer_->refresh_masters(std::vector<bool>(pager_->parameters().size(), true));
-  }
+  if (loaded && optimizer_) match_masters(*loaded, loads_optimizer);
   publish_all();
   if (!loaded) {
     log(LogLevel::kWarning, str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
@@ -102,6 +101,24 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (same_world && !options.load_module_only)
     set_generator_state(required<std::string>(Json::parse(loaded->rank_values[group_.rank()]), "generator"));
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
+}
+
+void Engine::take_user_writes() {
+  const std::vector<bool> written = pager_->settle_writes();
+  if (optimizer_) optimizer_->refresh_masters(written);
+}
+
+void Engine::match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer) {
+  std::vector<bool> has_master(pager_->parameters().size(), loads_optimizer);
+  std::vector<bool> has_none(pager_->parameters().size(), !loads_optimizer);
+  const std::set<std::string> missing(loaded.missing.begin(), loaded.missing.end());
+  for (size_t i = 0; i < has_master.size(); ++i) {
+    if (!missing.contains("master." + pager_->parameters()[i].name)) continue;
+    has_master[i] = false;
+    has_none[i] = true;
+  }
+  optimizer_->write_back_masters(has_master);
+  optimizer_->refresh_masters(has_none);
 }
 
 void Engine::publish_all() {

@@ -30,6 +30,7 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   const int64_t accumulation_steps = gradient_accumulation_steps();
   at::Tensor seed;
   if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(loss, accumulation_steps);
+  has_backward_ = true;
   loss.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
   pager_->end_backward();
   return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
@@ -39,6 +40,7 @@ void Engine::step() {
   require_optimizer("step");
   step_applied_ = false;
   if (!is_gradient_accumulation_boundary()) {
+    ++window_micro_steps_;
     ++progress_.micro_steps;
     return;
   }
@@ -54,7 +56,8 @@ void Engine::update(const Window& window) {
   const double norm = std::sqrt(window.sum_of_squares);
   const bool is_finite = std::isfinite(norm);
   grad_norm_ = is_finite ? norm : -1;
-  step_applied_ = is_finite || !config_.precision.check_grad_overflow;
+  const bool may_overflow = config_.precision.weight_dtype != at::kFloat && !config_.precision.check_grad_overflow;
+  step_applied_ = is_finite || may_overflow;
   if (step_applied_)
     optimizer_->step(window, {.lr = lr_, .gradient_factor = clip_factor(norm, config_.gradient_clipping)});
   else
@@ -62,6 +65,7 @@ void Engine::update(const Window& window) {
 }
 
 void Engine::finish_step() {
+  start_window();
   ++progress_.micro_steps;
   ++progress_.global_steps;
   progress_.global_samples += train_batch_size();
@@ -85,6 +89,7 @@ void Engine::check_touched(const Window& window) {
   // Seen by all ranks alike, so all of them reopen the window before they throw.
   skip(window);
   pager_->open_window();
+  start_window();
   if (!any)
     throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
   throw StateError(
@@ -98,7 +103,12 @@ void Engine::skip(const Window& window) {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
-  return (progress_.micro_steps + 1) % gradient_accumulation_steps() == 0;
+  return window_micro_steps_ + 1 >= gradient_accumulation_steps();
+}
+
+void Engine::start_window() {
+  window_micro_steps_ = 0;
+  has_backward_ = false;
 }
 
 void Engine::zero_grad() {

@@ -46,6 +46,7 @@ bool writes_without_reading(std::string_view name) {
 struct Touch {
   ManagedStorage* storage;
   Access access;
+  std::shared_ptr<ManagedStorage> written;  // held: the operator may give the tensor another storage (resize_, out=)
 };
 using Touches = c10::SmallVector<Touch, 8>;
 
@@ -59,7 +60,7 @@ void look(const at::Tensor& tensor, bool written, bool overwrites, Touches& touc
     const bool whole = overwrites && tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage.nbytes();
     access = whole ? Access::kOverwrite : Access::kWrite;
   }
-  touches.push_back({owner, access});
+  touches.push_back({owner, access, written ? StorageHandle::share_owner_of(storage) : nullptr});
 }
 
 void look_at_arguments(const OperatorCall& call, bool reads_too, Touches& touches) {

@@ -1,6 +1,8 @@
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/where.h>
 
 #include <utility>
 
@@ -13,7 +15,15 @@ namespace trireme {
 
 namespace {
 
-void check(const OptimizerOptions& options) {
+const char* first_name(const OptimizerOptions& options) {
+  return options.kind == OptimizerKind::kSgd ? "momentum_buffer" : "exp_avg";
+}
+
+int64_t bytes_of(const at::Tensor& tensor) { return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0; }
+
+}  // namespace
+
+void check_optimizer(const OptimizerOptions& options) {
   const auto refuse = [](const char* name, double value, const char* fix) {
     throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));
   };
@@ -30,18 +40,10 @@ void check(const OptimizerOptions& options) {
   if (!(options.eps > 0)) refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
 }
 
-const char* first_name(const OptimizerOptions& options) {
-  return options.kind == OptimizerKind::kSgd ? "momentum_buffer" : "exp_avg";
-}
-
-int64_t bytes_of(const at::Tensor& tensor) { return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0; }
-
-}  // namespace
-
 class ShardedOptimizer::Impl {
  public:
   Impl(Pager& pager, const OptimizerOptions& options) : pager_(pager), options_(options) {
-    check(options);
+    check_optimizer(options);
     const at::NoGradGuard no_grad;
     steps_.resize(pager.parameters().size());
     const bool uses_first = options.kind != OptimizerKind::kSgd || options.momentum != 0;
@@ -91,10 +93,16 @@ class ShardedOptimizer::Impl {
     return slices;
   }
 
-  void write_back_masters() {
+  void write_back_masters(const std::vector<bool>& chosen) {
     const at::NoGradGuard no_grad;
-    for (UpdateSpan& span : spans_)
-      if (has_master(span)) span.weights.copy_(span.master);
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      if (!has_master(spans_[i])) continue;
+      for (const Portion& portion : portions(i)) {
+        if (!chosen[portion.parameter]) continue;
+        const UpdateSpan part = spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel);
+        part.weights.copy_(part.master);
+      }
+    }
   }
 
   int64_t master_bytes() const {
@@ -135,7 +143,9 @@ class ShardedOptimizer::Impl {
     for (const Portion& portion : portions(i)) {
       if (!written[portion.parameter]) continue;
       const UpdateSpan part = span.slice(portion.slice_begin, portion.slice_begin + portion.numel);
-      part.master.copy_(part.weights);
+      // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
+      const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
+      part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
     }
   }
 
@@ -162,7 +172,7 @@ void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {
   impl_->steps() = counts;
 }
 
-void ShardedOptimizer::write_back_masters() { impl_->write_back_masters(); }
+void ShardedOptimizer::write_back_masters(const std::vector<bool>& chosen) { impl_->write_back_masters(chosen); }
 int64_t ShardedOptimizer::master_bytes() const { return impl_->master_bytes(); }
 int64_t ShardedOptimizer::state_bytes() const { return impl_->state_bytes(); }
 

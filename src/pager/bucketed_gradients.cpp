@@ -9,7 +9,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <thread>
 
 #include "pager/gradient_store.h"
 #include "pager/kernels.h"
@@ -18,6 +20,7 @@ namespace trireme {
 namespace {
 
 constexpr size_t kReductionsInFlight = 2;  // one being reduced while the next is filled
+constexpr std::chrono::milliseconds kPatience{20};
 
 struct Bucket {
   at::Tensor sum;             // [numel of the unit]; undefined until the first gradient
@@ -179,7 +182,7 @@ class BucketedGradients final : public GradientStore {
     if (!unit(index).trainable) return;
     Bucket& bucket = buckets[index];
     if (bucket.seen.empty()) open(bucket, index);
-    while (in_flight_.size() >= kReductionsInFlight) complete_oldest();
+    make_way();
     const bool first = !has_shard_[index];
     has_shard_[index] = 1;
     Reduction reduction{
@@ -188,6 +191,19 @@ class BucketedGradients final : public GradientStore {
     reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
     in_flight_.push_back(std::move(reduction));
     ++reductions_;
+  }
+
+  // Keeps reductions in flight to a few, to save memory. Waits for a peer only so long: one that got no gradient for a
+  // unit sends it no earlier than at the end of its own pass, and may need this rank in a gather before that.
+  void make_way() {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (in_flight_.size() >= kReductionsInFlight) {
+      while (!in_flight_.front().pending.done()) {
+        if (std::chrono::steady_clock::now() > end) return;
+        std::this_thread::yield();
+      }
+      complete_oldest();
+    }
   }
 
   void complete_oldest() {

@@ -22,6 +22,11 @@ WeightStore::WeightStore(const StoreContext& context) : context_(context) {
     context.parameters[i].owner = std::make_shared<ParameterStorage>(*this, static_cast<int>(i));
 }
 
+WeightStore::~WeightStore() {
+  for (const ManagedParameter& managed : context_.parameters)
+    if (managed.owner) managed.owner->forget();
+}
+
 at::Tensor flat_view(void* data, int64_t numel, at::ScalarType dtype, std::shared_ptr<void> keep) {
   return at::from_blob(
       data, {numel}, [keep = std::move(keep)](void*) {}, at::TensorOptions().dtype(dtype));

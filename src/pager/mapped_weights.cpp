@@ -75,11 +75,13 @@ class MappedWeights final : public WeightStore {
 
   void publish(int) override {}  // written in place
 
-  void open_window() override {
+  void settle_writes() override {
     group().barrier();
     for (const Private& copy : privates_) point_at_segment(parameter(copy.parameter));
     privates_.clear();
   }
+
+  void open_window() override { settle_writes(); }
 
   void add_to(PagerMemory& memory) const override {
     for (int i = 0; i < units(); ++i) {

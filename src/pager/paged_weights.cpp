@@ -52,7 +52,7 @@ class PagedWeights final : public WeightStore {
   void before_access(int index, Access) override {
     const int touched = parameter(index).unit;
     PagedUnit& paged = paged_[touched];
-    running_serial_ = serial();
+    running_serial_ = next_serial();
     paged.last_serial = running_serial_;
     paged.last_touch = ++touches_;
     trace_.touch(touched);
@@ -106,9 +106,10 @@ class PagedWeights final : public WeightStore {
   int64_t unit_bytes(int index) const {
     return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
   }
-  static uint64_t serial() {
+  // Without a scope there are no operators: each access stands for itself.
+  uint64_t next_serial() {
     const RankContext* context = RankContext::current();
-    return context != nullptr ? context->serial() : 0;
+    return context != nullptr ? context->serial() : (uint64_t{1} << 63) + static_cast<uint64_t>(touches_);
   }
 
   // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
@@ -129,7 +130,7 @@ class PagedWeights final : public WeightStore {
         managed.storage(), managed.owner,
         str("parameter '", managed.name, "' is sharded over ", group().size(),
             " ranks (ZeRO stage 3) and released: its data can be read by operators (they make it whole), or "
-            "directly while a GatheredParameters scope holds it"));
+            "its clone() read directly"));
   }
 
   void start_gather(int index) {
@@ -166,6 +167,7 @@ class PagedWeights final : public WeightStore {
     paged.buffer = at::Tensor();
     paged.state = UnitState::kReleased;
     live_bytes_ -= unit_bytes(index);
+    trim_idle(0);
     ++releases_;
   }
 
@@ -227,11 +229,16 @@ class PagedWeights final : public WeightStore {
       idle_.erase(idle);
       return buffer;
     }
-    while (!idle_.empty() && live_bytes_ + idle_bytes_ + unit_bytes(index) > limit_bytes_) {
+    trim_idle(unit_bytes(index));
+    return at::empty({numel}, at::TensorOptions().dtype(unit(index).dtype));
+  }
+
+  // Frees idle buffers, oldest first, until `bytes` more would fit.
+  void trim_idle(int64_t bytes) {
+    while (!idle_.empty() && live_bytes_ + idle_bytes_ + bytes > limit_bytes_) {
       idle_bytes_ -= static_cast<int64_t>(idle_.front().nbytes());
       idle_.erase(idle_.begin());
     }
-    return at::empty({numel}, at::TensorOptions().dtype(unit(index).dtype));
   }
 
   void keep_buffer(at::Tensor buffer) {

@@ -87,8 +87,6 @@ class Pager::Impl {
   ~Impl() {
     scope_.reset();
     unwatch();
-    for (ManagedParameter& managed : managed_)
-      if (managed.owner) managed.owner->forget();
   }
 
   void set_gradient_factor(double factor) { gradients_->set_factor(static_cast<float>(factor / group_.size())); }
@@ -105,6 +103,19 @@ class Pager::Impl {
       window.written.push_back(managed_[i].written);
     }
     return window;
+  }
+
+  std::vector<bool> settle_writes() {
+    std::vector<bool> written;
+    for (const ManagedParameter& managed : managed_) written.push_back(managed.written);
+    uint8_t any = std::find(written.begin(), written.end(), true) != written.end();
+    group_.all_reduce(at::from_blob(&any, {1}, at::TensorOptions().dtype(at::kByte)), ReduceOp::kMax).wait();
+    if (any == 0) return written;
+    // Every rank has come this far, so none reads.
+    weights_->apply_writes();
+    weights_->settle_writes();
+    for (ManagedParameter& managed : managed_) managed.written = false;
+    return written;
   }
 
   void publish(int unit) {
@@ -295,11 +306,17 @@ class Pager::Impl {
 
   void check_storages() const {
     if (!scope_) throw StateError("close_window: the parameters were given back by restore()");
-    for (const ManagedParameter& managed : managed_)
+    for (size_t i = 0; i < managed_.size(); ++i) {
+      const ManagedParameter& managed = managed_[i];
+      if (managed.tensor.requires_grad() && !specs_[i].trainable)
+        throw StateError(str("parameter '", managed.name,
+                             "' was frozen when the engine took it over and requires a gradient now; call "
+                             "requires_grad_(true) before initialize(), or freeze it again"));
       if (StorageHandle::owner_of(managed.storage()) != managed.owner.get())
         throw StateError(str("parameter '", managed.name,
                              "' was given another storage (set_data, or .data = …) since the engine took "
                              "it over; write into it instead, under NoGradGuard: parameter.copy_(values)"));
+    }
   }
 
   Group& group_;
@@ -330,6 +347,7 @@ const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned
 void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }
 void Pager::end_backward() { impl_->end_backward(); }
 Window Pager::close_window() { return impl_->close_window(); }
+std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::publish(int unit) { impl_->publish(unit); }
 void Pager::open_window() { impl_->open_window(); }
 at::Tensor Pager::whole(int parameter) { return impl_->whole(parameter); }

@@ -18,10 +18,14 @@ void Trace::touch(int unit) {
 }
 
 void Trace::end_step() {
+  position_ = -1;
+  if (recorded_.empty()) {  // nothing ran, such as between zero_grad() and forward: what was expected is so still
+    following_ = !expected_.empty();
+    return;
+  }
   expected_ = std::move(recorded_);
   recorded_.clear();
-  position_ = -1;
-  following_ = !expected_.empty();
+  following_ = true;
   for (auto& positions : uses_) positions.clear();
   for (size_t i = 0; i < expected_.size(); ++i) uses_[expected_[i]].push_back(static_cast<int64_t>(i));
 }

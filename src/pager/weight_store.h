@@ -20,7 +20,7 @@ struct StoreContext {
 class WeightStore {
  public:
   explicit WeightStore(const StoreContext& context);
-  virtual ~WeightStore() = default;
+  virtual ~WeightStore();
   WeightStore(const WeightStore&) = delete;
   WeightStore& operator=(const WeightStore&) = delete;
 
@@ -31,6 +31,8 @@ class WeightStore {
   virtual OwnedSlice owned(int unit) = 0;
   /// No peer reads any more: brings user writes that are still private into the owned slices.
   virtual void apply_writes() {}
+  /// After apply_writes() on every rank: what was private is everybody's.
+  virtual void settle_writes() {}
   virtual void publish(int unit) = 0;
   /// On return every parameter has its new value on every rank, or will be gathered with it.
   virtual void open_window() = 0;

@@ -67,13 +67,14 @@ TEST(Trace, StopsFollowingAStepThatIsLonger) {
   EXPECT_FALSE(trace.following());
 }
 
-TEST(Trace, ForgetsAStepThatTouchedNothing) {
+TEST(Trace, IsKeptOverAStepThatTouchedNothing) {
   Trace trace(2);
   touch_all(trace, {0, 1});
   trace.end_step();
-  trace.end_step();
-  EXPECT_FALSE(trace.following());
-  EXPECT_EQ(trace.upcoming(1), -1);
+  trace.end_step();  // zero_grad() before a forward
+  EXPECT_TRUE(trace.following());
+  EXPECT_EQ(trace.upcoming(1), 0);
+  EXPECT_EQ(trace.upcoming(2), 1);
 }
 
 TEST(Trace, OfAStepThatNeverEndsDoesNotGrowForEver) {

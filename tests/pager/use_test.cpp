@@ -147,6 +147,34 @@ TEST_P(EveryUse, OfAParameterOnSomeRanksOnlyCountsTheOthersAsZero) {
   }
 }
 
+TEST_P(EveryUse, OfABiasOnOneRankOnlyDoesNotHoldUpGathersInBackward) {
+  // Rank 1 cannot send the last blocks before its pass ends, and needs rank 0 in gathers of the first ones until then.
+  struct BlockImpl : torch::nn::Module {
+    BlockImpl() : w(register_parameter("w", at::eye(8))), b(register_parameter("b", at::zeros({8}))) {}
+    at::Tensor w, b;
+  };
+  run_ranks(2,
+            [&](Rank& rank) {
+              torch::nn::ModuleList blocks;
+              for (int i = 0; i < 8; ++i) blocks->push_back(std::make_shared<BlockImpl>());
+              Pager pager(rank.world(), parameters_of(*blocks), policy());
+              for (int step = 0; step < 2; ++step) {
+                at::Tensor x = at::ones({2, 8});
+                for (size_t i = 0; i < blocks->size(); ++i) {
+                  auto& block = blocks[i]->as<BlockImpl>();
+                  x = x.matmul(block->w).tanh();
+                  if (rank.id() == 0 || i < 7) x = x + block->b;
+                }
+                x.square().mean().backward();
+                pager.end_backward();
+                const Window window = sgd_step(pager, 0.1);
+                EXPECT_EQ(std::count(window.touched.begin(), window.touched.end(), true), 16);
+              }
+              pager.restore();
+            },
+            {.timeout = std::chrono::seconds(10)});
+}
+
 TEST_P(EveryUse, ByOneRankAloneInAWindowCountsAsAMeanOverAll) {
   for (const int ranks : {2, 3}) {
     run_ranks(ranks, [&](Rank& rank) {

@@ -75,6 +75,7 @@ struct LoadedCheckpoint {
   std::string tag;
   std::string values;                    ///< JSON text, as saved
   std::vector<std::string> rank_values;  ///< JSON text of every rank that saved; its size is the world size of the save
+  std::vector<std::string> missing;      ///< of the destination's tensors, on any rank, those that it does not have
 };
 
 /// Fills `destination` (any slices, at any world size) from the checkpoint `tag` of `directory`. Collective.

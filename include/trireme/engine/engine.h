@@ -159,7 +159,12 @@ class Engine {
   void check_touched(const Window& window);
   void skip(const Window& window);
   void finish_step();
+  void start_window();
 
+  /// What users wrote into weights since the last step counts, for the masters too. Collective.
+  void take_user_writes();
+  /// After a load: a weight follows its master where that was loaded, else the master its weight.
+  void match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer);
   void publish_all();
 
   StateTree weights_state() const;
@@ -177,6 +182,8 @@ class Engine {
 
   double lr_ = 0;
   TrainingProgress progress_;
+  int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
+  bool has_backward_ = false;       ///< the window holds gradients
   std::optional<double> grad_norm_;
   bool step_applied_ = false;
 };

@@ -28,6 +28,9 @@ struct OptimizerOptions {
   bool operator==(const OptimizerOptions&) const = default;
 };
 
+/// Throws    ConfigError: a hyperparameter out of its range.
+void check_optimizer(const OptimizerOptions& options);
+
 /// Hyperparameters of one step.
 struct StepOptions {
   double lr = 1e-3;
@@ -46,8 +49,8 @@ class ShardedOptimizer {
   void step(const Window& window, const StepOptions& options);
 
   const OptimizerOptions& options() const;
-  /// fp32 masters of the `chosen` parameters become their 16-bit weights: for a window whose step is skipped, or after
-  /// only the weights were loaded.
+  /// fp32 masters of the `chosen` parameters follow their 16-bit weights where these were written: an element that is
+  /// still its master rounded keeps the master. For a window whose step is skipped, or after only weights were loaded.
   void refresh_masters(const std::vector<bool>& chosen);
 
   /// Masters ("master.<parameter>") and states ("optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>",
@@ -56,8 +59,8 @@ class ShardedOptimizer {
   std::vector<TensorSlice> state();
   std::vector<int64_t> step_counts() const;  ///< by parameter index
   void set_step_counts(const std::vector<int64_t>& counts);
-  /// fp32 masters changed (a load): rounds them into the owned 16-bit weights.
-  void write_back_masters();
+  /// fp32 masters of the `chosen` parameters changed (a load): rounds them into the owned 16-bit weights.
+  void write_back_masters(const std::vector<bool>& chosen);
 
   int64_t master_bytes() const;
   int64_t state_bytes() const;

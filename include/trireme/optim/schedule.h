@@ -38,7 +38,7 @@ class Schedule {
   /// As there, the schedule advances after a step, so steps 1 and 2 both use the start of the warm-up:
   /// with i = max(applied_steps - 1, 0) and w = warmup_num_steps,
   ///   i < w: min + (max - min) * (ln(i + 1) / ln(w), or i / w)
-  ///   then   WarmupLR max; WarmupDecayLR max * (total - i) / (total - w), not below 0;
+  ///   then   WarmupLR max; WarmupDecayLR min + (max - min) * (total - i) / (total - w), at least min;
   ///          WarmupCosineLR lr * (c + (1 - c) * (1 + cos(pi * (i - w + 1) / (total - w))) / 2), c after the end.
   double lr(int64_t applied_steps) const;
 

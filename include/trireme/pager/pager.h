@@ -114,6 +114,10 @@ class Pager {
   /// On return no peer reads weights any more, and user writes are in the owned weights: they may be updated.
   Window close_window();
 
+  /// What users wrote since the last step, or the last call, goes into the owned weights, inside a window: gradients
+  /// are left alone. Returns, by parameter index, what this rank's user wrote. Collective.
+  std::vector<bool> settle_writes();
+
   /// Owned weights of `unit` are final for this step: others may have them. Call once per trainable unit, in order.
   void publish(int unit);
 

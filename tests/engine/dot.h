@@ -1,0 +1,69 @@
+// The smallest model that shows what a step did, and what tests of the engine share.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "trireme/engine/engine.h"
+
+namespace trireme::testing {
+
+inline Config sgd_config(int world, int64_t accumulation = 1) {
+  Config config = default_config(world);
+  config.batch = {accumulation * world, 1, accumulation};
+  config.optimizer = OptimizerOptions{.kind = OptimizerKind::kSgd, .lr = 0.5};
+  config.gradient_clipping = 0;
+  return config;
+}
+
+/// One parameter `w` = (2, 3); forward(x) is w . x, whose gradient is x.
+struct DotImpl : torch::nn::Module {
+  DotImpl() { w = register_parameter("w", torch::tensor({2.0f, 3.0f})); }
+  at::Tensor forward(const at::Tensor& x) { return (w * x).sum(); }
+  at::Tensor w;
+};
+TORCH_MODULE(Dot);
+
+inline at::Tensor vec(float a, float b) { return torch::tensor({a, b}); }
+inline std::vector<float> values(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().to(at::kFloat).clone().contiguous();
+  return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
+}
+using Floats = std::vector<float>;
+
+/// Runs `call` and returns the text of the error that it throws.
+template <class Thrown, class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const Thrown& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "trireme-engine-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;  // the overload that throws is libtorch's own copy at run time, and broken there
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace trireme::testing

@@ -1,0 +1,258 @@
+// Accumulation windows where counts change, and what users write into weights between steps.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+
+#include "tests/engine/dot.h"
+#include "tests/support/models.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
+#include "trireme/engine/model_engine.h"
+#include "trireme/pager/init.h"
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+template <class Net>
+void train_once(ModelEngine<Net>& engine, float a, float b) {
+  engine.backward(engine(vec(a, b)));
+  engine.step();
+}
+
+TEST(EngineWindow, BeginsAnewAtALoadWithAnotherAccumulation) {
+  const TemporaryFolder folder;
+  run_ranks(1, [&](Rank& rank) {
+    Dot saved;
+    auto engine = initialize(rank.world(), saved, {.config = sgd_config(1)});
+    for (int step = 0; step < 3; ++step) train_once(engine, 0, 0);
+    engine.save_checkpoint(folder.path());
+    Dot loaded;
+    auto other = initialize(rank.world(), loaded, {.config = sgd_config(1, 2)});
+    ASSERT_TRUE(other.load_checkpoint(folder.path()).has_value());
+    EXPECT_EQ(other.micro_steps(), 3);
+    train_once(other, 2, 0);
+    EXPECT_FALSE(other.was_step_applied());
+    train_once(other, 0, 2);
+    EXPECT_TRUE(other.was_step_applied());
+    EXPECT_EQ(values(loaded->w), (Floats{1.5, 2.5}));
+  });
+}
+
+TEST(EngineWindow, MayChangeItsLengthBetweenTwoOfThemOnly) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(1)});
+    for (int step = 0; step < 3; ++step) train_once(engine, 0, 0);
+    engine.set_train_batch_size(4);
+    EXPECT_EQ(engine.gradient_accumulation_steps(), 4);
+    engine.backward(engine(vec(4, 0)));
+    EXPECT_SAYS(error_of<StateError>([&] { engine.set_train_batch_size(1); }), "inside an accumulation window");
+    engine.step();
+    EXPECT_SAYS(error_of<StateError>([&] { engine.set_train_batch_size(1); }), "inside an accumulation window");
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_FALSE(engine.was_step_applied());
+      train_once(engine, 0, 4);
+    }
+    EXPECT_TRUE(engine.was_step_applied());
+    EXPECT_EQ(values(net->w), (Floats{1.5, 1.5}));
+  });
+}
+
+TEST(EngineWindow, BeginsAnewAfterAStepThatFailed) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(1, 2)});
+    engine.step();
+    EXPECT_SAYS(error_of<StateError>([&] { engine.step(); }), "call backward(loss) first");
+    train_once(engine, 2, 0);
+    EXPECT_FALSE(engine.was_step_applied());
+    train_once(engine, 2, 0);
+    EXPECT_TRUE(engine.was_step_applied());
+    EXPECT_EQ(values(net->w), (Floats{1, 3}));
+  });
+}
+
+TEST(EngineStep, IsSkippedInFp32WhateverBf16SaysOfOverflows) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    Config config = sgd_config(1);
+    config.precision.check_grad_overflow = false;
+    auto engine = initialize(rank.world(), net, {.config = config});
+    train_once(engine, std::numeric_limits<float>::quiet_NaN(), 1);
+    EXPECT_FALSE(engine.was_step_applied());
+    EXPECT_EQ(values(net->w), (Floats{2, 3}));
+  });
+}
+
+TEST(EngineStep, NamesAParameterThatWasFrozenAtInitialize) {
+  run_ranks(1, [](Rank& rank) {
+    auto model = make_mlp();
+    at::Tensor first = model.module->parameters()[0];
+    first.set_requires_grad(false);
+    Engine engine(rank.world(), *model.module, {.config = sgd_config(1)});
+    first.set_requires_grad(true);
+    engine.backward(model.loss({}));
+    EXPECT_SAYS(error_of<StateError>([&] { engine.step(); }), "parameter 'layers.0.weight' was frozen when");
+  });
+}
+
+struct Written {
+  const char* name;
+  int stage;
+  GatherPolicy gather;
+  at::ScalarType dtype;
+};
+
+class UserWrites : public ::testing::TestWithParam<Written> {
+ protected:
+  static Config config(int world, double lr) {
+    Config config = sgd_config(world);
+    config.optimizer->lr = lr;
+    config.precision.weight_dtype = GetParam().dtype;
+    config.pager.stage = GetParam().stage;
+    config.pager.gather = GetParam().gather;
+    config.pager.units.merge_below_bytes = 0;
+    return config;
+  }
+};
+
+TEST_P(UserWrites, AreSavedWithTheNextCheckpoint) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    at::set_num_threads(1);
+    auto model = make_mlp();
+    Engine engine(rank.world(), *model.module, {.config = config(2, 0.1)});
+    const auto train = [&](Engine& trained, TrainedModel& of, int64_t round) {
+      trained.backward(of.loss({round * 2 + rank.id(), round}));
+      trained.step();
+    };
+    train(engine, model, 0);
+    {
+      const torch::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model.module->parameters()) parameter.clamp_(-0.1, 0.1);
+    }
+    engine.save_checkpoint(folder.path());
+
+    auto again = make_mlp();
+    Engine other(rank.world(), *again.module, {.config = config(2, 0.1)});
+    ASSERT_TRUE(other.load_checkpoint(folder.path()).has_value());
+    for (const at::Tensor& parameter : again.module->parameters())
+      EXPECT_LE(parameter.detach().abs().max().item<float>(), 0.1005f);
+    train(engine, model, 1);
+    train(other, again, 1);
+    engine.destroy();
+    other.destroy();
+    for (size_t i = 0; i < model.module->parameters().size(); ++i)
+      EXPECT_TRUE(at::equal(model.module->parameters()[i], again.module->parameters()[i])) << i;
+  });
+}
+
+TEST_P(UserWrites, OfOneElementLeaveTheOthersTheirMasters) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    auto engine = initialize(rank.world(), net, {.config = config(1, 1.0 / 512)});
+    for (int step = 0; step < 8; ++step) {
+      train_once(engine, 0, 1);  // 1/512 is far below the 1/64 that separates bf16 weights near 3
+      const torch::NoGradGuard no_grad;
+      net->w.select(0, 0).fill_(2 + step);
+    }
+    EXPECT_EQ(values(net->w), (Floats{9, 3 - 8.0f / 512}));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, UserWrites,
+                         ::testing::Values(Written{"Stage0Bf16", 0, GatherPolicy::kAuto, at::kBFloat16},
+                                           Written{"Stage2Bf16", 2, GatherPolicy::kAuto, at::kBFloat16},
+                                           Written{"Stage3SharedFp32", 3, GatherPolicy::kShared, at::kFloat},
+                                           Written{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
+                                           Written{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
+                         [](const ::testing::TestParamInfo<Written>& info) { return info.param.name; });
+
+TEST(EngineLoad, OfLessThanTheModelHasLeavesTheRestAsItIs) {
+  const TemporaryFolder folder;
+  run_ranks(1, [&](Rank& rank) {
+    Config config = sgd_config(1);
+    config.precision.weight_dtype = at::kBFloat16;
+    auto saved = make_mlp();
+    at::Tensor first = saved.module->parameters()[0];
+    first.set_requires_grad(false);  // no master is saved for it
+    {
+      const torch::NoGradGuard no_grad;
+      first.fill_(0.25);
+    }
+    Engine engine(rank.world(), *saved.module, {.config = config});
+    engine.save_checkpoint(folder.path());
+
+    auto loaded = make_mlp();
+    Engine other(rank.world(), *loaded.module, {.config = config});
+    EXPECT_SAYS(error_of<CheckpointError>([&] { other.load_checkpoint(folder.path()); }), "master.layers.0.weight");
+    ASSERT_TRUE(other.load_checkpoint(folder.path(), {.load_module_strict = false}).has_value());
+    other.set_lr(0);
+    other.backward(loaded.loss({}));
+    other.step();  // rounds the masters into the weights
+    EXPECT_TRUE(loaded.module->parameters()[0].eq(0.25).all().item<bool>());
+  });
+}
+
+TEST(EngineLoad, OfNothingKeepsWhatTheUserWrote) {
+  const TemporaryFolder folder;
+  run_ranks(1, [&](Rank& rank) {
+    Dot net;
+    Config config = sgd_config(1);
+    config.precision.weight_dtype = at::kBFloat16;
+    auto engine = initialize(rank.world(), net, {.config = config});
+    {
+      const torch::NoGradGuard no_grad;
+      net->w.fill_(8);
+    }
+    EXPECT_FALSE(engine.load_checkpoint(folder.path()).has_value());
+    train_once(engine, 2, 0);
+    EXPECT_EQ(values(net->w), (Floats{7, 8}));
+  });
+}
+
+class InitThenInitialize : public ::testing::TestWithParam<Written> {};
+
+TEST_P(InitThenInitialize, TakesOverShardedParametersAndBuffers) {
+  struct NetImpl : torch::nn::Module {
+    NetImpl() {
+      for (int i = 0; i < 4; ++i) {
+        register_module("block" + std::to_string(i), torch::nn::Linear(40, 40));
+        register_buffer("table" + std::to_string(i), at::full({1600}, i + 1));
+      }
+    }
+  };
+  run_ranks(2, [](Rank& rank) {
+    manual_seed(4);
+    const NetImpl plain;
+    manual_seed(4);
+    auto net = [&] {
+      const zero::Init scope(rank.world(), {.smallest_bytes = 64, .live_bytes = 1});
+      return std::make_shared<NetImpl>();
+    }();
+    Config config = sgd_config(2);
+    config.precision.weight_dtype = GetParam().dtype;
+    config.pager.stage = GetParam().stage;
+    config.pager.gather = GetParam().gather;
+    Engine engine(rank.world(), *net, {.config = config});
+    engine.destroy();
+    const auto parameters = plain.named_parameters();
+    for (const auto& item : net->named_parameters())
+      EXPECT_TRUE(at::equal(item.value(), parameters[item.key()].to(GetParam().dtype))) << item.key();
+    const auto buffers = plain.named_buffers();
+    for (const auto& item : net->named_buffers())
+      EXPECT_TRUE(at::equal(item.value(), buffers[item.key()].to(item.value().scalar_type()))) << item.key();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, InitThenInitialize,
+                         ::testing::Values(Written{"Stage1Fp32", 1, GatherPolicy::kAuto, at::kFloat},
+                                           Written{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
+                                           Written{"Stage3CopyFp32", 3, GatherPolicy::kCopy, at::kFloat},
+                                           Written{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
+                         [](const ::testing::TestParamInfo<Written>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace trireme
