@@ -161,7 +161,7 @@ TEST_P(EveryUse, OfABiasOnOneRankOnlyDoesNotHoldUpGathersInBackward) {
               for (int step = 0; step < 2; ++step) {
                 at::Tensor x = at::ones({2, 8});
                 for (size_t i = 0; i < blocks->size(); ++i) {
-                  auto& block = blocks[i]->as<BlockImpl>();
+                  auto* block = blocks[i]->as<BlockImpl>();
                   x = x.matmul(block->w).tanh();
                   if (rank.id() == 0 || i < 7) x = x + block->b;
                 }

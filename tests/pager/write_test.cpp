@@ -132,7 +132,7 @@ TEST_P(EveryWrite, ThatFailsHalfWayLeavesThePagerUsable) {
 
 TEST_P(EveryWrite, AndUpdateOfAFastRankIsUnseenByASlowOneThatStillEvaluates) {
   // Under the copy policy evaluation is collective, so only where it is not can one rank be ahead.
-  if (policy().stage == 3 && policy().gather == GatherPolicy::kCopy) return;
+  if (policy().stage == 3 && policy().gather == GatherPolicy::kCopy) GTEST_SKIP() << "no rank can be ahead";
   run_ranks(3, [&](Rank& rank) {
     Loose net(std::vector<std::vector<int64_t>>{{4000}});
     {
