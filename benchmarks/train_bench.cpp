@@ -2,8 +2,9 @@
 // one run.
 //
 //   train_bench [--models llama-130m,llama-9m,tiny64,mlp64] [--dtypes fp32,bf16] [--systems nocomm,zero3,zero3copy]
-//               [--ranks 2] [--threads 1] [--rounds 3] [--steps 8] [--memory] [--json]
+//               [--ranks 2] [--threads 1] [--rounds 3] [--steps 8] [--memory] [--json] [--smoke]
 //
+// --steps counts per round and system, tenfold for models smaller than llama-130m. --smoke runs everything once.
 // Both sides run the same module, the same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1.
 // nocomm does the whole update on each rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in
 // bf16, libtorch's default allocator. Times are of rank 0, each step begun at a barrier that is not timed. --memory
@@ -26,13 +27,16 @@
 #include <sstream>
 #include <thread>
 
+#include "benchmarks/train_models.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
 #include "trireme/engine/model_engine.h"
-#include "trireme/models/language_model.h"
 
 namespace {
 
+using benchmarks::Batch;
+using benchmarks::make_model;
+using benchmarks::Model;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
@@ -47,75 +51,6 @@ struct Arguments {
   bool memory = false;
   bool json = false;
 };
-
-struct Batch {
-  at::Tensor input;
-  at::Tensor target;
-};
-
-/// The models of the comparison behind one face: forward to the loss.
-class Model : public torch::nn::Module {
- public:
-  virtual at::Tensor forward(const Batch& batch) = 0;
-  virtual Batch batch(int step, int rank, int ranks) const = 0;
-};
-
-class Mlp final : public Model {
- public:
-  explicit Mlp(int64_t width) : width_(width), layers_(register_module("layers", torch::nn::Sequential())) {
-    for (int i = 0; i < 64; ++i) {
-      layers_->push_back(torch::nn::Linear(width, width));
-      layers_->push_back(torch::nn::Tanh());
-    }
-  }
-  at::Tensor forward(const Batch& batch) override {
-    const at::ScalarType dtype = parameters().front().scalar_type();
-    return at::mse_loss(layers_->forward(batch.input.to(dtype)).to(at::kFloat), batch.target);
-  }
-  Batch batch(int step, int rank, int ranks) const override {
-    torch::manual_seed(9000 + step % 4);
-    const int64_t mine = 32 / ranks;
-    return {at::randn({32, width_}).narrow(0, rank * mine, mine), at::randn({32, width_}).narrow(0, rank * mine, mine)};
-  }
-
- private:
-  int64_t width_;
-  torch::nn::Sequential layers_;
-};
-
-class Llama final : public Model {
- public:
-  Llama(const trireme::ModelOptions& options, int64_t samples, int64_t length)
-      : vocabulary_(trireme::vocab_size(options)), samples_(samples), length_(length) {
-    net_ = register_module("net", trireme::make_language_model(options));
-  }
-  at::Tensor forward(const Batch& batch) override { return net_->loss(batch.input, batch.target); }
-  Batch batch(int step, int rank, int ranks) const override {
-    torch::manual_seed(9000 + step % 4);
-    const at::Tensor tokens = at::randint(vocabulary_, {samples_, length_ + 1}, at::kLong);
-    const at::Tensor mine = tokens.narrow(0, rank * (samples_ / ranks), samples_ / ranks);
-    return {mine.narrow(1, 0, length_).contiguous(), mine.narrow(1, 1, length_).contiguous()};
-  }
-
- private:
-  int64_t vocabulary_, samples_, length_;
-  std::shared_ptr<trireme::LanguageModel> net_;
-};
-
-std::shared_ptr<Model> make_model(const std::string& name) {
-  torch::manual_seed(1234);
-  if (name == "tiny64") return std::make_shared<Mlp>(16);
-  if (name == "mlp64") return std::make_shared<Mlp>(256);
-  if (name == "llama-9m")
-    return std::make_shared<Llama>(trireme::LlamaOptions{.vocab_size = 4096,
-                                                         .hidden_size = 256,
-                                                         .intermediate_size = 688,
-                                                         .num_hidden_layers = 8,
-                                                         .num_attention_heads = 8,
-                                                         .num_key_value_heads = 8},
-                                   4, 64);
-  return std::make_shared<Llama>(trireme::model_options(name), 2, 128);
-}
 
 constexpr double kLr = 3e-4, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kWeightDecay = 0.01, kMaxNorm = 1;
 
@@ -289,7 +224,12 @@ Arguments parse(int argc, char** argv) {
     const std::string flag = argv[i];
     if (flag == "--memory") arguments.memory = true;
     if (flag == "--json") arguments.json = true;
-    if (i + 1 >= argc || flag == "--memory" || flag == "--json") continue;
+    if (flag == "--smoke") {
+      arguments.models = {"tiny64"};
+      arguments.systems = {"nocomm", "zero3", "zero3copy"};
+      arguments.rounds = arguments.steps = 1;
+    }
+    if (flag == "--memory" || flag == "--json" || flag == "--smoke" || i + 1 >= argc) continue;
     const std::string value = argv[++i];
     if (flag == "--models") arguments.models = split(value);
     if (flag == "--dtypes") arguments.dtypes = split(value);
