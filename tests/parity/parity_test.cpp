@@ -72,9 +72,10 @@ const std::vector<Variant> kVariants = {{"stage 0", 0, GatherPolicy::kAuto},
                                         {"stage 3 shared", 3, GatherPolicy::kShared},
                                         {"stage 3 copy", 3, GatherPolicy::kCopy}};
 
-/// What training leaves: losses by micro-batch, and weights and buffers by name.
+/// What training leaves: losses by micro-batch, norms of the gradients by step, and weights and buffers by name.
 struct Outcome {
   std::vector<double> losses;
+  std::vector<double> norms;  // AdamW forgives gradients that are all wrong by one factor; these do not
   std::map<std::string, at::Tensor> tensors;
 };
 
@@ -115,6 +116,8 @@ Outcome train_sharded(const ModelCase& model_case, const Setting& setting, const
                 engine.backward(loss);
                 engine.step();
                 outcome.losses[number] = loss.item<double>();
+                if (rank.id() == 0 && micro_step % setting.accumulation == setting.accumulation - 1)
+                  outcome.norms.push_back(engine.get_global_grad_norm().value());
               }
               engine.destroy();
               if (rank.id() == rank.size() - 1) outcome.tensors = tensors_of(*model.module);
@@ -151,7 +154,7 @@ class PlainTraining {
     for (int64_t step = 0; step < kSteps; ++step) {
       optimizer_->zero_grad();
       for (int64_t i = 0; i < setting_.accumulation; ++i) train_round(step * setting_.accumulation + i, outcome.losses);
-      update();
+      outcome.norms.push_back(update());
       const torch::NoGradGuard no_grad;
       for (size_t i = 0; i < weights_.size(); ++i) weights_[i].copy_(masters_[i]);
     }
@@ -207,7 +210,8 @@ class PlainTraining {
     return loss.item<double>();
   }
 
-  void update() {
+  /// Returns the norm of the gradients.
+  double update() {
     double sum = 0;
     for (const at::Tensor& master : masters_)
       if (master.grad().defined()) sum += master.grad().to(at::kDouble).square().sum().item<double>();
@@ -216,7 +220,7 @@ class PlainTraining {
       for (at::Tensor& master : masters_)
         if (master.grad().defined()) master.mutable_grad().mul_(factor);
       optimizer_->step();
-      return;
+      return std::sqrt(sum);
     }
     const torch::NoGradGuard no_grad;
     const OptimizerOptions o = optimizer_options();
@@ -227,6 +231,7 @@ class PlainTraining {
       at::_fused_adamw_(masters_[i], masters_[i].grad(), moments_[i], squares_[i], {}, counts_[i], o.lr, o.beta1,
                         o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
     }
+    return std::sqrt(sum);
   }
 
   Setting setting_;
@@ -261,6 +266,9 @@ TEST_P(Parity, EveryStageAgreesWithPlainTraining) {
     for (size_t i = 0; i < expected.losses.size(); ++i)
       EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-6 * std::abs(expected.losses[i]))
           << variant.name << ", micro-batch " << i;
+    ASSERT_EQ(got.norms.size(), expected.norms.size());
+    for (size_t i = 0; i < expected.norms.size(); ++i)
+      EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-5 * expected.norms[i]) << variant.name << ", step " << i;
     ASSERT_EQ(got.tensors.size(), expected.tensors.size());
     for (const auto& [name, tensor] : expected.tensors)
       EXPECT_LE(distance(got.tensors.at(name), tensor), 1e-5) << variant.name << ", " << name;
