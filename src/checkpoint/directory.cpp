@@ -21,6 +21,8 @@ constexpr char kManifestName[] = "manifest.json";
 constexpr char kLatestName[] = "latest";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
 constexpr std::string_view kOldPrefix = ".old-";
+/// What a writer that was killed leaves of `latest`; its process id follows.
+constexpr std::string_view kLatestTemporaryPrefix = "latest.tmp";
 /// Leaves room for prefix and process id in a file name of 255 bytes.
 constexpr size_t kTagLimit = 200;
 
@@ -29,6 +31,7 @@ std::string tag_problem(const std::string& tag) {
   if (tag.size() > kTagLimit) return str("it has ", tag.size(), " characters, more than ", kTagLimit);
   if (tag[0] == '.') return "it begins with a dot";
   if (tag == kLatestName) return "that file names the tag to resume from";
+  if (tag.starts_with(kLatestTemporaryPrefix)) return "such names are temporary files of `latest`";
   for (const unsigned char c : tag)
     if (c == '/' || c == '\\' || c < 0x20 || c == 0x7f) return "it has a slash or a control character";
   return "";
@@ -147,7 +150,8 @@ SaveTransaction::~SaveTransaction() {
 
 void SaveTransaction::recover() {
   for (const std::string& name : files_.list(directory_)) {
-    if (name.starts_with(kTemporaryPrefix)) files_.remove_all(directory_ / name);
+    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kLatestTemporaryPrefix))
+      files_.remove_all(directory_ / name);
     if (!name.starts_with(kOldPrefix)) continue;
     const Path owner = directory_ / name.substr(kOldPrefix.size());
     if (files_.exists(owner / kManifestName)) {

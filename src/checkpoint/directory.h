@@ -2,6 +2,7 @@
 //
 //   TAG/            a complete checkpoint
 //   latest          names the tag to resume from
+//   latest.tmpPID   its successor being written, or left by a crash
 //   .tmp-TAG-PID    being written, or left by a crash
 //   .old-TAG        the former TAG while a new one takes its place; counts as TAG where there is no TAG
 #pragma once
