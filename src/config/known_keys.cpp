@@ -192,23 +192,29 @@ void read_keys(Section& section, const Json& defaults, Treatment treatment) {
   }
 }
 
-bool says_enabled(const Json& json, const Json& answer) {
-  if (!json.is_structured()) return false;
-  if (json.is_object() && json.contains("enabled") && json["enabled"] == answer) return true;
-  return std::any_of(json.begin(), json.end(), [&](const Json& inner) { return says_enabled(inner, answer); });
+bool reads_as_off(const Json& answer) { return answer.is_null() || answer == false || answer == "auto"; }
+
+bool mentions_enabled(const Json& json) {
+  if (json.is_object() && json.contains("enabled")) return true;
+  return json.is_structured() && std::any_of(json.begin(), json.end(), mentions_enabled);
 }
 
-/// Whether an open section does anything.
-bool is_on(const Json& json) {
-  if (json.empty() || json == false) return false;
-  if (json.is_object() && json.contains("enabled")) return json["enabled"] != false;
-  return says_enabled(json, true) || !says_enabled(json, false);
+bool some_is_enabled(const Json& json) {
+  if (json.is_object() && json.contains("enabled") && !reads_as_off(json["enabled"])) return true;
+  return json.is_structured() && std::any_of(json.begin(), json.end(), some_is_enabled);
+}
+
+/// Whether the open section `key` does anything.
+bool is_on(Section& top, const char* key) {
+  const Json* json = top.value(key);
+  if (!json || json->empty() || *json == false) return false;
+  if (json->is_object() && json->contains("enabled")) return top.section(key).flag_or("enabled", false);
+  return some_is_enabled(*json) || !mentions_enabled(*json);
 }
 
 void read_open_sections(Section& top) {
   for (const char* key : kOpenSections) {
-    const Json* json = top.value(key);
-    if (json && is_on(*json)) top.not_there_yet(key, R"(remove it or set its "enabled" to false)");
+    if (is_on(top, key)) top.not_there_yet(key, R"(remove it or set its "enabled" to false)");
   }
 }
 

@@ -136,7 +136,8 @@ TEST(KnownSections, AreAcceptedQuietlyWhenTheyAreOff) {
                "elasticity": {"enabled": false}, "autotuning": {"enabled": false, "metric": "latency"},
                "data_efficiency": {"enabled": false, "data_sampling": {"enabled": true}}, "pipeline": {"stages": "auto"},
                "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}},
-               "hybrid_engine": {}, "wall_clock_breakdown": false, "prescale_gradients": false,
+               "hybrid_engine": {"enabled": "auto", "max_out_tokens": 512}, "nebula": {"enabled": null, "version": 1},
+               "sparse_attention": "auto", "eigenvalue": {}, "weight_quantization": {"shared": {"enabled": "auto"}}, "wall_clock_breakdown": false, "prescale_gradients": false,
                "gradient_predivide_factor": 1, "gradient_allreduce_op": "mean", "managed_gradient_accumulation": true)");
   EXPECT_EQ(log.text(), "");
 }
@@ -178,6 +179,13 @@ TEST(KnownSections, CheckTypesEvenWhenTheyAreOff) {
   EXPECT_EQ(refusal_of("\"gradient_allreduce_op\": \"max\""),
             wrong("`gradient_allreduce_op` is \"max\"; expected one of \"mean\", \"sum\"."));
   EXPECT_EQ(refusal_of("\"tensorboard\": true"), wrong("`tensorboard` is true; expected an object { … }"));
+}
+
+TEST(KnownSections, WithFreeKeysRefuseASwitchThatIsNoSwitch) {
+  EXPECT_EQ(refusal_of(R"("amp": {"enabled": "yes"})"), wrong("`amp.enabled` is \"yes\"; expected true or false"));
+  EXPECT_EQ(refusal_of(R"("amp": {"enabled": 1})"), wrong("`amp.enabled` is 1; expected true or false"));
+  EXPECT_EQ(refusal_of(R"("compression_training": {"weight_quantization": {"enabled": "yes"}})").code,
+            ErrorCode::kUnsupported);
 }
 
 TEST(KnownSections, WithoutMeaningAreNamedInTheInfoLine) {
