@@ -127,6 +127,7 @@ DataSplits open_data(const DataOptions& options) {
                                    ", a larger held_out_fraction, or held_out_fraction=0 for no held-out set");
   }
   splits.vocab_size = opened.format == DataFormat::kBytes ? kByteVocabSize : options.vocab_size;
+  splits.format = opened.format;
   splits.skipped_files = opened.skipped_files;
   return splits;
 }

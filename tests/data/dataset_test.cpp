@@ -159,6 +159,20 @@ TEST(TokenDataset, AFolderLeavesOutHiddenBinaryEmptyAndExcludedFiles) {
   EXPECT_EQ(data.skipped_files, 2);  // the binary one and the empty one
 }
 
+TEST(TokenDataset, TheFormatIsThatOfTheFilesWhateverTheVocabulary) {
+  const TemporaryFolder folder;
+  folder.write("a.txt", "some text");
+  folder.write("b.bin", raw_tokens<uint16_t>({1, 2, 3, 4, 5}));
+  folder.write("c.npy", npy(1, npy_header("<u4", "(5,)"), raw_tokens<uint32_t>({1, 2, 3, 4, 5})));
+  const auto format_of = [&](const std::string& name) {
+    return open_data({.path = folder.path(name), .seq = 2, .held_out_fraction = 0, .vocab_size = kByteVocabSize})
+        .format;
+  };
+  EXPECT_EQ(format_of("a.txt"), DataFormat::kBytes);
+  EXPECT_EQ(format_of("b.bin"), DataFormat::kUint16);
+  EXPECT_EQ(format_of("c.npy"), DataFormat::kUint32);
+}
+
 TEST(TokenDataset, AGlobChoosesFilesAtAnyDepth) {
   const TemporaryFolder folder;
   folder.write("a.py", "aa");

@@ -83,7 +83,8 @@ struct DataSplits {
   TokenDataset held_out;  ///< empty when held_out_fraction is 0
   int64_t vocab_size =
       0;  ///< the least that a model of this data needs: 256 for bytes, else what was given (0: unknown)
-  int64_t skipped_files = 0;  ///< binary or empty
+  DataFormat format = DataFormat::kBytes;  ///< of the files, never kAuto; of .npy files of several types, the first's
+  int64_t skipped_files = 0;               ///< empty; among bytes also binary, among tokens neither .bin nor .npy
 };
 
 /// Opens, checks and splits a data set.
