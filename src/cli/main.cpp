@@ -1,4 +1,10 @@
 // The `trireme` program.
+#include <csignal>
+
 #include "cli/command.h"
 
-int main(int argc, char** argv) { return trireme::cli::run({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  // A log that nobody reads any more must not end a training run: writing then fails, and is not tried again.
+  std::signal(SIGPIPE, SIG_IGN);
+  return trireme::cli::run({argv + 1, argv + argc});
+}

@@ -29,6 +29,21 @@ TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
   EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--hostfile"}).out, "--hostfile\n");
 }
 
+TEST(LaunchProgram, GoesOnWhenNobodyReadsItsOutput) {
+  const TemporaryFolder folder;
+  const auto script = "echo a; echo b >&2; sleep 0.3; echo c; echo d >&2; sleep 0.3; echo done > " + (folder / "done");
+  const auto done = run_program({"launch", "/bin/sh", "-c", script}, {}, Output::kClosedPipe);
+  EXPECT_EQ(done.exit_code, 0);
+  EXPECT_EQ(contents_of(folder / "done"), "done\n");
+}
+
+TEST(LaunchProgram, LeavesTheRanksTheirOwnWayWithClosedPipes) {
+  // `yes` complains on stderr where SIGPIPE is ignored, instead of ending quietly.
+  const auto done = run_program({"launch", "/bin/sh", "-c", "yes | head -n 1"});
+  EXPECT_EQ(done.out, "[rank 0] y\n");
+  EXPECT_EQ(done.err, "");
+}
+
 TEST(LaunchProgram, RunsOnTheSlotsThatAreIncluded) {
   const TemporaryFolder folder;
   const auto hosts = folder.write("hosts", "localhost slots=4\n");

@@ -18,11 +18,18 @@ struct ProgramResult {
   std::string last_line() const;  ///< of out
 };
 
-/// A running `trireme ARGUMENTS`; its output goes to files. Killed by the destructor if it still runs.
+/// Where a program's stdout and stderr go.
+enum class Output {
+  kFiles,
+  kClosedPipe,  ///< a pipe that nobody reads any more, as behind `| head`
+};
+
+/// A running `trireme ARGUMENTS`, or another program when the first argument is a path. Killed by the destructor if it
+/// still runs.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& arguments,
-                   const std::map<std::string, std::string>& environment = {});
+                   const std::map<std::string, std::string>& environment = {}, Output output = Output::kFiles);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -40,7 +47,10 @@ class Program {
 
 /// Runs it to its end.
 ProgramResult run_program(const std::vector<std::string>& arguments,
-                          const std::map<std::string, std::string>& environment = {});
+                          const std::map<std::string, std::string>& environment = {}, Output output = Output::kFiles);
+
+/// The program under test.
+std::string program_path();
 
 /// A folder that is removed with the object.
 class TemporaryFolder {

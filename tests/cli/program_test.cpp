@@ -19,14 +19,22 @@ std::filesystem::path new_folder() {
   return mkdtemp(name.data());
 }
 
+// In the child: the write end of a pipe without a reader.
+int closed_pipe() {
+  int ends[2];
+  if (pipe(ends) != 0) _exit(127);
+  close(ends[0]);
+  return ends[1];
+}
+
+}  // namespace
+
 // ctest says where the program is; by hand it lies beside the folder of the tests.
 std::string program_path() {
   if (const char* path = std::getenv("TRIREME_PROGRAM")) return path;
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
   return (self.parent_path().parent_path() / "bin" / "trireme").string();
 }
-
-}  // namespace
 
 std::string contents_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -51,11 +59,13 @@ std::string ProgramResult::last_line() const {
   return newline == std::string::npos ? text : text.substr(newline + 1);
 }
 
-Program::Program(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment) {
+Program::Program(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment,
+                 Output output) {
   const auto folder = new_folder();
   out_ = folder / "out";
   err_ = folder / "err";
-  std::vector<std::string> words = {program_path()};
+  std::vector<std::string> words;
+  if (!arguments[0].starts_with("/")) words.push_back(program_path());
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
@@ -63,8 +73,10 @@ Program::Program(const std::vector<std::string>& arguments, const std::map<std::
   pid_ = fork();
   if (pid_ != 0) return;
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-  dup2(open(out_.c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
-  dup2(open(err_.c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
+  const bool is_closed = output == Output::kClosedPipe;
+  dup2(is_closed ? closed_pipe() : open(out_.c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
+  dup2(is_closed ? closed_pipe() : open(err_.c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
+  ::signal(SIGPIPE, SIG_DFL);  // as a shell starts programs, whatever this test was started by
   execv(argv[0], argv.data());
   _exit(127);
 }
@@ -90,8 +102,8 @@ ProgramResult Program::wait() {
 }
 
 ProgramResult run_program(const std::vector<std::string>& arguments,
-                          const std::map<std::string, std::string>& environment) {
-  return Program(arguments, environment).wait();
+                          const std::map<std::string, std::string>& environment, Output output) {
+  return Program(arguments, environment, output).wait();
 }
 
 TEST(Program, PrintsItsVersion) {

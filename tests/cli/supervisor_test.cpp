@@ -192,6 +192,38 @@ TEST_F(SupervisorFiles, PassesSignalsOnAndLetsRanksEndByThemselves) {
   EXPECT_NE(done.out.find("[rank 1] saved\n"), std::string::npos);
 }
 
+TEST_F(SupervisorFiles, KillsAtTheThirdSignalWhateverTheGrace) {
+  std::thread user([&] {
+    becomes_true([&] { return std::filesystem::exists(path("up")); });
+    for (int i = 0; i < 3; ++i) {
+      kill(getpid(), SIGINT);
+      std::this_thread::sleep_for(300ms);
+    }
+  });
+  const auto done =
+      supervise({shell("trap '' INT TERM; echo up > " + path("up") + "; while :; do sleep 0.05; done")}, {.grace = 8s});
+  user.join();
+  EXPECT_LT(done.seconds, 5s);
+  EXPECT_EQ(done.exit_code, 130);
+  EXPECT_EQ(done.err, "trireme launch: after SIGINT, rank 0 did not end by itself; the launcher ended it (SIGKILL)\n");
+}
+
+TEST_F(SupervisorFiles, EndsThoughADaemonKeepsWritingIntoTheRanksOutput) {
+  // Whoever reads the launcher's output is slower than the daemon, so that the rank's pipe is never empty.
+  auto out = make_pipe();
+  std::thread reader([&] {
+    char buffer[64 * 1024];
+    while (read(out.read_end.get(), buffer, sizeof(buffer)) > 0) std::this_thread::sleep_for(5ms);
+  });
+  const auto daemon = "setsid sh -c 'echo $$ > " + path("daemon") + "; exec yes' & ";
+  const auto rank = shell(daemon + "while [ ! -s " + path("daemon") + " ]; do sleep 0.02; done");
+  EXPECT_EQ(Supervisor({rank}, {.out = out.write_end.get()}).run().exit_code, 0);
+  out.write_end.reset();
+  reader.join();
+  ASSERT_GT(number_in("daemon"), 0);
+  kill(number_in("daemon"), SIGKILL);  // it has left the rank's group, so it is on its own
+}
+
 TEST_F(SupervisorFiles, LeavesNoProcessThatARankHasStarted) {
   const auto done = supervise({shell("sleep 300 & echo $! > " + path("child"))});
   EXPECT_EQ(done.exit_code, 0);

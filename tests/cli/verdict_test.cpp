@@ -71,6 +71,18 @@ TEST(Verdict, DoesNotReportRanksThatEndedAsTheUserAsked) {
   EXPECT_NE(judge({{.rank = 0, .wait_status = exited(1)}}, "launch", SIGINT).report, "");
 }
 
+TEST(Verdict, IsNoSuccessWhenTheLauncherHadToKillARank) {
+  const RankEnd killed{.rank = 1, .wait_status = SIGKILL, .order = 1, .ended_by_launcher = true};
+  const std::string line = "launch: after SIGINT, rank 1 did not end by itself; the launcher ended it (SIGKILL)\n";
+  // The other one has ended with 0, or as a program does that was interrupted.
+  for (const int status : {0, exited(130), SIGINT}) {
+    const auto verdict = judge({{.rank = 0, .wait_status = status}, killed}, "launch", SIGINT);
+    EXPECT_EQ(verdict.exit_code, 130) << status;
+    EXPECT_EQ(verdict.report, line) << status;
+  }
+  EXPECT_EQ(judge({killed}, "launch").exit_code, 137);
+}
+
 TEST(BlamedPeer, IsReadFromTheLastLineThatSpeaksOfAPeer) {
   EXPECT_EQ(blamed_peer(0, {"rank 3 died", "PeerLostError: rank 12 is gone", "rank 5 is fine"}), 12);
   EXPECT_EQ(blamed_peer(0, {"loss 1.0", "rank 5 is fine"}), std::nullopt);

@@ -69,6 +69,7 @@ struct ChildSetup {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);  // `trireme` ignores it, which exec would hand on
   execve(setup.path, setup.argv, setup.environment);
   const int reason = errno;
   dprintf(STDERR_FILENO, "cannot execute %s: %s\n", setup.path, strerrordesc_np(reason));

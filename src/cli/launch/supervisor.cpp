@@ -81,28 +81,32 @@ int Supervisor::milliseconds_to_wait() const {
   return static_cast<int>(std::max(wait, milliseconds(0)).count());
 }
 
-// Takes what is there, at most one buffer, so that a rank that writes without end does not starve the others.
-void Supervisor::read_stream(Stream& stream) {
+// Takes what is there, at most one buffer, so that a rank that writes without end does not starve the others. Returns
+// how much it was.
+size_t Supervisor::read_stream(Stream& stream) {
   char buffer[64 * 1024];
   const auto bytes = read(stream.from->get(), buffer, sizeof(buffer));
-  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (bytes <= 0) {
     stream.from->reset();
     write_all(stream.to, stream.relay.finish());
     stream.tail.finish();
-    return;
+    return 0;
   }
   const std::string_view text(buffer, static_cast<size_t>(bytes));
   stream.tail.feed(text);
   write_all(stream.to, stream.relay.feed(text));
+  return text.size();
 }
 
-// The rest of an ended rank's output. Does not wait for the pipe's end: a process that left the group may hold it open.
+// The rest of an ended rank's output. Does not wait for the pipe's end: a process that left the group may hold it open,
+// and write into it for ever. What the rank itself has left fits into the pipe, and so into the limit.
 void Supervisor::drain(Stream& stream) {
-  while (stream.from->is_open()) {
+  constexpr size_t kMostBytes = size_t{1} << 20;
+  for (size_t bytes = 0; stream.from->is_open() && bytes < kMostBytes;) {
     pollfd wait{stream.from->get(), POLLIN, 0};
     if (poll(&wait, 1, 0) <= 0) break;
-    read_stream(stream);
+    bytes += read_stream(stream);
   }
   stream.from->reset();
   write_all(stream.to, stream.relay.finish());
@@ -161,7 +165,7 @@ void Supervisor::on_end(RunningRank& rank) {
 }
 
 void Supervisor::on_signal(int number) {
-  if (phase_ == Phase::kTerminating || phase_ == Phase::kKilling) {
+  if (phase_ == Phase::kTerminating || phase_ == Phase::kKilling || signals_seen_ >= 2) {
     signal_all(SIGKILL);
     return enter(Phase::kKilling, options_.grace);
   }

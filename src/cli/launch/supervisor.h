@@ -39,8 +39,8 @@ struct SupervisorOptions {
 /// Runs one job. Use it once.
 ///
 /// The first rank that ends with a code other than 0 ends the job: the others get SIGTERM and, after `grace`, SIGKILL.
-/// SIGINT, SIGTERM and SIGHUP are passed to all ranks; a second one starts the same grace. What a rank leaves running
-/// in its process group is killed when it ends.
+/// SIGINT, SIGTERM and SIGHUP are passed to all ranks; a second one starts the same grace, a third kills. What a rank
+/// leaves running in its process group is killed when it ends.
 class Supervisor {
  public:
   Supervisor(std::vector<RankCommand> commands, const SupervisorOptions& options);
@@ -78,7 +78,7 @@ class Supervisor {
 
   void start();
   void poll_once();
-  void read_stream(Stream& stream);
+  size_t read_stream(Stream& stream);
   void drain(Stream& stream);
   void write_all(int fd, const std::string& text);
   void reap_ended();

@@ -71,6 +71,27 @@ std::string describe_other(const RankEnd& end) {
   return str("rank ", end.rank, " exited with code ", exit_code_of(end.wait_status));
 }
 
+// Ranks that went on although the user, or another rank's failure, had the launcher end the job.
+std::string report_unfinished(const std::vector<RankEnd>& ends, const std::string& name, int forwarded) {
+  std::string report;
+  for (const auto& end : ends) {
+    if (end.wait_status == 0 || !end.ended_by_launcher) continue;
+    const bool killed = WIFSIGNALED(end.wait_status);
+    report += str(name, ": ", forwarded == 0 ? "" : str("after ", signal_name(forwarded), ", "), "rank ", end.rank,
+                  " did not end by itself; the launcher ended it (",
+                  killed ? signal_name(WTERMSIG(end.wait_status)) : str("code ", exit_code_of(end.wait_status)), ")\n");
+  }
+  return report;
+}
+
+// Of a job in which no rank failed by itself, but perhaps some had to be ended.
+Verdict judge_unfinished(const std::vector<RankEnd>& ends, const std::string& name, int forwarded) {
+  const auto ended = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.wait_status != 0; });
+  if (ended == ends.end()) return {};
+  return {forwarded != 0 ? 128 + forwarded : exit_code_of(ended->wait_status),
+          report_unfinished(ends, name, forwarded)};
+}
+
 }  // namespace
 
 std::string signal_name(int signal) {
@@ -92,9 +113,10 @@ std::optional<int> blamed_peer(int rank, const std::vector<std::string>& tail) {
 
 Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int forwarded) {
   const RankEnd* first = first_failure(ends);
-  if (!first) return {};
+  if (!first) return judge_unfinished(ends, name, forwarded);
   const RankEnd* cause = root_cause(first, ends);
-  if (forwarded != 0 && exit_code_of(cause->wait_status) == 128 + forwarded) return {128 + forwarded, ""};
+  if (forwarded != 0 && exit_code_of(cause->wait_status) == 128 + forwarded)
+    return {128 + forwarded, report_unfinished(ends, name, forwarded)};
   std::string others;
   for (const auto& end : ends) {
     if (&end != cause && (end.wait_status != 0 || end.was_stopped))

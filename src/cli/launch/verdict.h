@@ -33,7 +33,8 @@ std::optional<int> blamed_peer(int rank, const std::vector<std::string>& tail);
 
 /// The rank that failed first: where its own error names a peer that failed by itself as well, that peer. `name` opens
 /// the lines of the report, e.g. "trireme launch". `ends` holds one entry per rank, in rank order. A rank that ended
-/// because of `forwarded`, a signal that the user sent to all (0: none), is no failure to report.
+/// because of `forwarded`, a signal that the user sent to all (0: none), is no failure to report; one that had to be
+/// ended is named, and the code is 128 + forwarded even where all others ended with 0.
 Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int forwarded = 0);
 
 }  // namespace trireme::cli
