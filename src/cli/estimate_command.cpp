@@ -37,7 +37,9 @@ struct EstimateFlags {
 };
 
 void declare(CLI::App& app, EstimateFlags& flags) {
-  auto* parameters = add_real(app, "--params", flags.parameters, "number of parameters, such as 7.5e9", {.least = 1});
+  // Beyond that, the bytes of a stage are more than an int64_t holds.
+  auto* parameters =
+      add_real(app, "--params", flags.parameters, "number of parameters, such as 7.5e9", {.least = 1, .most = 1e17});
   auto* model = app.add_option("--model", flags.model, "built-in model, or a config.json in Hugging Face's form")
                     ->type_name("NAME|FILE");
   parameters->excludes(model)->group("Model");
@@ -48,7 +50,7 @@ void declare(CLI::App& app, EstimateFlags& flags) {
       ->type_name("NAME")
       ->group("Model");
   app.add_option("--world", flags.worlds, "numbers of ranks (default: 1 2 4 8 16 64)")
-      ->check(whole_number({.most = 10'000'000}))
+      ->transform(whole_number({.most = 10'000'000}))
       ->type_name("N")
       ->group("Ranks");
   add_whole(app, "--stage", flags.stage, "only this ZeRO stage, with its parts (default: all stages)",
@@ -114,9 +116,6 @@ int run_estimate(const EstimateFlags& flags) {
     throw ConfigError(
         "how large is the model? Give --params, such as --params 7.5e9, or --model, such as --model llama-130m");
   }
-  constexpr double kMost = 1e18;
-  if (flags.parameters && *flags.parameters > kMost)
-    throw ConfigError(str("--params ", *flags.parameters, ": more than ", kMost));
   const int64_t parameters = flags.parameters ? std::llround(*flags.parameters)
                                               : parameter_count(read_input([&] { return model_options(flags.model); }));
   const auto result = estimate(parameters, request_of(flags));

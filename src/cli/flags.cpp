@@ -1,7 +1,6 @@
 #include "cli/flags.h"
 
 #include <charconv>
-#include <cmath>
 
 #include "trireme/base/error.h"
 
@@ -18,9 +17,12 @@ bool parse(const std::string& text, Number& value) {
 
 CLI::Validator whole_number(const WholeRange& range) {
   return CLI::Validator(
-      [range](const std::string& text) {
+      [range](std::string& text) {
         int64_t value = 0;
-        if (parse(text, value) && value >= range.least && value <= range.most) return std::string();
+        if (parse(text, value) && value >= range.least && value <= range.most) {
+          text = std::to_string(value);
+          return std::string();
+        }
         const bool bounded = range.most < std::numeric_limits<int64_t>::max();
         return str("'", text, "' is not a whole number ", bounded ? "from " : "of at least ", range.least,
                    bounded ? str(" to ", range.most) : "");
@@ -32,10 +34,10 @@ CLI::Validator real_number(const RealRange& range) {
   return CLI::Validator(
       [range](const std::string& text) {
         double value = 0;
-        const bool fits = parse(text, value) && std::isfinite(value) &&
-                          (range.least_is_allowed ? value >= range.least : value > range.least);
-        if (fits) return std::string();
-        return str("'", text, "' is not a number ", range.least_is_allowed ? "of at least " : "above ", range.least);
+        if (parse(text, value) && value >= range.least && value <= range.most) return std::string();
+        const bool bounded = range.most < std::numeric_limits<double>::max();
+        return str("'", text, "' is not a number ", bounded ? "from " : "of at least ", range.least,
+                   bounded ? str(" to ", range.most) : "");
       },
       "");
 }

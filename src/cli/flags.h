@@ -18,10 +18,11 @@ struct WholeRange {
 
 struct RealRange {
   double least = 0;
-  bool least_is_allowed = true;
+  double most = std::numeric_limits<double>::max();
 };
 
-/// Refuses what is no whole number of `range`: "--steps: 'abc' is not a whole number of at least 1".
+/// Refuses what is no whole number of `range`: "--steps: 'abc' is not a whole number of at least 1". Goes into
+/// transform(): it writes the number plainly, because CLI11 takes 010 for an octal one.
 CLI::Validator whole_number(const WholeRange& range);
 /// Refuses what is no finite number of `range`; accepts 7.5e9.
 CLI::Validator real_number(const RealRange& range);
@@ -30,7 +31,7 @@ CLI::Validator real_number(const RealRange& range);
 template <class Target>
 CLI::Option* add_whole(CLI::App& app, const char* flag, Target& target, const char* description,
                        const WholeRange& range = {}) {
-  return app.add_option(flag, target, description)->check(whole_number(range))->type_name("N");
+  return app.add_option(flag, target, description)->transform(whole_number(range))->type_name("N");
 }
 
 /// A flag with a number, shown as `X` in --help.

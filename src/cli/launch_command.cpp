@@ -72,7 +72,9 @@ void declare(CLI::App& app, LaunchFlags& flags) {
       ->check(CLI::IsMember({"all", "others", "none"}).description(""))
       ->type_name("WHICH")
       ->group("Output");
-  add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL")->capture_default_str()->group("Output");
+  add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL", {.most = 1e6})
+      ->capture_default_str()
+      ->group("Output");
   app.footer(kFooter);
 }
 

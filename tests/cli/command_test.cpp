@@ -159,13 +159,28 @@ TEST(EstimateCommand, PrintsOneStageAsJson) {
   EXPECT_EQ(said.out.find("\"stage\": 2"), std::string::npos) << said.out;
 }
 
+TEST(EstimateCommand, ReadsNumbersAsDecimalOnes) {
+  const auto said = say({"estimate", "--params", "1000", "--world", "010", "08", "--stage", "0", "--json"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_NE(said.out.find("\"world\": 10,"), std::string::npos) << said.out;
+  EXPECT_NE(said.out.find("\"world\": 8,"), std::string::npos) << said.out;
+}
+
+TEST(EstimateCommand, RefusesANumberOfParametersWhoseBytesNoIntegerHolds) {
+  for (const std::string number : {"1e18", "1.1e17"})
+    expect_wrong_use(
+        {"estimate", "--params", number},
+        "trireme estimate: --params: '" + number + "' is not a number from 1 to 1e+17 (see trireme estimate --help)");
+  EXPECT_EQ(say({"estimate", "--params", "1e17"}).exit_code, 0);
+}
+
 TEST(EstimateCommand, RefusesWrongFlags) {
   expect_wrong_use(
       {"estimate"},
       "trireme estimate: how large is the model? Give --params, such as --params 7.5e9, or --model, such as --model "
       "llama-130m");
   expect_wrong_use({"estimate", "--params", "big"},
-                   "trireme estimate: --params: 'big' is not a number of at least 1 (see trireme estimate --help)");
+                   "trireme estimate: --params: 'big' is not a number from 1 to 1e+17 (see trireme estimate --help)");
   expect_wrong_use({"estimate", "--params", "1", "--stage", "4"},
                    "trireme estimate: --stage: '4' is not a whole number from 0 to 3 (see trireme estimate --help)");
   expect_wrong_use(
@@ -190,6 +205,8 @@ TEST(LaunchCommand, RefusesWrongFlags) {
   expect_wrong_use(
       {"launch", "--num_gpus", "none", "/bin/true"},
       "trireme launch: --num_gpus: 'none' is not a whole number from 1 to 65535 (see trireme launch --help)");
+  expect_wrong_use({"launch", "--grace", "1e18", "/bin/true"},
+                   "trireme launch: --grace: '1e18' is not a number from 0 to 1e+06 (see trireme launch --help)");
   expect_wrong_use({"launch", "./no_such_program"}, "trireme launch: there is no program './no_such_program'");
   const TemporaryFolder folder;
   const auto hosts = folder.write("hosts", "elsewhere slots=2\n");
