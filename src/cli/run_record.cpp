@@ -7,9 +7,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/observe/report.h"
 #include "trireme/precision/precision.h"
 
@@ -29,9 +31,16 @@ ProgressOutput progress_output() {
   return output;
 }
 
+std::string describe_skipped(const DataSplits& data) {
+  if (data.skipped_files == 0) return "";
+  const char* why = data.format == DataFormat::kBytes ? "binary or empty" : "empty, or neither .bin nor .npy";
+  return str(", ", data.skipped_files, data.skipped_files == 1 ? " file" : " files", " skipped (", why, ")");
+}
+
 std::string describe(const DataSplits& data) {
   return str(short_count(static_cast<double>(data.train.tokens())), " tokens in ", data.train.files(),
-             " files for training, ", short_count(static_cast<double>(data.held_out.tokens())), " held out");
+             " files for training, ", short_count(static_cast<double>(data.held_out.tokens())), " held out",
+             describe_skipped(data));
 }
 
 int64_t largest_of_ranks(Group& group, int64_t value) {
@@ -58,6 +67,7 @@ StepAgreement agree_on_step(Group& group, double loss, int signal) {
 RunRecord::RunRecord(const TrainSetup& setup, Engine& engine) : setup_(setup), engine_(engine) {
   if (engine.group().rank() != 0) return;
   std::filesystem::create_directories(setup.out);
+  write_file_atomically(posix_file_system(), setup.out / "resolved_config.json", to_text(engine.config()));
   const auto path = setup.out / "metrics.jsonl";
   const int64_t first_step = engine.global_steps();
   metrics_ =
@@ -73,6 +83,7 @@ RunRecord::RunRecord(const TrainSetup& setup, Engine& engine) : setup_(setup), e
                  .data = describe(setup.data)});
   progress_ = std::make_unique<Progress>(ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step},
                                          progress_output());
+  pass_notes_on();
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
            engine.config().pager.stage, " on ", engine.group().size(),
            engine.group().size() == 1 ? " rank, " : " ranks, ", short_name(engine.config().precision.weight_dtype),
@@ -81,7 +92,19 @@ RunRecord::RunRecord(const TrainSetup& setup, Engine& engine) : setup_(setup), e
   if (first_step > 0) note(str("continues after step ", first_step));
 }
 
-RunRecord::~RunRecord() = default;
+RunRecord::~RunRecord() {
+  if (log_before_) set_log_sink(std::move(log_before_));
+}
+
+// A line that is printed beside the progress bar would tear it. The bar itself belongs to this thread.
+void RunRecord::pass_notes_on() {
+  const auto own_thread = std::this_thread::get_id();
+  log_before_ = set_log_sink({});
+  set_log_sink([this, own_thread, former = log_before_](LogLevel level, const std::string& message) {
+    if (level == LogLevel::kInfo && std::this_thread::get_id() == own_thread) return note(message);
+    if (former) former(level, message);
+  });
+}
 
 void RunRecord::step(double loss) {
   const int64_t step = engine_.global_steps();

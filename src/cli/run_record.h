@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cli/train_setup.h"
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/engine/engine.h"
 #include "trireme/observe/metrics.h"
@@ -26,7 +27,8 @@ StepAgreement agree_on_step(Group& group, double loss, int signal);
 
 class RunRecord {
  public:
-  /// Opens metrics.jsonl anew, or behind the step that `engine` has resumed. Throws IoError.
+  /// Writes resolved_config.json and opens metrics.jsonl, anew or behind the step that `engine` has resumed. While the
+  /// record lives, what the library says on this thread for information becomes a note(). Throws IoError.
   RunRecord(const TrainSetup& setup, Engine& engine);
   ~RunRecord();
   RunRecord(const RunRecord&) = delete;
@@ -47,6 +49,7 @@ class RunRecord {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void pass_notes_on();
   void end(const RunEnd& end);
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
@@ -57,6 +60,7 @@ class RunRecord {
   int64_t peak_pss_bytes_ = 0;
   std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
   std::unique_ptr<Progress> progress_;      // rank 0 only
+  LogSink log_before_;                      // rank 0 only
 };
 
 }  // namespace trireme::cli

@@ -97,11 +97,14 @@ void declare(CLI::App& app, TrainOptions& options) {
   app.footer(kFooter);
 }
 
-// As a launcher's child this process is a rank already.
+// As a launcher's child this process is a rank already: by the same variables as init() reads. A batch script has
+// SLURM_PROCID without SLURM_STEP_ID; a shell that srun has started is a step of one task, which may start ranks.
 bool is_rank_of_a_job() {
-  const char* slurm_tasks = std::getenv("SLURM_NTASKS");
-  return std::getenv("RANK") || std::getenv("OMPI_COMM_WORLD_RANK") ||
-         (std::getenv("SLURM_PROCID") && slurm_tasks && std::atoi(slurm_tasks) > 1);
+  if (std::getenv("RANK") || std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE")) return true;
+  if (!std::getenv("SLURM_PROCID") || !std::getenv("SLURM_STEP_ID")) return false;
+  const char* step_tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  const char* tasks = step_tasks ? step_tasks : std::getenv("SLURM_NTASKS");
+  return tasks && std::atoi(tasks) > 1;
 }
 
 // For the time of a check whose messages the ranks will give themselves.
@@ -144,8 +147,9 @@ int train_as_rank(const TrainOptions& options) {
   const bool speaks = world.rank == 0;
   set_log_sink([speaks](LogLevel level, const std::string& message) {
     const bool is_error = level == LogLevel::kError;
-    if (!is_error && (!speaks || level != LogLevel::kWarning)) return;
-    std::fprintf(stderr, "trireme train: %s%s\n", is_error ? "" : "warning: ", message.c_str());
+    if (level == LogLevel::kDebug || (!is_error && !speaks)) return;
+    const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
+    std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
   });
   try {
     return run_training(prepare_training(options, world.size), world);

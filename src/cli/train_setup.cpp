@@ -1,5 +1,7 @@
 #include "cli/train_setup.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -32,6 +34,8 @@ Json* object_at(Json& json, const char* key) {
   return found != json.end() && found->is_object() ? &*found : nullptr;
 }
 
+bool is_called(const std::string& type, const char* name) { return strcasecmp(type.c_str(), name) == 0; }
+
 void complete_batch(Json& config, const TrainOptions& options, const std::string& origin) {
   for (const char* key : {"train_batch_size", "train_micro_batch_size_per_gpu"}) {
     if (is_open(config, key)) continue;
@@ -58,6 +62,10 @@ void complete_schedule(Json& config, const TrainOptions& options) {
   const auto fill = [&](const char* key, int64_t value) {
     if (params->contains(key) && (*params)[key] == "auto") (*params)[key] = value;
   };
+  // The peak of these two is their own, whatever the optimizer's rate; that of the cosine is the optimizer's.
+  const Json type = scheduler->value("type", Json());
+  const bool has_peak = type.is_string() && (is_called(type, "WarmupLR") || is_called(type, "WarmupDecayLR"));
+  if (options.lr && has_peak) (*params)["warmup_max_lr"] = *options.lr;
   fill("total_num_steps", options.steps);
   fill("warmup_num_steps", std::clamp<int64_t>(options.steps / 20, 2, 1000));
 }

@@ -16,6 +16,7 @@
 #include "trireme/engine/model_engine.h"
 #include "trireme/intercept.h"
 #include "trireme/models/generate.h"
+#include "trireme/optim/schedule.h"
 
 namespace trireme::cli {
 namespace {
@@ -36,7 +37,7 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
       {"samples_consumed", state.samples_consumed}, {"seed", state.seed}, {"fingerprint", state.fingerprint}};
   const Json json = {{"model", Json::parse(config_json(setup.model))},
                      {"seq", setup.options.seq},
-                     {"byte_level", setup.data.vocab_size == kByteVocabSize},
+                     {"byte_level", setup.data.format == DataFormat::kBytes},
                      {"data", data}};
   return json.dump();
 }
@@ -58,6 +59,10 @@ void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
   const auto& data = state.at("data");
   loader.load_state({data.at("samples_consumed").get<int64_t>(), data.at("seed").get<uint64_t>(),
                      data.at("fingerprint").get<int64_t>()});
+  // A checkpoint brings the rate of its next step back, which the flag replaces.
+  const auto& config = engine.config();
+  const Schedule schedule(config.scheduler.value_or(ScheduleOptions{}), config.optimizer->lr);
+  if (setup.options.lr) engine.set_lr(schedule.lr(engine.global_steps() - engine.skipped_steps()));
 }
 
 double validate(const TrainSetup& setup, Engine& engine, LanguageModel& model) {
@@ -66,7 +71,7 @@ double validate(const TrainSetup& setup, Engine& engine, LanguageModel& model) {
 }
 
 std::string write_sample(const TrainSetup& setup, LanguageModel& model) {
-  if (setup.data.vocab_size != kByteVocabSize) return "";  // tokens that only their tokenizer can spell
+  if (setup.data.format != DataFormat::kBytes) return "";  // tokens that only their tokenizer can spell
   return generate_text(model, setup.options.prompt, {.seed = setup.options.seed});
 }
 
@@ -98,7 +103,7 @@ int run_training(const TrainSetup& setup, World& world) {
   auto model = make_language_model(setup.model);
   if (!options.init_from.empty()) init_weights(*model, options.init_from);
 
-  auto engine = initialize(world, model, {.config = setup.config, .output = setup.out});
+  auto engine = initialize(world, model, {.config = setup.config});
   DataLoader loader(setup.data.train, loader_options(setup, world));
   if (options.resume) resume(setup, engine, loader);
 

@@ -33,7 +33,8 @@ TEST(CompleteConfig, TakesFlagsWhereTheFileSaysAuto) {
                 options);
   EXPECT_EQ(config["train_micro_batch_size_per_gpu"], 3);
   EXPECT_EQ(config["optimizer"], (Json{{"type", "SGD"}, {"params", {{"lr", 0.5}}}}));
-  EXPECT_EQ(config["scheduler"]["params"], (Json{{"total_num_steps", 400}, {"warmup_num_steps", 20}}));
+  EXPECT_EQ(config["scheduler"]["params"],
+            (Json{{"total_num_steps", 400}, {"warmup_num_steps", 20}, {"warmup_max_lr", 0.5}}));
 }
 
 TEST(CompleteConfig, LeavesWhatTheFileSays) {
@@ -48,6 +49,22 @@ TEST(CompleteConfig, PutsTheFlagsLearningRateAboveTheFiles) {
   EXPECT_EQ(
       completed(R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.25}}})", options)["optimizer"]["params"]["lr"],
       0.5);
+}
+
+// These two peak at a rate of their own; the cosine's is the optimizer's.
+TEST(CompleteConfig, PutsTheFlagsLearningRateAboveThatOfAWarmUp) {
+  TrainOptions options;
+  options.lr = 0.5;
+  const auto peak = [&](const std::string& scheduler) {
+    const auto config =
+        completed((R"({"optimizer": {"type": "AdamW"}, "scheduler": )" + scheduler + "}").c_str(), options);
+    return config_from_json(config, 1, "file").scheduler->warmup_max_lr;
+  };
+  EXPECT_EQ(peak(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9}})"), 0.5);
+  EXPECT_EQ(peak(R"({"type": "warmuplr", "params": {"warmup_max_lr": 0.25}})"), 0.5);
+  EXPECT_EQ(peak(R"({"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto", "total_num_steps": 9}})"), 0.5);
+  EXPECT_EQ(peak(R"({"type": "WarmupLR"})"), ScheduleOptions::kOptimizerLr);
+  EXPECT_EQ(peak(R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 9}})"), ScheduleOptions::kOptimizerLr);
 }
 
 TEST(CompleteConfig, RefusesABatchSizeThatIsGivenTwice) {
