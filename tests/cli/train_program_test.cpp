@@ -2,16 +2,16 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <regex>
 #include <sstream>
 #include <thread>
 
-#include "tests/cli/program.h"
-#include "trireme/base/json.h"
+#include "tests/cli/train_runs.h"
 
 namespace trireme::cli {
 namespace {
@@ -26,56 +26,6 @@ bool becomes_true(const std::function<bool()>& condition, std::chrono::seconds w
   return false;
 }
 
-class TrainProgram : public ::testing::Test {
- protected:
-  TrainProgram() {
-    std::string text;
-    for (int i = 0; i < 6000; ++i) text += "line " + std::to_string(i * 7919 % 1000) + " of the story\n";
-    data_ = folder_.write("data/story.txt", text);
-    model_ = folder_.write("tiny.json",
-                           R"({"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": true})");
-  }
-
-  std::vector<std::string> train(const std::string& out, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {"train", "--model",        model_, "--data", data_,        "--seq",
-                                          "32",    "--batch",        "2",    "--seed", "5",          "--ranks",
-                                          "2",     "--eval-samples", "16",   "--out",  folder_ / out};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  }
-
-  // Steps and losses of a run's metrics, as written.
-  std::vector<std::string> losses_of(const std::string& out) const {
-    std::vector<std::string> losses;
-    std::istringstream lines(contents_of(folder_ / (out + "/metrics.jsonl")));
-    for (std::string line; std::getline(lines, line);) {
-      const auto json = Json::parse(line);
-      if (!json.contains("event")) losses.push_back(json["step"].dump() + ": " + json["loss"].dump());
-    }
-    return losses;
-  }
-
-  // The saved tensors of the last checkpoint, file by file.
-  std::string weights_of(const std::string& out) const {
-    const std::filesystem::path checkpoints = folder_ / (out + "/checkpoints");
-    auto tag = contents_of(checkpoints / "latest");
-    tag.erase(tag.find_last_not_of('\n') + 1);
-    std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(checkpoints / tag)) {
-      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-    }
-    std::sort(files.begin(), files.end());
-    std::string bytes;
-    for (const auto& file : files) bytes += file.filename().string() + contents_of(file);
-    return bytes;
-  }
-
-  TemporaryFolder folder_;
-  std::string data_;
-  std::string model_;
-};
-
 TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
   const auto done = run_program(train("run", {"--steps", "20"}));
   EXPECT_EQ(done.exit_code, 0) << done.err;
@@ -87,10 +37,7 @@ TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
 
 TEST_F(TrainProgram, ContinuesBitForBitWhereItWasSaved) {
   ASSERT_EQ(run_program(train("whole", {"--steps", "12", "--save-every", "6", "--keep", "0"})).exit_code, 0);
-  // The same run, cut at step 6: what came later is taken away.
-  std::filesystem::copy(folder_ / "whole", folder_ / "cut", std::filesystem::copy_options::recursive);
-  std::filesystem::remove_all(folder_ / "cut/checkpoints/global_step12");
-  folder_.write("cut/checkpoints/latest", "global_step6");
+  cut("whole", "cut", 6);
   const auto resumed = run_program(train("cut", {"--steps", "12", "--resume"}));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_EQ(losses_of("cut"), losses_of("whole"));
@@ -133,13 +80,6 @@ TEST_F(TrainProgram, NamesTheRankThatWasKilled) {
   EXPECT_NE(done.err.find("trireme train: rank 1 was killed by SIGKILL"), std::string::npos) << done.err;
 }
 
-TEST_F(TrainProgram, ReadsItsFirstWeightsFromAFileThatAnotherRunSaved) {
-  ASSERT_EQ(run_program(train("first", {"--steps", "2"})).exit_code, 0);
-  const auto wrong = run_program(train("second", {"--steps", "2", "--init-from", data_}));
-  EXPECT_EQ(wrong.exit_code, 1);
-  EXPECT_NE(wrong.err.find("story.txt"), std::string::npos) << wrong.err;
-}
-
 TEST_F(TrainProgram, WritesTextFromItsCheckpoint) {
   ASSERT_EQ(run_program(train("run", {"--steps", "4"})).exit_code, 0);
   const std::vector<std::string> words = {"generate", "--checkpoint", folder_ / "run", "--prompt", "line 1", "--tokens",
@@ -151,6 +91,76 @@ TEST_F(TrainProgram, WritesTextFromItsCheckpoint) {
   auto one = words;
   one[2] = folder_ / "run/checkpoints/global_step4";
   EXPECT_EQ(run_program(one).out, text.out);
+}
+
+TEST_F(TrainProgram, GoesOnWhenNobodyReadsItsOutput) {
+  EXPECT_EQ(run_program(train("unread", {"--steps", "30"}), {}, Output::kClosedPipe).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "unread/checkpoints/global_step30"));
+  const auto alone = with(train("alone", {"--steps", "30"}), "--ranks", "1");
+  EXPECT_EQ(run_program(alone, {}, Output::kClosedPipe).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "alone/checkpoints/global_step30"));
+}
+
+// A batch script has SLURM_PROCID and all tasks of the job, but only srun makes a step with ranks.
+TEST_F(TrainProgram, StartsItsRanksInABatchScript) {
+  std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "4"}};
+  const auto in_script = run_program(train("script", {"--steps", "2"}), slurm);
+  EXPECT_EQ(in_script.exit_code, 0) << in_script.err;
+  EXPECT_NE(in_script.err.find("on 2 ranks"), std::string::npos) << in_script.err;
+  slurm.insert({{"SLURM_STEP_ID", "3"}, {"SLURM_STEP_NUM_TASKS", "1"}});  // srun -n 1 --pty bash
+  const auto in_shell = run_program(train("shell", {"--steps", "2"}), slurm);
+  EXPECT_EQ(in_shell.exit_code, 0) << in_shell.err;
+}
+
+TEST_F(TrainProgram, TakesTokensForTokensEvenWhereTheVocabularyIsThatOfBytes) {
+  std::string tokens;
+  for (int i = 0; i < 20000; ++i) tokens += {static_cast<char>(i * 7919 % 251), '\0'};
+  const auto done = run_program(with(train("run", {"--steps", "2"}), "--data", folder_.write("tokens.bin", tokens)));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_EQ(done.out.find("sample:"), std::string::npos) << done.out;
+  const auto more = run_program({"generate", "--checkpoint", folder_ / "run", "--prompt", "12 7", "--tokens", "3"});
+  EXPECT_TRUE(std::regex_match(more.out, std::regex("12 7( [0-9]+){3}\n"))) << more.out << more.err;
+}
+
+TEST_F(TrainProgram, ShowsTheLibrarysNotesOnce) {
+  const auto config = folder_.write("notes.json", R"({"steps_per_print": 2, "zero_allow_untested_optimizer": true})");
+  const auto done = run_program(train("run", {"--steps", "3", "--config", config}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const auto hint = done.err.find("without a meaning here (docs/config.md says why): `zero_allow_untested_optimizer`");
+  ASSERT_NE(hint, std::string::npos) << done.err;
+  EXPECT_EQ(done.err.find("without a meaning here", hint + 10), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("\nstep=2, skipped=0, lr="), std::string::npos) << done.err;
+}
+
+TEST_F(TrainProgram, CountsTheFilesThatItSkips) {
+  folder_.write("data/empty.txt", "");
+  folder_.write("data/binary.txt", std::string("a\0b", 3));
+  folder_.write("data/second.txt", std::string(4000, 'x'));
+  const auto done = run_program(with(train("run", {"--steps", "1"}), "--data", folder_ / "data"));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_NE(done.err.find("held out, 2 files skipped (binary or empty)\n"), std::string::npos) << done.err;
+}
+
+// The launcher of the environment that the project installs for itself, if it is there.
+std::string find_torchrun() {
+  for (auto folder = std::filesystem::path(program_path()); folder.has_relative_path(); folder = folder.parent_path()) {
+    const auto candidate = folder.parent_path() / ".venv/bin/torchrun";
+    if (std::filesystem::exists(candidate)) return candidate;
+  }
+  return "";
+}
+
+TEST_F(TrainProgram, IsARankOfTorchrun) {
+  const auto torchrun = find_torchrun();
+  if (torchrun.empty()) GTEST_SKIP() << "there is no .venv/bin/torchrun above " << program_path();
+  auto words = train("run", {"--steps", "4"});
+  words.erase(std::find(words.begin(), words.end(), "--ranks"), std::find(words.begin(), words.end(), "--ranks") + 2);
+  words.insert(words.begin(), {torchrun, "--no-python", "--nproc_per_node", "2", program_path()});
+  const auto done = run_program(words);
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_NE(done.err.find("on 2 ranks"), std::string::npos) << done.err;
+  ASSERT_EQ(run_program(train("same", {"--steps", "4"})).exit_code, 0);
+  EXPECT_EQ(weights_of("run"), weights_of("same"));
 }
 
 }  // namespace
