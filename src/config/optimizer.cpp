@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "config/read_parts.h"
 #include "config/read_type.h"
 
@@ -24,6 +26,11 @@ void ignore_flags(Section& params, std::initializer_list<const char*> keys) {
   }
 }
 
+// An element whose gradient was always zero divides by eps alone.
+constexpr NumberRange kAboveZero = {.min = std::numeric_limits<double>::denorm_min(),
+                                    .max = std::numeric_limits<double>::max(),
+                                    .words = "a finite number > 0, such as 1e-8"};
+
 void read_betas(Section& params, OptimizerOptions& options) {
   const Json* betas = params.value("betas");
   if (!betas) return;
@@ -36,7 +43,7 @@ void read_betas(Section& params, OptimizerOptions& options) {
 
 void read_adam(Section& params, OptimizerOptions& options) {
   read_betas(params, options);
-  options.eps = params.number_or("eps", options.eps, kNonNegative);
+  options.eps = params.number_or("eps", options.eps, kAboveZero);
   // As there: "Adam" too decouples weight decay unless told otherwise, and AdamW always does.
   if (params.flag_or("adam_w_mode", true)) options.kind = OptimizerKind::kAdamW;
   // torch.optim.AdamW's own default; DeepSpeed's fused ones decay nothing.

@@ -47,7 +47,7 @@ PrecisionOptions read_precision(Section& top) {
   const std::string weights = short_name(precision.weight_dtype);
   const std::string wire = top.choice_or("communication_data_type", weights, kDtypes);
   if (wire != weights && wire != "fp32")
-    top.not_there_yet("communication_data_type", "gradients travel in the weights' dtype; remove it");
+    top.not_there_yet("communication_data_type", "gradients travel in the accumulation dtype; remove it");
   // A sum is folded in fp32 whatever travels, which is all that "fp32" asks for.
   if (top.has("communication_data_type")) top.notes().without_meaning.push_back(top.path_of("communication_data_type"));
   return precision;

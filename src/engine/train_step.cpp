@@ -116,6 +116,7 @@ void Engine::zero_grad() {
   const Window window = pager_->close_window();
   if (optimizer_) optimizer_->refresh_masters(window.written);
   pager_->open_window();
+  has_backward_ = false;
 }
 
 }  // namespace trireme

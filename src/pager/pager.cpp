@@ -11,58 +11,12 @@
 #include <optional>
 #include <unordered_map>
 
+#include "pager/acceptance.h"
 #include "pager/gradient_store.h"
 #include "pager/weight_store.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/init.h"
 
 namespace trireme {
-namespace {
-
-GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group) {
-  if (policy.gather == GatherPolicy::kShared && !group.shares_memory())
-    throw ConfigError(str("trireme.gather: \"shared\" needs ranks that share memory, and group '", group.name(),
-                          "' does not; set it to \"copy\" or \"auto\""));
-  if (policy.gather != GatherPolicy::kAuto) return policy.gather;
-  return group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
-}
-
-void check(const PagerPolicy& policy) {
-  if (policy.stage < 0 || policy.stage > 3)
-    throw ConfigError(str("zero_optimization.stage: ", policy.stage, " is no ZeRO stage; use 0, 1, 2 or 3"));
-  if (policy.accumulation_dtype != at::kFloat && policy.accumulation_dtype != at::kBFloat16)
-    throw ConfigError(
-        str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32 or bf16"),
-        ErrorCode::kUnsupported);
-}
-
-void check(const NamedParameter& parameter) {
-  const at::Tensor& tensor = parameter.tensor;
-  const auto refuse = [&](const auto&... why) { throw ConfigError(str("parameter '", parameter.name, "' ", why...)); };
-  if (!tensor.device().is_cpu()) refuse("is on ", tensor.device(), "; only the host is there yet");
-  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16)
-    refuse("is of dtype ", tensor.scalar_type(),
-           "; float32 and bfloat16 can be trained: convert it, or make it a buffer");
-  if (!tensor.is_leaf()) refuse("is no leaf of the autograd graph: it was computed from other tensors");
-  if (!tensor.has_storage() || tensor.is_sparse()) refuse("has no dense storage");
-  const auto* owner =
-      dynamic_cast<ParameterStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()));
-  if (owner != nullptr && owner->is_managed()) refuse("is managed by another engine already; destroy() that one first");
-}
-
-bool has_storage_of_its_own(const at::Tensor& tensor) {
-  const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
-  return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == bytes;
-}
-
-// A storage that holds just this parameter, from its first byte, in some dense order.
-void normalise(const at::Tensor& tensor) {
-  if (has_storage_of_its_own(tensor)) return;
-  zero::make_whole(tensor);  // an Init scope may hold it as shards
-  at::Tensor(tensor).set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
-}
-
-}  // namespace
 
 class Pager::Impl {
  public:

@@ -228,10 +228,9 @@ TEST(Precision, RefusesWhatIsNotThereYet) {
       not_there(
           "`bf16.bf16_optimizer_states` = true is not there yet; masters and optimizer states are fp32; remove it "
           "or set it to false"));
-  EXPECT_EQ(
-      refusal_of("\"communication_data_type\": \"fp16\""),
-      not_there(
-          "`communication_data_type` = \"fp16\" is not there yet; gradients travel in the weights' dtype; remove it"));
+  EXPECT_EQ(refusal_of("\"communication_data_type\": \"fp16\""),
+            not_there("`communication_data_type` = \"fp16\" is not there yet; gradients travel in the accumulation "
+                      "dtype; remove it"));
 }
 
 TEST(Precision, TakesEitherSpellingOfBf16ButNotBoth) {

@@ -12,7 +12,7 @@ enum class ErrorCode {
   kBatchSize,    ///< the batch triple does not multiply out
   kUnsupported,  ///< known, but not there yet; refused by name
   kShape,        ///< an argument of the wrong shape, dtype or layout
-  kState,        ///< a call at the wrong moment (step inside no_sync, a released parameter's data)
+  kState,        ///< a call at the wrong moment (step() without a gradient, a released parameter's data)
   kData,         ///< a data set that cannot be read or is empty
   kIo,           ///< a file or folder
   kCheckpoint,   ///< a checkpoint that does not match or is damaged

@@ -11,7 +11,7 @@ namespace trireme {
 
 /// This rank's part of one global tensor: elements [begin, begin + data.numel()) of its row-major flattening.
 struct TensorSlice {
-  std::string name;  ///< global name, e.g. "model.layers.0.wq.weight" or "optimizer.exp_avg.model.layers.0.wq.weight"
+  std::string name;  ///< global name, e.g. "model.layers.0.wq.weight" or "optimizer.exp_avg.layers.0.wq.weight"
   std::vector<int64_t> shape;  ///< of the whole tensor
   int64_t begin = 0;           ///< first element of this slice
   at::Tensor data;             ///< 1-D, contiguous, on the host; written in place by a load

@@ -59,9 +59,9 @@ struct LoadedState {
   std::string client_state;  ///< JSON text, as saved
 };
 
-/// Counters that only ever grow, the same on every rank.
+/// Counters, the same on every rank; a load sets them to those of the checkpoint.
 struct TrainingProgress {
-  int64_t micro_steps = 0;     ///< calls of step()
+  int64_t micro_steps = 0;     ///< calls of step() that did not throw
   int64_t global_steps = 0;    ///< of these, at the end of an accumulation window; skipped ones included
   int64_t skipped_steps = 0;   ///< of these, without an update because a gradient was not finite
   int64_t global_samples = 0;  ///< the train_batch_size of every global step, summed

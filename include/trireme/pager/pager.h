@@ -68,7 +68,7 @@ struct OwnedSlice {
   at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and publish()
 };
 
-/// The gradients of one accumulation window, reduced and averaged. The same on every rank but for the slices.
+/// The gradients of one accumulation window, reduced and averaged. The same on every rank, but for what users wrote.
 struct Window {
   double sum_of_squares = 0;  ///< of all gradients of all ranks, summed in fp64 over fixed blocks
   std::vector<bool> touched;  ///< by parameter index: some rank produced a gradient

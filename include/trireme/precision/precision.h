@@ -13,7 +13,8 @@ struct PrecisionOptions {
   at::ScalarType weight_dtype = at::kFloat;
   /// Gradients are summed over ranks and micro-batches in this dtype: fp32, or weight_dtype.
   at::ScalarType accumulation_dtype = at::kFloat;
-  /// A step whose gradients are not finite is skipped on all ranks. Off: it is applied, and the weights become NaN.
+  /// A step whose gradients are not finite is skipped on all ranks. Off: in bf16 it is applied, and the weights become
+  /// NaN; in fp32 it is skipped all the same.
   bool check_grad_overflow = true;
   bool operator==(const PrecisionOptions&) const = default;
 };
