@@ -9,6 +9,6 @@ results=$(mktemp)
 trap 'rm -f "$results"' EXIT
 for round in $(seq "$rounds"); do
   "${BUILD:-build/release}/benchmarks/comm_bench" --ranks "$ranks" --repetitions 5 --json >>"$results"
-  OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" benchmarks/comm_gloo_bench.py --ranks "$ranks" --repetitions 5 >>"$results"
+  PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" benchmarks/comm_gloo_bench.py --ranks "$ranks" --repetitions 5 >>"$results"
 done
 "${PYTHON:-.venv/bin/python}" benchmarks/comm_table.py <"$results"
