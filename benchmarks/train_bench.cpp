@@ -14,7 +14,6 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <sys/wait.h>
-#include <torch/nn.h>
 #include <unistd.h>
 
 #include <algorithm>

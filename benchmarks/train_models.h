@@ -1,7 +1,10 @@
 // The models that train_bench compares systems on, behind one face.
 #pragma once
 
-#include <torch/nn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <memory>
 #include <string>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
 
 #include <filesystem>
 #include <string>

@@ -1,7 +1,8 @@
 // Accumulation windows where counts change, and what users write into weights between steps.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 
 #include "tests/engine/dot.h"
 #include "tests/support/models.h"

@@ -1,6 +1,7 @@
 // What the pager and the optimizer count on every rank, against ZeRO's closed forms: equal to the byte.
 #include <gtest/gtest.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
 
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/model_engine.h"

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <fstream>
 

@@ -3,7 +3,9 @@
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
 
 #include <string>
 #include <vector>

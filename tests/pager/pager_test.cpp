@@ -1,6 +1,8 @@
 #include "trireme/pager/pager.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include "tests/pager/training.h"
 

@@ -3,7 +3,7 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,14 @@
 // Small models and their micro-batches, for tests that train them in several ways.
 #pragma once
 
-#include <torch/nn.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <functional>
