@@ -9,12 +9,14 @@ shape from PyTorch: ranks, threads, batch, AdamW and clipping are alike. DeepSpe
 import argparse
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -176,18 +178,23 @@ def free_port():
         return probe.getsockname()[1]
 
 
+class PeerFailed(Exception):
+    pass
+
+
 def run_peer(case):
     """What rank 0 of two processes of this script printed."""
     environment = dict(os.environ, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
                        MASTER_PORT=str(free_port()), DS_ACCELERATOR="cpu", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo",
                        PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])  # ninja, for DeepSpeed
     command = [sys.executable, __file__, "--rank-of", json.dumps(case)]
-    ranks = [subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)),
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if case["system"] == "deepspeed" else None,
-                              text=True) for rank in range(2)]
-    outputs = [rank.communicate(timeout=900)[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"peers_bench: a rank of {case['system']} failed; run it alone with --systems {case['system']}")
+    with tempfile.TemporaryFile("w+") as log:  # the peers' many warnings are shown only where one failed
+        ranks = [subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)),
+                                  stdout=subprocess.PIPE, stderr=log, text=True) for rank in range(2)]
+        outputs = [rank.communicate(timeout=900)[0] for rank in ranks]
+        if any(rank.returncode for rank in ranks):
+            log.seek(0)
+            raise PeerFailed(f"exit statuses {[rank.returncode for rank in ranks]}\n{log.read()[-2000:]}")
     return next(json.loads(line) for line in outputs[0].splitlines() if line.startswith('{"seconds"'))
 
 
@@ -217,19 +224,27 @@ def main():
         systems.remove("deepspeed")
     if arguments.smoke:
         arguments.rounds = arguments.steps = 1
+    failed = False
     for dtype in arguments.dtypes.split(","):
         results = {system: [] for system in systems}
         for _ in range(arguments.rounds):
             for system in systems:
                 case = dict(system=system, dtype=dtype, steps=arguments.steps, memory=arguments.memory, smoke=arguments.smoke)
-                results[system].append(run_peer(case) if system in MAKERS else run_trireme(case, arguments.build))
-        base = min(second for row in results[systems[0]] for second in row["seconds"])
+                try:
+                    results[system].append(run_peer(case) if system in MAKERS else run_trireme(case, arguments.build))
+                except PeerFailed as error:
+                    failed = True
+                    print(f"{dtype}  {system:10}  failed: {error}", flush=True)
+        base = min((second for row in results[systems[0]] for second in row["seconds"]), default=math.nan)
         for system, rows in results.items():
+            if not rows:
+                continue
             seconds = [second for row in rows for second in row["seconds"]]
             memory = f"  {max(row['pss_mib'] for row in rows):6.0f} MiB PSS" if arguments.memory else ""
             print(f"{dtype}  {system:10}  min {1e3 * min(seconds):8.1f} ms  median {1e3 * statistics.median(seconds):8.1f} ms"
                   f"  {min(seconds) / base:5.2f} x {systems[0]}{memory}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
