@@ -106,7 +106,7 @@ void RunRecord::pass_notes_on() {
   });
 }
 
-void RunRecord::step(double loss) {
+void RunRecord::step(double loss, double lr) {
   const int64_t step = engine_.global_steps();
   const bool looks_at_memory = step % kMemoryEverySteps == 0 || step == setup_.options.steps;
   MemoryUse memory;
@@ -125,13 +125,13 @@ void RunRecord::step(double loss) {
                   .samples = engine_.global_samples(),
                   .tokens = engine_.global_samples() * setup_.options.seq,
                   .loss = loss,
-                  .learning_rate = engine_.get_lr(),
+                  .learning_rate = lr,
                   .grad_norm = engine_.get_global_grad_norm(),
                   .step_ms = step_s * 1e3,
                   .tokens_per_s = static_cast<double>(step_tokens) / step_s,
                   .memory = memory,
                   .skipped_steps = engine_.skipped_steps()});
-  progress_->update({.step = step, .loss = loss, .learning_rate = engine_.get_lr(), .tokens = step_tokens});
+  progress_->update({.step = step, .loss = loss, .learning_rate = lr, .tokens = step_tokens});
   if (!engine_.was_step_applied()) note(str("step ", step, " was skipped: its gradients are not finite"));
 }
 

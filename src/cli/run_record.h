@@ -35,7 +35,8 @@ class RunRecord {
   RunRecord& operator=(const RunRecord&) = delete;
 
   /// After every optimizer step. Collective.
-  void step(double loss);
+  /// `lr` is the one that the step was taken with.
+  void step(double loss, double lr);
   void validation(double loss);
   void checkpoint(const SavedCheckpoint& saved);
   void sample(const std::string& text);

@@ -113,6 +113,7 @@ int run_training(const TrainSetup& setup, World& world) {
     bool stop = false;
     int64_t saved_step = engine.global_steps();
     while (engine.global_steps() < options.steps && !stop) {
+      const double lr = engine.get_lr();
       double loss = 0;
       for (int64_t micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
         const auto batch = loader.next();
@@ -121,7 +122,7 @@ int run_training(const TrainSetup& setup, World& world) {
       }
       const auto agreed = agree_on_step(engine.group(), loss, interrupt.signal());
       stop = agreed.stop;
-      record.step(agreed.loss);
+      record.step(agreed.loss, lr);
 
       const bool is_last = stop || engine.global_steps() == options.steps;
       if (is_due(options.eval_every, engine.global_steps()) && !is_last)

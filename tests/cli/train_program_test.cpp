@@ -132,6 +132,18 @@ TEST_F(TrainProgram, ShowsTheLibrarysNotesOnce) {
   EXPECT_NE(done.err.find("\nstep=2, skipped=0, lr="), std::string::npos) << done.err;
 }
 
+TEST_F(TrainProgram, RecordsTheLearningRateThatAStepWasTakenWith) {
+  const auto config = folder_.write("warm.json", R"({
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.4}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear", "warmup_max_lr": 0.4}}})");
+  const auto done = run_program(train("run", {"--steps", "6", "--config", config}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const auto rates = numbers_of("run", "lr");
+  ASSERT_EQ(rates.size(), 6u);
+  const std::vector<double> expected = {0, 0, 0.1, 0.2, 0.3, 0.4};  // as DeepSpeed, which starts its schedules at step -1
+  for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(rates[i], expected[i], 1e-6) << "step " << i + 1;
+}
+
 TEST_F(TrainProgram, CountsTheFilesThatItSkips) {
   folder_.write("data/empty.txt", "");
   folder_.write("data/binary.txt", std::string("a\0b", 3));
