@@ -140,7 +140,8 @@ TEST_F(TrainProgram, RecordsTheLearningRateThatAStepWasTakenWith) {
   ASSERT_EQ(done.exit_code, 0) << done.err;
   const auto rates = numbers_of("run", "lr");
   ASSERT_EQ(rates.size(), 6u);
-  const std::vector<double> expected = {0, 0, 0.1, 0.2, 0.3, 0.4};  // as DeepSpeed, which starts its schedules at step -1
+  const std::vector<double> expected = {0,   0,   0.1,
+                                        0.2, 0.3, 0.4};  // as DeepSpeed, which starts its schedules at step -1
   for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(rates[i], expected[i], 1e-6) << "step " << i + 1;
 }
 
