@@ -38,6 +38,7 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
 
 void Engine::step() {
   require_optimizer("step");
+  if (in_no_sync_) throw StateError("step: inside a no_sync() scope, where nothing is reduced; let it end first");
   step_applied_ = false;
   if (!is_gradient_accumulation_boundary()) {
     ++window_micro_steps_;
@@ -109,6 +110,22 @@ bool Engine::is_gradient_accumulation_boundary() const {
 void Engine::start_window() {
   window_micro_steps_ = 0;
   has_backward_ = false;
+}
+
+NoSync Engine::no_sync() {
+  require_optimizer("no_sync");
+  if (in_no_sync_) throw StateError("no_sync: inside another no_sync() scope; one is enough");
+  return NoSync(*this);
+}
+
+NoSync::NoSync(Engine& engine) : engine_(engine) {
+  engine_.in_no_sync_ = true;
+  engine_.pager_->defer_reductions(true);
+}
+
+NoSync::~NoSync() {
+  engine_.in_no_sync_ = false;
+  if (engine_.pager_) engine_.pager_->defer_reductions(false);
 }
 
 void Engine::zero_grad() {

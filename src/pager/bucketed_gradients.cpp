@@ -189,6 +189,7 @@ class BucketedGradients final : public GradientStore {
         index, std::move(bucket.sum), first ? shards_[index] : make_buffer(index, unit(index).shard_numel), {}};
     bucket = Bucket{};
     reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
+    reduced_bytes_ += static_cast<int64_t>(reduction.input.nbytes());
     in_flight_.push_back(std::move(reduction));
     ++reductions_;
   }
@@ -238,6 +239,7 @@ class BucketedGradients final : public GradientStore {
       reductions_group_->reduce_scatter(shard, sum, ReduceOp::kSum).wait();
       if (factor_ != 1) shard.mul_(factor_);
     }
+    reduced_bytes_ += static_cast<int64_t>(sum.nbytes());
     ++reductions_;
   }
 

@@ -10,6 +10,11 @@
 
 namespace trireme {
 
+/// The dtype in which gradients of `unit` are summed: a 16-bit one is for 16-bit parameters, fp32 is never rounded.
+inline at::ScalarType accumulation_dtype(const StoreContext& context, int unit) {
+  return context.layout.units[unit].dtype == at::kFloat ? at::kFloat : context.policy.accumulation_dtype;
+}
+
 class GradientStore {
  public:
   explicit GradientStore(const StoreContext& context) : context_(context), touched_(context.parameters.size()) {}
@@ -17,7 +22,7 @@ class GradientStore {
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
 
-  /// Backward finished `gradient` of `parameter`, flat in the parameter's memory order.
+  /// A `gradient` of `parameter`, flat in the parameter's memory order, in its dtype or the accumulation dtype.
   virtual void accept(int parameter, at::Tensor gradient) = 0;
   /// A backward pass is over. Collective where reductions are.
   virtual void end_backward() = 0;
@@ -31,6 +36,7 @@ class GradientStore {
   virtual void clear() = 0;
   virtual void add_to(PagerMemory& memory) const = 0;
   int64_t reductions() const { return reductions_; }
+  int64_t reduced_bytes() const { return reduced_bytes_; }
 
   /// Multiplies gradients as they are reduced.
   void set_factor(float factor) { factor_ = factor; }
@@ -44,10 +50,7 @@ class GradientStore {
   const ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
   int parameters() const { return static_cast<int>(context_.parameters.size()); }
   const PagerPolicy& policy() const { return context_.policy; }
-  at::ScalarType accumulation_dtype(int index) const {
-    // 16-bit accumulation is for 16-bit parameters; fp32 gradients are never rounded.
-    return unit(index).dtype == at::kFloat ? at::kFloat : policy().accumulation_dtype;
-  }
+  at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(context_, index); }
   Overlap in_shard(const ManagedParameter& managed) const {
     const int64_t begin = unit(managed.unit).shard_numel * group().rank();
     return overlap(managed, begin, begin + unit(managed.unit).shard_numel);
@@ -60,6 +63,7 @@ class GradientStore {
   float factor_ = 1;
   std::vector<uint8_t> touched_;  // by parameter; before finish() by this rank alone
   int64_t reductions_ = 0;
+  int64_t reduced_bytes_ = 0;  // what this rank gave to them
 };
 
 std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context);

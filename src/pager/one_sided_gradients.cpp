@@ -57,6 +57,9 @@ class OneSidedGradients final : public GradientStore {
   }
 
   void accept(int index, at::Tensor gradient) override {
+    // Peers read it in the parameter's dtype: what was summed over passes before is rounded once.
+    if (gradient.scalar_type() != parameter(index).tensor.scalar_type())
+      gradient = gradient.to(parameter(index).tensor.scalar_type());
     ParameterGradients& state = states_[index];
     ++state.produced;
     touched_[index] = 1;
@@ -163,6 +166,7 @@ class OneSidedGradients final : public GradientStore {
     release_in_flight(state);
     const size_t offset = bring_to_shared_memory(index, state.waiting.front());
     state.in_flight = std::move(state.waiting.front());
+    reduced_bytes_ += static_cast<int64_t>(state.in_flight.nbytes());
     state.waiting.pop_front();
     in_flight_.push_back(index);
     GradientBoard::Slot& slot = board_.slot(group().rank(), index);

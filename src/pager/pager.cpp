@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "pager/acceptance.h"
+#include "pager/deferred_gradients.h"
 #include "pager/gradient_store.h"
 #include "pager/weight_store.h"
 #include "trireme/intercept.h"
@@ -44,10 +45,18 @@ class Pager::Impl {
   }
 
   void set_gradient_factor(double factor) { gradients_->set_factor(static_cast<float>(factor / group_.size())); }
-  void end_backward() { gradients_->end_backward(); }
+  // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
+  void defer_reductions(bool defer) { deferring_ = defer && policy_.stage >= 2; }
+
+  void end_backward() {
+    if (deferring_) return;
+    hand_over_deferred();
+    gradients_->end_backward();
+  }
 
   Window close_window() {
     check_storages();
+    hand_over_deferred();
     gradients_->finish();
     Window window;
     window.sum_of_squares = agree_on_sum_of_squares();
@@ -118,13 +127,17 @@ class Pager::Impl {
     at::Tensor gradient = std::move(managed_[index].tensor.mutable_grad());
     managed_[index].tensor.mutable_grad().reset();
     if (!gradient.defined()) return;
-    gradients_->accept(index, flatten(managed_[index].tensor, gradient.detach()));
+    gradient = flatten(managed_[index].tensor, gradient.detach());
+    if (!deferring_ && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
+    deferred_->add(index, gradient);
+    if (!deferring_) gradients_->accept(index, deferred_->take(index));
   }
 
   PagerMemory memory() const {
     PagerMemory memory;
     weights_->add_to(memory);
     gradients_->add_to(memory);
+    deferred_->add_to(memory);
     return memory;
   }
 
@@ -132,6 +145,7 @@ class Pager::Impl {
     PagerCounters counters;
     weights_->add_to(counters);
     counters.reductions = gradients_->reductions();
+    counters.reduced_bytes = gradients_->reduced_bytes();
     return counters;
   }
 
@@ -193,6 +207,7 @@ class Pager::Impl {
     if (policy_.stage < 3) weights_ = make_resident_weights(context_);
     if (policy_.stage == 3) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
     gradients_ = shared ? make_one_sided_gradients(context_) : make_bucketed_gradients(context_);
+    deferred_.emplace(context_);
   }
 
   void watch_gradients() {
@@ -207,6 +222,13 @@ class Pager::Impl {
   void unwatch() {
     for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
     watched_.clear();
+  }
+
+  // What no later gradient of its parameter took along.
+  void hand_over_deferred() {
+    // From the last parameter on: the order in which backward would have produced them.
+    for (int i = static_cast<int>(managed_.size()) - 1; i >= 0; --i)
+      if (deferred_->has(i)) gradients_->accept(i, deferred_->take(i));
   }
 
   // Flat, in the order in which the parameter's bytes stand in memory.
@@ -281,6 +303,8 @@ class Pager::Impl {
   const StoreContext context_;
   std::unique_ptr<WeightStore> weights_;
   std::unique_ptr<GradientStore> gradients_;
+  std::optional<DeferredGradients> deferred_;
+  bool deferring_ = false;
   std::vector<OwnedSlice> owned_;
   std::vector<OwnedSlice> owned_frozen_;
   std::vector<Watched> watched_;
@@ -300,6 +324,7 @@ const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }
 const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned_frozen(); }
 void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }
 void Pager::end_backward() { impl_->end_backward(); }
+void Pager::defer_reductions(bool defer) { impl_->defer_reductions(defer); }
 Window Pager::close_window() { return impl_->close_window(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::publish(int unit) { impl_->publish(unit); }

@@ -75,6 +75,33 @@ TEST(EngineWindow, BeginsAnewAfterAStepThatFailed) {
   });
 }
 
+TEST(EngineNoSync, ReducesOnceAndGivesTheSameStep) {
+  for (const int stage : {0, 1, 2, 3}) {
+    run_ranks(2, [&](Rank& rank) {
+      Dot net;
+      Config config = sgd_config(2, 4);
+      config.pager.stage = stage;
+      auto engine = initialize(rank.world(), net, {.config = config});
+      for (int micro = 0; micro < 3; ++micro) {
+        const NoSync no_sync = engine.no_sync();
+        engine.backward(engine(vec(4, static_cast<float>(rank.id()))));
+        EXPECT_SAYS(error_of<StateError>([&] { const NoSync second = engine.no_sync(); }),
+                    "inside another no_sync() scope");
+        EXPECT_SAYS(error_of<StateError>([&] { engine.step(); }), "inside a no_sync() scope");
+      }
+      for (int micro = 0; micro < 3; ++micro) engine.step();
+      EXPECT_EQ(engine.pager().counters().reduced_bytes, 0);
+      train_once(engine, 0, 0);
+      EXPECT_TRUE(engine.was_step_applied());
+      // Two gradients at stage 3, else their unit with its padding.
+      EXPECT_EQ(engine.pager().counters().reduced_bytes, stage == 3 ? 8 : 256) << "stage " << stage;
+      // The mean over 2 x 4 micro-batches: (3, 3/8).
+      engine.destroy();
+      EXPECT_EQ(values(net->w), (Floats{0.5, 3 - 0.5f * 3 / 8})) << "stage " << stage;
+    });
+  }
+}
+
 TEST(EngineStep, IsSkippedInFp32WhateverBf16SaysOfOverflows) {
   run_ranks(1, [](Rank& rank) {
     Dot net;

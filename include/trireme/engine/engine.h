@@ -9,11 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/comm/group.h"
 #include "trireme/config/config.h"
+#include "trireme/engine/options.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
@@ -25,38 +25,20 @@ class Module;
 namespace trireme {
 
 class Buffers;
+class Engine;
 
-struct InitializeOptions {
-  /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
-  std::variant<std::monostate, std::filesystem::path, Config> config = {};
-  /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
-  std::filesystem::path output = {};
-};
+/// While one lives, backward passes reduce nothing: gradients are summed on their rank. The first backward after it, or
+/// step(), reduces the sum. See Engine::no_sync().
+class [[nodiscard]] NoSync {
+ public:
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
 
-struct BackwardOptions {
-  bool retain_graph = false;  ///< another backward goes through the same graph
-  bool create_graph = false;  ///< gradients of gradients will be taken
-  /// False: `loss` is already divided by the gradient accumulation steps.
-  bool scale_wrt_gas = true;
-};
-
-struct SaveCheckpointOptions {
-  std::string tag = {};             ///< empty: "global_step" and the number of steps
-  std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
-  SaveOptions files = {};
-};
-
-struct LoadCheckpointOptions {
-  std::string tag = {};                  ///< empty: the one that the folder's `latest` names
-  bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
-  bool load_optimizer_states = true;     ///< masters, moments and step counts
-  bool load_lr_scheduler_states = true;  ///< learning rate
-  bool load_module_only = false;         ///< weights and buffers, nothing else
-};
-
-struct LoadedState {
-  std::string tag;
-  std::string client_state;  ///< JSON text, as saved
+ private:
+  friend class Engine;
+  explicit NoSync(Engine& engine);
+  Engine& engine_;
 };
 
 /// Counters, the same on every rank; a load sets them to those of the checkpoint.
@@ -102,6 +84,12 @@ class Engine {
   void step();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
+  /// Saves the reductions of all but the last backward pass of a window, at every ZeRO stage; a rank holds its
+  /// gradients whole for that, 4 bytes per parameter (2 where bf16 accumulates). Every rank opens and closes the scope
+  /// alike.
+  ///
+  /// Throws    StateError: no optimizer, inside another no_sync() scope. step() inside of it throws too.
+  NoSync no_sync();
   /// Drops the gradients of this window. Collective.
   void zero_grad();
 
@@ -151,6 +139,8 @@ class Engine {
   void begin_forward() const;
 
  private:
+  friend class NoSync;
+
   void require_alive(const char* call) const;
   void require_optimizer(const char* call) const;
   void check_loss(const at::Tensor& loss, const char* call) const;
@@ -184,6 +174,7 @@ class Engine {
   TrainingProgress progress_;
   int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
   bool has_backward_ = false;       ///< the window holds gradients
+  bool in_no_sync_ = false;
   std::optional<double> grad_norm_;
   bool step_applied_ = false;
 };

@@ -50,13 +50,15 @@ struct PagerMemory {
   int64_t peak_live_bytes = 0;  ///< most that live_bytes ever was
   int64_t in_flight_bytes = 0;  ///< gradients between backward and their reduction
   int64_t peak_in_flight_bytes = 0;
+  int64_t deferred_bytes = 0;  ///< gradients summed on this rank alone (defer_reductions)
 };
 
 struct PagerCounters {
   int64_t gathers = 0;     ///< units made whole
   int64_t prefetches = 0;  ///< of these, started ahead of their use
   int64_t releases = 0;
-  int64_t reductions = 0;  ///< gradient reductions, per parameter or per unit
+  int64_t reductions = 0;     ///< gradient reductions, per parameter or per unit
+  int64_t reduced_bytes = 0;  ///< of gradients that this rank gave to them
 };
 
 /// What this rank updates of one trainable unit: elements [begin, begin + numel) of its flat buffer; the whole unit at
@@ -109,6 +111,11 @@ class Pager {
   /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt
   /// with. Collective at stages 2 and 3. Without it close_window() does the same.
   void end_backward();
+
+  /// While true, gradients are summed on this rank alone, whole and in the accumulation dtype, and end_backward()
+  /// reduces nothing. What was summed is reduced with the first backward pass after that, or by close_window(). Local;
+  /// the same on every rank. Without effect at stages 0 and 1, which reduce once a window anyway.
+  void defer_reductions(bool defer);
 
   /// Ends the accumulation window: completes every reduction and agrees on the norm. Collective.
   /// On return no peer reads weights any more, and user writes are in the owned weights: they may be updated.

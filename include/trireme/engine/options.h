@@ -1,0 +1,46 @@
+// What the calls of an Engine can be told, and what a load tells back.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <variant>
+
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/config/config.h"
+
+namespace trireme {
+
+struct InitializeOptions {
+  /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
+  std::variant<std::monostate, std::filesystem::path, Config> config = {};
+  /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
+  std::filesystem::path output = {};
+};
+
+struct BackwardOptions {
+  bool retain_graph = false;  ///< another backward goes through the same graph
+  bool create_graph = false;  ///< gradients of gradients will be taken
+  /// False: `loss` is already divided by the gradient accumulation steps.
+  bool scale_wrt_gas = true;
+};
+
+struct SaveCheckpointOptions {
+  std::string tag = {};             ///< empty: "global_step" and the number of steps
+  std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
+  SaveOptions files = {};
+};
+
+struct LoadCheckpointOptions {
+  std::string tag = {};                  ///< empty: the one that the folder's `latest` names
+  bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
+  bool load_optimizer_states = true;     ///< masters, moments and step counts
+  bool load_lr_scheduler_states = true;  ///< learning rate
+  bool load_module_only = false;         ///< weights and buffers, nothing else
+};
+
+struct LoadedState {
+  std::string tag;
+  std::string client_state;  ///< JSON text, as saved
+};
+
+}  // namespace trireme
