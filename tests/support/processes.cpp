@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "trireme/base/error.h"
@@ -67,7 +68,8 @@ bool transfer(int socket, T& record, bool sends) {
   return true;
 }
 
-[[noreturn]] void run_rank(const Order& order, int rank) {
+// Says on `joined` that its init() is over.
+[[noreturn]] void run_rank(const Order& order, int rank, int joined) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const std::string path = str("/proc/", order.test_process, "/fd/", order.stderr_fds[rank]);
   const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND);
@@ -80,6 +82,7 @@ bool transfer(int socket, T& record, bool sends) {
   int code = 1;
   try {
     World world = init({.timeout = std::chrono::milliseconds(order.comm_timeout_ms)});
+    if (::write(joined, "", 1) != 1) throw StateError("the helper process has gone");
     try {
       code = order.body(*world.group, order.argument);
     } catch (const std::exception& error) {
@@ -96,31 +99,49 @@ bool transfer(int socket, T& record, bool sends) {
 class Supervisor {
  public:
   explicit Supervisor(const Order& order) : order_(order), start_(Clock::now()) {
+    if (::pipe2(joined_, O_CLOEXEC | O_NONBLOCK) != 0) ::_exit(1);
     for (int rank = 0; rank < order.size; ++rank) {
       const pid_t pid = ::fork();
-      if (pid == 0) run_rank(order, rank);
+      if (pid == 0) run_rank(order, rank, joined_[1]);
       pids_.push_back(pid);
       stopped_.push_back(false);
       outcomes_.push_back({-1, 0, 0});
     }
   }
 
+  ~Supervisor() {
+    ::close(joined_[0]);
+    ::close(joined_[1]);
+  }
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
   std::vector<Outcome> run() {
     while (running_ > 0) {
       for (size_t rank = 0; rank < pids_.size(); ++rank) look_after(rank);
-      const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start_).count();
-      if (order_.signal != 0 && !signalled_ && elapsed >= order_.signal_after_ms) {
+      if (!all_joined_ && count_joined() == order_.size) all_joined_ = Clock::now();
+      if (order_.signal != 0 && !signalled_ && all_joined_ &&
+          milliseconds_since(*all_joined_) >= order_.signal_after_ms) {
         signalled_ = true;
         if (pids_[static_cast<size_t>(order_.signalled_rank)] > 0)
           ::kill(pids_[static_cast<size_t>(order_.signalled_rank)], order_.signal);
       }
-      if (elapsed > order_.limit_ms || only_stopped_left()) kill_rest();
+      if (milliseconds_since(start_) > order_.limit_ms || only_stopped_left()) kill_rest();
       ::usleep(1000);
     }
     return outcomes_;
   }
 
  private:
+  static int64_t milliseconds_since(Clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+  }
+  int count_joined() {
+    char bytes[kMaxRanks];
+    const ssize_t got = ::read(joined_[0], bytes, sizeof(bytes));
+    if (got > 0) joined_ranks_ += static_cast<int>(got);
+    return joined_ranks_;
+  }
   void look_after(size_t rank) {
     if (pids_[rank] <= 0) return;
     int status = 0;
@@ -151,6 +172,9 @@ class Supervisor {
   std::vector<bool> stopped_;
   std::vector<Outcome> outcomes_;
   int running_ = order_.size;
+  int joined_[2] = {-1, -1};  // a pipe to which each rank writes a byte
+  int joined_ranks_ = 0;
+  std::optional<Clock::time_point> all_joined_;
   bool signalled_ = false;
 };
 

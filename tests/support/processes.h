@@ -20,10 +20,10 @@ void start_process_helper();
 struct ProcessOptions {
   std::chrono::milliseconds comm_timeout = std::chrono::seconds(60);  ///< of the ranks' world group
   std::chrono::milliseconds limit = std::chrono::seconds(60);         ///< ranks that run longer are killed
-  int signal = 0;  ///< sent to `signalled_rank` after `signal_after`; 0: none
+  int signal = 0;                                                     ///< sent to `signalled_rank`; 0: none
   int signalled_rank = 0;
-  std::chrono::milliseconds signal_after = std::chrono::milliseconds(0);
-  std::string argument = {};  ///< handed to the body
+  std::chrono::milliseconds signal_after = std::chrono::milliseconds(0);  ///< counted from the last rank's init()
+  std::string argument = {};                                              ///< handed to the body
 };
 
 struct ProcessResult {
