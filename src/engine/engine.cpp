@@ -84,11 +84,32 @@ void Engine::set_train_batch_size(int64_t train_batch_size) {
     throw ConfigError(str("set_train_batch_size: ", train_batch_size, " is not a multiple of micro-batch ",
                           train_micro_batch_size_per_gpu(), " * ", group_.size(), " ranks = ", round),
                       ErrorCode::kBatchSize);
-  if (window_micro_steps_ != 0 || has_backward_)
-    throw StateError("set_train_batch_size: inside an accumulation window; call it after the step() that ends one");
+  require_no_window("set_train_batch_size");
   config_.batch.train_batch_size = train_batch_size;
   config_.batch.gradient_accumulation_steps = train_batch_size / round;
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
+}
+
+void Engine::set_train_micro_batch_size(int64_t micro_batch_size) {
+  require_alive("set_train_micro_batch_size");
+  if (micro_batch_size < 1)
+    throw ConfigError(str("set_train_micro_batch_size: ", micro_batch_size, " is no batch size; use 1 or more"),
+                      ErrorCode::kBatchSize);
+  require_no_window("set_train_micro_batch_size");
+  config_.batch.train_micro_batch_size_per_gpu = micro_batch_size;
+  config_.batch.train_batch_size = micro_batch_size * gradient_accumulation_steps() * group_.size();
+}
+
+void Engine::require_no_window(const char* call) const {
+  if (window_micro_steps_ != 0 || has_backward_)
+    throw StateError(str(call, ": inside an accumulation window; call it after the step() that ends one"));
+}
+
+std::pair<double, double> Engine::get_mom() const {
+  require_optimizer("get_mom");
+  const OptimizerOptions& options = *config_.optimizer;
+  if (options.kind == OptimizerKind::kSgd) return {options.momentum, 0};
+  return {options.beta1, options.beta2};
 }
 
 Pager& Engine::pager() const {

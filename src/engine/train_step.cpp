@@ -104,7 +104,12 @@ void Engine::skip(const Window& window) {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
-  return window_micro_steps_ + 1 >= gradient_accumulation_steps();
+  return boundary_.value_or(window_micro_steps_ + 1 >= gradient_accumulation_steps());
+}
+
+void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
+  require_optimizer("set_gradient_accumulation_boundary");
+  boundary_ = is_boundary;
 }
 
 void Engine::start_window() {

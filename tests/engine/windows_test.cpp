@@ -75,6 +75,53 @@ TEST(EngineWindow, BeginsAnewAfterAStepThatFailed) {
   });
 }
 
+TEST(EngineWindow, EndsWhereTheUserSays) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(1, 2)});
+    engine.set_gradient_accumulation_boundary(false);
+    for (int i = 0; i < 3; ++i) {
+      train_once(engine, 2, 0);
+      EXPECT_FALSE(engine.was_step_applied());
+      EXPECT_FALSE(engine.is_gradient_accumulation_boundary());
+    }
+    engine.set_gradient_accumulation_boundary(true);
+    EXPECT_TRUE(engine.is_gradient_accumulation_boundary());
+    train_once(engine, 2, 0);
+    EXPECT_TRUE(engine.was_step_applied());
+    EXPECT_EQ(engine.global_steps(), 1);
+    EXPECT_EQ(engine.micro_steps(), 4);
+    EXPECT_EQ(values(net->w), (Floats{0, 3}));  // four gradients of 2, each half: 2 - 0.5 * 4
+  });
+}
+
+TEST(EngineBatch, FollowsTheMicroBatch) {
+  run_ranks(2, [](Rank& rank) {
+    Dot net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(2, 3)});
+    engine.set_train_micro_batch_size(5);
+    EXPECT_EQ(engine.get_batch_info(), (BatchSizes{30, 5, 3}));
+    EXPECT_SAYS(error_of<ConfigError>([&] { engine.set_train_micro_batch_size(0); }), "0 is no batch size");
+    engine.backward(engine(vec(1, 1)));
+    EXPECT_SAYS(error_of<StateError>([&] { engine.set_train_micro_batch_size(1); }), "inside an accumulation window");
+    EXPECT_EQ(engine.train_micro_batch_size_per_gpu(), 5);
+  });
+}
+
+TEST(EngineMomentum, IsThatOfTheOptimizer) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    Config config = sgd_config(1);
+    config.optimizer->momentum = 0.75;
+    auto engine = initialize(rank.world(), net, {.config = config});
+    EXPECT_EQ(engine.get_mom(), (std::pair<double, double>{0.75, 0}));
+    Dot other_net;
+    config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .beta1 = 0.5, .beta2 = 0.25};
+    auto other = initialize(rank.world(), other_net, {.config = config});
+    EXPECT_EQ(other.get_mom(), (std::pair<double, double>{0.5, 0.25}));
+  });
+}
+
 TEST(EngineNoSync, ReducesOnceAndGivesTheSameStep) {
   for (const int stage : {0, 1, 2, 3}) {
     run_ranks(2, [&](Rank& rank) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/comm/group.h"
@@ -84,6 +85,9 @@ class Engine {
   void step();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
+  /// From here on `is_boundary` says that, instead of the count. Each micro-batch still counts as one of
+  /// gradient_accumulation_steps(). The same on every rank.
+  void set_gradient_accumulation_boundary(bool is_boundary);
   /// Saves the reductions of all but the last backward pass of a window, at every ZeRO stage; a rank holds its
   /// gradients whole for that, 4 bytes per parameter (2 where bf16 accumulates). Every rank opens and closes the scope
   /// alike.
@@ -99,18 +103,23 @@ class Engine {
   double get_lr() const { return lr_; }
   /// For the next step; a schedule sets its own again after it.
   void set_lr(double lr);
+  /// (beta1, beta2), or for SGD (momentum, 0). Throws StateError: no optimizer.
+  std::pair<double, double> get_mom() const;
 
   int64_t global_steps() const { return progress_.global_steps; }
   int64_t micro_steps() const { return progress_.micro_steps; }
   int64_t skipped_steps() const { return progress_.skipped_steps; }
   int64_t global_samples() const { return progress_.global_samples; }
 
+  const BatchSizes& get_batch_info() const { return config_.batch; }
   int64_t train_batch_size() const { return config_.batch.train_batch_size; }
   int64_t train_micro_batch_size_per_gpu() const { return config_.batch.train_micro_batch_size_per_gpu; }
   int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
   /// Changes the accumulation steps only. Throws ConfigError: not a multiple of micro-batch times ranks; StateError:
   /// inside a window.
   void set_train_batch_size(int64_t train_batch_size);
+  /// Changes train_batch_size with it. Throws ConfigError: not 1 or more; StateError: inside a window.
+  void set_train_micro_batch_size(int64_t micro_batch_size);
 
   /// Saves weights, buffers, optimizer, counters and each rank's random number generator as `directory`/tag.
   /// Collective.
@@ -150,6 +159,7 @@ class Engine {
   void skip(const Window& window);
   void finish_step();
   void start_window();
+  void require_no_window(const char* call) const;
 
   /// What users wrote into weights since the last step counts, for the masters too. Collective.
   void take_user_writes();
@@ -174,6 +184,7 @@ class Engine {
   TrainingProgress progress_;
   int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
   bool has_backward_ = false;       ///< the window holds gradients
+  std::optional<bool> boundary_;    ///< said by the user
   bool in_no_sync_ = false;
   std::optional<double> grad_norm_;
   bool step_applied_ = false;
