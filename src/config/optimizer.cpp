@@ -6,12 +6,18 @@
 namespace trireme {
 namespace {
 
-const std::vector<std::string> kOptimizers = {"Adam", "AdamW", "SGD"};
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdagrad,
+                                    OptimizerKind::kLion, OptimizerKind::kSgd};
 // DeepSpeed's own, then torch.optim's.
 const std::vector<std::string> kOptimizersNotThereYet = {
-    "Adagrad", "Lamb",  "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",    "MuAdamW",
-    "MuSGD",   "Lion",  "Muon",       "Adadelta",   "Adafactor",   "Adamax",    "ASGD",
-    "LBFGS",   "NAdam", "RAdam",      "RMSprop",    "Rprop",       "SparseAdam"};
+    "Lamb",      "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD",   "Muon",  "Adadelta",
+    "Adafactor", "Adamax",     "ASGD",       "LBFGS",       "NAdam",  "RAdam",   "RMSprop", "Rprop", "SparseAdam"};
+
+std::vector<std::string> names_of_optimizers() {
+  std::vector<std::string> names;
+  for (const OptimizerKind kind : kKinds) names.emplace_back(optimizer_name(kind));
+  return names;
+}
 
 void refuse_unless(Section& params, const char* key, bool normal, const char* fix) {
   if (params.flag_or(key, normal) != normal) params.not_there_yet(key, fix);
@@ -56,6 +62,23 @@ void read_adam(Section& params, OptimizerOptions& options) {
   ignore_flags(params, {"fused", "foreach", "capturable", "differentiable", "set_grad_none"});
 }
 
+void read_adagrad(Section& params, OptimizerOptions& options) {
+  options.eps = params.number_or("eps", 1e-10, kAboveZero);
+  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
+  for (const char* key : {"lr_decay", "initial_accumulator_value"})
+    if (params.number_or(key, 0, kNonNegative) != 0) params.not_there_yet(key, "remove it or set it to 0");
+  refuse_unless(params, "maximize", false, "remove it or set it to false");
+  refuse_unless(params, "fp32_optimizer_states", true, "remove it or set it to true");
+  ignore_flags(params, {"amsgrad", "fused", "foreach", "differentiable"});
+}
+
+void read_lion(Section& params, OptimizerOptions& options) {
+  read_betas(params, options);
+  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
+  refuse_unless(params, "fp32_optimizer_states", true, "remove it or set it to true");
+  ignore_flags(params, {"set_grad_none"});
+}
+
 void read_sgd(Section& params, OptimizerOptions& options) {
   options.momentum = params.number_or("momentum", options.momentum, kNonNegative);
   options.nesterov = params.flag_or("nesterov", options.nesterov);
@@ -72,7 +95,7 @@ void read_sgd(Section& params, OptimizerOptions& options) {
 std::optional<OptimizerOptions> read_optimizer(Section& top) {
   if (!top.has("optimizer")) return std::nullopt;
   Section section = top.section("optimizer");
-  const std::string type = read_type(section, kOptimizers, kOptimizersNotThereYet);
+  const std::string type = read_type(section, names_of_optimizers(), kOptimizersNotThereYet);
   refuse_unless(section, "legacy_fusion", false, "remove it or set it to false");
   Section params = section.section("params");
   section.finish();
@@ -82,12 +105,23 @@ std::optional<OptimizerOptions> read_optimizer(Section& top) {
                       "` is not an option of an optimizer here; remove it and set "
                       "`gradient_clipping` instead"));
   OptimizerOptions options;
-  options.kind = type == "Adam" ? OptimizerKind::kAdam : type == "AdamW" ? OptimizerKind::kAdamW : OptimizerKind::kSgd;
-  options.lr = params.number_or("lr", options.lr, kNonNegative);
-  if (options.kind == OptimizerKind::kSgd) {
-    read_sgd(params, options);
-  } else {
-    read_adam(params, options);
+  for (const OptimizerKind kind : kKinds)
+    if (type == optimizer_name(kind)) options.kind = kind;
+  options.lr = params.number_or("lr", options.kind == OptimizerKind::kAdagrad ? 1e-2 : options.lr, kNonNegative);
+  switch (options.kind) {
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      read_adam(params, options);
+      break;
+    case OptimizerKind::kAdagrad:
+      read_adagrad(params, options);
+      break;
+    case OptimizerKind::kLion:
+      read_lion(params, options);
+      break;
+    case OptimizerKind::kSgd:
+      read_sgd(params, options);
+      break;
   }
   params.finish();
   return options;

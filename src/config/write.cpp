@@ -13,6 +13,15 @@ Json optimizer_json(const OptimizerOptions& options) {
               {"momentum", options.momentum},
               {"weight_decay", options.weight_decay},
               {"nesterov", options.nesterov}}}};
+  if (options.kind == OptimizerKind::kAdagrad)
+    return {{"type", "Adagrad"},
+            {"params", {{"lr", options.lr}, {"eps", options.eps}, {"weight_decay", options.weight_decay}}}};
+  if (options.kind == OptimizerKind::kLion)
+    return {{"type", "Lion"},
+            {"params",
+             {{"lr", options.lr},
+              {"betas", Json::array({options.beta1, options.beta2})},
+              {"weight_decay", options.weight_decay}}}};
   const bool decoupled = options.kind == OptimizerKind::kAdamW;
   return {{"type", decoupled ? "AdamW" : "Adam"},
           {"params",

@@ -109,6 +109,7 @@ std::pair<double, double> Engine::get_mom() const {
   require_optimizer("get_mom");
   const OptimizerOptions& options = *config_.optimizer;
   if (options.kind == OptimizerKind::kSgd) return {options.momentum, 0};
+  if (options.kind == OptimizerKind::kAdagrad) return {0, 0};
   return {options.beta1, options.beta2};
 }
 

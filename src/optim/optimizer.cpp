@@ -15,13 +15,41 @@ namespace trireme {
 
 namespace {
 
-const char* first_name(const OptimizerOptions& options) {
-  return options.kind == OptimizerKind::kSgd ? "momentum_buffer" : "exp_avg";
-}
-
 int64_t bytes_of(const at::Tensor& tensor) { return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0; }
 
 }  // namespace
+
+const char* optimizer_name(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdam:
+      return "Adam";
+    case OptimizerKind::kAdamW:
+      return "AdamW";
+    case OptimizerKind::kAdagrad:
+      return "Adagrad";
+    case OptimizerKind::kLion:
+      return "Lion";
+    case OptimizerKind::kSgd:
+      return "SGD";
+  }
+  return "";
+}
+
+std::vector<std::string> optimizer_states(const OptimizerOptions& options) {
+  switch (options.kind) {
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return {"exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kAdagrad:
+      return {"sum"};
+    case OptimizerKind::kLion:
+      return {"exp_avg"};
+    case OptimizerKind::kSgd:
+      if (options.momentum != 0) return {"momentum_buffer"};
+      return {};
+  }
+  return {};
+}
 
 void check_optimizer(const OptimizerOptions& options) {
   const auto refuse = [](const char* name, double value, const char* fix) {
@@ -34,10 +62,13 @@ void check_optimizer(const OptimizerOptions& options) {
     if (options.nesterov && options.momentum == 0) refuse("momentum", 0, "nesterov needs a momentum above 0");
     return;
   }
-  if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("betas[0]", options.beta1, "use 0 <= beta < 1");
-  if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("betas[1]", options.beta2, "use 0 <= beta < 1");
+  if (options.kind != OptimizerKind::kAdagrad) {
+    if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("betas[0]", options.beta1, "use 0 <= beta < 1");
+    if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("betas[1]", options.beta2, "use 0 <= beta < 1");
+  }
   // An element whose gradient was always zero divides by eps alone.
-  if (!(options.eps > 0)) refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
+  if (options.kind != OptimizerKind::kLion && !(options.eps > 0))
+    refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
 }
 
 class ShardedOptimizer::Impl {
@@ -46,15 +77,14 @@ class ShardedOptimizer::Impl {
     check_optimizer(options);
     const at::NoGradGuard no_grad;
     steps_.resize(pager.parameters().size());
-    const bool uses_first = options.kind != OptimizerKind::kSgd || options.momentum != 0;
-    const bool uses_second = options.kind != OptimizerKind::kSgd;
+    state_names_ = optimizer_states(options);
     for (const OwnedSlice& slice : pager.owned()) {
       const int64_t numel = slice.weights.numel();
       UpdateSpan span;
       span.weights = slice.weights;
       span.master = slice.weights.scalar_type() == at::kFloat ? slice.weights : slice.weights.to(at::kFloat);
-      if (uses_first) span.first = zero_pages(numel);
-      if (uses_second) span.second = zero_pages(numel);
+      if (!state_names_.empty()) span.first = zero_pages(numel);
+      if (state_names_.size() > 1) span.second = zero_pages(numel);
       spans_.push_back(std::move(span));
     }
   }
@@ -86,8 +116,8 @@ class ShardedOptimizer::Impl {
       const UpdateSpan& span = spans_[i];
       for (const Portion& portion : portions(i)) {
         if (has_master(span)) append(slices, "master.", portion, span.master);
-        append(slices, str("optimizer.", first_name(options_), "."), portion, span.first);
-        append(slices, "optimizer.exp_avg_sq.", portion, span.second);
+        for (size_t state = 0; state < state_names_.size(); ++state)
+          append(slices, str("optimizer.", state_names_[state], "."), portion, state == 0 ? span.first : span.second);
       }
     }
     return slices;
@@ -130,7 +160,6 @@ class ShardedOptimizer::Impl {
 
   void append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion,
               const at::Tensor& flat) const {
-    if (!flat.defined()) return;
     const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
     slices.push_back({prefix + parameter.name, parameter.shape, portion.parameter_begin,
                       flat.narrow(0, portion.slice_begin, portion.numel)});
@@ -151,6 +180,7 @@ class ShardedOptimizer::Impl {
 
   Pager& pager_;
   const OptimizerOptions options_;
+  std::vector<std::string> state_names_;
   std::vector<UpdateSpan> spans_;  ///< by owned slice; gradients undefined
   std::vector<int64_t> steps_;     ///< by parameter: how often it was updated
 };

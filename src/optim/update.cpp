@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -10,6 +11,8 @@
 #include <algorithm>
 #include <optional>
 #include <vector>
+
+#include "optim/lion.h"
 
 namespace trireme {
 
@@ -37,6 +40,21 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, co
                       /*dampening=*/0, optimizer.nesterov, /*maximize=*/false, /*is_first_step=*/step == 1, scale);
       return;
     }
+    case OptimizerKind::kAdagrad: {
+      const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);
+      at::_fused_adagrad_(span.master, span.gradients, span.first, steps, options.lr, /*lr_decay=*/0,
+                          optimizer.weight_decay, optimizer.eps, /*maximize=*/false, scale);
+      return;
+    }
+    case OptimizerKind::kLion:
+      lion(span.master.data_ptr<float>(), span.gradients.const_data_ptr<float>(), span.first.data_ptr<float>(),
+           span.master.numel(),
+           {.lr = options.lr,
+            .beta1 = optimizer.beta1,
+            .beta2 = optimizer.beta2,
+            .weight_decay = optimizer.weight_decay,
+            .gradient_factor = options.gradient_factor});
+      return;
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);

@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// Adam: first = exp_avg, second = exp_avg_sq. SGD: first = momentum_buffer where momentum is used.
+/// `first` and `second` are the optimizer_states(), in that order.
 struct UpdateSpan {
   at::Tensor master;  ///< [n] fp32: what is updated
   at::Tensor
@@ -25,7 +25,8 @@ struct UpdateSpan {
 ///
 /// Cost      fp32: one pass over memory (reads 16, writes 12 bytes per element with Adam, 4 more when gradients are scaled).
 ///           16 bit: the same by blocks, whose conversion and rounding hit the cache.
-/// Source    Adam arXiv:1412.6980, AdamW arXiv:1711.05101, by ATen's fused kernels. Test: update_test.cpp.
+/// Source    Adam arXiv:1412.6980, AdamW arXiv:1711.05101, Adagrad jmlr.org/papers/v12/duchi11a.html, by ATen's fused kernels;
+///           Lion arXiv:2302.06675, by lion.h. Test: update_test.cpp.
 void update(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options, int64_t step);
 
 }  // namespace trireme

@@ -5,15 +5,9 @@
 #include <cmath>
 
 #include "trireme/base/error.h"
+#include "trireme/base/vectorised.h"
 
-// Portable binaries that use the machine's vectors. Every clone does the same roundings: lanes are explicit, nothing is
-// contracted or reassociated. Sanitizers cannot resolve the clones before they are set up.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define TRIREME_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define TRIREME_VECTORISED
-#endif
-
+// Every clone of a vectorised function does the same roundings: lanes are explicit.
 namespace trireme {
 namespace {
 

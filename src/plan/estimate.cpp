@@ -15,8 +15,7 @@ void check(const EstimateOptions& options) {
 }
 
 int64_t optimizer_bytes_per_parameter(const OptimizerOptions& optimizer) {
-  if (optimizer.kind == OptimizerKind::kSgd) return optimizer.momentum != 0 ? 4 : 0;
-  return 8;
+  return 4 * static_cast<int64_t>(optimizer_states(optimizer).size());
 }
 
 /// Elements that one rank holds of a state.

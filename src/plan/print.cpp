@@ -34,9 +34,9 @@ std::string right(const std::string& text, size_t width) {
   return std::string(text.size() < width ? width - text.size() : 0, ' ') + text;
 }
 
-const char* optimizer_name(const OptimizerOptions& optimizer) {
-  if (optimizer.kind == OptimizerKind::kSgd) return optimizer.momentum != 0 ? "SGD with momentum" : "SGD";
-  return optimizer.kind == OptimizerKind::kAdamW ? "AdamW" : "Adam";
+std::string words_for(const OptimizerOptions& optimizer) {
+  const bool has_momentum = optimizer.kind == OptimizerKind::kSgd && optimizer.momentum != 0;
+  return str(optimizer_name(optimizer.kind), has_momentum ? " with momentum" : "");
 }
 
 Json states_json(const ModelStates& states) {
@@ -60,7 +60,7 @@ std::string to_table(const Estimate& estimate) {
 
   std::string table =
       str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
-          " weights, ", optimizer_name(estimate.request.optimizer), ": model states per rank in ", unit.name,
+          " weights, ", words_for(estimate.request.optimizer), ": model states per rank in ", unit.name,
           "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
   for (const EstimateRow& row : estimate.rows) {
     table += right(std::to_string(row.world), 6) + right(short_name(row.accumulation_dtype), 14);
@@ -82,7 +82,7 @@ Json to_json(const Estimate& estimate) {
   }
   return {{"parameters", estimate.parameters},
           {"weight_dtype", short_name(estimate.request.weight_dtype)},
-          {"optimizer", optimizer_name(estimate.request.optimizer)},
+          {"optimizer", words_for(estimate.request.optimizer)},
           {"per_rank", std::move(rows)}};
 }
 

@@ -65,6 +65,15 @@ TEST(OptimizerOptions, TakeTorchsWeightDecayWithTorchAdam) {
   EXPECT_EQ(optimizer("AdamW", R"({"torch_adam": true, "weight_decay": 0.2})").weight_decay, 0.2);
 }
 
+TEST(OptimizerOptions, ReadEveryParameterOfAdagradAndLion) {
+  EXPECT_EQ(optimizer("Adagrad"), (OptimizerOptions{.kind = OptimizerKind::kAdagrad, .lr = 1e-2, .eps = 1e-10}));
+  EXPECT_EQ(optimizer("adagrad", R"({"lr": 0.5, "eps": 1e-6, "weight_decay": 0.1})"),
+            (OptimizerOptions{.kind = OptimizerKind::kAdagrad, .lr = 0.5, .eps = 1e-6, .weight_decay = 0.1}));
+  EXPECT_EQ(optimizer("Lion"), (OptimizerOptions{.kind = OptimizerKind::kLion}));
+  EXPECT_EQ(optimizer("Lion", R"({"lr": 0.5, "betas": [0.9, 0.99], "weight_decay": 0.1})"),
+            (OptimizerOptions{.kind = OptimizerKind::kLion, .lr = 0.5, .beta2 = 0.99, .weight_decay = 0.1}));
+}
+
 TEST(OptimizerOptions, ReadEveryParameterOfSgd) {
   const auto options = optimizer("SGD", R"({"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.5})");
   EXPECT_EQ(options.lr, 0.1);
@@ -85,17 +94,19 @@ TEST(OptimizerOptions, RefuseMaxGradNorm) {
 }
 
 TEST(OptimizerOptions, RefuseOtherOptimizersByName) {
-  EXPECT_EQ(optimizer_refusal("OneBitAdam"),
-            not_there("`optimizer.type` = \"OneBitAdam\" is not there yet; use one of Adam, AdamW, SGD"));
+  EXPECT_EQ(
+      optimizer_refusal("OneBitAdam"),
+      not_there("`optimizer.type` = \"OneBitAdam\" is not there yet; use one of Adam, AdamW, Adagrad, Lion, SGD"));
   EXPECT_EQ(optimizer_refusal("rmsprop"),
-            not_there("`optimizer.type` = \"rmsprop\" is not there yet; use one of Adam, AdamW, SGD"));
+            not_there("`optimizer.type` = \"rmsprop\" is not there yet; use one of Adam, AdamW, Adagrad, Lion, SGD"));
 }
 
 TEST(OptimizerOptions, SuggestANameForAnUnknownType) {
-  EXPECT_EQ(optimizer_refusal("AdmaW"),
-            wrong("`optimizer.type` is \"AdmaW\"; expected one of Adam, AdamW, SGD. Did you mean `AdamW`?"));
+  EXPECT_EQ(
+      optimizer_refusal("AdmaW"),
+      wrong("`optimizer.type` is \"AdmaW\"; expected one of Adam, AdamW, Adagrad, Lion, SGD. Did you mean `AdamW`?"));
   EXPECT_EQ(refusal_of(R"("optimizer": {"params": {}})"),
-            wrong("`optimizer.type` is missing; it is one of Adam, AdamW, SGD"));
+            wrong("`optimizer.type` is missing; it is one of Adam, AdamW, Adagrad, Lion, SGD"));
 }
 
 TEST(OptimizerOptions, NameParametersOutOfRange) {

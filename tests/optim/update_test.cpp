@@ -2,10 +2,12 @@
 #include "optim/update.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,26 +40,62 @@ std::vector<Case> cases() {
   momentum.weight_decay = 0.05;
   OptimizerOptions nesterov = momentum;
   nesterov.nesterov = true;
-  return {{"Adam", adam}, {"AdamWithL2", adam_l2},       {"AdamW", adamw},
-          {"Sgd", sgd},   {"SgdWithMomentum", momentum}, {"SgdWithNesterov", nesterov}};
+  const OptimizerOptions adagrad{.kind = OptimizerKind::kAdagrad, .lr = 0.02, .eps = 1e-10, .weight_decay = 0.05};
+  OptimizerOptions lion = adamw;
+  lion.kind = OptimizerKind::kLion;
+  return {{"Adam", adam},
+          {"AdamWithL2", adam_l2},
+          {"AdamW", adamw},
+          {"Sgd", sgd},
+          {"SgdWithMomentum", momentum},
+          {"SgdWithNesterov", nesterov},
+          {"Adagrad", adagrad},
+          {"Lion", lion}};
 }
 
-std::unique_ptr<torch::optim::Optimizer> reference(const OptimizerOptions& o,
-                                                   const std::vector<at::Tensor>& parameters) {
+/// Lion's closed form, operator by operator: torch::optim has none.
+std::function<void()> lion_reference(const OptimizerOptions& o, const std::vector<at::Tensor>& parameters) {
+  auto momenta = std::make_shared<std::vector<at::Tensor>>();
+  for (const at::Tensor& parameter : parameters) momenta->push_back(at::zeros_like(parameter.detach()));
+  return [o, parameters, momenta] {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& gradient = parameters[i].grad();
+      if (!gradient.defined()) continue;
+      at::Tensor& momentum = momenta->at(i);
+      const at::Tensor direction = momentum * o.beta1 + gradient * (1 - o.beta1);
+      const at::Tensor moved = parameters[i] * (1 - o.lr * o.weight_decay) - direction.sign() * o.lr;
+      at::Tensor(parameters[i]).copy_(moved);
+      momentum = momentum * o.beta2 + gradient * (1 - o.beta2);
+    }
+  };
+}
+
+std::function<void()> stepping(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  return [optimizer = std::move(optimizer)] { optimizer->step(); };
+}
+
+/// One step of the reference on the gradients that `parameters` have.
+std::function<void()> reference(const OptimizerOptions& o, const std::vector<at::Tensor>& parameters) {
+  using namespace torch::optim;
   const auto betas = std::make_tuple(o.beta1, o.beta2);
   switch (o.kind) {
     case OptimizerKind::kAdam:
-      return std::make_unique<torch::optim::Adam>(
-          parameters, torch::optim::AdamOptions(o.lr).betas(betas).eps(o.eps).weight_decay(o.weight_decay));
+      return stepping(
+          std::make_shared<Adam>(parameters, AdamOptions(o.lr).betas(betas).eps(o.eps).weight_decay(o.weight_decay)));
     case OptimizerKind::kAdamW:
-      return std::make_unique<torch::optim::AdamW>(
-          parameters, torch::optim::AdamWOptions(o.lr).betas(betas).eps(o.eps).weight_decay(o.weight_decay));
+      return stepping(
+          std::make_shared<AdamW>(parameters, AdamWOptions(o.lr).betas(betas).eps(o.eps).weight_decay(o.weight_decay)));
+    case OptimizerKind::kAdagrad:
+      return stepping(
+          std::make_shared<Adagrad>(parameters, AdagradOptions(o.lr).eps(o.eps).weight_decay(o.weight_decay)));
+    case OptimizerKind::kLion:
+      return lion_reference(o, parameters);
     case OptimizerKind::kSgd:
-      return std::make_unique<torch::optim::SGD>(
-          parameters,
-          torch::optim::SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay).nesterov(o.nesterov));
+      return stepping(std::make_shared<SGD>(
+          parameters, SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay).nesterov(o.nesterov)));
   }
-  return nullptr;
+  return {};
 }
 
 const std::vector<std::vector<int64_t>> kShapes = {{10, 13}, {7}, {33, 31}, {1}, {1000}};
@@ -143,7 +181,7 @@ TEST_P(Update, AgreesWithTorchOptimAfterFiftyClippedStepsOfWhichSomeLeaveParamet
   FlatUnit unit(start, at::kFloat, at::kFloat);
   std::vector<at::Tensor> expected;
   for (const at::Tensor& tensor : start) expected.push_back(tensor.clone().requires_grad_());
-  const auto optimizer = reference(options, expected);
+  const auto step_reference = reference(options, expected);
 
   for (int step = 0; step < kSteps; ++step) {
     std::vector<at::Tensor> gradients = random_tensors(generator);
@@ -153,7 +191,7 @@ TEST_P(Update, AgreesWithTorchOptimAfterFiftyClippedStepsOfWhichSomeLeaveParamet
     unit.step(gradients, options, {.lr = options.lr, .gradient_factor = factor});
     for (size_t i = 0; i < expected.size(); ++i)
       expected[i].mutable_grad() = gradients[i].defined() ? gradients[i] * factor : at::Tensor();
-    optimizer->step();
+    step_reference();
   }
   for (size_t i = 0; i < expected.size(); ++i)
     EXPECT_LE(relative_difference(unit.master(i), expected[i].detach()), kTolerance) << "parameter " << i;
@@ -167,14 +205,14 @@ TEST_P(Update, KeepsFp32MastersOfBf16WeightsAndRoundsThemOnce) {
   FlatUnit unit(start, at::kBFloat16, at::kBFloat16);
   std::vector<at::Tensor> expected;
   for (const at::Tensor& tensor : start) expected.push_back(tensor.clone().requires_grad_());
-  const auto optimizer = reference(options, expected);
+  const auto step_reference = reference(options, expected);
 
   for (int step = 0; step < kSteps; ++step) {
     std::vector<at::Tensor> gradients = random_tensors(generator);
     for (at::Tensor& gradient : gradients) gradient = gradient.to(at::kBFloat16);
     unit.step(gradients, options, {.lr = options.lr, .gradient_factor = 0.5});
     for (size_t i = 0; i < expected.size(); ++i) expected[i].mutable_grad() = gradients[i].to(at::kFloat) * 0.5;
-    optimizer->step();
+    step_reference();
   }
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_LE(relative_difference(unit.master(i), expected[i].detach()), kTolerance) << "parameter " << i;

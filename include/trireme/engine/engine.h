@@ -103,7 +103,7 @@ class Engine {
   double get_lr() const { return lr_; }
   /// For the next step; a schedule sets its own again after it.
   void set_lr(double lr);
-  /// (beta1, beta2), or for SGD (momentum, 0). Throws StateError: no optimizer.
+  /// (beta1, beta2), for SGD (momentum, 0), for Adagrad (0, 0). Throws StateError: no optimizer.
   std::pair<double, double> get_mom() const;
 
   int64_t global_steps() const { return progress_.global_steps; }

@@ -13,15 +13,15 @@
 
 namespace trireme {
 
-enum class OptimizerKind { kAdam, kAdamW, kSgd };
+enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLion, kSgd };
 
-/// Names and defaults are DeepSpeed's (and torch.optim's for SGD).
+/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). Adagrad's own there are lr 1e-2 and eps 1e-10.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
+  double beta1 = 0.9;    ///< Adam, AdamW, Lion
+  double beta2 = 0.999;  ///< Adam, AdamW, Lion
+  double eps = 1e-8;     ///< Adam, AdamW, Adagrad
   double weight_decay = 0;
   double momentum = 0;  ///< SGD
   bool nesterov = false;
@@ -30,6 +30,11 @@ struct OptimizerOptions {
 
 /// Throws    ConfigError: a hyperparameter out of its range.
 void check_optimizer(const OptimizerOptions& options);
+
+/// As the configuration's `type` writes it.
+const char* optimizer_name(OptimizerKind kind);
+/// The fp32 states of each element, at most two, by the names that they have in checkpoints.
+std::vector<std::string> optimizer_states(const OptimizerOptions& options);
 
 /// Hyperparameters of one step.
 struct StepOptions {
@@ -53,9 +58,8 @@ class ShardedOptimizer {
   /// still its master rounded keeps the master. For a window whose step is skipped, or after only weights were loaded.
   void refresh_masters(const std::vector<bool>& chosen);
 
-  /// Masters ("master.<parameter>") and states ("optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>",
-  /// SGD: "optimizer.momentum_buffer.<parameter>") of this rank's slices. Loading writes into these tensors; then
-  /// write_back_masters().
+  /// Masters ("master.<parameter>") and states ("optimizer.<state>.<parameter>") of this rank's slices. Loading writes
+  /// into these tensors; then write_back_masters().
   std::vector<TensorSlice> state();
   std::vector<int64_t> step_counts() const;  ///< by parameter index
   void set_step_counts(const std::vector<int64_t>& counts);

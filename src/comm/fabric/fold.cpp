@@ -7,14 +7,8 @@
 #include <type_traits>
 
 #include "trireme/base/error.h"
+#include "trireme/base/vectorised.h"
 
-// Vector code for the machine at hand in a portable binary. Sanitizers cannot stand the resolvers, which run before
-// their start-up.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define TRIREME_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define TRIREME_CLONES
-#endif
 #define TRIREME_INLINE __attribute__((always_inline)) inline
 
 namespace trireme::comm {
@@ -120,17 +114,17 @@ TRIREME_INLINE void fold_any(const Operands& operands) {
 }
 
 // Cloned functions cannot be templates, so each type has one.
-TRIREME_CLONES void fold_fp32(const Operands& o) { fold_any<float, float>(o); }
-TRIREME_CLONES void fold_fp64(const Operands& o) { fold_any<double, double>(o); }
-TRIREME_CLONES void fold_bf16(const Operands& o) { fold_any<BFloat16, BFloat16>(o); }
-TRIREME_CLONES void fold_bf16_to_fp32(const Operands& o) { fold_any<BFloat16, float>(o); }
-TRIREME_CLONES void fold_fp16(const Operands& o) { fold_any<Float16, Float16>(o); }
-TRIREME_CLONES void fold_fp16_to_fp32(const Operands& o) { fold_any<Float16, float>(o); }
-TRIREME_CLONES void fold_uint8(const Operands& o) { fold_any<uint8_t, uint8_t>(o); }
-TRIREME_CLONES void fold_int8(const Operands& o) { fold_any<int8_t, int8_t>(o); }
-TRIREME_CLONES void fold_int16(const Operands& o) { fold_any<int16_t, int16_t>(o); }
-TRIREME_CLONES void fold_int32(const Operands& o) { fold_any<int32_t, int32_t>(o); }
-TRIREME_CLONES void fold_int64(const Operands& o) { fold_any<int64_t, int64_t>(o); }
+TRIREME_VECTORISED void fold_fp32(const Operands& o) { fold_any<float, float>(o); }
+TRIREME_VECTORISED void fold_fp64(const Operands& o) { fold_any<double, double>(o); }
+TRIREME_VECTORISED void fold_bf16(const Operands& o) { fold_any<BFloat16, BFloat16>(o); }
+TRIREME_VECTORISED void fold_bf16_to_fp32(const Operands& o) { fold_any<BFloat16, float>(o); }
+TRIREME_VECTORISED void fold_fp16(const Operands& o) { fold_any<Float16, Float16>(o); }
+TRIREME_VECTORISED void fold_fp16_to_fp32(const Operands& o) { fold_any<Float16, float>(o); }
+TRIREME_VECTORISED void fold_uint8(const Operands& o) { fold_any<uint8_t, uint8_t>(o); }
+TRIREME_VECTORISED void fold_int8(const Operands& o) { fold_any<int8_t, int8_t>(o); }
+TRIREME_VECTORISED void fold_int16(const Operands& o) { fold_any<int16_t, int16_t>(o); }
+TRIREME_VECTORISED void fold_int32(const Operands& o) { fold_any<int32_t, int32_t>(o); }
+TRIREME_VECTORISED void fold_int64(const Operands& o) { fold_any<int64_t, int64_t>(o); }
 
 }  // namespace
 

@@ -1,0 +1,11 @@
+// Machine code for the vectors of the machine at hand, in a portable binary.
+#pragma once
+
+/// Before a function whose loops are to be compiled once per instruction set; the loader chooses. Every clone does the
+/// same roundings as long as nothing is contracted (-ffp-contract=off) or reassociated. Sanitizers cannot stand the
+/// resolvers, which run before their start-up.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define TRIREME_VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define TRIREME_VECTORISED
+#endif
