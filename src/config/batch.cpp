@@ -6,6 +6,7 @@ namespace trireme {
 namespace {
 
 constexpr int64_t kAbsent = 0;
+constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();
 
 struct Size {
   const char* key;
@@ -21,7 +22,8 @@ void check_positive(const Size& size, int64_t value) {
 
 int64_t read_size(Section& top, const Size& size) {
   if (!top.has(size.key)) return kAbsent;
-  const int64_t value = top.integer_or(size.key, kAbsent, {});
+  // DeepSpeed's own text for what is too small.
+  const int64_t value = top.integer_or(size.key, kAbsent, {.max = kLargest, .words = "an integer up to 2147483647"});
   check_positive(size, value);
   return value;
 }

@@ -39,8 +39,9 @@ double read_max_lr(Section& params, double fallback) {
 int64_t read_total_steps(Section& params) {
   const char* key = "total_num_steps";
   if (!params.has(key))
-    params.refuse(
-        str("`", params.path_of(key), "` is missing; set it to the number of optimizer steps of the whole run"));
+    params.refuse(str("`", params.path_of(key),
+                      "` is missing, or \"auto\", which only `trireme train` fills in; set it to the number of "
+                      "optimizer steps of the whole run"));
   return params.integer_or(key, 0, kPositive);
 }
 

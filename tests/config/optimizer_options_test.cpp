@@ -167,9 +167,9 @@ TEST(SchedulerOptions, ReadAutoAsTheOptimizersLearningRate) {
 }
 
 TEST(SchedulerOptions, RefuseWhatDoesNotFit) {
-  EXPECT_EQ(
-      scheduler_refusal("WarmupDecayLR"),
-      wrong("`scheduler.params.total_num_steps` is missing; set it to the number of optimizer steps of the whole run"));
+  EXPECT_EQ(scheduler_refusal("WarmupDecayLR"),
+            wrong("`scheduler.params.total_num_steps` is missing, or \"auto\", which only `trireme train` fills in; "
+                  "set it to the number of optimizer steps of the whole run"));
   EXPECT_EQ(scheduler_refusal("OneCycle"),
             not_there("`scheduler.type` = \"OneCycle\" is not there yet; use one of WarmupLR, "
                       "WarmupDecayLR, WarmupCosineLR, constant"));
