@@ -38,6 +38,16 @@ TEST(LineRelay, PassesBytesUnchangedWithoutAPrefix) {
   EXPECT_EQ(relay.finish(), "");
 }
 
+TEST(OutputTail, KeepsTheMessageAheadOfALibtorchStack) {
+  OutputTail tail(2);
+  tail.feed("  what():  mat1 and mat2 must have the same dtype\nException raised from addmm\n");
+  for (int i = 0; i < 30; ++i)
+    tail.feed("frame #" + std::to_string(i) + ": <unknown function> + 0x1 (0x2 in lib.so)\n");
+  tail.finish();
+  EXPECT_EQ(tail.lines(), (std::vector<std::string>{"  what():  mat1 and mat2 must have the same dtype",
+                                                    "Exception raised from addmm"}));
+}
+
 TEST(OutputTail, KeepsTheLastLinesThatAreNotEmpty) {
   OutputTail tail(2);
   tail.feed("a\nb\n\nc\nd");

@@ -49,7 +49,8 @@ void OutputTail::finish() {
 
 void OutputTail::keep(const std::string& line) {
   constexpr size_t kShownBytes = 2000;
-  if (line.empty()) return;
+  // libtorch ends what() with a stack; its dozens of lines would push out the one that says what happened.
+  if (line.empty() || line.starts_with("frame #")) return;
   lines_.push_back(line.size() <= kShownBytes ? line : line.substr(0, kShownBytes) + " …");
   if (lines_.size() > max_lines_) lines_.pop_front();
 }

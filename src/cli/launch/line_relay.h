@@ -40,7 +40,7 @@ class LineRelay {
   LineSplitter splitter_;
 };
 
-/// The last lines of a stream.
+/// The last lines of a stream that say something: not empty ones, nor the frames of libtorch's stacks.
 class OutputTail {
  public:
   explicit OutputTail(size_t max_lines) : max_lines_(max_lines) {}
