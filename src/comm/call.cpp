@@ -2,10 +2,14 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstring>
+
 #include "trireme/base/error.h"
 
 namespace trireme::comm {
 namespace {
+
+thread_local const char* caller = nullptr;
 
 /// "float32", as in Python.
 std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
@@ -63,6 +67,12 @@ void check_reducible(CallKind kind, at::ScalarType dtype, ReduceOp op) {
 
 }  // namespace
 
+CallerName current_caller() noexcept {
+  CallerName name{};
+  if (caller != nullptr) std::strncpy(name.data(), caller, name.size() - 1);
+  return name;
+}
+
 const char* name_of(CallKind kind) noexcept {
   switch (kind) {
     case CallKind::kAllReduce:
@@ -110,11 +120,12 @@ const char* name_of(ReduceOp op) noexcept {
 std::string short_name(const Call& call) { return str(name_of(call.kind), " #", call.seq); }
 
 std::string describe(const Call& call) {
-  if (call.kind == CallKind::kBarrier) return short_name(call);
+  const std::string part_of = call.caller.front() == 0 ? "" : str(" in ", call.caller.data());
+  if (call.kind == CallKind::kBarrier) return short_name(call) + part_of;
   std::string text = str(short_name(call), " (numel ", call.numel, ", ", dtype_name(call.dtype));
   if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
   if (call.root >= 0) text += str(", root ", call.root);
-  return text + ")";
+  return text + ")" + part_of;
 }
 
 Request all_reduce_request(const at::Tensor& tensor, ReduceOp op) {
@@ -250,3 +261,12 @@ int64_t bytes_sent(const Place& place, const Call& call) {
 }
 
 }  // namespace trireme::comm
+
+namespace trireme {
+
+CallerScope::CallerScope(const char* name) noexcept : outer_(comm::caller) {
+  if (outer_ == nullptr) comm::caller = name;
+}
+CallerScope::~CallerScope() { comm::caller = outer_; }
+
+}  // namespace trireme

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -28,6 +29,10 @@ enum class CallKind : uint8_t {
 const char* name_of(CallKind kind) noexcept;
 const char* name_of(ReduceOp op) noexcept;
 
+/// The method that a collective is a part of (CallerScope), cut to what fits a CallRecord; empty: none.
+using CallerName = std::array<char, 24>;
+CallerName current_caller() noexcept;
+
 struct Call {
   CallKind kind = CallKind::kBarrier;
   at::ScalarType dtype = at::kByte;
@@ -35,6 +40,7 @@ struct Call {
   int root = -1;      ///< -1: none
   int64_t numel = 0;  ///< of the whole: the tensor that is reduced, gathered or split
   int64_t seq = 0;    ///< counts the collectives of a group from 1; messages of a pair separately
+  CallerName caller = current_caller();  ///< told in errors, not compared
 
   bool same_as(const Call& other) const {
     return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root && numel == other.numel &&
@@ -44,7 +50,7 @@ struct Call {
 
 /// "all_gather #12"
 std::string short_name(const Call& call);
-/// "all_reduce #3 (numel 1000, float32, sum)"
+/// "all_reduce #3 (numel 1000, float32, sum) in save_checkpoint"
 std::string describe(const Call& call);
 
 /// Which rank of how many.

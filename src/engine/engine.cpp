@@ -38,6 +38,7 @@ void check_has_trainable(const ModuleTensors& tensors) {
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
     : group_(group), config_(resolve(options, group.size())) {
+  const CallerScope caller("initialize");
   check_precision(config_.precision);
   if (config_.optimizer) {
     check_optimizer(*config_.optimizer);
@@ -62,6 +63,7 @@ Engine::~Engine() = default;
 
 void Engine::destroy() {
   require_alive("destroy");
+  const CallerScope caller("destroy");
   optimizer_.reset();
   pager_->restore();
   pager_.reset();

@@ -53,6 +53,7 @@ StateTree Engine::weights_state() const {
 
 SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
   require_alive("save_checkpoint");
+  const CallerScope caller("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   take_user_writes();
@@ -69,6 +70,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
 std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory,
                                                    const LoadCheckpointOptions& options) {
   require_alive("load_checkpoint");
+  const CallerScope caller("load_checkpoint");
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
   StateTree state = weights_state();
   append(state.tensors, buffers_->slices());

@@ -31,6 +31,7 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   at::Tensor seed;
   if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(loss, accumulation_steps);
   has_backward_ = true;
+  const CallerScope caller("backward");
   loss.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
   pager_->end_backward();
   return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
@@ -45,6 +46,7 @@ void Engine::step() {
     ++progress_.micro_steps;
     return;
   }
+  const CallerScope caller("step");
   buffers_->follow_rank_0();
   const Window window = pager_->close_window();
   check_touched(window);
@@ -135,6 +137,7 @@ NoSync::~NoSync() {
 
 void Engine::zero_grad() {
   require_alive("zero_grad");
+  const CallerScope caller("zero_grad");
   const Window window = pager_->close_window();
   if (optimizer_) optimizer_->refresh_masters(window.written);
   pager_->open_window();

@@ -80,7 +80,10 @@ class OneSidedGradients final : public GradientStore {
     group().notify();
     if (!settle())
       group().wait_until([this] { return settle(); },
-                         {.peer = slowest(), .operation = "reduction of gradients", .detail = {}});
+                         {.peer = slowest(),
+                          .operation = "reduction of gradients",
+                          .seq = static_cast<int64_t>(window_),
+                          .detail = [this] { return first_open(); }});
     to_fold_.clear();
     in_flight_.clear();
     for (int i = 0; i < parameters(); ++i) touched_[i] = rounds(i) > 0;
@@ -287,6 +290,18 @@ class OneSidedGradients final : public GradientStore {
     for (int rank = 0; rank < group().size(); ++rank)
       if (board_.announced_window(rank).load(std::memory_order_acquire) < window_) return rank;
     return (group().rank() + 1) % group().size();
+  }
+
+  // What an error says of how far this rank has come.
+  std::string first_open() const {
+    // Backward goes from the last parameter to the first.
+    for (int i = parameters() - 1; i >= 0; --i) {
+      const ParameterGradients& state = states_[i];
+      const bool folds = !state.mine.empty() && state.folded < std::max(state.produced, rounds(i));
+      if (folds || !state.waiting.empty() || !is_slot_free(i))
+        return str("open from '", parameter(i).name, "' of unit '", unit(parameter(i).unit).name, "' on");
+    }
+    return "all gradients of this rank are in";
   }
 
   GradientBoard board_;

@@ -116,12 +116,14 @@ TEST(KilledFromOutside, WhileAPeerWaitsForSharedMemoryIsNamed) {
       2,
       [](Group& world, const std::string&) {
         if (world.rank() == 1) ::pause();
-        world.wait_until([] { return false; }, {.peer = 1, .operation = "reduce of gradients", .detail = "wte.weight"});
+        world.wait_until(
+            [] { return false; },
+            {.peer = 1, .operation = "reduce of gradients", .seq = 7, .detail = [] { return "wte.weight"; }});
         return 0;
       },
       {.signal = SIGKILL, .signalled_rank = 1, .signal_after = 500ms});
   EXPECT_EQ(results[0].exit_code, 1);
-  EXPECT_NE(results[0].error_text.find("died while rank 0 waited for it in reduce of gradients (wte.weight)"),
+  EXPECT_NE(results[0].error_text.find("died while rank 0 waited for it in reduce of gradients #7 (wte.weight)"),
             std::string::npos)
       << results[0].error_text;
 }

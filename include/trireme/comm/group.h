@@ -48,11 +48,25 @@ class SharedMemory {
   virtual size_t bytes() const = 0;
 };
 
-/// Whom and what a wait is for; becomes the text of a CommError. Views: nothing is copied unless the wait fails.
+/// Whom and what a wait is for; becomes the text of a CommError. Nothing is copied or asked unless the wait fails.
 struct WaitReason {
-  int peer = -1;                    ///< rank in the group that is waited for; -1: any
-  std::string_view operation = {};  ///< e.g. "reduce of gradients"
-  std::string_view detail = {};     ///< e.g. the parameter's name
+  int peer = -1;                              ///< rank in the group that is waited for; -1: any
+  std::string_view operation = {};            ///< e.g. "reduction of gradients"
+  int64_t seq = 0;                            ///< how many of these there were, from 1; 0: not counted
+  std::function<std::string()> detail = {};  ///< e.g. the name of the parameter whose turn it is
+};
+
+/// While one lives, the collectives of this thread are named as a part of `name` in errors and in the flight record:
+/// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts. At most 23 characters.
+class [[nodiscard]] CallerScope {
+ public:
+  explicit CallerScope(const char* name) noexcept;
+  ~CallerScope();
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
+
+ private:
+  const char* outer_;
 };
 
 struct CommCounters {

@@ -1,9 +1,13 @@
 #include "comm/fabric/control_block.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 namespace trireme::comm {
 namespace {
+
+using CallerWords = std::array<int64_t, sizeof(CallerName) / sizeof(int64_t)>;
 
 constexpr size_t kPageBytes = 4096;
 size_t up_to_page(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
@@ -23,16 +27,21 @@ void CallRecord::write(const Call& call) {
   const int64_t packed = (static_cast<int64_t>(call.root) << 32) | (static_cast<int64_t>(call.kind) << 16) |
                          (static_cast<int64_t>(call.dtype) << 8) | static_cast<int64_t>(call.op);
   rest.store(packed, std::memory_order_relaxed);
+  const auto words = std::bit_cast<CallerWords>(call.caller);
+  for (size_t i = 0; i < words.size(); ++i) caller[i].store(words[i], std::memory_order_relaxed);
 }
 
 Call CallRecord::read() const {
   const int64_t packed = rest.load(std::memory_order_relaxed);
+  CallerWords words;
+  for (size_t i = 0; i < words.size(); ++i) words[i] = caller[i].load(std::memory_order_relaxed);
   return {.kind = static_cast<CallKind>((packed >> 16) & 0xff),
           .dtype = static_cast<at::ScalarType>((packed >> 8) & 0xff),
           .op = static_cast<ReduceOp>(packed & 0xff),
           .root = static_cast<int>(packed >> 32),
           .numel = numel.load(std::memory_order_relaxed),
-          .seq = seq.load(std::memory_order_relaxed)};
+          .seq = seq.load(std::memory_order_relaxed),
+          .caller = std::bit_cast<CallerName>(words)};
 }
 
 FabricLayout::FabricLayout(int size) : size_(size) {

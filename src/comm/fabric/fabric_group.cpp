@@ -186,7 +186,10 @@ std::unique_ptr<Group> FabricGroup::split(const std::vector<int>& members, const
 void FabricGroup::wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) {
   engine_->throw_if_failed();
   const std::function<std::string()> what = [&reason] {
-    return reason.detail.empty() ? std::string(reason.operation) : str(reason.operation, " (", reason.detail, ")");
+    std::string text(reason.operation);
+    if (reason.seq > 0) text += str(" #", reason.seq);
+    const std::string detail = reason.detail ? reason.detail() : "";
+    return detail.empty() ? text : str(text, " (", detail, ")");
   };
   try {
     engine_->fabric().wait(ready, {reason.peer, Patience::kCaller, what});
