@@ -1,14 +1,16 @@
 // Step time and memory of ZeRO-3 on two ranks against two plain ranks that exchange nothing ("nocomm"), interleaved in
 // one run.
 //
-//   train_bench [--models llama-130m,llama-9m,tiny64,mlp64] [--dtypes fp32,bf16] [--systems nocomm,zero3,zero3copy]
-//               [--ranks 2] [--threads 1] [--rounds 3] [--steps 8] [--memory] [--json] [--smoke]
+//   train_bench [--models llama-130m,llama-9m,tiny64,mlp64] [--dtypes fp32,bf16]
+//               [--systems nocomm,zero3,zero3copy,zero3det] [--ranks 2] [--threads 1]
+//               [--rounds 3] [--steps 8] [--memory] [--json] [--smoke]
 //
 // --steps counts per round and system, tenfold for models smaller than llama-130m. --smoke runs everything once.
 // Both sides run the same module, the same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1.
 // nocomm does the whole update on each rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in
-// bf16, libtorch's default allocator. Times are of rank 0, each step begun at a barrier that is not timed. --memory
-// polls the proportional set size instead, peak above what it was before the model was built; its times do not count.
+// bf16, libtorch's default allocator. zero3det is zero3 with `deterministic`. Times are of rank 0, each step begun at a
+// barrier that is not timed. --memory polls the proportional set size instead, peak above what it was before the model
+// was built; its times do not count.
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -89,12 +91,13 @@ Step make_nocomm(const std::shared_ptr<Model>& model, bool bf16) {
   };
 }
 
-Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool bf16, trireme::GatherPolicy gather) {
+Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool bf16, const std::string& system) {
   trireme::Config config = trireme::default_config(world.size());
   config.optimizer = {.kind = trireme::OptimizerKind::kAdamW, .lr = kLr, .weight_decay = kWeightDecay};
   config.gradient_clipping = kMaxNorm;
   config.pager.stage = 3;
-  config.pager.gather = gather;
+  config.pager.gather = system == "zero3copy" ? trireme::GatherPolicy::kCopy : trireme::GatherPolicy::kShared;
+  config.pager.deterministic = system == "zero3det";
   if (bf16) config.precision.weight_dtype = at::kBFloat16;
   auto engine =
       std::make_shared<trireme::ModelEngine<Model>>(world, *model, trireme::InitializeOptions{.config = config});
@@ -146,8 +149,7 @@ int run_rank(const Arguments& arguments) {
   std::optional<PeakPss> peak;
   if (arguments.memory) peak.emplace();
   const auto model = make_model(arguments.models.front());
-  const auto gather = system == "zero3copy" ? trireme::GatherPolicy::kCopy : trireme::GatherPolicy::kShared;
-  const Step step = system == "nocomm" ? make_nocomm(model, bf16) : make_zero3(*world.group, model, bf16, gather);
+  const Step step = system == "nocomm" ? make_nocomm(model, bf16) : make_zero3(*world.group, model, bf16, system);
   std::vector<double> seconds;
   double loss = 0;
   constexpr int kWarmUp = 3;
@@ -225,7 +227,7 @@ Arguments parse(int argc, char** argv) {
     if (flag == "--json") arguments.json = true;
     if (flag == "--smoke") {
       arguments.models = {"tiny64"};
-      arguments.systems = {"nocomm", "zero3", "zero3copy"};
+      arguments.systems = {"nocomm", "zero3", "zero3copy", "zero3det"};
       arguments.rounds = arguments.steps = 1;
     }
     if (flag == "--memory" || flag == "--json" || flag == "--smoke" || i + 1 >= argc) continue;

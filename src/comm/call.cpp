@@ -2,7 +2,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "trireme/base/error.h"
 
@@ -10,6 +12,7 @@ namespace trireme::comm {
 namespace {
 
 thread_local const char* caller = nullptr;
+thread_local std::string_view subject;
 
 /// "float32", as in Python.
 std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
@@ -73,6 +76,13 @@ CallerName current_caller() noexcept {
   return name;
 }
 
+Subject current_subject() noexcept {
+  Subject text{};
+  const size_t length = std::min(subject.size(), text.size() - 1);
+  subject.copy(text.data(), length, subject.size() - length);
+  return text;
+}
+
 const char* name_of(CallKind kind) noexcept {
   switch (kind) {
     case CallKind::kAllReduce:
@@ -120,12 +130,14 @@ const char* name_of(ReduceOp op) noexcept {
 std::string short_name(const Call& call) { return str(name_of(call.kind), " #", call.seq); }
 
 std::string describe(const Call& call) {
-  const std::string part_of = call.caller.front() == 0 ? "" : str(" in ", call.caller.data());
-  if (call.kind == CallKind::kBarrier) return short_name(call) + part_of;
+  std::string context;
+  if (call.subject.front() != 0) context += str(" of ", call.subject.data());
+  if (call.caller.front() != 0) context += str(" in ", call.caller.data());
+  if (call.kind == CallKind::kBarrier) return short_name(call) + context;
   std::string text = str(short_name(call), " (numel ", call.numel, ", ", dtype_name(call.dtype));
   if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
   if (call.root >= 0) text += str(", root ", call.root);
-  return text + ")" + part_of;
+  return text + ")" + context;
 }
 
 Request all_reduce_request(const at::Tensor& tensor, ReduceOp op) {
@@ -268,5 +280,8 @@ CallerScope::CallerScope(const char* name) noexcept : outer_(comm::caller) {
   if (outer_ == nullptr) comm::caller = name;
 }
 CallerScope::~CallerScope() { comm::caller = outer_; }
+
+SubjectScope::SubjectScope(std::string_view subject) noexcept : outer_(comm::subject) { comm::subject = subject; }
+SubjectScope::~SubjectScope() { comm::subject = outer_; }
 
 }  // namespace trireme

@@ -32,6 +32,9 @@ const char* name_of(ReduceOp op) noexcept;
 /// The method that a collective is a part of (CallerScope), cut to what fits a CallRecord; empty: none.
 using CallerName = std::array<char, 24>;
 CallerName current_caller() noexcept;
+/// What a collective is about (SubjectScope), cut from the left; empty: not said.
+using Subject = std::array<char, 48>;
+Subject current_subject() noexcept;
 
 struct Call {
   CallKind kind = CallKind::kBarrier;
@@ -40,17 +43,18 @@ struct Call {
   int root = -1;      ///< -1: none
   int64_t numel = 0;  ///< of the whole: the tensor that is reduced, gathered or split
   int64_t seq = 0;    ///< counts the collectives of a group from 1; messages of a pair separately
+  Subject subject = current_subject();
   CallerName caller = current_caller();  ///< told in errors, not compared
 
   bool same_as(const Call& other) const {
     return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root && numel == other.numel &&
-           seq == other.seq;
+           seq == other.seq && subject == other.subject;
   }
 };
 
 /// "all_gather #12"
 std::string short_name(const Call& call);
-/// "all_reduce #3 (numel 1000, float32, sum) in save_checkpoint"
+/// "all_gather #3 (numel 1000, float32) of layers.3 in step"
 std::string describe(const Call& call);
 
 /// Which rank of how many.

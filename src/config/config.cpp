@@ -74,6 +74,7 @@ Config config_from_json(const Json& json, int world_size, const std::string& ori
   read_zero(top, config.precision, config);
   config.optimizer = read_optimizer(top);
   config.scheduler = read_scheduler(top);
+  config.pager.deterministic = top.flag_or("deterministic", config.pager.deterministic);
   config.gradient_clipping = top.number_or("gradient_clipping", config.gradient_clipping, kNonNegative);
   config.steps_per_print = read_steps_per_print(top);
   config.tag_validation = read_checkpoint(top);

@@ -108,7 +108,6 @@ constexpr const char* kZeroNotThereYet = R"({
   "cpu_offload": false,
   "cpu_offload_param": false,
   "zenflow": null,
-  "leaf_module": null,
   "offload_param": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 5, "buffer_size": 100000000,
                     "max_in_cpu": 1000000000, "pin_memory": true},
   "offload_optimizer": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 4, "pin_memory": true,

@@ -140,6 +140,11 @@ std::vector<std::string> Section::texts_or(const std::string& key, const std::ve
   return json->get<std::vector<std::string>>();
 }
 
+std::vector<std::string> Section::text_or_texts(const std::string& key, const std::vector<std::string>& fallback) {
+  const Json* json = value(key);
+  return json && json->is_string() ? std::vector{json->get<std::string>()} : texts_or(key, fallback);
+}
+
 Section Section::section(const std::string& key) {
   const Json* json = value(key);
   return Section(json ? *json : Json(), path_of(key), *notes_);

@@ -62,6 +62,8 @@ class Section {
   std::string choice_or(const std::string& key, const std::string& fallback, const std::vector<std::string>& choices);
   std::string text_or(const std::string& key, const std::string& fallback);
   std::vector<std::string> texts_or(const std::string& key, const std::vector<std::string>& fallback);
+  /// One text may stand without its list.
+  std::vector<std::string> text_or_texts(const std::string& key, const std::vector<std::string>& fallback);
   /// Absent: an empty section.
   Section section(const std::string& key);
   /// The value itself, or nullptr when absent.

@@ -73,12 +73,17 @@ Json to_json(const Config& config) {
                   {"check_grad_overflow", config.precision.check_grad_overflow}};
   json["data_types"] = {{"grad_accum_dtype", short_name(config.precision.accumulation_dtype)}};
   json["zero_optimization"] = {{"stage", config.pager.stage},
-                               {"ignore_unused_parameters", config.ignore_unused_parameters}};
+                               {"ignore_unused_parameters", config.ignore_unused_parameters},
+                               {"leaf_module",
+                                {{"classes", config.leaf_modules.classes},
+                                 {"names", config.leaf_modules.names},
+                                 {"name_suffixes", config.leaf_modules.name_suffixes}}}};
   json["trireme"] = {
       {"gather", gather_name(config.pager.gather)},    {"live_bytes", config.pager.live_bytes},
       {"prefetch_bytes", config.pager.prefetch_bytes}, {"merge_below_bytes", config.pager.units.merge_below_bytes},
       {"unit_patterns", config.pager.units.patterns},  {"poison", config.pager.poison}};
   json["checkpoint"] = {{"tag_validation", tag_validation_name(config.tag_validation)}};
+  json["deterministic"] = config.pager.deterministic;
   json["steps_per_print"] = config.steps_per_print;
   return json;
 }

@@ -74,6 +74,16 @@ UnitRules read_unit_rules(Section& own) {
   return rules;
 }
 
+LeafModuleOptions read_leaf_modules(Section& zero) {
+  Section section = zero.section("leaf_module");
+  LeafModuleOptions leaves;
+  leaves.classes = section.text_or_texts("classes", leaves.classes);
+  leaves.names = section.text_or_texts("names", leaves.names);
+  leaves.name_suffixes = section.text_or_texts("name_suffixes", leaves.name_suffixes);
+  section.finish();
+  return leaves;
+}
+
 }  // namespace
 
 void read_zero(Section& top, const PrecisionOptions& precision, Config& config) {
@@ -89,6 +99,7 @@ void read_zero(Section& top, const PrecisionOptions& precision, Config& config) 
   pager.accumulation_dtype = precision.accumulation_dtype;
   pager.poison = own.flag_or("poison", pager.poison);
   pager.units = read_unit_rules(own);
+  config.leaf_modules = read_leaf_modules(zero);
   config.ignore_unused_parameters = zero.flag_or("ignore_unused_parameters", config.ignore_unused_parameters);
   read_known_zero_keys(zero);
   zero.finish();

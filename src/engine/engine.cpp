@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/buffers.h"
+#include "engine/leaf_modules.h"
 #include "engine/module_tensors.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -52,10 +53,12 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   if (config_.optimizer) check_has_trainable(tensors);
   aliases_ = std::move(tensors.aliases);
   PagerPolicy policy = config_.pager;
+  policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
   pager_ = std::make_unique<Pager>(group, std::move(tensors.parameters), policy);
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
+  agree_on_micro_batch_seed();
   if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, *config_.optimizer);
 }
 

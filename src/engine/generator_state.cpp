@@ -42,6 +42,8 @@ std::string generator_state() {
   return text;
 }
 
+uint64_t generator_seed() { return generator_of_this_rank().current_seed(); }
+
 void set_generator_state(const std::string& text) {
   at::Generator generator = generator_of_this_rank();
   const std::lock_guard<std::mutex> lock(generator.mutex());

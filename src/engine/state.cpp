@@ -100,7 +100,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   }
   take_values(loaded->values, options);
   const bool same_world = loaded->rank_values.size() == static_cast<size_t>(group_.size());
-  if (same_world && !options.load_module_only)
+  if (config_.pager.deterministic)
+    seed_micro_batch();
+  else if (same_world && !options.load_module_only)
     set_generator_state(required<std::string>(Json::parse(loaded->rank_values[group_.rank()]), "generator"));
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
 }
@@ -137,6 +139,7 @@ std::string Engine::values_text(const std::string& client_state) const {
   values["skipped_steps"] = progress_.skipped_steps;
   values["global_samples"] = progress_.global_samples;
   values["lr"] = lr_;
+  if (config_.pager.deterministic) values["micro_batch_seed"] = micro_batch_seed_;
   values["aliases"] = aliases_;
   if (optimizer_) {
     const std::vector<int64_t> counts = optimizer_->step_counts();
@@ -155,6 +158,7 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   progress_.micro_steps = required<int64_t>(values, "micro_steps");
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
   progress_.global_samples = required<int64_t>(values, "global_samples");
+  micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
   if (options.load_lr_scheduler_states) lr_ = required<double>(values, "lr");
   if (!optimizer_ || !options.load_optimizer_states) return;
   const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});

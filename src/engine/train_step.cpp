@@ -33,7 +33,8 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   has_backward_ = true;
   const CallerScope caller("backward");
   loss.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
-  pager_->end_backward();
+  // The deterministic order is by micro-step, so there step() says when one has ended.
+  if (!config_.pager.deterministic) pager_->end_backward();
   return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
 }
 
@@ -44,7 +45,8 @@ void Engine::step() {
   if (!is_gradient_accumulation_boundary()) {
     ++window_micro_steps_;
     ++progress_.micro_steps;
-    return;
+    if (config_.pager.deterministic) pager_->end_backward();
+    return seed_micro_batch();
   }
   const CallerScope caller("step");
   buffers_->follow_rank_0();
@@ -53,6 +55,7 @@ void Engine::step() {
   update(window);
   pager_->open_window();
   finish_step();
+  seed_micro_batch();
 }
 
 void Engine::update(const Window& window) {

@@ -5,6 +5,9 @@
 // unit first, whatever order backward produced the gradients in: ranks on which a parameter is unused stay in step with
 // the others. What arrives after its unit was sent (a parameter that backward reaches twice) is sent at the end of the
 // pass, by agreement.
+//
+// The deterministic order works as stage 2 does, whatever the stage: each micro-step's gradients are exchanged, and each
+// rank adds those of rank 0, 1, 2, … to its shard. The factor comes last, and at stage 0 the shards are gathered.
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
@@ -21,6 +24,7 @@ namespace {
 
 constexpr size_t kReductionsInFlight = 2;  // one being reduced while the next is filled
 constexpr std::chrono::milliseconds kPatience{20};
+constexpr int64_t kFoldedAtOnce = int64_t{1} << 14;  // elements that stay in the cache while all ranks' are added
 
 struct Bucket {
   at::Tensor sum;             // [numel of the unit]; undefined until the first gradient
@@ -30,6 +34,7 @@ struct Bucket {
 
 struct Reduction {
   int unit;
+  bool first;  // of its unit in this window
   at::Tensor input;
   at::Tensor output;
   Pending<void> pending;
@@ -42,6 +47,7 @@ class BucketedGradients final : public GradientStore {
         buckets_(units()),
         late_(units()),
         shards_(units()),
+        wholes_(units()),
         has_shard_(units()),
         next_(units() - 1) {
     // A group of its own: gathers of weights that backward issues in between do not share a sequence with reductions.
@@ -52,6 +58,7 @@ class BucketedGradients final : public GradientStore {
       if (!unit(i).trainable) continue;
       if (at_boundary()) buckets_[i].sum = make_buffer(i, unit(i).numel());
       if (!at_boundary()) shards_[i] = make_buffer(i, unit(i).shard_numel);
+      if (!at_boundary() && policy().stage == 0) wholes_[i] = make_buffer(i, unit(i).numel());
     }
   }
 
@@ -81,23 +88,25 @@ class BucketedGradients final : public GradientStore {
     } else {
       if (is_backward_open_somewhere()) end_backward();
       while (!in_flight_.empty()) complete_oldest();
+      if (policy().deterministic) finish_order();
     }
     at::Tensor flags = at::from_blob(touched_.data(), {parameters()}, at::TensorOptions().dtype(at::kByte));
     reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
   }
 
-  double sum_of_squares(int index) const override {
+  void add_squares(int index, ExactSum& sum) const override {
     const ManagedParameter& managed = parameter(index);
     const Overlap mine = in_shard(managed);
-    if (mine.empty()) return 0;
+    if (mine.empty()) return;
     const at::Tensor& gradients = at_boundary() ? buckets_[managed.unit].sum : shards_[managed.unit];
     const int64_t begin = mine.begin - (at_boundary() ? 0 : unit(managed.unit).shard_numel * group().rank());
-    return trireme::sum_of_squares(element(gradients.data_ptr(), begin, gradients.element_size()),
-                                   gradients.scalar_type(), mine.numel());
+    const void* data = element(gradients.data_ptr(), begin, gradients.element_size());
+    if (policy().deterministic) return trireme::add_squares(data, gradients.scalar_type(), mine.numel(), sum);
+    sum.add(sum_of_squares(data, gradients.scalar_type(), mine.numel()));
   }
 
   at::Tensor owned(int index) override {
-    if (!at_boundary()) return shards_[index];
+    if (!at_boundary()) return wholes_[index].defined() ? wholes_[index] : shards_[index];
     if (policy().stage == 0) return buckets_[index].sum;
     return buckets_[index].sum.narrow(0, unit(index).shard_numel * group().rank(), unit(index).shard_numel);
   }
@@ -113,18 +122,22 @@ class BucketedGradients final : public GradientStore {
   }
 
   void add_to(PagerMemory& memory) const override {
-    for (int i = 0; i < units(); ++i) {
-      const at::Tensor& kept = at_boundary() ? buckets_[i].sum : shards_[i];
-      if (!kept.defined()) continue;
+    const auto add = [&](int i, const at::Tensor& kept, int sharers) {
+      if (!kept.defined()) return;
       memory.gradient_bytes += static_cast<int64_t>(kept.nbytes());
-      memory.padding_bytes += unit(i).padding() * kept.element_size() / (at_boundary() ? 1 : group().size());
+      memory.padding_bytes += unit(i).padding() * kept.element_size() / sharers;
+    };
+    for (int i = 0; i < units(); ++i) {
+      if (at_boundary()) add(i, buckets_[i].sum, 1);
+      add(i, shards_[i], group().size());
+      add(i, wholes_[i], 1);
     }
     memory.peak_in_flight_bytes += peak_in_flight_bytes_;
     memory.in_flight_bytes += in_flight_bytes_;
   }
 
  private:
-  bool at_boundary() const { return policy().stage <= 1; }
+  bool at_boundary() const { return policy().stage <= 1 && !policy().deterministic; }
 
   at::Tensor make_buffer(int index, int64_t numel) const {
     return at::zeros({numel}, at::TensorOptions().dtype(accumulation_dtype(index)));
@@ -183,12 +196,19 @@ class BucketedGradients final : public GradientStore {
     Bucket& bucket = buckets[index];
     if (bucket.seen.empty()) open(bucket, index);
     make_way();
-    const bool first = !has_shard_[index];
+    Reduction reduction{index, !has_shard_[index], std::move(bucket.sum), {}, {}};
     has_shard_[index] = 1;
-    Reduction reduction{
-        index, std::move(bucket.sum), first ? shards_[index] : make_buffer(index, unit(index).shard_numel), {}};
+    const SubjectScope subject(unit(index).name);
     bucket = Bucket{};
-    reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
+    if (!policy().deterministic) {
+      reduction.output = reduction.first ? shards_[index] : make_buffer(index, unit(index).shard_numel);
+      reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
+    } else if (group().size() == 1) {
+      reduction.output = reduction.input;
+    } else {
+      reduction.output = make_buffer(index, unit(index).numel());
+      reduction.pending = reductions_group_->all_to_all(reduction.output, reduction.input);
+    }
     reduced_bytes_ += static_cast<int64_t>(reduction.input.nbytes());
     in_flight_.push_back(std::move(reduction));
     ++reductions_;
@@ -211,10 +231,35 @@ class BucketedGradients final : public GradientStore {
     Reduction reduction = std::move(in_flight_.front());
     in_flight_.pop_front();
     reduction.pending.wait();
-    if (factor_ != 1) reduction.output.mul_(factor_);
-    at::Tensor& shard = shards_[reduction.unit];
-    if (!reduction.output.is_same(shard)) shard.add_(reduction.output);
     in_flight_bytes_ -= static_cast<int64_t>(reduction.input.nbytes());
+    if (policy().deterministic) return fold_in_order(reduction);
+    if (factor_ != 1) reduction.output.mul_(factor_);
+    if (!reduction.first) shards_[reduction.unit].add_(reduction.output);
+  }
+
+  // shard = ((shard + rank 0's) + rank 1's) + …, rounded to the accumulation dtype after each.
+  void fold_in_order(const Reduction& reduction) {
+    const at::Tensor& shard = shards_[reduction.unit];
+    const auto itemsize = static_cast<int64_t>(shard.element_size());
+    const int64_t numel = shard.numel();
+    for (int64_t begin = 0; begin < numel; begin += kFoldedAtOnce)
+      for (int rank = 0; rank < group().size(); ++rank) {
+        ReduceTask task;
+        task.sources = {element(reduction.output.data_ptr(), rank * numel + begin, itemsize)};
+        task.source_dtype = task.target_dtype = shard.scalar_type();
+        task.target = element(shard.data_ptr(), begin, itemsize);
+        task.numel = std::min(kFoldedAtOnce, numel - begin);
+        task.accumulate = !reduction.first || rank > 0;
+        reduce(task);
+      }
+  }
+
+  void finish_order() {
+    for (int i = 0; i < units(); ++i) {
+      if (!has_shard_[i]) continue;
+      if (factor_ != 1) shards_[i].mul_(factor_);
+      if (wholes_[i].defined()) reductions_group_->all_gather(wholes_[i], shards_[i]).wait();
+    }
   }
 
   // Units that any rank has more of after they were sent; usually none.
@@ -228,6 +273,7 @@ class BucketedGradients final : public GradientStore {
   }
 
   void reduce_whole(int index) {
+    const SubjectScope subject(unit(index).name);
     at::Tensor& sum = buckets_[index].sum;
     if (buckets_[index].seen.empty()) sum.zero_();
     zero_what_is_missing(index);
@@ -255,7 +301,8 @@ class BucketedGradients final : public GradientStore {
   std::unique_ptr<Group> reductions_group_;
   std::vector<Bucket> buckets_;     // by unit, of this pass (of the window at stages 0 and 1)
   std::vector<Bucket> late_;        // what arrived after its unit was sent
-  std::vector<at::Tensor> shards_;  // stages 2 and 3
+  std::vector<at::Tensor> shards_;  // unless at_boundary()
+  std::vector<at::Tensor> wholes_;  // stage 0 in the deterministic order
   std::vector<uint8_t> has_shard_;  // the shard holds something of this window
   std::deque<Reduction> in_flight_;
   int next_;  // units above it have been sent in this pass

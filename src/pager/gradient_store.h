@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "pager/exact_sum.h"
 #include "pager/managed_parameter.h"
 #include "pager/weight_store.h"
 
@@ -28,8 +29,8 @@ class GradientStore {
   virtual void end_backward() = 0;
   /// Completes every reduction of the window. Collective.
   virtual void finish() = 0;
-  /// After finish(): the sum of squares of `parameter`'s gradient over this rank's shard.
-  virtual double sum_of_squares(int parameter) const = 0;
+  /// After finish(): adds the squares of `parameter`'s gradient over this rank's shard.
+  virtual void add_squares(int parameter, ExactSum& sum) const = 0;
   /// The owned gradients of `unit`, [numel of OwnedSlice].
   virtual at::Tensor owned(int unit) = 0;
   /// The window's gradients are used up.

@@ -6,6 +6,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/vectorised.h"
+#include "trireme/pager/layout.h"
 
 // Every clone of a vectorised function does the same roundings: lanes are explicit.
 namespace trireme {
@@ -72,6 +73,33 @@ class SquareSum {
   alignas(64) double lanes_[kLanes] = {};
 };
 
+TRIREME_VECTORISED void square_blocks(double* __restrict squares, const float* __restrict block, int64_t blocks) {
+  for (int64_t i = 0; i < blocks; ++i) {
+    double lanes[kAlignment];
+    for (int lane = 0; lane < kAlignment; ++lane) {
+      const double value = block[i * kAlignment + lane];
+      lanes[lane] = value * value;
+    }
+    for (int width = kAlignment / 2; width > 0; width /= 2)
+      for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    squares[i] = lanes[0];
+  }
+}
+
+template <class Element>
+void add_squares_of(const Element* data, int64_t numel, ExactSum& sum) {
+  alignas(64) float block[kBlock];
+  double squares[kBlock / kAlignment];
+  for (int64_t at = 0; at < numel; at += kBlock) {
+    const int64_t n = std::min(kBlock, numel - at);
+    load(block, data + at, n);
+    const int64_t blocks = (n + kAlignment - 1) / kAlignment;
+    std::fill(block + n, block + blocks * kAlignment, 0.0f);
+    square_blocks(squares, block, blocks);
+    for (int64_t i = 0; i < blocks; ++i) sum.add(squares[i]);
+  }
+}
+
 template <class Source, class Target>
 double reduce_as(const ReduceTask& task) {
   alignas(64) float block[kBlock];
@@ -111,6 +139,12 @@ double sum_of_squares(const void* data, at::ScalarType dtype, int64_t numel) {
   TRIREME_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype ", dtype);
   if (dtype == at::kFloat) return sum_of_squares_of(static_cast<const float*>(data), numel);
   return sum_of_squares_of(static_cast<const uint16_t*>(data), numel);
+}
+
+void add_squares(const void* data, at::ScalarType dtype, int64_t numel, ExactSum& sum) {
+  TRIREME_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype ", dtype);
+  if (dtype == at::kFloat) return add_squares_of(static_cast<const float*>(data), numel, sum);
+  add_squares_of(static_cast<const uint16_t*>(data), numel, sum);
 }
 
 double reduce(const ReduceTask& task) {

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <regex>
+#include <set>
 
 #include "trireme/base/error.h"
 
@@ -14,8 +16,18 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// The text that names a parameter's repeated block ("layers.7."), or else its module ("lm_head.").
-std::string block_of(const std::string& name, const std::vector<std::regex>& patterns) {
+// "layers.7.experts." of a parameter below that leaf; otherwise nothing.
+std::string leaf_of(const std::string& name, const std::vector<std::string>& leaves) {
+  std::string outermost;
+  for (const std::string& leaf : leaves)
+    if (name.starts_with(leaf + ".") && (outermost.empty() || leaf.size() + 1 < outermost.size()))
+      outermost = leaf + ".";
+  return outermost;
+}
+
+// The text that names a parameter's leaf or repeated block ("layers.7."), or else its module ("lm_head.").
+std::string block_of(const std::string& name, const UnitRules& rules, const std::vector<std::regex>& patterns) {
+  if (std::string leaf = leaf_of(name, rules.leaves); !leaf.empty()) return leaf;
   std::smatch match;
   for (const std::regex& pattern : patterns)
     if (std::regex_search(name, match, pattern)) return name.substr(0, match.position() + match.length());
@@ -37,12 +49,12 @@ struct Draft {
 };
 
 // Units in the order of their first parameter.
-std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters,
+std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters, const UnitRules& rules,
                                   const std::vector<std::regex>& patterns) {
   std::vector<Draft> drafts;
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     const ParameterSpec& spec = parameters[i];
-    const UnitKey key{block_of(spec.name, patterns), spec.dtype, spec.trainable};
+    const UnitKey key{block_of(spec.name, rules, patterns), spec.dtype, spec.trainable};
     Draft* draft = nullptr;
     for (Draft& candidate : drafts)
       if (candidate.key == key) draft = &candidate;
@@ -90,6 +102,20 @@ UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& paramet
   return unit;
 }
 
+// Units that hold parameters of one leaf.
+std::vector<std::vector<int>> find_leaf_mates(const std::vector<ParameterSpec>& parameters, const Layout& layout,
+                                              const std::vector<std::string>& leaves) {
+  std::map<std::string, std::set<int>> units_of;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (const std::string leaf = leaf_of(parameters[i].name, leaves); !leaf.empty())
+      units_of[leaf].insert(layout.unit_of[i]);
+  std::vector<std::vector<int>> mates(layout.units.size());
+  for (const auto& [leaf, units] : units_of)
+    for (const int unit : units)
+      if (units.size() > 1) mates[unit].assign(units.begin(), units.end());
+  return mates;
+}
+
 }  // namespace
 
 int64_t ParameterSpec::numel() const {
@@ -119,7 +145,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, cons
   layout.world = world;
   layout.unit_of.resize(parameters.size());
   layout.placement_of.resize(parameters.size());
-  for (const Draft& draft : merge_small(group_by_block(parameters, patterns), rules.merge_below_bytes)) {
+  for (const Draft& draft : merge_small(group_by_block(parameters, rules, patterns), rules.merge_below_bytes)) {
     const int unit = static_cast<int>(layout.units.size());
     layout.units.push_back(lay_out(draft, parameters, world));
     for (size_t i = 0; i < draft.parameters.size(); ++i) {
@@ -127,6 +153,7 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, cons
       layout.placement_of[draft.parameters[i]] = static_cast<int>(i);
     }
   }
+  layout.leaf_mates = find_leaf_mates(parameters, layout, rules.leaves);
   return layout;
 }
 

@@ -89,7 +89,7 @@ class OneSidedGradients final : public GradientStore {
     for (int i = 0; i < parameters(); ++i) touched_[i] = rounds(i) > 0;
   }
 
-  double sum_of_squares(int index) const override { return states_[index].sum_of_squares; }
+  void add_squares(int index, ExactSum& sum) const override { sum.add(states_[index].sum_of_squares); }
   at::Tensor owned(int index) override { return shards_[index]; }
 
   void clear() override {

@@ -51,16 +51,12 @@ class PagedWeights final : public WeightStore {
 
   void before_access(int index, Access) override {
     const int touched = parameter(index).unit;
-    PagedUnit& paged = paged_[touched];
     running_serial_ = next_serial();
-    paged.last_serial = running_serial_;
-    paged.last_touch = ++touches_;
-    trace_.touch(touched);
-    if (paged.state == UnitState::kReleased) {
-      make_room(unit_bytes(touched));
-      start_gather(touched);
-    }
-    if (paged.state == UnitState::kGathering) finish_gather(touched);
+    const std::vector<int>& mates = leaf_mates(touched);
+    // One entry in the trace for a leaf, whichever of its units a rank has touched.
+    trace_.touch(mates.empty() ? touched : mates.front());
+    if (mates.empty()) make_whole(touched);
+    for (const int mate : mates) make_whole(mate);
     if (touched != last_prefetched_from_) prefetch(touched);
   }
 
@@ -82,10 +78,7 @@ class PagedWeights final : public WeightStore {
   void open_window() override {
     trace_.end_step();
     last_prefetched_from_ = -1;
-    gather_order_ = 0;
   }
-
-  uint64_t gather_order() const override { return gather_order_; }
 
   void add_to(PagerMemory& memory) const override {
     for (int i = 0; i < units(); ++i) {
@@ -110,6 +103,17 @@ class PagedWeights final : public WeightStore {
   uint64_t next_serial() {
     const RankContext* context = RankContext::current();
     return context != nullptr ? context->serial() : (uint64_t{1} << 63) + static_cast<uint64_t>(touches_);
+  }
+
+  void make_whole(int index) {
+    PagedUnit& paged = paged_[index];
+    paged.last_serial = running_serial_;
+    paged.last_touch = ++touches_;
+    if (paged.state == UnitState::kReleased) {
+      make_room(unit_bytes(index));
+      start_gather(index);
+    }
+    if (paged.state == UnitState::kGathering) finish_gather(index);
   }
 
   // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
@@ -137,24 +141,36 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
     paged.buffer = take_buffer(index);
+    const SubjectScope subject(unit(index).name);
     paged.gather = group().all_gather(paged.buffer, paged.shard);
     paged.state = UnitState::kGathering;
     live_bytes_ += unit_bytes(index);
     peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
     ++gathers_;
-    gather_order_ = (gather_order_ ^ static_cast<uint64_t>(index + 1)) * 1099511628211u;  // FNV-1a
   }
 
   void finish_gather(int index) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
-    paged.gather.wait();
+    wait_for(paged.gather);
     for (const Placement& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
       std::byte* data = element(paged.buffer.data_ptr(), placement.begin, managed.itemsize());
       StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
     }
     paged.state = UnitState::kWhole;
+  }
+
+  static void wait_for(Pending<void>& gather) {
+    try {
+      gather.wait();
+    } catch (const CommError& error) {
+      if (error.code() != ErrorCode::kDiverged) throw;
+      throw CommError(ErrorCode::kDiverged,
+                      str(error.what(),
+                          "; with ZeRO stage 3 and gather=\"copy\" every rank must use the same units in the same order: "
+                          "name the module around them in zero_optimization.leaf_module, or use gather=\"shared\""));
+    }
   }
 
   void release_if_whole(int index) {
@@ -257,7 +273,6 @@ class PagedWeights final : public WeightStore {
   int64_t gathers_ = 0;
   int64_t prefetches_ = 0;
   int64_t releases_ = 0;
-  uint64_t gather_order_ = 0;
   // Of the access that is being served. Operators of our own (an empty buffer) count too where the caller is no
   // operator.
   uint64_t running_serial_ = 0;

@@ -206,7 +206,8 @@ class Pager::Impl {
     const bool shared = policy_.stage == 3 && policy_.gather == GatherPolicy::kShared;
     if (policy_.stage < 3) weights_ = make_resident_weights(context_);
     if (policy_.stage == 3) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
-    gradients_ = shared ? make_one_sided_gradients(context_) : make_bucketed_gradients(context_);
+    const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-steps
+    gradients_ = one_sided ? make_one_sided_gradients(context_) : make_bucketed_gradients(context_);
     deferred_.emplace(context_);
   }
 
@@ -242,42 +243,21 @@ class Pager::Impl {
     return gradient.as_strided({gradient.numel()}, {1});
   }
 
-  // What ranks compare at the end of a window.
-  struct Account {
-    double sum_of_squares = 0;
-    uint64_t gather_order = 0;
-  };
-
   double agree_on_sum_of_squares() {
-    Account mine;
+    ExactSum mine;
     for (size_t i = 0; i < managed_.size(); ++i)
-      if (gradients_->touched(static_cast<int>(i)))
-        mine.sum_of_squares += gradients_->sum_of_squares(static_cast<int>(i));
-    if (group_.size() == 1) return mine.sum_of_squares;
-    mine.gather_order = weights_->gather_order();
-    std::vector<Account> all(group_.size());
-    constexpr auto kBytes = static_cast<int64_t>(sizeof(Account));
+      if (gradients_->touched(static_cast<int>(i))) gradients_->add_squares(static_cast<int>(i), mine);
+    if (group_.size() == 1) return mine.total();
+    std::vector<ExactSum> all(group_.size());
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(ExactSum));
     const at::TensorOptions options = at::TensorOptions().dtype(at::kByte);
     group_
         .all_gather(at::from_blob(all.data(), {group_.size() * kBytes}, options),
                     at::from_blob(&mine, {kBytes}, options))
         .wait();
-    double sum = 0;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      sum += all[rank].sum_of_squares;
-      // Units of one size can be taken for each other without any collective noticing.
-      if (all[rank].gather_order != all[0].gather_order) throw diverged(rank);
-    }
-    return sum;
-  }
-
-  CommError diverged(int rank) const {
-    const std::string cause =
-        str("ranks 0 and ", rank,
-            " used the units of the model in different orders since the last step; with "
-            "ZeRO stage 3 and gather=\"copy\" every rank must use the same parameters in the same order (or use "
-            "gather=\"shared\")");
-    return CommError(ErrorCode::kDiverged, str("group '", group_.name(), "': ", cause));
+    ExactSum sum;
+    for (const ExactSum& part : all) sum.add(part);
+    return sum.total();
   }
 
   void check_storages() const {

@@ -37,10 +37,6 @@ class WeightStore {
   /// On return every parameter has its new value on every rank, or will be gathered with it.
   virtual void open_window() = 0;
 
-  /// A fingerprint of the units gathered in this window, in order; the same on every rank, or the weights were mixed
-  /// up.
-  virtual uint64_t gather_order() const { return 0; }
-
   virtual void add_to(PagerMemory& memory) const = 0;
   virtual void add_to(PagerCounters&) const {}
   /// Whether operators that only read must be seen.
@@ -49,6 +45,7 @@ class WeightStore {
  protected:
   Group& group() const { return context_.group; }
   const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
+  const std::vector<int>& leaf_mates(int index) const { return context_.layout.leaf_mates[index]; }
   int units() const { return static_cast<int>(context_.layout.units.size()); }
   ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
   std::vector<ManagedParameter>& parameters() const { return context_.parameters; }

@@ -101,6 +101,34 @@ TEST(AfterAnError, EveryCallThrowsTheFirstOneAtOnce) {
   });
 }
 
+TEST(AfterAnError, ItSaysWhichMethodAndWhatItWasAbout) {
+  run_ranks(2, [](Rank& rank) {
+    const CallerScope outer(rank.id() == 0 ? "save_checkpoint" : "step");
+    const CallerScope inner("backward");
+    const SubjectScope subject("layers.3");
+    at::Tensor tensor = at::ones({rank.id() + 1});
+    const Thrown thrown = thrown_by([&] { rank.world().all_reduce(tensor).wait(); });
+    EXPECT_TRUE(thrown.has("all_reduce #1 (numel 1, float32, sum) of layers.3 in save_checkpoint")) << thrown.text;
+    EXPECT_TRUE(thrown.has("all_reduce #1 (numel 2, float32, sum) of layers.3 in step")) << thrown.text;
+  });
+}
+
+TEST(DifferentSubjects, AreDifferentOperations) {
+  run_ranks(2, [](Rank& rank) {
+    at::Tensor tensor = at::ones({4});
+    {
+      const SubjectScope same("the same");
+      rank.world().all_reduce(tensor).wait();
+    }
+    const std::string unit = std::string(60, 'x') + (rank.id() == 0 ? ".0" : ".1");  // its end tells them apart
+    const SubjectScope subject(unit);
+    const Thrown thrown = thrown_by([&] { rank.world().all_reduce(tensor).wait(); });
+    EXPECT_EQ(thrown.code, ErrorCode::kDiverged);
+    EXPECT_TRUE(thrown.has("x.0")) << thrown.text;
+    EXPECT_TRUE(thrown.has("x.1")) << thrown.text;
+  });
+}
+
 TEST(ARankThatLeaves, IsNamedByWhoeverWaitsForIt) {
   auto groups = make_thread_groups(2, {.name = "pair"});
   groups[0]->notify();

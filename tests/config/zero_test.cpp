@@ -110,7 +110,6 @@ TEST(Zero, RefusesWhatIsNotThereYet) {
       not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
   EXPECT_EQ(zero_refusal("\"zero_hpz_partition_size\": 8").code, ErrorCode::kUnsupported);
   EXPECT_EQ(zero_refusal("\"mics_shard_size\": 4").code, ErrorCode::kUnsupported);
-  EXPECT_EQ(zero_refusal("\"leaf_module\": {\"names\": [\"experts\"]}").code, ErrorCode::kUnsupported);
   EXPECT_EQ(zero_refusal("\"zenflow\": {}"), not_there("`zero_optimization.zenflow` = {} is not there yet; remove it"));
 }
 
@@ -149,6 +148,19 @@ TEST(Zero, NamesUnknownKeysAtAnyDepth) {
 TEST(Zero, ReadsIgnoreUnusedParameters) {
   EXPECT_TRUE(read_with("\"zero_optimization\": {}").ignore_unused_parameters);
   EXPECT_FALSE(read_with("\"zero_optimization\": {\"ignore_unused_parameters\": false}").ignore_unused_parameters);
+}
+
+TEST(Zero, ReadsLeafModulesAsOneTextOrAList) {
+  const LeafModuleOptions leaves =
+      read_with(R"("zero_optimization": {"leaf_module": {"classes": "Moe", "names": ["a.b", "c"]}})").leaf_modules;
+  EXPECT_EQ(leaves.classes, std::vector<std::string>{"Moe"});
+  EXPECT_EQ(leaves.names, (std::vector<std::string>{"a.b", "c"}));
+  EXPECT_TRUE(leaves.name_suffixes.empty());
+  EXPECT_EQ(read_with("\"zero_optimization\": {}").leaf_modules, LeafModuleOptions());
+  EXPECT_EQ(zero_refusal(R"("leaf_module": {"class": "Moe"})"),
+            wrong("unknown key `zero_optimization.leaf_module.class`. Did you mean `classes`?"));
+  EXPECT_EQ(zero_refusal(R"("leaf_module": {"names": 3})"),
+            wrong("`zero_optimization.leaf_module.names` is 3; expected a list of strings"));
 }
 
 TEST(TriremeSection, ReadsThePagersOwnKeys) {

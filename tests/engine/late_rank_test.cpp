@@ -40,7 +40,7 @@ TEST(ARankThatSavesAlone, IsNamedWithTheMethod) {
             }
           };
           const std::string text = error_of<CommError>(go_on);
-          EXPECT_SAYS(text, "in save_checkpoint") << "stage " << stage << ", rank " << rank.id();
+          EXPECT_SAYS(text, "in save_checkpoint") << " at stage " << stage << ", rank " << rank.id();
         },
         {.timeout = 1s});
     EXPECT_FALSE(std::filesystem::exists(folder.path() / "latest"));

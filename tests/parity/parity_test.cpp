@@ -12,43 +12,18 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/support/models.h"
+#include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/engine.h"
-#include "trireme/models/llama.h"
 
 namespace trireme {
 namespace {
 
-using testing::MicroBatch;
-using testing::TrainedModel;
-
-struct ModelCase {
-  std::string name;
-  std::function<TrainedModel()> make;  ///< the same weights at every call
-};
-
-TrainedModel make_llama() {
-  auto net = std::make_shared<LlamaImpl>(LlamaOptions{.vocab_size = 13,
-                                                      .hidden_size = 16,
-                                                      .intermediate_size = 24,
-                                                      .num_hidden_layers = 2,
-                                                      .num_attention_heads = 2,
-                                                      .num_key_value_heads = 1,
-                                                      .max_position_embeddings = 16});
-  testing::draw_weights(*net);
-  return {net, [net](const MicroBatch& batch) {
-            const at::Tensor tokens = testing::tokens_of(batch, 13, {2, 9});
-            return net->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8));
-          }};
-}
+using namespace testing;
 
 /// An MLP, a conv net with BatchNorm, a Llama, and a model with tied, repeated, unused and frozen parameters.
 std::vector<ModelCase> model_cases() {
-  return {{"Mlp", testing::make_mlp},
-          {"ConvNet", testing::make_conv_net},
-          {"Llama", make_llama},
-          {"TiedNet", testing::make_tied_net}};
+  return {{"Mlp", make_mlp}, {"ConvNet", make_conv_net}, {"Llama", make_llama}, {"TiedNet", make_tied_net}};
 }
 
 constexpr int kSteps = 10;
@@ -60,18 +35,6 @@ struct Setting {
   at::ScalarType dtype = at::kFloat;
 };
 
-struct Variant {
-  const char* name;
-  int stage;
-  GatherPolicy gather;
-};
-
-const std::vector<Variant> kVariants = {{"stage 0", 0, GatherPolicy::kAuto},
-                                        {"stage 1", 1, GatherPolicy::kAuto},
-                                        {"stage 2", 2, GatherPolicy::kAuto},
-                                        {"stage 3 shared", 3, GatherPolicy::kShared},
-                                        {"stage 3 copy", 3, GatherPolicy::kCopy}};
-
 /// What training leaves: losses by micro-batch, norms of the gradients by step, and weights and buffers by name.
 struct Outcome {
   std::vector<double> losses;
@@ -82,8 +45,7 @@ struct Outcome {
 OptimizerOptions optimizer_options() { return {.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05}; }
 
 std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value().detach().clone();
+  std::map<std::string, at::Tensor> tensors = parameters_of(module);
   for (const auto& item : module.named_buffers()) tensors[item.key()] = item.value().detach().clone();
   return tensors;
 }
@@ -94,11 +56,7 @@ Config config_of(const Setting& setting, const Variant& variant) {
   config.optimizer = optimizer_options();
   config.precision.weight_dtype = setting.dtype;
   config.gradient_clipping = kMaxNorm;
-  config.pager.stage = variant.stage;
-  config.pager.gather = variant.gather;
-  config.pager.poison = true;
-  config.pager.units.merge_below_bytes = 0;  // several units in a small model
-  config.pager.live_bytes = 0;               // release as early as possible
+  config.pager = harsh_policy(variant);
   return config;
 }
 

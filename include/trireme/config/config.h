@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "trireme/base/json.h"
 #include "trireme/optim/optimizer.h"
@@ -27,6 +28,17 @@ struct BatchSizes {
 /// What happens when ranks save under different tags.
 enum class TagValidation { kIgnore, kWarn, kFail };
 
+/// Modules whose parameters are gathered all together at stage 3, because ranks may use different parts of them.
+struct LeafModuleOptions {
+  /// Class names, with or without what stands before the last "." or "::"; libtorch's "Impl" may be left out.
+  std::vector<std::string> classes = {"transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+                                      "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+                                      "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock"};
+  std::vector<std::string> names = {};          ///< as named_modules() has them
+  std::vector<std::string> name_suffixes = {};  ///< of those names
+  bool operator==(const LeafModuleOptions&) const = default;
+};
+
 struct Config {
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
@@ -37,6 +49,7 @@ struct Config {
   /// Largest global L2 norm of the gradients; 0 switches clipping off. On by default, as there.
   double gradient_clipping = 1.0;
   PagerPolicy pager;
+  LeafModuleOptions leaf_modules;
   /// False: a trainable parameter that gets no gradient in a step is an error.
   bool ignore_unused_parameters = true;
   /// A progress line every so many optimizer steps; 0 never.

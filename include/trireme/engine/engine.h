@@ -159,6 +159,9 @@ class Engine {
   void skip(const Window& window);
   void finish_step();
   void start_window();
+  // In the deterministic mode random numbers are a function of the micro-batch's global index.
+  void agree_on_micro_batch_seed();
+  void seed_micro_batch() const;
   void require_no_window(const char* call) const;
 
   /// What users wrote into weights since the last step counts, for the masters too. Collective.
@@ -182,6 +185,7 @@ class Engine {
 
   double lr_ = 0;
   TrainingProgress progress_;
+  uint64_t micro_batch_seed_ = 0;   ///< deterministic mode: rank 0's seed at initialize()
   int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
   bool has_backward_ = false;       ///< the window holds gradients
   std::optional<bool> boundary_;    ///< said by the user

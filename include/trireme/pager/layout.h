@@ -49,6 +49,9 @@ struct UnitRules {
   /// Parameters whose names share the text up to and including the first match of one of these are one unit; others are
   /// grouped by the module that holds them. Default: a repeated block such as `layers.7.`.
   std::vector<std::string> patterns = {"(^|\\.)[0-9]+\\."};
+  /// Modules, by name, whose parameters are gathered all together, whatever the patterns say: for parts that a rank may
+  /// use or not, such as the experts of a mixture. Of nested ones the outermost counts.
+  std::vector<std::string> leaves = {};
   /// Neighbouring units smaller than this are merged, so that small layers do not cost a collective each.
   int64_t merge_below_bytes = 1 << 16;
   bool operator==(const UnitRules&) const = default;
@@ -59,6 +62,8 @@ struct Layout {
   std::vector<UnitLayout> units;
   std::vector<int> unit_of;       ///< parameter index -> unit index
   std::vector<int> placement_of;  ///< parameter index -> position in its unit's `parameters`
+  /// By unit: all units of its leaf, itself included (they differ in dtype or in being trained); empty where alone.
+  std::vector<std::vector<int>> leaf_mates;
 
   const Placement& placement(int parameter) const {
     return units[unit_of[parameter]].parameters[placement_of[parameter]];

@@ -30,6 +30,10 @@ struct PagerPolicy {
   int64_t prefetch_bytes = 64 << 20;
   /// Gradients are summed over ranks and micro-batches in this dtype (fp32 or the parameter's own).
   at::ScalarType accumulation_dtype = at::kFloat;
+  /// Gradients are summed as one left fold over the window's micro-batches, the ranks of a micro-step in order, and
+  /// norms over fixed blocks: the same bits at any number of ranks and any stage. Needs end_backward() at the end of
+  /// each micro-step, and one gradient per parameter in it. Reduces in each micro-step at every stage.
+  bool deterministic = false;
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
   UnitRules units = {};

@@ -7,7 +7,22 @@
 namespace trireme::comm {
 namespace {
 
-using CallerWords = std::array<int64_t, sizeof(CallerName) / sizeof(int64_t)>;
+// Texts are kept as words, which peers may read while they are overwritten.
+template <class Text>
+using Words = std::array<int64_t, sizeof(Text) / sizeof(int64_t)>;
+
+template <class Text>
+void store(std::atomic<int64_t>* to, const Text& text) {
+  const auto words = std::bit_cast<Words<Text>>(text);
+  for (size_t i = 0; i < words.size(); ++i) to[i].store(words[i], std::memory_order_relaxed);
+}
+
+template <class Text>
+Text load(const std::atomic<int64_t>* from) {
+  Words<Text> words;
+  for (size_t i = 0; i < words.size(); ++i) words[i] = from[i].load(std::memory_order_relaxed);
+  return std::bit_cast<Text>(words);
+}
 
 constexpr size_t kPageBytes = 4096;
 size_t up_to_page(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
@@ -27,21 +42,20 @@ void CallRecord::write(const Call& call) {
   const int64_t packed = (static_cast<int64_t>(call.root) << 32) | (static_cast<int64_t>(call.kind) << 16) |
                          (static_cast<int64_t>(call.dtype) << 8) | static_cast<int64_t>(call.op);
   rest.store(packed, std::memory_order_relaxed);
-  const auto words = std::bit_cast<CallerWords>(call.caller);
-  for (size_t i = 0; i < words.size(); ++i) caller[i].store(words[i], std::memory_order_relaxed);
+  store(subject, call.subject);
+  store(caller, call.caller);
 }
 
 Call CallRecord::read() const {
   const int64_t packed = rest.load(std::memory_order_relaxed);
-  CallerWords words;
-  for (size_t i = 0; i < words.size(); ++i) words[i] = caller[i].load(std::memory_order_relaxed);
   return {.kind = static_cast<CallKind>((packed >> 16) & 0xff),
           .dtype = static_cast<at::ScalarType>((packed >> 8) & 0xff),
           .op = static_cast<ReduceOp>(packed & 0xff),
           .root = static_cast<int>(packed >> 32),
           .numel = numel.load(std::memory_order_relaxed),
           .seq = seq.load(std::memory_order_relaxed),
-          .caller = std::bit_cast<CallerName>(words)};
+          .subject = load<Subject>(subject),
+          .caller = load<CallerName>(caller)};
 }
 
 FabricLayout::FabricLayout(int size) : size_(size) {

@@ -33,6 +33,7 @@ struct alignas(kLineBytes) CallRecord {
   std::atomic<int64_t> seq;
   std::atomic<int64_t> numel;
   std::atomic<int64_t> rest;  ///< kind, dtype, op, root: one byte each, root in the upper half
+  std::atomic<int64_t> subject[sizeof(Subject) / sizeof(int64_t)];
   std::atomic<int64_t> caller[sizeof(CallerName) / sizeof(int64_t)];
 
   void write(const Call& call);

@@ -96,6 +96,11 @@ std::string Fabric::title(int rank) const {
 }
 
 std::string Fabric::last_seen(int rank) const {
+  const std::string here = last_seen_here(rank);
+  return options_.last_seen_in_parent ? str(here, "; ", options_.last_seen_in_parent(rank)) : here;
+}
+
+std::string Fabric::last_seen_here(int rank) const {
   const RankControl& peer = control(rank);
   if (peer.state.load(std::memory_order_acquire) == RankState::kAbsent) return str("rank ", rank, " has not joined");
   const int64_t started = peer.started.load(std::memory_order_acquire);

@@ -22,6 +22,8 @@ struct FabricOptions {
   std::string name;
   Place place;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Where a rank of this group was last seen in the group that it was split from; empty for a world.
+  std::function<std::string(int rank)> last_seen_in_parent = {};
 };
 
 /// How long to poll before sleeping. A thread that works in the background must not take a core from the one that
@@ -77,7 +79,7 @@ class Fabric {
 
   /// "rank 1 (pid 123)"
   std::string title(int rank) const;
-  /// "rank 1 was last in all_gather #11"
+  /// "rank 1 was last in all_gather #11", and the same of the group that this one was split from.
   std::string last_seen(int rank) const;
 
  private:
@@ -105,6 +107,7 @@ class Fabric {
   /// What keeps `wait` from ever ending. To look at the processes costs a system call per peer.
   enum class Look { kFlags, kProcesses };
   std::unique_ptr<Failure> find_failure(const Wait& wait, Look look, double elapsed_s);
+  std::string last_seen_here(int rank) const;
   Failure timed_out(const Wait& wait, const std::string& context) const;
   /// Who holds up a wait for `peer`: a stopped rank, or the end of the chain of ranks that wait for each other.
   int culprit(int peer) const;

@@ -179,8 +179,14 @@ std::unique_ptr<Group> FabricGroup::split(const std::vector<int>& members, const
   const auto self = std::find(members.begin(), members.end(), rank());
   if (self == members.end()) return nullptr;
   const Place place{static_cast<int>(self - members.begin()), new_size};
-  return std::make_unique<FabricGroup>(provider_, segments[static_cast<size_t>(leader)],
-                                       FabricOptions{.name = name, .place = place, .timeout = timeout()});
+  auto last_seen = [parent = engine_, members](int member) {
+    const int rank = members[static_cast<size_t>(member)];
+    return str("in group '", parent->fabric().name(), "' ", parent->fabric().last_seen(rank));
+  };
+  return std::make_unique<FabricGroup>(
+      provider_, segments[static_cast<size_t>(leader)],
+      FabricOptions{
+          .name = name, .place = place, .timeout = timeout(), .last_seen_in_parent = std::move(last_seen)});
 }
 
 void FabricGroup::wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) {

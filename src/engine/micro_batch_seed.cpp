@@ -1,0 +1,38 @@
+// Random numbers in the deterministic mode: each micro-batch draws from a stream of its own, whichever rank runs it.
+#include <ATen/ops/from_blob.h>
+
+#include "engine/generator_state.h"
+#include "trireme/engine/engine.h"
+#include "trireme/intercept.h"
+
+namespace trireme {
+
+namespace {
+
+/// SplitMix64: neighbouring indices get streams that have nothing in common.
+uint64_t mix(uint64_t seed, uint64_t index) {
+  uint64_t value = seed + (index + 1) * 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+void Engine::agree_on_micro_batch_seed() {
+  if (!config_.pager.deterministic) return;
+  micro_batch_seed_ = generator_seed();
+  at::Tensor seed =
+      at::from_blob(&micro_batch_seed_, {sizeof(micro_batch_seed_)}, at::TensorOptions().dtype(at::kByte));
+  group_.broadcast(seed, 0).wait();
+  seed_micro_batch();
+}
+
+void Engine::seed_micro_batch() const {
+  if (!config_.pager.deterministic) return;
+  const int64_t before_window = progress_.global_samples / train_micro_batch_size_per_gpu();
+  const int64_t index = before_window + window_micro_steps_ * group_.size() + group_.rank();
+  manual_seed(mix(micro_batch_seed_, static_cast<uint64_t>(index)));
+}
+
+}  // namespace trireme
