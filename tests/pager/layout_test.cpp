@@ -45,6 +45,17 @@ TEST(Layout, GroupsByTheFirstPatternThatMatches) {
   EXPECT_EQ(unit_names(layout), (Names{"encoder", "decoder.0", "decoder.1"}));
 }
 
+TEST(Layout, MakesOneUnitOfALeafWhateverThePatternsSay) {
+  UnitRules rules{.merge_below_bytes = 0, .leaves = {"moe.experts", "moe"}};
+  std::vector<ParameterSpec> parameters =
+      specs({{"in.w", 4}, {"moe.gate.w", 4}, {"moe.experts.0.w", 4}, {"moe.experts.1.w", 4}, {"moes.0.w", 4}});
+  EXPECT_EQ(unit_names(make_layout(parameters, 1, rules)), (Names{"in", "moe", "moes.0"}));
+  parameters[2].trainable = false;  // a unit of its own, but gathered with the other
+  const Layout layout = make_layout(parameters, 1, rules);
+  EXPECT_EQ(unit_names(layout), (Names{"in", "moe", "moe", "moes.0"}));
+  EXPECT_EQ(layout.leaf_mates, (std::vector<std::vector<int>>{{}, {1, 2}, {1, 2}, {}}));
+}
+
 TEST(Layout, RefusesAPatternThatIsNoRegularExpressionByName) {
   try {
     make_layout(specs({{"a", 1}}), 1, {.patterns = {"layers.(["}});
