@@ -16,15 +16,19 @@ constexpr Size kTrain = {"train_batch_size", "Train batch size"};
 constexpr Size kMicro = {"train_micro_batch_size_per_gpu", "Micro batch size per gpu"};
 constexpr Size kSteps = {"gradient_accumulation_steps", "Gradient accumulation steps"};
 
-void check_positive(const Size& size, int64_t value) {
-  if (value <= 0) throw ConfigError(str(size.words, ": ", value, " has to be greater than 0"), ErrorCode::kBatchSize);
+/// DeepSpeed's own text, which people search for, and below it key, value and fix as in every other error.
+[[noreturn]] void refuse(Section& top, const std::string& their_text, const std::string& our_text) {
+  throw ConfigError(str(their_text, "\n", top.notes().origin, ": ", our_text), ErrorCode::kBatchSize);
+}
+
+std::string too_small(const Size& size, int64_t value) {
+  return str(size.words, ": ", value, " has to be greater than 0");
 }
 
 int64_t read_size(Section& top, const Size& size) {
   if (!top.has(size.key)) return kAbsent;
-  // DeepSpeed's own text for what is too small.
   const int64_t value = top.integer_or(size.key, kAbsent, {.max = kLargest, .words = "an integer up to 2147483647"});
-  check_positive(size, value);
+  if (value <= 0) refuse(top, too_small(size, value), str("`", size.key, "` is ", value, "; expected an integer >= 1"));
   return value;
 }
 
@@ -42,25 +46,33 @@ BatchSizes read_batch_sizes(Section& top, int world_size) {
   int64_t micro = read_size(top, kMicro);
   int64_t steps = read_size(top, kSteps);
   if (train == kAbsent && micro == kAbsent)
-    throw ConfigError("Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
-                      ErrorCode::kBatchSize);
+    refuse(top, "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
+           str("`", kMicro.key, "` is missing; set it to the samples of one rank's forward pass"));
 
+  const auto refuse_small_train = [&](const Size& derived, const std::string& other, int64_t least) {
+    refuse(top, too_small(derived, 0),
+           str("`", kTrain.key, "` is ", train, ", which is not enough for ", world_size,
+               world_size == 1 ? " rank" : " ranks", other, "; set it to ", least, " or a multiple of that"));
+  };
   if (train != kAbsent && micro != kAbsent) {
     if (steps == kAbsent) steps = train / micro / world_size;
+    if (steps == 0) refuse_small_train(kSteps, str(" with micro-batches of ", micro), product(micro, 1, world_size));
   } else {
     if (steps == kAbsent) steps = 1;
     if (micro == kAbsent) micro = train / world_size / steps;
+    if (micro == 0)
+      refuse_small_train(kMicro, steps == 1 ? "" : str(" and ", steps, " accumulation steps"),
+                         product(1, steps, world_size));
     if (train == kAbsent) train = product(micro, steps, world_size);
   }
-  check_positive(kMicro, micro);
-  check_positive(kSteps, steps);
   const int64_t expected = product(micro, steps, world_size);
   if (train != expected)
-    throw ConfigError(str("Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
-                          "gradient_acc_step * world_size ",
-                          train, " != ", micro, " * ", steps, " * ", world_size, "\nSet train_batch_size to ", expected,
-                          ", or leave one of the three out: it follows from the other two."),
-                      ErrorCode::kBatchSize);
+    refuse(top,
+           str("Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+               "gradient_acc_step * world_size ",
+               train, " != ", micro, " * ", steps, " * ", world_size),
+           str("`", kTrain.key, "` is ", train, "; set it to ", expected,
+               ", or leave one of the three out: it follows from the other two"));
   return {.train_batch_size = train, .train_micro_batch_size_per_gpu = micro, .gradient_accumulation_steps = steps};
 }
 

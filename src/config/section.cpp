@@ -16,6 +16,15 @@ std::string lower(std::string text) {
   return text;
 }
 
+/// What other libraries call a key, where no edit leads from one name to the other.
+std::string name_here(const std::string& key) {
+  static const std::map<std::string, std::string> names = {{"learning_rate", "lr"},
+                                                           {"batch_size", "train_batch_size"},
+                                                           {"micro_batch_size", "train_micro_batch_size_per_gpu"}};
+  const auto found = names.find(key);
+  return found == names.end() ? key : found->second;
+}
+
 bool reads_as_absent(const Json& value) { return value.is_null() || (value.is_string() && value == "auto"); }
 
 /// Whole numbers may be written as 5e8. What is beyond int64_t saturates, so that an infinite budget is the largest
@@ -168,7 +177,7 @@ void Section::finish() const {
   const std::vector<std::string> known(known_.begin(), known_.end());
   for (const auto& item : object_.items()) {
     if (known_.contains(item.key())) continue;
-    const std::string hint = did_you_mean(item.key(), known);
+    const std::string hint = did_you_mean(name_here(item.key()), known);
     refuse(str("unknown key `", path_of(item.key()), "`.",
                hint.empty() ? " Remove it; docs/config.md lists all keys." : hint));
   }

@@ -46,9 +46,12 @@ TEST(Batch, ReadsAutoAndNullAsAbsent) {
 }
 
 TEST(Batch, NeedsOneOfTheTwoSizes) {
-  const std::string text = "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided";
+  const std::string text =
+      "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided\n"
+      "<string>: `train_micro_batch_size_per_gpu` is missing; set it to the samples of one rank's forward pass";
   EXPECT_EQ(batch_error("{}", 2), text);
   EXPECT_EQ(batch_error(R"({"gradient_accumulation_steps": 2})", 2), text);
+  EXPECT_EQ(batch_error(R"({"train_batch_size": "auto"})", 2), text);
 }
 
 TEST(Batch, RefusesATripleThatDoesNotMultiplyOut) {
@@ -57,7 +60,7 @@ TEST(Batch, RefusesATripleThatDoesNotMultiplyOut) {
                   2),
       "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
       "world_size 32 != 2 * 2 * 2\n"
-      "Set train_batch_size to 8, or leave one of the three out: it follows from the other two.");
+      "<string>: `train_batch_size` is 32; set it to 8, or leave one of the three out: it follows from the other two");
 }
 
 TEST(Batch, RefusesADerivedSizeThatLosesARemainder) {
@@ -68,17 +71,31 @@ TEST(Batch, RefusesADerivedSizeThatLosesARemainder) {
 }
 
 TEST(Batch, RefusesSizesThatAreNotPositive) {
-  EXPECT_EQ(batch_error(R"({"train_batch_size": 0})", 1), "Train batch size: 0 has to be greater than 0");
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 0})", 1),
+            "Train batch size: 0 has to be greater than 0\n"
+            "<string>: `train_batch_size` is 0; expected an integer >= 1");
   EXPECT_EQ(batch_error(R"({"train_micro_batch_size_per_gpu": -1})", 1),
-            "Micro batch size per gpu: -1 has to be greater than 0");
+            "Micro batch size per gpu: -1 has to be greater than 0\n"
+            "<string>: `train_micro_batch_size_per_gpu` is -1; expected an integer >= 1");
   EXPECT_EQ(batch_error(R"({"train_batch_size": 2, "gradient_accumulation_steps": 0})", 1),
-            "Gradient accumulation steps: 0 has to be greater than 0");
+            "Gradient accumulation steps: 0 has to be greater than 0\n"
+            "<string>: `gradient_accumulation_steps` is 0; expected an integer >= 1");
 }
 
 TEST(Batch, RefusesDerivedSizesOfZero) {
-  EXPECT_EQ(batch_error(R"({"train_batch_size": 2})", 4), "Micro batch size per gpu: 0 has to be greater than 0");
-  EXPECT_EQ(batch_error(R"({"train_batch_size": 2, "train_micro_batch_size_per_gpu": 4})", 1),
-            "Gradient accumulation steps: 0 has to be greater than 0");
+  EXPECT_EQ(batch_error(R"({"train_batch_size": 2})", 4),
+            "Micro batch size per gpu: 0 has to be greater than 0\n"
+            "<string>: `train_batch_size` is 2, which is not enough for 4 ranks; set it to 4 or a multiple of that");
+  EXPECT_EQ(
+      batch_error(R"({"train_batch_size": 5, "gradient_accumulation_steps": 3})", 2),
+      "Micro batch size per gpu: 0 has to be greater than 0\n"
+      "<string>: `train_batch_size` is 5, which is not enough for 2 ranks and 3 accumulation steps; set it to 6 or "
+      "a multiple of that");
+  EXPECT_EQ(
+      batch_error(R"({"train_batch_size": 2, "train_micro_batch_size_per_gpu": 4})", 1),
+      "Gradient accumulation steps: 0 has to be greater than 0\n"
+      "<string>: `train_batch_size` is 2, which is not enough for 1 rank with micro-batches of 4; set it to 4 or a "
+      "multiple of that");
 }
 
 TEST(Batch, DoesNotOverflow) {

@@ -99,6 +99,15 @@ TEST(Config, NeverPrintsWhenStepsPerPrintIsInfinite) {
             wrong("`steps_per_print` is \"often\"; expected an integer >= 0 (0 or an infinity: never)"));
 }
 
+TEST(Config, KnowsWhatOthersCallAKey) {
+  EXPECT_EQ(refusal_of(R"("optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1}})"),
+            wrong("unknown key `optimizer.params.learning_rate`. Did you mean `lr`?"));
+  EXPECT_EQ(refusal_of("\"micro_batch_size\": 2"),
+            wrong("unknown key `micro_batch_size`. Did you mean `train_micro_batch_size_per_gpu`?"));
+  EXPECT_EQ(refusal_of("\"learning_rate\": 0.1"),
+            wrong("unknown key `learning_rate`. Remove it; docs/config.md lists all keys."));
+}
+
 TEST(Config, NamesUnknownKeys) {
   EXPECT_EQ(refusal_of("\"zero_optimisation\": {}"),
             wrong("unknown key `zero_optimisation`. Did you mean `zero_optimization`?"));
