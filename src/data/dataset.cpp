@@ -61,13 +61,13 @@ SplitPieces split(std::vector<TokenPiece> pieces, const DataOptions& o) {
   return split_files(std::move(pieces), o.held_out_fraction, o.seed);
 }
 
-TokenDataset make_dataset(std::vector<TokenPiece> pieces, const DataOptions& o, const char* what, const char* fix) {
+TokenDataset make_dataset(std::vector<TokenPiece> pieces, const DataOptions& o, const char* what) {
   auto stream = std::make_shared<const TokenStream>(std::move(pieces));
   TokenDataset dataset(stream, o.seq);
   if (dataset.size() == 0) {
     throw DataError(trireme::str("data path `", o.path, "`: the ", what, " split has ", stream->tokens(), " tokens in ",
                                  stream->pieces().size(), " files, but one sample needs seq + 1 = ", o.seq + 1,
-                                 "; give more data, a smaller seq", fix));
+                                 "; give more data or a smaller seq"));
   }
   return dataset;
 }
@@ -121,11 +121,8 @@ DataSplits open_data(const DataOptions& options) {
   auto opened = open_files(options);
   auto parts = split(std::move(opened.pieces), options);
   DataSplits splits;
-  splits.train = make_dataset(std::move(parts.train), options, "training", " or a smaller held_out_fraction");
-  if (options.held_out_fraction > 0) {
-    splits.held_out = make_dataset(std::move(parts.held_out), options, "held-out",
-                                   ", a larger held_out_fraction, or held_out_fraction=0 for no held-out set");
-  }
+  splits.train = make_dataset(std::move(parts.train), options, "training");
+  if (options.held_out_fraction > 0) splits.held_out = make_dataset(std::move(parts.held_out), options, "held-out");
   splits.vocab_size = opened.format == DataFormat::kBytes ? kByteVocabSize : options.vocab_size;
   splits.format = opened.format;
   splits.skipped_files = opened.skipped_files;

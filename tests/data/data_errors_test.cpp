@@ -41,7 +41,7 @@ TEST(DataErrors, AHeldOutSplitWithoutASampleIsNamed) {
   const TemporaryFolder folder;
   const auto path = folder.write("a.txt", std::string(100, 'a'));
   expect_data_error({.path = path, .seq = 20, .held_out_fraction = 0.1},
-                    {"held-out split has 11 tokens", "held_out_fraction=0"});
+                    {"held-out split has 11 tokens", "give more data or a smaller seq"});
 }
 
 TEST(DataErrors, ATokenBeyondTheVocabularyIsNamedWithItsPlace) {
