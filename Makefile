@@ -56,7 +56,7 @@ check: setup ## layers, budgets, format
 format: setup ## apply clang-format
 	@tools/check_format --apply
 
-install: build ## install headers, libtrireme.so, the program and the CMake package (PREFIX=/usr/local)
+install: program ## install headers, libtrireme.so, the program and the CMake package (PREFIX=/usr/local)
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean: ## remove the builds, not .venv

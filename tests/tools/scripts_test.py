@@ -1,0 +1,82 @@
+"""scripts/ and the Makefile, with stand-ins for what they run."""
+import os
+import pathlib
+import pty
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+ECHO = '#!/bin/sh\necho "$@"\n'
+
+
+def run(*command, environment=None):
+    done = subprocess.run([str(word) for word in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env={**os.environ, **(environment or {})})
+    return done.returncode, done.stdout
+
+
+def run_on_terminal(*command):
+    """What `command` prints when its output is a terminal."""
+    main, side = pty.openpty()
+    with subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=side, stderr=side) as process:
+        os.close(side)
+        out = b""
+        try:
+            while piece := os.read(main, 4096):
+                out += piece
+        except OSError:  # how Linux tells that the last writer is gone
+            pass
+        os.close(main)
+    return process.returncode, out.decode().replace("\r\n", "\n")
+
+
+class Scripts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="trireme-scripts-")
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name).resolve()
+        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def test_train_passes_flags_on_behind_its_own(self):
+        self.write(".venv/bin/python", "#!/bin/sh\necho /the/library\n")
+        self.write("build/debug/bin/trireme", ECHO)
+        status, out = run(self.root / "scripts/train", "--steps", "9", "--prompt", "a b", environment={"PRESET": "debug"})
+        self.assertEqual(status, 0, out)
+        own, flags = out.splitlines()[1].split(" --steps 9 ")
+        self.assertEqual(flags, "--prompt a b")
+        for words in ("train --config examples/train/ds_config.json", "--data /the/library/*.py", "--ranks 2"):
+            self.assertIn(words, own)
+
+    # A .venv in which everything that scripts/setup asks for is there, but not yet stamped as complete.
+    def venv(self):
+        self.write(".venv/bin/pip", f"#!{self.root}/.venv/bin/python\n")
+        self.write(".venv/bin/python", '#!/bin/sh\n[ "$3" != install ] || echo "$@"\n')
+
+    def test_setup_shows_the_download_to_who_watches_it(self):
+        self.venv()
+        status, out = run_on_terminal(self.root / "scripts/setup")
+        self.assertEqual(status, 0, out)
+        self.assertRegex(out, r"-m pip install (?!--quiet)")
+        shutil.rmtree(self.root / ".venv")
+        self.venv()
+        status, out = run(self.root / "scripts/setup")
+        self.assertEqual(status, 0, out)
+        self.assertIn("-m pip install --quiet ", out)
+
+    def test_make_install_builds_the_library_and_the_program_alone(self):
+        status, out = run("make", "-n", "-C", ROOT, "install")
+        self.assertEqual(status, 0, out)
+        self.assertEqual(re.findall(r"cmake --build .* -j \d+ *(.*)", out), ["--target trireme_program"])
+
+
+if __name__ == "__main__":
+    unittest.main()
