@@ -45,7 +45,7 @@ void declare(CLI::App& app, EstimateFlags& flags) {
   parameters->excludes(model)->group("Model");
   model->group("Model");
   app.add_option("--dtype", flags.dtype, "of the weights: fp32 or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}).description(""))
+      ->check(one_of({"fp32", "bf16"}))
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Model");
@@ -57,7 +57,7 @@ void declare(CLI::App& app, EstimateFlags& flags) {
             {.least = 0, .most = 3})
       ->group("Ranks");
   app.add_option("--accumulation", flags.accumulation, "dtype that gradients are summed in: fp32, bf16 or both")
-      ->check(CLI::IsMember({"fp32", "bf16", "both"}).description(""))
+      ->check(one_of({"fp32", "bf16", "both"}))
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Ranks");
@@ -75,29 +75,6 @@ EstimateRequest request_of(const EstimateFlags& flags) {
   if (flags.accumulation == "fp32") request.accumulation_dtypes = {at::kFloat};
   if (flags.accumulation == "bf16") request.accumulation_dtypes = {at::kBFloat16};
   return request;
-}
-
-// 1234567890 -> "1.23 GB"
-std::string amount(int64_t bytes) {
-  constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB", "PB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.*f %s", unit == 0 ? 0 : 2, value, kUnits[unit]);
-  return text;
-}
-
-void print_stage(const Estimate& estimate, int stage) {
-  std::printf("ZeRO stage %d, model states per rank\n\n%6s  %-12s %12s %12s %12s %12s %12s\n", stage, "ranks",
-              "accumulation", "weights", "gradients", "masters", "optimizer", "total");
-  for (const auto& row : estimate.rows) {
-    const auto& states = row.by_stage[static_cast<size_t>(stage)];
-    std::printf("%6d  %-12s %12s %12s %12s %12s %12s\n", row.world,
-                row.accumulation_dtype == at::kFloat ? "fp32" : "bf16", amount(states.weight_bytes).c_str(),
-                amount(states.gradient_bytes).c_str(), amount(states.master_bytes).c_str(),
-                amount(states.optimizer_bytes).c_str(), amount(states.total()).c_str());
-  }
 }
 
 Json json_of(const Estimate& estimate, std::optional<int> stage) {
@@ -121,10 +98,8 @@ int run_estimate(const EstimateFlags& flags) {
   const auto result = estimate(parameters, request_of(flags));
   if (flags.json) {
     std::printf("%s\n", json_of(result, flags.stage).dump(2).c_str());
-  } else if (flags.stage) {
-    print_stage(result, *flags.stage);
   } else {
-    std::printf("%s", to_table(result).c_str());
+    std::printf("%s", (flags.stage ? to_table(result, *flags.stage) : to_table(result)).c_str());
   }
   return kDone;
 }

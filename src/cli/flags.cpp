@@ -1,8 +1,10 @@
 #include "cli/flags.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "trireme/base/error.h"
+#include "trireme/base/suggest.h"
 
 namespace trireme::cli {
 namespace {
@@ -38,6 +40,18 @@ CLI::Validator real_number(const RealRange& range) {
         const bool bounded = range.most < std::numeric_limits<double>::max();
         return str("'", text, "' is not a number ", bounded ? "from " : "of at least ", range.least,
                    bounded ? str(" to ", range.most) : "");
+      },
+      "");
+}
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  return CLI::Validator(
+      [names](const std::string& text) {
+        if (std::find(names.begin(), names.end(), text) != names.end()) return std::string();
+        std::string list;
+        for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+        const auto hint = did_you_mean(text, names);
+        return str("'", text, "' is none of ", list, hint.empty() ? "" : ".", hint);
       },
       "");
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "trireme/base/error.h"
 
@@ -26,6 +27,9 @@ struct RealRange {
 CLI::Validator whole_number(const WholeRange& range);
 /// Refuses what is no finite number of `range`; accepts 7.5e9.
 CLI::Validator real_number(const RealRange& range);
+
+/// Refuses what is none of `names`: "--dtype: 'fp16' is none of fp32, bf16".
+CLI::Validator one_of(const std::vector<std::string>& names);
 
 /// A flag with a whole number, shown as `N` in --help. `Target` is an integer or an optional of one.
 template <class Target>

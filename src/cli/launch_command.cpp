@@ -69,7 +69,7 @@ void declare(CLI::App& app, LaunchFlags& flags) {
   app.add_option_function<std::string>(
          "--prefix", [&flags, prefixes](const std::string& name) { flags.prefix = prefixes.at(name); },
          "whose lines open with [rank N]: all, others (not rank 0's), none (default: all)")
-      ->check(CLI::IsMember({"all", "others", "none"}).description(""))
+      ->check(one_of({"all", "others", "none"}))
       ->type_name("WHICH")
       ->group("Output");
   add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL", {.most = 1e6})

@@ -39,6 +39,24 @@ std::string words_for(const OptimizerOptions& optimizer) {
   return str(optimizer_name(optimizer.kind), has_momentum ? " with momentum" : "");
 }
 
+Unit unit_for_bytes(int64_t largest) {
+  return unit_for(static_cast<double>(largest), {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1, "bytes"}});
+}
+
+/// "7.5 B parameters, bf16 weights, AdamW: model states per rank"
+std::string heading(const Estimate& estimate) {
+  const auto parameters = static_cast<double>(estimate.parameters);
+  const Unit count = unit_for(parameters, {{1e12, " T"}, {1e9, " B"}, {1e6, " M"}, {1e3, " k"}, {1, ""}});
+  return str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
+             " weights, ", words_for(estimate.request.optimizer), ": model states per rank");
+}
+
+std::string row_of(const EstimateRow& row, const std::vector<int64_t>& bytes, const Unit& unit) {
+  std::string text = right(std::to_string(row.world), 6) + right(short_name(row.accumulation_dtype), 14);
+  for (const int64_t one : bytes) text += right(figure(static_cast<double>(one) / unit.size), 10);
+  return text + "\n";
+}
+
 Json states_json(const ModelStates& states) {
   return {{"weight_bytes", states.weight_bytes},
           {"gradient_bytes", states.gradient_bytes},
@@ -53,20 +71,28 @@ std::string to_table(const Estimate& estimate) {
   int64_t largest = 0;
   for (const EstimateRow& row : estimate.rows)
     for (const ModelStates& states : row.by_stage) largest = std::max(largest, states.total());
-  const auto parameters = static_cast<double>(estimate.parameters);
-  const Unit count = unit_for(parameters, {{1e12, " T"}, {1e9, " B"}, {1e6, " M"}, {1e3, " k"}, {1, ""}});
-  const Unit unit =
-      unit_for(static_cast<double>(largest), {{1e12, "TB"}, {1e9, "GB"}, {1e6, "MB"}, {1e3, "kB"}, {1, "bytes"}});
-
+  const Unit unit = unit_for_bytes(largest);
   std::string table =
-      str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
-          " weights, ", words_for(estimate.request.optimizer), ": model states per rank in ", unit.name,
-          "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
+      str(heading(estimate), " in ", unit.name, "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
   for (const EstimateRow& row : estimate.rows) {
-    table += right(std::to_string(row.world), 6) + right(short_name(row.accumulation_dtype), 14);
-    for (const ModelStates& states : row.by_stage)
-      table += right(figure(static_cast<double>(states.total()) / unit.size), 10);
-    table += "\n";
+    std::vector<int64_t> totals;
+    for (const ModelStates& states : row.by_stage) totals.push_back(states.total());
+    table += row_of(row, totals, unit);
+  }
+  return table;
+}
+
+std::string to_table(const Estimate& estimate, int stage) {
+  int64_t largest = 0;
+  for (const EstimateRow& row : estimate.rows) largest = std::max(largest, row.by_stage.at(stage).total());
+  const Unit unit = unit_for_bytes(largest);
+  std::string table = str(heading(estimate), " at ZeRO stage ", stage, " in ", unit.name,
+                          "\n\n ranks  accumulation   weights gradients   masters optimizer     total\n");
+  for (const EstimateRow& row : estimate.rows) {
+    const ModelStates& states = row.by_stage[stage];
+    table += row_of(
+        row, {states.weight_bytes, states.gradient_bytes, states.master_bytes, states.optimizer_bytes, states.total()},
+        unit);
   }
   return table;
 }

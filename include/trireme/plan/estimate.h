@@ -78,6 +78,9 @@ Estimate estimate(const std::vector<ParameterSpec>& parameters, const EstimateRe
 /// bf16 accumulation are 120, 31.4, 16.6 and 1.9 GB.
 std::string to_table(const Estimate& estimate);
 
+/// The parts of one stage, 0 to 3: weights, gradients, masters, optimizer states.
+std::string to_table(const Estimate& estimate, int stage);
+
 /// The same for programs, in bytes.
 Json to_json(const Estimate& estimate);
 
