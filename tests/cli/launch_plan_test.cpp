@@ -72,7 +72,15 @@ TEST(LaunchPlan, RefusesOtherHostsByName) {
   EXPECT_EQ(
       error_text([&] { plan_launch(request, kMachine); }),
       "host 'node8' is not this machine ('node7.cluster'): ranks on more than one host are not supported yet; keep to "
-      "this one with --include node7.cluster");
+      "this one with --include node7");
+  // The advice works.
+  auto heeded = request;
+  heeded.include = "node7";
+  EXPECT_EQ(plan_launch(heeded, kMachine).size(), 1u);
+  const LaunchRequest elsewhere{.hosts = {{"worker-0", {0}}, {"worker-1", {0}}}, .program = {"./prog"}};
+  EXPECT_EQ(error_text([&] { plan_launch(elsewhere, kMachine); }),
+            "host 'worker-0' is not this machine ('node7.cluster'): ranks on more than one host are not supported yet; "
+            "leave the host file out, or write `localhost slots=N` into it");
   const LaunchRequest two_nodes{.nodes = 2, .program = {"./prog"}};
   EXPECT_EQ(error_text([&] { plan_launch(two_nodes, kMachine); }),
             "--num_nodes 2: only 1 host is known; name the others in a --hostfile");

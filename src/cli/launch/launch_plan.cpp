@@ -47,6 +47,17 @@ bool is_this_machine(const std::string& host, const std::string& own_name) {
          host.find_first_not_of("0123456789.") != std::string::npos;
 }
 
+// The fix depends on whether the host file has this machine, under any of its names.
+[[noreturn]] void refuse_host(const std::string& host, const LaunchRequest& request, const LaunchMachine& machine) {
+  const auto own = std::find_if(request.hosts.begin(), request.hosts.end(),
+                                [&](const HostSlots& one) { return is_this_machine(one.host, machine.host_name); });
+  const std::string fix = own != request.hosts.end() ? str("keep to this one with --include ", own->host)
+                                                     : "leave the host file out, or write `localhost slots=N` into it";
+  throw ConfigError(str("host '", host, "' is not this machine ('", machine.host_name,
+                        "'): ranks on more than one host are not supported yet; ", fix),
+                    ErrorCode::kUnsupported);
+}
+
 std::vector<int> slots_to_run(const LaunchRequest& request, const LaunchMachine& machine) {
   auto hosts = select_slots(pool_of(request, machine), request.include, request.exclude);
   if (request.nodes && *request.nodes > static_cast<int>(hosts.size())) {
@@ -56,11 +67,7 @@ std::vector<int> slots_to_run(const LaunchRequest& request, const LaunchMachine&
   }
   if (request.nodes) hosts.resize(*request.nodes);
   for (const auto& one : hosts) {
-    if (is_this_machine(one.host, machine.host_name)) continue;
-    throw ConfigError(str("host '", one.host, "' is not this machine ('", machine.host_name,
-                          "'): ranks on more than one host are not supported yet; keep to this one with --include ",
-                          machine.host_name),
-                      ErrorCode::kUnsupported);
+    if (!is_this_machine(one.host, machine.host_name)) refuse_host(one.host, request, machine);
   }
   if (hosts.size() > 1) {
     throw ConfigError(
