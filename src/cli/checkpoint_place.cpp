@@ -8,6 +8,10 @@ namespace trireme::cli {
 CheckpointPlace find_checkpoint(const std::filesystem::path& path) {
   std::error_code ignored;
   const auto absolute = std::filesystem::weakly_canonical(path, ignored);
+  if (std::filesystem::is_regular_file(absolute, ignored)) {
+    throw ConfigError(str("--checkpoint ", path.string(),
+                          ": this is a file; give the folder of a run, of its checkpoints, or of one checkpoint"));
+  }
   if (!std::filesystem::is_directory(absolute, ignored)) {
     throw ConfigError(str("--checkpoint ", path.string(), ": there is no such folder"));
   }

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
-#include <new>
 #include <optional>
 
 #include "cli/exit_code.h"
+#include "cli/explain.h"
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
 #include "trireme/base/version.h"
@@ -26,9 +26,11 @@ constexpr const char* kFooter =
     "  trireme generate --checkpoint runs/llama-3m --prompt \"def main(\"\n"
     "  trireme launch --num_gpus 4 ./my_program --epochs 3\n"
     "  trireme estimate --params 7.5e9 --world 64\n\n"
-    "Each command has its own --help. Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 another rank "
-    "failed,\n"
-    "130 interrupted (128 + signal).";
+    "Each command has its own --help.";
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 done, 1 failed, 2 wrong use or configuration, 3 another rank failed, 130 interrupted (128 + "
+    "signal).";
 
 int exit_code_of(const Error& error) {
   switch (error.code()) {
@@ -54,9 +56,6 @@ int report(const std::string& name, const std::string& message, int exit_code) {
   return exit_code;
 }
 
-// libtorch's errors carry a stack trace behind their first line.
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 int run_action(const std::string& name, const Action& action, const Invocation& invocation) {
   try {
     const int exit_code = action(invocation);
@@ -66,10 +65,8 @@ int run_action(const std::string& name, const Action& action, const Invocation& 
     const int exit_code = exit_code_of(error);
     const std::string kind = exit_code == kPeerFailed ? str(trireme::name_of(error.code()), ": ") : "";
     return report(name, kind + error.what(), exit_code);
-  } catch (const std::bad_alloc&) {
-    return report(name, "out of memory; use more ranks, a smaller micro-batch or a higher ZeRO stage", kFailed);
   } catch (const std::exception& error) {
-    return report(name, first_line(error.what()), kFailed);
+    return report(name, explain(error), kFailed);
   }
 }
 
@@ -98,17 +95,53 @@ CLI::App& innermost(CLI::App& app) {
   return called.empty() ? app : innermost(*called.front());
 }
 
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
 std::optional<std::string> unexpected_argument(const CLI::App& app) {
   const auto extras = app.remaining(true);
   if (extras.empty()) return std::nullopt;
   const auto& word = extras.front();
   const std::string name = word.substr(0, word.find('='));
-  if (!word.starts_with("-")) return str("unexpected argument '", word, "'");
+  if (!word.starts_with("-")) {
+    const auto commands = command_names(app);
+    if (commands.empty()) return str("unexpected argument '", word, "'");
+    const auto hint = did_you_mean(word, commands);
+    return str("there is no command '", word, "'", hint.empty() ? "; there is: " + joined(commands) : "." + hint);
+  }
   return str("there is no flag ", name, ".", did_you_mean(name, flag_names(app)));
 }
 
 std::string name_of(const CLI::App& app) {
   return app.get_parent() ? name_of(*app.get_parent()) + " " + app.get_name() : app.get_name();
+}
+
+// CLI11's texts where ours say more: the rest of them open with the flag and our validators' words.
+std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const std::string flag = text.substr(0, text.find_first_of(": "));
+  const auto* option = app.get_option_no_throw(flag);
+  if (error.get_name() == "RequiredError" && !option) return str("give a command: ", joined(command_names(app)));
+  if (error.get_name() == "ArgumentMismatch" && option)
+    return str("a value is missing: ", flag, " ", option->get_type_name());
+  if (error.get_name() == "ExcludesError" && option)
+    return str(flag, " and ", text.substr(text.rfind(' ') + 1), " exclude each other; give one");
+  if (error.get_name() == "ConversionError") {  // "Could not convert: --resume = maybe"
+    const auto at = text.find("--");
+    const auto equals = text.find(" = ");
+    if (at != std::string::npos && equals != std::string::npos)
+      return str(text.substr(at, equals - at), " takes no value, but was given '", text.substr(equals + 3), "'");
+  }
+  return text;
 }
 
 class HelpFormatter : public CLI::Formatter {
@@ -118,8 +151,11 @@ class HelpFormatter : public CLI::Formatter {
     const auto positional = app->get_options([](const CLI::Option* option) { return option->get_positional(); });
     const std::string commands = app->get_subcommands({}).empty() ? "" : " COMMAND";
     std::string words = words_;
-    for (const auto* option : positional) words += " " + option->get_type_name();
+    for (const auto* option : positional) words += " " + option->get_name();
     return "Usage: " + name_of(*app) + commands + " [FLAGS]" + words + "\n";
+  }
+  std::string make_footer(const CLI::App* app) const override {
+    return CLI::Formatter::make_footer(app) + "\n" + kExitCodes + "\n";
   }
 
  private:
@@ -128,6 +164,8 @@ class HelpFormatter : public CLI::Formatter {
 
 int run_command(const Command& command, const std::vector<std::string>& arguments) {
   CLI::App app(kDescription, "trireme");
+  // Of a flag that is repeated the last one counts, so that a script's own can be replaced by those behind it.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.formatter(std::make_shared<HelpFormatter>(command.takes_program ? " PROGRAM [ARGUMENTS...]" : ""));
   auto& chosen = *app.add_subcommand(command.name, command.summary);
   chosen.allow_extras();
@@ -151,7 +189,8 @@ int run_command(const Command& command, const std::vector<std::string>& argument
   } catch (const CLI::ParseError& error) {
     const auto unexpected = unexpected_argument(innermost(app));  // a misspelt flag is why a required one is missing
     const auto name = name_of(innermost(app));
-    return report(name, str(unexpected.value_or(error.what()), " (see ", name, " --help)"), kWrongUse);
+    return report(name, str(unexpected.value_or(complaint(innermost(app), error)), " (see ", name, " --help)"),
+                  kWrongUse);
   }
   const auto name = name_of(innermost(app));
   if (const auto unexpected = unexpected_argument(innermost(app))) {
@@ -166,7 +205,9 @@ void print_help() {
     std::cout << "  " << command.name << std::string(12 - std::string(command.name).size(), ' ') << command.summary
               << "\n";
   }
-  std::cout << "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n" << kFooter << "\n";
+  std::cout << "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n"
+            << kFooter << "\n"
+            << kExitCodes << "\n";
 }
 
 }  // namespace

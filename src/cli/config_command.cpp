@@ -4,10 +4,13 @@
 #include <CLI/Formatter.hpp>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/train_setup.h"
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
 
@@ -30,7 +33,7 @@ Action add_config(CLI::App& app) {
   const auto flags = std::make_shared<CheckFlags>();
   auto& check = *app.add_subcommand("check", "Prints the resolved configuration, or the error.");
   check.allow_extras();
-  check.add_option("file", flags->file, "DeepSpeed JSON")->type_name("FILE")->required();
+  check.add_option("FILE", flags->file, "DeepSpeed JSON")->type_name("")->required();
   add_whole(check, "--world", flags->world, "number of ranks, which the batch sizes depend on", {.most = 1'000'000})
       ->capture_default_str();
   check.footer(kFooter);
@@ -38,7 +41,15 @@ Action add_config(CLI::App& app) {
   return [flags](const Invocation&) {
     // All that the reader has to say, hints included, is what was asked for.
     set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
-    const auto config = read_input([&] { return read_config(flags->file, static_cast<int>(flags->world)); });
+    Json json = read_input([&] { return read_json(flags->file); });
+    const auto filled = fill_in_autos(json, {});
+    const auto config = config_from_json(json, static_cast<int>(flags->world), flags->file);
+    for (const auto& one : filled) {
+      std::fprintf(stderr,
+                   "%s: `%s` is \"auto\": `trireme train` fills in %s (%s without it); for a program of your own "
+                   "write a number\n",
+                   flags->file.c_str(), one.key.c_str(), one.source.c_str(), one.value.c_str());
+    }
     std::printf("%s\n", to_text(config).c_str());
     return kDone;
   };

@@ -8,12 +8,15 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/exit_code.h"
+#include "cli/explain.h"
 #include "cli/flags.h"
 #include "cli/launch/launch_machine.h"
 #include "cli/launch/supervisor.h"
+#include "cli/run_lock.h"
 #include "cli/train_setup.h"
 #include "cli/training.h"
 #include "trireme/base/error.h"
@@ -67,6 +70,7 @@ void declare(CLI::App& app, TrainOptions& options) {
   add_whole(app, "--ranks", options.ranks, "processes to start on this machine (default: 1, or those of the launcher)",
             {.most = 4096})
       ->group("Training");
+  app.add_flag("--oversubscribe", options.oversubscribe, "allow more than 8 ranks per core")->group("Training");
   add_whole(app, "--steps", options.steps, "optimizer steps in all")->capture_default_str()->group("Training");
   add_whole(app, "--batch", options.batch,
             "samples per rank and micro-step, if the configuration does not say (default: 8)")
@@ -119,18 +123,30 @@ class QuietLog {
   LogSink before_;
 };
 
+// Each rank takes some 300 MB before it holds a model; on a few cores, a slip of the keyboard takes all memory.
+void check_ranks(const TrainOptions& options, int cores) {
+  constexpr int kMostPerCore = 8;
+  if (options.oversubscribe || *options.ranks <= int64_t{kMostPerCore} * cores) return;
+  throw ConfigError(str("--ranks ", *options.ranks,
+                        ": each rank is a process with memory of its own, and this machine has ", cores,
+                        cores == 1 ? " core" : " cores", "; give at most ", kMostPerCore * cores,
+                        ", or --oversubscribe to start them all the same"));
+}
+
 int start_ranks(const TrainOptions& options, const Invocation& invocation) {
   const auto ranks = static_cast<int>(*options.ranks);
+  const auto machine = this_machine();
+  check_ranks(options, machine.cores);
   std::filesystem::path out;
   {
     const QuietLog quiet;
     out = prepare_training(options, ranks).out;  // so that a mistake is told once, not by every rank
+    const RunLock tried(out);                    // rank 0 takes it again
   }
   std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
   program.insert(program.end(), invocation.arguments.begin(), invocation.arguments.end());
   if (options.out.empty()) program.insert(program.end(), {"--out", out.string()});
-  auto commands =
-      plan_launch({.ranks_per_node = ranks, .kind = ProgramKind::kProgram, .program = program}, this_machine());
+  auto commands = plan_launch({.ranks_per_node = ranks, .kind = ProgramKind::kProgram, .program = program}, machine);
   winsize size{};
   if (isatty(STDERR_FILENO) && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     commands[0].environment.emplace_back("TRIREME_COLUMNS", std::to_string(size.ws_col));
@@ -152,11 +168,15 @@ int train_as_rank(const TrainOptions& options) {
     std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
   });
   try {
-    return run_training(prepare_training(options, world.size), world);
+    const auto setup = prepare_training(options, world.size);
+    world.group->barrier();  // every rank has looked at the folder that rank 0 now takes
+    std::optional<RunLock> lock;
+    if (speaks) lock.emplace(setup.out);
+    return run_training(setup, world);
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    world.group->abort(error.what());  // the others need not wait until they notice
+    world.group->abort(explain(error));  // the others need not wait until they notice
     throw;
   }
 }

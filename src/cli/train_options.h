@@ -17,6 +17,7 @@ struct TrainOptions {
   std::vector<std::string> exclude;  ///< names of files or folders of `data` to leave out
   int64_t seq = 256;
   std::optional<int64_t> ranks;  ///< processes to start; not given: the ones that a launcher started, or 1
+  bool oversubscribe = false;    ///< any number of ranks, whatever the cores
   int64_t steps = 500;
   std::optional<int64_t> batch;  ///< samples per rank and micro-step, where the configuration does not say
   std::optional<double> lr;      ///< in place of the configuration's

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/flags.h"
+#include "cli/resume_check.h"
+#include "cli/run_lock.h"
 #include "trireme/base/error.h"
 
 namespace trireme::cli {
@@ -34,6 +36,14 @@ Json* object_at(Json& json, const char* key) {
   return found != json.end() && found->is_object() ? &*found : nullptr;
 }
 
+// {"a": {"b": 1}} at a.b, or nothing.
+Json* value_at(Json& json, const std::string& path) {
+  const auto dot = path.find('.');
+  if (dot == std::string::npos) return json.contains(path) ? &json[path] : nullptr;
+  Json* inner = object_at(json, path.substr(0, dot).c_str());
+  return inner ? value_at(*inner, path.substr(dot + 1)) : nullptr;
+}
+
 bool is_called(const std::string& type, const char* name) { return strcasecmp(type.c_str(), name) == 0; }
 
 void complete_batch(Json& config, const TrainOptions& options, const std::string& origin) {
@@ -59,15 +69,10 @@ void complete_schedule(Json& config, const TrainOptions& options) {
   Json* scheduler = object_at(config, "scheduler");
   Json* params = scheduler ? object_at(*scheduler, "params") : nullptr;
   if (!params) return;
-  const auto fill = [&](const char* key, int64_t value) {
-    if (params->contains(key) && (*params)[key] == "auto") (*params)[key] = value;
-  };
   // The peak of these two is their own, whatever the optimizer's rate; that of the cosine is the optimizer's.
   const Json type = scheduler->value("type", Json());
   const bool has_peak = type.is_string() && (is_called(type, "WarmupLR") || is_called(type, "WarmupDecayLR"));
   if (options.lr && has_peak) (*params)["warmup_max_lr"] = *options.lr;
-  fill("total_num_steps", options.steps);
-  fill("warmup_num_steps", std::clamp<int64_t>(options.steps / 20, 2, 1000));
 }
 
 std::string name_of_model(const std::string& name_or_path) {
@@ -77,22 +82,44 @@ std::string name_of_model(const std::string& name_or_path) {
 }
 
 bool holds_a_run(const std::filesystem::path& folder) {
-  return std::filesystem::exists(folder / "metrics.jsonl") || std::filesystem::exists(folder / "checkpoints");
+  std::error_code unreadable;  // RunLock names it
+  return std::filesystem::exists(folder / "metrics.jsonl", unreadable) ||
+         std::filesystem::exists(folder / "checkpoints", unreadable);
 }
 
 }  // namespace
+
+std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options) {
+  std::vector<FilledIn> filled;
+  const auto fill = [&](const char* key, const Json& value, const char* source) {
+    Json* place = value_at(config, key);
+    if (!place || *place != "auto") return;
+    *place = value;
+    filled.push_back({key, value.dump(), source});
+  };
+  if (!config.is_object()) return filled;
+  // Beside a train batch size, the micro-batch follows from it.
+  if (is_open(config, "train_batch_size"))
+    fill("train_micro_batch_size_per_gpu", options.batch.value_or(kDefaultBatch), "--batch");
+  fill("optimizer.params.lr", options.lr.value_or(kDefaultLr), "--lr");
+  fill("scheduler.params.total_num_steps", options.steps, "--steps");
+  fill("scheduler.params.warmup_num_steps", std::clamp<int64_t>(options.steps / 20, 2, 1000), "5 % of --steps");
+  return filled;
+}
 
 Json complete_config(Json config, const TrainOptions& options, const std::string& origin) {
   if (!config.is_object()) return config;  // refused by the reader, with a better text
   complete_batch(config, options, origin);
   complete_optimizer(config, options);
   complete_schedule(config, options);
+  fill_in_autos(config, options);
   return config;
 }
 
 std::filesystem::path choose_output(const TrainOptions& options, const std::string& name) {
   if (!options.out.empty()) {
-    if (!options.resume && holds_a_run(options.out)) {
+    // Of a run that is still going, RunLock tells.
+    if (!options.resume && holds_a_run(options.out) && !is_locked(options.out)) {
       throw ConfigError(str("--out ", options.out,
                             ": there is a run in this folder; continue it with --resume, or choose another folder"));
     }
@@ -102,7 +129,7 @@ std::filesystem::path choose_output(const TrainOptions& options, const std::stri
     return std::filesystem::path("runs") / (number == 1 ? name : str(name, "-", number));
   };
   int free = 1;
-  while (holds_a_run(candidate(free))) ++free;
+  while (holds_a_run(candidate(free)) || is_locked(candidate(free))) ++free;
   return candidate(options.resume && free > 1 ? free - 1 : free);
 }
 
@@ -128,6 +155,7 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
     throw ConfigError(str("--init-from ", options.init_from, ": there is no such file"));
   }
   setup.out = choose_output(options, setup.name);
+  if (options.resume && !is_locked(setup.out)) check_resume(setup);
   return setup;
 }
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "cli/train_options.h"
 #include "trireme/base/json.h"
@@ -26,8 +27,18 @@ struct TrainSetup {
 /// Reads and checks configuration, model and data for `world_size` ranks. Local; the same on every rank.
 ///
 /// Throws    ConfigError, DataError, IoError, as their readers do; ConfigError: flags and configuration that contradict each
-///           other, a run in `out` that would be overwritten.
+///           other, a run in `out` that would be overwritten, or that --resume cannot continue with these flags.
 TrainSetup prepare_training(const TrainOptions& options, int world_size);
+
+/// A key of a configuration that said "auto".
+struct FilledIn {
+  std::string key;     ///< its path, such as optimizer.params.lr
+  std::string value;   ///< what stands there now, as JSON
+  std::string source;  ///< the flag that it comes from
+};
+
+/// Puts the flags' values where `config` says "auto" and the library has no value of its own to put there. Pure.
+std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options);
 
 /// The configuration with what it leaves to the command: an absent optimizer, batch size and, where they say "auto",
 /// learning rate, total and warm-up steps. `origin` names the file in errors. Pure.
@@ -36,7 +47,7 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size);
 Json complete_config(Json config, const TrainOptions& options, const std::string& origin);
 
 /// The folder of the run: `options.out`, or runs/NAME, or with that taken the next free runs/NAME-2, …; with --resume
-/// the last one that is there.
+/// the last one that is there. A folder that a run is writing to counts as taken.
 ///
 /// Throws    ConfigError: `options.out` holds a run and --resume is not given.
 std::filesystem::path choose_output(const TrainOptions& options, const std::string& name);

@@ -4,9 +4,11 @@
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "cli/evaluate.h"
 #include "cli/exit_code.h"
+#include "cli/explain.h"
 #include "cli/init_weights.h"
 #include "cli/interrupt.h"
 #include "cli/run_record.h"
@@ -52,10 +54,6 @@ void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
   const auto loaded = engine.load_checkpoint(setup.checkpoints());
   if (!loaded) return;
   const auto state = Json::parse(loaded->client_state);
-  if (state.at("seq") != setup.options.seq) {
-    throw ConfigError(str("--seq ", setup.options.seq, ": ", setup.checkpoints().string(), " was trained with --seq ",
-                          state.at("seq").dump()));
-  }
   const auto& data = state.at("data");
   loader.load_state({data.at("samples_consumed").get<int64_t>(), data.at("seed").get<uint64_t>(),
                      data.at("fingerprint").get<int64_t>()});
@@ -63,6 +61,18 @@ void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
   const auto& config = engine.config();
   const Schedule schedule(config.scheduler.value_or(ScheduleOptions{}), config.optimizer->lr);
   if (setup.options.lr) engine.set_lr(schedule.lr(engine.global_steps() - engine.skipped_steps()));
+}
+
+// Whoever reads that a file could not be written wants to know what is lost.
+std::string what_is_left(const TrainSetup& setup) {
+  std::vector<std::string> tags;
+  try {
+    tags = complete_tags(setup.checkpoints());
+  } catch (const Error&) {  // the folder may be what is broken
+  }
+  const std::string flags = str("--resume --out ", setup.out.string());
+  return tags.empty() ? str("there is no checkpoint yet: when this is mended, start anew with ", flags)
+                      : str("checkpoint ", tags.back(), " is intact: when this is mended, continue with ", flags);
 }
 
 double validate(const TrainSetup& setup, Engine& engine, LanguageModel& model) {
@@ -108,6 +118,10 @@ int run_training(const TrainSetup& setup, World& world) {
   if (options.resume) resume(setup, engine, loader);
 
   RunRecord record(setup, engine);
+  if (engine.global_steps() >= options.steps) {
+    record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, --steps is ", options.steps,
+                    "; give a larger --steps to go on"));
+  }
   const InterruptFlag interrupt;
   try {
     bool stop = false;
@@ -136,11 +150,16 @@ int run_training(const TrainSetup& setup, World& world) {
       conclude(setup, engine, *model, record);
       return kDone;
     }
-    record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string()));
+    record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string(),
+                    " behind the same flags (`make train` takes them in TRAIN_FLAGS)"));
     record.finish("interrupted");
     return 128 + signal_of_any_rank(engine.group(), interrupt.signal());
+  } catch (const IoError& error) {
+    const IoError told(str(error.what(), "; ", what_is_left(setup)));
+    record.fail(told.what());
+    throw told;
   } catch (const std::exception& error) {
-    record.fail(error.what());
+    record.fail(explain(error));
     throw;
   }
 }

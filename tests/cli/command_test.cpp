@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/cli/program.h"
 
 namespace trireme::cli {
@@ -45,6 +47,41 @@ TEST(Command, SuggestsTheFlagThatWasMeant) {
       "trireme config check: there is no flag --wrld. Did you mean `--world`? (see trireme config check --help)");
 }
 
+TEST(Command, SuggestsTheCommandBelowACommandThatWasMeant) {
+  expect_wrong_use({"config", "chek", "x.json"},
+                   "trireme config: there is no command 'chek'. Did you mean `check`? (see trireme config --help)");
+  expect_wrong_use({"config", "x.json"},
+                   "trireme config: there is no command 'x.json'; there is: check (see trireme config --help)");
+  expect_wrong_use({"config"}, "trireme config: give a command: check (see trireme config --help)");
+}
+
+TEST(Command, SaysWhatAFlagOrArgumentNeeds) {
+  expect_wrong_use({"train", "--data"}, "trireme train: a value is missing: --data PATH (see trireme train --help)");
+  expect_wrong_use({"train", "--data", "x", "--steps"},
+                   "trireme train: a value is missing: --steps N (see trireme train --help)");
+  expect_wrong_use({"train", "--data", "x", "--resume=maybe"},
+                   "trireme train: --resume takes no value, but was given 'maybe' (see trireme train --help)");
+  expect_wrong_use({"config", "check"}, "trireme config check: FILE is required (see trireme config check --help)");
+  expect_wrong_use({"estimate", "--params", "1", "--dtype", "fp16"},
+                   "trireme estimate: --dtype: 'fp16' is none of fp32, bf16 (see trireme estimate --help)");
+  expect_wrong_use(
+      {"launch", "--prefix", "al", "x"},
+      "trireme launch: --prefix: 'al' is none of all, others, none. Did you mean `all`? (see trireme launch "
+      "--help)");
+  expect_wrong_use({"estimate", "--params", "1", "--model", "gpt2"},
+                   "trireme estimate: --params and --model exclude each other; give one (see trireme estimate --help)");
+  expect_wrong_use({"train", "--help-all"}, "trireme train: there is no flag --help-all. (see trireme train --help)");
+}
+
+// As elsewhere on a command line; `make train` puts its own flags before those of TRAIN_FLAGS.
+TEST(Command, TakesTheLastOfAFlagThatIsRepeated) {
+  expect_wrong_use({"train", "--data", "/no/first", "--data", "/no/last"},
+                   "trireme train: data path `/no/last` does not exist; give a file, a folder or a glob such as "
+                   "\"corpus/**/*.txt\"");
+  expect_wrong_use({"launch", "--num_gpus", "2", "--num_ranks", "x", "y"},
+                   "trireme launch: --num_gpus: 'x' is not a whole number from 1 to 65535 (see trireme launch --help)");
+}
+
 TEST(Command, RefusesAStrayArgument) {
   expect_wrong_use({"estimate", "llama"},
                    "trireme estimate: unexpected argument 'llama' (see trireme estimate --help)");
@@ -58,6 +95,7 @@ TEST(Command, HelpsWithEveryCommand) {
     EXPECT_NE(said.out.find(std::string("Usage: trireme ") + command.name), std::string::npos) << said.out;
     EXPECT_NE(say({"--help"}).out.find(command.name), std::string::npos);
   }
+  EXPECT_NE(say({"train", "--help"}).out.find("Exit codes: 0 done, 1 failed, 2 wrong use"), std::string::npos);
   EXPECT_NE(say({"launch", "--help"}).out.find("PROGRAM [ARGUMENTS...]"), std::string::npos);
   EXPECT_NE(say({"config", "check", "--help"}).out.find("Usage: trireme config check [FLAGS] FILE"), std::string::npos);
 }
@@ -141,6 +179,10 @@ TEST(GenerateCommand, RefusesAFolderWithoutACheckpoint) {
   expect_wrong_use({"generate", "--checkpoint", folder.path().string()},
                    "trireme generate: --checkpoint " + folder.path().string() +
                        ": no checkpoint in this folder; give that of a run of `trireme train`");
+  const auto file = folder.write("c.json", "{}");
+  expect_wrong_use({"generate", "--checkpoint", file},
+                   "trireme generate: --checkpoint " + file +
+                       ": this is a file; give the folder of a run, of its checkpoints, or of one checkpoint");
 }
 
 TEST(EstimateCommand, PrintsTheFourStagesOfZeroForEachAccumulationDtype) {
@@ -149,6 +191,16 @@ TEST(EstimateCommand, PrintsTheFourStagesOfZeroForEachAccumulationDtype) {
   // 16, 4 + 12/64, 2 + 14/64, 16/64 bytes per parameter; fp32 gradients cost 2 more at stages 0-1, 2/64 at 2-3.
   EXPECT_NE(said.out.find("bf16       120      31.4      16.6       1.9"), std::string::npos) << said.out;
   EXPECT_NE(said.out.find("fp32       135      46.4      16.9       2.1"), std::string::npos) << said.out;
+}
+
+TEST(EstimateCommand, PrintsThePartsOfOneStage) {
+  const auto said = say({"estimate", "--params", "7.5e9", "--world", "64", "--stage", "1", "--accumulation", "fp32"});
+  EXPECT_EQ(said.exit_code, 0);
+  // 2, 4, 4 / 64 and 8 / 64 bytes per parameter.
+  EXPECT_EQ(said.out,
+            "7.5 B parameters, bf16 weights, AdamW: model states per rank at ZeRO stage 1 in GB\n\n"
+            " ranks  accumulation   weights gradients   masters optimizer     total\n"
+            "    64          fp32        15        30      0.47      0.94      46.4\n");
 }
 
 TEST(EstimateCommand, PrintsOneStageAsJson) {
@@ -196,6 +248,34 @@ TEST(ConfigCheckCommand, PrintsTheResolvedConfigurationOrTheMistake) {
   const auto bad = say({"config", "check", folder.write("bad.json", R"({"train_batch_sise": 8})")});
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_NE(bad.err.find("train_batch_size"), std::string::npos) << bad.err;
+}
+
+TEST(ConfigCheckCommand, SaysWhoFillsInWhatIsAuto) {
+  const TemporaryFolder folder;
+  const auto file = folder.write("auto.json", R"({
+    "train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": "auto", "total_num_steps": "auto"}}})");
+  const auto said = say({"config", "check", file});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  const auto line = [&](const std::string& key, const std::string& from) {
+    return file + ": `" + key + "` is \"auto\": `trireme train` fills in " + from +
+           "; for a program of your own write a number\n";
+  };
+  EXPECT_EQ(said.err, line("train_micro_batch_size_per_gpu", "--batch (8 without it)") +
+                          line("optimizer.params.lr", "--lr (0.001 without it)") +
+                          line("scheduler.params.total_num_steps", "--steps (500 without it)") +
+                          line("scheduler.params.warmup_num_steps", "5 % of --steps (25 without it)"));
+  EXPECT_NE(said.out.find("\"total_num_steps\": 500"), std::string::npos) << said.out;
+  const auto left = say({"config", "check", folder.write("left.json", R"({"train_batch_size": 4,
+      "train_micro_batch_size_per_gpu": "auto"})")});
+  EXPECT_EQ(left.exit_code, 0) << left.err;
+  EXPECT_EQ(left.err, "");
+}
+
+TEST(ConfigCheckCommand, AcceptsTheConfigurationThatMakeTrainRunsWith) {
+  const auto root = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+  const auto said = say({"config", "check", root / "examples/train/ds_config.json", "--world", "2"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
 }
 
 TEST(LaunchCommand, RefusesWrongFlags) {

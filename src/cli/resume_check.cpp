@@ -1,0 +1,54 @@
+#include "cli/resume_check.h"
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/manifest.h"
+
+namespace trireme::cli {
+namespace {
+
+// "hidden_size is 64 there, 96 here"; empty for equal models.
+std::string first_difference(const Json& there, const Json& here) {
+  std::set<std::string> keys;
+  for (const Json* json : {&there, &here})
+    for (const auto& item : json->items()) keys.insert(item.key());
+  for (const auto& key : keys) {
+    const Json a = there.value(key, Json()), b = here.value(key, Json());
+    if (a != b) return str(key, " is ", a.dump(), " there, ", b.dump(), " here");
+  }
+  return "";
+}
+
+}  // namespace
+
+void check_resume(const TrainSetup& setup) {
+  const auto tag = latest_tag(setup.checkpoints());
+  const auto path = setup.checkpoints() / tag.value_or("");
+  if (!tag || !std::filesystem::exists(path / "manifest.json")) return;  // loading starts anew, or says what is wrong
+  const auto& options = setup.options;
+  const Json values = Json::parse(read_manifest(path).values);
+  const Json state = values.value("client_state", Json::object());
+  if (!state.contains("model")) {
+    throw ConfigError(str("--out ", setup.out.string(), ": ", path.string(),
+                          " was not saved by `trireme train`; choose another folder"));
+  }
+  const auto refuse = [&](const std::string& flag, const std::string& what) {
+    throw ConfigError(str(flag, ": ", path.string(), " ", what, ", or choose another --out"));
+  };
+  const Json& data = state.at("data");
+  if (state.at("seq") != options.seq)
+    refuse(str("--seq ", options.seq), str("was trained with --seq ", state.at("seq").dump(), "; give that"));
+  const auto difference = first_difference(state.at("model"), Json::parse(config_json(setup.model)));
+  if (!difference.empty())
+    refuse(str("--model ", options.model), str("holds another model (", difference, "); give that one"));
+  if (data.at("seed") != options.seed)
+    refuse(str("--seed ", options.seed), str("was trained with --seed ", data.at("seed").dump(), "; give that"));
+  if (data.at("fingerprint") != setup.data.train.fingerprint())
+    refuse(str("--data ", options.data),
+           "was trained on other files; give those, with the same --exclude and --data-format");
+}
+
+}  // namespace trireme::cli
