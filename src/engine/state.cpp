@@ -95,7 +95,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (loaded && optimizer_) match_masters(*loaded, loads_optimizer);
   publish_all();
   if (!loaded) {
-    log(LogLevel::kWarning, str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
+    if (group_.rank() == 0)
+      log(LogLevel::kWarning, str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
   take_values(loaded->values, options);

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -13,6 +14,7 @@
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/engine/model_engine.h"
 
 namespace trireme {
@@ -362,14 +364,19 @@ INSTANTIATE_TEST_SUITE_P(Stages, Resume,
                                            Resumed{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
                          [](const ::testing::TestParamInfo<Resumed>& info) { return info.param.name; });
 
-TEST(EngineLoad, OfAnEmptyFolderStartsAnew) {
+TEST(EngineLoad, OfAnEmptyFolderStartsAnewAndOneRankSaysSo) {
   const TemporaryFolder folder;
+  std::atomic<int> warnings = 0;
+  const auto former =
+      set_log_sink([&](LogLevel level, const std::string&) { warnings += level == LogLevel::kWarning; });
   run_ranks(2, [&](Rank& rank) {
     Dot net;
     auto engine = initialize(rank.world(), net, {.config = sgd_config(2)});
     EXPECT_FALSE(engine.load_checkpoint(folder.path()).has_value());
     EXPECT_EQ(values(net->w), (Floats{2, 3}));
   });
+  set_log_sink(former);
+  EXPECT_EQ(warnings, 1);
 }
 
 TEST(EngineSave, NamesTheTagsThatRanksDisagreeOn) {
