@@ -1,9 +1,10 @@
 #include <torch/nn.h>
 #include <trireme/trireme.h>
 
+#include <exception>
 #include <iostream>
 
-int main() {
+int main() try {
   auto world = trireme::init();    // ranks from `trireme launch`, torchrun, mpirun or srun; without them, one
   torch::manual_seed(world.rank);  // every rank draws its own data; rank 0's weights become everybody's
   torch::nn::Sequential net(torch::nn::Linear(8, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1));
@@ -16,4 +17,7 @@ int main() {
     if (world.rank == 0 && step % 50 == 0) std::cout << "step " << step << " loss " << loss.item<double>() << "\n";
   }
   engine.save_checkpoint("checkpoints");
+} catch (const std::exception& error) {  // trireme::Error, or one of libtorch's
+  std::cerr << "minimal: " << error.what() << "\n";
+  return 1;
 }

@@ -44,13 +44,18 @@ class Install(unittest.TestCase):
         for command in ([program], [self.prefix / "bin/trireme", "launch", "--num_gpus", "2", program]):
             with self.subTest(str(command)):
                 run_folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
-                (run_folder / "ds_config.json").write_text((ROOT / "examples/minimal/ds_config.json").read_text())
+                (run_folder / "ds_config.json").write_text((self.folder / "build/ds_config.json").read_text())
                 status, out = run(*command, cwd=run_folder)
                 self.assertEqual(status, 0, out)
                 losses = [float(line.split()[-1]) for line in out.splitlines() if " loss " in line]
                 self.assertEqual(len(losses), 4, out)
                 self.assertLess(losses[-1], 0.2 * 8, out)  # 8: the variance of a sum of 8 standard normal values
                 self.assertTrue(any((run_folder / "checkpoints").iterdir()))
+
+        with self.subTest("without its configuration, one line says so"):
+            status, out = run(program, cwd=self.prefix)
+            self.assertEqual(status, 1, out)
+            self.assertRegex(out, r"\Aminimal: ds_config\.json: [^\n]*No such file or directory\n\Z")
 
     def test_another_torch_is_refused_by_version(self):
         other = self.folder / "torch"
