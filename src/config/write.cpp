@@ -32,24 +32,66 @@ Json optimizer_json(const OptimizerOptions& options) {
             {"adam_w_mode", decoupled}}}};
 }
 
-Json scheduler_json(const ScheduleOptions& options) {
-  Json params = Json::object();
-  if (options.kind != ScheduleKind::kConstant) {
-    params["warmup_num_steps"] = options.warmup_num_steps;
-    params["warmup_type"] = options.warmup_type == WarmupKind::kLog ? "log" : "linear";
-  }
-  if (options.kind == ScheduleKind::kWarmup || options.kind == ScheduleKind::kWarmupDecay) {
-    const bool from_optimizer = options.warmup_max_lr == ScheduleOptions::kOptimizerLr;
-    params["warmup_min_lr"] = options.warmup_min_lr;
-    params["warmup_max_lr"] = from_optimizer ? Json("auto") : Json(options.warmup_max_lr);
-  }
-  if (options.kind == ScheduleKind::kWarmupDecay || options.kind == ScheduleKind::kWarmupCosine)
-    params["total_num_steps"] = options.total_num_steps;
+Json lrs_json(const PerGroup& lrs) { return lrs.values.size() == 1 ? Json(lrs.values[0]) : Json(lrs.values); }
+
+Json cycle_json(const OneCycleOptions& options) {
+  Json params = {{"cycle_min_lr", options.cycle_min_lr},
+                 {"cycle_max_lr", options.cycle_max_lr},
+                 {"decay_lr_rate", options.decay_lr_rate},
+                 {"cycle_first_step_size", options.cycle_first_step_size},
+                 {"cycle_first_stair_count", options.cycle_first_stair_count},
+                 {"decay_step_size", options.decay_step_size},
+                 {"cycle_momentum", options.cycle_momentum},
+                 {"cycle_min_mom", options.cycle_min_mom},
+                 {"cycle_max_mom", options.cycle_max_mom},
+                 {"decay_mom_rate", options.decay_mom_rate}};
+  if (options.cycle_second_step_size) params["cycle_second_step_size"] = *options.cycle_second_step_size;
+  if (options.cycle_second_stair_count) params["cycle_second_stair_count"] = *options.cycle_second_stair_count;
+  return params;
+}
+
+Json warmup_json(const ScheduleOptions& options) {
+  Json params = {{"warmup_num_steps", options.warmup_num_steps},
+                 {"warmup_type", options.warmup_type == WarmupKind::kLog ? "log" : "linear"}};
+  if (options.kind != ScheduleKind::kWarmup) params["total_num_steps"] = options.total_num_steps;
   if (options.kind == ScheduleKind::kWarmupCosine) {
     params["warmup_min_ratio"] = options.warmup_min_ratio;
     params["cos_min_ratio"] = options.cos_min_ratio;
+  } else {
+    const bool from_optimizer = options.warmup_max_lr == ScheduleOptions::kOptimizerLr;
+    params["warmup_min_lr"] = lrs_json(options.warmup_min_lr);
+    params["warmup_max_lr"] = from_optimizer ? Json("auto") : lrs_json(options.warmup_max_lr);
   }
-  return {{"type", name_of(options.kind)}, {"params", params}};
+  return params;
+}
+
+Json schedule_params(const ScheduleOptions& options) {
+  switch (options.kind) {
+    case ScheduleKind::kConstant:
+      break;
+    case ScheduleKind::kWsd:
+      return {{"warmup_num_steps", options.warmup_num_steps},
+              {"decay_num_steps", options.decay_num_steps},
+              {"total_num_steps", options.total_num_steps},
+              {"min_ratio", options.min_ratio}};
+    case ScheduleKind::kLinear:
+    case ScheduleKind::kCosine:
+      return {{"warmup_num_steps", options.warmup_num_steps},
+              {"total_num_steps", options.total_num_steps},
+              {"min_ratio", options.min_ratio}};
+    case ScheduleKind::kLrRangeTest:
+      return {{"lr_range_test_min_lr", lrs_json(options.lr_range_test.min_lr)},
+              {"lr_range_test_step_size", options.lr_range_test.step_size},
+              {"lr_range_test_step_rate", options.lr_range_test.step_rate},
+              {"lr_range_test_staircase", options.lr_range_test.staircase}};
+    case ScheduleKind::kOneCycle:
+      return cycle_json(options.one_cycle);
+    case ScheduleKind::kWarmup:
+    case ScheduleKind::kWarmupDecay:
+    case ScheduleKind::kWarmupCosine:
+      return warmup_json(options);
+  }
+  return Json::object();
 }
 
 const char* gather_name(GatherPolicy gather) {
@@ -67,7 +109,8 @@ Json to_json(const Config& config) {
                {"train_micro_batch_size_per_gpu", config.batch.train_micro_batch_size_per_gpu},
                {"gradient_accumulation_steps", config.batch.gradient_accumulation_steps}};
   if (config.optimizer) json["optimizer"] = optimizer_json(*config.optimizer);
-  if (config.scheduler) json["scheduler"] = scheduler_json(*config.scheduler);
+  if (config.scheduler)
+    json["scheduler"] = {{"type", name_of(config.scheduler->kind)}, {"params", schedule_params(*config.scheduler)}};
   json["gradient_clipping"] = config.gradient_clipping;
   json["bf16"] = {{"enabled", config.precision.weight_dtype == at::kBFloat16},
                   {"check_grad_overflow", config.precision.check_grad_overflow}};

@@ -4,28 +4,88 @@
 #include <cmath>
 #include <numbers>
 
-#include "trireme/base/error.h"
+#include "optim/schedule_check.h"
 
 namespace trireme {
 
 namespace {
 
-bool needs_total(ScheduleKind kind) {
-  return kind == ScheduleKind::kWarmupDecay || kind == ScheduleKind::kWarmupCosine;
+// What OneCycle's growing momentum stops at: from 1 on a moment would never forget.
+constexpr double kLargestMomentum = 0.9999;
+
+double half_wave(double done) { return (1 + std::cos(std::numbers::pi * done)) / 2; }
+
+/// How much of the optimizer's lr: linear, cosine and wsd after `applied` steps.
+double own_factor(const ScheduleOptions& options, int64_t applied) {
+  const int64_t warmup = options.warmup_num_steps, total = options.total_num_steps;
+  if (applied < warmup) return static_cast<double>(applied + 1) / static_cast<double>(warmup + 1);
+  const int64_t start = options.kind == ScheduleKind::kWsd ? total - options.decay_num_steps : warmup;
+  const auto length = static_cast<double>(std::max<int64_t>(1, total - start));
+  const double done = std::clamp(static_cast<double>(applied - start) / length, 0.0, 1.0);
+  const double left = options.kind == ScheduleKind::kCosine ? half_wave(done) : 1 - done;
+  return options.min_ratio + (1 - options.min_ratio) * left;
 }
 
-void check(const ScheduleOptions& options) {
-  const char* name = name_of(options.kind);
-  if (options.warmup_num_steps < 0)
-    throw ConfigError(str("scheduler.params.warmup_num_steps=", options.warmup_num_steps, " is negative; ", name,
-                          " needs 0 or more"));
-  if (needs_total(options.kind) && options.total_num_steps <= 0)
-    throw ConfigError(str("scheduler.params.total_num_steps=", options.total_num_steps, ": ", name,
-                          " needs the number of steps of the whole training, 1 or more"));
-  if (options.warmup_min_lr < 0)
-    throw ConfigError(str("scheduler.params.warmup_min_lr=", options.warmup_min_lr, " is negative; use 0 or more"));
-  if (options.warmup_max_lr < 0 && options.warmup_max_lr != ScheduleOptions::kOptimizerLr)
-    throw ConfigError(str("scheduler.params.warmup_max_lr=", options.warmup_max_lr, " is negative; use 0 or more"));
+double range_test_factor(const LrRangeTestOptions& options, int64_t applied) {
+  const double interval = static_cast<double>(applied) / static_cast<double>(options.step_size);
+  return 1 + options.step_rate * (options.staircase ? std::floor(interval) : interval);
+}
+
+struct CyclePosition {
+  double height = 0;           ///< 0 at the ends of the cycle, 1 at its top
+  double decay_intervals = 0;  ///< since its end
+};
+
+CyclePosition cycle_position(const OneCycleOptions& options, int64_t applied) {
+  const int64_t first = options.cycle_first_step_size, second = options.cycle_second_step_size.value_or(first);
+  const int64_t past = applied - first - second;
+  if (past >= 0) {
+    const bool decays = options.decay_step_size > 0;
+    return {0, decays ? static_cast<double>(past) / static_cast<double>(options.decay_step_size) : 0};
+  }
+  const bool rises = applied <= first;
+  const auto part = static_cast<double>(rises ? applied : first + second - applied);
+  const auto whole = static_cast<double>(rises ? first : second);
+  const auto stairs =
+      static_cast<double>(rises ? options.cycle_first_stair_count
+                                : options.cycle_second_stair_count.value_or(options.cycle_first_stair_count));
+  return {stairs > 0 ? std::floor(part * stairs / whole) / stairs : part / whole, 0};
+}
+
+double cycle_lr(const OneCycleOptions& options, int64_t applied) {
+  const auto [height, decay_intervals] = cycle_position(options, applied);
+  const double lr = options.cycle_min_lr + (options.cycle_max_lr - options.cycle_min_lr) * height;
+  return lr / (1 + options.decay_lr_rate * decay_intervals);
+}
+
+// DeepSpeed's schedules advance after a step: steps 1 and 2 both use the start of a warm-up.
+int64_t iteration_of(int64_t applied) { return std::max<int64_t>(applied - 1, 0); }
+
+double warmup_ratio(const ScheduleOptions& options, int64_t iteration) {
+  const auto steps = static_cast<double>(options.warmup_num_steps);
+  const auto i = static_cast<double>(iteration);
+  return options.warmup_type == WarmupKind::kLog ? std::log(i + 1) / std::log(steps) : i / steps;
+}
+
+double steps_after_warmup(const ScheduleOptions& options) {
+  return static_cast<double>(std::max<int64_t>(1, options.total_num_steps - options.warmup_num_steps));
+}
+
+double warmup_cosine_factor(const ScheduleOptions& options, int64_t applied) {
+  const int64_t i = iteration_of(applied), warmup = options.warmup_num_steps;
+  if (i < warmup) return options.warmup_min_ratio + (1 - options.warmup_min_ratio) * warmup_ratio(options, i);
+  // Past the end the cosine would rise again.
+  const double done = std::min(1.0, static_cast<double>(i - warmup + 1) / steps_after_warmup(options));
+  return options.cos_min_ratio + (1 - options.cos_min_ratio) * half_wave(done);
+}
+
+/// WarmupLR and WarmupDecayLR, from `low` to `high` and, for the latter, back.
+double warmup_lr(const ScheduleOptions& options, int64_t applied, double low, double high) {
+  const int64_t i = iteration_of(applied);
+  const double span = high - low;
+  if (i < options.warmup_num_steps) return low + span * warmup_ratio(options, i);
+  if (options.kind == ScheduleKind::kWarmup) return high;
+  return low + span * std::max(0.0, static_cast<double>(options.total_num_steps - i) / steps_after_warmup(options));
 }
 
 }  // namespace
@@ -34,6 +94,16 @@ const char* name_of(ScheduleKind kind) noexcept {
   switch (kind) {
     case ScheduleKind::kConstant:
       return "constant";
+    case ScheduleKind::kLinear:
+      return "linear";
+    case ScheduleKind::kCosine:
+      return "cosine";
+    case ScheduleKind::kWsd:
+      return "wsd";
+    case ScheduleKind::kLrRangeTest:
+      return "LRRangeTest";
+    case ScheduleKind::kOneCycle:
+      return "OneCycle";
     case ScheduleKind::kWarmup:
       return "WarmupLR";
     case ScheduleKind::kWarmupDecay:
@@ -44,39 +114,45 @@ const char* name_of(ScheduleKind kind) noexcept {
   return "unknown";
 }
 
-Schedule::Schedule(const ScheduleOptions& options, double optimizer_lr)
-    : options_(options), optimizer_lr_(optimizer_lr) {
-  check(options);
-  options_.warmup_num_steps = std::max<int64_t>(2, options.warmup_num_steps);
-  if (options.warmup_max_lr == ScheduleOptions::kOptimizerLr) options_.warmup_max_lr = optimizer_lr;
+Schedule::Schedule(const ScheduleOptions& options, std::vector<double> group_lrs)
+    : options_(options), group_lrs_(std::move(group_lrs)) {
+  check_schedule(options, group_lrs_.size());
+  const bool is_deep_speeds = options.kind == ScheduleKind::kWarmup || options.kind == ScheduleKind::kWarmupDecay ||
+                              options.kind == ScheduleKind::kWarmupCosine;
+  if (is_deep_speeds) options_.warmup_num_steps = std::max<int64_t>(2, options.warmup_num_steps);
 }
 
-double Schedule::warmup_ratio(int64_t iteration) const {
-  const auto steps = static_cast<double>(options_.warmup_num_steps);
-  const auto i = static_cast<double>(iteration);
-  return options_.warmup_type == WarmupKind::kLog ? std::log(i + 1) / std::log(steps) : i / steps;
-}
-
-double Schedule::lr(int64_t applied_steps) const {
-  if (options_.kind == ScheduleKind::kConstant) return optimizer_lr_;
-  const int64_t i = std::max<int64_t>(applied_steps - 1, 0);
-  const int64_t warmup = options_.warmup_num_steps;
-  const auto after_warmup = static_cast<double>(std::max<int64_t>(1, options_.total_num_steps - warmup));
-
-  if (options_.kind == ScheduleKind::kWarmupCosine) {
-    if (i < warmup)
-      return optimizer_lr_ * (options_.warmup_min_ratio + (1 - options_.warmup_min_ratio) * warmup_ratio(i));
-    // Past the end the cosine would rise again.
-    const double done = std::min(1.0, static_cast<double>(i - warmup + 1) / after_warmup);
-    const double wave = (1 + std::cos(std::numbers::pi * done)) / 2;
-    return optimizer_lr_ * (options_.cos_min_ratio + (1 - options_.cos_min_ratio) * wave);
+double Schedule::lr(int64_t applied_steps, size_t group) const {
+  const double own = group_lrs_.at(group);
+  switch (options_.kind) {
+    case ScheduleKind::kConstant:
+      return own;
+    case ScheduleKind::kLinear:
+    case ScheduleKind::kCosine:
+    case ScheduleKind::kWsd:
+      return own * own_factor(options_, applied_steps);
+    case ScheduleKind::kLrRangeTest:
+      return options_.lr_range_test.min_lr[group] * range_test_factor(options_.lr_range_test, applied_steps);
+    case ScheduleKind::kOneCycle:
+      return cycle_lr(options_.one_cycle, applied_steps);
+    case ScheduleKind::kWarmupCosine:
+      return own * warmup_cosine_factor(options_, applied_steps);
+    case ScheduleKind::kWarmup:
+    case ScheduleKind::kWarmupDecay: {
+      const double high = options_.warmup_max_lr[group];
+      return warmup_lr(options_, applied_steps, options_.warmup_min_lr[group],
+                       high == ScheduleOptions::kOptimizerLr ? own : high);
+    }
   }
+  return own;
+}
 
-  const double low = options_.warmup_min_lr;
-  const double span = options_.warmup_max_lr - low;
-  if (i < warmup) return low + span * warmup_ratio(i);
-  if (options_.kind == ScheduleKind::kWarmup) return options_.warmup_max_lr;
-  return low + span * std::max(0.0, static_cast<double>(options_.total_num_steps - i) / after_warmup);
+std::optional<double> Schedule::momentum(int64_t applied_steps) const {
+  const OneCycleOptions& cycle = options_.one_cycle;
+  if (options_.kind != ScheduleKind::kOneCycle || !cycle.cycle_momentum) return std::nullopt;
+  const auto [height, decay_intervals] = cycle_position(cycle, applied_steps);
+  const double momentum = cycle.cycle_max_mom - (cycle.cycle_max_mom - cycle.cycle_min_mom) * height;
+  return std::min(kLargestMomentum, momentum * (1 + cycle.decay_mom_rate * decay_intervals));
 }
 
 }  // namespace trireme

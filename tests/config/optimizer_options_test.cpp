@@ -161,6 +161,62 @@ TEST(SchedulerOptions, ReadEveryParameter) {
   EXPECT_EQ(cosine.cos_min_ratio, 0.2);
 }
 
+TEST(SchedulerOptions, ReadEveryParameterOfLrRangeTestAndOneCycle) {
+  EXPECT_EQ(scheduler("LRRangeTest"), (ScheduleOptions{.kind = ScheduleKind::kLrRangeTest}));
+  EXPECT_EQ(
+      scheduler("LRRangeTest", R"({"lr_range_test_min_lr": [0.1, 0.2], "lr_range_test_step_size": 5,
+                                         "lr_range_test_step_rate": 3, "lr_range_test_staircase": true})")
+          .lr_range_test,
+      (LrRangeTestOptions{.min_lr = std::vector<double>{0.1, 0.2}, .step_size = 5, .step_rate = 3, .staircase = true}));
+  EXPECT_EQ(scheduler("OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2})").one_cycle,
+            (OneCycleOptions{.cycle_min_lr = 0.1, .cycle_max_lr = 0.2}));
+  EXPECT_EQ(scheduler("OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "decay_lr_rate": 0.3,
+                                      "cycle_first_step_size": 4, "cycle_second_step_size": 5,
+                                      "cycle_first_stair_count": 6, "cycle_second_stair_count": 7,
+                                      "decay_step_size": 8, "cycle_momentum": false, "cycle_min_mom": 0.4,
+                                      "cycle_max_mom": 0.5, "decay_mom_rate": 0.6})")
+                .one_cycle,
+            (OneCycleOptions{.cycle_min_lr = 0.1,
+                             .cycle_max_lr = 0.2,
+                             .decay_lr_rate = 0.3,
+                             .cycle_first_step_size = 4,
+                             .cycle_second_step_size = 5,
+                             .cycle_first_stair_count = 6,
+                             .cycle_second_stair_count = 7,
+                             .decay_step_size = 8,
+                             .cycle_momentum = false,
+                             .cycle_min_mom = 0.4,
+                             .cycle_max_mom = 0.5,
+                             .decay_mom_rate = 0.6}));
+}
+
+TEST(SchedulerOptions, ReadEveryParameterOfOurOwn) {
+  EXPECT_EQ(
+      scheduler("wsd", R"({"warmup_num_steps": 2, "decay_num_steps": 3, "total_num_steps": 9, "min_ratio": 0.5})"),
+      (ScheduleOptions{.kind = ScheduleKind::kWsd,
+                       .warmup_num_steps = 2,
+                       .total_num_steps = 9,
+                       .decay_num_steps = 3,
+                       .min_ratio = 0.5}));
+  for (const ScheduleKind kind : {ScheduleKind::kLinear, ScheduleKind::kCosine})
+    EXPECT_EQ(scheduler(name_of(kind), R"({"warmup_num_steps": 2, "total_num_steps": 9})"),
+              (ScheduleOptions{.kind = kind, .warmup_num_steps = 2, .total_num_steps = 9}));
+}
+
+TEST(SchedulerOptions, SurviveBeingWrittenAndReadAgain) {
+  for (const char* text :
+       {R"({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": [0.1, 0.2], "lr_range_test_staircase": true}})",
+        R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_second_step_size": 5,
+            "cycle_second_stair_count": 7, "cycle_momentum": false, "decay_step_size": 3}})",
+        R"({"type": "WarmupLR", "params": {"warmup_min_lr": [0.1, 0.2], "warmup_max_lr": [0.3, 0.4]}})",
+        R"({"type": "linear", "params": {"total_num_steps": 2000, "min_ratio": 0.1}})",
+        R"({"type": "cosine", "params": {"total_num_steps": 2000, "min_ratio": 0.1}})",
+        R"({"type": "wsd", "params": {"total_num_steps": 2000, "decay_num_steps": 7}})"}) {
+    const Config config = read_with(std::string("\"scheduler\": ") + text);
+    EXPECT_EQ(parse_config(to_text(config), 1), config) << text;
+  }
+}
+
 TEST(SchedulerOptions, ReadAutoAsTheOptimizersLearningRate) {
   EXPECT_EQ(scheduler("WarmupDecayLR", R"({"total_num_steps": 10, "warmup_max_lr": "auto"})").warmup_max_lr,
             ScheduleOptions::kOptimizerLr);
@@ -170,9 +226,16 @@ TEST(SchedulerOptions, RefuseWhatDoesNotFit) {
   EXPECT_EQ(scheduler_refusal("WarmupDecayLR"),
             wrong("`scheduler.params.total_num_steps` is missing, or \"auto\", which only `trireme train` fills in; "
                   "set it to the number of optimizer steps of the whole run"));
-  EXPECT_EQ(scheduler_refusal("OneCycle"),
-            not_there("`scheduler.type` = \"OneCycle\" is not there yet; use one of WarmupLR, "
-                      "WarmupDecayLR, WarmupCosineLR, constant"));
+  EXPECT_EQ(scheduler_refusal("StepLR"),
+            not_there("`scheduler.type` = \"StepLR\" is not there yet; use one of WarmupLR, WarmupDecayLR, "
+                      "WarmupCosineLR, LRRangeTest, OneCycle, constant, linear, cosine, wsd"));
+  EXPECT_EQ(scheduler_refusal("OneCycle", R"({"cycle_min_lr": 0.1})"),
+            wrong("`scheduler.params.cycle_max_lr` is missing; set it to a learning rate, a finite number >= 0"));
+  EXPECT_EQ(scheduler_refusal("cosine", R"({"total_num_steps": 10, "warmup_num_steps": 11})"),
+            wrong("scheduler.params.total_num_steps=10: warm-up takes 11 steps; use fewer, or a larger total"));
+  EXPECT_EQ(scheduler_refusal("LRRangeTest", R"({"lr_range_test_min_lr": [0.1, -1]})"),
+            wrong("`scheduler.params.lr_range_test_min_lr` is [0.1,-1]; expected a finite number >= 0, or a list of "
+                  "them, one for each parameter group"));
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"warmup_type": "cubic"})"),
             wrong("`scheduler.params.warmup_type` is \"cubic\"; expected one of \"log\", \"linear\"."));
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"total_num_steps": 3})"),

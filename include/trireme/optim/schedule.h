@@ -1,23 +1,75 @@
 // Learning-rate schedules: pure functions of how many steps were applied.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
 
 namespace trireme {
 
-enum class ScheduleKind { kConstant, kWarmup, kWarmupDecay, kWarmupCosine };
+enum class ScheduleKind {
+  kConstant,
+  kLinear,
+  kCosine,
+  kWsd,  ///< warm-up, stable, decay
+  kLrRangeTest,
+  kOneCycle,
+  kWarmup,
+  kWarmupDecay,
+  kWarmupCosine
+};
 enum class WarmupKind { kLog, kLinear };
 
-/// Names and defaults are DeepSpeed's.
+/// One value for all parameter groups, or one for each.
+struct PerGroup {
+  PerGroup(double value) : values{value} {}  // NOLINT(google-explicit-constructor): a number is the usual case
+  PerGroup(std::vector<double> each) : values(std::move(each)) {}  // NOLINT(google-explicit-constructor)
+  double operator[](size_t group) const { return values.size() == 1 ? values[0] : values.at(group); }
+  bool operator==(const PerGroup&) const = default;
+
+  std::vector<double> values;
+};
+
+struct LrRangeTestOptions {
+  PerGroup min_lr = 1e-3;
+  int64_t step_size = 2000;
+  double step_rate = 1;
+  bool staircase = false;
+  bool operator==(const LrRangeTestOptions&) const = default;
+};
+
+struct OneCycleOptions {
+  double cycle_min_lr = 0;  ///< required, as cycle_max_lr
+  double cycle_max_lr = 0;
+  double decay_lr_rate = 0;
+  int64_t cycle_first_step_size = 2000;
+  std::optional<int64_t> cycle_second_step_size = {};  ///< nothing: as the first
+  int64_t cycle_first_stair_count = 0;                 ///< 0: no stairs
+  std::optional<int64_t> cycle_second_stair_count = {};
+  int64_t decay_step_size = 0;  ///< 0: no decay after the cycle
+  bool cycle_momentum = true;
+  double cycle_min_mom = 0.8;
+  double cycle_max_mom = 0.9;
+  double decay_mom_rate = 0;
+  bool operator==(const OneCycleOptions&) const = default;
+};
+
+/// Names and defaults are DeepSpeed's; "linear", "cosine" and "wsd" are our own.
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::kConstant;
-  double warmup_min_lr = 0;             ///< WarmupLR, WarmupDecayLR
-  double warmup_max_lr = kOptimizerLr;  ///< WarmupLR, WarmupDecayLR
-  int64_t warmup_num_steps = 1000;      ///< raised to 2, so that the logarithm of the warm-up is never zero
+  PerGroup warmup_min_lr = 0.0;           ///< WarmupLR, WarmupDecayLR
+  PerGroup warmup_max_lr = kOptimizerLr;  ///< WarmupLR, WarmupDecayLR
+  int64_t warmup_num_steps = 1000;        ///< in DeepSpeed's raised to 2, so that the logarithm is never zero
   WarmupKind warmup_type = WarmupKind::kLog;
-  int64_t total_num_steps = 0;  ///< WarmupDecayLR, WarmupCosineLR: required there
+  int64_t total_num_steps = 0;  ///< WarmupDecayLR, WarmupCosineLR, linear, cosine, wsd: required there
   double warmup_min_ratio = 0;  ///< WarmupCosineLR: first learning rate over the optimizer's
   double cos_min_ratio = 1e-4;  ///< WarmupCosineLR: last learning rate over the optimizer's
+  int64_t decay_num_steps = 0;  ///< wsd: the last steps; required
+  double min_ratio = 0;         ///< linear, cosine, wsd: last learning rate over the optimizer's
+  LrRangeTestOptions lr_range_test = {};
+  OneCycleOptions one_cycle = {};
 
   /// Stands for "the optimizer's lr".
   static constexpr double kOptimizerLr = -1;
@@ -27,28 +79,28 @@ struct ScheduleOptions {
 /// "WarmupLR", …; "constant" for none.
 const char* name_of(ScheduleKind kind) noexcept;
 
-/// Source    DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR. Test: schedule_test.cpp.
+/// Source    DeepSpeed's LRRangeTest, OneCycle (arXiv:1803.09820), WarmupLR, WarmupDecayLR and WarmupCosineLR; wsd
+///           arXiv:2404.06395. The formulas are in docs/optim.md. Test: schedule_test.cpp.
 class Schedule {
  public:
-  /// Throws    ConfigError: a number of steps that is missing or negative, a learning rate below zero.
-  Schedule(const ScheduleOptions& options, double optimizer_lr);
+  /// `group_lrs`: the optimizer's lr of each parameter group.
+  /// Throws    ConfigError: a parameter out of its range, or not one value per group.
+  Schedule(const ScheduleOptions& options, std::vector<double> group_lrs);
+  Schedule(const ScheduleOptions& options, double optimizer_lr)
+      : Schedule(options, std::vector<double>{optimizer_lr}) {}
 
   /// The learning rate for the next step after `applied_steps` steps changed the weights (skipped ones do not count).
-  ///
-  /// As there, the schedule advances after a step, so steps 1 and 2 both use the start of the warm-up:
-  /// with i = max(applied_steps - 1, 0) and w = warmup_num_steps,
-  ///   i < w: min + (max - min) * (ln(i + 1) / ln(w), or i / w)
-  ///   then   WarmupLR max; WarmupDecayLR min + (max - min) * (total - i) / (total - w), at least min;
-  ///          WarmupCosineLR lr * (c + (1 - c) * (1 + cos(pi * (i - w + 1) / (total - w))) / 2), c after the end.
-  double lr(int64_t applied_steps) const;
+  double lr(int64_t applied_steps, size_t group = 0) const;
+  /// Likewise beta1, or the momentum of an optimizer without betas. Nothing: the schedule leaves it alone.
+  std::optional<double> momentum(int64_t applied_steps) const;
+  /// beta2 wherever momentum() has a value.
+  static constexpr double kCycleBeta2 = 0.99;
 
   const ScheduleOptions& options() const { return options_; }
 
  private:
-  double warmup_ratio(int64_t iteration) const;
-
   ScheduleOptions options_;
-  double optimizer_lr_;
+  std::vector<double> group_lrs_;
 };
 
 }  // namespace trireme

@@ -1,0 +1,13 @@
+// What a schedule is refused for.
+#pragma once
+
+#include <cstddef>
+
+#include "trireme/optim/schedule.h"
+
+namespace trireme {
+
+/// Throws    ConfigError: a parameter of `options` out of its range, or not one value for each of `groups`.
+void check_schedule(const ScheduleOptions& options, size_t groups);
+
+}  // namespace trireme
