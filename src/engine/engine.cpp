@@ -35,22 +35,37 @@ void check_has_trainable(const ModuleTensors& tensors) {
       "optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
 }
 
+std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors) {
+  std::vector<ParameterSpec> specs;
+  for (const auto& [name, tensor] : tensors.parameters)
+    specs.push_back({name, tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad()});
+  return specs;
+}
+
+std::vector<double> learning_rates(const std::vector<OptimizerOptions>& groups) {
+  std::vector<double> rates;
+  for (const OptimizerOptions& group : groups) rates.push_back(group.lr);
+  return rates;
+}
+
 }  // namespace
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
     : group_(group), config_(resolve(options, group.size())) {
   const CallerScope caller("initialize");
   check_precision(config_.precision);
-  if (config_.optimizer) {
-    check_optimizer(*config_.optimizer);
-    lr_ = config_.optimizer->lr;
-  }
-  schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), lr_);
-  lr_ = schedule_->lr(0);
+  if (config_.optimizer) check_optimizer(*config_.optimizer);
   if (!options.output.empty() && group.rank() == 0) write_resolved(config_, options.output);
 
   ModuleTensors tensors = take_tensors(module, config_.precision);
-  if (config_.optimizer) check_has_trainable(tensors);
+  GroupedParameters grouped;
+  if (config_.optimizer) {
+    check_has_trainable(tensors);
+    grouped = group_parameters(*config_.optimizer, options.parameter_groups, specs_of(tensors));
+  }
+  groups_ = grouped.options;
+  schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), learning_rates(groups_));
+  follow_schedule();
   aliases_ = std::move(tensors.aliases);
   PagerPolicy policy = config_.pager;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
@@ -59,7 +74,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
-  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, *config_.optimizer);
+  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, std::move(grouped));
 }
 
 Engine::~Engine() = default;
@@ -77,9 +92,21 @@ at::Tensor Engine::scale(const at::Tensor& loss) const {
   return loss;
 }
 
-void Engine::set_lr(double lr) {
+const OptimizerOptions& Engine::options_of(size_t group, const char* call) const {
+  if (group >= groups_.size())
+    throw ConfigError(
+        str(call, ": there is no parameter group ", group, "; use one of the ", groups_.size(), ", counted from 0"));
+  return groups_[group];
+}
+
+double Engine::get_lr(size_t group) const { return groups_.empty() && group == 0 ? 0 : options_of(group, "get_lr").lr; }
+
+void Engine::set_lr(double lr, std::optional<size_t> group) {
+  require_optimizer("set_lr");
   if (!(lr >= 0) || !std::isfinite(lr)) throw ConfigError(str("set_lr: ", lr, " is no learning rate; use 0 or more"));
-  lr_ = lr;
+  if (group) (void)options_of(*group, "set_lr");
+  for (size_t i = 0; i < groups_.size(); ++i)
+    if (!group || i == *group) groups_[i].lr = lr;
 }
 
 void Engine::set_train_batch_size(int64_t train_batch_size) {
@@ -110,12 +137,10 @@ void Engine::require_no_window(const char* call) const {
     throw StateError(str(call, ": inside an accumulation window; call it after the step() that ends one"));
 }
 
-std::pair<double, double> Engine::get_mom() const {
+std::pair<double, double> Engine::get_mom(size_t group) const {
   require_optimizer("get_mom");
-  const OptimizerOptions& options = *config_.optimizer;
-  if (options.kind == OptimizerKind::kSgd) return {options.momentum, 0};
-  if (options.kind == OptimizerKind::kAdagrad) return {0, 0};
-  return {options.beta1, options.beta2};
+  const Momentum momentum = momentum_of(options_of(group, "get_mom"));
+  return {momentum.first, momentum.second};
 }
 
 Pager& Engine::pager() const {

@@ -139,7 +139,8 @@ std::string Engine::values_text(const std::string& client_state) const {
   values["micro_steps"] = progress_.micro_steps;
   values["skipped_steps"] = progress_.skipped_steps;
   values["global_samples"] = progress_.global_samples;
-  values["lr"] = lr_;
+  values["lr"] = get_lr();
+  for (const OptimizerOptions& group : groups_) values["group_lrs"].push_back(group.lr);
   if (config_.pager.deterministic) values["micro_batch_seed"] = micro_batch_seed_;
   values["aliases"] = aliases_;
   if (optimizer_) {
@@ -152,6 +153,17 @@ std::string Engine::values_text(const std::string& client_state) const {
   return values.dump();
 }
 
+void Engine::take_learning_rates(const Json& values) {
+  follow_schedule();  // the momentum has no other source
+  const auto rates = values.value("group_lrs", std::vector<double>{required<double>(values, "lr")});
+  if (rates.size() == groups_.size()) {
+    for (size_t group = 0; group < rates.size(); ++group) groups_[group].lr = rates[group];
+  } else if (!groups_.empty()) {
+    log(LogLevel::kWarning, str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ",
+                                groups_.size(), "; the learning rates are those of its schedule"));
+  }
+}
+
 void Engine::take_values(const std::string& text, const LoadCheckpointOptions& options) {
   if (options.load_module_only) return;
   const Json values = Json::parse(text);
@@ -160,7 +172,7 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
   progress_.global_samples = required<int64_t>(values, "global_samples");
   micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
-  if (options.load_lr_scheduler_states) lr_ = required<double>(values, "lr");
+  if (options.load_lr_scheduler_states) take_learning_rates(values);
   if (!optimizer_ || !options.load_optimizer_states) return;
   const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
   std::vector<int64_t> counts;

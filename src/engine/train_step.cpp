@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "engine/buffers.h"
 #include "trireme/base/error.h"
@@ -65,7 +66,7 @@ void Engine::update(const Window& window) {
   const bool may_overflow = config_.precision.weight_dtype != at::kFloat && !config_.precision.check_grad_overflow;
   step_applied_ = is_finite || may_overflow;
   if (step_applied_)
-    optimizer_->step(window, {.lr = lr_, .gradient_factor = clip_factor(norm, config_.gradient_clipping)});
+    optimizer_->step(window, {.groups = groups_, .gradient_factor = clip_factor(norm, config_.gradient_clipping)});
   else
     skip(window);
 }
@@ -76,11 +77,19 @@ void Engine::finish_step() {
   ++progress_.global_steps;
   progress_.global_samples += train_batch_size();
   if (!step_applied_) ++progress_.skipped_steps;
-  if (step_applied_ && schedule_->options().kind != ScheduleKind::kConstant)
-    lr_ = schedule_->lr(progress_.global_steps - progress_.skipped_steps);
+  if (step_applied_ && schedule_->options().kind != ScheduleKind::kConstant) follow_schedule();
   if (group_.rank() == 0 && config_.steps_per_print > 0 && progress_.global_steps % config_.steps_per_print == 0)
-    log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress_.skipped_steps, ", lr=", lr_,
+    log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress_.skipped_steps, ", lr=", get_lr(),
                              ", grad_norm=", *grad_norm_));
+}
+
+void Engine::follow_schedule() {
+  const int64_t applied = progress_.global_steps - progress_.skipped_steps;
+  const std::optional<double> momentum = schedule_->momentum(applied);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    groups_[group].lr = schedule_->lr(applied, group);
+    if (momentum) set_momentum(groups_[group], {*momentum, Schedule::kCycleBeta2});
+  }
 }
 
 void Engine::check_touched(const Window& window) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/eq.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "optim/runs.h"
@@ -13,78 +14,21 @@
 
 namespace trireme {
 
-namespace {
-
-int64_t bytes_of(const at::Tensor& tensor) { return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0; }
-
-}  // namespace
-
-const char* optimizer_name(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kAdam:
-      return "Adam";
-    case OptimizerKind::kAdamW:
-      return "AdamW";
-    case OptimizerKind::kAdagrad:
-      return "Adagrad";
-    case OptimizerKind::kLion:
-      return "Lion";
-    case OptimizerKind::kSgd:
-      return "SGD";
-  }
-  return "";
-}
-
-std::vector<std::string> optimizer_states(const OptimizerOptions& options) {
-  switch (options.kind) {
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kAdamW:
-      return {"exp_avg", "exp_avg_sq"};
-    case OptimizerKind::kAdagrad:
-      return {"sum"};
-    case OptimizerKind::kLion:
-      return {"exp_avg"};
-    case OptimizerKind::kSgd:
-      if (options.momentum != 0) return {"momentum_buffer"};
-      return {};
-  }
-  return {};
-}
-
-void check_optimizer(const OptimizerOptions& options) {
-  const auto refuse = [](const char* name, double value, const char* fix) {
-    throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));
-  };
-  if (!(options.lr >= 0)) refuse("lr", options.lr, "use 0 or more");
-  if (!(options.weight_decay >= 0)) refuse("weight_decay", options.weight_decay, "use 0 or more");
-  if (options.kind == OptimizerKind::kSgd) {
-    if (!(options.momentum >= 0)) refuse("momentum", options.momentum, "use 0 or more");
-    if (options.nesterov && options.momentum == 0) refuse("momentum", 0, "nesterov needs a momentum above 0");
-    return;
-  }
-  if (options.kind != OptimizerKind::kAdagrad) {
-    if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("betas[0]", options.beta1, "use 0 <= beta < 1");
-    if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("betas[1]", options.beta2, "use 0 <= beta < 1");
-  }
-  // An element whose gradient was always zero divides by eps alone.
-  if (options.kind != OptimizerKind::kLion && !(options.eps > 0))
-    refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
-}
-
 class ShardedOptimizer::Impl {
  public:
-  Impl(Pager& pager, const OptimizerOptions& options) : pager_(pager), options_(options) {
-    check_optimizer(options);
+  Impl(Pager& pager, GroupedParameters parameters)
+      : pager_(pager), group_of_(std::move(parameters.group_of)), steps_(pager.parameters().size()) {
     const at::NoGradGuard no_grad;
-    steps_.resize(pager.parameters().size());
-    state_names_ = optimizer_states(options);
+    for (const OptimizerOptions& group : parameters.options) state_names_.push_back(optimizer_states(group));
+    size_t states = 0;
+    for (const auto& names : state_names_) states = std::max(states, names.size());
     for (const OwnedSlice& slice : pager.owned()) {
       const int64_t numel = slice.weights.numel();
       UpdateSpan span;
       span.weights = slice.weights;
       span.master = slice.weights.scalar_type() == at::kFloat ? slice.weights : slice.weights.to(at::kFloat);
-      if (!state_names_.empty()) span.first = zero_pages(numel);
-      if (state_names_.size() > 1) span.second = zero_pages(numel);
+      if (states > 0) span.first = zero_pages(numel);
+      if (states > 1) span.second = zero_pages(numel);
       spans_.push_back(std::move(span));
     }
   }
@@ -93,14 +37,12 @@ class ShardedOptimizer::Impl {
     const at::NoGradGuard no_grad;
     const std::vector<OwnedSlice>& owned = pager_.owned();
     for (size_t i = 0; i < owned.size(); ++i) {
-      const OwnedSlice& slice = owned[i];
-      const UnitLayout& unit = pager_.layout().units[slice.unit];
       refresh_master(i, window.written);
       UpdateSpan span = spans_[i];
-      span.gradients = slice.gradients;
-      for (const Run& run : plan_runs(unit, slice.begin, slice.weights.numel(), window.touched, steps_))
-        update(span.slice(run.begin, run.end), options_, options, run.step);
-      pager_.publish(slice.unit);
+      span.gradients = owned[i].gradients;
+      for (const Run& run : runs(i, window.touched, steps_))
+        update(span.slice(run.begin, run.end), options.groups[run.group], options.gradient_factor, run.step);
+      pager_.publish(owned[i].unit);
     }
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
   }
@@ -116,8 +58,9 @@ class ShardedOptimizer::Impl {
       const UpdateSpan& span = spans_[i];
       for (const Portion& portion : portions(i)) {
         if (has_master(span)) append(slices, "master.", portion, span.master);
-        for (size_t state = 0; state < state_names_.size(); ++state)
-          append(slices, str("optimizer.", state_names_[state], "."), portion, state == 0 ? span.first : span.second);
+        const std::vector<std::string>& names = state_names_[group_of_[portion.parameter]];
+        for (size_t state = 0; state < names.size(); ++state)
+          append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
       }
     }
     return slices;
@@ -137,21 +80,28 @@ class ShardedOptimizer::Impl {
 
   int64_t master_bytes() const {
     int64_t bytes = 0;
-    for (const UpdateSpan& span : spans_) bytes += has_master(span) ? bytes_of(span.master) : 0;
+    for (const UpdateSpan& span : spans_) bytes += has_master(span) ? static_cast<int64_t>(span.master.nbytes()) : 0;
     return bytes;
   }
 
   int64_t state_bytes() const {
     int64_t bytes = 0;
-    for (const UpdateSpan& span : spans_) bytes += bytes_of(span.first) + bytes_of(span.second);
+    const std::vector<bool> all(steps_.size(), true);
+    for (size_t i = 0; i < spans_.size(); ++i)
+      for (const Run& run : runs(i, all, steps_))
+        bytes += (run.end - run.begin) * static_cast<int64_t>(sizeof(float) * state_names_[run.group].size());
     return bytes;
   }
 
-  const OptimizerOptions& options() const { return options_; }
   std::vector<int64_t>& steps() { return steps_; }
 
  private:
   static bool has_master(const UpdateSpan& span) { return !span.master.is_same(span.weights); }
+
+  std::vector<Run> runs(size_t i, const std::vector<bool>& touched, const std::vector<int64_t>& steps) const {
+    const OwnedSlice& slice = pager_.owned()[i];
+    return plan_runs(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel(), touched, steps, group_of_);
+  }
 
   std::vector<Portion> portions(size_t i) const {
     const OwnedSlice& slice = pager_.owned()[i];
@@ -179,18 +129,17 @@ class ShardedOptimizer::Impl {
   }
 
   Pager& pager_;
-  const OptimizerOptions options_;
-  std::vector<std::string> state_names_;
-  std::vector<UpdateSpan> spans_;  ///< by owned slice; gradients undefined
-  std::vector<int64_t> steps_;     ///< by parameter: how often it was updated
+  const std::vector<int> group_of_;                    ///< by parameter
+  std::vector<std::vector<std::string>> state_names_;  ///< by group
+  std::vector<UpdateSpan> spans_;                      ///< by owned slice; gradients undefined
+  std::vector<int64_t> steps_;                         ///< by parameter: how often it was updated
 };
 
-ShardedOptimizer::ShardedOptimizer(Pager& pager, const OptimizerOptions& options)
-    : impl_(std::make_unique<Impl>(pager, options)) {}
+ShardedOptimizer::ShardedOptimizer(Pager& pager, GroupedParameters parameters)
+    : impl_(std::make_unique<Impl>(pager, std::move(parameters))) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
 
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
-const OptimizerOptions& ShardedOptimizer::options() const { return impl_->options(); }
 void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->refresh_masters(chosen); }
 std::vector<TensorSlice> ShardedOptimizer::state() { return impl_->state(); }
 std::vector<int64_t> ShardedOptimizer::step_counts() const { return impl_->steps(); }

@@ -5,7 +5,7 @@
 namespace trireme {
 
 std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel, const std::vector<bool>& touched,
-                           const std::vector<int64_t>& steps) {
+                           const std::vector<int64_t>& steps, const std::vector<int>& group_of) {
   std::vector<Run> runs;
   for (size_t i = 0; i < unit.parameters.size(); ++i) {
     const Placement& placement = unit.parameters[i];
@@ -14,10 +14,12 @@ std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel,
     const int64_t high = std::min(last ? unit.numel() : unit.parameters[i + 1].begin, begin + numel) - begin;
     if (low >= high || !touched[placement.index]) continue;
     const int64_t step = steps[placement.index] + 1;
-    if (!runs.empty() && runs.back().end == low && runs.back().step == step)
+    const int group = group_of[placement.index];
+    const Run* before = runs.empty() ? nullptr : &runs.back();
+    if (before && before->end == low && before->step == step && before->group == group)
       runs.back().end = high;
     else
-      runs.push_back({low, high, step});
+      runs.push_back({low, high, step, group});
   }
   return runs;
 }

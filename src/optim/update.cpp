@@ -27,39 +27,38 @@ at::Tensor slice_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
 }
 
 /// `span.gradients` is fp32 here; `span.weights` is not looked at.
-void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options,
-                   int64_t step) {
+void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
   // The kernels divide by the scale and write the scaled gradients back, into memory that is spent after this step.
   std::optional<at::Tensor> scale;
-  if (options.gradient_factor != 1) scale = at::scalar_tensor(1 / options.gradient_factor, at::kFloat);
+  if (gradient_factor != 1) scale = at::scalar_tensor(1 / gradient_factor, at::kFloat);
   const at::TensorList none;
   switch (optimizer.kind) {
     case OptimizerKind::kSgd: {
       const at::TensorList momentum = optimizer.momentum != 0 ? at::TensorList(span.first) : none;
-      at::_fused_sgd_(span.master, span.gradients, momentum, optimizer.weight_decay, optimizer.momentum, options.lr,
+      at::_fused_sgd_(span.master, span.gradients, momentum, optimizer.weight_decay, optimizer.momentum, optimizer.lr,
                       /*dampening=*/0, optimizer.nesterov, /*maximize=*/false, /*is_first_step=*/step == 1, scale);
       return;
     }
     case OptimizerKind::kAdagrad: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);
-      at::_fused_adagrad_(span.master, span.gradients, span.first, steps, options.lr, /*lr_decay=*/0,
+      at::_fused_adagrad_(span.master, span.gradients, span.first, steps, optimizer.lr, /*lr_decay=*/0,
                           optimizer.weight_decay, optimizer.eps, /*maximize=*/false, scale);
       return;
     }
     case OptimizerKind::kLion:
       lion(span.master.data_ptr<float>(), span.gradients.const_data_ptr<float>(), span.first.data_ptr<float>(),
            span.master.numel(),
-           {.lr = options.lr,
+           {.lr = optimizer.lr,
             .beta1 = optimizer.beta1,
             .beta2 = optimizer.beta2,
             .weight_decay = optimizer.weight_decay,
-            .gradient_factor = options.gradient_factor});
+            .gradient_factor = gradient_factor});
       return;
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);
       const auto run = [&](auto kernel) {
-        kernel(span.master, span.gradients, span.first, span.second, none, steps, options.lr, optimizer.beta1,
+        kernel(span.master, span.gradients, span.first, span.second, none, steps, optimizer.lr, optimizer.beta1,
                optimizer.beta2, optimizer.weight_decay, optimizer.eps, /*amsgrad=*/false, /*maximize=*/false, scale,
                std::nullopt);
       };
@@ -76,18 +75,18 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t end) const {
           slice_of(first, begin, end), slice_of(second, begin, end)};
 }
 
-void update(const UpdateSpan& span, const OptimizerOptions& optimizer, const StepOptions& options, int64_t step) {
+void update(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
   const at::NoGradGuard no_grad;
   const bool rounds = !span.weights.is_same(span.master);
   const bool widens = span.gradients.scalar_type() != at::kFloat;
-  if (!rounds && !widens) return update_master(span, optimizer, options, step);
+  if (!rounds && !widens) return update_master(span, optimizer, gradient_factor, step);
 
   const int64_t numel = span.master.numel();
   const int64_t block_numel = kBlockNumel * at::get_num_threads();
   for (int64_t begin = 0; begin < numel; begin += block_numel) {
     UpdateSpan block = span.slice(begin, std::min(begin + block_numel, numel));
     if (widens) block.gradients = block.gradients.to(at::kFloat);
-    update_master(block, optimizer, options, step);
+    update_master(block, optimizer, gradient_factor, step);
     if (rounds) block.weights.copy_(block.master);
   }
 }

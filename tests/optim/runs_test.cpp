@@ -22,25 +22,36 @@ std::vector<std::vector<int64_t>> as_lists(const std::vector<Run>& runs) {
   return lists;
 }
 
+const std::vector<int> kOneGroup(5, 0);
+
 using Lists = std::vector<std::vector<int64_t>>;
 
 TEST(Runs, AllTouchedAtTheSameStepIsOneRunOverThePaddingToo) {
-  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {9, 7, 7, 9, 7})),
+  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {9, 7, 7, 9, 7}, kOneGroup)),
             (Lists{{0, 128, 8}}));
 }
 
 TEST(Runs, AnUntouchedParameterSplitsTheRunAtPaddedBoundaries) {
-  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, false, true, true, true}, {0, 0, 0, 0, 0})),
-            (Lists{{0, 64, 1}, {96, 128, 1}}));
+  EXPECT_EQ(
+      as_lists(plan_runs(three_parameters(), 0, 128, {true, false, true, true, true}, {0, 0, 0, 0, 0}, kOneGroup)),
+      (Lists{{0, 64, 1}, {96, 128, 1}}));
 }
 
 TEST(Runs, ParametersWithDifferentStepCountsAreUpdatedApart) {
-  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {0, 2, 3, 0, 2})),
+  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {0, 2, 3, 0, 2}, kOneGroup)),
             (Lists{{0, 96, 3}, {96, 128, 4}}));
 }
 
+TEST(Runs, ParametersOfDifferentGroupsAreUpdatedApart) {
+  const auto runs =
+      plan_runs(three_parameters(), 0, 128, {true, true, true, true, true}, {0, 0, 0, 0, 0}, {7, 2, 2, 7, 1});
+  EXPECT_EQ(as_lists(runs), (Lists{{0, 64, 1}, {64, 128, 1}}));
+  EXPECT_EQ(runs[0].group, 1);
+  EXPECT_EQ(runs[1].group, 2);
+}
+
 TEST(Runs, AShardCountsFromItsOwnStart) {
-  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 32, 64, {true, true, true, true, true}, {0, 1, 1, 0, 0})),
+  EXPECT_EQ(as_lists(plan_runs(three_parameters(), 32, 64, {true, true, true, true, true}, {0, 1, 1, 0, 0}, kOneGroup)),
             (Lists{{0, 32, 1}, {32, 64, 2}}));
 }
 

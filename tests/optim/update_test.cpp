@@ -117,8 +117,8 @@ class FlatUnit {
     steps_.resize(values.size());
   }
 
-  void step(const std::vector<at::Tensor>& gradients, const OptimizerOptions& options,
-            const StepOptions& step_options) {
+  void step(const std::vector<at::Tensor>& gradients, const OptimizerOptions& options, double gradient_factor) {
+    const std::vector<int> group_of(gradients.size(), 0);
     std::vector<bool> touched(gradients.size());
     for (const Placement& placement : unit_.parameters) {
       touched[placement.index] = gradients[placement.index].defined();
@@ -127,8 +127,8 @@ class FlatUnit {
     for (int64_t rank = 0; rank < 2; ++rank) {
       const int64_t begin = rank * unit_.shard_numel;
       const UpdateSpan shard = all_.slice(begin, begin + unit_.shard_numel);
-      for (const Run& run : plan_runs(unit_, begin, unit_.shard_numel, touched, steps_))
-        update(shard.slice(run.begin, run.end), options, step_options, run.step);
+      for (const Run& run : plan_runs(unit_, begin, unit_.shard_numel, touched, steps_, group_of))
+        update(shard.slice(run.begin, run.end), options, gradient_factor, run.step);
     }
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += touched[i] ? 1 : 0;
   }
@@ -188,7 +188,7 @@ TEST_P(Update, AgreesWithTorchOptimAfterFiftyClippedStepsOfWhichSomeLeaveParamet
     if (step % 2 == 1) gradients[1] = at::Tensor();
     if (step < 5) gradients[4] = at::Tensor();
     const double factor = step % 3 == 0 ? 1 : 0.37;
-    unit.step(gradients, options, {.lr = options.lr, .gradient_factor = factor});
+    unit.step(gradients, options, factor);
     for (size_t i = 0; i < expected.size(); ++i)
       expected[i].mutable_grad() = gradients[i].defined() ? gradients[i] * factor : at::Tensor();
     step_reference();
@@ -210,7 +210,7 @@ TEST_P(Update, KeepsFp32MastersOfBf16WeightsAndRoundsThemOnce) {
   for (int step = 0; step < kSteps; ++step) {
     std::vector<at::Tensor> gradients = random_tensors(generator);
     for (at::Tensor& gradient : gradients) gradient = gradient.to(at::kBFloat16);
-    unit.step(gradients, options, {.lr = options.lr, .gradient_factor = 0.5});
+    unit.step(gradients, options, 0.5);
     for (size_t i = 0; i < expected.size(); ++i) expected[i].mutable_grad() = gradients[i].to(at::kFloat) * 0.5;
     step_reference();
   }
@@ -234,10 +234,10 @@ TEST(Update, BlocksOf16BitWeightsGiveTheSameBitsAsOneCall) {
   UpdateSpan fp32 = whole;
   fp32.weights = fp32.master;
   const UpdateSpan blocks{start.clone(), start.to(at::kBFloat16), gradients.clone(), zeros(), zeros()};
-  const OptimizerOptions options{.weight_decay = 0.01};
+  const OptimizerOptions options{.lr = 0.01, .weight_decay = 0.01};
   for (int64_t step = 1; step <= 3; ++step) {
-    update(fp32, options, {.lr = 0.01}, step);
-    update(blocks, options, {.lr = 0.01}, step);
+    update(fp32, options, 1, step);
+    update(blocks, options, 1, step);
   }
   EXPECT_TRUE(at::equal(blocks.master, fp32.master));
 }

@@ -10,7 +10,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "trireme/base/json.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/comm/group.h"
 #include "trireme/config/config.h"
@@ -100,11 +102,13 @@ class Engine {
   bool was_step_applied() const { return step_applied_; }  ///< the last step() changed the weights
   /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
   std::optional<double> get_global_grad_norm() const { return grad_norm_; }
-  double get_lr() const { return lr_; }
-  /// For the next step; a schedule sets its own again after it.
-  void set_lr(double lr);
-  /// (beta1, beta2), for SGD (momentum, 0), for Adagrad (0, 0). Throws StateError: no optimizer.
-  std::pair<double, double> get_mom() const;
+  /// Of the next step, in a parameter group (ConfigError: there is none such). 0 without an optimizer.
+  double get_lr(size_t group = 0) const;
+  /// For the next step, in every group, or in one; a schedule sets its own again after it.
+  void set_lr(double lr, std::optional<size_t> group = {});
+  /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
+  std::pair<double, double> get_mom(size_t group = 0) const;
+  size_t group_count() const { return groups_.size(); }
 
   int64_t global_steps() const { return progress_.global_steps; }
   int64_t micro_steps() const { return progress_.micro_steps; }
@@ -158,6 +162,8 @@ class Engine {
   void check_touched(const Window& window);
   void skip(const Window& window);
   void finish_step();
+  void follow_schedule();
+  const OptimizerOptions& options_of(size_t group, const char* call) const;
   void start_window();
   // In the deterministic mode random numbers are a function of the micro-batch's global index.
   void agree_on_micro_batch_seed();
@@ -173,6 +179,7 @@ class Engine {
   StateTree weights_state() const;
   std::string values_text(const std::string& client_state) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
+  void take_learning_rates(const Json& values);
   std::string agree_on_tag(const std::string& tag) const;
 
   Group& group_;
@@ -183,7 +190,7 @@ class Engine {
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::optional<Schedule> schedule_;
 
-  double lr_ = 0;
+  std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;
   uint64_t micro_batch_seed_ = 0;   ///< deterministic mode: rank 0's seed at initialize()
   int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened

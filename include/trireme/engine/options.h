@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/config/config.h"
+#include "trireme/optim/options.h"
 
 namespace trireme {
 
@@ -15,6 +17,8 @@ struct InitializeOptions {
   std::variant<std::monostate, std::filesystem::path, Config> config = {};
   /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
   std::filesystem::path output = {};
+  /// Parameters with hyperparameters of their own, such as no weight decay for biases and norms.
+  std::vector<ParameterGroup> parameter_groups = {};
 };
 
 struct BackwardOptions {

@@ -9,36 +9,15 @@
 #include <vector>
 
 #include "trireme/base/state_tree.h"
+#include "trireme/optim/options.h"
 #include "trireme/pager/pager.h"
 
 namespace trireme {
 
-enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLion, kSgd };
-
-/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). Adagrad's own there are lr 1e-2 and eps 1e-10.
-struct OptimizerOptions {
-  OptimizerKind kind = OptimizerKind::kAdamW;
-  double lr = 1e-3;
-  double beta1 = 0.9;    ///< Adam, AdamW, Lion
-  double beta2 = 0.999;  ///< Adam, AdamW, Lion
-  double eps = 1e-8;     ///< Adam, AdamW, Adagrad
-  double weight_decay = 0;
-  double momentum = 0;  ///< SGD
-  bool nesterov = false;
-  bool operator==(const OptimizerOptions&) const = default;
-};
-
-/// Throws    ConfigError: a hyperparameter out of its range.
-void check_optimizer(const OptimizerOptions& options);
-
-/// As the configuration's `type` writes it.
-const char* optimizer_name(OptimizerKind kind);
-/// The fp32 states of each element, at most two, by the names that they have in checkpoints.
-std::vector<std::string> optimizer_states(const OptimizerOptions& options);
-
-/// Hyperparameters of one step.
+/// What one step is taken with.
 struct StepOptions {
-  double lr = 1e-3;
+  /// In force now, by group: schedules change lr and momentum.
+  const std::vector<OptimizerOptions>& groups;
   double gradient_factor = 1;  ///< gradients are multiplied by this first: clipping
 };
 
@@ -46,14 +25,13 @@ struct StepOptions {
 /// included, and its own step count stands still.
 class ShardedOptimizer {
  public:
-  /// Copies fp32 masters from 16-bit weights. `pager` outlives the optimizer.
-  ShardedOptimizer(Pager& pager, const OptimizerOptions& options);
+  /// Copies fp32 masters from 16-bit weights. `pager` outlives the optimizer; its parameters are those grouped.
+  ShardedOptimizer(Pager& pager, GroupedParameters parameters);
   ~ShardedOptimizer();
 
   /// Unscale, clip and update every owned slice of the closed window, publishing each unit as soon as it is final.
   void step(const Window& window, const StepOptions& options);
 
-  const OptimizerOptions& options() const;
   /// fp32 masters of the `chosen` parameters follow their 16-bit weights where these were written: an element that is
   /// still its master rounded keeps the master. For a window whose step is skipped, or after only weights were loaded.
   void refresh_masters(const std::vector<bool>& chosen);

@@ -1,0 +1,69 @@
+// What an optimizer is told: hyperparameters, and which parameters have some of their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/pager/layout.h"
+
+namespace trireme {
+
+enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLion, kSgd };
+
+/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). Adagrad's own there are lr 1e-2 and eps 1e-10.
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double lr = 1e-3;
+  double beta1 = 0.9;    ///< Adam, AdamW, Lion
+  double beta2 = 0.999;  ///< Adam, AdamW, Lion
+  double eps = 1e-8;     ///< Adam, AdamW, Adagrad
+  double weight_decay = 0;
+  double momentum = 0;  ///< SGD
+  bool nesterov = false;
+  bool operator==(const OptimizerOptions&) const = default;
+};
+
+/// Throws    ConfigError: a hyperparameter out of its range.
+void check_optimizer(const OptimizerOptions& options);
+
+/// As the configuration's `type` writes it.
+const char* optimizer_name(OptimizerKind kind);
+/// The fp32 states of each element, at most two, by the names that they have in checkpoints.
+std::vector<std::string> optimizer_states(const OptimizerOptions& options);
+
+/// What get_mom() tells: (beta1, beta2), for SGD (momentum, 0), for Adagrad (0, 0).
+struct Momentum {
+  double first = 0;
+  double second = 0;
+};
+Momentum momentum_of(const OptimizerOptions& options);
+/// Takes a schedule's momentum over; an optimizer that has none stays without.
+void set_momentum(OptimizerOptions& options, const Momentum& momentum);
+
+/// Parameters with hyperparameters of their own. What is not given is the optimizer's.
+struct ParameterGroup {
+  /// Regular expressions; a parameter in whose name one is found belongs to the first such group.
+  std::vector<std::string> patterns = {};
+  std::optional<double> lr = {};
+  std::optional<double> beta1 = {};
+  std::optional<double> beta2 = {};
+  std::optional<double> eps = {};
+  std::optional<double> weight_decay = {};
+  std::optional<double> momentum = {};
+};
+
+/// Every parameter in one group. Group 0 holds what no pattern matches, group i the i-th of the list.
+struct GroupedParameters {
+  std::vector<OptimizerOptions> options;  ///< by group
+  std::vector<int> group_of;              ///< by parameter index
+};
+
+/// Throws    ConfigError: a group whose patterns match no parameter, a pattern that is no regular expression, a
+///           hyperparameter out of its range.
+GroupedParameters group_parameters(const OptimizerOptions& options, const std::vector<ParameterGroup>& groups,
+                                   const std::vector<ParameterSpec>& parameters);
+
+}  // namespace trireme

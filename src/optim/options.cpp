@@ -1,0 +1,132 @@
+#include "trireme/optim/options.h"
+
+#include <regex>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+const char* optimizer_name(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdam:
+      return "Adam";
+    case OptimizerKind::kAdamW:
+      return "AdamW";
+    case OptimizerKind::kAdagrad:
+      return "Adagrad";
+    case OptimizerKind::kLion:
+      return "Lion";
+    case OptimizerKind::kSgd:
+      return "SGD";
+  }
+  return "";
+}
+
+std::vector<std::string> optimizer_states(const OptimizerOptions& options) {
+  switch (options.kind) {
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return {"exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kAdagrad:
+      return {"sum"};
+    case OptimizerKind::kLion:
+      return {"exp_avg"};
+    case OptimizerKind::kSgd:
+      if (options.momentum != 0) return {"momentum_buffer"};
+      return {};
+  }
+  return {};
+}
+
+void check_optimizer(const OptimizerOptions& options) {
+  const auto refuse = [](const char* name, double value, const char* fix) {
+    throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));
+  };
+  if (!(options.lr >= 0)) refuse("lr", options.lr, "use 0 or more");
+  if (!(options.weight_decay >= 0)) refuse("weight_decay", options.weight_decay, "use 0 or more");
+  if (options.kind == OptimizerKind::kSgd) {
+    if (!(options.momentum >= 0)) refuse("momentum", options.momentum, "use 0 or more");
+    if (options.nesterov && options.momentum == 0) refuse("momentum", 0, "nesterov needs a momentum above 0");
+    return;
+  }
+  if (options.kind != OptimizerKind::kAdagrad) {
+    if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("betas[0]", options.beta1, "use 0 <= beta < 1");
+    if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("betas[1]", options.beta2, "use 0 <= beta < 1");
+  }
+  // An element whose gradient was always zero divides by eps alone.
+  if (options.kind != OptimizerKind::kLion && !(options.eps > 0))
+    refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
+}
+
+Momentum momentum_of(const OptimizerOptions& options) {
+  if (options.kind == OptimizerKind::kSgd) return {options.momentum, 0};
+  if (options.kind == OptimizerKind::kAdagrad) return {0, 0};
+  return {options.beta1, options.beta2};
+}
+
+void set_momentum(OptimizerOptions& options, const Momentum& momentum) {
+  if (options.momentum != 0) options.momentum = momentum.first;
+  options.beta1 = momentum.first;
+  options.beta2 = momentum.second;
+}
+
+namespace {
+
+OptimizerOptions with_overrides(OptimizerOptions options, const ParameterGroup& group) {
+  options.lr = group.lr.value_or(options.lr);
+  options.beta1 = group.beta1.value_or(options.beta1);
+  options.beta2 = group.beta2.value_or(options.beta2);
+  options.eps = group.eps.value_or(options.eps);
+  options.weight_decay = group.weight_decay.value_or(options.weight_decay);
+  options.momentum = group.momentum.value_or(options.momentum);
+  return options;
+}
+
+void check_group(const OptimizerOptions& options, size_t group) {
+  try {
+    check_optimizer(options);
+  } catch (const ConfigError& error) {
+    throw ConfigError(str("parameter_groups[", group, "]: ", error.what()));
+  }
+}
+
+std::regex compile(const std::string& pattern, size_t group) {
+  try {
+    return std::regex(pattern);
+  } catch (const std::regex_error& error) {
+    throw ConfigError(
+        str("parameter_groups[", group, "].patterns: '", pattern, "' is no regular expression: ", error.what()));
+  }
+}
+
+bool matches(const std::vector<std::regex>& patterns, const std::string& name) {
+  for (const std::regex& pattern : patterns)
+    if (std::regex_search(name, pattern)) return true;
+  return false;
+}
+
+}  // namespace
+
+GroupedParameters group_parameters(const OptimizerOptions& options, const std::vector<ParameterGroup>& groups,
+                                   const std::vector<ParameterSpec>& parameters) {
+  check_optimizer(options);
+  GroupedParameters grouped{.options = {options}, .group_of = std::vector<int>(parameters.size(), 0)};
+  for (size_t group = 0; group < groups.size(); ++group) {
+    std::vector<std::regex> patterns;
+    for (const std::string& pattern : groups[group].patterns) patterns.push_back(compile(pattern, group));
+    bool any = false;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (grouped.group_of[i] != 0 || !matches(patterns, parameters[i].name)) continue;
+      grouped.group_of[i] = static_cast<int>(group) + 1;
+      any = true;
+    }
+    if (!any)
+      throw ConfigError(str("parameter_groups[", group,
+                            "]: no parameter is left that its patterns match; correct them, or remove the group"));
+    grouped.options.push_back(with_overrides(options, groups[group]));
+    check_group(grouped.options.back(), group);
+  }
+  return grouped;
+}
+
+}  // namespace trireme

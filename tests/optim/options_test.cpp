@@ -1,0 +1,76 @@
+#include "trireme/optim/options.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+const std::vector<ParameterSpec> kParameters = {{.name = "layers.0.weight", .shape = {4, 3}},
+                                                {.name = "layers.0.bias", .shape = {4}},
+                                                {.name = "norm.weight", .shape = {4}},
+                                                {.name = "norm.bias", .shape = {4}}};
+
+TEST(ParameterGroups, WithoutAnyAllParametersAreInGroupZero) {
+  const OptimizerOptions options{.lr = 0.5};
+  const GroupedParameters grouped = group_parameters(options, {}, kParameters);
+  EXPECT_EQ(grouped.options, std::vector{options});
+  EXPECT_EQ(grouped.group_of, (std::vector<int>{0, 0, 0, 0}));
+}
+
+TEST(ParameterGroups, AParameterBelongsToTheFirstGroupThatMatchesItAndTheRestToGroupZero) {
+  const OptimizerOptions options{.lr = 0.5, .weight_decay = 0.1};
+  const GroupedParameters grouped = group_parameters(
+      options, {{.patterns = {"^norm", "nothing"}, .lr = 0.25}, {.patterns = {"bias$"}, .weight_decay = 0.0}},
+      kParameters);
+  EXPECT_EQ(grouped.group_of, (std::vector<int>{0, 2, 1, 1}));
+  ASSERT_EQ(grouped.options.size(), 3);
+  EXPECT_EQ(grouped.options[0], options);
+  EXPECT_EQ(grouped.options[1], (OptimizerOptions{.lr = 0.25, .weight_decay = 0.1}));
+  EXPECT_EQ(grouped.options[2], (OptimizerOptions{.lr = 0.5, .weight_decay = 0}));
+}
+
+TEST(ParameterGroups, OverrideEveryHyperparameter) {
+  const GroupedParameters grouped = group_parameters(
+      {},
+      {{.patterns = {"."}, .lr = 0.1, .beta1 = 0.2, .beta2 = 0.3, .eps = 0.4, .weight_decay = 0.5, .momentum = 0.6}},
+      kParameters);
+  EXPECT_EQ(
+      grouped.options[1],
+      (OptimizerOptions{.lr = 0.1, .beta1 = 0.2, .beta2 = 0.3, .eps = 0.4, .weight_decay = 0.5, .momentum = 0.6}));
+}
+
+std::string refusal_of(const ParameterGroup& group) {
+  try {
+    group_parameters({}, {{.patterns = {"^norm"}}, group}, kParameters);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "not refused";
+  return "";
+}
+
+TEST(ParameterGroups, RefuseByNameWhatCannotBeMeant) {
+  EXPECT_EQ(refusal_of({.patterns = {"nrom"}}),
+            "parameter_groups[1]: no parameter is left that its patterns match; correct them, or remove the group");
+  EXPECT_EQ(refusal_of({.patterns = {"norm.bias"}}),  // the first group has it
+            "parameter_groups[1]: no parameter is left that its patterns match; correct them, or remove the group");
+  EXPECT_EQ(refusal_of({.patterns = {"("}}).rfind("parameter_groups[1].patterns: '(' is no regular expression", 0), 0);
+  EXPECT_EQ(refusal_of({.patterns = {"bias"}, .lr = -1.0}),
+            "parameter_groups[1]: optimizer.params.lr=-1: use 0 or more");
+}
+
+TEST(Momentum, OfAScheduleReachesOnlyOptimizersThatHaveOne) {
+  OptimizerOptions adam, sgd{.kind = OptimizerKind::kSgd}, heavy{.kind = OptimizerKind::kSgd, .momentum = 0.9};
+  for (OptimizerOptions* options : {&adam, &sgd, &heavy}) set_momentum(*options, {0.5, 0.25});
+  EXPECT_EQ(adam.beta1, 0.5);
+  EXPECT_EQ(adam.beta2, 0.25);
+  EXPECT_EQ(sgd.momentum, 0);
+  EXPECT_EQ(heavy.momentum, 0.5);
+}
+
+}  // namespace
+}  // namespace trireme
