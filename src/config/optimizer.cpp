@@ -7,11 +7,12 @@ namespace trireme {
 namespace {
 
 constexpr OptimizerKind kKinds[] = {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdagrad,
-                                    OptimizerKind::kLion, OptimizerKind::kSgd};
+                                    OptimizerKind::kLamb, OptimizerKind::kLion,  OptimizerKind::kMuon,
+                                    OptimizerKind::kSgd};
 // DeepSpeed's own, then torch.optim's.
 const std::vector<std::string> kOptimizersNotThereYet = {
-    "Lamb",      "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD",   "Muon",  "Adadelta",
-    "Adafactor", "Adamax",     "ASGD",       "LBFGS",       "NAdam",  "RAdam",   "RMSprop", "Rprop", "SparseAdam"};
+    "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD",   "Adadelta", "Adafactor",
+    "Adamax",     "ASGD",       "LBFGS",       "NAdam",  "RAdam",   "RMSprop", "Rprop",    "SparseAdam"};
 
 std::vector<std::string> names_of_optimizers() {
   std::vector<std::string> names;
@@ -72,6 +73,39 @@ void read_adagrad(Section& params, OptimizerOptions& options) {
   ignore_flags(params, {"amsgrad", "fused", "foreach", "differentiable"});
 }
 
+void read_lamb(Section& params, OptimizerOptions& options) {
+  read_betas(params, options);
+  options.eps = params.number_or("eps", options.eps, kAboveZero);
+  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
+  options.max_coeff = params.number_or("max_coeff", options.max_coeff, kNonNegative);
+  options.min_coeff = params.number_or("min_coeff", options.min_coeff, kNonNegative);
+  if (options.max_coeff < options.min_coeff)
+    params.refuse(str("`", params.path_of("max_coeff"), "` is ", options.max_coeff, "; expected `min_coeff`, which is ",
+                      options.min_coeff, ", or more"));
+  options.bias_correction = params.flag_or("bias_correction", options.bias_correction);
+  for (const char* key : {"amsgrad", "eps_inside_sqrt"})
+    refuse_unless(params, key, false, "remove it or set it to false");
+  ignore_flags(params, {"set_grad_none"});
+}
+
+void read_muon(Section& params, OptimizerOptions& options) {
+  if (params.has("muon_lr")) options.lr = params.number_or("muon_lr", options.lr, kNonNegative);
+  options.adam_lr = params.number_or("adam_lr", params.number_or("lr", 1e-3, kNonNegative), kNonNegative);
+  // Those of the reference's Muon for the parameters that Adam updates.
+  options.beta2 = 0.95;
+  options.eps = 1e-10;
+  read_betas(params, options);
+  options.eps = params.number_or("eps", options.eps, kAboveZero);
+  options.momentum = params.number_or("momentum", 0.95, kNonNegative);
+  if (options.momentum >= 1) params.fail("momentum", "a number from 0 up to, but not including, 1");
+  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
+  options.ns_steps = params.integer_or("ns_steps", options.ns_steps, kPositive);
+  if (params.has("ns_method")) {  // two ways to compute the same iteration
+    params.choice_or("ns_method", "gram", {"gram", "standard"});
+    params.notes().without_meaning.push_back(params.path_of("ns_method"));
+  }
+}
+
 void read_lion(Section& params, OptimizerOptions& options) {
   read_betas(params, options);
   options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
@@ -115,6 +149,12 @@ std::optional<OptimizerOptions> read_optimizer(Section& top) {
       break;
     case OptimizerKind::kAdagrad:
       read_adagrad(params, options);
+      break;
+    case OptimizerKind::kLamb:
+      read_lamb(params, options);
+      break;
+    case OptimizerKind::kMuon:
+      read_muon(params, options);
       break;
     case OptimizerKind::kLion:
       read_lion(params, options);

@@ -5,31 +5,43 @@
 namespace trireme {
 namespace {
 
-Json optimizer_json(const OptimizerOptions& options) {
-  if (options.kind == OptimizerKind::kSgd)
-    return {{"type", "SGD"},
-            {"params",
-             {{"lr", options.lr},
+Json optimizer_params(const OptimizerOptions& options) {
+  const Json betas = Json::array({options.beta1, options.beta2});
+  switch (options.kind) {
+    case OptimizerKind::kSgd:
+      return {{"lr", options.lr},
               {"momentum", options.momentum},
               {"weight_decay", options.weight_decay},
-              {"nesterov", options.nesterov}}}};
-  if (options.kind == OptimizerKind::kAdagrad)
-    return {{"type", "Adagrad"},
-            {"params", {{"lr", options.lr}, {"eps", options.eps}, {"weight_decay", options.weight_decay}}}};
-  if (options.kind == OptimizerKind::kLion)
-    return {{"type", "Lion"},
-            {"params",
-             {{"lr", options.lr},
-              {"betas", Json::array({options.beta1, options.beta2})},
-              {"weight_decay", options.weight_decay}}}};
-  const bool decoupled = options.kind == OptimizerKind::kAdamW;
-  return {{"type", decoupled ? "AdamW" : "Adam"},
-          {"params",
-           {{"lr", options.lr},
-            {"betas", Json::array({options.beta1, options.beta2})},
-            {"eps", options.eps},
-            {"weight_decay", options.weight_decay},
-            {"adam_w_mode", decoupled}}}};
+              {"nesterov", options.nesterov}};
+    case OptimizerKind::kAdagrad:
+      return {{"lr", options.lr}, {"eps", options.eps}, {"weight_decay", options.weight_decay}};
+    case OptimizerKind::kLion:
+      return {{"lr", options.lr}, {"betas", betas}, {"weight_decay", options.weight_decay}};
+    case OptimizerKind::kLamb:
+      return {{"lr", options.lr},
+              {"betas", betas},
+              {"eps", options.eps},
+              {"weight_decay", options.weight_decay},
+              {"max_coeff", options.max_coeff},
+              {"min_coeff", options.min_coeff},
+              {"bias_correction", options.bias_correction}};
+    case OptimizerKind::kMuon:
+      return {{"lr", options.lr},
+              {"adam_lr", options.adam_lr.value_or(options.lr)},
+              {"momentum", options.momentum},
+              {"betas", betas},
+              {"eps", options.eps},
+              {"weight_decay", options.weight_decay},
+              {"ns_steps", options.ns_steps}};
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return {{"lr", options.lr},
+              {"betas", betas},
+              {"eps", options.eps},
+              {"weight_decay", options.weight_decay},
+              {"adam_w_mode", options.kind == OptimizerKind::kAdamW}};
+  }
+  return Json::object();
 }
 
 Json lrs_json(const PerGroup& lrs) { return lrs.values.size() == 1 ? Json(lrs.values[0]) : Json(lrs.values); }
@@ -108,7 +120,9 @@ Json to_json(const Config& config) {
   Json json = {{"train_batch_size", config.batch.train_batch_size},
                {"train_micro_batch_size_per_gpu", config.batch.train_micro_batch_size_per_gpu},
                {"gradient_accumulation_steps", config.batch.gradient_accumulation_steps}};
-  if (config.optimizer) json["optimizer"] = optimizer_json(*config.optimizer);
+  if (config.optimizer)
+    json["optimizer"] = {{"type", optimizer_name(config.optimizer->kind)},
+                         {"params", optimizer_params(*config.optimizer)}};
   if (config.scheduler)
     json["scheduler"] = {{"type", name_of(config.scheduler->kind)}, {"params", schedule_params(*config.scheduler)}};
   json["gradient_clipping"] = config.gradient_clipping;

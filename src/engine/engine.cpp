@@ -74,7 +74,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
-  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, std::move(grouped));
+  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
 }
 
 Engine::~Engine() = default;

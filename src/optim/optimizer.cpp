@@ -3,10 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "optim/lamb.h"
+#include "optim/muon.h"
 #include "optim/runs.h"
 #include "optim/update.h"
 #include "optim/zero_pages.h"
@@ -16,8 +19,8 @@ namespace trireme {
 
 class ShardedOptimizer::Impl {
  public:
-  Impl(Pager& pager, GroupedParameters parameters)
-      : pager_(pager), group_of_(std::move(parameters.group_of)), steps_(pager.parameters().size()) {
+  Impl(Pager& pager, Group& group, GroupedParameters parameters)
+      : pager_(pager), group_(group), group_of_(std::move(parameters.group_of)), steps_(pager.parameters().size()) {
     const at::NoGradGuard no_grad;
     for (const OptimizerOptions& group : parameters.options) state_names_.push_back(optimizer_states(group));
     size_t states = 0;
@@ -35,14 +38,17 @@ class ShardedOptimizer::Impl {
 
   void step(const Window& window, const StepOptions& options) {
     const at::NoGradGuard no_grad;
-    const std::vector<OwnedSlice>& owned = pager_.owned();
-    for (size_t i = 0; i < owned.size(); ++i) {
-      refresh_master(i, window.written);
+    refresh_masters(window.written);
+    const at::Tensor norms = lamb_norms(window, options);
+    for (size_t i = 0; i < spans_.size(); ++i) {
       UpdateSpan span = spans_[i];
-      span.gradients = owned[i].gradients;
+      span.gradients = pager_.owned()[i].gradients;
       for (const Run& run : runs(i, window.touched, steps_))
-        update(span.slice(run.begin, run.end), options.groups[run.group], options.gradient_factor, run.step);
-      pager_.publish(owned[i].unit);
+        if (!needs_whole(options.groups[run.group].kind))
+          update(span.slice(run.begin, run.end), options.groups[run.group], options.gradient_factor, run.step);
+      if (norms.defined()) step_lamb(i, window, options, norms);
+      step_muon(i, window, options);
+      pager_.publish(pager_.owned()[i].unit);
     }
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
   }
@@ -96,6 +102,86 @@ class ShardedOptimizer::Impl {
   std::vector<int64_t>& steps() { return steps_; }
 
  private:
+  /// The part of one parameter that this rank updates.
+  struct Part {
+    Portion portion;
+    const OptimizerOptions& options;
+    int64_t step = 0;
+    UpdateSpan span;
+  };
+
+  static bool needs_whole(OptimizerKind kind) { return kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon; }
+
+  bool is_updated_by(OptimizerKind kind, int parameter, const Window& window, const StepOptions& options) const {
+    return window.touched[parameter] && options.groups[group_of_[parameter]].kind == kind;
+  }
+
+  std::vector<Part> parts(size_t i, OptimizerKind kind, const Window& window, const StepOptions& options) const {
+    std::vector<Part> result;
+    UpdateSpan span = spans_[i];
+    span.gradients = pager_.owned()[i].gradients;
+    for (const Portion& portion : portions(i)) {
+      if (!is_updated_by(kind, portion.parameter, window, options)) continue;
+      result.push_back({portion, options.groups[group_of_[portion.parameter]], steps_[portion.parameter] + 1,
+                        span.slice(portion.slice_begin, portion.slice_begin + portion.numel)});
+    }
+    return result;
+  }
+
+  /// Moves Lamb's moments. Sums of squares of weights and update, [2, parameters], over all ranks; undefined without
+  /// Lamb.
+  at::Tensor lamb_norms(const Window& window, const StepOptions& options) const {
+    if (options.groups[0].kind != OptimizerKind::kLamb) return {};
+    at::Tensor norms = at::zeros({2, static_cast<int64_t>(steps_.size())}, at::kDouble);
+    auto sums = norms.accessor<double, 2>();
+    for (size_t i = 0; i < spans_.size(); ++i)
+      for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
+        const LambNorms own = lamb_moments(part.span.master, part.span.gradients.to(at::kFloat), part.span.first,
+                                           part.span.second, part.options, options.gradient_factor, part.step);
+        sums[0][part.portion.parameter] += own.weights;
+        sums[1][part.portion.parameter] += own.update;
+      }
+    if (pager_.policy().stage > 0 && group_.size() > 1) group_.all_reduce(norms).wait();
+    return norms;
+  }
+
+  void step_lamb(size_t i, const Window& window, const StepOptions& options, const at::Tensor& norms) const {
+    const auto sums = norms.accessor<double, 2>();
+    for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
+      const int parameter = part.portion.parameter;
+      const double trust = lamb_trust({sums[0][parameter], sums[1][parameter]}, part.options);
+      lamb_apply(part.span.master, part.span.first, part.span.second, part.options, trust, part.step);
+      round_weights(part.span);
+    }
+  }
+
+  void step_muon(size_t i, const Window& window, const StepOptions& options) const {
+    const OwnedSlice& slice = pager_.owned()[i];
+    const UnitLayout& unit = pager_.layout().units[slice.unit];
+    std::vector<PlacedMatrix> matrices;  // of the whole unit: every rank takes part, whatever it holds of them
+    for (const Placement& placement : unit.parameters)
+      if (is_updated_by(OptimizerKind::kMuon, placement.index, window, options))
+        matrices.push_back({placement.begin, pager_.parameters()[placement.index].shape,
+                            options.groups[group_of_[placement.index]].ns_steps});
+    if (matrices.empty()) return;
+
+    const std::vector<Part> own = parts(i, OptimizerKind::kMuon, window, options);
+    const at::Tensor directions = at::zeros({slice.weights.numel()}, at::kFloat);
+    for (const Part& part : own)
+      directions.narrow(0, part.portion.slice_begin, part.portion.numel)
+          .copy_(muon_direction(part.span.first, part.span.gradients, part.options.momentum, options.gradient_factor));
+    const at::Tensor updates = orthogonalise_parts(directions, matrices, unit.numel(), group_);
+    for (const Part& part : own) {
+      muon_apply(part.span.master, updates.narrow(0, part.portion.slice_begin, part.portion.numel), part.options,
+                 pager_.parameters()[part.portion.parameter].shape);
+      round_weights(part.span);
+    }
+  }
+
+  static void round_weights(const UpdateSpan& span) {
+    if (has_master(span)) span.weights.copy_(span.master);
+  }
+
   static bool has_master(const UpdateSpan& span) { return !span.master.is_same(span.weights); }
 
   std::vector<Run> runs(size_t i, const std::vector<bool>& touched, const std::vector<int64_t>& steps) const {
@@ -129,14 +215,15 @@ class ShardedOptimizer::Impl {
   }
 
   Pager& pager_;
+  Group& group_;
   const std::vector<int> group_of_;                    ///< by parameter
   std::vector<std::vector<std::string>> state_names_;  ///< by group
   std::vector<UpdateSpan> spans_;                      ///< by owned slice; gradients undefined
   std::vector<int64_t> steps_;                         ///< by parameter: how often it was updated
 };
 
-ShardedOptimizer::ShardedOptimizer(Pager& pager, GroupedParameters parameters)
-    : impl_(std::make_unique<Impl>(pager, std::move(parameters))) {}
+ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters)
+    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters))) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
 
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }

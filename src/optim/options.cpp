@@ -14,8 +14,12 @@ const char* optimizer_name(OptimizerKind kind) {
       return "AdamW";
     case OptimizerKind::kAdagrad:
       return "Adagrad";
+    case OptimizerKind::kLamb:
+      return "Lamb";
     case OptimizerKind::kLion:
       return "Lion";
+    case OptimizerKind::kMuon:
+      return "Muon";
     case OptimizerKind::kSgd:
       return "SGD";
   }
@@ -26,11 +30,14 @@ std::vector<std::string> optimizer_states(const OptimizerOptions& options) {
   switch (options.kind) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
+    case OptimizerKind::kLamb:
       return {"exp_avg", "exp_avg_sq"};
     case OptimizerKind::kAdagrad:
       return {"sum"};
     case OptimizerKind::kLion:
       return {"exp_avg"};
+    case OptimizerKind::kMuon:
+      return {"momentum_buffer"};
     case OptimizerKind::kSgd:
       if (options.momentum != 0) return {"momentum_buffer"};
       return {};
@@ -53,13 +60,22 @@ void check_optimizer(const OptimizerOptions& options) {
     if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("betas[0]", options.beta1, "use 0 <= beta < 1");
     if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("betas[1]", options.beta2, "use 0 <= beta < 1");
   }
+  if (options.kind == OptimizerKind::kLamb) {
+    if (!(options.min_coeff >= 0)) refuse("min_coeff", options.min_coeff, "use 0 or more");
+    if (!(options.max_coeff >= options.min_coeff)) refuse("max_coeff", options.max_coeff, "use min_coeff or more");
+  }
+  if (options.kind == OptimizerKind::kMuon) {
+    if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum", options.momentum, "use 0 <= momentum < 1");
+    if (options.ns_steps < 1) refuse("ns_steps", static_cast<double>(options.ns_steps), "use 1 or more; 5 suffice");
+    if (!(options.adam_lr.value_or(0) >= 0)) refuse("adam_lr", *options.adam_lr, "use 0 or more");
+  }
   // An element whose gradient was always zero divides by eps alone.
   if (options.kind != OptimizerKind::kLion && !(options.eps > 0))
     refuse("eps", options.eps, "use a small number above 0, such as 1e-8");
 }
 
 Momentum momentum_of(const OptimizerOptions& options) {
-  if (options.kind == OptimizerKind::kSgd) return {options.momentum, 0};
+  if (options.kind == OptimizerKind::kSgd || options.kind == OptimizerKind::kMuon) return {options.momentum, 0};
   if (options.kind == OptimizerKind::kAdagrad) return {0, 0};
   return {options.beta1, options.beta2};
 }
@@ -73,7 +89,10 @@ void set_momentum(OptimizerOptions& options, const Momentum& momentum) {
 namespace {
 
 OptimizerOptions with_overrides(OptimizerOptions options, const ParameterGroup& group) {
-  options.lr = group.lr.value_or(options.lr);
+  if (group.lr) {
+    options.lr = *group.lr;
+    options.adam_lr.reset();
+  }
   options.beta1 = group.beta1.value_or(options.beta1);
   options.beta2 = group.beta2.value_or(options.beta2);
   options.eps = group.eps.value_or(options.eps);
@@ -105,6 +124,23 @@ bool matches(const std::vector<std::regex>& patterns, const std::string& name) {
   return false;
 }
 
+bool is_for_muon(const ParameterSpec& parameter) {
+  const auto has = [&](const char* part) { return parameter.name.find(part) != std::string::npos; };
+  return parameter.shape.size() == 2 && !has("embed") && !has("lm_head") && !has("wte") && !has("wpe");
+}
+
+void split_for_muon(GroupedParameters& grouped, const std::vector<ParameterSpec>& parameters) {
+  const size_t count = grouped.options.size();
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (!is_for_muon(parameters[i])) grouped.group_of[i] += static_cast<int>(count);
+  for (size_t group = 0; group < count; ++group) {
+    OptimizerOptions adam = grouped.options[group];
+    adam.kind = OptimizerKind::kAdamW;
+    adam.lr = adam.adam_lr.value_or(adam.lr);
+    grouped.options.push_back(adam);
+  }
+}
+
 }  // namespace
 
 GroupedParameters group_parameters(const OptimizerOptions& options, const std::vector<ParameterGroup>& groups,
@@ -126,6 +162,7 @@ GroupedParameters group_parameters(const OptimizerOptions& options, const std::v
     grouped.options.push_back(with_overrides(options, groups[group]));
     check_group(grouped.options.back(), group);
   }
+  if (options.kind == OptimizerKind::kMuon) split_for_muon(grouped, parameters);
   return grouped;
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "optim/lion.h"
+#include "trireme/base/error.h"
 
 namespace trireme {
 
@@ -54,6 +55,9 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, do
             .weight_decay = optimizer.weight_decay,
             .gradient_factor = gradient_factor});
       return;
+    case OptimizerKind::kLamb:
+    case OptimizerKind::kMuon:
+      TRIREME_CHECK(false, optimizer_name(optimizer.kind), " needs whole parameters.");
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);

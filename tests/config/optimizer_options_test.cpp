@@ -74,6 +74,55 @@ TEST(OptimizerOptions, ReadEveryParameterOfAdagradAndLion) {
             (OptimizerOptions{.kind = OptimizerKind::kLion, .lr = 0.5, .beta2 = 0.99, .weight_decay = 0.1}));
 }
 
+TEST(OptimizerOptions, ReadEveryParameterOfLamb) {
+  EXPECT_EQ(optimizer("Lamb"), (OptimizerOptions{.kind = OptimizerKind::kLamb}));
+  EXPECT_EQ(optimizer("lamb", R"({"lr": 0.5, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1, "max_coeff": 5,
+                                  "min_coeff": 0.5, "bias_correction": false})"),
+            (OptimizerOptions{.kind = OptimizerKind::kLamb,
+                              .lr = 0.5,
+                              .beta1 = 0.8,
+                              .beta2 = 0.9,
+                              .eps = 1e-6,
+                              .weight_decay = 0.1,
+                              .min_coeff = 0.5,
+                              .max_coeff = 5,
+                              .bias_correction = false}));
+  EXPECT_EQ(optimizer_refusal("Lamb", R"({"max_coeff": 0.001})"),
+            wrong("`optimizer.params.max_coeff` is 0.001; expected `min_coeff`, which is 0.01, or more"));
+  EXPECT_EQ(optimizer_refusal("Lamb", R"({"eps_inside_sqrt": true})"),
+            not_there("`optimizer.params.eps_inside_sqrt` = true is not there yet; remove it or set it to false"));
+}
+
+TEST(OptimizerOptions, ReadEveryParameterOfMuon) {
+  EXPECT_EQ(
+      optimizer("Muon"),
+      (OptimizerOptions{.kind = OptimizerKind::kMuon, .beta2 = 0.95, .eps = 1e-10, .momentum = 0.95, .adam_lr = 1e-3}));
+  EXPECT_EQ(optimizer("Muon", R"({"lr": 0.5, "muon_lr": 0.25, "momentum": 0.9, "weight_decay": 0.1, "ns_steps": 3,
+                                  "betas": [0.8, 0.9], "eps": 1e-6, "ns_method": "standard"})"),
+            (OptimizerOptions{.kind = OptimizerKind::kMuon,
+                              .lr = 0.25,
+                              .beta1 = 0.8,
+                              .beta2 = 0.9,
+                              .eps = 1e-6,
+                              .weight_decay = 0.1,
+                              .momentum = 0.9,
+                              .ns_steps = 3,
+                              .adam_lr = 0.5}));
+  EXPECT_EQ(optimizer("Muon", R"({"adam_lr": 0.5})").adam_lr, 0.5);
+  EXPECT_EQ(optimizer_refusal("Muon", R"({"momentum": 1})"),
+            wrong("`optimizer.params.momentum` is 1; expected a number from 0 up to, but not including, 1"));
+  EXPECT_EQ(optimizer_refusal("Muon", R"({"ns_steps": 0})"),
+            wrong("`optimizer.params.ns_steps` is 0; expected an integer >= 1"));
+}
+
+TEST(OptimizerOptions, SurviveBeingWrittenAndReadAgain) {
+  for (const char* text : {R"({"type": "Lamb", "params": {"lr": 0.5, "max_coeff": 5, "bias_correction": false}})",
+                           R"({"type": "Muon", "params": {"lr": 0.5, "muon_lr": 0.25, "ns_steps": 3}})"}) {
+    const Config config = read_with(std::string("\"optimizer\": ") + text);
+    EXPECT_EQ(parse_config(to_text(config), 1), config) << text;
+  }
+}
+
 TEST(OptimizerOptions, ReadEveryParameterOfSgd) {
   const auto options = optimizer("SGD", R"({"lr": 0.1, "momentum": 0.9, "nesterov": true, "weight_decay": 0.5})");
   EXPECT_EQ(options.lr, 0.1);
@@ -94,19 +143,19 @@ TEST(OptimizerOptions, RefuseMaxGradNorm) {
 }
 
 TEST(OptimizerOptions, RefuseOtherOptimizersByName) {
+  EXPECT_EQ(optimizer_refusal("OneBitAdam"), not_there("`optimizer.type` = \"OneBitAdam\" is not there yet; use one of "
+                                                       "Adam, AdamW, Adagrad, Lamb, Lion, Muon, SGD"));
   EXPECT_EQ(
-      optimizer_refusal("OneBitAdam"),
-      not_there("`optimizer.type` = \"OneBitAdam\" is not there yet; use one of Adam, AdamW, Adagrad, Lion, SGD"));
-  EXPECT_EQ(optimizer_refusal("rmsprop"),
-            not_there("`optimizer.type` = \"rmsprop\" is not there yet; use one of Adam, AdamW, Adagrad, Lion, SGD"));
+      optimizer_refusal("rmsprop"),
+      not_there(
+          "`optimizer.type` = \"rmsprop\" is not there yet; use one of Adam, AdamW, Adagrad, Lamb, Lion, Muon, SGD"));
 }
 
 TEST(OptimizerOptions, SuggestANameForAnUnknownType) {
-  EXPECT_EQ(
-      optimizer_refusal("AdmaW"),
-      wrong("`optimizer.type` is \"AdmaW\"; expected one of Adam, AdamW, Adagrad, Lion, SGD. Did you mean `AdamW`?"));
+  EXPECT_EQ(optimizer_refusal("AdmaW"), wrong("`optimizer.type` is \"AdmaW\"; expected one of Adam, AdamW, Adagrad, "
+                                              "Lamb, Lion, Muon, SGD. Did you mean `AdamW`?"));
   EXPECT_EQ(refusal_of(R"("optimizer": {"params": {}})"),
-            wrong("`optimizer.type` is missing; it is one of Adam, AdamW, Adagrad, Lion, SGD"));
+            wrong("`optimizer.type` is missing; it is one of Adam, AdamW, Adagrad, Lamb, Lion, Muon, SGD"));
 }
 
 TEST(OptimizerOptions, NameParametersOutOfRange) {

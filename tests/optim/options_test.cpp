@@ -43,6 +43,23 @@ TEST(ParameterGroups, OverrideEveryHyperparameter) {
       (OptimizerOptions{.lr = 0.1, .beta1 = 0.2, .beta2 = 0.3, .eps = 0.4, .weight_decay = 0.5, .momentum = 0.6}));
 }
 
+TEST(ParameterGroups, OfMuonLeaveAllButMatricesToAdam) {
+  const std::vector<ParameterSpec> parameters = {
+      {.name = "embed.weight", .shape = {9, 4}}, {.name = "layers.0.weight", .shape = {4, 3}},
+      {.name = "layers.0.bias", .shape = {4}},   {.name = "layers.1.weight", .shape = {4, 3}},
+      {.name = "layers.1.bias", .shape = {4}},   {.name = "lm_head.weight", .shape = {9, 4}}};
+  const OptimizerOptions muon{.kind = OptimizerKind::kMuon, .lr = 0.5, .momentum = 0.9, .adam_lr = 0.25};
+  const GroupedParameters grouped = group_parameters(muon, {{.patterns = {"layers.1"}, .lr = 0.125}}, parameters);
+  EXPECT_EQ(grouped.group_of, (std::vector<int>{2, 0, 2, 1, 3, 2}));
+  ASSERT_EQ(grouped.options.size(), 4);
+  EXPECT_EQ(grouped.options[0], muon);
+  EXPECT_EQ(grouped.options[1].lr, 0.125);
+  EXPECT_EQ(grouped.options[2].kind, OptimizerKind::kAdamW);
+  EXPECT_EQ(grouped.options[2].lr, 0.25);
+  EXPECT_EQ(grouped.options[3].kind, OptimizerKind::kAdamW);
+  EXPECT_EQ(grouped.options[3].lr, 0.125);  // a group's own lr holds for both
+}
+
 std::string refusal_of(const ParameterGroup& group) {
   try {
     group_parameters({}, {{.patterns = {"^norm"}}, group}, kParameters);

@@ -91,6 +91,9 @@ std::function<void()> reference(const OptimizerOptions& o, const std::vector<at:
           std::make_shared<Adagrad>(parameters, AdagradOptions(o.lr).eps(o.eps).weight_decay(o.weight_decay)));
     case OptimizerKind::kLion:
       return lion_reference(o, parameters);
+    case OptimizerKind::kLamb:
+    case OptimizerKind::kMuon:
+      break;  // need whole parameters: whole_parameters_test.cpp
     case OptimizerKind::kSgd:
       return stepping(std::make_shared<SGD>(
           parameters, SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay).nesterov(o.nesterov)));

@@ -25,11 +25,12 @@ struct StepOptions {
 /// included, and its own step count stands still.
 class ShardedOptimizer {
  public:
-  /// Copies fp32 masters from 16-bit weights. `pager` outlives the optimizer; its parameters are those grouped.
-  ShardedOptimizer(Pager& pager, GroupedParameters parameters);
+  /// Copies fp32 masters from 16-bit weights. `pager` and its `group` outlive the optimizer; `parameters` are its own.
+  ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters);
   ~ShardedOptimizer();
 
   /// Unscale, clip and update every owned slice of the closed window, publishing each unit as soon as it is final.
+  /// Collective with Lamb and Muon, which need whole parameters.
   void step(const Window& window, const StepOptions& options);
 
   /// fp32 masters of the `chosen` parameters follow their 16-bit weights where these were written: an element that is

@@ -11,18 +11,24 @@
 
 namespace trireme {
 
-enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLion, kSgd };
+enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLamb, kLion, kMuon, kSgd };
 
-/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). Adagrad's own there are lr 1e-2 and eps 1e-10.
+/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). There Adagrad has lr 1e-2 and eps 1e-10 of its own,
+/// Muon momentum 0.95, betas 0.9, 0.95 and eps 1e-10.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 1e-3;
-  double beta1 = 0.9;    ///< Adam, AdamW, Lion
-  double beta2 = 0.999;  ///< Adam, AdamW, Lion
-  double eps = 1e-8;     ///< Adam, AdamW, Adagrad
+  double beta1 = 0.9;    ///< Adam, AdamW, Lamb, Lion; of Muon's Adam
+  double beta2 = 0.999;  ///< likewise
+  double eps = 1e-8;     ///< Adam, AdamW, Adagrad, Lamb; of Muon's Adam
   double weight_decay = 0;
-  double momentum = 0;  ///< SGD
+  double momentum = 0;  ///< SGD, Muon
   bool nesterov = false;
+  double min_coeff = 0.01;             ///< Lamb: bounds of the trust ratio
+  double max_coeff = 10;               ///< likewise
+  bool bias_correction = true;         ///< Lamb
+  int64_t ns_steps = 5;                ///< Muon: Newton-Schulz iterations
+  std::optional<double> adam_lr = {};  ///< Muon: of the parameters that Adam updates; nothing: lr
   bool operator==(const OptimizerOptions&) const = default;
 };
 
@@ -34,7 +40,7 @@ const char* optimizer_name(OptimizerKind kind);
 /// The fp32 states of each element, at most two, by the names that they have in checkpoints.
 std::vector<std::string> optimizer_states(const OptimizerOptions& options);
 
-/// What get_mom() tells: (beta1, beta2), for SGD (momentum, 0), for Adagrad (0, 0).
+/// What get_mom() tells: (beta1, beta2), for SGD and Muon (momentum, 0), for Adagrad (0, 0).
 struct Momentum {
   double first = 0;
   double second = 0;
@@ -55,7 +61,9 @@ struct ParameterGroup {
   std::optional<double> momentum = {};
 };
 
-/// Every parameter in one group. Group 0 holds what no pattern matches, group i the i-th of the list.
+/// Every parameter in one group. Group 0 holds what no pattern matches, group i the i-th of the list. With Muon as many
+/// groups follow, in the same order: their parameters that Adam updates, which are all but matrices, and the matrices
+/// of embeddings and output layers (in the name "embed", "lm_head", "wte" or "wpe").
 struct GroupedParameters {
   std::vector<OptimizerOptions> options;  ///< by group
   std::vector<int> group_of;              ///< by parameter index
