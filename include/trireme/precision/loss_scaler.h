@@ -1,0 +1,66 @@
+// By how much a loss is multiplied, so that small gradients survive fp16, and how that number follows from overflows.
+#pragma once
+
+#include <cstdint>
+
+namespace trireme {
+
+/// Names and defaults are those of DeepSpeed's `fp16` section.
+struct LossScaleOptions {
+  double loss_scale = 0;  ///< above 0: that number, always; 0: dynamic, by all that follows
+  int64_t initial_scale_power = 16;
+  int64_t loss_scale_window = 1000;  ///< steps without an overflow after which the scale doubles
+  /// So many overflows halve the scale, the ones before the last only skip their step; afterwards each one does, until
+  /// it is refilled: with the next doubling, or (consecutive) with the next step without an overflow.
+  int64_t hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+  bool operator==(const LossScaleOptions&) const = default;
+};
+
+/// Throws    ConfigError: a value out of range, named.
+void check_loss_scale(const LossScaleOptions& options);
+
+/// Whose rule a dynamic scale follows.
+enum class LossScaleRule {
+  kHysteresis,  ///< ZeRO's: with hysteresis; an overflow at the minimum is an error
+  kClamp,       ///< FP16_Optimizer's, at stage 0: every overflow halves, down to the minimum, where it stays
+};
+
+/// Pure: a number and what decides over it.
+class LossScaler {
+ public:
+  /// What a checkpoint holds.
+  struct State {
+    double scale = 1;
+    int64_t steps = 0;           ///< update() calls
+    int64_t last_overflow = -1;  ///< the step (from 0) of the last overflow
+    int64_t hysteresis = 1;      ///< overflows until the scale is halved
+    bool operator==(const State&) const = default;
+  };
+
+  /// Throws    as check_loss_scale().
+  LossScaler(const LossScaleOptions& options, LossScaleRule rule);
+
+  double scale() const { return state_.scale; }
+  bool is_dynamic() const { return options_.loss_scale == 0; }
+
+  /// Says how the step that was taken with scale() has ended.
+  ///
+  /// Throws    StateError, nothing changed: an overflow at the minimum, under kHysteresis.
+  /// Source    the reference tables of tests/precision/loss_scaler_test.cpp.
+  void update(bool overflow);
+
+  const State& state() const { return state_; }
+  /// Throws    CheckpointError: a scale that is no finite number above 0, or counts that cannot be.
+  void set_state(const State& state);
+
+ private:
+  void lower();
+
+  LossScaleOptions options_;
+  LossScaleRule rule_;
+  State state_;
+};
+
+}  // namespace trireme
