@@ -1,10 +1,10 @@
 #include "pager/kernels.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
+#include <type_traits>
 
 #include "trireme/base/error.h"
+#include "trireme/base/float16.h"
 #include "trireme/base/vectorised.h"
 #include "trireme/pager/layout.h"
 
@@ -15,36 +15,34 @@ namespace {
 constexpr int64_t kBlock = 2048;  // elements; 8 KiB of fp32 stay in the first-level cache
 constexpr int kLanes = 16;
 
-float to_float(uint16_t bfloat16) { return std::bit_cast<float>(static_cast<uint32_t>(bfloat16) << 16); }
-
-// Round to nearest even, as c10::BFloat16 does.
-uint16_t to_bfloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-  return static_cast<uint16_t>(nan ? 0x7FC0u : rounded);
+template <class Element>
+__attribute__((always_inline)) inline void load_as(float* __restrict block, const Element* __restrict source,
+                                                   int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] = widen(source[i]);
+}
+template <class Element>
+__attribute__((always_inline)) inline void add_as(float* __restrict block, const Element* __restrict source,
+                                                  int64_t n) {
+  for (int64_t i = 0; i < n; ++i) block[i] += widen(source[i]);
+}
+template <class Element>
+__attribute__((always_inline)) inline void store_as(Element* __restrict target, const float* __restrict block,
+                                                    int64_t n) {
+  for (int64_t i = 0; i < n; ++i) target[i] = narrow<Element>(block[i]);
 }
 
-TRIREME_VECTORISED void load(float* __restrict block, const float* __restrict source, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) block[i] = source[i];
-}
-TRIREME_VECTORISED void load(float* __restrict block, const uint16_t* __restrict source, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) block[i] = to_float(source[i]);
-}
-TRIREME_VECTORISED void add(float* __restrict block, const float* __restrict source, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) block[i] += source[i];
-}
-TRIREME_VECTORISED void add(float* __restrict block, const uint16_t* __restrict source, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) block[i] += to_float(source[i]);
-}
+// Cloned functions cannot be templates, so each type has its own.
+TRIREME_VECTORISED void load(float* block, const float* source, int64_t n) { load_as(block, source, n); }
+TRIREME_VECTORISED void load(float* block, const BFloat16* source, int64_t n) { load_as(block, source, n); }
+TRIREME_VECTORISED void load(float* block, const Float16* source, int64_t n) { load_as(block, source, n); }
+TRIREME_VECTORISED void add(float* block, const float* source, int64_t n) { add_as(block, source, n); }
+TRIREME_VECTORISED void add(float* block, const BFloat16* source, int64_t n) { add_as(block, source, n); }
+TRIREME_VECTORISED void add(float* block, const Float16* source, int64_t n) { add_as(block, source, n); }
+TRIREME_VECTORISED void store(float* target, const float* block, int64_t n) { store_as(target, block, n); }
+TRIREME_VECTORISED void store(BFloat16* target, const float* block, int64_t n) { store_as(target, block, n); }
+TRIREME_VECTORISED void store(Float16* target, const float* block, int64_t n) { store_as(target, block, n); }
 TRIREME_VECTORISED void scale(float* block, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) block[i] *= factor;
-}
-TRIREME_VECTORISED void store(float* __restrict target, const float* __restrict block, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) target[i] = block[i];
-}
-TRIREME_VECTORISED void store(uint16_t* __restrict target, const float* __restrict block, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) target[i] = to_bfloat16(block[i]);
 }
 
 // Squares of fp32 values are exact in fp64. `n` counts whole rows of lanes; the caller pads.
@@ -133,12 +131,20 @@ double sum_of_squares_of(const Element* data, int64_t numel) {
   return squares.total();
 }
 
+/// Calls `use` with a null pointer of the element type of `dtype`.
+template <class Use>
+double with_element(at::ScalarType dtype, Use use) {
+  if (dtype == at::kFloat) return use(static_cast<float*>(nullptr));
+  if (dtype == at::kBFloat16) return use(static_cast<BFloat16*>(nullptr));
+  TRIREME_CHECK(dtype == at::kHalf, "dtype ", dtype);
+  return use(static_cast<Float16*>(nullptr));
+}
+
 }  // namespace
 
 double sum_of_squares(const void* data, at::ScalarType dtype, int64_t numel) {
-  TRIREME_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype ", dtype);
-  if (dtype == at::kFloat) return sum_of_squares_of(static_cast<const float*>(data), numel);
-  return sum_of_squares_of(static_cast<const uint16_t*>(data), numel);
+  return with_element(
+      dtype, [&]<class Element>(Element*) { return sum_of_squares_of(static_cast<const Element*>(data), numel); });
 }
 
 void add_squares(const void* data, at::ScalarType dtype, int64_t numel, ExactSum& sum) {
@@ -148,12 +154,9 @@ void add_squares(const void* data, at::ScalarType dtype, int64_t numel, ExactSum
 }
 
 double reduce(const ReduceTask& task) {
-  const bool from_float = task.source_dtype == at::kFloat;
-  const bool to_float_target = task.target_dtype == at::kFloat;
-  TRIREME_CHECK(from_float || task.source_dtype == at::kBFloat16, "source dtype ", task.source_dtype);
-  TRIREME_CHECK(to_float_target || task.target_dtype == at::kBFloat16, "target dtype ", task.target_dtype);
-  if (from_float) return to_float_target ? reduce_as<float, float>(task) : reduce_as<float, uint16_t>(task);
-  return to_float_target ? reduce_as<uint16_t, float>(task) : reduce_as<uint16_t, uint16_t>(task);
+  return with_element(task.source_dtype, [&]<class Source>(Source*) {
+    return with_element(task.target_dtype, [&]<class Target>(Target*) { return reduce_as<Source, Target>(task); });
+  });
 }
 
 }  // namespace trireme

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -46,21 +47,52 @@ TEST(Reduce, ScalesTheSumAndThenAddsIt) {
   }
 }
 
-TEST(Reduce, OfBfloat16SumsInFloatAndRoundsOnce) {
-  for (const int64_t n : kLengths) {
-    std::vector<at::Tensor> sources;
-    at::Tensor sum = at::zeros({n});
-    for (int i = 0; i < 3; ++i) {
-      sources.push_back(at::randn({n}).to(at::kBFloat16));
-      sum += sources.back().to(at::kFloat);
+TEST(Reduce, Of16BitDtypesSumsInFloatAndRoundsOnce) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf})
+    for (const int64_t n : kLengths) {
+      std::vector<at::Tensor> sources;
+      at::Tensor sum = at::zeros({n});
+      for (int i = 0; i < 3; ++i) {
+        sources.push_back(at::randn({n}).to(dtype));
+        sum += sources.back().to(at::kFloat);
+      }
+      at::Tensor wide = at::zeros({n});
+      at::Tensor narrow = at::zeros({n}, dtype);
+      reduce_into(wide, sources);
+      reduce_into(narrow, sources);
+      EXPECT_TRUE(at::equal(wide, sum)) << dtype << ", " << n;
+      EXPECT_TRUE(at::equal(narrow, sum.to(dtype))) << dtype << ", " << n;
+      reduce_into(narrow, {wide}, 2, true);
+      EXPECT_TRUE(at::equal(narrow, (sum.to(dtype).to(at::kFloat) + sum * 2).to(dtype))) << dtype << ", " << n;
     }
-    at::Tensor wide = at::zeros({n});
-    at::Tensor narrow = at::zeros({n}, at::kBFloat16);
-    reduce_into(wide, sources);
-    reduce_into(narrow, sources);
-    EXPECT_TRUE(at::equal(wide, sum)) << n;
-    EXPECT_TRUE(at::equal(narrow, sum.to(at::kBFloat16))) << n;
+}
+
+TEST(Reduce, OfFp16RoundsEveryHalfWayCaseAndSpecialValueAsLibtorchDoes) {
+  std::vector<float> values = {65519.996f,
+                               65520.0f,
+                               1e30f,
+                               -1e30f,
+                               std::numeric_limits<float>::infinity(),
+                               std::numeric_limits<float>::denorm_min(),
+                               -0.0f};
+  for (uint16_t bits = 0; bits < 0x7BFF; ++bits) {
+    const float low = c10::Half(bits, c10::Half::from_bits());
+    const float high = c10::Half(static_cast<uint16_t>(bits + 1), c10::Half::from_bits());
+    const float middle = (low + high) / 2;
+    for (const float value : {low, middle, std::nextafter(middle, low), std::nextafter(middle, high)})
+      values.push_back(bits % 2 == 0 ? value : -value);
   }
+  const at::Tensor source = at::tensor(values);
+  at::Tensor target = at::zeros({source.numel()}, at::kHalf);
+  const double squares = reduce_into(target, {source});
+  EXPECT_FALSE(std::isfinite(squares));  // of what was stored: 65520 is infinite in fp16
+  EXPECT_TRUE(at::equal(target.view(at::kShort), source.to(at::kHalf).view(at::kShort)));
+  at::Tensor wide = at::zeros({source.numel()});
+  reduce_into(wide, {target});
+  EXPECT_TRUE(at::equal(wide, target.to(at::kFloat)));
+  at::Tensor rounded = at::zeros({3}, at::kHalf);
+  reduce_into(rounded, {at::full({3}, std::nanf(""))});
+  EXPECT_TRUE(rounded.isnan().all().item<bool>());
 }
 
 TEST(Reduce, RoundsEveryHalfWayCaseAndSpecialValueAsLibtorchDoes) {
@@ -88,10 +120,12 @@ TEST(Reduce, ReturnsTheSumOfSquaresOfWhatItStored) {
     const double expected = static_cast<double>((n - 1) * n * (2 * n - 1) / 6) / 16;
     EXPECT_EQ(reduce_into(target, {source}), n == 0 ? 0 : expected) << n;
     EXPECT_EQ(sum_of_squares(target.const_data_ptr(), at::kFloat, n), n == 0 ? 0 : expected) << n;
-    at::Tensor narrow = at::zeros({n}, at::kBFloat16);
-    const double stored = reduce_into(narrow, {source});
-    EXPECT_EQ(stored, narrow.to(at::kDouble).square().sum().item<double>()) << n;
-    EXPECT_EQ(stored, sum_of_squares(narrow.const_data_ptr(), at::kBFloat16, n)) << n;
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      at::Tensor narrow = at::zeros({n}, dtype);
+      const double stored = reduce_into(narrow, {source});
+      EXPECT_EQ(stored, narrow.to(at::kDouble).square().sum().item<double>()) << n;
+      EXPECT_EQ(stored, sum_of_squares(narrow.const_data_ptr(), dtype, n)) << n;
+    }
   }
 }
 

@@ -1,12 +1,10 @@
 #include "comm/fabric/fold.h"
 
-#include <c10/util/Half.h>
-
 #include <algorithm>
-#include <bit>
 #include <type_traits>
 
 #include "trireme/base/error.h"
+#include "trireme/base/float16.h"
 #include "trireme/base/vectorised.h"
 
 #define TRIREME_INLINE __attribute__((always_inline)) inline
@@ -16,36 +14,6 @@ namespace {
 
 // The accumulators of a block stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
-
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
-
-template <class T>
-TRIREME_INLINE auto widen(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>)
-    return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
-  else if constexpr (std::is_same_v<T, Float16>)
-    return c10::detail::fp16_ieee_to_fp32_value(value.bits);
-  else
-    return value;
-}
-
-template <class T, class A>
-TRIREME_INLINE T narrow(A value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    const uint32_t bits = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    return {static_cast<uint16_t>(value != value ? 0x7fc0 : rounded)};
-  } else if constexpr (std::is_same_v<T, Float16>) {
-    return {c10::detail::fp16_ieee_from_fp32_value(value)};
-  } else {
-    return static_cast<T>(value);
-  }
-}
 
 struct Add {
   template <class A>
