@@ -1,5 +1,7 @@
 #include "pager/acceptance.h"
 
+#include <cmath>
+
 #include "pager/managed_parameter.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
@@ -15,22 +17,35 @@ GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group) {
   return group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
 }
 
+namespace {
+
+bool is_trainable_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+}  // namespace
+
 void check(const PagerPolicy& policy) {
   if (policy.stage < 0 || policy.stage > 3)
     throw ConfigError(str("zero_optimization.stage: ", policy.stage, " is no ZeRO stage; use 0, 1, 2 or 3"));
-  if (policy.accumulation_dtype != at::kFloat && policy.accumulation_dtype != at::kBFloat16)
+  if (!is_trainable_dtype(policy.accumulation_dtype))
     throw ConfigError(
-        str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32 or bf16"),
+        str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32, bf16 or fp16"),
         ErrorCode::kUnsupported);
+  if (policy.gradient_op != ReduceOp::kMean && policy.gradient_op != ReduceOp::kSum)
+    throw ConfigError("gradient_allreduce_op: gradients are averaged or summed; use kMean or kSum");
+  if (!(policy.predivide_factor > 0) || !std::isfinite(policy.predivide_factor))
+    throw ConfigError(
+        str("gradient_predivide_factor: ", policy.predivide_factor, " divides no gradient; use a number above 0"));
 }
 
 void check(const NamedParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   const auto refuse = [&](const auto&... why) { throw ConfigError(str("parameter '", parameter.name, "' ", why...)); };
   if (!tensor.device().is_cpu()) refuse("is on ", tensor.device(), "; only the host is there yet");
-  if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kBFloat16)
+  if (!is_trainable_dtype(tensor.scalar_type()))
     refuse("is of dtype ", tensor.scalar_type(),
-           "; float32 and bfloat16 can be trained: convert it, or make it a buffer");
+           "; float32, bfloat16 and float16 can be trained: convert it, or make it a buffer");
   if (!tensor.is_leaf()) refuse("is no leaf of the autograd graph: it was computed from other tensors");
   if (!tensor.has_storage() || tensor.is_sparse()) refuse("has no dense storage");
   const auto* owner =

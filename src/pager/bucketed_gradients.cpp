@@ -8,6 +8,7 @@
 //
 // The deterministic order works as stage 2 does, whatever the stage: each micro-step's gradients are exchanged, and each
 // rank adds those of rank 0, 1, 2, … to its shard. The factor comes last, and at stage 0 the shards are gathered.
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
@@ -196,9 +197,10 @@ class BucketedGradients final : public GradientStore {
     Bucket& bucket = buckets[index];
     if (bucket.seen.empty()) open(bucket, index);
     make_way();
-    Reduction reduction{index, !has_shard_[index], std::move(bucket.sum), {}, {}};
-    has_shard_[index] = 1;
     const SubjectScope subject(unit(index).name);
+    Reduction reduction{index, !has_shard_[index], message_of(index, bucket.sum), {}, {}};
+    has_shard_[index] = 1;
+    in_flight_bytes_ += static_cast<int64_t>(reduction.input.nbytes()) - static_cast<int64_t>(bucket.sum.nbytes());
     bucket = Bucket{};
     if (!policy().deterministic) {
       reduction.output = reduction.first ? shards_[index] : make_buffer(index, unit(index).shard_numel);
@@ -206,12 +208,22 @@ class BucketedGradients final : public GradientStore {
     } else if (group().size() == 1) {
       reduction.output = reduction.input;
     } else {
-      reduction.output = make_buffer(index, unit(index).numel());
+      reduction.output = at::empty_like(reduction.input);
       reduction.pending = reductions_group_->all_to_all(reduction.output, reduction.input);
     }
     reduced_bytes_ += static_cast<int64_t>(reduction.input.nbytes());
     in_flight_.push_back(std::move(reduction));
     ++reductions_;
+  }
+
+  // What ranks exchange of `sum`: `sum` itself, divided in place, where it travels as it is kept.
+  at::Tensor message_of(int index, at::Tensor& sum) const {
+    if (policy().predivide_factor != 1) sum.mul_(static_cast<float>(1 / policy().predivide_factor));
+    return sum.to(wire_dtype(index, sum.scalar_type()));
+  }
+  void multiply_reduced(at::Tensor reduced) const {
+    const auto factor = static_cast<float>(factor_ * policy().predivide_factor);
+    if (factor != 1) reduced.mul_(factor);
   }
 
   // Keeps reductions in flight to a few, to save memory. Waits for a peer only so long: one that got no gradient for a
@@ -233,21 +245,22 @@ class BucketedGradients final : public GradientStore {
     reduction.pending.wait();
     in_flight_bytes_ -= static_cast<int64_t>(reduction.input.nbytes());
     if (policy().deterministic) return fold_in_order(reduction);
-    if (factor_ != 1) reduction.output.mul_(factor_);
+    multiply_reduced(reduction.output);
     if (!reduction.first) shards_[reduction.unit].add_(reduction.output);
   }
 
   // shard = ((shard + rank 0's) + rank 1's) + …, rounded to the accumulation dtype after each.
   void fold_in_order(const Reduction& reduction) {
     const at::Tensor& shard = shards_[reduction.unit];
-    const auto itemsize = static_cast<int64_t>(shard.element_size());
+    const at::Tensor& received = reduction.output;
     const int64_t numel = shard.numel();
     for (int64_t begin = 0; begin < numel; begin += kFoldedAtOnce)
       for (int rank = 0; rank < group().size(); ++rank) {
         ReduceTask task;
-        task.sources = {element(reduction.output.data_ptr(), rank * numel + begin, itemsize)};
-        task.source_dtype = task.target_dtype = shard.scalar_type();
-        task.target = element(shard.data_ptr(), begin, itemsize);
+        task.sources = {element(received.data_ptr(), rank * numel + begin, received.element_size())};
+        task.source_dtype = received.scalar_type();
+        task.target = element(shard.data_ptr(), begin, shard.element_size());
+        task.target_dtype = shard.scalar_type();
         task.numel = std::min(kFoldedAtOnce, numel - begin);
         task.accumulate = !reduction.first || rank > 0;
         reduce(task);
@@ -257,7 +270,7 @@ class BucketedGradients final : public GradientStore {
   void finish_order() {
     for (int i = 0; i < units(); ++i) {
       if (!has_shard_[i]) continue;
-      if (factor_ != 1) shards_[i].mul_(factor_);
+      multiply_reduced(shards_[i]);
       if (wholes_[i].defined()) reductions_group_->all_gather(wholes_[i], shards_[i]).wait();
     }
   }
@@ -277,15 +290,15 @@ class BucketedGradients final : public GradientStore {
     at::Tensor& sum = buckets_[index].sum;
     if (buckets_[index].seen.empty()) sum.zero_();
     zero_what_is_missing(index);
+    const at::Tensor message = message_of(index, sum);
     if (policy().stage == 0) {
-      reductions_group_->all_reduce(sum, ReduceOp::kSum).wait();
-      if (factor_ != 1) sum.mul_(factor_);
+      reductions_group_->all_reduce(message, ReduceOp::kSum).wait();
+      if (!message.is_same(sum)) sum.copy_(message);
     } else {
-      at::Tensor shard = owned(index);
-      reductions_group_->reduce_scatter(shard, sum, ReduceOp::kSum).wait();
-      if (factor_ != 1) shard.mul_(factor_);
+      reductions_group_->reduce_scatter(owned(index), message, ReduceOp::kSum).wait();
     }
-    reduced_bytes_ += static_cast<int64_t>(sum.nbytes());
+    multiply_reduced(owned(index));
+    reduced_bytes_ += static_cast<int64_t>(message.nbytes());
     ++reductions_;
   }
 

@@ -40,7 +40,7 @@ class GradientStore {
   int64_t reduced_bytes() const { return reduced_bytes_; }
 
   /// Multiplies gradients as they are reduced.
-  void set_factor(float factor) { factor_ = factor; }
+  void set_factor(double factor) { factor_ = factor; }
   /// After finish(): whether some rank produced a gradient of `parameter`.
   bool touched(int parameter) const { return touched_[parameter] != 0; }
 
@@ -52,6 +52,11 @@ class GradientStore {
   int parameters() const { return static_cast<int>(context_.parameters.size()); }
   const PagerPolicy& policy() const { return context_.policy; }
   at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(context_, index); }
+  /// In which dtype gradients of unit `index` travel that are kept in `kept`: a wider one would tell peers no more.
+  at::ScalarType wire_dtype(int index, at::ScalarType kept) const {
+    const at::ScalarType asked = unit(index).communication_dtype;
+    return asked == at::ScalarType::Undefined || asked == at::kFloat ? kept : asked;
+  }
   Overlap in_shard(const ManagedParameter& managed) const {
     const int64_t begin = unit(managed.unit).shard_numel * group().rank();
     return overlap(managed, begin, begin + unit(managed.unit).shard_numel);
@@ -61,7 +66,7 @@ class GradientStore {
   StoreContext context_;
 
  protected:
-  float factor_ = 1;
+  double factor_ = 1;
   std::vector<uint8_t> touched_;  // by parameter; before finish() by this rank alone
   int64_t reductions_ = 0;
   int64_t reduced_bytes_ = 0;  // what this rank gave to them

@@ -39,6 +39,10 @@ struct UnitKey {
   std::string block;
   at::ScalarType dtype;
   bool trainable;
+  at::ScalarType communication_dtype;
+  bool is_like(const UnitKey& other) const {
+    return dtype == other.dtype && trainable == other.trainable && communication_dtype == other.communication_dtype;
+  }
   bool operator==(const UnitKey&) const = default;
 };
 
@@ -54,7 +58,7 @@ std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters, 
   std::vector<Draft> drafts;
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     const ParameterSpec& spec = parameters[i];
-    const UnitKey key{block_of(spec.name, rules, patterns), spec.dtype, spec.trainable};
+    const UnitKey key{block_of(spec.name, rules, patterns), spec.dtype, spec.trainable, spec.communication_dtype};
     Draft* draft = nullptr;
     for (Draft& candidate : drafts)
       if (candidate.key == key) draft = &candidate;
@@ -71,8 +75,7 @@ std::vector<Draft> merge_small(std::vector<Draft> drafts, int64_t merge_below_by
   for (Draft& draft : drafts) {
     Draft* neighbour = nullptr;
     for (auto candidate = merged.rbegin(); candidate != merged.rend() && neighbour == nullptr; ++candidate)
-      if (candidate->key.dtype == draft.key.dtype && candidate->key.trainable == draft.key.trainable)
-        neighbour = &*candidate;
+      if (candidate->key.is_like(draft.key)) neighbour = &*candidate;
     if (neighbour != nullptr && neighbour->bytes < merge_below_bytes && draft.bytes < merge_below_bytes) {
       neighbour->parameters.insert(neighbour->parameters.end(), draft.parameters.begin(), draft.parameters.end());
       neighbour->bytes += draft.bytes;
@@ -90,6 +93,7 @@ UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& paramet
   unit.name = block.empty() ? first.name : block.substr(0, block.find_last_not_of('.') + 1);
   unit.dtype = draft.key.dtype;
   unit.trainable = draft.key.trainable;
+  unit.communication_dtype = draft.key.communication_dtype;
   unit.shards = world;
   int64_t end = 0;
   for (const int index : draft.parameters) {

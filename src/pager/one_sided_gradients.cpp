@@ -57,9 +57,8 @@ class OneSidedGradients final : public GradientStore {
   }
 
   void accept(int index, at::Tensor gradient) override {
-    // Peers read it in the parameter's dtype: what was summed over passes before is rounded once.
-    if (gradient.scalar_type() != parameter(index).tensor.scalar_type())
-      gradient = gradient.to(parameter(index).tensor.scalar_type());
+    // What was summed over passes before, in the accumulation dtype, is rounded once.
+    gradient = gradient.to(wire_dtype_of(index));
     ParameterGradients& state = states_[index];
     ++state.produced;
     touched_[index] = 1;
@@ -79,11 +78,10 @@ class OneSidedGradients final : public GradientStore {
     board_.announced_window(group().rank()).store(window_, std::memory_order_release);
     group().notify();
     if (!settle())
-      group().wait_until([this] { return settle(); },
-                         {.peer = slowest(),
-                          .operation = "reduction of gradients",
-                          .seq = static_cast<int64_t>(window_),
-                          .detail = [this] { return first_open(); }});
+      group().wait_until([this] { return settle(); }, {.peer = slowest(),
+                                                       .operation = "reduction of gradients",
+                                                       .seq = static_cast<int64_t>(window_),
+                                                       .detail = [this] { return first_open(); }});
     to_fold_.clear();
     in_flight_.clear();
     for (int i = 0; i < parameters(); ++i) touched_[i] = rounds(i) > 0;
@@ -121,7 +119,7 @@ class OneSidedGradients final : public GradientStore {
       if (!is_trainable(i)) continue;
       const size_t alignment = is_small(i) ? 64 : kPage;
       states_[i].home = (bytes + alignment - 1) / alignment * alignment;
-      bytes = states_[i].home + parameter(i).bytes();
+      bytes = states_[i].home + wire_bytes(i);
     }
     return (bytes + kPage - 1) / kPage * kPage;
   }
@@ -132,12 +130,12 @@ class OneSidedGradients final : public GradientStore {
     home_bytes_ = home_bytes;
     size_t block_bytes = 0;
     for (int i = 0; i < parameters(); ++i)
-      if (is_trainable(i) && !is_small(i)) block_bytes += parameter(i).bytes() + (size_t{2} << 20);
+      if (is_trainable(i) && !is_small(i)) block_bytes += wire_bytes(i) + (size_t{2} << 20);
     memory_ = group().share(std::max(home_bytes + block_bytes, kPage), Group::Share::kEach);
     std::byte* base = memory_->of(group().rank());
     arena_ = std::make_shared<GradientArena>(base + home_bytes, block_bytes, memory_);
     for (int i = 0; i < parameters(); ++i)
-      if (is_trainable(i) && !is_small(i)) arena_->serve(parameter(i).bytes());
+      if (is_trainable(i) && !is_small(i)) arena_->serve(wire_bytes(i));
     arena_scope_ = std::make_unique<ArenaScope>(arena_);
   }
 
@@ -151,7 +149,14 @@ class OneSidedGradients final : public GradientStore {
   }
 
   bool is_trainable(int index) const { return unit(parameter(index).unit).trainable; }
-  bool is_small(int index) const { return parameter(index).bytes() < kSmallGradient; }
+  bool is_small(int index) const { return wire_bytes(index) < kSmallGradient; }
+  // Peers read a gradient in the parameter's dtype, or in the one that it is to travel in.
+  at::ScalarType wire_dtype_of(int index) const {
+    return wire_dtype(parameter(index).unit, parameter(index).tensor.scalar_type());
+  }
+  size_t wire_bytes(int index) const {
+    return static_cast<size_t>(parameter(index).numel) * c10::elementSize(wire_dtype_of(index));
+  }
 
   // The stamp of the newest gradient that was published has been folded by all owners.
   bool is_slot_free(int index) const {
@@ -230,16 +235,17 @@ class OneSidedGradients final : public GradientStore {
       if (there == Presence::kNotYet) return false;
       if (there == Presence::kNever) continue;
       const size_t offset = board_.slot(rank, index).offset.load(std::memory_order_relaxed);
-      task.sources.push_back(element(memory_->of(rank) + offset, state.mine.begin - managed.begin, managed.itemsize()));
+      task.sources.push_back(element(memory_->of(rank) + offset, state.mine.begin - managed.begin,
+                                     c10::elementSize(wire_dtype_of(index))));
     }
     if (task.sources.empty()) return false;  // no rank has this round
     at::Tensor& shard = shards_[managed.unit];
     const int64_t begin = state.mine.begin - unit(managed.unit).shard_numel * group().rank();
-    task.source_dtype = managed.tensor.scalar_type();
+    task.source_dtype = wire_dtype_of(index);
     task.target = element(shard.data_ptr(), begin, shard.element_size());
     task.target_dtype = shard.scalar_type();
     task.numel = state.mine.numel();
-    task.factor = factor_;
+    task.factor = static_cast<float>(factor_);
     task.accumulate = state.folded > 0;
     state.sum_of_squares = reduce(task);
     ++reductions_;

@@ -44,7 +44,10 @@ class Pager::Impl {
     unwatch();
   }
 
-  void set_gradient_factor(double factor) { gradients_->set_factor(static_cast<float>(factor / group_.size())); }
+  void set_gradient_factor(double factor) {
+    gradients_->set_factor(policy_.gradient_op == ReduceOp::kSum ? factor : factor / group_.size());
+  }
+  void set_gradient_check(std::function<void()> check) { gradient_check_ = std::move(check); }
   // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
   void defer_reductions(bool defer) { deferring_ = defer && policy_.stage >= 2; }
 
@@ -127,6 +130,7 @@ class Pager::Impl {
     at::Tensor gradient = std::move(managed_[index].tensor.mutable_grad());
     managed_[index].tensor.mutable_grad().reset();
     if (!gradient.defined()) return;
+    if (gradient_check_) gradient_check_();
     gradient = flatten(managed_[index].tensor, gradient.detach());
     if (!deferring_ && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
     deferred_->add(index, gradient);
@@ -179,7 +183,7 @@ class Pager::Impl {
     for (const NamedParameter& parameter : parameters) {
       check(parameter);
       specs_.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(),
-                        parameter.tensor.requires_grad()});
+                        parameter.tensor.requires_grad(), parameter.communication_dtype});
     }
   }
 
@@ -285,6 +289,7 @@ class Pager::Impl {
   std::unique_ptr<GradientStore> gradients_;
   std::optional<DeferredGradients> deferred_;
   bool deferring_ = false;
+  std::function<void()> gradient_check_;
   std::vector<OwnedSlice> owned_;
   std::vector<OwnedSlice> owned_frozen_;
   std::vector<Watched> watched_;
@@ -303,6 +308,7 @@ const PagerPolicy& Pager::policy() const { return impl_->policy(); }
 const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }
 const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned_frozen(); }
 void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }
+void Pager::set_gradient_check(std::function<void()> check) { impl_->set_gradient_check(std::move(check)); }
 void Pager::end_backward() { impl_->end_backward(); }
 void Pager::defer_reductions(bool defer) { impl_->defer_reductions(defer); }
 Window Pager::close_window() { return impl_->close_window(); }

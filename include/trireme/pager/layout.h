@@ -15,6 +15,8 @@ struct ParameterSpec {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
   bool trainable = true;
+  /// A 16-bit dtype in which gradients travel between ranks; Undefined and fp32: the one in which they are kept.
+  at::ScalarType communication_dtype = at::ScalarType::Undefined;
   int64_t numel() const;
 };
 
@@ -32,6 +34,7 @@ struct UnitLayout {
   std::string name;
   at::ScalarType dtype = at::kFloat;
   bool trainable = true;
+  at::ScalarType communication_dtype = at::ScalarType::Undefined;  ///< its parameters'
   int64_t shard_numel = 0;  ///< elements of one rank's shard, a multiple of kAlignment
   int64_t shards = 1;
   int64_t used_numel = 0;  ///< sum of the parameters' elements, without padding
@@ -81,7 +84,8 @@ struct Portion {
 /// The parameters of `unit` that have elements in [begin, begin + numel) of its flat buffer, in order.
 std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel);
 
-/// Groups `parameters` into units (one dtype and trainability each) and lays them out for `world` shards.
+/// Groups `parameters` into units (one dtype, trainability and communication dtype each) and lays them out for `world`
+/// shards.
 /// Throws    ConfigError: a pattern that is no regular expression.
 Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules = {});
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -34,6 +35,11 @@ struct PagerPolicy {
   /// norms over fixed blocks: the same bits at any number of ranks and any stage. Needs end_backward() at the end of
   /// each micro-step, and one gradient per parameter in it. Reduces in each micro-step at every stage.
   bool deterministic = false;
+  /// What ranks' gradients become: kMean or kSum.
+  ReduceOp gradient_op = ReduceOp::kMean;
+  /// Gradients are divided by this before they travel, and their sum is multiplied by it: sums of a 16-bit dtype stay
+  /// in its range. Without effect under kShared at stage 3, which sums in fp32.
+  double predivide_factor = 1;
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
   UnitRules units = {};
@@ -43,6 +49,7 @@ struct PagerPolicy {
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;
+  at::ScalarType communication_dtype = at::ScalarType::Undefined;  ///< as ParameterSpec's
 };
 
 /// Model-state bytes that this rank holds now; memory that N ranks share counts 1/N.
@@ -108,9 +115,13 @@ class Pager {
   /// Like owned() for the frozen units (gradients undefined).
   const std::vector<OwnedSlice>& owned_frozen() const;
 
-  /// Gradients are multiplied by `factor / group.size()` as they are reduced. The same for a whole window: set it
-  /// between windows.
+  /// Gradients are multiplied by `factor / group.size()` (under gradient_op kSum: by `factor`) as they are reduced. The
+  /// same for a whole window: set it between windows.
   void set_gradient_factor(double factor);
+
+  /// `check` is called with each gradient that backward produces, before it is taken. What it throws ends the backward
+  /// pass, and the gradient is dropped.
+  void set_gradient_check(std::function<void()> check);
 
   /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt
   /// with. Collective at stages 2 and 3. Without it close_window() does the same.
