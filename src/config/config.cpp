@@ -72,6 +72,7 @@ Config config_from_json(const Json& json, int world_size, const std::string& ori
   Config config;
   config.precision = read_precision(top);
   read_zero(top, config.precision, config);
+  read_gradient_reduction(top, world_size, config.pager);
   config.optimizer = read_optimizer(top);
   config.scheduler = read_scheduler(top);
   config.pager.deterministic = top.flag_or("deterministic", config.pager.deterministic);

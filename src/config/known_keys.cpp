@@ -51,9 +51,6 @@ constexpr const char* kZeroWithoutMeaning = R"({
 // Refused when they differ from the default. In a section with a switch (switch_of) only that key counts.
 constexpr const char* kNotThereYet = R"({
   "managed_gradient_accumulation": true,
-  "prescale_gradients": false,
-  "gradient_predivide_factor": 1.0,
-  "gradient_allreduce_op": "mean|sum",
   "fp32_allreduce": false,
   "sparse_gradients": false,
   "disable_allgather": false,
@@ -63,9 +60,6 @@ constexpr const char* kNotThereYet = R"({
   "graph_harvesting": false,
   "use_data_before_expert_parallelism": false,
   "sequence_parallel_size": 1,
-  "fp16": {"enabled": false, "auto_cast": false, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000,
-           "hysteresis": 2, "consecutive_hysteresis": false, "min_loss_scale": 1, "fp16_master_weights_and_grads": false},
-  "torch_autocast": {"enabled": false, "dtype": null, "lower_precision_safe_modules": null},
   "tensor_parallel": {"autotp_size": 0, "dtype": null, "tp_overlap_comm": false,
                       "tp": {"tp_size": 1, "tp_grain_size": 1, "mpu": null, "tp_group": null}, "partition_config": null,
                       "preset_model": null, "keep_module_on_host": false, "kernel_inject": false,

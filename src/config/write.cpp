@@ -106,6 +106,26 @@ Json schedule_params(const ScheduleOptions& options) {
   return Json::object();
 }
 
+void write_precision(const PrecisionOptions& options, Json& json) {
+  const LossScaleOptions& scale = options.loss_scale;
+  json["bf16"] = {{"enabled", options.weight_dtype == at::kBFloat16},
+                  {"check_grad_overflow", options.check_grad_overflow}};
+  json["fp16"] = {{"enabled", options.weight_dtype == at::kHalf},
+                  {"auto_cast", options.casts_inputs},
+                  {"loss_scale", scale.loss_scale},
+                  {"initial_scale_power", scale.initial_scale_power},
+                  {"loss_scale_window", scale.loss_scale_window},
+                  {"hysteresis", scale.hysteresis},
+                  {"consecutive_hysteresis", scale.consecutive_hysteresis},
+                  {"min_loss_scale", scale.min_loss_scale}};
+  json["torch_autocast"] = {{"enabled", options.autocast.enabled},
+                            {"dtype", short_name(options.autocast.dtype)},
+                            {"lower_precision_safe_modules", options.autocast.lower_precision_safe_modules}};
+  json["data_types"] = {{"grad_accum_dtype", short_name(options.accumulation_dtype)}};
+  if (options.buffer_dtype) json["data_types"]["buffer_dtype"] = short_name(*options.buffer_dtype);
+  if (options.communication_dtype) json["communication_data_type"] = short_name(*options.communication_dtype);
+}
+
 const char* gather_name(GatherPolicy gather) {
   return gather == GatherPolicy::kShared ? "shared" : gather == GatherPolicy::kCopy ? "copy" : "auto";
 }
@@ -126,9 +146,9 @@ Json to_json(const Config& config) {
   if (config.scheduler)
     json["scheduler"] = {{"type", name_of(config.scheduler->kind)}, {"params", schedule_params(*config.scheduler)}};
   json["gradient_clipping"] = config.gradient_clipping;
-  json["bf16"] = {{"enabled", config.precision.weight_dtype == at::kBFloat16},
-                  {"check_grad_overflow", config.precision.check_grad_overflow}};
-  json["data_types"] = {{"grad_accum_dtype", short_name(config.precision.accumulation_dtype)}};
+  write_precision(config.precision, json);
+  json["gradient_allreduce_op"] = config.pager.gradient_op == ReduceOp::kSum ? "sum" : "mean";
+  json["gradient_predivide_factor"] = config.pager.predivide_factor;
   json["zero_optimization"] = {{"stage", config.pager.stage},
                                {"ignore_unused_parameters", config.ignore_unused_parameters},
                                {"leaf_module",

@@ -4,18 +4,48 @@
 
 namespace trireme {
 
+namespace {
+
+bool is_16_bit(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+void check_communication(const PrecisionOptions& options) {
+  if (!options.communication_dtype) return;
+  const at::ScalarType wire = *options.communication_dtype;
+  if (wire != at::kFloat && !is_16_bit(wire))
+    throw ConfigError(
+        str("communication_data_type: gradients cannot travel in ", short_name(wire), "; use fp32, bf16 or fp16"));
+  if (wire != at::kFloat && options.accumulation_dtype != at::kFloat && wire != options.accumulation_dtype)
+    throw ConfigError(str("communication_data_type: gradients that are summed in ",
+                          short_name(options.accumulation_dtype), " cannot travel in ", short_name(wire),
+                          "; use fp32 or ", short_name(options.accumulation_dtype)));
+}
+
+void check_autocast(const PrecisionOptions& options) {
+  if (!options.autocast.enabled) return;
+  if (!is_16_bit(options.autocast.dtype))
+    throw ConfigError(str("torch_autocast.dtype: operators cannot be cast to ", short_name(options.autocast.dtype),
+                          "; use bf16 or fp16"));
+  if (options.weight_dtype != at::kFloat)
+    throw ConfigError(str("torch_autocast.enabled: autocast is for fp32 weights, and these are ",
+                          short_name(options.weight_dtype), "; switch one of the two off"));
+}
+
+}  // namespace
+
 void check_precision(const PrecisionOptions& options) {
   const at::ScalarType weights = options.weight_dtype;
-  if (weights == at::kHalf)
-    throw ConfigError(
-        "fp16: training in fp16 needs loss scaling, which is not there yet; use bf16.enabled=true or fp32",
-        ErrorCode::kUnsupported);
-  if (weights != at::kFloat && weights != at::kBFloat16)
-    throw ConfigError(str("precision: weights in ", short_name(weights), " cannot be trained; use fp32 or bf16"));
+  if (weights != at::kFloat && !is_16_bit(weights))
+    throw ConfigError(str("precision: weights in ", short_name(weights), " cannot be trained; use fp32, bf16 or fp16"));
   if (options.accumulation_dtype != at::kFloat && options.accumulation_dtype != weights)
     throw ConfigError(str("data_types.grad_accum_dtype: gradients cannot be summed in ",
                           short_name(options.accumulation_dtype), " when the weights are ", short_name(weights),
-                          "; use fp32", weights == at::kFloat ? "" : " or bf16"));
+                          "; use fp32", weights == at::kFloat ? "" : " or " + short_name(weights)));
+  if (options.buffer_dtype && *options.buffer_dtype != at::kFloat && !is_16_bit(*options.buffer_dtype))
+    throw ConfigError(str("data_types.buffer_dtype: buffers cannot be ", short_name(*options.buffer_dtype),
+                          "; use fp32, bf16 or fp16"));
+  check_communication(options);
+  check_autocast(options);
+  if (options.needs_loss_scale()) check_loss_scale(options.loss_scale);
 }
 
 std::string short_name(at::ScalarType dtype) {

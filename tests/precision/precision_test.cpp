@@ -18,27 +18,42 @@ std::string error_of(const PrecisionOptions& options) {
 
 TEST(Precision, WhatCanBeTrainedIsAccepted) {
   EXPECT_EQ(error_of({}), "");
-  EXPECT_EQ(error_of({.weight_dtype = at::kBFloat16}), "");
-  EXPECT_EQ(error_of({.weight_dtype = at::kBFloat16, .accumulation_dtype = at::kBFloat16}), "");
-}
-
-TEST(Precision, WhatIsNotThereYetIsRefusedByNameWithAWayOut) {
-  EXPECT_EQ(error_of({.weight_dtype = at::kHalf}),
-            "fp16: training in fp16 needs loss scaling, which is not there yet; use bf16.enabled=true or fp32");
-  try {
-    check_precision({.weight_dtype = at::kHalf});
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    EXPECT_EQ(error_of({.weight_dtype = dtype}), "");
+    EXPECT_EQ(error_of({.weight_dtype = dtype, .accumulation_dtype = dtype, .communication_dtype = dtype}), "");
+    EXPECT_EQ(error_of({.communication_dtype = dtype, .autocast = {.enabled = true, .dtype = dtype}}), "");
   }
 }
 
-TEST(Precision, WeightsAndSumsOfOtherDtypesAreRefused) {
-  EXPECT_EQ(error_of({.weight_dtype = at::kInt}), "precision: weights in Int cannot be trained; use fp32 or bf16");
+TEST(Precision, NeedsALossScaleWhereSomethingComputesInFp16) {
+  EXPECT_FALSE(PrecisionOptions{}.needs_loss_scale());
+  EXPECT_FALSE(PrecisionOptions{.autocast = {.dtype = at::kHalf}}.needs_loss_scale());
+  EXPECT_TRUE(PrecisionOptions{.weight_dtype = at::kHalf}.needs_loss_scale());
+  EXPECT_TRUE((PrecisionOptions{.autocast = {.enabled = true, .dtype = at::kHalf}}.needs_loss_scale()));
+  EXPECT_EQ(error_of({.loss_scale = {.hysteresis = 0}}), "");
+  EXPECT_EQ(error_of({.weight_dtype = at::kHalf, .loss_scale = {.hysteresis = 0}}),
+            "fp16.hysteresis=0: use 1 or more overflows");
+}
+
+TEST(Precision, DtypesThatDoNotFitAreRefused) {
+  EXPECT_EQ(error_of({.weight_dtype = at::kInt}),
+            "precision: weights in Int cannot be trained; use fp32, bf16 or fp16");
   EXPECT_EQ(
       error_of({.weight_dtype = at::kBFloat16, .accumulation_dtype = at::kHalf}),
       "data_types.grad_accum_dtype: gradients cannot be summed in fp16 when the weights are bf16; use fp32 or bf16");
   EXPECT_EQ(error_of({.accumulation_dtype = at::kBFloat16}),
             "data_types.grad_accum_dtype: gradients cannot be summed in bf16 when the weights are fp32; use fp32");
+  EXPECT_EQ(error_of({.communication_dtype = at::kByte}),
+            "communication_data_type: gradients cannot travel in Byte; use fp32, bf16 or fp16");
+  EXPECT_EQ(
+      error_of({.weight_dtype = at::kHalf, .accumulation_dtype = at::kHalf, .communication_dtype = at::kBFloat16}),
+      "communication_data_type: gradients that are summed in fp16 cannot travel in bf16; use fp32 or fp16");
+  EXPECT_EQ(error_of({.buffer_dtype = at::kInt}),
+            "data_types.buffer_dtype: buffers cannot be Int; use fp32, bf16 or fp16");
+  EXPECT_EQ(error_of({.autocast = {.enabled = true, .dtype = at::kFloat}}),
+            "torch_autocast.dtype: operators cannot be cast to fp32; use bf16 or fp16");
+  EXPECT_EQ(error_of({.weight_dtype = at::kHalf, .autocast = {.enabled = true}}),
+            "torch_autocast.enabled: autocast is for fp32 weights, and these are fp16; switch one of the two off");
 }
 
 }  // namespace

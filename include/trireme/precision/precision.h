@@ -3,24 +3,53 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <optional>
 #include <string>
+#include <vector>
+
+#include "trireme/precision/loss_scaler.h"
 
 namespace trireme {
 
+/// The module's forward runs under CPU autocast: weights stay fp32, operators that are safe in 16 bit compute in it.
+struct AutocastOptions {
+  bool enabled = false;
+  at::ScalarType dtype = at::kBFloat16;  ///< or fp16, with loss scaling
+  /// Classes of modules, exactly, whose parameters' gradients travel in `dtype`. Only the last part of a name counts:
+  /// "torch.nn.Linear" is torch::nn::Linear.
+  std::vector<std::string> lower_precision_safe_modules = {"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d",
+                                                           "torch.nn.Conv3d"};
+  bool operator==(const AutocastOptions&) const = default;
+};
+
 /// Masters and optimizer states are fp32 in every mode.
 struct PrecisionOptions {
-  /// fp32, or bf16: parameters and floating buffers are cast once, at initialize.
+  /// fp32, or bf16, or fp16: parameters and floating buffers are cast once, at initialize.
   at::ScalarType weight_dtype = at::kFloat;
   /// Gradients are summed over ranks and micro-batches in this dtype: fp32, or weight_dtype.
   at::ScalarType accumulation_dtype = at::kFloat;
+  /// Gradients travel between ranks in this dtype where it is 16 bit. Nothing, or fp32: in the one they are kept in.
+  std::optional<at::ScalarType> communication_dtype = {};
+  /// Of floating buffers. Nothing: the weights'.
+  std::optional<at::ScalarType> buffer_dtype = {};
   /// A step whose gradients are not finite is skipped on all ranks. Off: in bf16 it is applied, and the weights become
-  /// NaN; in fp32 it is skipped all the same.
+  /// NaN; in fp32 and fp16 it is skipped all the same.
   bool check_grad_overflow = true;
+  /// Floating inputs of forward() are cast to weight_dtype.
+  bool casts_inputs = false;
+  /// Used where something computes in fp16: needs_loss_scale().
+  LossScaleOptions loss_scale = {};
+  AutocastOptions autocast = {};
   bool operator==(const PrecisionOptions&) const = default;
+
+  bool needs_loss_scale() const {
+    return weight_dtype == at::kHalf || (autocast.enabled && autocast.dtype == at::kHalf);
+  }
 };
 
-/// Throws    ConfigError: a weight dtype other than fp32 and bf16 (fp16 with its loss scaling is not there yet), an
-///           accumulation dtype that is neither fp32 nor the weights'.
+/// Throws    ConfigError: weights that are neither fp32 nor bf16 nor fp16, an accumulation dtype that is neither fp32 nor the
+///           weights', a communication dtype that the sums cannot be converted from, autocast over 16-bit weights; as
+///           check_loss_scale() where something computes in fp16.
 void check_precision(const PrecisionOptions& options);
 
 /// "fp32", "bf16", "fp16"; otherwise ATen's name.
