@@ -96,7 +96,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   publish_all();
   if (!loaded) {
     if (group_.rank() == 0)
-      log(LogLevel::kWarning, str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
+      log(LogLevel::kWarning,
+          str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
   take_values(loaded->values, options);
