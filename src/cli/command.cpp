@@ -135,12 +135,6 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
     return str("a value is missing: ", flag, " ", option->get_type_name());
   if (error.get_name() == "ExcludesError" && option)
     return str(flag, " and ", text.substr(text.rfind(' ') + 1), " exclude each other; give one");
-  if (error.get_name() == "ConversionError") {  // "Could not convert: --resume = maybe"
-    const auto at = text.find("--");
-    const auto equals = text.find(" = ");
-    if (at != std::string::npos && equals != std::string::npos)
-      return str(text.substr(at, equals - at), " takes no value, but was given '", text.substr(equals + 3), "'");
-  }
   return text;
 }
 

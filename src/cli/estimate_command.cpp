@@ -99,7 +99,8 @@ int run_estimate(const EstimateFlags& flags) {
   if (flags.json) {
     std::printf("%s\n", json_of(result, flags.stage).dump(2).c_str());
   } else {
-    std::printf("%s", (flags.stage ? to_table(result, *flags.stage) : to_table(result)).c_str());
+    const auto table = flags.stage ? to_table(result, *flags.stage) : to_table(result);
+    std::printf("%s%s%s", flags.model.c_str(), flags.model.empty() ? "" : ": ", table.c_str());
   }
   return kDone;
 }

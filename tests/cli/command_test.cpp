@@ -59,8 +59,6 @@ TEST(Command, SaysWhatAFlagOrArgumentNeeds) {
   expect_wrong_use({"train", "--data"}, "trireme train: a value is missing: --data PATH (see trireme train --help)");
   expect_wrong_use({"train", "--data", "x", "--steps"},
                    "trireme train: a value is missing: --steps N (see trireme train --help)");
-  expect_wrong_use({"train", "--data", "x", "--resume=maybe"},
-                   "trireme train: --resume takes no value, but was given 'maybe' (see trireme train --help)");
   expect_wrong_use({"config", "check"}, "trireme config check: FILE is required (see trireme config check --help)");
   expect_wrong_use({"estimate", "--params", "1", "--dtype", "fp16"},
                    "trireme estimate: --dtype: 'fp16' is none of fp32, bf16 (see trireme estimate --help)");
@@ -201,6 +199,11 @@ TEST(EstimateCommand, PrintsThePartsOfOneStage) {
             "7.5 B parameters, bf16 weights, AdamW: model states per rank at ZeRO stage 1 in GB\n\n"
             " ranks  accumulation   weights gradients   masters optimizer     total\n"
             "    64          fp32        15        30      0.47      0.94      46.4\n");
+}
+
+TEST(EstimateCommand, NamesTheModel) {
+  EXPECT_TRUE(
+      say({"estimate", "--model", "llama-130m"}).out.starts_with("llama-130m: 134.1 M parameters, bf16 weights"));
 }
 
 TEST(EstimateCommand, PrintsOneStageAsJson) {

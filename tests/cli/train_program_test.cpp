@@ -57,7 +57,10 @@ TEST_F(TrainProgram, SavesAndEndsCleanlyOnCtrlC) {
   program.signal(SIGINT);
   const auto done = program.wait();
   EXPECT_EQ(done.exit_code, 130) << done.err;
-  EXPECT_NE(done.err.find("continue with --resume --out " + (folder_ / "stopped")), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("continue with --resume --out " + (folder_ / "stopped") +
+                          " behind the same flags (`make train` takes them in TRAIN_FLAGS)\n"),
+            std::string::npos)
+      << done.err;
   const auto steps = losses_of("stopped").size();
   EXPECT_TRUE(std::filesystem::exists(folder_ / ("stopped/checkpoints/global_step" + std::to_string(steps))));
   const auto more = run_program(train("stopped", {"--steps", std::to_string(steps + 2), "--resume"}));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/run_lock.h"
 #include "tests/cli/error_text.h"
 #include "tests/cli/program.h"
 
@@ -95,6 +96,18 @@ TEST_F(ChooseOutput, TakesTheNextFreeNameAndResumesTheLast) {
   folder_.write("runs/m-2/metrics.jsonl", "");
   EXPECT_EQ(choose_output(fresh, "m"), "runs/m-3");
   EXPECT_EQ(choose_output(resumed, "m"), "runs/m-2");
+}
+
+TEST_F(ChooseOutput, TakesAFolderForTakenThatARunHasOnlyJustBegunToUse) {
+  {
+    const RunLock begun("runs/m");
+    EXPECT_TRUE(is_locked("runs/m"));
+    EXPECT_EQ(choose_output({}, "m"), "runs/m-2");
+    EXPECT_EQ(error_text([] { const RunLock second("runs/m"); }),
+              "--out runs/m: another run writes there; wait until it has ended, or choose another folder");
+  }
+  EXPECT_FALSE(is_locked("runs/m"));
+  EXPECT_EQ(choose_output({}, "m"), "runs/m");
 }
 
 TEST_F(ChooseOutput, RefusesToOverwriteARun) {
