@@ -18,3 +18,4 @@
 #include "trireme/data/loader.h"            // defines: TokenDataset, DataLoader
 #include "trireme/engine/engine.h"          // defines: Engine
 #include "trireme/engine/model_engine.h"    // defines: ModelEngine, initialize
+#include "trireme/recompute.h"              // defines: recompute, recompute_sequential

@@ -1,0 +1,52 @@
+// What a computation depends on besides its inputs: random number generators and autocast.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+namespace trireme::detail {
+
+/// Taken on the host and the devices of `inputs`.
+class Surroundings {
+ public:
+  Surroundings(const std::vector<at::Tensor>& inputs, bool with_generators);
+  /// Puts them in force.
+  void apply() const;
+
+ private:
+  struct GeneratorState {
+    at::Generator generator;
+    at::Tensor state;
+  };
+  struct Autocast {
+    at::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  void add(at::Device device, bool with_generators);
+
+  std::vector<at::Device> devices_;
+  std::vector<GeneratorState> generators_;
+  std::vector<Autocast> autocasts_;
+  bool autocast_cache_;
+};
+
+/// Puts `then` in force, and at its end what was in force before.
+class [[nodiscard]] SurroundingsScope {
+ public:
+  SurroundingsScope(const Surroundings& then, const std::vector<at::Tensor>& inputs, bool with_generators)
+      : before_(inputs, with_generators) {
+    then.apply();
+  }
+  ~SurroundingsScope() { before_.apply(); }
+  SurroundingsScope(const SurroundingsScope&) = delete;
+  SurroundingsScope& operator=(const SurroundingsScope&) = delete;
+
+ private:
+  Surroundings before_;
+};
+
+}  // namespace trireme::detail
