@@ -18,4 +18,5 @@
 #include "trireme/data/loader.h"            // defines: TokenDataset, DataLoader
 #include "trireme/engine/engine.h"          // defines: Engine
 #include "trireme/engine/model_engine.h"    // defines: ModelEngine, initialize
-#include "trireme/recompute.h"              // defines: recompute, recompute_sequential
+#include "trireme/recompute/recompute.h"    // defines: recompute, recompute_sequential
+#include "trireme/recompute/selective.h"    // defines: SelectiveRecompute

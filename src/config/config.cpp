@@ -80,6 +80,7 @@ Config config_from_json(const Json& json, int world_size, const std::string& ori
   config.steps_per_print = read_steps_per_print(top);
   config.tag_validation = read_checkpoint(top);
   read_data_parallel_size(top, world_size);
+  read_activation_checkpointing(top);
   read_known_keys(top);
   config.batch = read_batch_sizes(top, world_size);
   top.finish();

@@ -19,6 +19,12 @@ void read_gradient_reduction(Section& top, int world_size, PagerPolicy& pager);
 std::optional<OptimizerOptions> read_optimizer(Section& top);
 std::optional<ScheduleOptions> read_scheduler(Section& top);
 
+/// `trireme.recompute`.
+RecomputeConfig read_recompute(Section& own);
+
+/// `activation_checkpointing`: DeepSpeed's section switches nothing on, it only tunes what a program's own calls do.
+void read_activation_checkpointing(Section& top);
+
 /// `zero_optimization` and `trireme`: how model states are held. `precision` turns elements into bytes.
 void read_zero(Section& top, const PrecisionOptions& precision, Config& config);
 

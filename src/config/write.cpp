@@ -130,6 +130,11 @@ const char* gather_name(GatherPolicy gather) {
   return gather == GatherPolicy::kShared ? "shared" : gather == GatherPolicy::kCopy ? "copy" : "auto";
 }
 
+Json recompute_json(const RecomputeConfig& config) {
+  if (config.mode != RecomputeMode::kSelective) return config.mode == RecomputeMode::kFull ? "full" : "none";
+  return {{"mode", "selective"}, {"keep", config.selective.keep}, {"extra_compute", config.selective.extra_compute}};
+}
+
 const char* tag_validation_name(TagValidation validation) {
   return validation == TagValidation::kIgnore ? "Ignore" : validation == TagValidation::kFail ? "Fail" : "Warn";
 }
@@ -158,7 +163,8 @@ Json to_json(const Config& config) {
   json["trireme"] = {
       {"gather", gather_name(config.pager.gather)},    {"live_bytes", config.pager.live_bytes},
       {"prefetch_bytes", config.pager.prefetch_bytes}, {"merge_below_bytes", config.pager.units.merge_below_bytes},
-      {"unit_patterns", config.pager.units.patterns},  {"poison", config.pager.poison}};
+      {"unit_patterns", config.pager.units.patterns},  {"poison", config.pager.poison},
+      {"recompute", recompute_json(config.recompute)}};
   json["checkpoint"] = {{"tag_validation", tag_validation_name(config.tag_validation)}};
   json["deterministic"] = config.pager.deterministic;
   json["steps_per_print"] = config.steps_per_print;

@@ -100,6 +100,7 @@ void read_zero(Section& top, const PrecisionOptions& precision, Config& config) 
   pager.poison = own.flag_or("poison", pager.poison);
   pager.units = read_unit_rules(own);
   config.leaf_modules = read_leaf_modules(zero);
+  config.recompute = read_recompute(own);
   config.ignore_unused_parameters = zero.flag_or("ignore_unused_parameters", config.ignore_unused_parameters);
   read_known_zero_keys(zero);
   zero.finish();

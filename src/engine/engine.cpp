@@ -6,6 +6,7 @@
 #include "engine/buffers.h"
 #include "engine/leaf_modules.h"
 #include "engine/module_tensors.h"
+#include "engine/recompute_layers.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -54,6 +55,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
     : group_(group), config_(resolve(options, group.size())) {
   const CallerScope caller("initialize");
   check_precision(config_.precision);
+  recompute_layers(module, config_.recompute.mode);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
   if (!options.output.empty() && group.rank() == 0) write_resolved(config_, options.output);
 
@@ -75,6 +77,8 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
   if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
+  if (config_.recompute.mode == RecomputeMode::kSelective)
+    recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
 }
 
 Engine::~Engine() = default;
@@ -82,6 +86,7 @@ Engine::~Engine() = default;
 void Engine::destroy() {
   require_alive("destroy");
   const CallerScope caller("destroy");
+  recompute_.reset();
   optimizer_.reset();
   pager_->restore();
   pager_.reset();

@@ -124,13 +124,16 @@ class GptTransformer : public torch::nn::Module {
     ln_f_ = register_module("ln_f", std::make_shared<LayerNorm>(o.n_embd, o.layer_norm_epsilon));
   }
 
-  at::Tensor forward(const at::Tensor& tokens_BS, KvCache* cache) const {
+  at::Tensor forward(const at::Tensor& tokens_BS, KvCache* cache, bool recomputes = false) const {
     const int64_t begin = cache ? cache->length : 0;
     const auto positions_S = at::arange(begin, begin + tokens_BS.size(1), tokens_BS.options());
     auto x_BSH = at::embedding(wte_->weight, tokens_BS) + at::embedding(wpe_->weight, positions_S);
     if (cache) cache->layers.resize(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
-      x_BSH = blocks_[i]->forward(x_BSH, cache ? &cache->layers[i] : nullptr);
+      const auto call = [block = blocks_[i], layer = cache ? &cache->layers[i] : nullptr](const at::Tensor& x) {
+        return block->forward(x, layer);
+      };
+      x_BSH = recomputes ? recompute({.name = str("layer ", i)}, call, x_BSH) : call(x_BSH);
     }
     if (cache) cache->length += tokens_BS.size(1);
     return ln_f_->forward(x_BSH);
@@ -151,7 +154,7 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   check_tokens(tokens, 0, max_positions());
-  return at::linear(transformer_->forward(tokens, nullptr), transformer_->embedding());
+  return at::linear(transformer_->forward(tokens, nullptr, recomputes_layers()), transformer_->embedding());
 }
 
 at::Tensor GptImpl::decode(const at::Tensor& tokens, KvCache& cache) {

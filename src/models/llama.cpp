@@ -116,12 +116,15 @@ class LlamaDecoder : public torch::nn::Module {
     norm_ = register_module("norm", std::make_shared<RmsNorm>(o.hidden_size, o.rms_norm_eps));
   }
 
-  at::Tensor forward(const at::Tensor& tokens_BS, KvCache* cache) {
+  at::Tensor forward(const at::Tensor& tokens_BS, KvCache* cache, bool recomputes = false) {
     auto x_BSH = at::embedding(embed_tokens_->weight, tokens_BS);
     const auto angles = rope_.angles(cache ? cache->length : 0, tokens_BS.size(1), x_BSH.options());
     if (cache) cache->layers.resize(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
-      x_BSH = blocks_[i]->forward(x_BSH, angles, cache ? &cache->layers[i] : nullptr);
+      const auto call = [block = blocks_[i], angles, layer = cache ? &cache->layers[i] : nullptr](const at::Tensor& x) {
+        return block->forward(x, angles, layer);
+      };
+      x_BSH = recomputes ? recompute({.name = str("layer ", i)}, call, x_BSH) : call(x_BSH);
     }
     if (cache) cache->length += tokens_BS.size(1);
     return norm_->forward(x_BSH);
@@ -151,7 +154,7 @@ at::Tensor LlamaImpl::logits(const at::Tensor& hidden) const {
 
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
   check_tokens(tokens, 0, max_positions());
-  return logits(model_->forward(tokens, nullptr));
+  return logits(model_->forward(tokens, nullptr, recomputes_layers()));
 }
 
 at::Tensor LlamaImpl::decode(const at::Tensor& tokens, KvCache& cache) {

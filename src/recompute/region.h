@@ -12,7 +12,7 @@
 
 #include "recompute/save_hooks.h"
 #include "recompute/surroundings.h"
-#include "trireme/recompute.h"
+#include "trireme/recompute/recompute.h"
 
 namespace trireme::detail {
 

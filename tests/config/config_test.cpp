@@ -67,7 +67,8 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("torch.nn.Conv3d"]},"data_types":{"grad_accum_dtype":"fp32"},"gradient_allreduce_op":"mean",)"
       R"("gradient_predivide_factor":1.0,"zero_optimization":{"stage":0,"ignore_unused_parameters":true},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
-      R"("poison":false},"checkpoint":{"tag_validation":"Warn"},"deterministic":false,"steps_per_print":0})");
+      R"("poison":false,"recompute":"none"},"checkpoint":{"tag_validation":"Warn"},"deterministic":false,)"
+      R"("steps_per_print":0})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
@@ -173,8 +174,6 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
       {R"("flops_profiler": {"enabled": true})",
        "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("activation_checkpointing": {"partition_activations": true})",
-       "`activation_checkpointing.partition_activations` = true is not there yet; remove it or set it to false"},
       {R"("tensor_parallel": {"tp": {"tp_size": 2}})",
        "`tensor_parallel.tp.tp_size` = 2 is not there yet; remove it or set it to 1"},
       {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",

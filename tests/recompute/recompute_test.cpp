@@ -1,4 +1,4 @@
-#include "trireme/recompute.h"
+#include "trireme/recompute/recompute.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
@@ -19,6 +19,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <map>
+#include <thread>
 #include <tuple>
 
 #include "tests/support/live_bytes.h"
@@ -177,12 +178,15 @@ TEST_F(Recompute, WithoutPreservedGeneratorsDropoutDrawsAnew) {
 }
 
 TEST_F(Recompute, DrawsFromTheGeneratorOfARankThatHasItsOwn) {
-  const InterceptScope scope(InterceptScope::Watch::kWrites);
-  RankContext::of_this_thread().use_own_generator(11);
-  const auto wide = at::ones({1000}).requires_grad_();
-  const auto y = recompute([](const at::Tensor& t) { return at::dropout(t * t, 0.5, true); }, wide);
-  const auto kept = gradients(y.sum(), {wide}).at(0) != 0;
-  EXPECT_TRUE(at::equal(kept, y.detach() != 0));
+  // A generator of its own stays with its thread.
+  std::thread([] {
+    const InterceptScope scope(InterceptScope::Watch::kWrites);
+    RankContext::of_this_thread().use_own_generator(11);
+    const auto wide = at::ones({1000}).requires_grad_();
+    const auto y = recompute([](const at::Tensor& t) { return at::dropout(t * t, 0.5, true); }, wide);
+    const auto kept = gradients(y.sum(), {wide}).at(0) != 0;
+    EXPECT_TRUE(at::equal(kept, y.detach() != 0));
+  }).join();
 }
 
 TEST_F(Recompute, ComputesUnderTheAutocastOfForward) {

@@ -14,6 +14,7 @@
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"
+#include "trireme/recompute/selective.h"
 
 namespace trireme {
 
@@ -39,6 +40,19 @@ struct LeafModuleOptions {
   bool operator==(const LeafModuleOptions&) const = default;
 };
 
+enum class RecomputeMode {
+  kNone,
+  kFull,       ///< the layers of modules that say where they begin (RecomputesLayers)
+  kSelective,  ///< cheap operators of any module
+};
+
+/// What of the activations is computed again in backward instead of kept.
+struct RecomputeConfig {
+  RecomputeMode mode = RecomputeMode::kNone;
+  SelectivePolicy selective;  ///< read with kSelective
+  bool operator==(const RecomputeConfig&) const = default;
+};
+
 struct Config {
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
@@ -50,6 +64,7 @@ struct Config {
   double gradient_clipping = 1.0;
   PagerPolicy pager;
   LeafModuleOptions leaf_modules;
+  RecomputeConfig recompute;
   /// False: a trainable parameter that gets no gradient in a step is an error.
   bool ignore_unused_parameters = true;
   /// A progress line every so many optimizer steps; 0 never.

@@ -20,6 +20,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
+#include "trireme/recompute/selective.h"
 
 namespace torch::nn {
 class Module;
@@ -189,6 +190,7 @@ class Engine {
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::optional<Schedule> schedule_;
+  std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
 
   std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;

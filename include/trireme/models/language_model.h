@@ -12,6 +12,7 @@
 
 #include "trireme/models/gpt_options.h"
 #include "trireme/models/llama_options.h"
+#include "trireme/recompute/recompute.h"
 
 namespace trireme {
 
@@ -26,7 +27,7 @@ struct KvCache {
 };
 
 /// B batch, S sequence, V vocabulary.
-class LanguageModel : public torch::nn::Module {
+class LanguageModel : public torch::nn::Module, public RecomputesLayers {
  public:
   /// Shapes    tokens [B, S] int64 -> logits [B, S, V] in the dtype of the weights.
   /// Throws    ShapeError: tokens not 2-D int64, or longer than max_positions().
@@ -43,8 +44,17 @@ class LanguageModel : public torch::nn::Module {
   /// Shapes    tokens [B, S], targets [B, S] int64 -> scalar, fp32.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
+  /// Training keeps the inputs of the layers alone; each layer is computed again in backward.
+  void recompute_layers(bool on) override { recomputes_layers_ = on; }
+
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_positions() const = 0;
+
+ protected:
+  bool recomputes_layers() const { return recomputes_layers_; }
+
+ private:
+  bool recomputes_layers_ = false;
 };
 
 using ModelOptions = std::variant<LlamaOptions, GptOptions>;

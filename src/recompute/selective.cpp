@@ -1,0 +1,347 @@
+#include "trireme/recompute/selective.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "recompute/claim_hooks.h"
+#include "recompute/operator_cost.h"
+#include "recompute/save_hooks.h"
+#include "trireme/intercept.h"
+
+namespace trireme {
+namespace {
+
+using detail::Claim;
+using detail::ClaimHooks;
+using detail::Ingredient;
+using detail::OperatorCost;
+using detail::Recipe;
+using detail::View;
+using detail::Yield;
+
+// Of recipes that lead to one another. What the last one gives is dear otherwise, in time and in what is held
+// meanwhile.
+constexpr int kMaxDepth = 16;
+// Backward multiplies twice for each product of forward.
+constexpr double kStepPerForward = 3;
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+template <class Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+        if (tensor) visit(*tensor);
+    }
+  }
+}
+
+/// What a saved tensor would cost to compute again.
+struct Price {
+  int64_t bytes = 0;         // that would be held for it alone
+  double multiply_adds = 0;  // of products
+  bool possible = true;
+  std::vector<const void*> counted;  // recipes and storages
+
+  bool count(const void* thing) {
+    if (std::find(counted.begin(), counted.end(), thing) != counted.end()) return false;
+    counted.push_back(thing);
+    return true;
+  }
+};
+
+/// What is known of a storage.
+struct Known {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  std::shared_ptr<Recipe> recipe;  // null: held for backward anyway
+  Yield yield;
+  at::ScalarType dtype;
+  bool dropped = false;
+};
+
+/// The operator that is running.
+struct Running {
+  std::shared_ptr<Recipe> recipe;  // null: it is not to run again
+  std::vector<const c10::StorageImpl*> inputs;
+  std::string_view name;
+  OperatorCost cost;
+  int64_t factor_numel = 0;
+  double row_length = 0;
+  size_t saved = 0;  // tensors so far
+};
+
+}  // namespace
+
+class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
+ public:
+  explicit Impl(const SelectivePolicy& policy)
+      : policy_(policy),
+        shop_(std::make_shared<detail::RecipeShop>()),
+        intercept_scope_(InterceptScope::Watch::kWrites, this),
+        save_scope_(*this) {}
+
+  SelectiveCounters counters() const {
+    const std::lock_guard lock(shop_->mutex);
+    return shop_->counters;
+  }
+
+  void before(OperatorCall& call) override {
+    const std::lock_guard lock(shop_->mutex);
+    running_.reset();
+    const auto arguments = torch::jit::last(call.stack, call.traits.arguments);
+    if (call.traits.written != 0) expect_writes(call, arguments);
+    const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 && at::GradMode::is_enabled();
+    if (!is_forward || detail::SaveScope::current() != this) return;
+    Running running{.recipe = nullptr, .inputs = {}, .name = call.op.schema().name(), .cost = cost_of(call.op)};
+    for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+      if (const auto* storage = storage_of(tensor)) running.inputs.push_back(storage);
+    });
+    if (running.cost == OperatorCost::kProduct) {
+      const at::Tensor& factor = detail::left_factor(running.name, arguments);
+      running.factor_numel = factor.numel();
+      running.row_length = factor.dim() == 0 ? 0 : static_cast<double>(factor.size(-1));
+    }
+    const bool may_run_again =
+        running.cost == OperatorCost::kCheap || (running.cost == OperatorCost::kProduct && policy_.extra_compute > 0);
+    if (may_run_again && call.traits.written == 0 && !running.inputs.empty())
+      running.recipe = make_recipe(call, arguments.vec());
+    running_ = std::move(running);
+  }
+
+  void after(OperatorCall& call) override {
+    const std::lock_guard lock(shop_->mutex);
+    if (!running_) return;
+    const Running running = std::move(*running_);
+    running_.reset();
+    const auto results = torch::jit::last(call.stack, call.op.schema().returns().size());
+    if (running.cost == OperatorCost::kProduct && results[0].isTensor()) {
+      const at::Tensor& product = results[0].toTensor();
+      const double multiply_adds = static_cast<double>(product.numel()) * running.row_length;
+      if (product.requires_grad()) forward_multiply_adds_ += multiply_adds;
+      if (product.numel() < running.factor_numel) return;
+      if (running.recipe) running.recipe->multiply_adds = multiply_adds;
+    }
+    if (running.recipe) learn(running, results);
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
+    return std::make_unique<ClaimHooks>([this](const at::Tensor& tensor) { return choose(tensor); });
+  }
+
+ private:
+  OperatorCost cost_of(const c10::OperatorHandle& op) {
+    const std::string& name = op.schema().name();
+    const auto is_named = [&](const std::string& kept) { return name == "aten::" + kept; };
+    if (std::any_of(policy_.keep.begin(), policy_.keep.end(), is_named)) return OperatorCost::kCostly;
+    return detail::cost_of(name);
+  }
+
+  std::shared_ptr<Recipe> make_recipe(const OperatorCall& call, std::vector<c10::IValue> arguments) {
+    auto recipe = std::make_shared<Recipe>(shop_, call.op, std::move(arguments), call.traits.random);
+    for (Ingredient& ingredient : recipe->ingredients()) {
+      Known* known = find(storage_of(ingredient.held));
+      if (known == nullptr || known->recipe == nullptr || known->recipe->depth >= kMaxDepth ||
+          known->dtype != ingredient.held.scalar_type())
+        continue;
+      ingredient.recipe = known->recipe;
+      ingredient.yield = known->yield;
+      recipe->depth = std::max(recipe->depth, known->recipe->depth + 1);
+    }
+    recipes_.push_back(recipe);
+    if (recipes_.size() >= sweep_recipes_at_) {
+      std::erase_if(recipes_, [](const std::weak_ptr<Recipe>& weak) { return weak.expired(); });
+      sweep_recipes_at_ = std::max<size_t>(64, 2 * recipes_.size());
+    }
+    return recipe;
+  }
+
+  /// The results' storages are new: from now on the recipe gives them, where that can pay. Until it is settled, a
+  /// recipe holds what it starts from, so one that would hold more than it gives (a loss) goes at once.
+  void learn(const Running& running, c10::ArrayRef<c10::IValue> results) {
+    size_t index = 0;
+    for_each_tensor(results, [&](const at::Tensor& tensor) {
+      const Yield yield{Yield::Kind::kResult, index++};
+      const auto* storage = storage_of(tensor);
+      if (storage == nullptr || find(storage) != nullptr) return;
+      if (std::find(running.inputs.begin(), running.inputs.end(), storage) != running.inputs.end()) return;
+      if (!is_worth(*running.recipe, static_cast<int64_t>(storage->nbytes()))) return;
+      add(tensor.storage(),
+          {.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
+           .recipe = running.recipe,
+           .yield = yield,
+           .dtype = tensor.scalar_type()});
+    });
+  }
+
+  void add(const c10::Storage& storage, Known known) {
+    // What a recipe of a dead storage starts from is free again: often enough that little is held in vain.
+    if (known_.size() >= sweep_at_) {
+      std::erase_if(known_, [](const auto& item) { return item.second.storage.expired(); });
+      sweep_at_ = known_.size() + std::max<size_t>(8, known_.size() / 8);
+    }
+    known_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(known));
+  }
+
+  Known* find(const c10::StorageImpl* storage) {
+    const auto found = known_.find(storage);
+    return found != known_.end() ? &found->second : nullptr;
+  }
+
+  /// Autograd saves `tensor`: a claim on the recipe that gives it, or nothing where it is to be held.
+  std::unique_ptr<Claim> choose(const at::Tensor& tensor) {
+    const std::lock_guard lock(shop_->mutex);
+    const size_t nth = running_ ? running_->saved++ : 0;
+    const c10::StorageImpl* storage = storage_of(tensor);
+    if (storage == nullptr || detail::is_parameter(tensor)) return nullptr;
+    Known* known = find(storage);
+    std::shared_ptr<Recipe> recipe;
+    Yield yield;
+    if (known != nullptr && known->dtype == tensor.scalar_type()) {
+      recipe = known->recipe;
+      yield = known->yield;
+    } else if (known == nullptr && running_ &&
+               std::find(running_->inputs.begin(), running_->inputs.end(), storage) == running_->inputs.end()) {
+      recipe = running_->recipe;
+      yield = {Yield::Kind::kSaved, nth};
+    }
+    const auto bytes = static_cast<int64_t>(storage->nbytes());
+    if (recipe == nullptr || tensor.is_conj() || tensor.is_neg() || !is_worth(*recipe, bytes)) {
+      hold(tensor);
+      return nullptr;
+    }
+    settle(*recipe);
+    if (known == nullptr || !known->dropped) shop_->counters.dropped_bytes += bytes;
+    if (known != nullptr) known->dropped = true;
+    return std::make_unique<Claim>(std::move(recipe), yield, View::of(tensor));
+  }
+
+  bool is_held(const at::Tensor& tensor) {
+    const Known* known = find(storage_of(tensor));
+    return known != nullptr && known->recipe == nullptr;
+  }
+
+  void hold(const at::Tensor& tensor) {
+    if (is_held(tensor)) return;
+    shop_->counters.kept_bytes += static_cast<int64_t>(tensor.storage().nbytes());
+    add(tensor.storage(), {.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
+                           .recipe = nullptr,
+                           .yield = {},
+                           .dtype = tensor.scalar_type()});
+  }
+
+  void add_price(Recipe& recipe, Price& price) {
+    price.possible = price.possible && !recipe.spoiled;
+    if (recipe.settled || !price.count(&recipe) || !price.possible) return;
+    price.multiply_adds += recipe.multiply_adds;
+    for (Ingredient& ingredient : recipe.ingredients()) {
+      const c10::StorageImpl* storage = storage_of(ingredient.held);
+      if (storage == nullptr || ingredient.is_parameter || is_held(ingredient.held)) continue;
+      if (comes_from_recipe(ingredient)) {
+        add_price(*ingredient.recipe, price);
+      } else if (price.count(storage)) {
+        price.bytes += static_cast<int64_t>(storage->nbytes());
+      }
+    }
+  }
+
+  bool comes_from_recipe(Ingredient& ingredient) {
+    return ingredient.recipe &&
+           is_worth(*ingredient.recipe, static_cast<int64_t>(storage_of(ingredient.held)->nbytes()));
+  }
+
+  /// Whether computing `bytes` by `recipe` takes less memory than holding them, and products within the budget.
+  bool is_worth(Recipe& recipe, int64_t bytes) {
+    Price price;
+    add_price(recipe, price);
+    const double budget = policy_.extra_compute * kStepPerForward * forward_multiply_adds_;
+    return price.possible && price.bytes < bytes &&
+           (price.multiply_adds == 0 || spent_multiply_adds_ + price.multiply_adds <= budget);
+  }
+
+  /// Decides where the ingredients come from, once the recipe is needed.
+  void settle(Recipe& recipe) {
+    if (recipe.settled) return;
+    recipe.settled = true;
+    spent_multiply_adds_ += recipe.multiply_adds;
+    for (Ingredient& ingredient : recipe.ingredients()) {
+      if (storage_of(ingredient.held) != nullptr && !ingredient.is_parameter && !is_held(ingredient.held)) {
+        if (comes_from_recipe(ingredient)) {
+          settle(*ingredient.recipe);
+          ingredient.claim = std::make_unique<Claim>(ingredient.recipe, ingredient.yield, View::of(ingredient.held));
+          ingredient.held.reset();
+        } else {
+          hold(ingredient.held);
+        }
+      }
+      ingredient.recipe.reset();
+    }
+  }
+
+  /// Recipes that start from what is about to be written keep a copy, or give up.
+  void expect_writes(const OperatorCall& call, c10::ArrayRef<c10::IValue> arguments) {
+    std::vector<const c10::StorageImpl*> written;
+    for (uint32_t i = 0; i < call.traits.arguments && i < 64; ++i)
+      if (call.traits.written >> i & 1)
+        for_each_tensor(arguments.slice(i, 1),
+                        [&](const at::Tensor& tensor) { written.push_back(storage_of(tensor)); });
+    const auto is_written = [&](const c10::StorageImpl* storage) {
+      return storage != nullptr && std::find(written.begin(), written.end(), storage) != written.end();
+    };
+    for (const auto* storage : written) {
+      Known* known = find(storage);
+      if (known != nullptr && known->recipe != nullptr) known_.erase(storage);
+    }
+    for (const std::weak_ptr<Recipe>& weak : recipes_) {
+      const auto recipe = weak.lock();
+      if (!recipe) continue;
+      for (Ingredient& ingredient : recipe->ingredients()) {
+        if (!is_written(storage_of(ingredient.held))) continue;
+        if (!recipe->settled) {
+          recipe->spoiled = true;
+          continue;
+        }
+        ingredient.held = ingredient.held.clone();
+        ingredient.version = static_cast<uint32_t>(ingredient.held._version());
+      }
+    }
+  }
+
+  const SelectivePolicy policy_;
+  const std::shared_ptr<detail::RecipeShop> shop_;  // recipes outlive the scope
+  std::unordered_map<const c10::StorageImpl*, Known> known_;
+  size_t sweep_at_ = 8;
+  std::vector<std::weak_ptr<Recipe>> recipes_;
+  size_t sweep_recipes_at_ = 64;
+  std::optional<Running> running_;
+  double forward_multiply_adds_ = 0;
+  double spent_multiply_adds_ = 0;
+  InterceptScope intercept_scope_;
+  detail::SaveScope save_scope_;
+};
+
+void check(const SelectivePolicy& policy) {
+  if (!(policy.extra_compute >= 0 && policy.extra_compute <= 1 / kStepPerForward))
+    throw ConfigError(str("selective recomputation: extra_compute = ", policy.extra_compute,
+                          "; expected a share of a step's multiply-adds from 0 to 0.333 (all of forward)"));
+}
+
+SelectiveRecompute::SelectiveRecompute(const SelectivePolicy& policy) {
+  check(policy);
+  impl_ = std::make_unique<Impl>(policy);
+}
+
+SelectiveRecompute::~SelectiveRecompute() = default;
+
+SelectiveCounters SelectiveRecompute::counters() const { return impl_->counters(); }
+
+}  // namespace trireme

@@ -1,0 +1,275 @@
+#include "trireme/recompute/selective.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tests/support/live_bytes.h"
+#include "trireme/intercept.h"
+
+namespace trireme {
+namespace {
+
+using testing::LiveBytes;
+using Gradients = std::vector<at::Tensor>;
+
+constexpr int64_t kRows = 32, kWidth = 64, kWide = 128;
+constexpr int64_t kNarrowBytes = kRows * kWidth * 4, kWideBytes = kRows * kWide * 4;
+
+void expect_equal(const Gradients& got, const Gradients& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "gradient " << i;
+}
+
+/// Counts the operators of one name, in forward and backward.
+class CountOf final : public Pass {
+ public:
+  explicit CountOf(std::string name) : name_(std::move(name)), scope_(InterceptScope::Watch::kWrites, this) {}
+  void before(OperatorCall& call) override { count += call.op.schema().name() == name_; }
+  int64_t count = 0;
+
+ private:
+  std::string name_;
+  InterceptScope scope_;
+};
+
+class Selective : public ::testing::Test {
+ protected:
+  using Net = std::function<at::Tensor(const at::Tensor&)>;
+
+  Gradients gradients(const at::Tensor& loss) {
+    return torch::autograd::grad({loss}, {x, up, gate, down, norm}, {}, {}, false, true);
+  }
+
+  /// Gradients of `net` with and without selective recomputation, compared; what the scope counted.
+  SelectiveCounters compare(const Net& net, const SelectivePolicy& policy = {}) {
+    const auto defined = [](Gradients all) {
+      for (at::Tensor& one : all)
+        if (!one.defined()) one = at::ones({1});
+      return all;
+    };
+    manual_seed(3);
+    const auto expected = defined(gradients(net(x).square().sum()));
+    manual_seed(3);
+    const SelectiveRecompute scope(policy);
+    expect_equal(defined(gradients(net(x).square().sum())), expected);
+    return scope.counters();
+  }
+
+  at::Tensor gated(const at::Tensor& t) const {
+    return at::linear(at::silu(at::linear(t, gate)) * at::linear(t, up), down);
+  }
+
+  at::Tensor x = at::randn({kRows, kWidth}).requires_grad_();
+  at::Tensor up = at::randn({kWide, kWidth}).requires_grad_();
+  at::Tensor gate = at::randn({kWide, kWidth}).requires_grad_();
+  at::Tensor down = at::randn({kWidth, kWide}).requires_grad_();
+  at::Tensor norm = at::randn({kWidth}).requires_grad_();
+};
+
+TEST_F(Selective, RecomputesWhatStandsBetweenProducts) {
+  const auto counters = compare([&](const at::Tensor& t) { return gated(t); });
+  // Kept: both products' results, and the last one's, which square() saves. Dropped: silu and the product of the two.
+  EXPECT_EQ(counters.kept_bytes, 2 * kWideBytes + kNarrowBytes);
+  EXPECT_EQ(counters.dropped_bytes, 2 * kWideBytes);
+  EXPECT_EQ(counters.recomputed, 2);
+}
+
+TEST_F(Selective, MemoryIsFreedInForward) {
+  const auto held = [&] {
+    const LiveBytes live;
+    const auto loss = gated(x).sum();
+    return live.bytes();
+  };
+  const int64_t plain = held();
+  const SelectiveRecompute scope;
+  EXPECT_NEAR(held(), plain - 2 * kWideBytes, 1024);
+}
+
+TEST_F(Selective, KeepsProductsAndAttention) {
+  const auto attend = [&](const at::Tensor& t) {
+    const auto heads = at::tanh(t).view({1, 4, kRows, kWidth / 4});
+    return at::scaled_dot_product_attention(heads, heads * 2, heads * 3).flatten() *
+           at::linear(at::tanh(t), norm).sum();
+  };
+  const SelectiveRecompute scope;
+  CountOf attention("aten::scaled_dot_product_attention"), products("aten::linear");
+  gradients(attend(x).sum());
+  EXPECT_EQ(attention.count, 1);
+  EXPECT_EQ(products.count, 1);
+}
+
+TEST_F(Selective, WhatAnOperatorSavesInsideIsRecomputedWithIt) {
+  const auto counters = compare([&](const at::Tensor& t) {
+    const auto h = at::linear(at::silu(at::linear(t, gate)), down);
+    return at::linear(at::rms_norm(h, {kWidth}, norm, 1e-6), up);
+  });
+  EXPECT_GT(counters.dropped_bytes, kWideBytes + kNarrowBytes);
+}
+
+TEST_F(Selective, ANormSpelledOutIsRecomputedFromItsInput) {
+  const auto counters = compare([&](const at::Tensor& t) {
+    const auto h = at::linear(at::tanh(at::linear(t, gate)), down);
+    const auto h64 = h.to(at::kDouble);
+    const auto scale = at::rsqrt(h64.square().mean(-1, true) + 1e-6);
+    return at::linear(norm * (h64 * scale).to(at::kFloat), up);
+  });
+  // h and the result of each wide product; tanh's own output starts from its input, which is as large: kept.
+  EXPECT_EQ(counters.kept_bytes, kNarrowBytes + 2 * kWideBytes);
+}
+
+TEST_F(Selective, AResidualStreamIsKept) {
+  const auto counters = compare([&](at::Tensor t) {
+    for (int i = 0; i < 6; ++i) t = t + gated(at::rms_norm(t, {kWidth}, norm, 1e-6));
+    return t;
+  });
+  // Five sums between layers (x is a leaf), the last one for square(), two products per layer.
+  EXPECT_EQ(counters.kept_bytes, 6 * kNarrowBytes + 12 * kWideBytes);
+  EXPECT_LE(counters.recomputed, 6 * 3);
+}
+
+TEST_F(Selective, DropoutIsTheSameWhenItRunsAgain) {
+  compare([&](const at::Tensor& t) {
+    const auto h = at::silu(at::linear(t, gate));
+    return at::linear(at::dropout(h, 0.5, true) * at::dropout(h * h, 0.25, true), down);
+  });
+}
+
+TEST_F(Selective, AWriteAfterwardsDoesNotReachWhatIsRecomputed) {
+  const auto net = [&](const at::Tensor& t) {
+    const auto a = at::linear(t, gate);
+    const auto b = at::linear(t, up);
+    const auto h = a + b;                // autograd saves neither of them
+    const auto y = at::silu(a * 2) * h;  // saves h
+    const at::NoGradGuard no_grad;
+    at::Tensor alias = b.detach();
+    alias.add_(1);
+    return y;
+  };
+  compare([&](const at::Tensor& t) { return at::linear(net(t), down); });
+}
+
+TEST_F(Selective, AnArgumentWrittenAfterwardsIsCopiedFirst) {
+  // exp's recipe starts from h, which the product with norm holds; h is then written behind autograd's back.
+  const auto run = [&] {
+    const auto h = at::linear(x, gate).detach();
+    const auto y = at::linear(at::tanh(h) * up.sum() * h, down);
+    h.fill_(7);
+    return y;
+  };
+  const SelectiveRecompute scope;
+  EXPECT_THROW(gradients(run().sum()), RecomputeError);  // as without: the product saved h itself
+}
+
+TEST_F(Selective, InPlaceOperatorsKeepWhatTheyWrite) {
+  compare([&](const at::Tensor& t) {
+    auto h = at::silu(at::linear(t, gate));
+    h.mul_(2);
+    auto k = at::tanh(at::linear(t, up));
+    k = k * 1.5;
+    k.add_(h);
+    return at::linear(k * h, down);
+  });
+}
+
+TEST_F(Selective, ListsOfTensorsAreArgumentsToo) {
+  const auto counters = compare([&](const at::Tensor& t) {
+    const auto h = at::linear(t, gate);
+    const auto halves = h.chunk(2, -1);
+    return at::linear(at::cat({at::silu(halves[0]) * halves[1], at::silu(halves[1]) * halves[0]}, -1), down);
+  });
+  EXPECT_GT(counters.dropped_bytes, kWideBytes);
+}
+
+TEST_F(Selective, SeveralBackwardPassesRecomputeEachTime) {
+  const SelectiveRecompute scope;
+  const auto loss = gated(x).sum();
+  const auto first = torch::autograd::grad({loss}, {x, gate, down}, {}, /*retain_graph=*/true);
+  const auto second = torch::autograd::grad({loss}, {x, gate, down});
+  expect_equal(second, first);
+  EXPECT_EQ(scope.counters().recomputed, 4);
+}
+
+TEST_F(Selective, GradientsOfGradientsAreTheSame) {
+  const auto penalty = [&] {
+    const auto slope = torch::autograd::grad({gated(x).square().sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({slope.square().sum()}, {x, gate, up, down});
+  };
+  const auto expected = penalty();
+  const SelectiveRecompute scope;
+  expect_equal(penalty(), expected);
+}
+
+TEST_F(Selective, GraphsOutliveTheScope) {
+  const auto expected = gradients(gated(x).sum());
+  at::Tensor loss;
+  {
+    const SelectiveRecompute scope;
+    loss = gated(x).sum();
+  }
+  const auto got = gradients(loss);
+  for (const size_t i : {0, 1, 2, 3}) EXPECT_TRUE(at::equal(got[i], expected[i]));
+}
+
+TEST_F(Selective, ExtraComputeRecomputesWideProductsWithinItsBudget) {
+  const Net net = [&](at::Tensor t) {
+    for (int i = 0; i < 8; ++i) t = t + gated(at::rms_norm(t, {kWidth}, norm, 1e-6));
+    return t;
+  };
+  const auto kept = [&](double extra) { return compare(net, {.keep = {}, .extra_compute = extra}).kept_bytes; };
+  const int64_t all = 8 * kNarrowBytes + 16 * kWideBytes;
+  EXPECT_EQ(kept(0), all);
+  // A layer's forward is 3 products of equal cost, its step 9. A ninth pays for one of the two wide ones.
+  EXPECT_NEAR(kept(1.0 / 9), all - 8 * kWideBytes, 2 * kWideBytes);
+  EXPECT_EQ(kept(1.0 / 3), 8 * kNarrowBytes);
+}
+
+TEST_F(Selective, OperatorsThatThePolicyNamesAreKept) {
+  const auto counters = compare([&](const at::Tensor& t) { return gated(t); }, {.keep = {"silu"}, .extra_compute = 0});
+  EXPECT_EQ(counters.recomputed, 1);
+  EXPECT_EQ(counters.dropped_bytes, kWideBytes);
+}
+
+TEST_F(Selective, LeavesRecomputeAlone) {
+  const auto counters = compare([&](const at::Tensor& t) {
+    return at::linear(recompute([this](const at::Tensor& u) { return gated(at::tanh(u)); }, t), up);
+  });
+  EXPECT_EQ(counters.recomputed, 0);
+}
+
+TEST_F(Selective, RefusesASavedTensorThatWasWrittenSince) {
+  const SelectiveRecompute scope;
+  const auto h = at::linear(x, gate);
+  const auto y = at::silu(h).sum();
+  {
+    const at::NoGradGuard no_grad;
+    h.detach().add_(1);
+  }
+  try {
+    y.backward();
+    FAIL() << "nothing was thrown";
+  } catch (const RecomputeError& error) {
+    EXPECT_STREQ(error.what(),
+                 "selective recomputation: CPUFloatType [32, 128], saved for backward, was written since; write into a "
+                 "clone() of it");
+  }
+}
+
+TEST_F(Selective, RefusesABudgetBeyondForward) {
+  for (const double share : {-0.1, 0.5})
+    EXPECT_THROW(check(SelectivePolicy{.keep = {}, .extra_compute = share}), ConfigError);
+}
+
+}  // namespace
+}  // namespace trireme
