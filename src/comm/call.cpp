@@ -280,6 +280,9 @@ CallerScope::CallerScope(const char* name) noexcept : outer_(comm::caller) {
   if (outer_ == nullptr) comm::caller = name;
 }
 CallerScope::~CallerScope() { comm::caller = outer_; }
+const char* CallerScope::current(const char* otherwise) noexcept {
+  return comm::caller != nullptr ? comm::caller : otherwise;
+}
 
 SubjectScope::SubjectScope(std::string_view subject) noexcept : outer_(comm::subject) { comm::subject = subject; }
 SubjectScope::~SubjectScope() { comm::subject = outer_; }

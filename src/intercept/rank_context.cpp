@@ -163,7 +163,7 @@ void RankContext::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     WriteScope scope(touches);
     run(call);
   }
-  for (Pass* pass : passes_) pass->after(call);
+  for (auto pass = passes_.rbegin(); pass != passes_.rend(); ++pass) (*pass)->after(call);
 }
 
 void RankContext::run(OperatorCall& call) {

@@ -51,6 +51,8 @@ void check(const NamedParameter& parameter) {
   const auto* owner =
       dynamic_cast<ParameterStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()));
   if (owner != nullptr && owner->is_managed()) refuse("is managed by another engine already; destroy() that one first");
+  if (const auto* held = dynamic_cast<HeldStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl())))
+    held->require_free("initialize");
 }
 
 namespace {

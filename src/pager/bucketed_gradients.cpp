@@ -67,8 +67,12 @@ class BucketedGradients final : public GradientStore {
 
   void accept(int index, at::Tensor gradient) override {
     const int touched_unit = parameter(index).unit;
+    if (policy().deterministic && reduced_)
+      throw StateError(
+          str("backward: with \"deterministic\" the gradients of a window can be read or reduced once, after its last "
+              "backward; '", parameter(index).name, "' got another one"));
     touched_[index] = 1;
-    const bool sent = !at_boundary() && touched_unit > next_;
+    const bool sent = at_boundary() ? reduced_ : touched_unit > next_;
     Bucket& bucket = sent ? late_[touched_unit] : buckets_[touched_unit];
     add(bucket, index, gradient);
     if (at_boundary() || sent) return;
@@ -84,8 +88,7 @@ class BucketedGradients final : public GradientStore {
 
   void finish() override {
     if (at_boundary()) {
-      for (int i = units() - 1; i >= 0; --i)
-        if (unit(i).trainable) reduce_whole(i);
+      reduced_ ? reduce_what_came_since() : reduce_all();
     } else {
       if (is_backward_open_somewhere()) end_backward();
       while (!in_flight_.empty()) complete_oldest();
@@ -99,8 +102,9 @@ class BucketedGradients final : public GradientStore {
     const ManagedParameter& managed = parameter(index);
     const Overlap mine = in_shard(managed);
     if (mine.empty()) return;
-    const at::Tensor& gradients = at_boundary() ? buckets_[managed.unit].sum : shards_[managed.unit];
-    const int64_t begin = mine.begin - (at_boundary() ? 0 : unit(managed.unit).shard_numel * group().rank());
+    const at::Tensor& whole = at_boundary() ? buckets_[managed.unit].sum : wholes_[managed.unit];
+    const at::Tensor& gradients = whole.defined() ? whole : shards_[managed.unit];
+    const int64_t begin = mine.begin - (whole.defined() ? 0 : unit(managed.unit).shard_numel * group().rank());
     const void* data = element(gradients.data_ptr(), begin, gradients.element_size());
     if (policy().deterministic) return trireme::add_squares(data, gradients.scalar_type(), mine.numel(), sum);
     sum.add(sum_of_squares(data, gradients.scalar_type(), mine.numel()));
@@ -115,6 +119,7 @@ class BucketedGradients final : public GradientStore {
   void clear() override {
     std::fill(touched_.begin(), touched_.end(), 0);
     std::fill(has_shard_.begin(), has_shard_.end(), 0);
+    reduced_ = false;
     for (Bucket& bucket : buckets_) {
       if (!at_boundary()) bucket.sum.reset();
       bucket.seen.clear();
@@ -263,11 +268,13 @@ class BucketedGradients final : public GradientStore {
         task.target_dtype = shard.scalar_type();
         task.numel = std::min(kFoldedAtOnce, numel - begin);
         task.accumulate = !reduction.first || rank > 0;
-        reduce(task);
+        trireme::reduce(task);
       }
   }
 
+  // The sums get their factor once; nothing can be added to them in order afterwards.
   void finish_order() {
+    if (std::exchange(reduced_, true)) return;
     for (int i = 0; i < units(); ++i) {
       if (!has_shard_[i]) continue;
       multiply_reduced(shards_[i]);
@@ -276,13 +283,41 @@ class BucketedGradients final : public GradientStore {
   }
 
   // Units that any rank has more of after they were sent; usually none.
-  void send_late() {
+  std::vector<uint8_t> agree_on_late() {
     std::vector<uint8_t> more(units());
     for (int i = 0; i < units(); ++i) more[i] = late_[i].arrived > 0;
     at::Tensor flags = at::from_blob(more.data(), {units()}, at::TensorOptions().dtype(at::kByte));
     reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
+    return more;
+  }
+
+  void send_late() {
+    const std::vector<uint8_t> more = agree_on_late();
     for (int i = units() - 1; i >= 0; --i)
       if (more[i]) send(i, late_);
+  }
+
+  void reduce_all() {
+    for (int i = units() - 1; i >= 0; --i)
+      if (unit(i).trainable) reduce_whole(i);
+    reduced_ = true;
+  }
+
+  // At stages 0 and 1 only where the window was reduced before its end.
+  void reduce_what_came_since() {
+    const std::vector<uint8_t> more = agree_on_late();
+    for (int i = units() - 1; i >= 0; --i) {
+      if (!more[i]) continue;
+      Bucket& late = late_[i];
+      if (late.seen.empty()) open(late, i);
+      at::Tensor mine = policy().stage == 0
+                            ? late.sum
+                            : late.sum.narrow(0, unit(i).shard_numel * group().rank(), unit(i).shard_numel);
+      reduce(i, late.sum, mine);
+      owned(i).add_(mine);
+      in_flight_bytes_ -= static_cast<int64_t>(late.sum.nbytes());
+      late = Bucket{};
+    }
   }
 
   void reduce_whole(int index) {
@@ -290,14 +325,19 @@ class BucketedGradients final : public GradientStore {
     at::Tensor& sum = buckets_[index].sum;
     if (buckets_[index].seen.empty()) sum.zero_();
     zero_what_is_missing(index);
+    reduce(index, sum, owned(index));
+  }
+
+  // `mine` is what this rank keeps of `sum`: all of it at stage 0, its own shard at stage 1.
+  void reduce(int index, at::Tensor& sum, at::Tensor mine) {
     const at::Tensor message = message_of(index, sum);
     if (policy().stage == 0) {
       reductions_group_->all_reduce(message, ReduceOp::kSum).wait();
-      if (!message.is_same(sum)) sum.copy_(message);
+      if (!message.is_same(mine)) mine.copy_(message);
     } else {
-      reductions_group_->reduce_scatter(owned(index), message, ReduceOp::kSum).wait();
+      reductions_group_->reduce_scatter(mine, message, ReduceOp::kSum).wait();
     }
-    multiply_reduced(owned(index));
+    multiply_reduced(mine);
     reduced_bytes_ += static_cast<int64_t>(message.nbytes());
     ++reductions_;
   }
@@ -313,9 +353,10 @@ class BucketedGradients final : public GradientStore {
 
   std::unique_ptr<Group> reductions_group_;
   std::vector<Bucket> buckets_;     // by unit, of this pass (of the window at stages 0 and 1)
-  std::vector<Bucket> late_;        // what arrived after its unit was sent
+  std::vector<Bucket> late_;        // what arrived after its unit was sent, or reduced
   std::vector<at::Tensor> shards_;  // unless at_boundary()
   std::vector<at::Tensor> wholes_;  // stage 0 in the deterministic order
+  bool reduced_ = false;            // at_boundary(): what comes now is late; deterministic: nothing may come
   std::vector<uint8_t> has_shard_;  // the shard holds something of this window
   std::deque<Reduction> in_flight_;
   int next_;  // units above it have been sent in this pass

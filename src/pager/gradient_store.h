@@ -27,8 +27,10 @@ class GradientStore {
   virtual void accept(int parameter, at::Tensor gradient) = 0;
   /// A backward pass is over. Collective where reductions are.
   virtual void end_backward() = 0;
-  /// Completes every reduction of the window. Collective.
+  /// Completes every reduction of the window so far. Collective. What is accepted afterwards adds to it.
   virtual void finish() = 0;
+  /// After finish(): the owned gradients of `parameter` were written by others.
+  virtual void rewritten(int) {}
   /// After finish(): adds the squares of `parameter`'s gradient over this rank's shard.
   virtual void add_squares(int parameter, ExactSum& sum) const = 0;
   /// The owned gradients of `unit`, [numel of OwnedSlice].

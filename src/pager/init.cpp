@@ -1,22 +1,25 @@
 #include "trireme/pager/init.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <list>
 #include <vector>
 
+#include "pager/held_storage.h"
 #include "trireme/base/error.h"
 
 namespace trireme::zero {
 
 /// One tensor's storage: whole (`data` set), or only this rank's part of its bytes (`shard`).
-class InitStorage final : public ManagedStorage {
+class InitStorage final : public HeldStorage {
  public:
   InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage);
   ~InitStorage() override;
@@ -25,7 +28,11 @@ class InitStorage final : public ManagedStorage {
   void hand_back();
 
   bool is_whole() const { return !shard_.defined(); }
-  int64_t bytes() const { return bytes_; }
+  int64_t byte_count() const { return bytes_; }
+
+  std::string label() const override;
+  Group* group() const override;
+  const void* manager() const override { return store_.get(); }
   uint64_t last_serial = 0;
   std::list<InitStorage*>::iterator position;  // in the store's list of whole ones, coldest first
 
@@ -33,6 +40,9 @@ class InitStorage final : public ManagedStorage {
 
  private:
   void make_whole(Access access);
+  void make_whole(Hold) override { before_access(Access::kRead); }
+  void release() noexcept override;
+  c10::StorageImpl& bytes() override { return storage_; }
   std::shared_ptr<ManagedStorage> self() const;
 
   const std::shared_ptr<Init::Store> store_;
@@ -40,6 +50,7 @@ class InitStorage final : public ManagedStorage {
   const int64_t bytes_;
   c10::DataPtr data_;
   at::Tensor shard_;
+  bool handed_back_ = false;
 };
 
 /// The tensors of one scope. Lives as long as any of them.
@@ -62,12 +73,12 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
 
   void add(InitStorage& storage) {
     storage.position = whole_.insert(whole_.end(), &storage);
-    live_bytes_ += storage.bytes();
+    live_bytes_ += storage.byte_count();
     peak_live_bytes = std::max(peak_live_bytes, live_bytes_);
   }
   void remove(InitStorage& storage) {
     whole_.erase(storage.position);
-    live_bytes_ -= storage.bytes();
+    live_bytes_ -= storage.byte_count();
   }
   void touch(InitStorage& storage) { whole_.splice(whole_.end(), whole_, storage.position); }
 
@@ -78,7 +89,7 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
     for (auto next = whole_.begin();
          next != whole_.end() && live_bytes_ > std::max(policy.live_bytes, 2 * largest_bytes_);) {
       InitStorage* storage = *next++;
-      if (storage->last_serial != serial) storage->shard();
+      if (storage->last_serial != serial && !storage->is_held()) storage->shard();
     }
   }
 
@@ -101,10 +112,16 @@ InitStorage::InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& s
 }
 
 InitStorage::~InitStorage() {
-  if (is_whole()) store_->remove(*this);
+  if (is_whole() && !handed_back_) store_->remove(*this);
 }
 
+std::string InitStorage::label() const { return str("a tensor of ", bytes_, " bytes that zero::Init sharded"); }
+
+Group* InitStorage::group() const { return handed_back_ ? nullptr : &store_->group; }
+void InitStorage::release() noexcept { store_->make_room(); }
+
 void InitStorage::before_access(Access access) {
+  refuse_write(access);
   if (const RankContext* context = RankContext::current()) last_serial = context->serial();
   if (is_whole()) return store_->touch(*this);
   make_whole(access);
@@ -142,6 +159,8 @@ void InitStorage::hand_back() {
     store_->add(*this);
   }
   const auto keep = self();  // the storage lets go of us here
+  store_->remove(*this);
+  handed_back_ = true;
   StorageHandle::give(storage_, std::move(data_), bytes_);
 }
 
@@ -161,15 +180,18 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
 // memory is adopted already, or is not ours.
 class AdoptResults final : public Pass {
  public:
-  explicit AdoptResults(std::function<void(const at::Tensor&)> adopt) : adopt_(std::move(adopt)) {}
+  AdoptResults(std::function<void(const at::Tensor&)> adopt, std::optional<at::ScalarType> dtype)
+      : adopt_(std::move(adopt)), dtype_(dtype) {}
   void before(OperatorCall& call) override {
     given_.clear();
+    is_told_ = dtype_ && has_dtype(call);
     for (const c10::IValue& argument : torch::jit::last(call.stack, call.traits.arguments))
       for_each_tensor(argument, [this](const at::Tensor& tensor) {
         if (const void* storage = storage_of(tensor)) given_.push_back(storage);
       });
   }
   void after(OperatorCall& call) override {
+    if (dtype_ && given_.empty()) cast(call);
     for (const c10::IValue& result : torch::jit::last(call.stack, call.op.schema().returns().size()))
       for_each_tensor(result, [this](const at::Tensor& tensor) {
         if (std::find(given_.begin(), given_.end(), storage_of(tensor)) == given_.end()) adopt_(tensor);
@@ -181,29 +203,69 @@ class AdoptResults final : public Pass {
     return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
   }
 
+  // A factory that was told no dtype gives the default one; this is ours. One that was told keeps what it was told.
+  void cast(OperatorCall& call) {
+    if (is_told_ || call.op.schema().returns().size() != 1 || !call.stack.back().isTensor()) return;
+    c10::IValue& result = call.stack.back();
+    if (result.toTensor().scalar_type() == at::get_default_dtype_as_scalartype())
+      result = result.toTensor().to(*dtype_);
+  }
+
+  // Operators that make no new kind of tensor have no such argument: they are left as they are.
+  static bool has_dtype(const OperatorCall& call) {
+    const auto& arguments = call.op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i)
+      if (arguments[i].name() == "dtype") return !torch::jit::peek(call.stack, i, arguments.size()).isNone();
+    return true;
+  }
+
   std::function<void(const at::Tensor&)> adopt_;
+  const std::optional<at::ScalarType> dtype_;
   std::vector<const void*> given_;  // storages of the running operator's arguments
+  bool is_told_ = false;            // which dtype to make
 };
 
 }  // namespace
 
-Init::Init(Group& group, const InitPolicy& policy) : store_(std::make_shared<Store>(group, policy)) {
+namespace {
+
+void check(const InitPolicy& policy) {
+  if (policy.dtype && !at::isFloatingType(*policy.dtype))
+    throw ConfigError(str("zero::Init: dtype=", *policy.dtype, " is not floating; use fp32, bf16 or fp16"));
+  const std::string& device = policy.remote_device;
+  if (device != "" && device != "none" && device != "cpu")
+    throw ConfigError(str("zero::Init: remote_device=\"", device, "\" is not there yet; use \"cpu\" or \"none\""),
+                      ErrorCode::kUnsupported);
+}
+
+// glibc's settings are the process's, so the outermost scope of all threads makes and ends them.
+std::atomic<int> open_scopes{0};
+
+}  // namespace
+
+Init::Init(Group& group, const InitPolicy& policy) {
+  check(policy);
+  if (!policy.enabled) return;
+  store_ = std::make_shared<Store>(group, policy);
   // Shards are many and small; freed whole tensors must go back to the system at once, or the heap keeps the peak:
   // glibc raises this threshold by itself as soon as a large block is freed, unless it was set.
-  mallopt(M_MMAP_THRESHOLD, 64 << 10);
-  pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor); });
+  if (open_scopes++ == 0) mallopt(M_MMAP_THRESHOLD, 64 << 10);
+  pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor); },
+                                         policy.dtype);
   scope_ = std::make_unique<InterceptScope>(InterceptScope::Watch::kAll, pass_.get());
 }
 
 Init::~Init() {
+  if (!scope_) return;
   scope_.reset();
+  if (--open_scopes > 0) return;
   // Where glibc's own adjustment ends up in a program that frees large blocks; training would map every activation anew
   // otherwise.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
 
-int64_t Init::peak_live_bytes() const { return store_->peak_live_bytes; }
+int64_t Init::peak_live_bytes() const { return store_ ? store_->peak_live_bytes : 0; }
 
 void make_whole(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return;

@@ -9,11 +9,29 @@
 namespace trireme {
 
 void ParameterStorage::before_access(Access access) {
-  if (store_ != nullptr) store_->before_access(parameter_, access);
+  if (store_ == nullptr) return;
+  refuse_write(access);
+  store_->before_access(parameter_, access);
 }
 
 void ParameterStorage::after_write() {
   if (store_ != nullptr) store_->after_write(parameter_);
+}
+
+std::string ParameterStorage::label() const {
+  return store_ != nullptr ? str("parameter '", store_->parameter(parameter_).name, "'") : "a parameter";
+}
+
+Group* ParameterStorage::group() const { return store_ != nullptr ? &store_->group() : nullptr; }
+
+void ParameterStorage::make_whole(Hold hold) { store_->hold(parameter_, hold == Hold::kModify); }
+void ParameterStorage::release() noexcept { store_->let_go(parameter_); }
+c10::StorageImpl& ParameterStorage::bytes() { return store_->parameter(parameter_).storage(); }
+
+void ParameterStorage::settle() {
+  store_->group().barrier();  // nobody reads what is overwritten now
+  store_->apply_writes();
+  store_->settle_writes();
 }
 
 WeightStore::WeightStore(const StoreContext& context) : context_(context) {

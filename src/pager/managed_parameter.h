@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "pager/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/layout.h"
@@ -18,7 +19,7 @@ namespace trireme {
 class WeightStore;
 
 /// Hangs in a parameter's storage. Outlives the store where the model does.
-class ParameterStorage final : public ManagedStorage {
+class ParameterStorage final : public HeldStorage {
  public:
   ParameterStorage(WeightStore& store, int parameter) : store_(&store), parameter_(parameter) {}
   void before_access(Access access) override;
@@ -26,10 +27,20 @@ class ParameterStorage final : public ManagedStorage {
   /// The pager is gone: what is whole stays as it is, what is released throws when it is read.
   void forget() { store_ = nullptr; }
   bool is_managed() const { return store_ != nullptr; }
+  int parameter() const { return parameter_; }
+  std::string label() const override;
+  Group* group() const override;
+  const void* manager() const override { return store_; }
+  void settle() override;
   /// Memory that must live as long as the storage points into it.
   std::shared_ptr<void> memory;
+  Pager* pager = nullptr;
 
  private:
+  void make_whole(Hold hold) override;
+  void release() noexcept override;
+  c10::StorageImpl& bytes() override;
+
   WeightStore* store_;
   int parameter_;
 };

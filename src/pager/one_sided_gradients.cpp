@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <utility>
 
 #include "pager/gradient_arena.h"
 #include "pager/gradient_board.h"
@@ -38,6 +39,7 @@ struct ParameterGradients {
   uint32_t produced = 0;  // in this window
   uint32_t published = 0;
   uint32_t folded = 0;
+  bool has_sum = false;  // the shard holds something of this window
   double sum_of_squares = 0;
   std::deque<at::Tensor> waiting;  // produced, not yet published
   at::Tensor in_flight;            // published, not yet folded by everybody
@@ -57,6 +59,7 @@ class OneSidedGradients final : public GradientStore {
   }
 
   void accept(int index, at::Tensor gradient) override {
+    begin_rounds();
     // What was summed over passes before, in the accumulation dtype, is rounded once.
     gradient = gradient.to(wire_dtype_of(index));
     ParameterGradients& state = states_[index];
@@ -73,6 +76,7 @@ class OneSidedGradients final : public GradientStore {
   void end_backward() override { progress(); }
 
   void finish() override {
+    begin_rounds();
     for (int i = 0; i < parameters(); ++i)
       board_.announced(group().rank(), i).store(states_[i].produced, std::memory_order_relaxed);
     board_.announced_window(group().rank()).store(window_, std::memory_order_release);
@@ -84,19 +88,27 @@ class OneSidedGradients final : public GradientStore {
                                                        .detail = [this] { return first_open(); }});
     to_fold_.clear();
     in_flight_.clear();
-    for (int i = 0; i < parameters(); ++i) touched_[i] = rounds(i) > 0;
+    for (int i = 0; i < parameters(); ++i) touched_[i] |= rounds(i) > 0;
+    finished_ = true;
+  }
+
+  void rewritten(int index) override {
+    const at::ScalarType dtype = shards_[parameter(index).unit].scalar_type();
+    const int64_t numel = states_[index].mine.numel();
+    if (numel > 0) states_[index].sum_of_squares = trireme::sum_of_squares(own_part(index), dtype, numel);
   }
 
   void add_squares(int index, ExactSum& sum) const override { sum.add(states_[index].sum_of_squares); }
   at::Tensor owned(int index) override { return shards_[index]; }
 
   void clear() override {
+    finished_ = true;
+    begin_rounds();
     for (ParameterGradients& state : states_) {
-      state.produced = state.published = state.folded = 0;
+      state.has_sum = false;
       state.sum_of_squares = 0;
     }
     std::fill(touched_.begin(), touched_.end(), 0);
-    ++window_;
   }
 
   void add_to(PagerMemory& memory) const override {
@@ -110,6 +122,19 @@ class OneSidedGradients final : public GradientStore {
   }
 
  private:
+  // After finish() all ranks have said and folded what they had: stamps and counts begin anew.
+  void begin_rounds() {
+    if (!std::exchange(finished_, false)) return;
+    for (ParameterGradients& state : states_) state.produced = state.published = state.folded = 0;
+    ++window_;
+  }
+
+  std::byte* own_part(int index) const {
+    const at::Tensor& shard = shards_[parameter(index).unit];
+    const int64_t begin = states_[index].mine.begin - unit(parameter(index).unit).shard_numel * group().rank();
+    return element(shard.data_ptr(), begin, shard.element_size());
+  }
+
   // Every gradient has a home: small ones are copied there, large ones only when the arena has no block for them (its
   // blocks may be held by the user's graph, or cut for other sizes). So publishing never has to wait for memory.
   // Returns the homes' bytes; only what is used is ever backed by memory.
@@ -239,14 +264,12 @@ class OneSidedGradients final : public GradientStore {
                                      c10::elementSize(wire_dtype_of(index))));
     }
     if (task.sources.empty()) return false;  // no rank has this round
-    at::Tensor& shard = shards_[managed.unit];
-    const int64_t begin = state.mine.begin - unit(managed.unit).shard_numel * group().rank();
     task.source_dtype = wire_dtype_of(index);
-    task.target = element(shard.data_ptr(), begin, shard.element_size());
-    task.target_dtype = shard.scalar_type();
+    task.target = own_part(index);
+    task.target_dtype = shards_[managed.unit].scalar_type();
     task.numel = state.mine.numel();
     task.factor = static_cast<float>(factor_);
-    task.accumulate = state.folded > 0;
+    task.accumulate = std::exchange(state.has_sum, true);
     state.sum_of_squares = reduce(task);
     ++reductions_;
     ++state.folded;
@@ -319,7 +342,8 @@ class OneSidedGradients final : public GradientStore {
   std::unique_ptr<ArenaScope> arena_scope_;
   std::deque<int> to_fold_;
   std::deque<int> in_flight_;
-  uint64_t window_ = 1;
+  uint64_t window_ = 1;  // of stamps: an accumulation window, or a part of one that ends with a finish()
+  bool finished_ = false;
   int64_t in_flight_bytes_ = 0;
   int64_t peak_in_flight_bytes_ = 0;
 };

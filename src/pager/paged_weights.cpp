@@ -25,6 +25,7 @@ struct PagedUnit {
   Pending<void> gather;
   uint64_t last_serial = 0;  // of the operator that touched it last: an operator's own units are never released
   int64_t last_touch = 0;
+  int holds = 0;  // parameters of it that are held whole
 };
 
 class PagedWeights final : public WeightStore {
@@ -69,6 +70,36 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[managed.unit];
     std::memcpy(element(paged.shard.data_ptr(), mine.begin - begin, managed.itemsize()),
                 element(paged.buffer.data_ptr(), mine.begin, managed.itemsize()), mine.numel() * managed.itemsize());
+  }
+
+  // Not a touch of the trace: what is looked at now and then is not gathered ahead.
+  void hold(int index, bool) override {
+    const int held = parameter(index).unit;
+    PagedUnit& paged = paged_[held];
+    running_serial_ = next_serial();
+    paged.last_touch = ++touches_;
+    ++paged.holds;
+    if (paged.state == UnitState::kReleased) {
+      make_room(unit_bytes(held));
+      start_gather(held);
+    }
+    if (paged.state == UnitState::kGathering) finish_gather(held);
+  }
+
+  void let_go(int index) noexcept override {
+    --paged_[parameter(index).unit].holds;
+    while (live_bytes_ > limit_bytes_) {
+      const int victim = choose_victim();
+      if (victim < 0 || paged_[victim].state != UnitState::kWhole) return;  // waiting for a gather is not local
+      release_if_whole(victim);
+    }
+  }
+
+  void release_gathered() override {
+    for (int i = 0; i < units(); ++i)
+      if (paged_[i].holds == 0) release_if_whole(i);
+    idle_.clear();
+    idle_bytes_ = 0;
   }
 
   OwnedSlice owned(int index) override { return {index, shard_begin(index), paged_[index].shard, {}}; }
@@ -200,8 +231,8 @@ class PagedWeights final : public WeightStore {
     int victim = -1;
     for (int i = 0; i < units(); ++i) {
       const PagedUnit& paged = paged_[i];
-      if (paged.state == UnitState::kReleased || (paged.last_serial == running_serial_ && paged.last_touch > 0))
-        continue;
+      if (paged.state == UnitState::kReleased || paged.holds > 0) continue;
+      if (paged.last_serial == running_serial_ && paged.last_touch > 0) continue;
       if (victim < 0 || is_needed_later(i, victim)) victim = i;
     }
     return victim;

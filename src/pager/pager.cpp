@@ -4,8 +4,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 #include <optional>
@@ -14,6 +12,7 @@
 #include "pager/acceptance.h"
 #include "pager/deferred_gradients.h"
 #include "pager/gradient_store.h"
+#include "pager/gradient_watch.h"
 #include "pager/weight_store.h"
 #include "trireme/intercept.h"
 
@@ -21,7 +20,7 @@ namespace trireme {
 
 class Pager::Impl {
  public:
-  Impl(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
+  Impl(Pager& pager, Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
       : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_} {
     check(policy_);
     policy_.gather = choose_gather(policy, group);
@@ -36,29 +35,43 @@ class Pager::Impl {
     }
     set_gradient_factor(1);
     watch_gradients();
+    for (ManagedParameter& managed : managed_) managed.owner->pager = &pager;
     scope_.emplace(weights_->pages() ? InterceptScope::Watch::kAll : InterceptScope::Watch::kWrites);
   }
 
   ~Impl() {
     scope_.reset();
-    unwatch();
+    watch_.end();
   }
 
   void set_gradient_factor(double factor) {
     gradients_->set_factor(policy_.gradient_op == ReduceOp::kSum ? factor : factor / group_.size());
   }
   void set_gradient_check(std::function<void()> check) { gradient_check_ = std::move(check); }
-  // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
-  void defer_reductions(bool defer) { deferring_ = defer && policy_.stage >= 2; }
+  void defer_reductions(bool defer) { deferring_ = defer; }
 
   void end_backward() {
-    if (deferring_) return;
+    if (defers()) return;
     hand_over_deferred();
     gradients_->end_backward();
   }
 
+  void reduce_now() {
+    check_storages(CallerScope::current("reduce_now"));
+    if (deferring_)
+      throw StateError(str(CallerScope::current("reduce_now"),
+                           ": inside a scope in which nothing is reduced (no_sync, coalesce_grad_reduction); let it "
+                           "end first"));
+    hand_over_deferred();
+    gradients_->finish();
+    group_.barrier();  // a peer that is still finishing looks at what this rank's next backward writes
+  }
+
+  bool has_gradient(int parameter) const { return gradients_->touched(parameter); }
+  void gradient_written(int parameter) { gradients_->rewritten(parameter); }
+
   Window close_window() {
-    check_storages();
+    check_storages(CallerScope::current("close_window"));
     hand_over_deferred();
     gradients_->finish();
     Window window;
@@ -72,6 +85,8 @@ class Pager::Impl {
   }
 
   std::vector<bool> settle_writes() {
+    for (const ManagedParameter& managed : managed_)
+      managed.owner->require_spread(CallerScope::current("settle_writes"));
     std::vector<bool> written;
     for (const ManagedParameter& managed : managed_) written.push_back(managed.written);
     uint8_t any = std::find(written.begin(), written.end(), true) != written.end();
@@ -107,10 +122,17 @@ class Pager::Impl {
     return managed_[parameter].tensor;
   }
 
+  void release_gathered() { weights_->release_gathered(); }
+
+  void require_free() const {
+    for (const ManagedParameter& managed : managed_) managed.owner->require_free(CallerScope::current("restore"));
+  }
+
   void restore() {
     if (!scope_) throw StateError("restore: the pager manages nothing any more");
+    require_free();
     scope_.reset();
-    unwatch();
+    watch_.end();
     for (size_t i = 0; i < managed_.size(); ++i) {
       ManagedParameter& managed = managed_[i];
       weights_->before_access(static_cast<int>(i), Access::kRead);
@@ -132,9 +154,9 @@ class Pager::Impl {
     if (!gradient.defined()) return;
     if (gradient_check_) gradient_check_();
     gradient = flatten(managed_[index].tensor, gradient.detach());
-    if (!deferring_ && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
+    if (!defers() && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
     deferred_->add(index, gradient);
-    if (!deferring_) gradients_->accept(index, deferred_->take(index));
+    if (!defers()) gradients_->accept(index, deferred_->take(index));
   }
 
   PagerMemory memory() const {
@@ -160,24 +182,8 @@ class Pager::Impl {
   const std::vector<OwnedSlice>& owned_frozen() const { return owned_frozen_; }
 
  private:
-  class GradientHook final : public torch::autograd::FunctionPostHook {
-   public:
-    GradientHook(Impl& impl, int parameter) : impl_(impl), parameter_(parameter) {}
-    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                              const torch::autograd::variable_list&) override {
-      impl_.accept_gradient(parameter_);
-      return outputs;
-    }
-
-   private:
-    Impl& impl_;
-    int parameter_;
-  };
-
-  struct Watched {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // autograd holds it weakly: without us the hook would go
-    uintptr_t hook;
-  };
+  // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
+  bool defers() const { return deferring_ && policy_.stage >= 2; }
 
   void describe(const std::vector<NamedParameter>& parameters) {
     for (const NamedParameter& parameter : parameters) {
@@ -216,17 +222,8 @@ class Pager::Impl {
   }
 
   void watch_gradients() {
-    for (size_t i = 0; i < managed_.size(); ++i) {
-      if (!specs_[i].trainable) continue;
-      auto accumulator = torch::autograd::impl::grad_accumulator(managed_[i].tensor);
-      const uintptr_t hook = accumulator->add_post_hook(std::make_unique<GradientHook>(*this, static_cast<int>(i)));
-      watched_.push_back({std::move(accumulator), hook});
-    }
-  }
-
-  void unwatch() {
-    for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
-    watched_.clear();
+    for (size_t i = 0; i < managed_.size(); ++i)
+      if (specs_[i].trainable) watch_.add(managed_[i].tensor, static_cast<int>(i));
   }
 
   // What no later gradient of its parameter took along.
@@ -264,10 +261,11 @@ class Pager::Impl {
     return sum.total();
   }
 
-  void check_storages() const {
-    if (!scope_) throw StateError("close_window: the parameters were given back by restore()");
+  void check_storages(const char* call) const {
+    if (!scope_) throw StateError(str(call, ": the parameters were given back by restore()"));
     for (size_t i = 0; i < managed_.size(); ++i) {
       const ManagedParameter& managed = managed_[i];
+      managed.owner->require_free(call);
       if (managed.tensor.requires_grad() && !specs_[i].trainable)
         throw StateError(str("parameter '", managed.name,
                              "' was frozen when the engine took it over and requires a gradient now; call "
@@ -292,14 +290,14 @@ class Pager::Impl {
   std::function<void()> gradient_check_;
   std::vector<OwnedSlice> owned_;
   std::vector<OwnedSlice> owned_frozen_;
-  std::vector<Watched> watched_;
+  GradientWatch watch_{[this](int parameter) { accept_gradient(parameter); }};
   std::vector<c10::DataPtr> privates_;
   std::optional<InterceptScope> scope_;
   bool published_ = false;
 };
 
 Pager::Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
-    : impl_(std::make_unique<Impl>(group, std::move(parameters), policy)) {}
+    : impl_(std::make_unique<Impl>(*this, group, std::move(parameters), policy)) {}
 Pager::~Pager() = default;
 
 const Layout& Pager::layout() const { return impl_->layout(); }
@@ -311,6 +309,11 @@ void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(fact
 void Pager::set_gradient_check(std::function<void()> check) { impl_->set_gradient_check(std::move(check)); }
 void Pager::end_backward() { impl_->end_backward(); }
 void Pager::defer_reductions(bool defer) { impl_->defer_reductions(defer); }
+void Pager::reduce_now() { impl_->reduce_now(); }
+bool Pager::has_gradient(int parameter) const { return impl_->has_gradient(parameter); }
+void Pager::gradient_written(int parameter) { impl_->gradient_written(parameter); }
+void Pager::release_gathered() { impl_->release_gathered(); }
+void Pager::require_free() const { impl_->require_free(); }
 Window Pager::close_window() { return impl_->close_window(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::publish(int unit) { impl_->publish(unit); }
@@ -319,5 +322,12 @@ at::Tensor Pager::whole(int parameter) { return impl_->whole(parameter); }
 void Pager::restore() { impl_->restore(); }
 PagerMemory Pager::memory() const { return impl_->memory(); }
 PagerCounters Pager::counters() const { return impl_->counters(); }
+
+std::optional<ManagedPlace> find_managed(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
+  auto* owner = dynamic_cast<ParameterStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()));
+  if (owner == nullptr || !owner->is_managed()) return std::nullopt;
+  return ManagedPlace{owner->pager, owner->parameter()};
+}
 
 }  // namespace trireme

@@ -27,6 +27,15 @@ class WeightStore {
   virtual void before_access(int parameter, Access access) = 0;
   virtual void after_write(int parameter) = 0;
 
+  /// Makes `parameter` whole until let_go(), whatever else is touched; with `writes`, for bytes that this rank may
+  /// write through a pointer. Collective.
+  virtual void hold(int parameter, bool writes) { before_access(parameter, writes ? Access::kWrite : Access::kRead); }
+  /// No hold is left. Local.
+  virtual void let_go(int) noexcept {}
+
+  /// Drops what was gathered and is not held.
+  virtual void release_gathered() {}
+
   /// What this rank updates of `unit`, over the authoritative memory.
   virtual OwnedSlice owned(int unit) = 0;
   /// No peer reads any more: brings user writes that are still private into the owned slices.
@@ -42,12 +51,13 @@ class WeightStore {
   /// Whether operators that only read must be seen.
   virtual bool pages() const { return false; }
 
- protected:
   Group& group() const { return context_.group; }
+  ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
+
+ protected:
   const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
   const std::vector<int>& leaf_mates(int index) const { return context_.layout.leaf_mates[index]; }
   int units() const { return static_cast<int>(context_.layout.units.size()); }
-  ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
   std::vector<ManagedParameter>& parameters() const { return context_.parameters; }
   const PagerPolicy& policy() const { return context_.policy; }
 

@@ -209,5 +209,57 @@ TEST(Init, ScopesNest) {
   });
 }
 
+TEST(InitScope, ThatIsNestedShardsOnceAndGivesItsOwnDtype) {
+  run_ranks(2, [](Rank& rank) {
+    const zero::InitPolicy small{.smallest_bytes = 64, .live_bytes = 1};
+    zero::InitPolicy narrow = small;
+    narrow.dtype = at::kBFloat16;
+    const zero::Init outer(rank.world(), small);
+    manual_seed(2);
+    torch::nn::Linear first(50, 50);
+    int64_t inner_peak = 0;
+    torch::nn::Linear second(nullptr);
+    {
+      const zero::Init inner(rank.world(), narrow);
+      second = torch::nn::Linear(50, 50);
+      inner_peak = inner.peak_live_bytes();
+      const zero::Init off(rank.world(), {.dtype = at::kHalf, .enabled = false});
+      EXPECT_EQ(at::ones({4}).scalar_type(), at::kBFloat16);
+      EXPECT_EQ(off.peak_live_bytes(), 0);
+    }
+    const torch::nn::Linear third(50, 50);
+    EXPECT_EQ(first->weight.scalar_type(), at::kFloat);
+    EXPECT_EQ(second->weight.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(third->weight.scalar_type(), at::kFloat);
+    EXPECT_GE(inner_peak, 2 * 50 * 50);
+    EXPECT_TRUE(second->weight.isfinite().all().item<bool>());
+    EXPECT_GT(second->weight.abs().sum().item<float>(), 0);
+  });
+}
+
+TEST(InitScope, GivesItsDtypeToWhatIsMadeWithoutOne) {
+  run_ranks(1, [](Rank& rank) {
+    const zero::Init scope(rank.world(), {.dtype = at::kBFloat16});
+    EXPECT_EQ(at::full({2}, 0.5).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(at::arange(4, at::kFloat).scalar_type(), at::kFloat);  // told
+    EXPECT_EQ(at::full({2}, 3).scalar_type(), at::kLong);            // no floating default
+    const at::Tensor told = at::ones({2}, at::kFloat);
+    EXPECT_EQ((told * 2).scalar_type(), at::kFloat);  // computed, not made
+  });
+}
+
+TEST(InitScope, RefusesByNameWhatIsNotThere) {
+  run_ranks(1, [](Rank& rank) {
+    const auto refusal = [&](const zero::InitPolicy& policy) {
+      return error_of([&] { const zero::Init scope(rank.world(), policy); });
+    };
+    EXPECT_EQ(refusal({.remote_device = "cpu"}), "");
+    EXPECT_EQ(refusal({.remote_device = "none"}), "");
+    EXPECT_NE(refusal({.remote_device = "nvme"}).find("remote_device=\"nvme\" is not there yet; use \"cpu\""),
+              std::string::npos);
+    EXPECT_NE(refusal({.dtype = at::kLong}).find("dtype=Long is not floating"), std::string::npos);
+  });
+}
+
 }  // namespace
 }  // namespace trireme

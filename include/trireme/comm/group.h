@@ -50,9 +50,9 @@ class SharedMemory {
 
 /// Whom and what a wait is for; becomes the text of a CommError. Nothing is copied or asked unless the wait fails.
 struct WaitReason {
-  int peer = -1;                              ///< rank in the group that is waited for; -1: any
-  std::string_view operation = {};            ///< e.g. "reduction of gradients"
-  int64_t seq = 0;                            ///< how many of these there were, from 1; 0: not counted
+  int peer = -1;                             ///< rank in the group that is waited for; -1: any
+  std::string_view operation = {};           ///< e.g. "reduction of gradients"
+  int64_t seq = 0;                           ///< how many of these there were, from 1; 0: not counted
   std::function<std::string()> detail = {};  ///< e.g. the name of the parameter whose turn it is
 };
 
@@ -64,6 +64,9 @@ class [[nodiscard]] CallerScope {
   ~CallerScope();
   CallerScope(const CallerScope&) = delete;
   CallerScope& operator=(const CallerScope&) = delete;
+
+  /// The name that counts on this thread now; `otherwise` outside of every scope.
+  static const char* current(const char* otherwise) noexcept;
 
  private:
   const char* outer_;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "trireme/comm/group.h"
 #include "trireme/intercept.h"
@@ -16,6 +18,13 @@ struct InitPolicy {
   int64_t smallest_bytes = 4096;
   /// Whole tensors may hold this many bytes on a rank, the two largest at least; the coldest are sharded first.
   int64_t live_bytes = 64 << 20;
+  /// What tensors get that are made without a dtype (parameters, as a rule): the default dtype of this scope. Drawing
+  /// random numbers in bf16 takes others than in fp32: the values are those of a plain construction with that default.
+  std::optional<at::ScalarType> dtype = {};
+  /// Where shards stay: "" or "none", and "cpu", which is the same here.
+  std::string remote_device = {};
+  /// False: the scope does nothing.
+  bool enabled = true;
 };
 
 /// While it lives, every tensor that an operator of this thread makes is sharded over `group` as soon as it is cold,
@@ -27,9 +36,12 @@ struct InitPolicy {
 ///   MyNet net = [&] { trireme::zero::Init scope(*world.group); return MyNet(options); }();
 ///   auto engine = trireme::initialize(world, net, …);
 ///
+/// Scopes may be nested: a tensor belongs to the innermost one that is enabled, and gets its dtype.
+///
 /// Requires  all ranks construct the same model under the same seed; `group` outlives the tensors.
-/// Ordering  touching a sharded tensor is collective. After the scope, initialize() takes the parameters over.
-/// Throws    reading the data of a sharded tensor outside of an operator raises an error that names this scope.
+/// Ordering  touching a sharded tensor is collective. After the scope, or inside of it, initialize() takes the parameters
+///           over; train after it.
+/// Throws    ConfigError: a dtype that is not floating, a remote_device that is not there yet. Reading the data of a sharded tensor outside of an operator raises an error that names this scope.
 /// Source    ZeRO-Infinity's partitioned initialisation, arXiv:2104.07857. Test: tests/pager/init_test.cpp.
 class [[nodiscard]] Init {
  public:

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,11 @@ struct Window {
   std::vector<bool> written;  ///< by parameter index: the user wrote the parameter since the last step
 };
 
+class PagerCompanion {
+ public:
+  virtual ~PagerCompanion() = default;
+};
+
 /// Manages the storages of a model's parameters over one group. Lives as long as training does.
 ///
 /// From construction to destruction every operator of this thread (and of autograd's threads working for it) that
@@ -132,6 +138,16 @@ class Pager {
   /// the same on every rank. Without effect at stages 0 and 1, which reduce once a window anyway.
   void defer_reductions(bool defer);
 
+  /// Completes the reductions of the backward passes so far, inside a window: `owned().gradients` hold their mean until
+  /// the next backward, which adds to it. Collective.
+  ///
+  /// Throws    StateError: reductions are deferred; as close_window().
+  void reduce_now();
+  /// After reduce_now(): some rank produced a gradient of `parameter`.
+  bool has_gradient(int parameter) const;
+  /// After reduce_now(): the caller has written the owned gradients of `parameter`, which has some, on every rank.
+  void gradient_written(int parameter);
+
   /// Ends the accumulation window: completes every reduction and agrees on the norm. Collective.
   /// On return no peer reads weights any more, and user writes are in the owned weights: they may be updated.
   Window close_window();
@@ -147,6 +163,11 @@ class Pager {
   /// version counters are bumped, so that backward through a graph kept across the step raises.
   void open_window();
 
+  /// Drops gathered units (kCopy) and the buffers that wait for the next ones. Every rank alike.
+  void release_gathered();
+  /// Throws StateError that names the parameter: a zero::GatheredParameters scope holds one.
+  void require_free() const;
+
   /// Makes `parameter` whole for reading until the next operator of this thread. Collective under kCopy.
   at::Tensor whole(int parameter);
   /// Gives every parameter whole, private, unmanaged storage again. Collective. The pager manages nothing afterwards.
@@ -155,9 +176,22 @@ class Pager {
   PagerMemory memory() const;
   PagerCounters counters() const;
 
+  /// What its owner keeps beside it, so that a parameter alone leads there.
+  void set_companion(PagerCompanion* companion) { companion_ = companion; }
+  PagerCompanion* companion() const { return companion_; }
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+  PagerCompanion* companion_ = nullptr;
 };
+
+struct ManagedPlace {
+  Pager* pager = nullptr;
+  int parameter = 0;
+};
+
+/// Where `tensor` (or what it is a view of) is managed; nothing where it is not.
+std::optional<ManagedPlace> find_managed(const at::Tensor& tensor);
 
 }  // namespace trireme

@@ -1,0 +1,37 @@
+#include "pager/gradient_watch.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace trireme {
+
+namespace {
+
+class GradientHook final : public torch::autograd::FunctionPostHook {
+ public:
+  GradientHook(const std::function<void(int)>& accept, int parameter) : accept_(accept), parameter_(parameter) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    accept_(parameter_);
+    return outputs;
+  }
+
+ private:
+  const std::function<void(int)>& accept_;
+  const int parameter_;
+};
+
+}  // namespace
+
+void GradientWatch::add(const at::Tensor& parameter, int index) {
+  auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+  const uintptr_t hook = accumulator->add_post_hook(std::make_unique<GradientHook>(accept_, index));
+  watched_.push_back({std::move(accumulator), hook});
+}
+
+void GradientWatch::end() {
+  for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
+  watched_.clear();
+}
+
+}  // namespace trireme

@@ -1,0 +1,34 @@
+// Told of every gradient that autograd finishes for a parameter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace trireme {
+
+class GradientWatch {
+ public:
+  /// `accept` gets the index of the parameter whose grad() has just been written, on autograd's thread.
+  explicit GradientWatch(std::function<void(int)> accept) : accept_(std::move(accept)) {}
+  ~GradientWatch() { end(); }
+  GradientWatch(const GradientWatch&) = delete;
+  GradientWatch& operator=(const GradientWatch&) = delete;
+
+  void add(const at::Tensor& parameter, int index);
+  void end();
+
+ private:
+  struct Watched {
+    std::shared_ptr<torch::autograd::Node> accumulator;  // autograd holds it weakly: without us the hook would go
+    uintptr_t hook;
+  };
+
+  const std::function<void(int)> accept_;
+  std::vector<Watched> watched_;
+};
+
+}  // namespace trireme
