@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "checkpoint/new_file.h"
 #include "checkpoint/safetensors_format.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -133,24 +134,13 @@ void write_safetensors(const Path& path, const std::vector<std::pair<std::string
   all_metadata.emplace("format", "pt");
   const std::string header = dump_safetensors_header(entries, all_metadata, path.string());
 
-  FileSystem& files = posix_file_system();
-  const Path temporary = path.string() + ".tmp" + std::to_string(::getpid());
-  try {
-    auto file = files.create(temporary);
-    file->write(header.data(), header.size());
-    for (const auto& [name, tensor] : sorted) {
-      const auto host = tensor.cpu().contiguous();
-      file->write(host.const_data_ptr(), host.nbytes());
-    }
-    file->sync();
-    file->close();
-    files.rename(temporary, path);
-  } catch (...) {
-    std::error_code ignored;  // the first error says what is wrong
-    std::filesystem::remove(temporary, ignored);
-    throw;
+  NewFile file(posix_file_system(), path);
+  file.write(header.data(), header.size());
+  for (const auto& [name, tensor] : sorted) {
+    const auto host = tensor.cpu().contiguous();
+    file.write(host.const_data_ptr(), host.nbytes());
   }
-  files.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+  file.commit();
 }
 
 }  // namespace trireme

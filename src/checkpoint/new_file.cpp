@@ -1,0 +1,35 @@
+#include "checkpoint/new_file.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+NewFile::NewFile(FileSystem& files, std::filesystem::path path)
+    : files_(files),
+      path_(std::move(path)),
+      // The process's id keeps two writers of one path from mixing their bytes; the last rename wins.
+      temporary_(path_.string() + ".tmp" + std::to_string(::getpid())),
+      file_(files.create(temporary_)) {}
+
+NewFile::~NewFile() {
+  if (committed_) return;
+  file_.reset();
+  try {
+    files_.remove_all(temporary_);
+  } catch (const IoError&) {  // the error that brought us here says what is wrong
+  }
+}
+
+void NewFile::commit() {
+  file_->sync();
+  file_->close();
+  files_.rename(temporary_, path_);
+  committed_ = true;
+  files_.sync_directory(path_.has_parent_path() ? path_.parent_path() : std::filesystem::path("."));
+}
+
+}  // namespace trireme
