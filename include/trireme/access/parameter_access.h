@@ -1,0 +1,98 @@
+// What training holds of one parameter, whole or this rank's part of it: fp32 value, optimizer states, gradient.
+//
+// The functions find the engine by the parameter alone. Names are DeepSpeed's. "Full" tensors have the parameter's
+// shape, "local" ones are [n], the n elements (0 or more) of the parameter's flattening that this rank updates. All
+// values are fp32, and copies. At every ZeRO stage; at stage 0 every rank updates, and so holds, everything.
+//
+// Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
+// What they are given is the same on every rank, but for the values of local setters.
+//
+// Throws    StateError: the tensor is no parameter of a living engine; it is frozen, or the engine has no optimizer; a
+//           gradient without a backward since the last step(), or inside of no_sync() or coalesce_grad_reduction().
+//           ConfigError: an optimizer state that this parameter does not have, with those that it has. ShapeError: a
+//           value of another shape. Nothing has changed then.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/pager/pager.h"
+
+namespace trireme {
+
+/// The fp32 master; of an fp32 parameter its weights. What users wrote into the weight counts.
+at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter);
+/// A state by the name that it has in checkpoints, such as "exp_avg".
+at::Tensor safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
+/// The mean over ranks and micro-batches so far, before clipping; nothing for a parameter that no rank used.
+std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter);
+
+/// The 16-bit weight becomes `value` rounded.
+void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value);
+void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state);
+/// What step() will use, but for gradients of later backward passes, which add to it. Throws StateError too for a
+/// parameter that no rank used.
+void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value);
+
+at::Tensor safe_get_local_fp32_param(const at::Tensor& parameter);
+at::Tensor safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state);
+std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter);
+void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& value);
+void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state);
+void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value);
+
+/// Full gradient (fp32) and parameter -> the gradient to take instead.
+using GradientUpdate = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& parameter)>;
+/// safe_set_full_grad(p, update(safe_get_full_grad(p), p)) for each of `parameters`, with the reductions done once;
+/// those that no rank used are left out. `update` gives the same on every rank.
+void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters, const GradientUpdate& update);
+
+/// What the functions above work on, one per engine, which owns it.
+class ParameterAccess final : public PagerCompanion {
+ public:
+  /// Requires  all outlive this; `optimizer` may be null.
+  ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer);
+  ~ParameterAccess() override;
+  ParameterAccess(const ParameterAccess&) = delete;
+  ParameterAccess& operator=(const ParameterAccess&) = delete;
+
+  /// This rank's elements [begin, begin + data.numel()) of a parameter's flattening; empty data where it has none.
+  struct Part {
+    int64_t begin = 0;
+    at::Tensor data;
+  };
+
+  Part value(int parameter) const;
+  Part state(int parameter, const std::string& state) const;
+  /// Names of the optimizer's states, the same on every rank.
+  std::vector<std::string> state_names() const { return optimizer_states(optimizer_->options()); }
+  Part gradient(int parameter) const;
+  /// Assembles every rank's part, as fp32 [numel]. Collective.
+  at::Tensor gather(int parameter, const Part& part) const;
+  /// `value` [numel] in fp32 becomes the parameter's, here and, rounded, in `weight`. Collective.
+  void set_value(int parameter, const at::Tensor& weight, const at::Tensor& value);
+  /// Users' writes reach the shards and the masters. Collective.
+  void settle();
+
+  Pager& pager() const { return pager_; }
+  const ParameterSpec& spec(int parameter) const { return pager_.parameters()[parameter]; }
+  bool has_optimizer() const { return optimizer_ != nullptr; }
+
+ private:
+  Part part_of(int parameter, at::Tensor OwnedSlice::*flat) const;
+
+  Group& group_;
+  Pager& pager_;
+  ShardedOptimizer* optimizer_;
+  std::vector<std::map<std::string, Part>> states_;  ///< by parameter: "master" and optimizer states
+};
+
+}  // namespace trireme

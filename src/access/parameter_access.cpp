@@ -1,0 +1,100 @@
+#include "trireme/access/parameter_access.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+namespace {
+
+constexpr std::string_view kMaster = "master.";
+constexpr std::string_view kState = "optimizer.";
+
+/// "master.a.b" -> ("master", "a.b"); "optimizer.exp_avg.a.b" -> ("exp_avg", "a.b").
+std::pair<std::string, std::string> split(const std::string& name) {
+  if (name.starts_with(kMaster)) return {"master", name.substr(kMaster.size())};
+  const size_t end = name.find('.', kState.size());
+  return {name.substr(kState.size(), end - kState.size()), name.substr(end + 1)};
+}
+
+}  // namespace
+
+ParameterAccess::ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer)
+    : group_(group), pager_(pager), optimizer_(optimizer), states_(pager.parameters().size()) {
+  pager_.set_companion(this);
+  if (optimizer_ == nullptr) return;
+  std::map<std::string, int> index;
+  for (size_t i = 0; i < states_.size(); ++i) index[pager_.parameters()[i].name] = static_cast<int>(i);
+  for (TensorSlice& slice : optimizer_->state()) {
+    const auto [state, name] = split(slice.name);
+    states_[index.at(name)][state] = {slice.begin, std::move(slice.data)};
+  }
+}
+
+ParameterAccess::~ParameterAccess() { pager_.set_companion(nullptr); }
+
+ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSlice::*flat) const {
+  const int unit = pager_.layout().unit_of[parameter];
+  for (const OwnedSlice& slice : pager_.owned()) {
+    if (slice.unit != unit) continue;
+    for (const Portion& portion : portions_of(pager_.layout().units[unit], slice.begin, slice.weights.numel()))
+      if (portion.parameter == parameter)
+        return {portion.parameter_begin, (slice.*flat).narrow(0, portion.slice_begin, portion.numel)};
+  }
+  return {0, at::empty({0})};
+}
+
+ParameterAccess::Part ParameterAccess::value(int parameter) const {
+  const auto& states = states_[parameter];
+  const auto master = states.find("master");
+  return master != states.end() ? master->second : part_of(parameter, &OwnedSlice::weights);
+}
+
+ParameterAccess::Part ParameterAccess::gradient(int parameter) const {
+  return part_of(parameter, &OwnedSlice::gradients);
+}
+
+ParameterAccess::Part ParameterAccess::state(int parameter, const std::string& state) const {
+  const auto found = states_[parameter].find(state);
+  return found != states_[parameter].end() ? found->second : Part{0, at::empty({0})};
+}
+
+at::Tensor ParameterAccess::gather(int parameter, const Part& part) const {
+  const Layout& layout = pager_.layout();
+  const Placement& place = layout.placement(parameter);
+  at::Tensor whole = at::empty({place.numel}, at::kFloat);
+  if (part.data.numel() > 0) whole.narrow(0, part.begin, part.data.numel()).copy_(part.data);
+  if (pager_.policy().stage == 0) return whole;
+  const int64_t shard = layout.units[layout.unit_of[parameter]].shard_numel;
+  // From each owner straight to its place: exact, and no more memory than the result.
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const int64_t begin = std::max(place.begin, shard * rank);
+    const int64_t end = std::min(place.end(), shard * (rank + 1));
+    if (begin < end) group_.broadcast(whole.narrow(0, begin - place.begin, end - begin), rank).wait();
+  }
+  return whole;
+}
+
+void ParameterAccess::settle() {
+  const std::vector<bool> written = pager_.settle_writes();
+  if (optimizer_ != nullptr) optimizer_->refresh_masters(written);
+}
+
+void ParameterAccess::set_value(int parameter, const at::Tensor& weight, const at::Tensor& value) {
+  const at::NoGradGuard no_grad;
+  // As a user would: an operator that writes the whole weight on every rank. The master then knows more digits.
+  at::Tensor(weight).copy_(value.view(weight.sizes()));
+  settle();
+  const auto& states = states_[parameter];
+  if (const auto master = states.find("master"); master != states.end()) {
+    const Part& part = master->second;
+    at::Tensor(part.data).copy_(value.narrow(0, part.begin, part.data.numel()));
+  }
+}
+
+}  // namespace trireme

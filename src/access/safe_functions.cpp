@@ -1,0 +1,191 @@
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+namespace {
+
+/// A parameter of an engine, as one call was given it.
+class Place {
+ public:
+  Place(const at::Tensor& parameter, const char* call) : caller_(call), weight_(parameter), call_(call) {
+    const auto place = find_managed(parameter);
+    auto* access = place ? dynamic_cast<ParameterAccess*>(place->pager->companion()) : nullptr;
+    if (access == nullptr)
+      throw StateError(
+          str(call, ": the tensor ", parameter.defined() ? parameter.sizes() : at::IntArrayRef{},
+              " belongs to no engine; pass a parameter of the module that initialize() was given, while the "
+              "engine lives"));
+    access_ = access;
+    index_ = place->parameter;
+    if (parameter.sizes() != at::IntArrayRef(spec().shape))
+      throw ShapeError(str(call, ": expected parameter '", spec().name, "' itself, of shape ",
+                           at::IntArrayRef(spec().shape), ", got a view of shape ", parameter.sizes()));
+    if (!access->has_optimizer())
+      throw StateError(str(call, ": the engine of parameter '", spec().name,
+                           "' has no optimizer, so it holds nothing but the weights; read the parameter itself"));
+    if (!spec().trainable)
+      throw StateError(str(call, ": parameter '", spec().name,
+                           "' is frozen: it has no fp32 master, states or gradient; read the parameter itself"));
+  }
+
+  ParameterAccess& access() const { return *access_; }
+  int index() const { return index_; }
+
+  ParameterAccess::Part state(const std::string& name) const {
+    std::string known;
+    for (const std::string& state : access_->state_names()) {
+      if (state == name) return access_->state(index_, name);
+      known += (known.empty() ? "'" : ", '") + state + "'";
+    }
+    throw ConfigError(str(call_, ": parameter '", spec().name, "' has no optimizer state '", name, "'; it has ",
+                          known.empty() ? "none" : known));
+  }
+
+  /// Completes the reductions; false where no rank used the parameter.
+  bool reduce() const {
+    access_->pager().reduce_now();
+    bool any = false;
+    for (size_t i = 0; i < access_->pager().parameters().size(); ++i)
+      any |= access_->pager().has_gradient(static_cast<int>(i));
+    if (!any)
+      throw StateError(str(call_,
+                           ": no parameter has a gradient since the last step; call it between backward() and "
+                           "step()"));
+    return access_->pager().has_gradient(index_);
+  }
+  void require_gradient() const {
+    if (!reduce())
+      throw StateError(str(call_, ": parameter '", spec().name, "' got no gradient on any rank since the last step"));
+  }
+
+  at::Tensor full(const ParameterAccess::Part& part) const {
+    return access_->gather(index_, part).view(weight_.sizes());
+  }
+  static at::Tensor local(const ParameterAccess::Part& part) { return part.data.to(at::kFloat, false, /*copy=*/true); }
+
+  /// `value`, which must have the parameter's shape, as fp32 [numel].
+  at::Tensor checked(const at::Tensor& value) const {
+    if (!value.defined() || value.sizes() != weight_.sizes())
+      throw ShapeError(str(call_, ": parameter '", spec().name, "' has the shape ", weight_.sizes(),
+                           ", got a value of ", value.defined() ? str(value.sizes()) : "no shape"));
+    return value.detach().to(at::kFloat).contiguous().view(-1);
+  }
+  at::Tensor checked_local(const at::Tensor& value, const ParameterAccess::Part& part) const {
+    if (!value.defined() || value.numel() != part.data.numel() || value.dim() != 1)
+      throw ShapeError(str(call_, ": this rank holds ", part.data.numel(), " elements of parameter '", spec().name,
+                           "', got a value of ", value.defined() ? str("shape ", value.sizes()) : "no shape"));
+    return value.detach().to(at::kFloat);
+  }
+
+  void write_gradient(const at::Tensor& whole) const {
+    write(access_->gradient(index_), whole);
+    access_->pager().gradient_written(index_);
+  }
+  static void write(const ParameterAccess::Part& part, const at::Tensor& whole) {
+    at::Tensor(part.data).copy_(whole.narrow(0, part.begin, part.data.numel()));
+  }
+
+ private:
+  const ParameterSpec& spec() const { return access_->spec(index_); }
+
+  const at::NoGradGuard no_grad_;
+  const CallerScope caller_;
+  const at::Tensor weight_;
+  const char* const call_;
+  ParameterAccess* access_ = nullptr;
+  int index_ = 0;
+};
+
+}  // namespace
+
+at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
+  const Place place(parameter, "safe_get_full_fp32_param");
+  place.access().settle();
+  return place.full(place.access().value(place.index()));
+}
+
+at::Tensor safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state) {
+  const Place place(parameter, "safe_get_full_optimizer_state");
+  return place.full(place.state(state));
+}
+
+std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter) {
+  const Place place(parameter, "safe_get_full_grad");
+  if (!place.reduce()) return std::nullopt;
+  return place.full(place.access().gradient(place.index()));
+}
+
+void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
+  const Place place(parameter, "safe_set_full_fp32_param");
+  place.access().set_value(place.index(), parameter, place.checked(value));
+}
+
+void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {
+  const Place place(parameter, "safe_set_full_optimizer_state");
+  Place::write(place.state(state), place.checked(value));
+}
+
+void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value) {
+  const Place place(parameter, "safe_set_full_grad");
+  const at::Tensor whole = place.checked(value);
+  place.require_gradient();
+  place.write_gradient(whole);
+}
+
+at::Tensor safe_get_local_fp32_param(const at::Tensor& parameter) {
+  const Place place(parameter, "safe_get_local_fp32_param");
+  place.access().settle();
+  return Place::local(place.access().value(place.index()));
+}
+
+at::Tensor safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state) {
+  const Place place(parameter, "safe_get_local_optimizer_state");
+  return Place::local(place.state(state));
+}
+
+std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter) {
+  const Place place(parameter, "safe_get_local_grad");
+  if (!place.reduce()) return std::nullopt;
+  return Place::local(place.access().gradient(place.index()));
+}
+
+void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
+  const Place place(parameter, "safe_set_local_fp32_param");
+  ParameterAccess& access = place.access();
+  ParameterAccess::Part part = access.value(place.index());
+  part.data = place.checked_local(value, part);
+  access.set_value(place.index(), parameter, access.gather(place.index(), part));
+}
+
+void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {
+  const Place place(parameter, "safe_set_local_optimizer_state");
+  const ParameterAccess::Part part = place.state(state);
+  at::Tensor(part.data).copy_(place.checked_local(value, part));
+}
+
+void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value) {
+  const Place place(parameter, "safe_set_local_grad");
+  place.require_gradient();
+  const ParameterAccess::Part part = place.access().gradient(place.index());
+  at::Tensor(part.data).copy_(place.checked_local(value, part));
+  place.access().pager().gradient_written(place.index());
+}
+
+void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters, const GradientUpdate& update) {
+  constexpr const char* kCall = "safe_update_full_grad_vectorized";
+  for (const at::Tensor& parameter : parameters) (void)Place(parameter, kCall);  // all or nothing
+  bool reduced = false;
+  for (const at::Tensor& parameter : parameters) {
+    const Place place(parameter, kCall);
+    if (!std::exchange(reduced, true)) (void)place.reduce();
+    if (!place.access().pager().has_gradient(place.index())) continue;
+    place.write_gradient(place.checked(update(place.full(place.access().gradient(place.index())), parameter)));
+  }
+}
+
+}  // namespace trireme
