@@ -78,6 +78,7 @@ Config config_from_json(const Json& json, int world_size, const std::string& ori
   config.pager.deterministic = top.flag_or("deterministic", config.pager.deterministic);
   config.gradient_clipping = top.number_or("gradient_clipping", config.gradient_clipping, kNonNegative);
   config.steps_per_print = read_steps_per_print(top);
+  config.managed_gradient_accumulation = top.flag_or("managed_gradient_accumulation", true);
   config.tag_validation = read_checkpoint(top);
   read_data_parallel_size(top, world_size);
   read_activation_checkpointing(top);

@@ -50,7 +50,6 @@ constexpr const char* kZeroWithoutMeaning = R"({
 
 // Refused when they differ from the default. In a section with a switch (switch_of) only that key counts.
 constexpr const char* kNotThereYet = R"({
-  "managed_gradient_accumulation": true,
   "fp32_allreduce": false,
   "sparse_gradients": false,
   "disable_allgather": false,

@@ -151,6 +151,7 @@ Json to_json(const Config& config) {
   if (config.scheduler)
     json["scheduler"] = {{"type", name_of(config.scheduler->kind)}, {"params", schedule_params(*config.scheduler)}};
   json["gradient_clipping"] = config.gradient_clipping;
+  json["managed_gradient_accumulation"] = config.managed_gradient_accumulation;
   write_precision(config.precision, json);
   json["gradient_allreduce_op"] = config.pager.gradient_op == ReduceOp::kSum ? "sum" : "mean";
   json["gradient_predivide_factor"] = config.pager.predivide_factor;

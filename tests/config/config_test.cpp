@@ -184,8 +184,6 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "`curriculum_learning` = {\"min_difficulty\":8} is not there yet; remove it or set its \"enabled\" to false"},
       {R"("wall_clock_breakdown": true)",
        "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"},
-      {R"("managed_gradient_accumulation": false)",
-       "`managed_gradient_accumulation` = false is not there yet; remove it or set it to true"},
       {R"("sequence_parallel_size": 2)", "`sequence_parallel_size` = 2 is not there yet; remove it or set it to 1"}};
   for (const auto& [keys, message] : cases) EXPECT_EQ(refusal_of(keys), not_there(message));
 }

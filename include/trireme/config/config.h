@@ -67,6 +67,8 @@ struct Config {
   RecomputeConfig recompute;
   /// False: a trainable parameter that gets no gradient in a step is an error.
   bool ignore_unused_parameters = true;
+  /// False: every step() ends a window and updates; its caller decides how many backward passes come before it.
+  bool managed_gradient_accumulation = true;
   /// A progress line every so many optimizer steps; 0 never.
   int64_t steps_per_print = 0;
   TagValidation tag_validation = TagValidation::kWarn;

@@ -1,0 +1,13 @@
+// zero::Init as a configuration asks for it.
+#pragma once
+
+#include "trireme/config/config.h"
+#include "trireme/pager/init.h"
+
+namespace trireme {
+
+/// Enabled at ZeRO stage 3, in the dtype of the weights:
+///   trireme::zero::Init scope(*world.group, trireme::init_policy(config));
+zero::InitPolicy init_policy(const Config& config);
+
+}  // namespace trireme
