@@ -21,6 +21,7 @@ class Buffers {
   ///           broadcast.
   void follow_rank_0();
 
+  const std::vector<NamedBuffer>& all() const { return buffers_; }
   /// Whole buffers, as they are saved and loaded.
   std::vector<TensorSlice> slices() const;
   /// Their present values count as seen.

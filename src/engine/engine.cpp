@@ -1,5 +1,7 @@
 #include "trireme/engine/engine.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <cmath>
 #include <utility>
 
@@ -7,6 +9,7 @@
 #include "engine/leaf_modules.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
+#include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -28,6 +31,18 @@ void write_resolved(const Config& config, const std::filesystem::path& directory
   files.create_directories(directory);
   write_file_atomically(files, directory / "resolved_config.json", to_text(config));
 }
+
+/// What an engine makes is not the model's, whatever zero::Init scope its caller is in.
+class [[nodiscard]] OutsideOfScopes {
+ public:
+  OutsideOfScopes() {
+    constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+    if (c10::impl::tls_is_dispatch_key_included(kKey)) guard_.emplace(kKey);
+  }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
 
 void check_has_trainable(const ModuleTensors& tensors) {
   for (const NamedParameter& parameter : tensors.parameters)
@@ -54,6 +69,7 @@ std::vector<double> learning_rates(const std::vector<OptimizerOptions>& groups) 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
     : group_(group), config_(resolve(options, group.size())) {
   const CallerScope caller("initialize");
+  const OutsideOfScopes outside;
   check_precision(config_.precision);
   recompute_layers(module, config_.recompute.mode);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
@@ -77,6 +93,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
   if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
+  access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get());
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
 }
@@ -86,7 +103,9 @@ Engine::~Engine() = default;
 void Engine::destroy() {
   require_alive("destroy");
   const CallerScope caller("destroy");
+  pager_->require_free();
   recompute_.reset();
+  access_.reset();
   optimizer_.reset();
   pager_->restore();
   pager_.reset();

@@ -41,9 +41,10 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
 
 void Engine::step() {
   require_optimizer("step");
-  if (in_no_sync_) throw StateError("step: inside a no_sync() scope, where nothing is reduced; let it end first");
+  if (deferral_ != nullptr)
+    throw StateError(str("step: inside a ", deferral_, "() scope, where nothing is reduced; let it end first"));
   step_applied_ = false;
-  if (!is_gradient_accumulation_boundary()) {
+  if (config_.managed_gradient_accumulation && !is_gradient_accumulation_boundary()) {
     ++window_micro_steps_;
     ++progress_.micro_steps;
     if (config_.pager.deterministic) pager_->end_backward();
@@ -118,33 +119,22 @@ void Engine::skip(const Window& window) {
 }
 
 bool Engine::is_gradient_accumulation_boundary() const {
+  if (!config_.managed_gradient_accumulation) return false;  // step() is one, whenever it comes
   return boundary_.value_or(window_micro_steps_ + 1 >= gradient_accumulation_steps());
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
   require_optimizer("set_gradient_accumulation_boundary");
+  if (!config_.managed_gradient_accumulation)
+    throw StateError(
+        "set_gradient_accumulation_boundary: with managed_gradient_accumulation=false every step() ends a window; call "
+        "step() where the window ends");
   boundary_ = is_boundary;
 }
 
 void Engine::start_window() {
   window_micro_steps_ = 0;
   has_backward_ = false;
-}
-
-NoSync Engine::no_sync() {
-  require_optimizer("no_sync");
-  if (in_no_sync_) throw StateError("no_sync: inside another no_sync() scope; one is enough");
-  return NoSync(*this);
-}
-
-NoSync::NoSync(Engine& engine) : engine_(engine) {
-  engine_.in_no_sync_ = true;
-  engine_.pager_->defer_reductions(true);
-}
-
-NoSync::~NoSync() {
-  engine_.in_no_sync_ = false;
-  if (engine_.pager_) engine_.pager_->defer_reductions(false);
 }
 
 void Engine::zero_grad() {

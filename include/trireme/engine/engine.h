@@ -17,6 +17,7 @@
 #include "trireme/comm/group.h"
 #include "trireme/config/config.h"
 #include "trireme/engine/options.h"
+#include "trireme/engine/scopes.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
@@ -29,21 +30,7 @@ class Module;
 namespace trireme {
 
 class Buffers;
-class Engine;
-
-/// While one lives, backward passes reduce nothing: gradients are summed on their rank. The first backward after it, or
-/// step(), reduces the sum. See Engine::no_sync().
-class [[nodiscard]] NoSync {
- public:
-  ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  friend class Engine;
-  explicit NoSync(Engine& engine);
-  Engine& engine_;
-};
+class ParameterAccess;
 
 /// Counters, the same on every rank; a load sets them to those of the checkpoint.
 struct TrainingProgress {
@@ -95,8 +82,10 @@ class Engine {
   /// gradients whole for that, 4 bytes per parameter (2 where bf16 accumulates). Every rank opens and closes the scope
   /// alike.
   ///
-  /// Throws    StateError: no optimizer, inside another no_sync() scope. step() inside of it throws too.
+  /// Throws    StateError: no optimizer, inside another such scope. step() inside of it throws too.
   NoSync no_sync();
+  /// As no_sync(), but close() of the scope reduces, once, at every stage. Throws as no_sync().
+  CoalescedReduction coalesce_grad_reduction();
   /// Drops the gradients of this window. Collective.
   void zero_grad();
 
@@ -139,6 +128,18 @@ class Engine {
   std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
                                              const LoadCheckpointOptions& options = {});
 
+  /// Writes the module's weights (in the dtype that they have) and buffers into one file, unit by unit. Collective.
+  ///
+  /// Returns   true. Throws as export_tensors(); ConfigError: an empty directory.
+  bool save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options = {});
+
+  /// Drops units that are gathered (stage 3, gather="copy"). Every rank alike.
+  void empty_partition_cache();
+  /// Accepted: every state is in host memory already, which is said once. Throws ConfigError: an unknown state, another
+  /// device; StateError: no optimizer.
+  void offload_states(const OffloadOptions& options = {});
+  void reload_states();
+
   /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine is spent.
   void destroy();
 
@@ -154,6 +155,7 @@ class Engine {
 
  private:
   friend class NoSync;
+  friend class CoalescedReduction;
 
   void require_alive(const char* call) const;
   void require_optimizer(const char* call) const;
@@ -170,6 +172,8 @@ class Engine {
   void agree_on_micro_batch_seed();
   void seed_micro_batch() const;
   void require_no_window(const char* call) const;
+  void begin_deferral(const char* call);
+  void defer(const char* scope);
 
   /// What users wrote into weights since the last step counts, for the masters too. Collective.
   void take_user_writes();
@@ -189,6 +193,7 @@ class Engine {
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
   std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::unique_ptr<ParameterAccess> access_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
 
@@ -198,7 +203,8 @@ class Engine {
   int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
   bool has_backward_ = false;       ///< the window holds gradients
   std::optional<bool> boundary_;    ///< said by the user
-  bool in_no_sync_ = false;
+  const char* deferral_ = nullptr;  ///< the scope in which nothing is reduced
+  bool said_states_are_on_host_ = false;
   std::optional<double> grad_norm_;
   bool step_applied_ = false;
 };

@@ -42,6 +42,18 @@ struct LoadCheckpointOptions {
   bool load_module_only = false;         ///< weights and buffers, nothing else
 };
 
+struct SaveModelOptions {
+  std::string name = "model.safetensors";  ///< or one that ends in .bin, .pt or .pth: for Python's torch.load()
+  bool exclude_frozen_parameters = false;
+  FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
+};
+
+struct OffloadOptions {
+  /// Of "optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"; empty: all.
+  std::vector<std::string> include = {};
+  std::string device = "cpu";
+};
+
 struct LoadedState {
   std::string tag;
   std::string client_state;  ///< JSON text, as saved

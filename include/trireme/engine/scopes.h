@@ -1,0 +1,40 @@
+// Scopes of an Engine in which backward passes reduce nothing.
+#pragma once
+
+namespace trireme {
+
+class Engine;
+
+/// While one lives, backward passes reduce nothing: gradients are summed on their rank. The first backward after it, or
+/// step(), reduces the sum. See Engine::no_sync().
+class [[nodiscard]] NoSync {
+ public:
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  friend class Engine;
+  explicit NoSync(Engine& engine);
+  Engine& engine_;
+};
+
+/// As NoSync, but close() reduces the sum there and then. See Engine::coalesce_grad_reduction().
+class [[nodiscard]] CoalescedReduction {
+ public:
+  /// Local. Without close() the next backward, or step(), reduces.
+  ~CoalescedReduction();
+  CoalescedReduction(const CoalescedReduction&) = delete;
+  CoalescedReduction& operator=(const CoalescedReduction&) = delete;
+  /// Ends the scope and reduces what it summed, and what the window held before it. Collective.
+  void close();
+
+ private:
+  friend class Engine;
+  explicit CoalescedReduction(Engine& engine);
+  void end() noexcept;
+  Engine& engine_;
+  bool open_ = true;
+};
+
+}  // namespace trireme

@@ -1,0 +1,66 @@
+// What users do with an engine's states besides training and checkpoints: export weights, free caches, ask for offload.
+#include <algorithm>
+#include <array>
+
+#include "engine/buffers.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/checkpoint/export.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme {
+
+namespace {
+
+constexpr std::array kOffloadable{"optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"};
+
+}  // namespace
+
+bool Engine::save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options) {
+  require_alive("save_16bit_model");
+  if (directory.empty())
+    throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
+  check_export_format(options.name);
+  const CallerScope caller("save_16bit_model");
+  take_user_writes();
+  std::vector<ExportedTensor> tensors;
+  ExportOptions files{.aliases = aliases_, .files = options.files};
+  for (size_t i = 0; i < pager_->parameters().size(); ++i) {
+    const ParameterSpec& spec = pager_->parameters()[i];
+    if (!spec.trainable && options.exclude_frozen_parameters) {
+      std::erase_if(files.aliases, [&](const auto& alias) { return alias.second == spec.name; });
+      continue;
+    }
+    tensors.push_back(
+        {spec.name, spec.shape, spec.dtype, [this, i] { return pager_->whole(static_cast<int>(i)).detach(); }});
+  }
+  for (const NamedBuffer& buffer : buffers_->all())
+    tensors.push_back({buffer.name, buffer.tensor.sizes().vec(), buffer.tensor.scalar_type(),
+                       [tensor = buffer.tensor.detach()] { return tensor; }});
+  export_tensors(group_, directory / options.name, tensors, files);
+  return true;
+}
+
+void Engine::empty_partition_cache() {
+  require_alive("empty_partition_cache");
+  pager_->release_gathered();
+}
+
+void Engine::offload_states(const OffloadOptions& options) {
+  require_optimizer("offload_states");
+  for (const std::string& state : options.include) {
+    if (std::find(kOffloadable.begin(), kOffloadable.end(), state) != kOffloadable.end()) continue;
+    std::string known;
+    for (const char* name : kOffloadable) known += str(known.empty() ? "'" : ", '", name, "'");
+    throw ConfigError(str("offload_states: include has '", state, "'; use ", known));
+  }
+  if (options.device != "cpu")
+    throw ConfigError(str("offload_states: device='", options.device, "' is not there yet; use 'cpu'"),
+                      ErrorCode::kUnsupported);
+  if (!std::exchange(said_states_are_on_host_, true) && group_.rank() == 0)
+    log(LogLevel::kInfo, "offload_states: all states of this engine are in host memory already; nothing moves");
+}
+
+void Engine::reload_states() { require_optimizer("reload_states"); }
+
+}  // namespace trireme
