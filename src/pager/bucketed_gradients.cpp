@@ -6,8 +6,8 @@
 // the others. What arrives after its unit was sent (a parameter that backward reaches twice) is sent at the end of the
 // pass, by agreement.
 //
-// The deterministic order works as stage 2 does, whatever the stage: each micro-step's gradients are exchanged, and each
-// rank adds those of rank 0, 1, 2, … to its shard. The factor comes last, and at stage 0 the shards are gathered.
+// The deterministic order works as stage 2 does, whatever the stage: each micro-step's gradients are exchanged, and
+// each rank adds those of rank 0, 1, 2, … to its shard. The factor comes last, and at stage 0 the shards are gathered.
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -70,7 +70,8 @@ class BucketedGradients final : public GradientStore {
     if (policy().deterministic && reduced_)
       throw StateError(
           str("backward: with \"deterministic\" the gradients of a window can be read or reduced once, after its last "
-              "backward; '", parameter(index).name, "' got another one"));
+              "backward; '",
+              parameter(index).name, "' got another one"));
     touched_[index] = 1;
     const bool sent = at_boundary() ? reduced_ : touched_unit > next_;
     Bucket& bucket = sent ? late_[touched_unit] : buckets_[touched_unit];

@@ -13,8 +13,8 @@ namespace trireme {
 /// Sum of squares of `numel` elements, in fp64 over sixteen interleaved lanes: the same bits whoever computes it.
 double sum_of_squares(const void* data, at::ScalarType dtype, int64_t numel);
 
-/// Adds the squares of `numel` elements to `sum`, by blocks of kAlignment elements from the start of a parameter: shards
-/// are cut between blocks, so the sum over all ranks has the same bits at any number of ranks.
+/// Adds the squares of `numel` elements to `sum`, by blocks of kAlignment elements from the start of a parameter:
+/// shards are cut between blocks, so the sum over all ranks has the same bits at any number of ranks.
 void add_squares(const void* data, at::ScalarType dtype, int64_t numel, ExactSum& sum);
 
 /// One range of one gradient, as produced by every rank that has it.

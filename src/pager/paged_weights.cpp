@@ -197,10 +197,11 @@ class PagedWeights final : public WeightStore {
       gather.wait();
     } catch (const CommError& error) {
       if (error.code() != ErrorCode::kDiverged) throw;
-      throw CommError(ErrorCode::kDiverged,
-                      str(error.what(),
-                          "; with ZeRO stage 3 and gather=\"copy\" every rank must use the same units in the same order: "
-                          "name the module around them in zero_optimization.leaf_module, or use gather=\"shared\""));
+      throw CommError(
+          ErrorCode::kDiverged,
+          str(error.what(),
+              "; with ZeRO stage 3 and gather=\"copy\" every rank must use the same units in the same order: "
+              "name the module around them in zero_optimization.leaf_module, or use gather=\"shared\""));
     }
   }
 

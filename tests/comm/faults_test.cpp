@@ -116,9 +116,9 @@ TEST(KilledFromOutside, WhileAPeerWaitsForSharedMemoryIsNamed) {
       2,
       [](Group& world, const std::string&) {
         if (world.rank() == 1) ::pause();
-        world.wait_until(
-            [] { return false; },
-            {.peer = 1, .operation = "reduce of gradients", .seq = 7, .detail = [] { return "wte.weight"; }});
+        world.wait_until([] { return false; }, {.peer = 1, .operation = "reduce of gradients", .seq = 7, .detail = [] {
+                                                  return "wte.weight";
+                                                }});
         return 0;
       },
       {.signal = SIGKILL, .signalled_rank = 1, .signal_after = 500ms});

@@ -55,7 +55,7 @@ TEST(Config, ReadsItsOwnResolvedFormBack) {
 
 TEST(Config, SpellsOutEveryDefault) {
   Json json = to_json(default_config(2));
-  json["trireme"].erase("unit_patterns");  // the pager's own default, a regular expression
+  json["trireme"].erase("unit_patterns");          // the pager's own default, a regular expression
   json["zero_optimization"].erase("leaf_module");  // a long list of classes
   EXPECT_EQ(
       json.dump(),

@@ -27,59 +27,56 @@ Config config_of(int stage, GatherPolicy gather = GatherPolicy::kAuto) {
 TEST(ARankThatSavesAlone, IsNamedWithTheMethod) {
   for (const int stage : {0, 2, 3}) {
     const TemporaryFolder folder;
-    run_ranks(
-        2,
-        [&](Rank& rank) {
-          Dot net;
-          auto engine = initialize(rank.world(), net, {.config = config_of(stage)});
-          const auto go_on = [&] {
-            if (rank.id() == 0) engine.save_checkpoint(folder.path());
-            for (int step = 0; step < 3; ++step) {
-              engine.backward(engine(vec(1, 2)));
-              engine.step();
-            }
-          };
-          const std::string text = error_of<CommError>(go_on);
-          EXPECT_SAYS(text, "in save_checkpoint") << " at stage " << stage << ", rank " << rank.id();
-        },
-        {.timeout = 1s});
+    run_ranks(2,
+              [&](Rank& rank) {
+                Dot net;
+                auto engine = initialize(rank.world(), net, {.config = config_of(stage)});
+                const auto go_on = [&] {
+                  if (rank.id() == 0) engine.save_checkpoint(folder.path());
+                  for (int step = 0; step < 3; ++step) {
+                    engine.backward(engine(vec(1, 2)));
+                    engine.step();
+                  }
+                };
+                const std::string text = error_of<CommError>(go_on);
+                EXPECT_SAYS(text, "in save_checkpoint") << " at stage " << stage << ", rank " << rank.id();
+              },
+              {.timeout = 1s});
     EXPECT_FALSE(std::filesystem::exists(folder.path() / "latest"));
   }
 }
 
 TEST(ARankThatEndsInTheMiddle, IsNamedWithTheMethodThatWaitedForIt) {
-  run_ranks(
-      2,
-      [](Rank& rank) {
-        Dot net;
-        auto engine = initialize(rank.world(), net, {.config = config_of(3, GatherPolicy::kShared)});
-        engine.backward(engine(vec(1, 2)));
-        engine.step();
-        if (rank.id() == 1) return;
-        const std::string text = error_of<CommError>([&] {
-          engine.backward(engine(vec(1, 2)));
-          engine.step();
-        });
-        EXPECT_SAYS(text, "rank 1");
-        EXPECT_SAYS(text, "in step");
-      },
-      {.timeout = 1s});
+  run_ranks(2,
+            [](Rank& rank) {
+              Dot net;
+              auto engine = initialize(rank.world(), net, {.config = config_of(3, GatherPolicy::kShared)});
+              engine.backward(engine(vec(1, 2)));
+              engine.step();
+              if (rank.id() == 1) return;
+              const std::string text = error_of<CommError>([&] {
+                engine.backward(engine(vec(1, 2)));
+                engine.step();
+              });
+              EXPECT_SAYS(text, "rank 1");
+              EXPECT_SAYS(text, "in step");
+            },
+            {.timeout = 1s});
 }
 
 TEST(ARankThatStopsBeforeItsBackward, LeavesAnErrorWithTheReductionAndTheParameter) {
-  run_ranks(
-      2,
-      [](Rank& rank) {
-        Dot net;
-        auto engine = initialize(rank.world(), net, {.config = config_of(3, GatherPolicy::kShared)});
-        engine.backward(engine(vec(1, 2)));
-        engine.step();
-        if (rank.id() == 1) return std::this_thread::sleep_for(1500ms);
-        engine.backward(engine(vec(1, 2)));
-        const std::string text = error_of<CommError>([&] { engine.pager().close_window(); });
-        EXPECT_SAYS(text, "reduction of gradients #2 (open from 'w' of unit '");
-      },
-      {.timeout = 500ms});
+  run_ranks(2,
+            [](Rank& rank) {
+              Dot net;
+              auto engine = initialize(rank.world(), net, {.config = config_of(3, GatherPolicy::kShared)});
+              engine.backward(engine(vec(1, 2)));
+              engine.step();
+              if (rank.id() == 1) return std::this_thread::sleep_for(1500ms);
+              engine.backward(engine(vec(1, 2)));
+              const std::string text = error_of<CommError>([&] { engine.pager().close_window(); });
+              EXPECT_SAYS(text, "reduction of gradients #2 (open from 'w' of unit '");
+            },
+            {.timeout = 500ms});
 }
 
 }  // namespace

@@ -44,8 +44,7 @@ struct SparseNetImpl : torch::nn::Module {
     out = register_module("out", torch::nn::Linear(kWidth, kWidth));
     draw_weights(*this);
     // Frozen parameters are units of their own, so an expert is two.
-    for (int i = 0; i < kExperts; ++i)
-      mixture->experts[i]->as<torch::nn::LinearImpl>()->bias.set_requires_grad(false);
+    for (int i = 0; i < kExperts; ++i) mixture->experts[i]->as<torch::nn::LinearImpl>()->bias.set_requires_grad(false);
   }
   at::Tensor forward(const at::Tensor& x, int64_t chosen) {
     return out->forward(torch::tanh(mixture->forward(torch::tanh(in->forward(x)), chosen)));
@@ -68,22 +67,21 @@ Config config_of(int stage, GatherPolicy gather) {
 /// Trains on two ranks that always pick different experts, and returns what rank 0 has learnt.
 std::vector<Floats> train(const Config& config) {
   std::vector<Floats> learnt;
-  run_ranks(
-      2,
-      [&](Rank& rank) {
-        at::set_num_threads(1);
-        SparseNet net;
-        Engine engine(rank.world(), *net, {.config = config});
-        for (int64_t step = 0; step < 6; ++step) {
-          const at::Tensor input = input_of(*net, {2 * step + rank.id(), step}, {3, kWidth});
-          engine.backward(net->forward(input, (2 * step + rank.id()) % kExperts).square().mean());
-          engine.step();
-        }
-        engine.destroy();
-        if (rank.id() != 0) return;
-        for (const at::Tensor& parameter : net->parameters()) learnt.push_back(values(parameter));
-      },
-      {.timeout = std::chrono::seconds(5)});
+  run_ranks(2,
+            [&](Rank& rank) {
+              at::set_num_threads(1);
+              SparseNet net;
+              Engine engine(rank.world(), *net, {.config = config});
+              for (int64_t step = 0; step < 6; ++step) {
+                const at::Tensor input = input_of(*net, {2 * step + rank.id(), step}, {3, kWidth});
+                engine.backward(net->forward(input, (2 * step + rank.id()) % kExperts).square().mean());
+                engine.step();
+              }
+              engine.destroy();
+              if (rank.id() != 0) return;
+              for (const at::Tensor& parameter : net->parameters()) learnt.push_back(values(parameter));
+            },
+            {.timeout = std::chrono::seconds(5)});
   return learnt;
 }
 

@@ -185,8 +185,7 @@ std::unique_ptr<Group> FabricGroup::split(const std::vector<int>& members, const
   };
   return std::make_unique<FabricGroup>(
       provider_, segments[static_cast<size_t>(leader)],
-      FabricOptions{
-          .name = name, .place = place, .timeout = timeout(), .last_seen_in_parent = std::move(last_seen)});
+      FabricOptions{.name = name, .place = place, .timeout = timeout(), .last_seen_in_parent = std::move(last_seen)});
 }
 
 void FabricGroup::wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) {

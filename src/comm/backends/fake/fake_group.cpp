@@ -79,8 +79,7 @@ class FakeGroup final : public Group {
 
  protected:
   void wait_slowly(const std::function<bool()>&, const WaitReason& reason) override {
-    throw StateError(
-        str("group '", name_, "' is fake: nobody will ever complete ", reason.operation));
+    throw StateError(str("group '", name_, "' is fake: nobody will ever complete ", reason.operation));
   }
 
  private:
