@@ -4,6 +4,7 @@
 
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme {
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme::comm {
 namespace {

@@ -12,6 +12,7 @@
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme {
 

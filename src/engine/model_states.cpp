@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/export.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme {

@@ -1,5 +1,6 @@
 // The scopes in which nothing is reduced.
 #include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme {

@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme {

@@ -9,6 +9,7 @@
 #include "engine/buffers.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme {

@@ -16,9 +16,13 @@
 #include <chrono>
 #include <deque>
 #include <thread>
+#include <utility>
 
+#include "pager/gradient_bucket.h"
 #include "pager/gradient_store.h"
 #include "pager/kernels.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme {
 namespace {
@@ -26,12 +30,6 @@ namespace {
 constexpr size_t kReductionsInFlight = 2;  // one being reduced while the next is filled
 constexpr std::chrono::milliseconds kPatience{20};
 constexpr int64_t kFoldedAtOnce = int64_t{1} << 14;  // elements that stay in the cache while all ranks' are added
-
-struct Bucket {
-  at::Tensor sum;             // [numel of the unit]; undefined until the first gradient
-  std::vector<uint8_t> seen;  // by position in the unit
-  int arrived = 0;
-};
 
 struct Reduction {
   int unit;
@@ -151,8 +149,7 @@ class BucketedGradients final : public GradientStore {
   }
 
   void open(Bucket& bucket, int index) {
-    bucket.seen.assign(unit(index).parameters.size(), 0);
-    bucket.arrived = 0;
+    bucket.begin(unit(index));
     if (bucket.sum.defined()) return;
     bucket.sum = make_buffer(index, unit(index).numel());
     in_flight_bytes_ += static_cast<int64_t>(bucket.sum.nbytes());
@@ -160,24 +157,9 @@ class BucketedGradients final : public GradientStore {
   }
 
   void add(Bucket& bucket, int index, const at::Tensor& gradient) {
-    const ManagedParameter& managed = parameter(index);
-    if (bucket.seen.empty()) open(bucket, managed.unit);
-    const int position = position_of(index);
-    at::Tensor target = bucket.sum.narrow(0, managed.begin, managed.numel);
-    if (bucket.seen[position]) {
-      target.add_(gradient);
-      return;
-    }
-    target.copy_(gradient);
-    bucket.seen[position] = 1;
-    ++bucket.arrived;
-  }
-
-  int position_of(int index) const {
-    const auto& placements = unit(parameter(index).unit).parameters;
-    const auto found =
-        std::find_if(placements.begin(), placements.end(), [&](const Placement& at) { return at.index == index; });
-    return static_cast<int>(found - placements.begin());
+    const int to = parameter(index).unit;
+    if (bucket.seen.empty()) open(bucket, to);
+    bucket.add(unit(to), position_in_unit(index), gradient);
   }
 
   bool is_complete(int index) const {
@@ -325,7 +307,7 @@ class BucketedGradients final : public GradientStore {
     const SubjectScope subject(unit(index).name);
     at::Tensor& sum = buckets_[index].sum;
     if (buckets_[index].seen.empty()) sum.zero_();
-    zero_what_is_missing(index);
+    buckets_[index].zero_what_is_missing(unit(index));
     reduce(index, sum, owned(index));
   }
 
@@ -341,15 +323,6 @@ class BucketedGradients final : public GradientStore {
     multiply_reduced(mine);
     reduced_bytes_ += static_cast<int64_t>(message.nbytes());
     ++reductions_;
-  }
-
-  // The buffer is kept over windows: a parameter that this rank did not use still holds the last window's gradient.
-  void zero_what_is_missing(int index) {
-    const Bucket& bucket = buckets_[index];
-    for (size_t i = 0; i < bucket.seen.size(); ++i) {
-      const Placement& placement = unit(index).parameters[i];
-      if (!bucket.seen[i]) buckets_[index].sum.narrow(0, placement.begin, placement.numel).zero_();
-    }
   }
 
   std::unique_ptr<Group> reductions_group_;

@@ -5,6 +5,7 @@
 
 #include "pager/held_storage.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme::zero {
 

@@ -49,6 +49,7 @@ class GradientStore {
  protected:
   Group& group() const { return context_.group; }
   const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
+  int position_in_unit(int index) const { return context_.layout.placement_of[index]; }
   int units() const { return static_cast<int>(context_.layout.units.size()); }
   const ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
   int parameters() const { return static_cast<int>(context_.parameters.size()); }

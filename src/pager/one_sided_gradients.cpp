@@ -19,13 +19,6 @@
 
 namespace trireme {
 
-GradientBoard::GradientBoard(Group& group, int parameters) {
-  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
-  folded_begin_ = kHeader + aligned(sizeof(Slot) * parameters);
-  announced_begin_ = folded_begin_ + aligned(sizeof(std::atomic<uint64_t>) * parameters);
-  memory_ = group.share(announced_begin_ + aligned(sizeof(std::atomic<uint32_t>) * parameters), Group::Share::kEach);
-}
-
 namespace {
 
 constexpr size_t kSmallGradient = size_t{64} << 10;  // copied to its home instead of being born in a block

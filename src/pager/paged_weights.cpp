@@ -11,6 +11,7 @@
 
 #include "pager/trace.h"
 #include "pager/weight_store.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme {
 namespace {

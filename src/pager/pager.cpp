@@ -14,6 +14,7 @@
 #include "pager/gradient_store.h"
 #include "pager/gradient_watch.h"
 #include "pager/weight_store.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/intercept.h"
 
 namespace trireme {

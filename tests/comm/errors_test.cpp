@@ -3,6 +3,7 @@
 #include "tests/comm/collective_calls.h"
 #include "tests/comm/collective_cases.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 #include "trireme/comm/threads.h"
 
 namespace trireme {

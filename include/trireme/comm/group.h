@@ -56,41 +56,6 @@ struct WaitReason {
   std::function<std::string()> detail = {};  ///< e.g. the name of the parameter whose turn it is
 };
 
-/// While one lives, the collectives of this thread are named as a part of `name` in errors and in the flight record:
-/// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts. At most 23 characters.
-class [[nodiscard]] CallerScope {
- public:
-  explicit CallerScope(const char* name) noexcept;
-  ~CallerScope();
-  CallerScope(const CallerScope&) = delete;
-  CallerScope& operator=(const CallerScope&) = delete;
-
-  /// The name that counts on this thread now; `otherwise` outside of every scope.
-  static const char* current(const char* otherwise) noexcept;
-
- private:
-  const char* outer_;
-};
-
-struct CommCounters {
-  int64_t calls = 0;       ///< collectives issued by this rank
-  int64_t bytes_sent = 0;  ///< by the cost line of each collective
-};
-
-/// While one lives, the collectives of this thread are about `subject`, e.g. a unit of the model: "all_gather #12 (…)
-/// of layers.3". Ranks that call the same operation about different subjects have diverged, as with different sizes.
-/// Where scopes are nested, the innermost one counts; of a text longer than 47 characters, its end.
-class [[nodiscard]] SubjectScope {
- public:
-  explicit SubjectScope(std::string_view subject) noexcept;
-  ~SubjectScope();
-  SubjectScope(const SubjectScope&) = delete;
-  SubjectScope& operator=(const SubjectScope&) = delete;
-
- private:
-  std::string_view outer_;
-};
-
 class Group {
  public:
   virtual ~Group() = default;
