@@ -7,11 +7,13 @@
 
 #include "engine/buffers.h"
 #include "engine/leaf_modules.h"
+#include "engine/loss_scaling.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 
 namespace trireme {
@@ -93,10 +95,14 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
-  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
+  if (config_.optimizer) {
+    optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
+    make_loss_scaling();
+  }
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get());
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
+  if (group.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
 }
 
 Engine::~Engine() = default;
@@ -112,9 +118,35 @@ void Engine::destroy() {
   pager_.reset();
 }
 
-at::Tensor Engine::scale(const at::Tensor& loss) const {
-  check_loss(loss, "scale");
-  return loss;
+at::Tensor Engine::scale(const at::Tensor& output) const {
+  require_optimizer("scale");
+  check_output(output, "scale");
+  return loss_scaling_ ? loss_scaling_->scale(output) : output;
+}
+
+double Engine::loss_scale() const { return loss_scaling_ ? loss_scaling_->scaler().scale() : 1; }
+
+void Engine::make_loss_scaling() {
+  if (!config_.precision.needs_loss_scale()) return;
+  const LossScaleOptions& options = config_.precision.loss_scale;
+  loss_scaling_ = std::make_unique<LossScaling>(
+      options, config_.pager.stage == 0 ? LossScaleRule::kClamp : LossScaleRule::kHysteresis);
+  // With a fixed scale of 1 a loss is its own scaled loss.
+  if (options.loss_scale != 1) pager_->set_gradient_check([this] { loss_scaling_->check_gradient(); });
+}
+
+void Engine::explain_autocast() {
+  if (has_explained_autocast_ || !AutocastScope::is_on()) return;
+  has_explained_autocast_ = true;
+  if (group_.rank() != 0) return;
+  const AutocastOptions& autocast = config_.precision.autocast;
+  if (autocast.enabled)
+    log(LogLevel::kInfo,
+        str("forward: autocast is on around it; inside, torch_autocast's dtype holds, ", short_name(autocast.dtype)));
+  else
+    log(LogLevel::kWarning,
+        "forward: autocast is on around it, and torch_autocast.enabled is false: inside, autocast is off. Set "
+        "torch_autocast.enabled=true to have it");
 }
 
 const OptimizerOptions& Engine::options_of(size_t group, const char* call) const {
@@ -157,11 +189,6 @@ void Engine::set_train_micro_batch_size(int64_t micro_batch_size) {
   config_.batch.train_batch_size = micro_batch_size * gradient_accumulation_steps() * group_.size();
 }
 
-void Engine::require_no_window(const char* call) const {
-  if (window_micro_steps_ != 0 || has_backward_)
-    throw StateError(str(call, ": inside an accumulation window; call it after the step() that ends one"));
-}
-
 std::pair<double, double> Engine::get_mom(size_t group) const {
   require_optimizer("get_mom");
   const Momentum momentum = momentum_of(options_of(group, "get_mom"));
@@ -196,6 +223,13 @@ void Engine::check_loss(const at::Tensor& loss, const char* call) const {
   if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
     throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ",
                          loss.sizes(), "; take its mean() or sum()"));
+  check_output(loss, call);
+}
+
+void Engine::check_output(const at::Tensor& loss, const char* call) const {
+  if (!loss.defined()) throw ShapeError(str(call, ": expected a loss or an output, got an undefined tensor"));
+  if (!at::isFloatingType(loss.scalar_type()))
+    throw ShapeError(str(call, ": expected a floating tensor, got ", short_name(loss.scalar_type()), "; convert it"));
   if (!loss.requires_grad())
     throw ShapeError(
         str(call,

@@ -4,8 +4,10 @@
 #include <torch/nn/module.h>
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/pager/init.h"
 
 namespace trireme {
@@ -28,7 +30,8 @@ void check_trainable_dtype(const std::string& name, const at::Tensor& parameter,
                           "; a parameter must be floating: register it as a buffer"));
   if (precision.weight_dtype == at::kFloat && dtype != at::kFloat && dtype != at::kBFloat16)
     throw ConfigError(str("parameter '", name, "' is ", short_name(dtype),
-                          ", which is not there yet; cast the module to fp32, or switch bf16.enabled on"),
+                          ", which is not there yet; cast the module to fp32, or switch ",
+                          dtype == at::kHalf ? "fp16" : "bf16", ".enabled on"),
                       ErrorCode::kUnsupported);
 }
 
@@ -63,7 +66,8 @@ ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& pr
     check_dense_on_host("parameter", item.key(), parameter);
     check_trainable_dtype(item.key(), parameter, precision);
     owners.add(item.key(), parameter);
-    tensors.parameters.push_back({item.key(), parameter});
+    tensors.parameters.push_back(
+        {item.key(), parameter, precision.communication_dtype.value_or(at::ScalarType::Undefined)});
   }
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
@@ -73,6 +77,34 @@ ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& pr
     tensors.buffers.push_back({item.key(), buffer});
   }
   return tensors;
+}
+
+/// The class itself: "torch.nn.Linear" and "torch::nn::LinearImpl" are both "Linear".
+std::string class_in(std::string name) {
+  name = name.substr(name.find_last_of(".:") + 1);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+/// Parameters that modules of these classes hold themselves travel in autocast's dtype.
+void send_in_autocast_dtype(torch::nn::Module& module, const AutocastOptions& autocast,
+                            std::vector<NamedParameter>& parameters) {
+  std::map<std::string, bool> is_found;
+  for (const std::string& name : autocast.lower_precision_safe_modules) is_found[class_in(name)] = false;
+  std::unordered_set<const void*> safe;
+  module.apply([&](torch::nn::Module& part) {
+    const auto found = is_found.find(class_in(part.name()));
+    if (found == is_found.end()) return;
+    found->second = true;
+    for (const at::Tensor& parameter : part.parameters(/*recurse=*/false)) safe.insert(parameter.unsafeGetTensorImpl());
+  });
+  for (NamedParameter& parameter : parameters)
+    if (safe.contains(parameter.tensor.unsafeGetTensorImpl())) parameter.communication_dtype = autocast.dtype;
+  if (autocast.lower_precision_safe_modules == AutocastOptions{}.lower_precision_safe_modules) return;
+  for (const auto& [name, found] : is_found)
+    if (!found)
+      log(LogLevel::kWarning, str("torch_autocast.lower_precision_safe_modules: the model has no module of class '",
+                                  name, "'; names are those of classes, exactly"));
 }
 
 /// Same tensor object, other memory: the module and whoever else holds it see the change.
@@ -88,6 +120,7 @@ void cast_in_place(at::Tensor& tensor, at::ScalarType dtype) {
 
 ModuleTensors take_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
   ModuleTensors tensors = list_tensors(module, precision);
+  if (precision.autocast.enabled) send_in_autocast_dtype(module, precision.autocast, tensors.parameters);
   const at::NoGradGuard no_grad;
   // fp32 is what modules are made of: what somebody made bf16 on purpose stays so, with an fp32 master.
   const auto target = [&](const at::Tensor& tensor) {
@@ -98,7 +131,8 @@ ModuleTensors take_tensors(torch::nn::Module& module, const PrecisionOptions& pr
     cast_in_place(parameter.tensor, target(parameter.tensor));
   }
   for (NamedBuffer& buffer : tensors.buffers) zero::make_whole(buffer.tensor);  // rank 0 alone will read them
-  for (NamedBuffer& buffer : tensors.buffers) cast_in_place(buffer.tensor, target(buffer.tensor));
+  for (NamedBuffer& buffer : tensors.buffers)
+    cast_in_place(buffer.tensor, precision.buffer_dtype.value_or(target(buffer.tensor)));
   return tensors;
 }
 

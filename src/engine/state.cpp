@@ -9,6 +9,7 @@
 
 #include "engine/buffers.h"
 #include "engine/generator_state.h"
+#include "engine/loss_scaling.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
@@ -41,6 +42,18 @@ T required(const Json& json, const char* key) {
   if (found == json.end())
     throw CheckpointError(str("checkpoint: expected the value '", key, "', found none; it was not saved by an engine"));
   return found->get<T>();
+}
+
+Json to_json(const LossScaler::State& state) {
+  return {{"scale", state.scale},
+          {"steps", state.steps},
+          {"last_overflow", state.last_overflow},
+          {"hysteresis", state.hysteresis}};
+}
+
+LossScaler::State scaler_state(const Json& json) {
+  return {required<double>(json, "scale"), required<int64_t>(json, "steps"), required<int64_t>(json, "last_overflow"),
+          required<int64_t>(json, "hysteresis")};
 }
 
 }  // namespace
@@ -144,6 +157,7 @@ std::string Engine::values_text(const std::string& client_state) const {
   values["lr"] = get_lr();
   for (const OptimizerOptions& group : groups_) values["group_lrs"].push_back(group.lr);
   if (config_.pager.deterministic) values["micro_batch_seed"] = micro_batch_seed_;
+  if (loss_scaling_) values["loss_scaler"] = to_json(loss_scaling_->scaler().state());
   values["aliases"] = aliases_;
   if (optimizer_) {
     const std::vector<int64_t> counts = optimizer_->step_counts();
@@ -176,6 +190,9 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
   if (options.load_lr_scheduler_states) take_learning_rates(values);
   if (!optimizer_ || !options.load_optimizer_states) return;
+  // A checkpoint of a run that needed none leaves the scale as it is.
+  if (loss_scaling_ && values.contains("loss_scaler"))
+    loss_scaling_->scaler().set_state(scaler_state(values["loss_scaler"]));
   const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
   std::vector<int64_t> counts;
   for (const ParameterSpec& parameter : pager_->parameters()) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "engine/buffers.h"
+#include "engine/loss_scaling.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
@@ -24,17 +25,23 @@ double clip_factor(double norm, double max_norm) {
 
 }  // namespace
 
-void Engine::begin_forward() const { require_alive("forward"); }
+ForwardScope Engine::begin_forward() {
+  require_alive("forward");
+  explain_autocast();
+  return ForwardScope(config_.precision);
+}
 
 at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
   check_loss(loss, "backward");
+  const at::Tensor scaled = loss_scaling_ ? loss_scaling_->scale(loss) : loss;
   // The reduction divides by the accumulation steps; who has done so already gets them back here.
   const int64_t accumulation_steps = gradient_accumulation_steps();
   at::Tensor seed;
-  if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(loss, accumulation_steps);
+  if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(scaled, accumulation_steps);
   has_backward_ = true;
   const CallerScope caller("backward");
-  loss.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
+  const AutocastScope off(AutocastOptions{});  // operators of backward have the dtypes of forward's
+  scaled.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
   // The deterministic order is by micro-step, so there step() says when one has ended.
   if (!config_.pager.deterministic) pager_->end_backward();
   return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
@@ -62,19 +69,22 @@ void Engine::step() {
 }
 
 void Engine::update(const Window& window) {
-  const double norm = std::sqrt(window.sum_of_squares);
+  const double scale = loss_scale();
+  const double norm = std::sqrt(window.sum_of_squares) / scale;
   const bool is_finite = std::isfinite(norm);
   grad_norm_ = is_finite ? norm : -1;
-  const bool may_overflow = config_.precision.weight_dtype != at::kFloat && !config_.precision.check_grad_overflow;
+  const bool may_overflow = config_.precision.weight_dtype == at::kBFloat16 && !config_.precision.check_grad_overflow;
   step_applied_ = is_finite || may_overflow;
   if (step_applied_)
-    optimizer_->step(window, {.groups = groups_, .gradient_factor = clip_factor(norm, config_.gradient_clipping)});
+    optimizer_->step(window,
+                     {.groups = groups_, .gradient_factor = clip_factor(norm, config_.gradient_clipping) / scale});
   else
     skip(window);
 }
 
 void Engine::finish_step() {
   start_window();
+  if (loss_scaling_) loss_scaling_->scaler().update(!step_applied_);  // throws at the minimum: the step does not count
   ++progress_.micro_steps;
   ++progress_.global_steps;
   progress_.global_samples += train_batch_size();
@@ -82,7 +92,7 @@ void Engine::finish_step() {
   if (step_applied_ && schedule_->options().kind != ScheduleKind::kConstant) follow_schedule();
   if (group_.rank() == 0 && config_.steps_per_print > 0 && progress_.global_steps % config_.steps_per_print == 0)
     log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress_.skipped_steps, ", lr=", get_lr(),
-                             ", grad_norm=", *grad_norm_));
+                             ", grad_norm=", *grad_norm_, loss_scaling_ ? str(", loss_scale=", loss_scale()) : ""));
 }
 
 void Engine::follow_schedule() {
@@ -117,34 +127,6 @@ void Engine::check_touched(const Window& window) {
 void Engine::skip(const Window& window) {
   optimizer_->refresh_masters(window.written);
   for (const OwnedSlice& slice : pager_->owned()) pager_->publish(slice.unit);
-}
-
-bool Engine::is_gradient_accumulation_boundary() const {
-  if (!config_.managed_gradient_accumulation) return false;  // step() is one, whenever it comes
-  return boundary_.value_or(window_micro_steps_ + 1 >= gradient_accumulation_steps());
-}
-
-void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
-  require_optimizer("set_gradient_accumulation_boundary");
-  if (!config_.managed_gradient_accumulation)
-    throw StateError(
-        "set_gradient_accumulation_boundary: with managed_gradient_accumulation=false every step() ends a window; call "
-        "step() where the window ends");
-  boundary_ = is_boundary;
-}
-
-void Engine::start_window() {
-  window_micro_steps_ = 0;
-  has_backward_ = false;
-}
-
-void Engine::zero_grad() {
-  require_alive("zero_grad");
-  const CallerScope caller("zero_grad");
-  const Window window = pager_->close_window();
-  if (optimizer_) optimizer_->refresh_masters(window.written);
-  pager_->open_window();
-  has_backward_ = false;
 }
 
 }  // namespace trireme

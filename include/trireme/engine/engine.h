@@ -16,6 +16,7 @@
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/comm/group.h"
 #include "trireme/config/config.h"
+#include "trireme/engine/forward.h"
 #include "trireme/engine/options.h"
 #include "trireme/engine/scopes.h"
 #include "trireme/optim/optimizer.h"
@@ -30,6 +31,7 @@ class Module;
 namespace trireme {
 
 class Buffers;
+class LossScaling;
 class ParameterAccess;
 
 /// Counters, the same on every rank; a load sets them to those of the checkpoint.
@@ -47,7 +49,7 @@ class Engine {
  public:
   /// Takes `module`'s parameters and buffers over; rank 0's values become everybody's. Collective.
   ///
-  /// Requires  `group` and `module` outlive the engine, or its destroy(). bf16 casts floating parameters and buffers once.
+  /// Requires  `group` and `module` outlive the engine, or its destroy(). bf16 and fp16 cast floating parameters and buffers once.
   /// Throws    before the first collective: ConfigError and IoError as read_config; ConfigError that names a parameter or buffer
   ///           that cannot be managed, and why.
   Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options = {});
@@ -62,16 +64,23 @@ class Engine {
   /// Ordering  collective at ZeRO stages 2 and 3.
   /// Throws    StateError: no optimizer, or after destroy(); ShapeError: not one floating element, or without a graph.
   at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  /// The loss to call backward() on directly: `loss` itself, since fp32 and bf16 need no scaling. Throws as backward().
-  at::Tensor scale(const at::Tensor& loss) const;
+  /// What to call backward() on directly: `output` in fp32 times loss_scale() where something computes in fp16, else
+  /// `output` itself. A loss, or an output of any shape for output.backward(its_gradient).
+  ///
+  /// Where a scale is needed, a direct backward() of what was not scaled throws StateError, before a gradient is taken.
+  /// Throws    as backward().
+  at::Tensor scale(const at::Tensor& output) const;
+  /// By what backward() and scale() multiply now; 1 where nothing computes in fp16.
+  double loss_scale() const;
 
   /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule.
   /// Collective.
   ///
-  /// A step whose gradients are not finite is skipped on all ranks: always in fp32, in bf16 unless check_grad_overflow
-  /// is off.
+  /// A step whose gradients are not finite is skipped on all ranks: always in fp32 and fp16, in bf16 unless
+  /// check_grad_overflow is off. A dynamic loss scale follows.
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
-  ///           some parameter, named. Nothing is updated then, and the window's gradients are dropped.
+  ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3). Nothing is updated
+  ///           then, and the window's gradients are dropped.
   void step();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
@@ -151,7 +160,7 @@ class Engine {
   int64_t optimizer_bytes() const;
 
  protected:
-  void begin_forward() const;
+  ForwardScope begin_forward();
 
  private:
   friend class NoSync;
@@ -160,6 +169,10 @@ class Engine {
   void require_alive(const char* call) const;
   void require_optimizer(const char* call) const;
   void check_loss(const at::Tensor& loss, const char* call) const;
+  void check_output(const at::Tensor& output, const char* call) const;
+  void make_loss_scaling();
+  void explain_autocast();
+  std::string dtypes_in_use() const;
 
   void update(const Window& window);
   void check_touched(const Window& window);
@@ -196,6 +209,8 @@ class Engine {
   std::unique_ptr<ParameterAccess> access_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
+  std::unique_ptr<LossScaling> loss_scaling_;  ///< where something computes in fp16
+  bool has_explained_autocast_ = false;
 
   std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;

@@ -27,11 +27,11 @@ class ModelEngine : public Engine {
   /// As Engine's. Collective.
   ModelEngine(Group& group, Net& net, const InitializeOptions& options = {}) : Engine(group, net, options), net_(net) {}
 
-  /// net.forward(inputs...).
+  /// net.forward(inputs...), under autocast where torch_autocast.enabled says so.
   template <class... Inputs>
   decltype(auto) forward(Inputs&&... inputs) {
-    begin_forward();
-    return net_.forward(std::forward<Inputs>(inputs)...);
+    ForwardScope scope = begin_forward();
+    return net_.forward(scope.input(std::forward<Inputs>(inputs))...);
   }
   template <class... Inputs>
   decltype(auto) operator()(Inputs&&... inputs) {
