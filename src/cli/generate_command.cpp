@@ -102,8 +102,10 @@ int run_generate(const GenerateFlags& flags) {
   const auto& state = values["client_state"];
   auto model = make_language_model(model_options_from_json(state["model"].dump(), place.directory.string()));
   Config config = default_config(world.size);
-  const bool bf16 = values["config"]["bf16"].value("enabled", false);
-  config.precision.weight_dtype = bf16 ? at::kBFloat16 : at::kFloat;
+  const auto is_on = [&](const char* section) {
+    return values["config"].value(section, Json::object()).value("enabled", false);
+  };
+  config.precision.weight_dtype = is_on("bf16") ? at::kBFloat16 : is_on("fp16") ? at::kHalf : at::kFloat;
   auto engine = initialize(world, model, {.config = config});
   engine.load_checkpoint(place.directory, {.tag = place.tag, .load_module_only = true});
   engine.eval();

@@ -120,6 +120,8 @@ void RunRecord::step(double loss, double lr) {
   const double step_s = std::chrono::duration<double>(now - step_start_).count();
   step_start_ = now;
   if (!metrics_) return;
+  std::optional<double> scale;
+  if (engine_.config().precision.needs_loss_scale()) scale = engine_.loss_scale();
   const int64_t step_tokens = engine_.train_batch_size() * setup_.options.seq;
   metrics_->step({.step = step,
                   .samples = engine_.global_samples(),
@@ -130,7 +132,8 @@ void RunRecord::step(double loss, double lr) {
                   .step_ms = step_s * 1e3,
                   .tokens_per_s = static_cast<double>(step_tokens) / step_s,
                   .memory = memory,
-                  .skipped_steps = engine_.skipped_steps()});
+                  .skipped_steps = engine_.skipped_steps(),
+                  .loss_scale = scale});
   progress_->update({.step = step, .loss = loss, .learning_rate = lr, .tokens = step_tokens});
   if (!engine_.was_step_applied()) note(str("step ", step, " was skipped: its gradients are not finite"));
 }

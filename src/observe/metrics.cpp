@@ -109,6 +109,7 @@ void MetricsWriter::step(const StepMetrics& metrics) {
   if (metrics.memory.pss_bytes > 0) json["pss_bytes"] = metrics.memory.pss_bytes;
   if (metrics.memory.rss_bytes > 0) json["rss_bytes"] = metrics.memory.rss_bytes;
   json["skipped_steps"] = metrics.skipped_steps;
+  if (metrics.loss_scale) json["loss_scale"] = number(*metrics.loss_scale);
   write_line(json.dump());
 }
 

@@ -30,6 +30,7 @@ StepMetrics step_from(const Json& json) {
                    .memory = {json.value("pss_bytes", int64_t{0}), json.value("rss_bytes", int64_t{0})},
                    .skipped_steps = json.value("skipped_steps", int64_t{0})};
   if (json.contains("grad_norm")) step.grad_norm = number_from(json["grad_norm"]);
+  if (json.contains("loss_scale")) step.loss_scale = number_from(json["loss_scale"]);
   return step;
 }
 

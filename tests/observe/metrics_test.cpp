@@ -63,10 +63,12 @@ TEST(Metrics, NumbersThatAreNotFiniteSurvive) {
   auto step = step_metrics(1);
   step.loss = std::nan("");
   step.grad_norm = std::numeric_limits<double>::infinity();
+  step.loss_scale = 512;
   writer.step(step);
   const RunLog log = read_metrics(folder / "metrics.jsonl");
   EXPECT_TRUE(std::isnan(log.steps[0].loss));
   EXPECT_EQ(log.steps[0].grad_norm, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(log.steps[0].loss_scale, 512);
 }
 
 TEST(Metrics, AResumedRunDropsTheStepsThatItRepeats) {

@@ -26,9 +26,10 @@ struct StepMetrics {
   double learning_rate = 0;
   std::optional<double> grad_norm;  ///< before clipping
   double step_ms = 0;
-  double tokens_per_s = 0;    ///< all ranks
-  MemoryUse memory;           ///< the largest of any rank; zeros are not written
-  int64_t skipped_steps = 0;  ///< so far, because of an overflow
+  double tokens_per_s = 0;                ///< all ranks
+  MemoryUse memory;                       ///< the largest of any rank; zeros are not written
+  int64_t skipped_steps = 0;              ///< so far, because of an overflow
+  std::optional<double> loss_scale = {};  ///< after this step; nothing where nothing computes in fp16
 };
 
 /// Opens a run, or a resumed part of it.
