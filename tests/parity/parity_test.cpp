@@ -35,6 +35,9 @@ struct Setting {
   at::ScalarType dtype = at::kFloat;
 };
 
+/// A power of two, so that scaling and unscaling are exact.
+double loss_scale_of(at::ScalarType dtype) { return dtype == at::kHalf ? 1024 : 1; }
+
 /// What training leaves: losses by micro-batch, norms of the gradients by step, and weights and buffers by name.
 struct Outcome {
   std::vector<double> losses;
@@ -55,6 +58,7 @@ Config config_of(const Setting& setting, const Variant& variant) {
   config.batch = {setting.accumulation * setting.world, 1, setting.accumulation};
   config.optimizer = optimizer_options();
   config.precision.weight_dtype = setting.dtype;
+  if (setting.dtype == at::kHalf) config.precision.loss_scale.loss_scale = loss_scale_of(setting.dtype);
   config.gradient_clipping = kMaxNorm;
   config.pager = harsh_policy(variant);
   return config;
@@ -143,8 +147,8 @@ class PlainTraining {
       for (at::Tensor& weight : weights_) weight.mutable_grad().reset();
     }
     const torch::NoGradGuard no_grad;
-    const auto factor =
-        static_cast<float>(1.0 / static_cast<double>(setting_.accumulation) / static_cast<double>(setting_.world));
+    const auto factor = static_cast<float>(1.0 / static_cast<double>(setting_.accumulation) /
+                                           static_cast<double>(setting_.world) / loss_scale_of(setting_.dtype));
     for (size_t i = 0; i < weights_.size(); ++i)
       if (sums[i].defined()) add(masters_[i].mutable_grad(), sums[i] * factor);
   }
@@ -160,7 +164,7 @@ class PlainTraining {
     std::vector<at::Tensor> before;
     for (const at::Tensor& buffer : model_.module->buffers()) before.push_back(buffer.clone());
     const at::Tensor loss = model_.loss(batch);
-    loss.backward();
+    (loss * loss_scale_of(setting_.dtype)).backward();
     const torch::NoGradGuard no_grad;
     const std::vector<at::Tensor> buffers = model_.module->buffers();
     for (size_t i = 0; i < buffers.size() && batch.number % setting_.world != 0; ++i)
@@ -239,13 +243,15 @@ TEST_P(Parity, EveryStageAgreesWithPlainTraining) {
 std::string name_of_parameters(const ::testing::TestParamInfo<Parameters>& info) {
   const auto& [model, world, accumulation, dtype] = info.param;
   return model.name + "World" + std::to_string(world) + "Accumulation" + std::to_string(accumulation) +
-         (dtype == at::kFloat ? "Fp32" : "Bf16");
+         (dtype == at::kFloat      ? "Fp32"
+          : dtype == at::kBFloat16 ? "Bf16"
+                                   : "Fp16");
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Parity,
                          ::testing::Combine(::testing::ValuesIn(model_cases()), ::testing::Values(1, 2, 4),
                                             ::testing::Values(int64_t{1}, int64_t{3}),
-                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
                          name_of_parameters);
 
 }  // namespace
