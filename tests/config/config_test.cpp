@@ -60,7 +60,8 @@ TEST(Config, SpellsOutEveryDefault) {
   EXPECT_EQ(
       json.dump(),
       R"({"train_batch_size":2,"train_micro_batch_size_per_gpu":1,"gradient_accumulation_steps":1,)"
-      R"("gradient_clipping":1.0,"bf16":{"enabled":false,"check_grad_overflow":true},)"
+      R"("gradient_clipping":1.0,"managed_gradient_accumulation":true,)"
+      R"("bf16":{"enabled":false,"check_grad_overflow":true},)"
       R"("fp16":{"enabled":false,"auto_cast":false,"loss_scale":0.0,"initial_scale_power":16,"loss_scale_window":1000,)"
       R"("hysteresis":2,"consecutive_hysteresis":false,"min_loss_scale":1.0},"torch_autocast":{"enabled":false,)"
       R"("dtype":"bf16","lower_precision_safe_modules":["torch.nn.Linear","torch.nn.Conv1d","torch.nn.Conv2d",)"
