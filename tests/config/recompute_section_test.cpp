@@ -35,8 +35,8 @@ TEST(RecomputeSection, ItsResolvedFormReadsBack) {
 TEST(RecomputeSection, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refusal_with("\"some\""),
             wrong("`trireme.recompute` is \"some\"; expected one of \"none\", \"full\", \"selective\"."));
-  EXPECT_EQ(refusal_with(R"({"extra": 1})"),
-            wrong("unknown key `trireme.recompute.extra`. Did you mean `extra_compute`?"));
+  EXPECT_EQ(refusal_with(R"({"extra_computes": 1})"),
+            wrong("unknown key `trireme.recompute.extra_computes`. Did you mean `extra_compute`?"));
   EXPECT_EQ(
       refusal_with(R"({"extra_compute": 0.5})"),
       wrong("`trireme.recompute.extra_compute` is 0.5; expected a share of a step's multiply-adds from 0 to 0.333"));
