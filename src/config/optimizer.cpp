@@ -162,6 +162,8 @@ std::optional<OptimizerOptions> read_optimizer(Section& top) {
     case OptimizerKind::kSgd:
       read_sgd(params, options);
       break;
+    case OptimizerKind::kClient:
+      break;  // has no name in a file
   }
   params.finish();
   return options;

@@ -40,6 +40,8 @@ Json optimizer_params(const OptimizerOptions& options) {
               {"eps", options.eps},
               {"weight_decay", options.weight_decay},
               {"adam_w_mode", options.kind == OptimizerKind::kAdamW}};
+    case OptimizerKind::kClient:
+      break;  // has no name in a file
   }
   return Json::object();
 }

@@ -61,10 +61,14 @@ std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors) {
   return specs;
 }
 
-std::vector<double> learning_rates(const std::vector<OptimizerOptions>& groups) {
-  std::vector<double> rates;
-  for (const OptimizerOptions& group : groups) rates.push_back(group.lr);
-  return rates;
+void check_client(const Config& config, const InitializeOptions& options) {
+  if (!options.client_optimizer) return;
+  if (config.optimizer)
+    throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
+                          optimizer_name(config.optimizer->kind), " too; remove one of the two"));
+  if (!options.parameter_groups.empty())
+    throw ConfigError(str("parameter_groups: ", options.parameter_groups.size(),
+                          " of them beside a client_optimizer, which has its own; let the factory make them"));
 }
 
 }  // namespace
@@ -76,17 +80,17 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   check_precision(config_.precision);
   recompute_layers(module, config_.recompute.mode);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
+  check_client(config_, options);
   if (!options.output.empty() && group.rank() == 0) write_resolved(config_, options.output);
 
   ModuleTensors tensors = take_tensors(module, config_.precision);
   GroupedParameters grouped;
+  if (config_.optimizer || options.client_optimizer) check_has_trainable(tensors);
   if (config_.optimizer) {
-    check_has_trainable(tensors);
     grouped = group_parameters(*config_.optimizer, options.parameter_groups, specs_of(tensors));
   }
   groups_ = grouped.options;
-  schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), learning_rates(groups_));
-  follow_schedule();
+  if (!options.client_optimizer) start_schedule();
   aliases_ = std::move(tensors.aliases);
   PagerPolicy policy = config_.pager;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
@@ -95,10 +99,13 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
-  if (config_.optimizer) {
-    optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
-    make_loss_scaling();
+  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
+  if (options.client_optimizer) {
+    optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, options.client_optimizer);
+    groups_ = optimizer_->client_groups();
+    start_schedule();
   }
+  if (optimizer_) make_loss_scaling();
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get());
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
@@ -106,6 +113,13 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
 }
 
 Engine::~Engine() = default;
+
+void Engine::start_schedule() {
+  std::vector<double> rates;
+  for (const OptimizerOptions& group : groups_) rates.push_back(group.lr);
+  schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), std::move(rates));
+  follow_schedule();
+}
 
 void Engine::destroy() {
   require_alive("destroy");

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "optim/client.h"
 #include "optim/lamb.h"
 #include "optim/muon.h"
 #include "optim/runs.h"
@@ -36,9 +37,24 @@ class ShardedOptimizer::Impl {
     }
   }
 
+  Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory)
+      : Impl(pager, group,
+             {.options = {{.kind = OptimizerKind::kClient}}, .group_of = std::vector<int>(pager.parameters().size())}) {
+    std::vector<at::Tensor> parts;
+    std::vector<std::string> names;
+    for (size_t i = 0; i < spans_.size(); ++i)
+      for (const Portion& portion : portions(i)) {
+        client_portions_.push_back(portion);
+        parts.push_back(spans_[i].master.narrow(0, portion.slice_begin, portion.numel));
+        names.push_back(pager_.parameters()[portion.parameter].name);
+      }
+    client_ = std::make_unique<ClientOptimizer>(factory, std::move(parts), std::move(names));
+  }
+
   void step(const Window& window, const StepOptions& options) {
     const at::NoGradGuard no_grad;
     refresh_masters(window.written);
+    if (client_) return step_client(window, options);
     const at::Tensor norms = lamb_norms(window, options);
     for (size_t i = 0; i < spans_.size(); ++i) {
       UpdateSpan span = spans_[i];
@@ -50,7 +66,7 @@ class ShardedOptimizer::Impl {
       step_muon(i, window, options);
       pager_.publish(pager_.owned()[i].unit);
     }
-    for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
+    count_step(window);
   }
 
   void refresh_masters(const std::vector<bool>& chosen) {
@@ -58,7 +74,7 @@ class ShardedOptimizer::Impl {
     for (size_t i = 0; i < spans_.size(); ++i) refresh_master(i, chosen);
   }
 
-  std::vector<TensorSlice> state() const {
+  std::vector<TensorSlice> state() {
     std::vector<TensorSlice> slices;
     for (size_t i = 0; i < spans_.size(); ++i) {
       const UpdateSpan& span = spans_[i];
@@ -68,6 +84,14 @@ class ShardedOptimizer::Impl {
         for (size_t state = 0; state < names.size(); ++state)
           append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
       }
+    }
+    if (!client_) return slices;
+    client_states_ = client_->states();
+    for (const ClientState& state : client_states_) {
+      const Portion& portion = client_portions_[state.part];
+      const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
+      slices.push_back(
+          {str("optimizer.", state.name, ".", parameter.name), parameter.shape, portion.parameter_begin, state.tensor});
     }
     return slices;
   }
@@ -99,7 +123,21 @@ class ShardedOptimizer::Impl {
     return bytes;
   }
 
-  std::vector<int64_t>& steps() { return steps_; }
+  std::vector<OptimizerOptions> client_groups() const {
+    std::vector<OptimizerOptions> groups;
+    for (const double lr : client_->learning_rates()) groups.push_back({.kind = OptimizerKind::kClient, .lr = lr});
+    return groups;
+  }
+
+  const std::vector<int64_t>& steps() const { return steps_; }
+
+  void set_steps(const std::vector<int64_t>& steps) {
+    steps_ = steps;
+    if (!client_) return;
+    std::vector<int64_t> by_part;
+    for (const Portion& portion : client_portions_) by_part.push_back(steps_[portion.parameter]);
+    client_->set_states(std::exchange(client_states_, {}), by_part);
+  }
 
  private:
   /// The part of one parameter that this rank updates.
@@ -153,6 +191,31 @@ class ShardedOptimizer::Impl {
       lamb_apply(part.span.master, part.span.first, part.span.second, part.options, trust, part.step);
       round_weights(part.span);
     }
+  }
+
+  void step_client(const Window& window, const StepOptions& options) {
+    client_states_.clear();
+    std::vector<at::Tensor> gradients;
+    for (size_t i = 0; i < spans_.size(); ++i)
+      for (const Portion& portion : portions(i)) {
+        const at::Tensor& flat = pager_.owned()[i].gradients;
+        gradients.emplace_back();
+        if (!window.touched[portion.parameter]) continue;
+        gradients.back() = flat.narrow(0, portion.slice_begin, portion.numel).to(at::kFloat);
+        if (options.gradient_factor != 1) gradients.back().mul_(options.gradient_factor);
+      }
+    std::vector<double> learning_rates;
+    for (const OptimizerOptions& group : options.groups) learning_rates.push_back(group.lr);
+    client_->step(gradients, learning_rates);
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      round_weights(spans_[i]);
+      pager_.publish(pager_.owned()[i].unit);
+    }
+    count_step(window);
+  }
+
+  void count_step(const Window& window) {
+    for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
   }
 
   void step_muon(size_t i, const Window& window, const StepOptions& options) const {
@@ -220,11 +283,18 @@ class ShardedOptimizer::Impl {
   std::vector<std::vector<std::string>> state_names_;  ///< by group
   std::vector<UpdateSpan> spans_;                      ///< by owned slice; gradients undefined
   std::vector<int64_t> steps_;                         ///< by parameter: how often it was updated
+  std::unique_ptr<ClientOptimizer> client_;            ///< instead of our own
+  std::vector<Portion> client_portions_;               ///< by its part
+  std::vector<ClientState> client_states_;             ///< what a load writes into
 };
 
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters)
     : impl_(std::make_unique<Impl>(pager, group, std::move(parameters))) {}
+ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory)
+    : impl_(std::make_unique<Impl>(pager, group, factory)) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
+
+std::vector<OptimizerOptions> ShardedOptimizer::client_groups() const { return impl_->client_groups(); }
 
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
 void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->refresh_masters(chosen); }
@@ -235,7 +305,7 @@ void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {
   if (counts.size() != impl_->steps().size())
     throw ShapeError(
         str("set_step_counts: expected one count per parameter (", impl_->steps().size(), "), got ", counts.size()));
-  impl_->steps() = counts;
+  impl_->set_steps(counts);
 }
 
 void ShardedOptimizer::write_back_masters(const std::vector<bool>& chosen) { impl_->write_back_masters(chosen); }

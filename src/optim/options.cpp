@@ -22,6 +22,8 @@ const char* optimizer_name(OptimizerKind kind) {
       return "Muon";
     case OptimizerKind::kSgd:
       return "SGD";
+    case OptimizerKind::kClient:
+      return "client";
   }
   return "";
 }
@@ -38,6 +40,8 @@ std::vector<std::string> optimizer_states(const OptimizerOptions& options) {
       return {"exp_avg"};
     case OptimizerKind::kMuon:
       return {"momentum_buffer"};
+    case OptimizerKind::kClient:
+      return {};
     case OptimizerKind::kSgd:
       if (options.momentum != 0) return {"momentum_buffer"};
       return {};
@@ -76,7 +80,7 @@ void check_optimizer(const OptimizerOptions& options) {
 
 Momentum momentum_of(const OptimizerOptions& options) {
   if (options.kind == OptimizerKind::kSgd || options.kind == OptimizerKind::kMuon) return {options.momentum, 0};
-  if (options.kind == OptimizerKind::kAdagrad) return {0, 0};
+  if (options.kind == OptimizerKind::kAdagrad || options.kind == OptimizerKind::kClient) return {0, 0};
   return {options.beta1, options.beta2};
 }
 

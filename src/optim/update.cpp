@@ -57,7 +57,8 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, do
       return;
     case OptimizerKind::kLamb:
     case OptimizerKind::kMuon:
-      TRIREME_CHECK(false, optimizer_name(optimizer.kind), " needs whole parameters.");
+    case OptimizerKind::kClient:
+      TRIREME_CHECK(false, optimizer_name(optimizer.kind), " is not updated stretch by stretch.");
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);

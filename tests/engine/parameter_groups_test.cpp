@@ -3,6 +3,7 @@
 
 #include "tests/engine/dot.h"
 #include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
 #include "trireme/engine/model_engine.h"
 
 namespace trireme {

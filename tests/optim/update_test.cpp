@@ -93,7 +93,8 @@ std::function<void()> reference(const OptimizerOptions& o, const std::vector<at:
       return lion_reference(o, parameters);
     case OptimizerKind::kLamb:
     case OptimizerKind::kMuon:
-      break;  // need whole parameters: whole_parameters_test.cpp
+    case OptimizerKind::kClient:
+      break;  // whole_parameters_test.cpp, engine/client_optimizer_test.cpp
     case OptimizerKind::kSgd:
       return stepping(std::make_shared<SGD>(
           parameters, SGDOptions(o.lr).momentum(o.momentum).weight_decay(o.weight_decay).nesterov(o.nesterov)));

@@ -108,7 +108,6 @@ class Engine {
   /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
   std::pair<double, double> get_mom(size_t group = 0) const;
   size_t group_count() const { return groups_.size(); }
-
   int64_t global_steps() const { return progress_.global_steps; }
   int64_t micro_steps() const { return progress_.micro_steps; }
   int64_t skipped_steps() const { return progress_.skipped_steps; }
@@ -178,6 +177,7 @@ class Engine {
   void check_touched(const Window& window);
   void skip(const Window& window);
   void finish_step();
+  void start_schedule();
   void follow_schedule();
   const OptimizerOptions& options_of(size_t group, const char* call) const;
   void start_window();

@@ -19,6 +19,8 @@ struct InitializeOptions {
   std::filesystem::path output = {};
   /// Parameters with hyperparameters of their own, such as no weight decay for biases and norms.
   std::vector<ParameterGroup> parameter_groups = {};
+  /// Any torch::optim optimizer over this rank's parts of parameters, in place of one that the configuration names.
+  ClientOptimizerFactory client_optimizer = {};
 };
 
 struct BackwardOptions {

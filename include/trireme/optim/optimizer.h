@@ -27,18 +27,23 @@ class ShardedOptimizer {
  public:
   /// Copies fp32 masters from 16-bit weights. `pager` and its `group` outlive the optimizer; `parameters` are its own.
   ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters);
+  /// Steps what `factory` makes of this rank's parts of parameters. Throws ConfigError: it cannot be stepped.
+  ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory);
   ~ShardedOptimizer();
 
   /// Unscale, clip and update every owned slice of the closed window, publishing each unit as soon as it is final.
   /// Collective with Lamb and Muon, which need whole parameters.
   void step(const Window& window, const StepOptions& options);
 
+  /// The parameter groups of a client's optimizer, of which only the learning rate is known.
+  std::vector<OptimizerOptions> client_groups() const;
   /// fp32 masters of the `chosen` parameters follow their 16-bit weights where these were written: an element that is
   /// still its master rounded keeps the master. For a window whose step is skipped, or after only weights were loaded.
   void refresh_masters(const std::vector<bool>& chosen);
 
   /// Masters ("master.<parameter>") and states ("optimizer.<state>.<parameter>") of this rank's slices. Loading writes
-  /// into these tensors; then write_back_masters().
+  /// into these tensors; then write_back_masters() and set_step_counts(). Throws CheckpointError: a client's optimizer
+  /// has a state that is not of the shard's shape.
   std::vector<TensorSlice> state();
   std::vector<int64_t> step_counts() const;  ///< by parameter index
   void set_step_counts(const std::vector<int64_t>& counts);

@@ -1,17 +1,25 @@
 // What an optimizer is told: hyperparameters, and which parameters have some of their own.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "trireme/pager/layout.h"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace trireme {
 
-enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLamb, kLion, kMuon, kSgd };
+enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLamb, kLion, kMuon, kSgd, kClient };
 
 /// Names and defaults are DeepSpeed's (and torch.optim's for SGD). There Adagrad has lr 1e-2 and eps 1e-10 of its own,
 /// Muon momentum 0.95, betas 0.9, 0.95 and eps 1e-10.
@@ -40,7 +48,7 @@ const char* optimizer_name(OptimizerKind kind);
 /// The fp32 states of each element, at most two, by the names that they have in checkpoints.
 std::vector<std::string> optimizer_states(const OptimizerOptions& options);
 
-/// What get_mom() tells: (beta1, beta2), for SGD and Muon (momentum, 0), for Adagrad (0, 0).
+/// What get_mom() tells: (beta1, beta2), for SGD and Muon (momentum, 0), (0, 0) for Adagrad and a client's.
 struct Momentum {
   double first = 0;
   double second = 0;
@@ -48,6 +56,11 @@ struct Momentum {
 Momentum momentum_of(const OptimizerOptions& options);
 /// Takes a schedule's momentum over; an optimizer that has none stays without.
 void set_momentum(OptimizerOptions& options, const Momentum& momentum);
+
+/// Makes an optimizer of `parts`: what this rank updates, flat fp32 tensors, each a part of one parameter (or the
+/// whole of it), in the order of the units. Right for optimizers that work element by element; what looks at a whole
+/// tensor sees the part. May be empty.
+using ClientOptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parts)>;
 
 /// Parameters with hyperparameters of their own. What is not given is the optimizer's.
 struct ParameterGroup {
