@@ -27,24 +27,23 @@ Config config_of(int stage, GatherPolicy gather = GatherPolicy::kAuto) {
 TEST(ARankThatSavesAlone, IsNamedWithTheMethod) {
   for (const int stage : {0, 2, 3}) {
     const TemporaryFolder folder;
-    run_ranks(
-        2,
-        [&](Rank& rank) {
-          Dot net;
-          auto engine = initialize(rank.world(), net, {.config = config_of(stage)});
-          const auto go_on = [&] {
-            // Who waits first is the first to give up, and tells the other: that is to be the one that saves.
-            if (rank.id() == 1) std::this_thread::sleep_for(50ms);
-            if (rank.id() == 0) engine.save_checkpoint(folder.path());
-            for (int step = 0; step < 3; ++step) {
-              engine.backward(engine(vec(1, 2)));
-              engine.step();
-            }
-          };
-          const std::string text = error_of<CommError>(go_on);
-          EXPECT_SAYS(text, "in save_checkpoint") << " at stage " << stage << ", rank " << rank.id();
-        },
-        {.timeout = 1s});
+    run_ranks(2,
+              [&](Rank& rank) {
+                Dot net;
+                auto engine = initialize(rank.world(), net, {.config = config_of(stage)});
+                const auto go_on = [&] {
+                  // Who waits first is the first to give up, and tells the other: that is to be the one that saves.
+                  if (rank.id() == 1) std::this_thread::sleep_for(50ms);
+                  if (rank.id() == 0) engine.save_checkpoint(folder.path());
+                  for (int step = 0; step < 3; ++step) {
+                    engine.backward(engine(vec(1, 2)));
+                    engine.step();
+                  }
+                };
+                const std::string text = error_of<CommError>(go_on);
+                EXPECT_SAYS(text, "in save_checkpoint") << " at stage " << stage << ", rank " << rank.id();
+              },
+              {.timeout = 1s});
     EXPECT_FALSE(std::filesystem::exists(folder.path() / "latest"));
   }
 }

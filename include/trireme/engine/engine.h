@@ -209,7 +209,7 @@ class Engine {
   std::unique_ptr<ParameterAccess> access_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
-  std::unique_ptr<LossScaling> loss_scaling_;  ///< where something computes in fp16
+  std::unique_ptr<LossScaling> loss_scaling_;      ///< where something computes in fp16
   bool has_explained_autocast_ = false;
 
   std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
