@@ -251,7 +251,14 @@ std::string name_of_parameters(const ::testing::TestParamInfo<Parameters>& info)
 INSTANTIATE_TEST_SUITE_P(Models, Parity,
                          ::testing::Combine(::testing::ValuesIn(model_cases()), ::testing::Values(1, 2, 4),
                                             ::testing::Values(int64_t{1}, int64_t{3}),
-                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         name_of_parameters);
+
+// Sums in the order of plain training alone: a master whose last bit differs is rounded to another weight in fp16 eight
+// times as often as in bf16, and later steps would show it.
+INSTANTIATE_TEST_SUITE_P(Fp16, Parity,
+                         ::testing::Combine(::testing::ValuesIn(model_cases()), ::testing::Values(1, 2, 4),
+                                            ::testing::Values(int64_t{1}), ::testing::Values(at::kHalf)),
                          name_of_parameters);
 
 }  // namespace
