@@ -2,9 +2,9 @@
 #include <set>
 
 #include "engine/buffers.h"
-#include "engine/loss_scaling.h"
 #include "trireme/base/error.h"
 #include "trireme/engine/engine.h"
+#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "engine/buffers.h"
-#include "engine/leaf_modules.h"
-#include "engine/loss_scaling.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
 #include "trireme/access/parameter_access.h"
@@ -15,6 +13,8 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/pager/leaf_modules.h"
+#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 

@@ -1,9 +1,9 @@
 // Random numbers in the deterministic mode: each micro-batch draws from a stream of its own, whichever rank runs it.
 #include <ATen/ops/from_blob.h>
 
-#include "engine/generator_state.h"
 #include "trireme/engine/engine.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/generator_state.h"
 
 namespace trireme {
 

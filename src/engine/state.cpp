@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "engine/buffers.h"
-#include "engine/generator_state.h"
-#include "engine/loss_scaling.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
+#include "trireme/intercept/generator_state.h"
+#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 
@@ -123,11 +123,13 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
 }
 
+// What users wrote into weights since the last step counts, for the masters too. Collective.
 void Engine::take_user_writes() {
   const std::vector<bool> written = pager_->settle_writes();
   if (optimizer_) optimizer_->refresh_masters(written);
 }
 
+// After a load: a weight follows its master where that was loaded, else the master its weight.
 void Engine::match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer) {
   std::vector<bool> has_master(pager_->parameters().size(), loads_optimizer);
   std::vector<bool> has_none(pager_->parameters().size(), !loads_optimizer);

@@ -7,11 +7,11 @@
 #include <optional>
 
 #include "engine/buffers.h"
-#include "engine/loss_scaling.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
+#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 

@@ -12,6 +12,7 @@
 #include "trireme/base/json.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
+#include "trireme/pager/leaf_modules.h"
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"
 #include "trireme/recompute/selective.h"
@@ -28,17 +29,6 @@ struct BatchSizes {
 
 /// What happens when ranks save under different tags.
 enum class TagValidation { kIgnore, kWarn, kFail };
-
-/// Modules whose parameters are gathered all together at stage 3, because ranks may use different parts of them.
-struct LeafModuleOptions {
-  /// Class names, with or without what stands before the last "." or "::"; libtorch's "Impl" may be left out.
-  std::vector<std::string> classes = {"transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
-                                      "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
-                                      "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock"};
-  std::vector<std::string> names = {};          ///< as named_modules() has them
-  std::vector<std::string> name_suffixes = {};  ///< of those names
-  bool operator==(const LeafModuleOptions&) const = default;
-};
 
 enum class RecomputeMode {
   kNone,

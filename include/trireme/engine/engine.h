@@ -34,14 +34,6 @@ class Buffers;
 class LossScaling;
 class ParameterAccess;
 
-/// Counters, the same on every rank; a load sets them to those of the checkpoint.
-struct TrainingProgress {
-  int64_t micro_steps = 0;     ///< calls of step() that did not throw
-  int64_t global_steps = 0;    ///< of these, at the end of an accumulation window; skipped ones included
-  int64_t skipped_steps = 0;   ///< of these, without an update because a gradient was not finite
-  int64_t global_samples = 0;  ///< the train_batch_size of every global step, summed
-};
-
 /// Owns what training adds to a model: the pager of its parameters, masters and optimizer states, counters.
 ///
 /// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it.
@@ -59,37 +51,29 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A
-  /// direct loss.backward() gives the same gradients: the division happens where they are reduced, in fp32.
-  ///
-  /// Ordering  collective at ZeRO stages 2 and 3.
+  /// direct loss.backward() gives the same gradients. Collective at ZeRO stages 2 and 3.
   /// Throws    StateError: no optimizer, or after destroy(); ShapeError: not one floating element, or without a graph.
   at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  /// What to call backward() on directly: `output` in fp32 times loss_scale() where something computes in fp16, else
-  /// `output` itself. A loss, or an output of any shape for output.backward(its_gradient).
-  ///
-  /// Where a scale is needed, a direct backward() of what was not scaled throws StateError, before a gradient is taken.
+  /// What to call backward() on directly, of any shape: `output` in fp32 times loss_scale() where something computes in
+  /// fp16 (a direct backward() of what was not scaled throws StateError there), else `output` itself.
   /// Throws    as backward().
   at::Tensor scale(const at::Tensor& output) const;
   /// By what backward() and scale() multiply now; 1 where nothing computes in fp16.
   double loss_scale() const;
 
-  /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule.
-  /// Collective.
+  /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule;
+  /// what is not finite skips the step on all ranks, but in bf16 without check_grad_overflow. Collective.
   ///
-  /// A step whose gradients are not finite is skipped on all ranks: always in fp32 and fp16, in bf16 unless
-  /// check_grad_overflow is off. A dynamic loss scale follows.
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
   ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3). Nothing is updated
   ///           then, and the window's gradients are dropped.
   void step();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
-  /// From here on `is_boundary` says that, instead of the count. Each micro-batch still counts as one of
-  /// gradient_accumulation_steps(). The same on every rank.
+  /// From here on `is_boundary` says that, not the count. A micro-batch still weighs 1 / gradient_accumulation_steps().
   void set_gradient_accumulation_boundary(bool is_boundary);
   /// Saves the reductions of all but the last backward pass of a window, at every ZeRO stage; a rank holds its
-  /// gradients whole for that, 4 bytes per parameter (2 where bf16 accumulates). Every rank opens and closes the scope
-  /// alike.
+  /// gradients whole for that, 4 bytes per parameter (2 where 16 bits accumulate). Every rank alike.
   ///
   /// Throws    StateError: no optimizer, inside another such scope. step() inside of it throws too.
   NoSync no_sync();
@@ -117,34 +101,29 @@ class Engine {
   int64_t train_batch_size() const { return config_.batch.train_batch_size; }
   int64_t train_micro_batch_size_per_gpu() const { return config_.batch.train_micro_batch_size_per_gpu; }
   int64_t gradient_accumulation_steps() const { return config_.batch.gradient_accumulation_steps; }
-  /// Changes the accumulation steps only. Throws ConfigError: not a multiple of micro-batch times ranks; StateError:
-  /// inside a window.
+  /// By the accumulation steps. ConfigError: not a multiple of micro-batch times ranks; StateError: inside a window.
   void set_train_batch_size(int64_t train_batch_size);
-  /// Changes train_batch_size with it. Throws ConfigError: not 1 or more; StateError: inside a window.
+  /// And train_batch_size with it. ConfigError: not 1 or more; StateError: inside a window.
   void set_train_micro_batch_size(int64_t micro_batch_size);
 
-  /// Saves weights, buffers, optimizer, counters and each rank's random number generator as `directory`/tag.
-  /// Collective.
+  /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag. Collective.
   ///
   /// Requires  a call at the end of a window: gradients are not saved.
   /// Throws    as trireme::save_checkpoint; CheckpointError: ranks disagree on the tag and the configuration says Fail.
   SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {});
-  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one the random number
-  /// generators go their own way. Drops the window's gradients. Nothing when there is no checkpoint. Collective.
-  ///
-  /// Throws    as trireme::load_checkpoint.
+  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one generators go their
+  /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint.
+  /// Collective.
   std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
                                              const LoadCheckpointOptions& options = {});
 
   /// Writes the module's weights (in the dtype that they have) and buffers into one file, unit by unit. Collective.
-  ///
-  /// Returns   true. Throws as export_tensors(); ConfigError: an empty directory.
+  /// Returns true. Throws as export_tensors(); ConfigError: an empty directory.
   bool save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options = {});
 
   /// Drops units that are gathered (stage 3, gather="copy"). Every rank alike.
   void empty_partition_cache();
-  /// Accepted: every state is in host memory already, which is said once. Throws ConfigError: an unknown state, another
-  /// device; StateError: no optimizer.
+  /// Every state is in host memory already, which is said once. Throws ConfigError: an unknown state, another device.
   void offload_states(const OffloadOptions& options = {});
   void reload_states();
 
@@ -153,8 +132,7 @@ class Engine {
 
   const Config& config() const { return config_; }
   Group& group() const { return group_; }
-  /// Throws StateError after destroy().
-  Pager& pager() const;
+  Pager& pager() const;  ///< throws StateError after destroy()
   /// Bytes of masters and optimizer states on this rank.
   int64_t optimizer_bytes() const;
 
@@ -181,19 +159,15 @@ class Engine {
   void follow_schedule();
   const OptimizerOptions& options_of(size_t group, const char* call) const;
   void start_window();
-  // In the deterministic mode random numbers are a function of the micro-batch's global index.
   void agree_on_micro_batch_seed();
   void seed_micro_batch() const;
   void require_no_window(const char* call) const;
   void begin_deferral(const char* call);
   void defer(const char* scope);
 
-  /// What users wrote into weights since the last step counts, for the masters too. Collective.
   void take_user_writes();
-  /// After a load: a weight follows its master where that was loaded, else the master its weight.
   void match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer);
   void publish_all();
-
   StateTree weights_state() const;
   std::string values_text(const std::string& client_state) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
@@ -211,7 +185,6 @@ class Engine {
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
   std::unique_ptr<LossScaling> loss_scaling_;      ///< where something computes in fp16
   bool has_explained_autocast_ = false;
-
   std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;
   uint64_t micro_batch_seed_ = 0;   ///< deterministic mode: rank 0's seed at initialize()

@@ -1,6 +1,7 @@
-// What the calls of an Engine can be told, and what a load tells back.
+// What the calls of an Engine can be told, what it counts, and what a load tells back.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <variant>
@@ -21,6 +22,14 @@ struct InitializeOptions {
   std::vector<ParameterGroup> parameter_groups = {};
   /// Any torch::optim optimizer over this rank's parts of parameters, in place of one that the configuration names.
   ClientOptimizerFactory client_optimizer = {};
+};
+
+/// Counters, the same on every rank; a load sets them to those of the checkpoint.
+struct TrainingProgress {
+  int64_t micro_steps = 0;     ///< calls of step() that did not throw
+  int64_t global_steps = 0;    ///< of these, at the end of an accumulation window; skipped ones included
+  int64_t skipped_steps = 0;   ///< of these, without an update because a gradient was not finite
+  int64_t global_samples = 0;  ///< the train_batch_size of every global step, summed
 };
 
 struct BackwardOptions {

@@ -1,4 +1,4 @@
-#include "engine/leaf_modules.h"
+#include "trireme/pager/leaf_modules.h"
 
 #include <torch/nn/module.h>
 

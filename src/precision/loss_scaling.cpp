@@ -1,4 +1,4 @@
-#include "engine/loss_scaling.h"
+#include "trireme/precision/loss_scaling.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

@@ -1,4 +1,4 @@
-#include "engine/generator_state.h"
+#include "trireme/intercept/generator_state.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
