@@ -128,7 +128,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
       const at::Tensor& product = results[0].toTensor();
       const double multiply_adds = static_cast<double>(product.numel()) * running.row_length;
       if (product.requires_grad()) forward_multiply_adds_ += multiply_adds;
-      if (product.numel() < running.factor_numel) return;
+      if (product.numel() <= running.factor_numel) return;
       if (running.recipe) running.recipe->multiply_adds = multiply_adds;
     }
     if (running.recipe) learn(running, results);

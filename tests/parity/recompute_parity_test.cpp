@@ -179,7 +179,7 @@ TEST(RecomputeMemory, FullKeepsLayerInputsAndSelectiveSavesSixtyPercent) {
   // Inputs of six layers; what the last norm and the projection after it save; the logits' softmax; generators.
   EXPECT_LT(full, 9 * hidden + 128 * 256 * 4 + 6 * 5120 + 4096);
   EXPECT_GT(plain, 100 * hidden);
-  const SelectiveRecompute scope({.keep = {}, .extra_compute = 0.1});
+  const SelectiveRecompute scope({.keep = {}, .extra_compute = 0.11});
   EXPECT_LT(activation_bytes(*net, tokens), 2 * plain / 5);
 }
 
