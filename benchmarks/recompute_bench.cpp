@@ -45,7 +45,7 @@ struct Row {
   std::string name;
   trireme::RecomputeConfig recompute;
   int64_t activation_bytes = 0;
-  std::vector<double> times_ms;
+  std::vector<double> times_ms = {};
 };
 
 std::vector<std::string> split(const std::string& text) {

@@ -24,8 +24,13 @@ std::pair<std::string, std::string> split(const std::string& name) {
 
 }  // namespace
 
-ParameterAccess::ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer)
-    : group_(group), pager_(pager), optimizer_(optimizer), states_(pager.parameters().size()) {
+ParameterAccess::ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer,
+                                 std::function<double()> loss_scale)
+    : group_(group),
+      pager_(pager),
+      optimizer_(optimizer),
+      loss_scale_(std::move(loss_scale)),
+      states_(pager.parameters().size()) {
   pager_.set_companion(this);
   if (optimizer_ == nullptr) return;
   std::map<std::string, int> index;

@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
@@ -39,7 +40,7 @@ class Place {
 
   ParameterAccess::Part state(const std::string& name) const {
     std::string known;
-    for (const std::string& state : access_->state_names()) {
+    for (const std::string& state : access_->state_names(index_)) {
       if (state == name) return access_->state(index_, name);
       known += (known.empty() ? "'" : ", '") + state + "'";
     }
@@ -83,8 +84,9 @@ class Place {
     return value.detach().to(at::kFloat);
   }
 
+  at::Tensor full_gradient() const { return full(access_->gradient(index_)).div_(access_->loss_scale()); }
   void write_gradient(const at::Tensor& whole) const {
-    write(access_->gradient(index_), whole);
+    write(access_->gradient(index_), whole * access_->loss_scale());
     access_->pager().gradient_written(index_);
   }
   static void write(const ParameterAccess::Part& part, const at::Tensor& whole) {
@@ -118,7 +120,7 @@ at::Tensor safe_get_full_optimizer_state(const at::Tensor& parameter, const std:
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_full_grad");
   if (!place.reduce()) return std::nullopt;
-  return place.full(place.access().gradient(place.index()));
+  return place.full_gradient();
 }
 
 void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
@@ -152,7 +154,7 @@ at::Tensor safe_get_local_optimizer_state(const at::Tensor& parameter, const std
 std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_local_grad");
   if (!place.reduce()) return std::nullopt;
-  return Place::local(place.access().gradient(place.index()));
+  return Place::local(place.access().gradient(place.index())).div_(place.access().loss_scale());
 }
 
 void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
@@ -173,7 +175,7 @@ void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value) {
   const Place place(parameter, "safe_set_local_grad");
   place.require_gradient();
   const ParameterAccess::Part part = place.access().gradient(place.index());
-  at::Tensor(part.data).copy_(place.checked_local(value, part));
+  at::Tensor(part.data).copy_(place.checked_local(value, part) * place.access().loss_scale());
   place.access().pager().gradient_written(place.index());
 }
 
@@ -185,7 +187,7 @@ void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters,
     const Place place(parameter, kCall);
     if (!std::exchange(reduced, true)) (void)place.reduce();
     if (!place.access().pager().has_gradient(place.index())) continue;
-    place.write_gradient(place.checked(update(place.full(place.access().gradient(place.index())), parameter)));
+    place.write_gradient(place.checked(update(place.full_gradient(), parameter)));
   }
 }
 

@@ -24,7 +24,7 @@ std::string Engine::dtypes_in_use() const {
   Dtypes weights, gradients, communication, masters, buffers;
   const PagerPolicy& policy = pager_->policy();
   // Where peers read gradients in place, these stand in the weights' dtype.
-  const bool reads_in_place = policy.stage == 3 && policy.gather == GatherPolicy::kShared;
+  const bool reads_in_place = policy.stage == 3 && policy.gather == GatherPolicy::kShared && !policy.deterministic;
   for (const UnitLayout& unit : pager_->layout().units) weights.insert(short_name(unit.dtype));
   for (const OwnedSlice& slice : pager_->owned()) {
     const UnitLayout& unit = pager_->layout().units[slice.unit];
@@ -36,9 +36,9 @@ std::string Engine::dtypes_in_use() const {
   }
   for (const TensorSlice& buffer : buffers_->slices())
     if (at::isFloatingType(buffer.data.scalar_type())) buffers.insert(short_name(buffer.data.scalar_type()));
-  if (!config_.optimizer) return str("dtypes: weights ", join(weights), ", buffers ", join(buffers));
+  if (!optimizer_) return str("dtypes: weights ", join(weights), ", buffers ", join(buffers));
 
-  const bool has_states = !optimizer_states(*config_.optimizer).empty();
+  const bool has_states = !config_.optimizer || !optimizer_states(*config_.optimizer).empty();
   const AutocastOptions& autocast = config_.precision.autocast;
   std::string scale = "none";
   if (loss_scaling_) scale = str(loss_scale(), loss_scaling_->scaler().is_dynamic() ? " (dynamic)" : " (fixed)");

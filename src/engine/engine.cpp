@@ -56,8 +56,9 @@ void check_has_trainable(const ModuleTensors& tensors) {
 
 std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors) {
   std::vector<ParameterSpec> specs;
-  for (const auto& [name, tensor] : tensors.parameters)
-    specs.push_back({name, tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad()});
+  for (const NamedParameter& parameter : tensors.parameters)
+    specs.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(),
+                     parameter.tensor.requires_grad()});
   return specs;
 }
 
@@ -106,7 +107,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
     start_schedule();
   }
   if (optimizer_) make_loss_scaling();
-  access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get());
+  access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
   if (group.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());

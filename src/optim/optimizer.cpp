@@ -80,7 +80,7 @@ class ShardedOptimizer::Impl {
       const UpdateSpan& span = spans_[i];
       for (const Portion& portion : portions(i)) {
         if (has_master(span)) append(slices, "master.", portion, span.master);
-        const std::vector<std::string>& names = state_names_[group_of_[portion.parameter]];
+        const std::vector<std::string>& names = state_names(portion.parameter);
         for (size_t state = 0; state < names.size(); ++state)
           append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
       }
@@ -95,6 +95,8 @@ class ShardedOptimizer::Impl {
     }
     return slices;
   }
+
+  const std::vector<std::string>& state_names(int parameter) const { return state_names_[group_of_[parameter]]; }
 
   void write_back_masters(const std::vector<bool>& chosen) {
     const at::NoGradGuard no_grad;
@@ -299,6 +301,9 @@ std::vector<OptimizerOptions> ShardedOptimizer::client_groups() const { return i
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
 void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->refresh_masters(chosen); }
 std::vector<TensorSlice> ShardedOptimizer::state() { return impl_->state(); }
+const std::vector<std::string>& ShardedOptimizer::state_names(int parameter) const {
+  return impl_->state_names(parameter);
+}
 std::vector<int64_t> ShardedOptimizer::step_counts() const { return impl_->steps(); }
 
 void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {

@@ -133,7 +133,7 @@ double sum_of_squares_of(const Element* data, int64_t numel) {
 
 /// Calls `use` with a null pointer of the element type of `dtype`.
 template <class Use>
-double with_element(at::ScalarType dtype, Use use) {
+auto with_element(at::ScalarType dtype, Use use) {
   if (dtype == at::kFloat) return use(static_cast<float*>(nullptr));
   if (dtype == at::kBFloat16) return use(static_cast<BFloat16*>(nullptr));
   TRIREME_CHECK(dtype == at::kHalf, "dtype ", dtype);
@@ -148,9 +148,9 @@ double sum_of_squares(const void* data, at::ScalarType dtype, int64_t numel) {
 }
 
 void add_squares(const void* data, at::ScalarType dtype, int64_t numel, ExactSum& sum) {
-  TRIREME_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype ", dtype);
-  if (dtype == at::kFloat) return add_squares_of(static_cast<const float*>(data), numel, sum);
-  add_squares_of(static_cast<const uint16_t*>(data), numel, sum);
+  with_element(dtype, [&]<class Element>(Element*) {
+    add_squares_of(static_cast<const Element*>(data), numel, sum);
+  });
 }
 
 double reduce(const ReduceTask& task) {

@@ -94,6 +94,23 @@ TEST_P(SafeAccess, AGradientThatWasReadAtTheEndOfAWindowIsTheOneThatIsTaken) {
   });
 }
 
+TEST_P(SafeAccess, GradientsAreWithoutTheLossScale) {
+  run_ranks(2, [&](Rank& rank) {
+    Dot net;
+    Config config = with_stage(sgd_config(2), GetParam());
+    config.precision.weight_dtype = at::kHalf;
+    config.precision.loss_scale.loss_scale = 1024;
+    auto engine = initialize(rank.world(), net, {.config = config});
+    engine.backward(engine(vec(1, 2).to(at::kHalf)));
+    EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{1, 2}));
+    safe_set_full_grad(net->w, vec(3, 4));
+    EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{3, 4}));
+    engine.step();
+    EXPECT_DOUBLE_EQ(*engine.get_global_grad_norm(), 5);
+    engine.destroy();
+  });
+}
+
 TEST_P(SafeAccess, GradientsThatAreSetAreThoseOfTheStep) {
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [&](Rank& rank) {

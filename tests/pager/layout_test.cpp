@@ -46,7 +46,7 @@ TEST(Layout, GroupsByTheFirstPatternThatMatches) {
 }
 
 TEST(Layout, MakesOneUnitOfALeafWhateverThePatternsSay) {
-  UnitRules rules{.merge_below_bytes = 0, .leaves = {"moe.experts", "moe"}};
+  UnitRules rules{.leaves = {"moe.experts", "moe"}, .merge_below_bytes = 0};
   std::vector<ParameterSpec> parameters =
       specs({{"in.w", 4}, {"moe.gate.w", 4}, {"moe.experts.0.w", 4}, {"moe.experts.1.w", 4}, {"moes.0.w", 4}});
   EXPECT_EQ(unit_names(make_layout(parameters, 1, rules)), (Names{"in", "moe", "moes.0"}));

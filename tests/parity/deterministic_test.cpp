@@ -9,6 +9,8 @@
 
 #include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
 #include "trireme/engine/engine.h"
 #include "trireme/intercept.h"
 
@@ -127,6 +129,23 @@ TEST(DeterministicOrder, HoldsForDirectBackwardCallsAndSixteenBitSums) {
     setting.variant = variant;
     EXPECT_EQ(train(make_mlp, setting, Backward::kDirect), expected) << variant.name;
   }
+}
+
+TEST(DeterministicOrder, RefusesAnotherBackwardAfterItsSumsWereRead) {
+  run_ranks(1, [](Rank& rank) {
+    const TrainedModel model = make_mlp();
+    Engine engine(rank.world(), *model.module, {.config = config_of({})});
+    engine.backward(model.loss({0, 0}));
+    EXPECT_TRUE(safe_get_full_grad(model.module->parameters()[0]).has_value());
+    try {
+      engine.backward(model.loss({1, 1}));
+      FAIL() << "not refused";
+    } catch (const StateError& error) {
+      EXPECT_NE(std::string(error.what()).find("can be read or reduced once, after its last backward"),
+                std::string::npos)
+          << error.what();
+    }
+  });
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ namespace trireme {
 at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter);
 /// A state by the name that it has in checkpoints, such as "exp_avg".
 at::Tensor safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
-/// The mean over ranks and micro-batches so far, before clipping; nothing for a parameter that no rank used.
+/// The mean over ranks and micro-batches so far, without a loss scale, before clipping; nothing for a parameter that no
+/// rank used.
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter);
 
 /// The 16-bit weight becomes `value` rounded.
@@ -58,8 +59,10 @@ void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters,
 /// What the functions above work on, one per engine, which owns it.
 class ParameterAccess final : public PagerCompanion {
  public:
+  /// `loss_scale` says by what losses are multiplied now; empty: by nothing.
+  ///
   /// Requires  all outlive this; `optimizer` may be null.
-  ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer);
+  ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale = {});
   ~ParameterAccess() override;
   ParameterAccess(const ParameterAccess&) = delete;
   ParameterAccess& operator=(const ParameterAccess&) = delete;
@@ -72,9 +75,11 @@ class ParameterAccess final : public PagerCompanion {
 
   Part value(int parameter) const;
   Part state(int parameter, const std::string& state) const;
-  /// Names of the optimizer's states, the same on every rank.
-  std::vector<std::string> state_names() const { return optimizer_states(optimizer_->options()); }
+  /// As ShardedOptimizer has them.
+  const std::vector<std::string>& state_names(int parameter) const { return optimizer_->state_names(parameter); }
+  /// As the pager holds it: times loss_scale().
   Part gradient(int parameter) const;
+  double loss_scale() const { return loss_scale_ ? loss_scale_() : 1; }
   /// Assembles every rank's part, as fp32 [numel]. Collective.
   at::Tensor gather(int parameter, const Part& part) const;
   /// `value` [numel] in fp32 becomes the parameter's, here and, rounded, in `weight`. Collective.
@@ -92,6 +97,7 @@ class ParameterAccess final : public PagerCompanion {
   Group& group_;
   Pager& pager_;
   ShardedOptimizer* optimizer_;
+  std::function<double()> loss_scale_;
   std::vector<std::map<std::string, Part>> states_;  ///< by parameter: "master" and optimizer states
 };
 

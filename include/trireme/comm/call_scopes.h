@@ -21,11 +21,6 @@ class [[nodiscard]] CallerScope {
   const char* outer_;
 };
 
-struct CommCounters {
-  int64_t calls = 0;       ///< collectives issued by this rank
-  int64_t bytes_sent = 0;  ///< by the cost line of each collective
-};
-
 /// While one lives, the collectives of this thread are about `subject`, e.g. a unit of the model: "all_gather #12 (…)
 /// of layers.3". Ranks that call the same operation about different subjects have diverged, as with different sizes.
 /// Where scopes are nested, the innermost one counts; of a text longer than 47 characters, its end.

@@ -56,6 +56,11 @@ struct WaitReason {
   std::function<std::string()> detail = {};  ///< e.g. the name of the parameter whose turn it is
 };
 
+struct CommCounters {
+  int64_t calls = 0;       ///< collectives issued by this rank
+  int64_t bytes_sent = 0;  ///< by the cost line of each collective
+};
+
 class Group {
  public:
   virtual ~Group() = default;
