@@ -35,7 +35,7 @@ ParameterAccess::ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* o
   if (optimizer_ == nullptr) return;
   std::map<std::string, int> index;
   for (size_t i = 0; i < states_.size(); ++i) index[pager_.parameters()[i].name] = static_cast<int>(i);
-  for (TensorSlice& slice : optimizer_->state()) {
+  for (TensorSlice& slice : optimizer_->own_state()) {
     const auto [state, name] = split(slice.name);
     states_[index.at(name)][state] = {slice.begin, std::move(slice.data)};
   }

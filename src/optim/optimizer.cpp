@@ -74,7 +74,7 @@ class ShardedOptimizer::Impl {
     for (size_t i = 0; i < spans_.size(); ++i) refresh_master(i, chosen);
   }
 
-  std::vector<TensorSlice> state() {
+  std::vector<TensorSlice> own_state() const {
     std::vector<TensorSlice> slices;
     for (size_t i = 0; i < spans_.size(); ++i) {
       const UpdateSpan& span = spans_[i];
@@ -85,6 +85,11 @@ class ShardedOptimizer::Impl {
           append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
       }
     }
+    return slices;
+  }
+
+  std::vector<TensorSlice> state() {
+    std::vector<TensorSlice> slices = own_state();
     if (!client_) return slices;
     client_states_ = client_->states();
     for (const ClientState& state : client_states_) {
@@ -301,6 +306,7 @@ std::vector<OptimizerOptions> ShardedOptimizer::client_groups() const { return i
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
 void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->refresh_masters(chosen); }
 std::vector<TensorSlice> ShardedOptimizer::state() { return impl_->state(); }
+std::vector<TensorSlice> ShardedOptimizer::own_state() const { return impl_->own_state(); }
 const std::vector<std::string>& ShardedOptimizer::state_names(int parameter) const {
   return impl_->state_names(parameter);
 }

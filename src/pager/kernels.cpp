@@ -148,9 +148,7 @@ double sum_of_squares(const void* data, at::ScalarType dtype, int64_t numel) {
 }
 
 void add_squares(const void* data, at::ScalarType dtype, int64_t numel, ExactSum& sum) {
-  with_element(dtype, [&]<class Element>(Element*) {
-    add_squares_of(static_cast<const Element*>(data), numel, sum);
-  });
+  with_element(dtype, [&]<class Element>(Element*) { add_squares_of(static_cast<const Element*>(data), numel, sum); });
 }
 
 double reduce(const ReduceTask& task) {

@@ -37,9 +37,8 @@ std::vector<std::string> find_leaf_modules(const torch::nn::Module& module, cons
   std::set<std::string> classes;
   for (const std::string& name : options.classes) classes.insert(short_class_name(name));
   Names found;
-  for (const auto& item : module.named_modules()) {
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
     const std::string& name = item.key();
-    if (name.empty()) continue;  // the whole model is no leaf of itself
     names.insert(name);
     const std::string type = short_class_name(item.value()->name());
     if (!classes.contains(type)) continue;

@@ -45,6 +45,8 @@ class ShardedOptimizer {
   /// into these tensors; then write_back_masters() and set_step_counts(). Throws CheckpointError: a client's optimizer
   /// has a state that is not of the shard's shape.
   std::vector<TensorSlice> state();
+  /// state() without that of a client's optimizer.
+  std::vector<TensorSlice> own_state() const;
   /// Of a parameter, the same on every rank; none of a client's optimizer, whose states are its own.
   const std::vector<std::string>& state_names(int parameter) const;
   std::vector<int64_t> step_counts() const;  ///< by parameter index
