@@ -11,6 +11,7 @@
 
 #include "tests/config/config_test_support.h"
 #include "tests/engine/dot.h"
+#include "tests/engine/stages.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/model_engine.h"
@@ -23,15 +24,6 @@ using namespace testing;
 
 constexpr int64_t kSteps = 3;
 constexpr int64_t kAccumulation = 2;
-
-std::vector<PagerPolicy> all_policies() {
-  std::vector<PagerPolicy> policies;
-  for (int stage = 0; stage < 3; ++stage) policies.push_back({.stage = stage});
-  policies.push_back({.stage = 3, .gather = GatherPolicy::kShared});
-  policies.push_back({.stage = 3, .gather = GatherPolicy::kCopy, .live_bytes = 1, .poison = true});
-  for (PagerPolicy& policy : policies) policy.units.merge_below_bytes = 0;
-  return policies;
-}
 
 /// Two linear layers of which the second runs twice: autocast casts its weight once and takes the copy from its cache.
 struct NetImpl : torch::nn::Module {

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <vector>
 
+#include "tests/support/error_of.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme::testing {
@@ -35,20 +36,6 @@ inline std::vector<float> values(const at::Tensor& tensor) {
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 using Floats = std::vector<float>;
-
-/// Runs `call` and returns the text of the error that it throws.
-template <class Thrown, class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Thrown& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
-
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 class TemporaryFolder {
  public:

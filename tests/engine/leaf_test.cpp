@@ -30,7 +30,9 @@ struct MixtureImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x, int64_t chosen) {
     const at::Tensor weight = torch::softmax(router->forward(x), -1).select(-1, chosen).unsqueeze(-1);
-    return weight * experts[chosen]->as<torch::nn::LinearImpl>()->forward(x);
+    auto* expert = experts[chosen]->as<torch::nn::LinearImpl>();
+    // Odd ones leave their bias alone, and with it its unit.
+    return weight * (chosen % 2 == 0 ? expert->forward(x) : torch::matmul(x, expert->weight.t()));
   }
   torch::nn::Linear router{nullptr};
   torch::nn::ModuleList experts;

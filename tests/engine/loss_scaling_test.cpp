@@ -12,6 +12,7 @@
 
 #include "tests/config/config_test_support.h"
 #include "tests/engine/dot.h"
+#include "tests/engine/stages.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/model_engine.h"
@@ -20,15 +21,6 @@ namespace trireme {
 namespace {
 
 using namespace testing;
-
-std::vector<PagerPolicy> all_policies() {
-  std::vector<PagerPolicy> policies;
-  for (int stage = 0; stage < 3; ++stage) policies.push_back({.stage = stage});
-  policies.push_back({.stage = 3, .gather = GatherPolicy::kShared});
-  policies.push_back({.stage = 3, .gather = GatherPolicy::kCopy, .live_bytes = 1, .poison = true});
-  for (PagerPolicy& policy : policies) policy.units.merge_below_bytes = 0;
-  return policies;
-}
 
 std::string name_of(const PagerPolicy& policy) {
   const char* gather = policy.stage < 3 ? "" : policy.gather == GatherPolicy::kShared ? "shared" : "copy";

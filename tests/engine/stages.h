@@ -10,6 +10,16 @@
 
 namespace trireme::testing {
 
+/// Small units that are released and gathered many times.
+inline std::vector<PagerPolicy> all_policies() {
+  std::vector<PagerPolicy> policies;
+  for (int stage = 0; stage < 3; ++stage) policies.push_back({.stage = stage});
+  policies.push_back({.stage = 3, .gather = GatherPolicy::kShared});
+  policies.push_back({.stage = 3, .gather = GatherPolicy::kCopy, .live_bytes = 1, .poison = true});
+  for (PagerPolicy& policy : policies) policy.units.merge_below_bytes = 0;
+  return policies;
+}
+
 struct Stage {
   const char* name;
   int stage;

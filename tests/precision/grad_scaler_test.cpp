@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/error_of.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -128,41 +129,32 @@ TEST(GradScaler, CoalescesSparseGradientsBeforeItLooks) {
   EXPECT_FALSE(scaler.step(optimizer));
 }
 
-template <class Thrown, class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Thrown& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(GradScalerErrors, NameTheCallAndTheFix) {
   Training training;
   GradScaler scaler;
-  EXPECT_EQ(error_of<StateError>([&] { scaler.update(); }),
+  EXPECT_EQ(testing::error_of<StateError>([&] { scaler.update(); }),
             "update: no gradients were unscaled since the last update(); call step(optimizer) first");
   scaler.scale(training.loss(1)).backward();
   scaler.unscale_(training.optimizer);
-  EXPECT_EQ(error_of<StateError>([&] { scaler.unscale_(training.optimizer); }),
+  EXPECT_EQ(testing::error_of<StateError>([&] { scaler.unscale_(training.optimizer); }),
             "unscale_: already called for this optimizer since the last update(); call update() first");
   scaler.step(training.optimizer);
-  EXPECT_EQ(error_of<StateError>([&] { scaler.step(training.optimizer); }),
+  EXPECT_EQ(testing::error_of<StateError>([&] { scaler.step(training.optimizer); }),
             "step: already called for this optimizer since the last update(); call update() first");
-  EXPECT_EQ(error_of<StateError>([&] { scaler.unscale_(training.optimizer); }),
+  EXPECT_EQ(testing::error_of<StateError>([&] { scaler.unscale_(training.optimizer); }),
             "unscale_: after step() for this optimizer since the last update(); call update() first");
-  EXPECT_EQ(error_of<ConfigError>([&] { scaler.update(-1); }), "GradScaler: scale=-1: use a finite number above 0");
-  EXPECT_EQ(error_of<ConfigError>([] { GradScaler({.growth_factor = 1}); }),
+  EXPECT_EQ(testing::error_of<ConfigError>([&] { scaler.update(-1); }),
+            "GradScaler: scale=-1: use a finite number above 0");
+  EXPECT_EQ(testing::error_of<ConfigError>([] { GradScaler({.growth_factor = 1}); }),
             "GradScaler: growth_factor=1: use a number above 1");
-  EXPECT_EQ(error_of<ConfigError>([] { GradScaler({.backoff_factor = 1}); }),
+  EXPECT_EQ(testing::error_of<ConfigError>([] { GradScaler({.backoff_factor = 1}); }),
             "GradScaler: backoff_factor=1: use a number between 0 and 1");
-  EXPECT_EQ(error_of<ConfigError>([] { GradScaler({.growth_interval = 0}); }),
+  EXPECT_EQ(testing::error_of<ConfigError>([] { GradScaler({.growth_interval = 0}); }),
             "GradScaler: growth_interval=0: use 1 or more steps");
   at::Tensor half = at::ones({1}, at::kHalf).requires_grad_();
   half.mutable_grad() = at::ones({1}, at::kHalf);
   torch::optim::SGD optimizer({half}, torch::optim::SGDOptions(1.0));
-  const std::string text = error_of<ShapeError>([&] { scaler.step(optimizer); });
+  const std::string text = testing::error_of<ShapeError>([&] { scaler.step(optimizer); });
   EXPECT_NE(text.find("got fp16"), std::string::npos) << text;
 }
 
