@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/moments.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
@@ -14,29 +15,16 @@ constexpr int64_t kGrain = int64_t{1} << 15;  // elements that are worth a threa
 constexpr int64_t kLanes = 16;                // sums side by side, one per vector element
 
 struct Factors {
-  float beta1, rest1, beta2, rest2;  // rest = 1 - beta
-  float unbias1, unbias2;            // 1 / (1 - beta^step)
-  float eps, decay, gradient;
+  Factors(const OptimizerOptions& options, double gradient_factor, int64_t step)
+      : moments(options, gradient_factor, step, options.bias_correction),
+        decay(static_cast<float>(options.weight_decay)) {}
+
+  MomentFactors moments;
+  float decay;
 };
 
-Factors factors_of(const OptimizerOptions& options, double gradient_factor, int64_t step) {
-  const auto t = static_cast<double>(step);
-  const double unbias1 = options.bias_correction ? 1 / (1 - std::pow(options.beta1, t)) : 1;
-  const double unbias2 = options.bias_correction ? 1 / (1 - std::pow(options.beta2, t)) : 1;
-  const auto narrow = [](double value) { return static_cast<float>(value); };
-  return {narrow(options.beta1),  narrow(1 - options.beta1), narrow(options.beta2), narrow(1 - options.beta2),
-          narrow(unbias1),        narrow(unbias2),           narrow(options.eps),   narrow(options.weight_decay),
-          narrow(gradient_factor)};
-}
-
 inline float direction(float weight, float first, float second, const Factors& f) {
-  return first * f.unbias1 / (std::sqrt(second * f.unbias2) + f.eps) + f.decay * weight;
-}
-
-inline void move_moments(float gradient, float& first, float& second, const Factors& f) {
-  const float scaled = f.gradient * gradient;
-  first = f.beta1 * first + f.rest1 * scaled;
-  second = f.beta2 * second + f.rest2 * scaled * scaled;
+  return moment_ratio(first, second, f.moments) + f.decay * weight;
 }
 
 TRIREME_VECTORISED LambNorms moments_part(const float* __restrict weights, const float* __restrict gradients,
@@ -48,7 +36,7 @@ TRIREME_VECTORISED LambNorms moments_part(const float* __restrict weights, const
     const int64_t lanes = std::min(kLanes, numel - begin);
     for (int64_t lane = 0; lane < lanes; ++lane) {
       const int64_t i = begin + lane;
-      move_moments(gradients[i], first[i], second[i], f);
+      move_moments(f.moments.gradient * gradients[i], first[i], second[i], f.moments);
       const double weight = weights[i], update = direction(weights[i], first[i], second[i], f);
       weight_sums[lane] += weight * weight;
       update_sums[lane] += update * update;
@@ -74,7 +62,7 @@ TRIREME_VECTORISED void apply_part(float* __restrict weights, const float* __res
 LambNorms lamb_moments(const at::Tensor& weights, const at::Tensor& gradients, const at::Tensor& first,
                        const at::Tensor& second, const OptimizerOptions& options, double gradient_factor,
                        int64_t step) {
-  const Factors factors = factors_of(options, gradient_factor, step);
+  const Factors factors(options, gradient_factor, step);
   const auto* w = weights.const_data_ptr<float>();
   const auto* g = gradients.const_data_ptr<float>();
   auto* m = first.data_ptr<float>();
@@ -95,7 +83,7 @@ double lamb_trust(const LambNorms& norms, const OptimizerOptions& options) {
 
 void lamb_apply(const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
                 const OptimizerOptions& options, double trust, int64_t step) {
-  const Factors factors = factors_of(options, 1, step);
+  const Factors factors(options, 1, step);
   const auto step_size = static_cast<float>(options.lr * trust);
   auto* w = weights.data_ptr<float>();
   const auto* m = first.const_data_ptr<float>();

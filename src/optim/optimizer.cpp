@@ -79,7 +79,7 @@ class ShardedOptimizer::Impl {
     for (size_t i = 0; i < spans_.size(); ++i) {
       const UpdateSpan& span = spans_[i];
       for (const Portion& portion : portions(i)) {
-        if (has_master(span)) append(slices, "master.", portion, span.master);
+        if (span.has_master()) append(slices, "master.", portion, span.master);
         const std::vector<std::string>& names = state_names(portion.parameter);
         for (size_t state = 0; state < names.size(); ++state)
           append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
@@ -106,7 +106,7 @@ class ShardedOptimizer::Impl {
   void write_back_masters(const std::vector<bool>& chosen) {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < spans_.size(); ++i) {
-      if (!has_master(spans_[i])) continue;
+      if (!spans_[i].has_master()) continue;
       for (const Portion& portion : portions(i)) {
         if (!chosen[portion.parameter]) continue;
         const UpdateSpan part = spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel);
@@ -117,7 +117,7 @@ class ShardedOptimizer::Impl {
 
   int64_t master_bytes() const {
     int64_t bytes = 0;
-    for (const UpdateSpan& span : spans_) bytes += has_master(span) ? static_cast<int64_t>(span.master.nbytes()) : 0;
+    for (const UpdateSpan& span : spans_) bytes += span.has_master() ? static_cast<int64_t>(span.master.nbytes()) : 0;
     return bytes;
   }
 
@@ -249,10 +249,8 @@ class ShardedOptimizer::Impl {
   }
 
   static void round_weights(const UpdateSpan& span) {
-    if (has_master(span)) span.weights.copy_(span.master);
+    if (span.has_master()) span.weights.copy_(span.master);
   }
-
-  static bool has_master(const UpdateSpan& span) { return !span.master.is_same(span.weights); }
 
   std::vector<Run> runs(size_t i, const std::vector<bool>& touched, const std::vector<int64_t>& steps) const {
     const OwnedSlice& slice = pager_.owned()[i];
@@ -274,7 +272,7 @@ class ShardedOptimizer::Impl {
   /// What the user wrote into 16-bit weights is the new truth; an older master would undo it.
   void refresh_master(size_t i, const std::vector<bool>& written) {
     UpdateSpan& span = spans_[i];
-    if (!has_master(span)) return;
+    if (!span.has_master()) return;
     for (const Portion& portion : portions(i)) {
       if (!written[portion.parameter]) continue;
       const UpdateSpan part = span.slice(portion.slice_begin, portion.slice_begin + portion.numel);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "optim/adam.h"
 #include "optim/lion.h"
 #include "trireme/base/error.h"
 
@@ -19,8 +20,9 @@ namespace trireme {
 
 namespace {
 
-// 16-bit weights are updated by blocks whose fp32 copies stay in the second-level cache between conversion, update and
-// rounding. A multiple of kAlignment, so that no block has a vector tail, which the kernels round differently.
+// 16-bit weights, other than Adam's, are updated by blocks whose fp32 copies stay in the second-level cache between
+// conversion, update and rounding. A multiple of kAlignment, so that no block has a vector tail, which the kernels
+// round differently.
 constexpr int64_t kBlockNumel = int64_t{1} << 15;
 
 at::Tensor slice_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
@@ -82,9 +84,10 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t end) const {
 
 void update(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
   const at::NoGradGuard no_grad;
-  const bool rounds = !span.weights.is_same(span.master);
   const bool widens = span.gradients.scalar_type() != at::kFloat;
-  if (!rounds && !widens) return update_master(span, optimizer, gradient_factor, step);
+  if (!span.has_master() && !widens) return update_master(span, optimizer, gradient_factor, step);
+  const bool is_adam = optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW;
+  if (span.has_master() && is_adam) return adam_in_one_pass(span, optimizer, gradient_factor, step);
 
   const int64_t numel = span.master.numel();
   const int64_t block_numel = kBlockNumel * at::get_num_threads();
@@ -92,7 +95,7 @@ void update(const UpdateSpan& span, const OptimizerOptions& optimizer, double gr
     UpdateSpan block = span.slice(begin, std::min(begin + block_numel, numel));
     if (widens) block.gradients = block.gradients.to(at::kFloat);
     update_master(block, optimizer, gradient_factor, step);
-    if (rounds) block.weights.copy_(block.master);
+    if (span.has_master()) block.weights.copy_(block.master);
   }
 }
 

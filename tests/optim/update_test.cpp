@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "optim/runs.h"
+#include "trireme/base/error.h"
 #include "trireme/pager/layout.h"
 
 namespace trireme {
@@ -202,48 +203,77 @@ TEST_P(Update, AgreesWithTorchOptimAfterFiftyClippedStepsOfWhichSomeLeaveParamet
   EXPECT_EQ(unit.padding_norm(), 0);
 }
 
-TEST_P(Update, KeepsFp32MastersOfBf16WeightsAndRoundsThemOnce) {
-  const OptimizerOptions& options = GetParam().options;
+void keeps_masters(const OptimizerOptions& options, at::ScalarType weights, at::ScalarType dtype) {
+  SCOPED_TRACE(str(at::toString(weights), " weights, ", at::toString(dtype), " gradients"));
   at::Generator generator = at::detail::createCPUGenerator(11);
   const std::vector<at::Tensor> start = random_tensors(generator);
-  FlatUnit unit(start, at::kBFloat16, at::kBFloat16);
+  FlatUnit unit(start, weights, dtype);
   std::vector<at::Tensor> expected;
   for (const at::Tensor& tensor : start) expected.push_back(tensor.clone().requires_grad_());
   const auto step_reference = reference(options, expected);
 
   for (int step = 0; step < kSteps; ++step) {
     std::vector<at::Tensor> gradients = random_tensors(generator);
-    for (at::Tensor& gradient : gradients) gradient = gradient.to(at::kBFloat16);
+    for (at::Tensor& gradient : gradients) gradient = gradient.to(dtype);
     unit.step(gradients, options, 0.5);
     for (size_t i = 0; i < expected.size(); ++i) expected[i].mutable_grad() = gradients[i].to(at::kFloat) * 0.5;
     step_reference();
   }
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_LE(relative_difference(unit.master(i), expected[i].detach()), kTolerance) << "parameter " << i;
-    EXPECT_TRUE(at::equal(unit.weights(i), unit.master(i).to(at::kBFloat16))) << "parameter " << i;
+    EXPECT_TRUE(at::equal(unit.weights(i), unit.master(i).to(weights))) << "parameter " << i;
   }
   EXPECT_EQ(unit.padding_norm(), 0);
+}
+
+TEST_P(Update, KeepsFp32MastersOf16BitWeightsAndRoundsThemOnce) {
+  for (const at::ScalarType weights : {at::kBFloat16, at::kHalf})
+    for (const at::ScalarType gradients : {at::kFloat, at::kBFloat16, at::kHalf})
+      keeps_masters(GetParam().options, weights, gradients);
 }
 
 INSTANTIATE_TEST_SUITE_P(AllOptimizers, Update, testing::ValuesIn(cases()),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
-TEST(Update, BlocksOf16BitWeightsGiveTheSameBitsAsOneCall) {
-  const int64_t numel = (int64_t{1} << 17) + 96;  // several blocks and a short one
+struct Spans {
+  UpdateSpan whole;
+  UpdateSpan other;
+};
+
+/// The same values twice; the first as bf16 weights with masters, the second with those weights or in fp32.
+Spans equal_spans(int64_t numel, bool both_bf16) {
   at::Generator generator = at::detail::createCPUGenerator(3);
   const at::Tensor start = at::randn({numel}, generator);
   const at::Tensor gradients = at::randn({numel}, generator);
-  const auto zeros = [&] { return at::zeros({numel}); };
-  const UpdateSpan whole{start.clone(), {}, gradients.clone(), zeros(), zeros()};
-  UpdateSpan fp32 = whole;
-  fp32.weights = fp32.master;
-  const UpdateSpan blocks{start.clone(), start.to(at::kBFloat16), gradients.clone(), zeros(), zeros()};
-  const OptimizerOptions options{.lr = 0.01, .weight_decay = 0.01};
+  const auto make = [&](bool bf16) {
+    UpdateSpan span{start.clone(), {}, gradients.clone(), at::zeros({numel}), at::zeros({numel})};
+    span.weights = bf16 ? start.to(at::kBFloat16) : span.master;
+    return span;
+  };
+  return {make(true), make(both_bf16)};
+}
+
+TEST(Update, BlocksOf16BitWeightsGiveTheSameBitsAsOneCall) {
+  const auto [blocks, fp32] = equal_spans((int64_t{1} << 17) + 96, false);  // several blocks and a short one
+  const OptimizerOptions options{.kind = OptimizerKind::kAdagrad, .lr = 0.01, .weight_decay = 0.01};
   for (int64_t step = 1; step <= 3; ++step) {
     update(fp32, options, 1, step);
     update(blocks, options, 1, step);
   }
   EXPECT_TRUE(at::equal(blocks.master, fp32.master));
+}
+
+TEST(Update, OfAdamIn16BitGivesTheSameBitsWhereverTheSpanIsCut) {
+  const int64_t numel = (int64_t{1} << 16) + 96;
+  const auto [whole, cut] = equal_spans(numel, true);
+  const OptimizerOptions options{.lr = 0.01, .weight_decay = 0.01};
+  for (int64_t step = 1; step <= 3; ++step) {
+    update(whole, options, 0.7, step);
+    const std::vector<int64_t> cuts{0, 1, 18, 3333, numel};
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) update(cut.slice(cuts[i], cuts[i + 1]), options, 0.7, step);
+  }
+  EXPECT_TRUE(at::equal(whole.master, cut.master));
+  EXPECT_TRUE(at::equal(whole.weights, cut.weights));
 }
 
 }  // namespace

@@ -1,0 +1,96 @@
+#include "optim/adam.h"
+
+#include <ATen/Parallel.h>
+
+#include "optim/moments.h"
+#include "trireme/base/error.h"
+#include "trireme/base/float16.h"
+#include "trireme/base/vectorised.h"
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kGrain = int64_t{1} << 15;  // elements that are worth a thread
+
+template <class Weight, class Gradient>
+struct Arrays {
+  float* master;
+  Weight* weights;
+  const Gradient* gradients;
+  float* first;
+  float* second;
+  int64_t numel;
+
+  Arrays slice(int64_t begin, int64_t end) const {
+    return {master + begin, weights + begin, gradients + begin, first + begin, second + begin, end - begin};
+  }
+};
+
+struct Factors {
+  MomentFactors moments;
+  float step_size, shrink, l2;  // AdamW shrinks the weights, Adam adds its decay to the gradients
+};
+
+template <class Weight, class Gradient>
+__attribute__((always_inline)) inline void update_all(const Arrays<Weight, Gradient>& arrays, const Factors& factors) {
+  const Factors f = factors;
+  float* __restrict master = arrays.master;
+  Weight* __restrict weights = arrays.weights;
+  const Gradient* __restrict gradients = arrays.gradients;
+  float* __restrict first = arrays.first;
+  float* __restrict second = arrays.second;
+  const int64_t numel = arrays.numel;
+  for (int64_t i = 0; i < numel; ++i) {
+    move_moments(f.moments.gradient * widen(gradients[i]) + f.l2 * master[i], first[i], second[i], f.moments);
+    const float updated = f.shrink * master[i] - f.step_size * moment_ratio(first[i], second[i], f.moments);
+    master[i] = updated;
+    weights[i] = narrow<Weight>(updated);
+  }
+}
+
+// Cloned functions cannot be templates, so each pair of types has one.
+TRIREME_VECTORISED void update_part(const Arrays<BFloat16, float>& a, const Factors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<BFloat16, BFloat16>& a, const Factors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<BFloat16, Float16>& a, const Factors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<Float16, float>& a, const Factors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<Float16, BFloat16>& a, const Factors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<Float16, Float16>& a, const Factors& f) { update_all(a, f); }
+
+template <class Weight, class Gradient>
+void update_as(const UpdateSpan& span, const Factors& factors) {
+  const Arrays<Weight, Gradient> arrays{span.master.data_ptr<float>(),
+                                        static_cast<Weight*>(span.weights.data_ptr()),
+                                        static_cast<const Gradient*>(span.gradients.const_data_ptr()),
+                                        span.first.data_ptr<float>(),
+                                        span.second.data_ptr<float>(),
+                                        span.master.numel()};
+  at::parallel_for(0, arrays.numel, kGrain,
+                   [&](int64_t begin, int64_t end) { update_part(arrays.slice(begin, end), factors); });
+}
+
+template <class Weight>
+void update_weights(const UpdateSpan& span, const Factors& factors) {
+  switch (span.gradients.scalar_type()) {
+    case at::kBFloat16:
+      return update_as<Weight, BFloat16>(span, factors);
+    case at::kHalf:
+      return update_as<Weight, Float16>(span, factors);
+    default:
+      return update_as<Weight, float>(span, factors);
+  }
+}
+
+}  // namespace
+
+void adam_in_one_pass(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
+  const bool decoupled = optimizer.kind == OptimizerKind::kAdamW;
+  const Factors factors{MomentFactors(optimizer, gradient_factor, step), static_cast<float>(optimizer.lr),
+                        static_cast<float>(decoupled ? 1 - optimizer.lr * optimizer.weight_decay : 1),
+                        static_cast<float>(decoupled ? 0 : optimizer.weight_decay)};
+  if (span.weights.scalar_type() == at::kHalf) return update_weights<Float16>(span, factors);
+  TRIREME_CHECK(span.weights.scalar_type() == at::kBFloat16, "16-bit weights expected, got ",
+                at::toString(span.weights.scalar_type()));
+  update_weights<BFloat16>(span, factors);
+}
+
+}  // namespace trireme
