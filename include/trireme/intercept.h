@@ -65,6 +65,7 @@ struct OperatorTraits {
 /// on top.
 struct OperatorCall {
   const c10::OperatorHandle& op;
+  c10::DispatchKeySet keys;  ///< what is left to dispatch to
   const OperatorTraits& traits;
   torch::jit::Stack& stack;
 };
@@ -95,8 +96,8 @@ class RankContext {
   bool has_own_generator() const { return generator_.defined(); }
   const at::Generator& own_generator() const { return generator_; }
 
-  /// Runs `op` on `stack` with everything that is registered.
-  void call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  /// Runs `op` on `stack` with everything that is registered; its kernel is the one for `keys`.
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
   friend class InterceptScope;

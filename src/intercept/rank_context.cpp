@@ -31,12 +31,13 @@ thread_local RankContext* this_context = nullptr;
 // Draws swap the state of libtorch's one default generator, so ranks that are threads take turns.
 std::mutex default_generator_mutex;
 
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only top-level operators are of interest; what they call inside goes straight to libtorch.
   c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+  const c10::DispatchKeySet rest = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   RankContext* context = RankContext::current();
-  if (context == nullptr) return op.callBoxed(stack);
-  context->call(op, stack);
+  if (context == nullptr) return op.redispatchBoxed(rest, stack);
+  context->call(op, rest, stack);
 }
 
 bool writes_without_reading(std::string_view name) {
@@ -148,11 +149,11 @@ const OperatorTraits& RankContext::traits_of(const c10::OperatorHandle& op) {
   return traits_.emplace(op, traits).first->second;
 }
 
-void RankContext::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ++serial_;
   // A copy: a pass or an owner may call operators, and the table may move.
   const OperatorTraits traits = traits_of(op);
-  OperatorCall call{op, traits, *stack};
+  OperatorCall call{op, keys, traits, *stack};
   if (read_scopes_ == 0 && traits.written == 0 && passes_.empty()) return run(call);
 
   Touches touches;
@@ -168,7 +169,7 @@ void RankContext::call(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
 
 void RankContext::run(OperatorCall& call) {
   if (call.traits.random && generator_.defined()) return run_with_own_generator(call);
-  call.op.callBoxed(&call.stack);
+  call.op.redispatchBoxed(call.keys, &call.stack);
 }
 
 // Composite operators (dropout, randn) have no generator argument to fill in, so the default generator takes on this
@@ -187,7 +188,7 @@ void RankContext::run_with_own_generator(OperatorCall& call) {
       shared.set_state(kept);
     }
   } restore{shared, generator_, kept};
-  call.op.callBoxed(&call.stack);
+  call.op.redispatchBoxed(call.keys, &call.stack);
 }
 
 void manual_seed(uint64_t seed) {
