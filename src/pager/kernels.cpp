@@ -157,4 +157,18 @@ double reduce(const ReduceTask& task) {
   });
 }
 
+void widen_upper_half(float* data, at::ScalarType dtype, int64_t numel) {
+  TRIREME_CHECK(c10::elementSize(dtype) == 2, "dtype ", dtype);
+  with_element(dtype, [&]<class Element>(Element*) {
+    const auto* source = reinterpret_cast<const Element*>(data) + numel;
+    alignas(64) float block[kBlock];
+    // Ascending: element i ends at byte 4 i + 4 and was read from byte 2 numel + 2 i, so nothing is overwritten unread.
+    for (int64_t at = 0; at < numel; at += kBlock) {
+      const int64_t n = std::min(kBlock, numel - at);
+      load(block, source + at, n);
+      std::copy_n(block, n, data + at);
+    }
+  });
+}
+
 }  // namespace trireme

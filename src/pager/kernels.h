@@ -34,4 +34,8 @@ struct ReduceTask {
 /// Cost      reads each source once, writes target once; blocks stay in the first-level cache in between.
 double reduce(const ReduceTask& task);
 
+/// The second half of the 4 * numel bytes at `data` holds `numel` elements of `dtype`; afterwards all of it holds them
+/// in fp32.
+void widen_upper_half(float* data, at::ScalarType dtype, int64_t numel);
+
 }  // namespace trireme

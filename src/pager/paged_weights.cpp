@@ -1,14 +1,19 @@
 // Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and
 // released when the room is needed for another one.
 //
+// What is only read under autocast, by modules whose weights it casts anyway (UnitLayout::communication_dtype), travels
+// in that 16-bit dtype and is rounded. An access that needs the weights' own bits gathers the unit again.
+//
 // Every decision (what to gather ahead, what to release) follows from the touches and from sizes alone, never from
 // timing, so ranks that run the same program issue the same collectives in the same order.
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "pager/kernels.h"
 #include "pager/trace.h"
 #include "pager/weight_store.h"
 #include "trireme/comm/call_scopes.h"
@@ -22,7 +27,8 @@ enum class UnitState { kReleased, kGathering, kWhole };
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
-  at::Tensor buffer;  // undefined while released
+  at::Tensor buffer;        // undefined while released
+  bool is_rounded = false;  // what is in the buffer, or will be
   Pending<void> gather;
   uint64_t last_serial = 0;  // of the operator that touched it last: an operator's own units are never released
   int64_t last_touch = 0;
@@ -43,6 +49,7 @@ class PagedWeights final : public WeightStore {
     for (int i = 0; i < units(); ++i) {
       paged_[i].gather = {};
       // What is whole stays readable.
+      if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release_if_whole(i);
       if (paged_[i].state != UnitState::kWhole) continue;
       const auto memory = std::make_shared<at::Tensor>(paged_[i].buffer);
       for (const Placement& placement : unit(i).parameters) parameter(placement.index).owner->memory = memory;
@@ -51,14 +58,14 @@ class PagedWeights final : public WeightStore {
 
   bool pages() const override { return true; }
 
-  void before_access(int index, Access) override {
+  void before_access(int index, Access access) override {
     const int touched = parameter(index).unit;
     running_serial_ = next_serial();
     const std::vector<int>& mates = leaf_mates(touched);
     // One entry in the trace for a leaf, whichever of its units a rank has touched.
     trace_.touch(mates.empty() ? touched : mates.front());
-    if (mates.empty()) make_whole(touched);
-    for (const int mate : mates) make_whole(mate);
+    if (mates.empty()) make_whole(touched, access);
+    for (const int mate : mates) make_whole(mate, access);
     if (touched != last_prefetched_from_) prefetch(touched);
   }
 
@@ -80,11 +87,7 @@ class PagedWeights final : public WeightStore {
     running_serial_ = next_serial();
     paged.last_touch = ++touches_;
     ++paged.holds;
-    if (paged.state == UnitState::kReleased) {
-      make_room(unit_bytes(held));
-      start_gather(held);
-    }
-    if (paged.state == UnitState::kGathering) finish_gather(held);
+    gather(held, /*rounded=*/false);
   }
 
   void let_go(int index) noexcept override {
@@ -137,13 +140,25 @@ class PagedWeights final : public WeightStore {
     return context != nullptr ? context->serial() : (uint64_t{1} << 63) + static_cast<uint64_t>(touches_);
   }
 
-  void make_whole(int index) {
+  void make_whole(int index, Access access) {
     PagedUnit& paged = paged_[index];
     paged.last_serial = running_serial_;
     paged.last_touch = ++touches_;
+    gather(index, may_round(index, access));
+  }
+
+  bool may_round(int index, Access access) const {
+    return access == Access::kRead && unit(index).dtype == at::kFloat &&
+           unit(index).communication_dtype != at::ScalarType::Undefined && at::autocast::is_autocast_enabled(at::kCPU);
+  }
+
+  // Own bits serve where rounded ones would do, not the other way round.
+  void gather(int index, bool rounded) {
+    const PagedUnit& paged = paged_[index];
+    if (paged.is_rounded && !rounded) release_if_whole(index);
     if (paged.state == UnitState::kReleased) {
       make_room(unit_bytes(index));
-      start_gather(index);
+      start_gather(index, rounded);
     }
     if (paged.state == UnitState::kGathering) finish_gather(index);
   }
@@ -169,22 +184,35 @@ class PagedWeights final : public WeightStore {
             "its clone() read directly"));
   }
 
-  void start_gather(int index) {
+  void start_gather(int index, bool rounded) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
     paged.buffer = take_buffer(index);
     const SubjectScope subject(unit(index).name);
-    paged.gather = group().all_gather(paged.buffer, paged.shard);
+    paged.is_rounded = rounded;
+    paged.gather = rounded ? gather_rounded(index) : group().all_gather(paged.buffer, paged.shard);
     paged.state = UnitState::kGathering;
     live_bytes_ += unit_bytes(index);
     peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
     ++gathers_;
   }
 
+  // Into the upper half of the buffer, from where finish_gather() widens it.
+  Pending<void> gather_rounded(int index) {
+    const PagedUnit& paged = paged_[index];
+    const at::Tensor halves = paged.buffer.view(unit(index).communication_dtype);
+    const at::Tensor rounded = halves.narrow(0, unit(index).numel(), unit(index).numel());
+    const at::Tensor own = rounded.narrow(0, shard_begin(index), unit(index).shard_numel);
+    own.copy_(paged.shard);
+    return group().all_gather(rounded, own);
+  }
+
   void finish_gather(int index) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
     wait_for(paged.gather);
+    if (paged.is_rounded)
+      widen_upper_half(paged.buffer.data_ptr<float>(), unit(index).communication_dtype, unit(index).numel());
     for (const Placement& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
       std::byte* data = element(paged.buffer.data_ptr(), placement.begin, managed.itemsize());
@@ -215,6 +243,7 @@ class PagedWeights final : public WeightStore {
     keep_buffer(std::move(paged.buffer));
     paged.buffer = at::Tensor();
     paged.state = UnitState::kReleased;
+    paged.is_rounded = false;
     live_bytes_ -= unit_bytes(index);
     trim_idle(0);
     ++releases_;
@@ -263,7 +292,7 @@ class PagedWeights final : public WeightStore {
         if (victim < 0 || trace_.distance_to(victim) <= ahead) return;
         release_if_whole(victim);
       }
-      start_gather(next);
+      start_gather(next, may_round(next, Access::kRead));
       ++prefetches_;
     }
   }

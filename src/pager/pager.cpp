@@ -18,6 +18,14 @@
 #include "trireme/intercept.h"
 
 namespace trireme {
+namespace {
+
+/// Weights come with their own bits, whatever autocast is around.
+struct WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::AutocastCPU};
+};
+
+}  // namespace
 
 class Pager::Impl {
  public:
@@ -119,6 +127,7 @@ class Pager::Impl {
   at::Tensor whole(int parameter) {
     // What gathering allocates counts as one operator, so that it does not make room by releasing this unit again.
     c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::TESTING_ONLY_GenericMode);
+    const WithoutAutocast own_bits;
     weights_->before_access(parameter, Access::kRead);
     return managed_[parameter].tensor;
   }
@@ -134,6 +143,7 @@ class Pager::Impl {
     require_free();
     scope_.reset();
     watch_.end();
+    const WithoutAutocast own_bits;
     for (size_t i = 0; i < managed_.size(); ++i) {
       ManagedParameter& managed = managed_[i];
       weights_->before_access(static_cast<int>(i), Access::kRead);

@@ -3,15 +3,17 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
 
 #include <string>
 #include <vector>
 
-#include "tests/config/config_test_support.h"
 #include "tests/engine/dot.h"
 #include "tests/engine/stages.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/model_engine.h"
@@ -192,6 +194,46 @@ TEST(AutocastModules, OfTheListedClassesSendTheirGradientsInItsDtype) {
     EXPECT_EQ(sent_bytes({"torch.nn.Linaer"}), whole);
   });
   EXPECT_SAYS(log.text(), "the model has no module of class 'Linaer'");
+}
+
+TEST(AutocastModules, AreGatheredInItsDtypeWhereAutocastReadsThem) {
+  run_ranks(2, [](Rank& rank) {
+    torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})));
+    draw_weights(*net);
+    std::vector<at::Tensor> own;
+    for (const at::Tensor& parameter : net->parameters()) own.push_back(parameter.detach().clone());
+    Config config = autocast_config({.stage = 3, .gather = GatherPolicy::kCopy, .poison = true}, at::kBFloat16, 2);
+    config.precision.autocast.lower_precision_safe_modules = {"Linear"};
+    auto engine = initialize(rank.world(), net, {.config = config});
+    const auto& linear = net[0]->as<torch::nn::Linear>()->weight;
+    const auto& norm = net[1]->as<torch::nn::LayerNorm>()->weight;
+    const at::NoGradGuard no_grad;
+    engine(at::ones({2, 64}));
+    {
+      const AutocastScope autocast(config.precision.autocast);
+      EXPECT_TRUE(at::equal(linear, own[0].to(at::kBFloat16).to(at::kFloat)));  // still there, rounded
+      EXPECT_TRUE(at::equal(norm, own[2]));
+    }
+    const int64_t gathers = engine.pager().counters().gathers;
+    EXPECT_TRUE(at::equal(linear, own[0]));  // gathered again, with its own bits
+    EXPECT_EQ(engine.pager().counters().gathers, gathers + 1);
+    engine(at::ones({2, 64}));
+    EXPECT_EQ(engine.pager().counters().gathers, gathers + 1);  // which serve autocast too
+    engine.pager().release_gathered();
+    {
+      const AutocastScope autocast(config.precision.autocast);
+      (void)linear.sum();
+      linear.add_(1);  // a write needs the own bits
+    }
+    EXPECT_TRUE(at::equal(linear, own[0] + 1));
+    engine.pager().release_gathered();
+    {
+      const AutocastScope autocast(config.precision.autocast);
+      (void)linear.sum();
+      engine.destroy();  // gives back the own bits
+    }
+    EXPECT_TRUE(at::equal(linear, own[0] + 1));
+  });
 }
 
 }  // namespace
