@@ -83,8 +83,11 @@ std::vector<std::string> match_names(Group& group, const Manifest& manifest, con
     if (!seen_used.contains(tensor.name)) extra.push_back(tensor.name);
 
   std::string problem;
-  if (options.missing == Mismatch::kRefuse && !missing.empty())
-    problem += str("; ", missing.size(), " expected and not in the checkpoint: ", names_text(missing));
+  std::vector<std::string> required;
+  std::copy_if(missing.begin(), missing.end(), std::back_inserter(required),
+               [&](const std::string& name) { return !options.optional.contains(name); });
+  if (options.missing == Mismatch::kRefuse && !required.empty())
+    problem += str("; ", required.size(), " expected and not in the checkpoint: ", names_text(required));
   if (options.extra == Mismatch::kRefuse && !extra.empty())
     problem += str("; ", extra.size(), " in the checkpoint and not expected: ", names_text(extra));
   if (!problem.empty()) throw CheckpointError(str(path.string(), " has other tensors than this model", problem));

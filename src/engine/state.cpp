@@ -1,6 +1,7 @@
 // What a checkpoint holds of an engine, and how it comes back.
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,15 @@ void append_weights(StateTree& state, const Pager& pager, const std::vector<Owne
     }
 }
 
+/// Names of weights that a checkpoint saved with exclude_frozen_parameters does not have.
+std::set<std::string> frozen_tensors(const Pager& pager) {
+  std::set<std::string> names;
+  for (const OwnedSlice& slice : pager.owned_frozen())
+    for (const Placement& placement : pager.layout().units[slice.unit].parameters)
+      names.insert("model." + pager.parameters()[placement.index].name);
+  return names;
+}
+
 /// Values that the checkpoint must have: a missing one is named, not guessed.
 template <class T>
 T required(const Json& json, const char* key) {
@@ -58,10 +68,10 @@ LossScaler::State scaler_state(const Json& json) {
 
 }  // namespace
 
-StateTree Engine::weights_state() const {
+StateTree Engine::weights_state(bool with_frozen) const {
   StateTree state;
   append_weights(state, *pager_, pager_->owned());
-  append_weights(state, *pager_, pager_->owned_frozen());
+  if (with_frozen) append_weights(state, *pager_, pager_->owned_frozen());
   return state;
 }
 
@@ -72,7 +82,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   take_user_writes();
   const std::string tag = agree_on_tag(options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag);
-  StateTree state = weights_state();
+  StateTree state = weights_state(!options.exclude_frozen_parameters);
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   if (optimizer_) append(state.tensors, optimizer_->state());
@@ -86,10 +96,10 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   require_alive("load_checkpoint");
   const CallerScope caller("load_checkpoint");
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
-  StateTree state = weights_state();
+  StateTree state = weights_state(/*with_frozen=*/true);
   append(state.tensors, buffers_->slices());
   if (loads_optimizer) append(state.tensors, optimizer_->state());
-  LoadOptions load;
+  LoadOptions load{.optional = frozen_tensors(*pager_)};
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
   if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
@@ -114,6 +124,11 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
           str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
+  const auto kept = std::count_if(loaded->missing.begin(), loaded->missing.end(),
+                                  [&](const std::string& name) { return load.optional.contains(name); });
+  if (kept > 0 && group_.rank() == 0)
+    log(LogLevel::kInfo,
+        str("load_checkpoint: ", loaded->tag, " has no values of ", kept, " frozen parameters; they stay as they are"));
   take_values(loaded->values, options);
   const bool same_world = loaded->rank_values.size() == static_cast<size_t>(group_.size());
   if (config_.pager.deterministic)

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/config/config_test_support.h"
+#include "tests/support/captured_log.h"
 
 namespace trireme {
 namespace {

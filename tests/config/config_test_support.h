@@ -1,11 +1,10 @@
-// What the tests of the configuration share: the error of a text, and what was logged while reading it.
+// What the tests of the configuration share: the error of a text.
 #pragma once
 
-#include <mutex>
+#include <ostream>
 #include <string>
 
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/config/config.h"
 
 namespace trireme {
@@ -43,25 +42,5 @@ inline Refusal refusal_of(const std::string& keys, int world_size = 1) {
 
 inline Refusal wrong(const std::string& message) { return {ErrorCode::kConfig, message}; }
 inline Refusal not_there(const std::string& message) { return {ErrorCode::kUnsupported, message}; }
-
-/// Collects what is logged during its life, by any thread, one line per message: "warning …" or "info …".
-class CapturedLog {
- public:
-  CapturedLog()
-      : former_(set_log_sink([this](LogLevel level, const std::string& message) {
-          const std::lock_guard lock(mutex_);
-          text_ += (level == LogLevel::kWarning ? "warning " : "info ") + message + "\n";
-        })) {}
-  ~CapturedLog() { set_log_sink(former_); }
-  CapturedLog(const CapturedLog&) = delete;
-  CapturedLog& operator=(const CapturedLog&) = delete;
-
-  const std::string& text() const { return text_; }
-
- private:
-  std::mutex mutex_;
-  std::string text_;
-  LogSink former_;
-};
 
 }  // namespace trireme

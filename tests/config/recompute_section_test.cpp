@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/config/config_test_support.h"
+#include "tests/support/captured_log.h"
 
 namespace trireme {
 namespace {

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tests/config/config_test_support.h"
+#include "tests/support/captured_log.h"
 
 namespace trireme {
 namespace {

@@ -1,10 +1,8 @@
 // What the engine's methods promise, on one rank and on two.
 #include "trireme/engine/engine.h"
 
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -14,7 +12,6 @@
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/engine/model_engine.h"
 
 namespace trireme {
@@ -265,130 +262,6 @@ TEST(Engines, TwoTrainSideBySideInOneThread) {
     EXPECT_EQ(values(b->w), (Floats{2, 2.5}));
     first.destroy();
     EXPECT_EQ(a->w.data_ptr<float>()[0], 1.5);  // plain memory again
-  });
-}
-
-struct Resumed {
-  const char* name;
-  int stage;
-  GatherPolicy gather;
-  at::ScalarType dtype;
-};
-
-class Resume : public ::testing::TestWithParam<Resumed> {
- protected:
-  static Config config(int world) {
-    Config config = sgd_config(world, 2);
-    config.optimizer = OptimizerOptions{.lr = 0.01, .weight_decay = 0.1};
-    config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 20};
-    config.gradient_clipping = 0.3;
-    config.precision.weight_dtype = GetParam().dtype;
-    config.pager.stage = GetParam().stage;
-    config.pager.gather = GetParam().gather;
-    config.pager.poison = true;
-    config.pager.units.merge_below_bytes = 0;
-    return config;
-  }
-
-  static void train(Engine& engine, testing::TrainedModel& model, Rank& rank, int64_t micro_steps) {
-    for (int64_t i = 0; i < micro_steps; ++i) {
-      const int64_t round = engine.micro_steps();
-      // The rank's own generator takes part, as in dropout.
-      const at::Tensor noise = 1 + 0.1 * at::rand({});
-      engine.backward(model.loss({round * rank.size() + rank.id(), round}) * noise);
-      engine.step();
-    }
-  }
-};
-
-TEST_P(Resume, ContinuesBitByBitAtTheSameWorldSize) {
-  const TemporaryFolder folder;
-  run_ranks(2, [&](Rank& rank) {
-    at::set_num_threads(1);
-    auto straight = testing::make_conv_net();
-    Engine engine(rank.world(), *straight.module, {.config = config(2)});
-    train(engine, straight, rank, 8);
-    engine.save_checkpoint(folder.path(), {.client_state = R"({"epoch": 3})"});
-    train(engine, straight, rank, 6);
-
-    auto resumed = testing::make_conv_net();
-    Engine other(rank.world(), *resumed.module, {.config = config(2)});
-    train(other, resumed, rank, 2);  // what stands there is overwritten
-    const auto loaded = other.load_checkpoint(folder.path());
-    ASSERT_TRUE(loaded.has_value());
-    EXPECT_EQ(loaded->tag, "global_step4");
-    EXPECT_EQ(loaded->client_state, R"({"epoch":3})");
-    EXPECT_EQ(other.global_steps(), 4);
-    EXPECT_EQ(other.micro_steps(), 8);
-    EXPECT_EQ(other.global_samples(), 16);
-    train(other, resumed, rank, 6);
-    EXPECT_EQ(other.get_lr(), engine.get_lr());
-    EXPECT_EQ(*other.get_global_grad_norm(), *engine.get_global_grad_norm());
-    engine.destroy();
-    other.destroy();
-    const auto expected = straight.module->named_parameters();
-    for (const auto& item : resumed.module->named_parameters())
-      EXPECT_TRUE(at::equal(item.value(), expected[item.key()])) << item.key();
-    const auto buffers = straight.module->named_buffers();
-    for (const auto& item : resumed.module->named_buffers())
-      EXPECT_TRUE(at::equal(item.value(), buffers[item.key()])) << item.key();
-  });
-}
-
-TEST_P(Resume, LoadsWeightsAloneAndRefreshesTheMasters) {
-  const TemporaryFolder folder;
-  run_ranks(2, [&](Rank& rank) {
-    auto saved = testing::make_mlp();
-    Engine engine(rank.world(), *saved.module, {.config = config(2)});
-    train(engine, saved, rank, 4);
-    engine.save_checkpoint(folder.path(), {.tag = "best"});
-    auto fresh = testing::make_mlp();
-    Engine other(rank.world(), *fresh.module, {.config = config(2)});
-    ASSERT_TRUE(other.load_checkpoint(folder.path(), {.load_module_only = true}).has_value());
-    EXPECT_EQ(other.global_steps(), 0);
-    EXPECT_EQ(other.get_lr(), 0);
-    train(other, fresh, rank, 2);  // the warm-up begins with a learning rate of 0: nothing may move
-    engine.destroy();
-    other.destroy();
-    const auto expected = saved.module->named_parameters();
-    for (const auto& item : fresh.module->named_parameters())
-      EXPECT_TRUE(at::equal(item.value(), expected[item.key()])) << item.key();
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Stages, Resume,
-                         ::testing::Values(Resumed{"Stage0Fp32", 0, GatherPolicy::kAuto, at::kFloat},
-                                           Resumed{"Stage1Bf16", 1, GatherPolicy::kAuto, at::kBFloat16},
-                                           Resumed{"Stage2Fp32", 2, GatherPolicy::kAuto, at::kFloat},
-                                           Resumed{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
-                                           Resumed{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
-                         [](const ::testing::TestParamInfo<Resumed>& info) { return info.param.name; });
-
-TEST(EngineLoad, OfAnEmptyFolderStartsAnewAndOneRankSaysSo) {
-  const TemporaryFolder folder;
-  std::atomic<int> warnings = 0;
-  const auto former =
-      set_log_sink([&](LogLevel level, const std::string&) { warnings += level == LogLevel::kWarning; });
-  run_ranks(2, [&](Rank& rank) {
-    Dot net;
-    auto engine = initialize(rank.world(), net, {.config = sgd_config(2)});
-    EXPECT_FALSE(engine.load_checkpoint(folder.path()).has_value());
-    EXPECT_EQ(values(net->w), (Floats{2, 3}));
-  });
-  set_log_sink(former);
-  EXPECT_EQ(warnings, 1);
-}
-
-TEST(EngineSave, NamesTheTagsThatRanksDisagreeOn) {
-  const TemporaryFolder folder;
-  run_ranks(2, [&](Rank& rank) {
-    Dot net;
-    Config config = sgd_config(2);
-    config.tag_validation = TagValidation::kFail;
-    auto engine = initialize(rank.world(), net, {.config = config});
-    const std::string text =
-        error_of<CheckpointError>([&] { engine.save_checkpoint(folder.path(), {.tag = rank.id() == 0 ? "a" : "b"}); });
-    EXPECT_SAYS(text, "rank 0 says 'a'");
   });
 }
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/config/config_test_support.h"
 #include "tests/engine/dot.h"
 #include "tests/engine/stages.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/model_engine.h"

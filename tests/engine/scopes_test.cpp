@@ -12,6 +12,7 @@
 #include "trireme/engine/model_engine.h"
 #include "trireme/pager/gathered.h"
 #include "trireme/pager/init.h"
+#include "trireme/recompute/recompute.h"
 
 namespace trireme {
 namespace {
@@ -192,6 +193,41 @@ TEST_P(Scopes, AnEngineMayBeMadeInsideOfAnInitScope) {
     engine->step();
     EXPECT_TRUE(engine->was_step_applied());
     engine->destroy();
+  });
+}
+
+/// A contrastive loss through one layer that runs four times, each time recomputed in backward or not.
+TrainedModel make_contrastive(bool recomputed) {
+  auto layer = std::make_shared<torch::nn::LinearImpl>(6, 6);
+  draw_weights(*layer);
+  const auto run = [layer, recomputed](const at::Tensor& x) {
+    const auto forward = [layer](const at::Tensor& input) { return layer->forward(input).tanh(); };
+    return recomputed ? recompute(forward, x) : forward(x);
+  };
+  const auto loss = [layer, run](const MicroBatch& batch) {
+    const at::Tensor x = input_of(*layer, batch, {4, 6});
+    return (run(run(x)) - run(run(-x))).square().sum();
+  };
+  return {layer, loss};
+}
+
+TEST_P(Scopes, ALayerThatRunsSeveralTimesAndIsRecomputedTrainsAsWithout) {
+  run_ranks(2, [&](Rank& rank) {
+    at::set_num_threads(1);
+    auto model = make_contrastive(true);
+    auto plain = make_contrastive(false);
+    Engine engine(rank.world(), *model.module, {.config = config(2, 2)});
+    Engine other(rank.world(), *plain.module, {.config = config(2, 2)});
+    for (int64_t micro = 0; micro < 4; ++micro) {
+      const MicroBatch batch{2 * micro + rank.id(), micro};
+      engine.backward(model.loss(batch));
+      engine.step();
+      other.backward(plain.loss(batch));
+      other.step();
+    }
+    const std::vector<at::Tensor> trained = weights_of(engine, model);
+    expect_equal(trained, weights_of(other, plain));
+    EXPECT_FALSE(at::equal(trained[0], make_contrastive(false).module->parameters()[0].to(GetParam().dtype)));
   });
 }
 

@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tests/engine/dot.h"
+#include "tests/engine/stages.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
@@ -173,22 +174,11 @@ TEST(EngineStep, NamesAParameterThatWasFrozenAtInitialize) {
   });
 }
 
-struct Written {
-  const char* name;
-  int stage;
-  GatherPolicy gather;
-  at::ScalarType dtype;
-};
-
-class UserWrites : public ::testing::TestWithParam<Written> {
+class UserWrites : public ::testing::TestWithParam<Stage> {
  protected:
   static Config config(int world, double lr) {
-    Config config = sgd_config(world);
+    Config config = with_stage(sgd_config(world), GetParam());
     config.optimizer->lr = lr;
-    config.precision.weight_dtype = GetParam().dtype;
-    config.pager.stage = GetParam().stage;
-    config.pager.gather = GetParam().gather;
-    config.pager.units.merge_below_bytes = 0;
     return config;
   }
 };
@@ -238,57 +228,14 @@ TEST_P(UserWrites, OfOneElementLeaveTheOthersTheirMasters) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, UserWrites,
-                         ::testing::Values(Written{"Stage0Bf16", 0, GatherPolicy::kAuto, at::kBFloat16},
-                                           Written{"Stage2Bf16", 2, GatherPolicy::kAuto, at::kBFloat16},
-                                           Written{"Stage3SharedFp32", 3, GatherPolicy::kShared, at::kFloat},
-                                           Written{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
-                                           Written{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
-                         [](const ::testing::TestParamInfo<Written>& info) { return info.param.name; });
+                         ::testing::Values(Stage{"Stage0Bf16", 0, GatherPolicy::kAuto, at::kBFloat16},
+                                           Stage{"Stage2Bf16", 2, GatherPolicy::kAuto, at::kBFloat16},
+                                           Stage{"Stage3SharedFp32", 3, GatherPolicy::kShared, at::kFloat},
+                                           Stage{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
+                                           Stage{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
+                         name_of_stage);
 
-TEST(EngineLoad, OfLessThanTheModelHasLeavesTheRestAsItIs) {
-  const TemporaryFolder folder;
-  run_ranks(1, [&](Rank& rank) {
-    Config config = sgd_config(1);
-    config.precision.weight_dtype = at::kBFloat16;
-    auto saved = make_mlp();
-    at::Tensor first = saved.module->parameters()[0];
-    first.set_requires_grad(false);  // no master is saved for it
-    {
-      const torch::NoGradGuard no_grad;
-      first.fill_(0.25);
-    }
-    Engine engine(rank.world(), *saved.module, {.config = config});
-    engine.save_checkpoint(folder.path());
-
-    auto loaded = make_mlp();
-    Engine other(rank.world(), *loaded.module, {.config = config});
-    EXPECT_SAYS(error_of<CheckpointError>([&] { other.load_checkpoint(folder.path()); }), "master.layers.0.weight");
-    ASSERT_TRUE(other.load_checkpoint(folder.path(), {.load_module_strict = false}).has_value());
-    other.set_lr(0);
-    other.backward(loaded.loss({}));
-    other.step();  // rounds the masters into the weights
-    EXPECT_TRUE(loaded.module->parameters()[0].eq(0.25).all().item<bool>());
-  });
-}
-
-TEST(EngineLoad, OfNothingKeepsWhatTheUserWrote) {
-  const TemporaryFolder folder;
-  run_ranks(1, [&](Rank& rank) {
-    Dot net;
-    Config config = sgd_config(1);
-    config.precision.weight_dtype = at::kBFloat16;
-    auto engine = initialize(rank.world(), net, {.config = config});
-    {
-      const torch::NoGradGuard no_grad;
-      net->w.fill_(8);
-    }
-    EXPECT_FALSE(engine.load_checkpoint(folder.path()).has_value());
-    train_once(engine, 2, 0);
-    EXPECT_EQ(values(net->w), (Floats{7, 8}));
-  });
-}
-
-class InitThenInitialize : public ::testing::TestWithParam<Written> {};
+class InitThenInitialize : public ::testing::TestWithParam<Stage> {};
 
 TEST_P(InitThenInitialize, TakesOverShardedParametersAndBuffers) {
   struct NetImpl : torch::nn::Module {
@@ -307,11 +254,7 @@ TEST_P(InitThenInitialize, TakesOverShardedParametersAndBuffers) {
       const zero::Init scope(rank.world(), {.smallest_bytes = 64, .live_bytes = 1});
       return std::make_shared<NetImpl>();
     }();
-    Config config = sgd_config(2);
-    config.precision.weight_dtype = GetParam().dtype;
-    config.pager.stage = GetParam().stage;
-    config.pager.gather = GetParam().gather;
-    Engine engine(rank.world(), *net, {.config = config});
+    Engine engine(rank.world(), *net, {.config = with_stage(sgd_config(2), GetParam())});
     engine.destroy();
     const auto parameters = plain.named_parameters();
     for (const auto& item : net->named_parameters())
@@ -323,11 +266,11 @@ TEST_P(InitThenInitialize, TakesOverShardedParametersAndBuffers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, InitThenInitialize,
-                         ::testing::Values(Written{"Stage1Fp32", 1, GatherPolicy::kAuto, at::kFloat},
-                                           Written{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
-                                           Written{"Stage3CopyFp32", 3, GatherPolicy::kCopy, at::kFloat},
-                                           Written{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
-                         [](const ::testing::TestParamInfo<Written>& info) { return info.param.name; });
+                         ::testing::Values(Stage{"Stage1Fp32", 1, GatherPolicy::kAuto, at::kFloat},
+                                           Stage{"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
+                                           Stage{"Stage3CopyFp32", 3, GatherPolicy::kCopy, at::kFloat},
+                                           Stage{"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}),
+                         name_of_stage);
 
 }  // namespace
 }  // namespace trireme

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,7 @@ enum class Verify {
 
 struct LoadOptions {
   Mismatch missing = Mismatch::kRefuse;  ///< tensors of the destination that the checkpoint does not have
+  std::set<std::string> optional = {};   ///< tensors of the destination that may be missing all the same
   Mismatch extra = Mismatch::kRefuse;    ///< tensors of the checkpoint that no rank's destination asks for
   Verify verify = Verify::kWhileReading;
   FileSystem* files = nullptr;  ///< where the bytes come from; nullptr: POSIX files

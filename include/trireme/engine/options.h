@@ -42,6 +42,8 @@ struct BackwardOptions {
 struct SaveCheckpointOptions {
   std::string tag = {};             ///< empty: "global_step" and the number of steps
   std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
+  /// Leaves out parameters that were frozen at initialize(); a load of the checkpoint leaves them alone.
+  bool exclude_frozen_parameters = false;
   SaveOptions files = {};
 };
 
