@@ -1,6 +1,7 @@
 // A save in four steps, each of which succeeds on all ranks or throws on all: plan, temporary folder, shards, commit.
 #include <torch/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include "checkpoint/slices.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/log.h"
 #include "trireme/base/version.h"
 
 namespace trireme {
@@ -21,6 +23,17 @@ using Path = std::filesystem::path;
 
 void check_json(const std::string& text, const char* what) {
   if (!Json::accept(text)) throw CheckpointError(str("the state's ", what, " are not JSON: ", text.substr(0, 100)));
+}
+
+std::string agree_on_tag(Group& group, const std::string& tag, TagValidation validation) {
+  const std::vector<std::string> tags = gather_or_throw(group, [&] { return tag; });
+  const auto other = std::find_if(tags.begin(), tags.end(), [&](const std::string& its) { return its != tags[0]; });
+  if (other == tags.end() || validation == TagValidation::kIgnore) return tags[0];
+  const std::string message = str("save_checkpoint: ranks disagree on the tag; rank 0 says '", tags[0], "', rank ",
+                                  other - tags.begin(), " '", *other, "'");
+  if (validation == TagValidation::kFail) throw CheckpointError(message + "; checkpoint.tag_validation is Fail");
+  if (group.rank() == 0) log(LogLevel::kWarning, message + "; rank 0's is used");
+  return tags[0];
 }
 
 /// Slices and values of all ranks.
@@ -78,8 +91,9 @@ void add_checksums(SavePlan& plan, const std::vector<std::string>& raw_of_rank) 
 
 }  // namespace
 
-SavedCheckpoint save_checkpoint(Group& group, const Path& directory, const std::string& tag, const StateTree& state,
-                                const SaveOptions& options) {
+SavedCheckpoint save_checkpoint(Group& group, const Path& directory, const std::string& rank_tag,
+                                const StateTree& state, const SaveOptions& options) {
+  const std::string tag = agree_on_tag(group, rank_tag, options.tags);
   const auto start = std::chrono::steady_clock::now();
   FileSystem& files = options.files ? *options.files : posix_file_system();
 

@@ -1,8 +1,5 @@
 // What a checkpoint holds of an engine, and how it comes back.
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,8 +17,6 @@
 namespace trireme {
 
 namespace {
-
-constexpr int64_t kMaxTagBytes = 256;
 
 void append(std::vector<TensorSlice>& to, std::vector<TensorSlice> from) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
@@ -81,14 +76,16 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   take_user_writes();
-  const std::string tag = agree_on_tag(options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag);
   StateTree state = weights_state(!options.exclude_frozen_parameters);
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   if (optimizer_) append(state.tensors, optimizer_->state());
   state.values = values_text(options.client_state);
   state.rank_values = Json{{"generator", generator_state()}}.dump();
-  return trireme::save_checkpoint(group_, directory, tag, state, options.files);
+  SaveOptions files = options.files;
+  files.tags = config_.tag_validation;
+  const std::string tag = options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag;
+  return trireme::save_checkpoint(group_, directory, tag, state, files);
 }
 
 std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory,
@@ -217,25 +214,6 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
     counts.push_back(found == steps.end() ? 0 : found->second);
   }
   optimizer_->set_step_counts(counts);
-}
-
-std::string Engine::agree_on_tag(const std::string& tag) const {
-  if (static_cast<int64_t>(tag.size()) >= kMaxTagBytes)
-    throw CheckpointError(str("save_checkpoint: the tag '", tag, "' is longer than ", kMaxTagBytes - 1, " bytes"));
-  at::Tensor text = at::zeros({kMaxTagBytes}, at::kByte);
-  std::memcpy(text.mutable_data_ptr(), tag.data(), tag.size());
-  group_.broadcast(text, 0).wait();
-  const std::string agreed(reinterpret_cast<const char*>(text.const_data_ptr<uint8_t>()));
-  at::Tensor differs = at::zeros({1}, at::kInt);
-  differs.mutable_data_ptr<int32_t>()[0] = agreed == tag ? 0 : 1;
-  group_.all_reduce(differs, ReduceOp::kMax).wait();
-  if (differs.const_data_ptr<int32_t>()[0] == 0 || config_.tag_validation == TagValidation::kIgnore) return agreed;
-  const std::string message = str("save_checkpoint: ranks disagree on the tag; rank 0 says '", agreed, "', rank ",
-                                  group_.rank(), " '", tag, "'");
-  if (config_.tag_validation == TagValidation::kFail)
-    throw CheckpointError(message + "; checkpoint.tag_validation is Fail");
-  log(LogLevel::kWarning, message + "; rank 0's is used");
-  return agreed;
 }
 
 }  // namespace trireme

@@ -23,9 +23,13 @@ enum class ExistingTag {
 
 enum class UpdateLatest { kYes, kNo };
 
+/// What happens when ranks save under different tags: rank 0's is used, silently or with a warning, or CheckpointError.
+enum class TagValidation { kIgnore, kWarn, kFail };
+
 struct SaveOptions {
   ExistingTag existing = ExistingTag::kReplace;
   UpdateLatest latest = UpdateLatest::kYes;
+  TagValidation tags = TagValidation::kWarn;
   /// Complete checkpoints that stay in the directory, this one included; the oldest others are removed. 0: all stay.
   int keep_last = 0;
   /// Where the bytes go; nullptr: POSIX files. Same kind on every rank.
@@ -48,7 +52,7 @@ struct SavedCheckpoint {
 /// Ordering  returns on every rank when all files, the directory and `latest` are on disk. Temporaries that a crashed
 ///           save left are removed first. No reader ever sees a part of a checkpoint under its final name.
 /// Cost      writes each byte once, in blocks of 1 MiB straight from the tensors; extra memory: the manifest.
-/// Throws    the same error on every rank: CheckpointError (bad tag, tag exists and kRefuse, slices with a gap or overlap,
+/// Throws    the same error on every rank: CheckpointError (bad tag, other tags on other ranks and kFail, tag exists and kRefuse, slices with a gap or overlap,
 ///           another run is saving into `directory`), IoError (path and reason: disk full, read-only, directory gone).
 ///           The previous checkpoint and `latest` are as before, the temporary is removed, `state` is untouched.
 SavedCheckpoint save_checkpoint(Group& group, const std::filesystem::path& directory, const std::string& tag,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/base/json.h"
+#include "trireme/checkpoint/checkpoint.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/leaf_modules.h"
@@ -26,9 +27,6 @@ struct BatchSizes {
   int64_t gradient_accumulation_steps = 1;
   bool operator==(const BatchSizes&) const = default;
 };
-
-/// What happens when ranks save under different tags.
-enum class TagValidation { kIgnore, kWarn, kFail };
 
 enum class RecomputeMode {
   kNone,

@@ -109,7 +109,7 @@ class Engine {
   /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag. Collective.
   ///
   /// Requires  a call at the end of a window: gradients are not saved.
-  /// Throws    as trireme::save_checkpoint; CheckpointError: ranks disagree on the tag and the configuration says Fail.
+  /// Throws    as trireme::save_checkpoint; the configuration says what happens when ranks disagree on the tag.
   SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {});
   /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one generators go their
   /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint.
@@ -172,7 +172,6 @@ class Engine {
   std::string values_text(const std::string& client_state) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_learning_rates(const Json& values);
-  std::string agree_on_tag(const std::string& tag) const;
 
   Group& group_;
   Config config_;
