@@ -17,7 +17,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kConfigFooter =
     "Prints the configuration with every option spelled out, or says what is wrong with it (exit code 2).\n"
     "Example:\n"
     "  trireme config check ds_config.json --world 8";
@@ -36,7 +36,7 @@ Action add_config(CLI::App& app) {
   check.add_option("FILE", flags->file, "DeepSpeed JSON")->type_name("")->required();
   add_whole(check, "--world", flags->world, "number of ranks, which the batch sizes depend on", {.most = 1'000'000})
       ->capture_default_str();
-  check.footer(kFooter);
+  check.footer(kConfigFooter);
   app.require_subcommand(1);
   return [flags](const Invocation&) {
     // All that the reader has to say, hints included, is what was asked for.

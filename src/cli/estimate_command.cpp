@@ -18,7 +18,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kEstimateFooter =
     "Model states are weights, gradients, fp32 masters and optimizer states. Activations and the units gathered for "
     "computing\n"
     "come on top.\n\n"
@@ -62,7 +62,7 @@ void declare(CLI::App& app, EstimateFlags& flags) {
       ->type_name("NAME")
       ->group("Ranks");
   app.add_flag("--json", flags.json, "bytes, for programs")->group("Output");
-  app.footer(kFooter);
+  app.footer(kEstimateFooter);
 }
 
 EstimateRequest request_of(const EstimateFlags& flags) {

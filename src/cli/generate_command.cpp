@@ -25,7 +25,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kGenerateFooter =
     "Examples:\n"
     "  trireme generate --checkpoint runs/llama-3m --prompt \"def main(\"\n"
     "  trireme generate --checkpoint runs/llama-3m/checkpoints/global_step100 --temperature 0 --tokens 50\n\n"
@@ -55,7 +55,7 @@ void declare(CLI::App& app, GenerateFlags& flags) {
   add_whole(app, "--seed", flags.options.seed, "of the random numbers", {.least = 0})
       ->capture_default_str()
       ->group("Text");
-  app.footer(kFooter);
+  app.footer(kGenerateFooter);
 }
 
 // What a checkpoint says of its model. Collective.

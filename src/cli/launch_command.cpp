@@ -18,7 +18,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kLaunchFooter =
     "Examples:\n"
     "  trireme launch --num_gpus 2 ./my_program --epochs 3\n"
     "  trireme launch --hostfile hosts.txt --include worker-0:0,2 ./my_program\n"
@@ -75,7 +75,7 @@ void declare(CLI::App& app, LaunchFlags& flags) {
   add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL", {.most = 1e6})
       ->capture_default_str()
       ->group("Output");
-  app.footer(kFooter);
+  app.footer(kLaunchFooter);
 }
 
 }  // namespace

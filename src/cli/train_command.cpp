@@ -26,7 +26,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kTrainFooter =
     "Examples:\n"
     "  trireme train --data my_corpus/ --ranks 2 --steps 500\n"
     "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --save-every "
@@ -98,7 +98,7 @@ void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--prompt", options.prompt, "what the sample at the end continues (default: nothing)")
       ->type_name("TEXT")
       ->group("Output");
-  app.footer(kFooter);
+  app.footer(kTrainFooter);
 }
 
 // As a launcher's child this process is a rank already: by the same variables as init() reads. A batch script has

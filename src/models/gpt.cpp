@@ -54,9 +54,9 @@ double residual_std(const GptOptions& o) {
   return o.initializer_range / std::sqrt(2.0 * static_cast<double>(o.n_layer));
 }
 
-class Attention : public torch::nn::Module {
+class GptAttention : public torch::nn::Module {
  public:
-  explicit Attention(const GptOptions& o) : heads_(o.n_head) {
+  explicit GptAttention(const GptOptions& o) : heads_(o.n_head) {
     c_attn_ = register_module("c_attn", std::make_shared<Conv1d>(o.n_embd, 3 * o.n_embd, o.initializer_range));
     c_proj_ = register_module("c_proj", std::make_shared<Conv1d>(o.n_embd, o.n_embd, residual_std(o)));
   }
@@ -72,9 +72,9 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<Conv1d> c_attn_, c_proj_;
 };
 
-class Mlp : public torch::nn::Module {
+class GptMlp : public torch::nn::Module {
  public:
-  explicit Mlp(const GptOptions& o) {
+  explicit GptMlp(const GptOptions& o) {
     c_fc_ = register_module("c_fc", std::make_shared<Conv1d>(o.n_embd, inner_size(o), o.initializer_range));
     c_proj_ = register_module("c_proj", std::make_shared<Conv1d>(inner_size(o), o.n_embd, residual_std(o)));
   }
@@ -87,13 +87,13 @@ class Mlp : public torch::nn::Module {
   std::shared_ptr<Conv1d> c_fc_, c_proj_;
 };
 
-class Block : public torch::nn::Module {
+class GptBlock : public torch::nn::Module {
  public:
-  explicit Block(const GptOptions& o) {
+  explicit GptBlock(const GptOptions& o) {
     ln_1_ = register_module("ln_1", std::make_shared<LayerNorm>(o.n_embd, o.layer_norm_epsilon));
-    attn_ = register_module("attn", std::make_shared<Attention>(o));
+    attn_ = register_module("attn", std::make_shared<GptAttention>(o));
     ln_2_ = register_module("ln_2", std::make_shared<LayerNorm>(o.n_embd, o.layer_norm_epsilon));
-    mlp_ = register_module("mlp", std::make_shared<Mlp>(o));
+    mlp_ = register_module("mlp", std::make_shared<GptMlp>(o));
   }
 
   at::Tensor forward(const at::Tensor& x_BSH, KvCache::Layer* cache) const {
@@ -103,8 +103,8 @@ class Block : public torch::nn::Module {
 
  private:
   std::shared_ptr<LayerNorm> ln_1_, ln_2_;
-  std::shared_ptr<Attention> attn_;
-  std::shared_ptr<Mlp> mlp_;
+  std::shared_ptr<GptAttention> attn_;
+  std::shared_ptr<GptMlp> mlp_;
 };
 
 }  // namespace
@@ -119,7 +119,7 @@ class GptTransformer : public torch::nn::Module {
     wpe_ = register_module("wpe", std::make_shared<WeightModule>(position_shape, o.initializer_range));
     auto layers = register_module("h", std::make_shared<LayerList>());
     for (int64_t i = 0; i < o.n_layer; ++i) {
-      blocks_.push_back(layers->register_module(std::to_string(i), std::make_shared<Block>(o)));
+      blocks_.push_back(layers->register_module(std::to_string(i), std::make_shared<GptBlock>(o)));
     }
     ln_f_ = register_module("ln_f", std::make_shared<LayerNorm>(o.n_embd, o.layer_norm_epsilon));
   }
@@ -143,7 +143,7 @@ class GptTransformer : public torch::nn::Module {
 
  private:
   std::shared_ptr<WeightModule> wte_, wpe_;
-  std::vector<std::shared_ptr<Block>> blocks_;
+  std::vector<std::shared_ptr<GptBlock>> blocks_;
   std::shared_ptr<LayerNorm> ln_f_;
 };
 

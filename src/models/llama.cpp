@@ -37,9 +37,9 @@ std::shared_ptr<WeightModule> projection(int64_t in, int64_t out, double std) {
   return std::make_shared<WeightModule>(std::vector{out, in}, std);
 }
 
-class Attention : public torch::nn::Module {
+class LlamaAttention : public torch::nn::Module {
  public:
-  explicit Attention(const LlamaOptions& o) : head_dim_(head_dim(o)) {
+  explicit LlamaAttention(const LlamaOptions& o) : head_dim_(head_dim(o)) {
     const int64_t q_size = o.num_attention_heads * head_dim_;
     const int64_t kv_size = o.num_key_value_heads * head_dim_;
     q_proj_ = register_module("q_proj", projection(o.hidden_size, q_size, o.initializer_range));
@@ -62,9 +62,9 @@ class Attention : public torch::nn::Module {
   std::shared_ptr<WeightModule> q_proj_, k_proj_, v_proj_, o_proj_;
 };
 
-class Mlp : public torch::nn::Module {
+class LlamaMlp : public torch::nn::Module {
  public:
-  explicit Mlp(const LlamaOptions& o) {
+  explicit LlamaMlp(const LlamaOptions& o) {
     gate_proj_ = register_module("gate_proj", projection(o.hidden_size, o.intermediate_size, o.initializer_range));
     up_proj_ = register_module("up_proj", projection(o.hidden_size, o.intermediate_size, o.initializer_range));
     down_proj_ = register_module("down_proj", projection(o.intermediate_size, o.hidden_size, o.initializer_range));
@@ -79,11 +79,11 @@ class Mlp : public torch::nn::Module {
   std::shared_ptr<WeightModule> gate_proj_, up_proj_, down_proj_;
 };
 
-class Block : public torch::nn::Module {
+class LlamaBlock : public torch::nn::Module {
  public:
-  explicit Block(const LlamaOptions& o) {
-    self_attn_ = register_module("self_attn", std::make_shared<Attention>(o));
-    mlp_ = register_module("mlp", std::make_shared<Mlp>(o));
+  explicit LlamaBlock(const LlamaOptions& o) {
+    self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(o));
+    mlp_ = register_module("mlp", std::make_shared<LlamaMlp>(o));
     input_norm_ = register_module("input_layernorm", std::make_shared<RmsNorm>(o.hidden_size, o.rms_norm_eps));
     post_attention_norm_ =
         register_module("post_attention_layernorm", std::make_shared<RmsNorm>(o.hidden_size, o.rms_norm_eps));
@@ -95,8 +95,8 @@ class Block : public torch::nn::Module {
   }
 
  private:
-  std::shared_ptr<Attention> self_attn_;
-  std::shared_ptr<Mlp> mlp_;
+  std::shared_ptr<LlamaAttention> self_attn_;
+  std::shared_ptr<LlamaMlp> mlp_;
   std::shared_ptr<RmsNorm> input_norm_, post_attention_norm_;
 };
 
@@ -111,7 +111,7 @@ class LlamaDecoder : public torch::nn::Module {
         register_module("embed_tokens", std::make_shared<WeightModule>(embedding_shape, o.initializer_range));
     auto layers = register_module("layers", std::make_shared<LayerList>());
     for (int64_t i = 0; i < o.num_hidden_layers; ++i) {
-      blocks_.push_back(layers->register_module(std::to_string(i), std::make_shared<Block>(o)));
+      blocks_.push_back(layers->register_module(std::to_string(i), std::make_shared<LlamaBlock>(o)));
     }
     norm_ = register_module("norm", std::make_shared<RmsNorm>(o.hidden_size, o.rms_norm_eps));
   }
@@ -134,7 +134,7 @@ class LlamaDecoder : public torch::nn::Module {
 
  private:
   std::shared_ptr<WeightModule> embed_tokens_;
-  std::vector<std::shared_ptr<Block>> blocks_;
+  std::vector<std::shared_ptr<LlamaBlock>> blocks_;
   std::shared_ptr<RmsNorm> norm_;
   RopeCache rope_;
 };

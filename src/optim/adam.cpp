@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "optim/grain.h"
 #include "optim/moments.h"
 #include "trireme/base/error.h"
 #include "trireme/base/float16.h"
@@ -9,8 +10,6 @@
 
 namespace trireme {
 namespace {
-
-constexpr int64_t kGrain = int64_t{1} << 15;  // elements that are worth a thread
 
 template <class Weight, class Gradient>
 struct Arrays {
@@ -26,14 +25,15 @@ struct Arrays {
   }
 };
 
-struct Factors {
+struct AdamFactors {
   MomentFactors moments;
   float step_size, shrink, l2;  // AdamW shrinks the weights, Adam adds its decay to the gradients
 };
 
 template <class Weight, class Gradient>
-__attribute__((always_inline)) inline void update_all(const Arrays<Weight, Gradient>& arrays, const Factors& factors) {
-  const Factors f = factors;
+__attribute__((always_inline)) inline void update_all(const Arrays<Weight, Gradient>& arrays,
+                                                      const AdamFactors& factors) {
+  const AdamFactors f = factors;
   float* __restrict master = arrays.master;
   Weight* __restrict weights = arrays.weights;
   const Gradient* __restrict gradients = arrays.gradients;
@@ -49,15 +49,15 @@ __attribute__((always_inline)) inline void update_all(const Arrays<Weight, Gradi
 }
 
 // Cloned functions cannot be templates, so each pair of types has one.
-TRIREME_VECTORISED void update_part(const Arrays<BFloat16, float>& a, const Factors& f) { update_all(a, f); }
-TRIREME_VECTORISED void update_part(const Arrays<BFloat16, BFloat16>& a, const Factors& f) { update_all(a, f); }
-TRIREME_VECTORISED void update_part(const Arrays<BFloat16, Float16>& a, const Factors& f) { update_all(a, f); }
-TRIREME_VECTORISED void update_part(const Arrays<Float16, float>& a, const Factors& f) { update_all(a, f); }
-TRIREME_VECTORISED void update_part(const Arrays<Float16, BFloat16>& a, const Factors& f) { update_all(a, f); }
-TRIREME_VECTORISED void update_part(const Arrays<Float16, Float16>& a, const Factors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<BFloat16, float>& a, const AdamFactors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<BFloat16, BFloat16>& a, const AdamFactors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<BFloat16, Float16>& a, const AdamFactors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<Float16, float>& a, const AdamFactors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<Float16, BFloat16>& a, const AdamFactors& f) { update_all(a, f); }
+TRIREME_VECTORISED void update_part(const Arrays<Float16, Float16>& a, const AdamFactors& f) { update_all(a, f); }
 
 template <class Weight, class Gradient>
-void update_as(const UpdateSpan& span, const Factors& factors) {
+void update_as(const UpdateSpan& span, const AdamFactors& factors) {
   const Arrays<Weight, Gradient> arrays{span.master.data_ptr<float>(),
                                         static_cast<Weight*>(span.weights.data_ptr()),
                                         static_cast<const Gradient*>(span.gradients.const_data_ptr()),
@@ -69,7 +69,7 @@ void update_as(const UpdateSpan& span, const Factors& factors) {
 }
 
 template <class Weight>
-void update_weights(const UpdateSpan& span, const Factors& factors) {
+void update_weights(const UpdateSpan& span, const AdamFactors& factors) {
   switch (span.gradients.scalar_type()) {
     case at::kBFloat16:
       return update_as<Weight, BFloat16>(span, factors);
@@ -84,9 +84,9 @@ void update_weights(const UpdateSpan& span, const Factors& factors) {
 
 void adam_in_one_pass(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
   const bool decoupled = optimizer.kind == OptimizerKind::kAdamW;
-  const Factors factors{MomentFactors(optimizer, gradient_factor, step), static_cast<float>(optimizer.lr),
-                        static_cast<float>(decoupled ? 1 - optimizer.lr * optimizer.weight_decay : 1),
-                        static_cast<float>(decoupled ? 0 : optimizer.weight_decay)};
+  const AdamFactors factors{MomentFactors(optimizer, gradient_factor, step), static_cast<float>(optimizer.lr),
+                            static_cast<float>(decoupled ? 1 - optimizer.lr * optimizer.weight_decay : 1),
+                            static_cast<float>(decoupled ? 0 : optimizer.weight_decay)};
   if (span.weights.scalar_type() == at::kHalf) return update_weights<Float16>(span, factors);
   TRIREME_CHECK(span.weights.scalar_type() == at::kBFloat16, "16-bit weights expected, got ",
                 at::toString(span.weights.scalar_type()));

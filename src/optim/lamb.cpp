@@ -5,17 +5,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/grain.h"
 #include "optim/moments.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
 namespace {
 
-constexpr int64_t kGrain = int64_t{1} << 15;  // elements that are worth a thread
-constexpr int64_t kLanes = 16;                // sums side by side, one per vector element
+constexpr int64_t kLanes = 16;  // sums side by side, one per vector element
 
-struct Factors {
-  Factors(const OptimizerOptions& options, double gradient_factor, int64_t step)
+struct LambFactors {
+  LambFactors(const OptimizerOptions& options, double gradient_factor, int64_t step)
       : moments(options, gradient_factor, step, options.bias_correction),
         decay(static_cast<float>(options.weight_decay)) {}
 
@@ -23,14 +23,14 @@ struct Factors {
   float decay;
 };
 
-inline float direction(float weight, float first, float second, const Factors& f) {
+inline float direction(float weight, float first, float second, const LambFactors& f) {
   return moment_ratio(first, second, f.moments) + f.decay * weight;
 }
 
 TRIREME_VECTORISED LambNorms moments_part(const float* __restrict weights, const float* __restrict gradients,
                                           float* __restrict first, float* __restrict second, int64_t numel,
-                                          const Factors& factors) {
-  const Factors f = factors;
+                                          const LambFactors& factors) {
+  const LambFactors f = factors;
   double weight_sums[kLanes] = {}, update_sums[kLanes] = {};
   for (int64_t begin = 0; begin < numel; begin += kLanes) {
     const int64_t lanes = std::min(kLanes, numel - begin);
@@ -52,8 +52,8 @@ TRIREME_VECTORISED LambNorms moments_part(const float* __restrict weights, const
 
 TRIREME_VECTORISED void apply_part(float* __restrict weights, const float* __restrict first,
                                    const float* __restrict second, int64_t numel, float step_size,
-                                   const Factors& factors) {
-  const Factors f = factors;
+                                   const LambFactors& factors) {
+  const LambFactors f = factors;
   for (int64_t i = 0; i < numel; ++i) weights[i] -= step_size * direction(weights[i], first[i], second[i], f);
 }
 
@@ -62,7 +62,7 @@ TRIREME_VECTORISED void apply_part(float* __restrict weights, const float* __res
 LambNorms lamb_moments(const at::Tensor& weights, const at::Tensor& gradients, const at::Tensor& first,
                        const at::Tensor& second, const OptimizerOptions& options, double gradient_factor,
                        int64_t step) {
-  const Factors factors(options, gradient_factor, step);
+  const LambFactors factors(options, gradient_factor, step);
   const auto* w = weights.const_data_ptr<float>();
   const auto* g = gradients.const_data_ptr<float>();
   auto* m = first.data_ptr<float>();
@@ -83,7 +83,7 @@ double lamb_trust(const LambNorms& norms, const OptimizerOptions& options) {
 
 void lamb_apply(const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
                 const OptimizerOptions& options, double trust, int64_t step) {
-  const Factors factors(options, 1, step);
+  const LambFactors factors(options, 1, step);
   const auto step_size = static_cast<float>(options.lr * trust);
   auto* w = weights.data_ptr<float>();
   const auto* m = first.const_data_ptr<float>();

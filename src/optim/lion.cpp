@@ -2,12 +2,11 @@
 
 #include <ATen/Parallel.h>
 
+#include "optim/grain.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
 namespace {
-
-constexpr int64_t kGrain = int64_t{1} << 15;  // elements that are worth a thread
 
 TRIREME_VECTORISED void lion_part(float* __restrict weights, const float* __restrict gradients,
                                   float* __restrict momentum, int64_t numel, const LionStep& step) {

@@ -10,13 +10,12 @@
 #include <cmath>
 #include <vector>
 
+#include "precision/positive.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 
 namespace {
-
-bool is_positive(double number) { return number > 0 && std::isfinite(number); }
 
 void check(const GradScaler::State& state) {
   const auto refuse = [](const char* name, double value, const char* fix) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "precision/positive.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -11,8 +12,6 @@ namespace {
 
 constexpr double kFactor = 2;
 constexpr int64_t kLargestPower = 126;  // the scale is a finite fp32 number, and so is its double
-
-bool is_positive(double number) { return number > 0 && std::isfinite(number); }
 
 }  // namespace
 

@@ -15,10 +15,12 @@
 #include <thread>
 
 #include "tests/cli/error_text.h"
+#include "tests/support/becomes_true.h"
 
 namespace trireme::cli {
 namespace {
 
+using trireme::testing::becomes_true;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -31,7 +33,7 @@ struct Finished {
   std::chrono::duration<double> seconds;
 };
 
-std::string contents_of(FILE* file) {
+std::string text_in(FILE* file) {
   std::rewind(file);
   std::string text;
   for (int byte; (byte = std::fgetc(file)) != EOF;) text += static_cast<char>(byte);
@@ -46,17 +48,10 @@ Finished supervise(std::vector<RankCommand> commands, SupervisorOptions options 
   const auto start = Clock::now();
   const auto verdict = Supervisor(std::move(commands), options).run();
   const auto seconds = Clock::now() - start;
-  Finished finished{verdict.exit_code, contents_of(out), contents_of(err), seconds};
+  Finished finished{verdict.exit_code, text_in(out), text_in(err), seconds};
   std::fclose(out);
   std::fclose(err);
   return finished;
-}
-
-bool becomes_true(const std::function<bool()>& condition, std::chrono::milliseconds within = 10s) {
-  for (const auto deadline = Clock::now() + within; Clock::now() < deadline; std::this_thread::sleep_for(10ms)) {
-    if (condition()) return true;
-  }
-  return condition();
 }
 
 // A folder of this test alone.

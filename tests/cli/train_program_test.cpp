@@ -12,19 +12,12 @@
 #include <thread>
 
 #include "tests/cli/train_runs.h"
+#include "tests/support/becomes_true.h"
 
 namespace trireme::cli {
 namespace {
 
-using namespace std::chrono_literals;
-
-bool becomes_true(const std::function<bool()>& condition, std::chrono::seconds within = 60s) {
-  for (const auto deadline = std::chrono::steady_clock::now() + within; std::chrono::steady_clock::now() < deadline;) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(20ms);
-  }
-  return false;
-}
+using trireme::testing::becomes_true;
 
 TEST_F(TrainProgram, TrainsOnTwoRanksAndEndsWithTheValidationLoss) {
   const auto done = run_program(train("run", {"--steps", "20"}));

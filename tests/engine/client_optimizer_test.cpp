@@ -18,7 +18,7 @@ namespace {
 
 using namespace testing;
 
-constexpr int kSteps = 50;
+constexpr int kClientSteps = 50;
 
 /// Gradients are the inputs; `late` gets none before step 3.
 struct WideImpl : torch::nn::Module {
@@ -63,7 +63,7 @@ void train(ModelEngine<WideImpl>& engine, int64_t from, int64_t to) {
 Wide trained_alone(const ClientOptimizerFactory& factory) {
   Wide net;
   const auto optimizer = factory(net->parameters());
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kClientSteps; ++step) {
     optimizer->zero_grad();
     net->forward(step).backward();
     optimizer->step();
@@ -86,7 +86,7 @@ TEST(ClientOptimizer, TrainsShardsAsItTrainsWholeParameters) {
           Wide net;
           auto engine =
               initialize(rank.world(), net, {.config = client_config(world, stage), .client_optimizer = factory});
-          train(engine, 0, kSteps);
+          train(engine, 0, kClientSteps);
           engine.destroy();
           expect_equal(net, expected);
         });
@@ -109,7 +109,7 @@ TEST(ClientOptimizer, ContinuesFromACheckpointAtAnotherNumberOfRanks) {
         Wide net;
         auto engine = initialize(rank.world(), net, {.config = client_config(4, 3), .client_optimizer = factory});
         ASSERT_TRUE(engine.load_checkpoint(folder.path()));
-        train(engine, saved_at, kSteps);
+        train(engine, saved_at, kClientSteps);
         engine.destroy();
         expect_equal(net, expected);
       });

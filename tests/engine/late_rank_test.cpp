@@ -17,7 +17,7 @@ namespace {
 using namespace testing;
 using namespace std::chrono_literals;
 
-Config config_of(int stage, GatherPolicy gather = GatherPolicy::kAuto) {
+Config late_config(int stage, GatherPolicy gather = GatherPolicy::kAuto) {
   Config config = sgd_config(2);
   config.pager.stage = stage;
   config.pager.gather = gather;
@@ -30,7 +30,7 @@ TEST(ARankThatSavesAlone, IsNamedWithTheMethod) {
     run_ranks(2,
               [&](Rank& rank) {
                 Dot net;
-                auto engine = initialize(rank.world(), net, {.config = config_of(stage)});
+                auto engine = initialize(rank.world(), net, {.config = late_config(stage)});
                 const auto go_on = [&] {
                   // Who waits first is the first to give up, and tells the other: that is to be the one that saves.
                   if (rank.id() == 1) std::this_thread::sleep_for(50ms);
@@ -52,7 +52,7 @@ TEST(ARankThatEndsInTheMiddle, IsNamedWithTheMethodThatWaitedForIt) {
   run_ranks(2,
             [](Rank& rank) {
               Dot net;
-              auto engine = initialize(rank.world(), net, {.config = config_of(3, GatherPolicy::kShared)});
+              auto engine = initialize(rank.world(), net, {.config = late_config(3, GatherPolicy::kShared)});
               engine.backward(engine(vec(1, 2)));
               engine.step();
               if (rank.id() == 1) return;
@@ -70,7 +70,7 @@ TEST(ARankThatStopsBeforeItsBackward, LeavesAnErrorWithTheReductionAndTheParamet
   run_ranks(2,
             [](Rank& rank) {
               Dot net;
-              auto engine = initialize(rank.world(), net, {.config = config_of(3, GatherPolicy::kShared)});
+              auto engine = initialize(rank.world(), net, {.config = late_config(3, GatherPolicy::kShared)});
               engine.backward(engine(vec(1, 2)));
               engine.step();
               if (rank.id() == 1) return std::this_thread::sleep_for(1500ms);

@@ -56,7 +56,7 @@ struct SparseNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(SparseNet);
 
-Config config_of(int stage, GatherPolicy gather) {
+Config sparse_config(int stage, GatherPolicy gather) {
   Config config = sgd_config(2);
   config.pager.stage = stage;
   config.pager.gather = gather;
@@ -88,12 +88,12 @@ std::vector<Floats> train(const Config& config) {
 }
 
 TEST(ExpertsThatDifferByRank, TrainAtEveryStageWithoutAnyMarkUnderShared) {
-  const std::vector<Floats> expected = train(config_of(0, GatherPolicy::kAuto));
-  for (const int stage : {1, 2, 3}) EXPECT_EQ(train(config_of(stage, GatherPolicy::kAuto)), expected) << stage;
+  const std::vector<Floats> expected = train(sparse_config(0, GatherPolicy::kAuto));
+  for (const int stage : {1, 2, 3}) EXPECT_EQ(train(sparse_config(stage, GatherPolicy::kAuto)), expected) << stage;
 }
 
 TEST(ExpertsThatDifferByRank, AreRefusedByRankAndUnitUnderCopy) {
-  const std::string text = error_of<CommError>([] { train(config_of(3, GatherPolicy::kCopy)); });
+  const std::string text = error_of<CommError>([] { train(sparse_config(3, GatherPolicy::kCopy)); });
   EXPECT_SAYS(text, "rank 0 called all_gather");
   EXPECT_SAYS(text, "rank 1 called all_gather");
   EXPECT_SAYS(text, "of mixture.experts.0");
@@ -102,9 +102,9 @@ TEST(ExpertsThatDifferByRank, AreRefusedByRankAndUnitUnderCopy) {
 }
 
 TEST(ExpertsThatDifferByRank, TrainUnderCopyAsALeaf) {
-  const std::vector<Floats> expected = train(config_of(0, GatherPolicy::kAuto));
+  const std::vector<Floats> expected = train(sparse_config(0, GatherPolicy::kAuto));
   const auto by = [&](const std::function<void(LeafModuleOptions&)>& choose) {
-    Config config = config_of(3, GatherPolicy::kCopy);
+    Config config = sparse_config(3, GatherPolicy::kCopy);
     choose(config.leaf_modules);
     return train(config);
   };
@@ -114,7 +114,7 @@ TEST(ExpertsThatDifferByRank, TrainUnderCopyAsALeaf) {
 }
 
 TEST(LeafModules, ThatTheModelLacksAreNamed) {
-  Config config = config_of(3, GatherPolicy::kCopy);
+  Config config = sparse_config(3, GatherPolicy::kCopy);
   config.leaf_modules.names = {"mixture.expert"};
   const std::string text = error_of<ConfigError>([&] { train(config); });
   EXPECT_SAYS(text, "zero_optimization.leaf_module.names: no module is called \"mixture.expert\"; the model has: in, ");

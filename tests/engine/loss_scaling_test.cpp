@@ -27,7 +27,7 @@ std::string name_of(const PagerPolicy& policy) {
   return str("stage", policy.stage, gather);
 }
 
-Config config_of(const PagerPolicy& policy, at::ScalarType dtype, int world, int64_t accumulation = 1) {
+Config scaled_config(const PagerPolicy& policy, at::ScalarType dtype, int world, int64_t accumulation = 1) {
   Config config = sgd_config(world, accumulation);
   config.pager = policy;
   config.precision.weight_dtype = dtype;
@@ -68,7 +68,7 @@ const std::vector<Way> kWays = {
 /// What the pager holds of this rank's gradients at the end of a window of two micro-batches.
 std::vector<at::Tensor> gradients_of(Rank& rank, const PagerPolicy& policy, at::ScalarType dtype, const Way& way) {
   Mlp net;
-  Config config = config_of(policy, dtype, rank.size(), way.accumulation);
+  Config config = scaled_config(policy, dtype, rank.size(), way.accumulation);
   MlpEngine engine(rank.world(), *net, {.config = config});
   for (int64_t i = 0; i < 2; ++i) {
     const MicroBatch batch{i * rank.size() + rank.id(), i};
@@ -119,7 +119,7 @@ TEST_P(LossScale, KeepsGradientsThatFp16CannotHold) {
   run_ranks(2, [&](Rank& rank) {
     for (const double scale : {1.0, 65536.0}) {
       Dot net;
-      Config config = config_of(policy(), at::kHalf, 2);
+      Config config = scaled_config(policy(), at::kHalf, 2);
       config.optimizer->lr = 0x1p22;
       config.precision.loss_scale.loss_scale = scale;
       auto engine = initialize(rank.world(), net, {.config = config});
@@ -136,7 +136,7 @@ TEST_P(LossScale, KeepsGradientsThatFp16CannotHold) {
 TEST_P(LossScale, SkipsOnAllRanksWhatOverflowsOnOneAndFallsByTheStagesRule) {
   run_ranks(2, [&](Rank& rank) {
     Dot net;
-    Config config = config_of(policy(), at::kHalf, 2);
+    Config config = scaled_config(policy(), at::kHalf, 2);
     config.precision.loss_scale.initial_scale_power = 4;
     config.precision.loss_scale.loss_scale_window = 1;
     auto engine = initialize(rank.world(), net, {.config = config});
@@ -165,7 +165,7 @@ TEST_P(LossScale, SkipsOnAllRanksWhatOverflowsOnOneAndFallsByTheStagesRule) {
 TEST_P(LossScale, IsRequiredOfADirectBackward) {
   run_ranks(2, [&](Rank& rank) {
     Dot net;
-    auto engine = initialize(rank.world(), net, {.config = config_of(policy(), at::kHalf, 2)});
+    auto engine = initialize(rank.world(), net, {.config = scaled_config(policy(), at::kHalf, 2)});
     for (int i = 0; i < 2; ++i)
       EXPECT_SAYS(error_of<std::exception>([&] { engine(half(1, 1)).backward(); }),
                   "Loss scaling is required for this configuration");
@@ -186,7 +186,7 @@ TEST_P(LossScale, IsRequiredOfADirectBackward) {
 TEST_P(LossScale, OfOneAsksForNothing) {
   run_ranks(1, [&](Rank& rank) {
     Dot net;
-    Config config = config_of(policy(), at::kHalf, 1);
+    Config config = scaled_config(policy(), at::kHalf, 1);
     config.precision.loss_scale.loss_scale = 1;
     auto engine = initialize(rank.world(), net, {.config = config});
     engine(half(0.5, 0)).backward();
@@ -199,7 +199,7 @@ TEST_P(LossScale, OfOneAsksForNothing) {
 TEST_P(LossScale, AtItsMinimumEndsTheRunUnderZeroWithNothingChanged) {
   run_ranks(2, [&](Rank& rank) {
     Dot net;
-    Config config = config_of(policy(), at::kHalf, 2);
+    Config config = scaled_config(policy(), at::kHalf, 2);
     config.precision.loss_scale.initial_scale_power = 0;
     config.precision.loss_scale.hysteresis = 1;
     auto engine = initialize(rank.world(), net, {.config = config});
@@ -226,7 +226,7 @@ TEST_P(LossScale, AtItsMinimumEndsTheRunUnderZeroWithNothingChanged) {
 TEST_P(LossScale, ComesBackWithACheckpoint) {
   const TemporaryFolder folder;
   run_ranks(2, [&](Rank& rank) {
-    Config config = config_of(policy(), at::kHalf, 2);
+    Config config = scaled_config(policy(), at::kHalf, 2);
     config.precision.loss_scale.hysteresis = 3;
     {
       Dot net;
@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(Stages, LossScale, ::testing::ValuesIn(all_policies()),
 TEST(Fp16, CastsInputsWhereAutoCastAsksForIt) {
   run_ranks(1, [](Rank& rank) {
     Dot net;
-    Config config = config_of({}, at::kHalf, 1);
+    Config config = scaled_config({}, at::kHalf, 1);
     config.precision.casts_inputs = true;
     auto engine = initialize(rank.world(), net, {.config = config});
     const at::Tensor input = vec(1, 1);
@@ -267,7 +267,7 @@ TEST(Fp16, CastsBuffersUnlessTheyHaveADtypeOfTheirOwn) {
   run_ranks(1, [](Rank& rank) {
     for (const at::ScalarType dtype : {at::kHalf, at::kFloat}) {
       auto model = make_conv_net();
-      Config config = config_of({}, at::kHalf, 1);
+      Config config = scaled_config({}, at::kHalf, 1);
       if (dtype == at::kFloat) config.precision.buffer_dtype = dtype;
       Engine engine(rank.world(), *model.module, {.config = config});
       EXPECT_EQ(model.module->named_buffers()["norm.running_mean"].scalar_type(), dtype);
@@ -288,7 +288,7 @@ TEST(Dtypes, AreToldInOneLineAtTheStart) {
       line_of(sgd_config(2)),
       "info dtypes: weights fp32, gradients summed in fp32 and sent in fp32, masters fp32, optimizer states none, "
       "buffers fp32, loss scale none\n");
-  Config half = config_of({.stage = 2}, at::kHalf, 2);
+  Config half = scaled_config({.stage = 2}, at::kHalf, 2);
   half.optimizer = OptimizerOptions{};
   half.precision.loss_scale = {};
   half.precision.communication_dtype = at::kBFloat16;
@@ -306,7 +306,7 @@ TEST(Dtypes, AreToldInOneLineAtTheStart) {
 TEST(Progress, ShowsTheLossScale) {
   run_ranks(1, [](Rank& rank) {
     Dot net;
-    Config config = config_of({}, at::kHalf, 1);
+    Config config = scaled_config({}, at::kHalf, 1);
     config.steps_per_print = 1;
     auto engine = initialize(rank.world(), net, {.config = config});
     const CapturedLog log;

@@ -26,8 +26,8 @@ constexpr size_t kStateBytes = size_t{16} * kLayers * kWidth * (kWidth + 1);
 constexpr size_t kRoomBytes = size_t{280} << 20;
 static_assert(kRoomBytes < kStateBytes * 2 / 3 && kRoomBytes > kStateBytes / 2);
 
-struct Net : torch::nn::Module {
-  Net() : layers(register_module("layers", torch::nn::Sequential())) {
+struct DeepNet : torch::nn::Module {
+  DeepNet() : layers(register_module("layers", torch::nn::Sequential())) {
     for (int i = 0; i < kLayers; ++i) {
       layers->push_back(torch::nn::Linear(kWidth, kWidth));
       layers->push_back(torch::nn::Tanh());
@@ -58,10 +58,10 @@ int train(Group& world, const std::string& stage) {
   if (setrlimit(RLIMIT_AS, &limit) != 0) return 3;
 
   manual_seed(1);
-  std::unique_ptr<Net> net;
+  std::unique_ptr<DeepNet> net;
   {
     zero::Init scope(world, {.live_bytes = 8 << 20});
-    net = std::make_unique<Net>();
+    net = std::make_unique<DeepNet>();
   }
   Config config = default_config(world.size());
   config.optimizer = OptimizerOptions{};
@@ -69,7 +69,7 @@ int train(Group& world, const std::string& stage) {
   config.pager.gather = GatherPolicy::kCopy;
   config.pager.live_bytes = 16 << 20;
   config.pager.prefetch_bytes = 4 << 20;
-  ModelEngine<Net> engine(world, *net, {.config = config});
+  ModelEngine<DeepNet> engine(world, *net, {.config = config});
   double first = 0, last = 0;
   for (int step = 0; step < 3; ++step) {
     const at::Tensor loss = engine(at::ones({2, kWidth}));

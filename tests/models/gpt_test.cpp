@@ -5,17 +5,18 @@
 
 #include <cmath>
 
+#include "tests/models/tokens.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
 
-GptOptions tiny() { return {.vocab_size = 11, .n_embd = 16, .n_layer = 2, .n_head = 4, .n_positions = 32}; }
+using namespace testing;
 
-at::Tensor tokens(int64_t batch, int64_t seq) { return torch::randint(0, 11, {batch, seq}, torch::kLong); }
+GptOptions tiny_gpt() { return {.vocab_size = 11, .n_embd = 16, .n_layer = 2, .n_head = 4, .n_positions = 32}; }
 
 TEST(Gpt, ParametersHaveHuggingFacesNamesAndShapes) {
-  auto options = tiny();
+  auto options = tiny_gpt();
   options.n_layer = 1;
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& item : Gpt(options)->named_parameters()) shapes[item.key()] = item.value().sizes().vec();
@@ -42,7 +43,7 @@ TEST(Gpt, ParametersHaveHuggingFacesNamesAndShapes) {
 
 TEST(Gpt, TheFutureDoesNotReachThePast) {
   torch::manual_seed(2);
-  Gpt model(tiny());
+  Gpt model(tiny_gpt());
   const auto before = tokens(2, 8);
   auto after = before.clone();
   after.select(1, 5).add_(1).remainder_(11);
@@ -53,7 +54,7 @@ TEST(Gpt, TheFutureDoesNotReachThePast) {
 
 TEST(Gpt, EveryParameterGetsAContiguousGradient) {
   torch::manual_seed(3);
-  Gpt model(tiny());
+  Gpt model(tiny_gpt());
   model->loss(tokens(2, 8), tokens(2, 8)).backward();
   for (const auto& item : model->named_parameters()) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
@@ -63,7 +64,7 @@ TEST(Gpt, EveryParameterGetsAContiguousGradient) {
 
 TEST(Gpt, LogitsAreThoseOfTheSumOfEmbeddingsWhenLayersAddNothing) {
   torch::manual_seed(4);
-  Gpt model(tiny());
+  Gpt model(tiny_gpt());
   const torch::NoGradGuard no_grad;
   auto weights = model->named_parameters();
   for (const auto& item : weights) {
@@ -78,7 +79,7 @@ TEST(Gpt, LogitsAreThoseOfTheSumOfEmbeddingsWhenLayersAddNothing) {
 
 TEST(Gpt, DecodingOneByOneGivesTheLogitsOfTheWhole) {
   torch::manual_seed(7);
-  Gpt model(tiny());
+  Gpt model(tiny_gpt());
   const torch::NoGradGuard no_grad;
   const auto ids = tokens(2, 10);
   const auto whole = model->forward(ids);
@@ -90,7 +91,7 @@ TEST(Gpt, DecodingOneByOneGivesTheLogitsOfTheWhole) {
 }
 
 TEST(Gpt, ATooLongSequenceIsAShapeError) {
-  EXPECT_THROW(Gpt(tiny())->forward(torch::zeros({1, 33}, torch::kLong)), ShapeError);
+  EXPECT_THROW(Gpt(tiny_gpt())->forward(torch::zeros({1, 33}, torch::kLong)), ShapeError);
 }
 
 }  // namespace

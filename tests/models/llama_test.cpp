@@ -7,12 +7,15 @@
 #include <cmath>
 
 #include "models/rope.h"
+#include "tests/models/tokens.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
 
-LlamaOptions tiny() {
+using namespace testing;
+
+LlamaOptions tiny_llama() {
   return {.vocab_size = 11,
           .hidden_size = 16,
           .intermediate_size = 24,
@@ -22,15 +25,13 @@ LlamaOptions tiny() {
           .max_position_embeddings = 32};
 }
 
-at::Tensor tokens(int64_t batch, int64_t seq) { return torch::randint(0, 11, {batch, seq}, torch::kLong); }
-
 TEST(Llama, MapsTokensToLogits) {
-  Llama model(tiny());
+  Llama model(tiny_llama());
   EXPECT_EQ(model->forward(tokens(3, 5)).sizes(), (at::IntArrayRef{3, 5, 11}));
 }
 
 TEST(Llama, ParametersHaveHuggingFacesNamesAndShapes) {
-  auto options = tiny();
+  auto options = tiny_llama();
   options.num_hidden_layers = 1;
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& item : Llama(options)->named_parameters()) shapes[item.key()] = item.value().sizes().vec();
@@ -53,7 +54,7 @@ TEST(Llama, ParametersHaveHuggingFacesNamesAndShapes) {
 
 TEST(Llama, TiedEmbeddingsAreOneParameterWithBothGradients) {
   torch::manual_seed(1);
-  auto options = tiny();
+  auto options = tiny_llama();
   options.tie_word_embeddings = true;
   Llama model(options);
   EXPECT_FALSE(model->named_parameters().contains("lm_head.weight"));
@@ -65,7 +66,7 @@ TEST(Llama, TiedEmbeddingsAreOneParameterWithBothGradients) {
 
 TEST(Llama, TheFutureDoesNotReachThePast) {
   torch::manual_seed(2);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const auto before = tokens(2, 8);
   auto after = before.clone();
   after.select(1, 5).add_(1).remainder_(11);
@@ -76,7 +77,7 @@ TEST(Llama, TheFutureDoesNotReachThePast) {
 
 TEST(Llama, EveryParameterGetsAContiguousGradient) {
   torch::manual_seed(3);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   model->loss(tokens(2, 8), tokens(2, 8)).backward();
   for (const auto& item : model->named_parameters()) {
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
@@ -86,7 +87,7 @@ TEST(Llama, EveryParameterGetsAContiguousGradient) {
 }
 
 TEST(Llama, WithZeroWeightsTheLossIsThatOfAGuess) {
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const torch::NoGradGuard no_grad;
   for (auto& parameter : model->parameters()) parameter.zero_();
   EXPECT_NEAR(model->loss(tokens(2, 8), tokens(2, 8)).item<double>(), std::log(11.0), 1e-6);
@@ -96,7 +97,7 @@ TEST(Llama, WithZeroWeightsTheLossIsThatOfAGuess) {
 // 0), so that logits are lm_head * RMSNorm(embedding).
 TEST(Llama, LogitsAreTheProjectedNormOfTheEmbeddingWhenLayersAddNothing) {
   torch::manual_seed(4);
-  auto options = tiny();
+  auto options = tiny_llama();
   options.rms_norm_eps = 0.5;  // large enough to be seen
   Llama model(options);
   const torch::NoGradGuard no_grad;
@@ -116,7 +117,7 @@ TEST(Llama, LogitsAreTheProjectedNormOfTheEmbeddingWhenLayersAddNothing) {
 // The whole formula once more in double, written as in the reference: rotate_half, repeated key-value heads, softmax.
 TEST(Llama, AgreesWithTheFormulaWrittenOut) {
   torch::manual_seed(5);
-  auto options = tiny();
+  auto options = tiny_llama();
   options.num_hidden_layers = 1;
   options.initializer_range = 0.3;  // so that attention is far from uniform
   Llama model(options);
@@ -156,7 +157,7 @@ TEST(Llama, AgreesWithTheFormulaWrittenOut) {
 
 TEST(Llama, InSixteenBitsItStaysCloseToThirtyTwo) {
   torch::manual_seed(6);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const auto input = tokens(2, 8);
   const auto expected = model->loss(input, input).item<double>();
   model->to(torch::kBFloat16);
@@ -167,7 +168,7 @@ TEST(Llama, InSixteenBitsItStaysCloseToThirtyTwo) {
 
 TEST(Llama, InSixteenBitsTheNormIsRoundedBeforeItsWeight) {
   torch::manual_seed(9);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const torch::NoGradGuard no_grad;
   auto weights = model->named_parameters();
   for (const auto& item : weights) {
@@ -184,7 +185,7 @@ TEST(Llama, InSixteenBitsTheNormIsRoundedBeforeItsWeight) {
 }
 
 TEST(Llama, TrainsAfterARunInInferenceMode) {
-  Llama model(tiny());
+  Llama model(tiny_llama());
   {
     const c10::InferenceMode inference;
     model->forward(tokens(1, 8));
@@ -194,7 +195,7 @@ TEST(Llama, TrainsAfterARunInInferenceMode) {
 
 TEST(Llama, DecodingOneByOneGivesTheLogitsOfTheWhole) {
   torch::manual_seed(7);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const torch::NoGradGuard no_grad;
   const auto ids = tokens(2, 10);
   const auto whole = model->forward(ids);
@@ -208,7 +209,7 @@ TEST(Llama, DecodingOneByOneGivesTheLogitsOfTheWhole) {
 }
 
 TEST(Llama, WrongTokensAreShapeErrors) {
-  Llama model(tiny());
+  Llama model(tiny_llama());
   EXPECT_THROW(model->forward(torch::zeros({4}, torch::kLong)), ShapeError);
   EXPECT_THROW(model->forward(torch::zeros({1, 4})), ShapeError);
   EXPECT_THROW(model->forward(torch::zeros({1, 33}, torch::kLong)), ShapeError);
@@ -220,7 +221,7 @@ TEST(Llama, WrongTokensAreShapeErrors) {
 
 TEST(Llama, OptionsThatDoNotFitAreRefused) {
   const auto with = [](auto change) {
-    auto options = tiny();
+    auto options = tiny_llama();
     change(options);
     return options;
   };

@@ -13,16 +13,14 @@
 #include <vector>
 
 #include "optim/runs.h"
+#include "tests/optim/agreement.h"
 #include "trireme/base/error.h"
 #include "trireme/pager/layout.h"
 
 namespace trireme {
 namespace {
 
-constexpr int kSteps = 50;
-
-// Kernels and torch::optim differ in the order of a handful of operations: each step rounds a few times, 2^-24 each.
-constexpr double kTolerance = 1e-6;
+using namespace testing;
 
 struct Case {
   std::string name;
@@ -172,12 +170,7 @@ std::vector<at::Tensor> random_tensors(at::Generator& generator) {
   return tensors;
 }
 
-double relative_difference(const at::Tensor& got, const at::Tensor& expected) {
-  const at::Tensor reference = expected.to(at::kDouble).reshape(-1);
-  return ((got.to(at::kDouble) - reference).norm() / reference.norm()).item<double>();
-}
-
-class Update : public testing::TestWithParam<Case> {};
+class Update : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Update, AgreesWithTorchOptimAfterFiftyClippedStepsOfWhichSomeLeaveParametersUntouched) {
   const OptimizerOptions& options = GetParam().options;
@@ -232,8 +225,8 @@ TEST_P(Update, KeepsFp32MastersOf16BitWeightsAndRoundsThemOnce) {
       keeps_masters(GetParam().options, weights, gradients);
 }
 
-INSTANTIATE_TEST_SUITE_P(AllOptimizers, Update, testing::ValuesIn(cases()),
-                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(AllOptimizers, Update, ::testing::ValuesIn(cases()),
+                         [](const ::testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 struct Spans {
   UpdateSpan whole;

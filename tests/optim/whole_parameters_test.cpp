@@ -9,6 +9,7 @@
 
 #include "optim/lamb.h"
 #include "optim/muon.h"
+#include "tests/optim/agreement.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/optim/optimizer.h"
@@ -16,21 +17,21 @@
 namespace trireme {
 namespace {
 
-constexpr int kSteps = 50;
+using namespace testing;
+
 constexpr double kClip = 0.5;  // exact
 
-// A step rounds a few times, 2^-24 each, which averages out over the elements of a model, not over a parameter of one.
-constexpr double kTolerance = 1e-6;
 constexpr double kToleranceOfOneElement = kSteps * 0x1p-24;
 
-const std::vector<std::vector<int64_t>> kShapes = {{10, 13}, {7}, {33, 31}, {1}, {1000}, {5, 40}};
+const std::vector<std::vector<int64_t>> kWholeShapes = {{10, 13}, {7}, {33, 31}, {1}, {1000}, {5, 40}};
 
 bool is_touched(int step, size_t parameter) { return !(parameter == 2 && step % 2 == 1); }
 
 std::vector<at::Tensor> random_tensors(int seed) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
   std::vector<at::Tensor> tensors;
-  for (const auto& shape : kShapes) tensors.push_back(at::randn(shape, generator).to(at::kBFloat16).to(at::kFloat));
+  for (const auto& shape : kWholeShapes)
+    tensors.push_back(at::randn(shape, generator).to(at::kBFloat16).to(at::kFloat));
   return tensors;
 }
 
@@ -130,11 +131,6 @@ class Training {
   std::vector<OptimizerOptions> groups;
   std::unique_ptr<ShardedOptimizer> optimizer;
 };
-
-double relative_difference(const at::Tensor& got, const at::Tensor& expected) {
-  const at::Tensor reference = expected.to(at::kDouble);
-  return ((got.detach().to(at::kDouble) - reference).norm() / reference.norm()).item<double>();
-}
 
 /// Of each parameter, and of all of them together.
 void expect_close(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {

@@ -18,13 +18,11 @@ class EveryBackward : public ::testing::TestWithParam<Sharding> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryBackward, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryBackward, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 Program<Chain> chain_program(std::function<void(Chain&)> run) {
   return {.make = [] { return Chain(3); }, .run = [run = std::move(run)](Chain& net, const Turn&) { run(net); }};
 }
-
-at::Tensor loss_of(Chain& net) { return net->forward(at::randn({3, 8})).square().mean(); }
 
 TEST_P(EveryBackward, SeveralInOneWindowAddUp) {
   const auto program = chain_program([](Chain& net) {

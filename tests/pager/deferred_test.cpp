@@ -19,14 +19,12 @@ Chain chain() {
   return Chain(3);
 }
 
-at::Tensor loss_of(Chain& net) { return net->forward(at::randn({3, 8})).square().mean(); }
-
 class EveryDeferral : public ::testing::TestWithParam<Sharding> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
   bool defers() const { return policy().stage >= 2; }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryDeferral, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryDeferral, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 // What DDP does: each rank sums its own gradients, then ranks are summed. So the sums are the plain program's, bit by
 // bit.

@@ -134,7 +134,7 @@ TEST_P(Gathered, StayAsLongAsTheScopeAndGoAfterIt) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shardings, Gathered, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Shardings, Gathered, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 TEST(GatheredUnderInit, AreWholeAndTakeARanksValuesBeforeAnEngineIsThere) {
   run_ranks(2, [](Rank& rank) {

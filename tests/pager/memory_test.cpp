@@ -54,7 +54,7 @@ class EveryMemory : public ::testing::TestWithParam<Sharding> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryMemory, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryMemory, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 TEST_P(EveryMemory, OfFp32IsTheClosedForm) { expect_closed_form(at::kFloat, at::kFloat); }
 TEST_P(EveryMemory, OfBf16WithBf16AccumulationIsTheClosedForm) { expect_closed_form(at::kBFloat16, at::kBFloat16); }

@@ -28,6 +28,8 @@ struct ChainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chain);
 
+inline at::Tensor loss_of(Chain& net) { return net->forward(at::randn({3, 8})).square().mean(); }
+
 /// Three blocks that hold bare parameters, for tests that use them as they like.
 struct LooseImpl : torch::nn::Module {
   explicit LooseImpl(const std::vector<std::vector<int64_t>>& shapes) {

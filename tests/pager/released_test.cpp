@@ -37,7 +37,7 @@ class EveryAccess : public ::testing::TestWithParam<Sharding> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryAccess, ::testing::ValuesIn(all_shardings()), testing::name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryAccess, ::testing::ValuesIn(all_shardings()), testing::name_of_sharding);
 
 TEST_P(EveryAccess, ToTheDataIsRightOrANamedErrorAndNeverNull) {
   with_pager([&](Chain& net, const at::Tensor& expected, std::unique_ptr<Pager>& pager) {

@@ -102,7 +102,7 @@ void train_randomly(Rank& rank, const PagerPolicy& policy, std::chrono::millisec
 }
 
 class Skew : public ::testing::TestWithParam<Sharding> {};
-INSTANTIATE_TEST_SUITE_P(Pager, Skew, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, Skew, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 TEST_P(Skew, OfRanksThatUseParametersAtRandomLeavesNoGradientBehind) {
   // With the copy policy ranks must gather the same units: one unit holds all.

@@ -156,7 +156,7 @@ void expect_trains_like_one_process(const Program<Net>& program, const PagerPoli
   }
 }
 
-inline std::string name_of(const ::testing::TestParamInfo<Sharding>& info) { return info.param.name; }
+inline std::string name_of_sharding(const ::testing::TestParamInfo<Sharding>& info) { return info.param.name; }
 
 /// What `act` throws, as text; empty where it throws nothing.
 inline std::string error_of(const std::function<void()>& act) {

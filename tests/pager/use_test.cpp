@@ -18,7 +18,7 @@ class EveryUse : public ::testing::TestWithParam<Sharding> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryUse, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryUse, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 TEST_P(EveryUse, OfViewsOfWeights) {
   const Program<Loose> program{.make =

@@ -46,7 +46,7 @@ class EveryWrite : public ::testing::TestWithParam<Sharding> {
     expect_trains_like_one_process(program, policy());
   }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryWrite, ::testing::ValuesIn(all_shardings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryWrite, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
 TEST_P(EveryWrite, ByAdd) {
   expect_applied_once([](Loose& net) { (*net)[0].add_(0.25); });

@@ -19,7 +19,7 @@ namespace {
 
 using namespace testing;
 
-constexpr int kSteps = 20;
+constexpr int kGlobalSteps = 20;
 constexpr int64_t kMicroBatches = 8;  // of each step, over all ranks
 
 struct DroppingMlpImpl : torch::nn::Module {
@@ -48,21 +48,21 @@ TrainedModel make_uneven_net() {
   return {model.module, [loss = model.loss](const MicroBatch& batch) { return loss({batch.number, batch.number}); }};
 }
 
-struct Setting {
+struct ShardedRun {
   int world = 1;
   Variant variant = kVariants.front();
   at::ScalarType dtype = at::kFloat;
   at::ScalarType accumulation = at::kFloat;
 };
 
-Config config_of(const Setting& setting) {
-  Config config = default_config(setting.world);
-  config.batch = {kMicroBatches, 1, kMicroBatches / setting.world};
+Config config_of(const ShardedRun& run) {
+  Config config = default_config(run.world);
+  config.batch = {kMicroBatches, 1, kMicroBatches / run.world};
   config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05};
-  config.precision.weight_dtype = setting.dtype;
-  config.precision.accumulation_dtype = setting.accumulation;
+  config.precision.weight_dtype = run.dtype;
+  config.precision.accumulation_dtype = run.accumulation;
   config.gradient_clipping = 0.5;  // small enough that the norm counts in most steps
-  config.pager = harsh_policy(setting.variant);
+  config.pager = harsh_policy(run.variant);
   config.pager.deterministic = true;
   return config;
 }
@@ -76,15 +76,15 @@ uint64_t hash_of(const std::map<std::string, at::Tensor>& tensors) {
 
 enum class Backward { kEngine, kDirect };
 
-uint64_t train(const std::function<TrainedModel()>& make, const Setting& setting,
+uint64_t train(const std::function<TrainedModel()>& make, const ShardedRun& run,
                Backward backward = Backward::kEngine) {
   uint64_t hash = 0;
-  run_ranks(setting.world, [&](Rank& rank) {
+  run_ranks(run.world, [&](Rank& rank) {
     at::set_num_threads(1);
     manual_seed(100 + static_cast<uint64_t>(rank.id()));  // rank 0's counts
     TrainedModel model = make();
-    Engine engine(rank.world(), *model.module, {.config = config_of(setting)});
-    for (int64_t number = rank.id(); number < kSteps * kMicroBatches; number += rank.size()) {
+    Engine engine(rank.world(), *model.module, {.config = config_of(run)});
+    for (int64_t number = rank.id(); number < kGlobalSteps * kMicroBatches; number += rank.size()) {
       const at::Tensor loss = model.loss({number, number / rank.size()});
       backward == Backward::kEngine ? (void)engine.backward(loss) : loss.backward();
       engine.step();
@@ -95,9 +95,7 @@ uint64_t train(const std::function<TrainedModel()>& make, const Setting& setting
   return hash;
 }
 
-using Parameters = std::tuple<ModelCase, at::ScalarType>;
-
-class Deterministic : public ::testing::TestWithParam<Parameters> {};
+class Deterministic : public ::testing::TestWithParam<std::tuple<ModelCase, at::ScalarType>> {};
 
 TEST_P(Deterministic, WeightsAreTheSameAtEveryWorldAndStage) {
   const auto& [model, dtype] = GetParam();
@@ -120,14 +118,14 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(DeterministicOrder, HoldsForDirectBackwardCallsAndSixteenBitSums) {
-  const Setting alone{.dtype = at::kBFloat16, .accumulation = at::kBFloat16};
+  const ShardedRun alone{.dtype = at::kBFloat16, .accumulation = at::kBFloat16};
   const uint64_t expected = train(make_mlp, alone);
   EXPECT_NE(expected, train(make_mlp, {.dtype = at::kBFloat16}));
   for (const Variant& variant : kVariants) {
-    Setting setting = alone;
-    setting.world = 4;
-    setting.variant = variant;
-    EXPECT_EQ(train(make_mlp, setting, Backward::kDirect), expected) << variant.name;
+    ShardedRun run = alone;
+    run.world = 4;
+    run.variant = variant;
+    EXPECT_EQ(train(make_mlp, run, Backward::kDirect), expected) << variant.name;
   }
 }
 

@@ -1,7 +1,6 @@
 // Sharded training against one plain libtorch process that runs the same micro-batches: micro-batch m of the job
 // belongs to rank m mod N. Every stage and gather policy, on ranks that are threads.
 #include <ATen/Parallel.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
@@ -12,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "optim/update.h"
 #include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/engine.h"
@@ -91,9 +91,9 @@ Outcome train_sharded(const ModelCase& model_case, const Setting& setting, const
 /// Plain libtorch on the same micro-batches: fp32 masters, gradients summed over ranks and averaged in fp32, the norm
 /// in double.
 ///
-/// In fp32 torch::optim does the update, and the engine must come as near as rounding allows. In bf16 the last bit of a
-/// master decides now and then how a weight is rounded, which every later loss would show; so there the update is made
-/// of the same kernel as the engine's, and what is left to differ is everything around it.
+/// In fp32 torch::optim does the update, and the engine must come as near as rounding allows. In 16 bit the last bit of
+/// a master decides now and then how a weight is rounded, which every later loss would show; so there the update is the
+/// engine's kernel, which tests/optim compares with torch::optim, and what is left to differ is everything around it.
 class PlainTraining {
  public:
   PlainTraining(const ModelCase& model_case, const Setting& setting) : setting_(setting), model_(model_case.make()) {
@@ -104,7 +104,7 @@ class PlainTraining {
       masters_.push_back(item.value().detach().to(at::kFloat).clone().requires_grad_());
       moments_.push_back(at::zeros_like(weights_.back(), at::kFloat));
       squares_.push_back(at::zeros_like(weights_.back(), at::kFloat));
-      counts_.push_back(at::zeros({}, at::kFloat));
+      counts_.push_back(0);
     }
     const OptimizerOptions options = optimizer_options();
     optimizer_ = std::make_unique<torch::optim::AdamW>(
@@ -185,13 +185,12 @@ class PlainTraining {
       return std::sqrt(sum);
     }
     const torch::NoGradGuard no_grad;
-    const OptimizerOptions o = optimizer_options();
     for (size_t i = 0; i < masters_.size(); ++i) {
       if (!masters_[i].grad().defined()) continue;
-      counts_[i] += 1;
-      if (factor != 1) masters_[i].mutable_grad() /= static_cast<float>(1 / factor);
-      at::_fused_adamw_(masters_[i], masters_[i].grad(), moments_[i], squares_[i], {}, counts_[i], o.lr, o.beta1,
-                        o.beta2, o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
+      const auto flat = [](const at::Tensor& tensor) { return tensor.detach().view(-1); };
+      trireme::update(
+          {flat(masters_[i]), flat(weights_[i]), flat(masters_[i].grad()), flat(moments_[i]), flat(squares_[i])},
+          optimizer_options(), factor, ++counts_[i]);
     }
     return std::sqrt(sum);
   }
@@ -200,8 +199,9 @@ class PlainTraining {
   TrainedModel model_;
   std::vector<at::Tensor> weights_;
   std::vector<at::Tensor> masters_;
-  std::vector<at::Tensor> moments_, squares_, counts_;  // for bf16
-  std::unique_ptr<torch::optim::AdamW> optimizer_;      // for fp32
+  std::vector<at::Tensor> moments_, squares_;       // for 16 bit
+  std::vector<int64_t> counts_;                     // likewise
+  std::unique_ptr<torch::optim::AdamW> optimizer_;  // for fp32
 };
 
 /// ||got - expected|| / ||expected||, in double.
@@ -211,9 +211,7 @@ double distance(const at::Tensor& got, const at::Tensor& expected) {
   return (got.to(at::kDouble) - reference).norm().item<double>() / (norm > 0 ? norm : 1);
 }
 
-using Parameters = std::tuple<ModelCase, int, int64_t, at::ScalarType>;
-
-class Parity : public ::testing::TestWithParam<Parameters> {
+class Parity : public ::testing::TestWithParam<std::tuple<ModelCase, int, int64_t, at::ScalarType>> {
  protected:
   const ModelCase& model_case() const { return std::get<0>(GetParam()); }
   Setting setting() const { return {std::get<1>(GetParam()), std::get<2>(GetParam()), std::get<3>(GetParam())}; }
@@ -240,7 +238,8 @@ TEST_P(Parity, EveryStageAgreesWithPlainTraining) {
   }
 }
 
-std::string name_of_parameters(const ::testing::TestParamInfo<Parameters>& info) {
+std::string name_of_parameters(
+    const ::testing::TestParamInfo<std::tuple<ModelCase, int, int64_t, at::ScalarType>>& info) {
   const auto& [model, world, accumulation, dtype] = info.param;
   return model.name + "World" + std::to_string(world) + "Accumulation" + std::to_string(accumulation) +
          (dtype == at::kFloat      ? "Fp32"

@@ -77,13 +77,13 @@ std::shared_ptr<LanguageModel> make_net(const std::string& name) {
   return net;
 }
 
-struct Outcome {
+struct RecomputeOutcome {
   std::vector<double> losses;
   std::vector<double> norms;
   std::vector<at::Tensor> weights;
 };
 
-struct Setting {
+struct RecomputeRun {
   std::string model;
   int world = 1;
   at::ScalarType dtype = at::kFloat;
@@ -91,8 +91,8 @@ struct Setting {
   GatherPolicy gather = GatherPolicy::kAuto;
 };
 
-Outcome train(const Setting& setting, const RecomputeConfig& recompute) {
-  Outcome outcome;
+RecomputeOutcome train(const RecomputeRun& setting, const RecomputeConfig& recompute) {
+  RecomputeOutcome outcome;
   run_ranks(setting.world, [&](Rank& rank) {
     at::set_num_threads(1);
     const auto net = make_net(setting.model);
@@ -135,12 +135,12 @@ TEST_P(RecomputeParity, EveryStageTrainsAsWithout) {
                                                  {3, GatherPolicy::kShared},
                                                  {3, GatherPolicy::kCopy}};
   for (const auto& [stage, gather] : stages) {
-    const Setting setting{model, world, dtype, stage, gather};
-    const Outcome expected = train(setting, {});
+    const RecomputeRun setting{model, world, dtype, stage, gather};
+    const RecomputeOutcome expected = train(setting, {});
     for (const RecomputeConfig& recompute :
          {RecomputeConfig{RecomputeMode::kFull, {}}, RecomputeConfig{RecomputeMode::kSelective, {}},
           RecomputeConfig{RecomputeMode::kSelective, {.keep = {}, .extra_compute = 0.2}}}) {
-      const Outcome got = train(setting, recompute);
+      const RecomputeOutcome got = train(setting, recompute);
       const std::string what = str("stage ", stage, gather == GatherPolicy::kCopy ? " copy" : "", ", mode ",
                                    static_cast<int>(recompute.mode), ", extra ", recompute.selective.extra_compute);
       EXPECT_EQ(got.losses, expected.losses) << what;

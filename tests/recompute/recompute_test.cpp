@@ -22,22 +22,17 @@
 #include <thread>
 #include <tuple>
 
+#include "tests/recompute/gradients.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
 namespace {
 
-using testing::LiveBytes;
-using Gradients = std::vector<at::Tensor>;
+using namespace testing;
 
 Gradients gradients(const at::Tensor& loss, const std::vector<at::Tensor>& inputs, bool retain_graph = false) {
   return torch::autograd::grad({loss}, inputs, {}, retain_graph);
-}
-
-void expect_equal(const Gradients& got, const Gradients& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "gradient " << i;
 }
 
 /// The message of the Error that `call` throws, and its type.

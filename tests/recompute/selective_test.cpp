@@ -15,22 +15,17 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tests/recompute/gradients.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
 namespace {
 
-using testing::LiveBytes;
-using Gradients = std::vector<at::Tensor>;
+using namespace testing;
 
 constexpr int64_t kRows = 32, kWidth = 64, kWide = 128;
 constexpr int64_t kNarrowBytes = kRows * kWidth * 4, kWideBytes = kRows * kWide * 4;
-
-void expect_equal(const Gradients& got, const Gradients& expected) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i])) << "gradient " << i;
-}
 
 /// Counts the operators of one name, in forward and backward.
 class CountOf final : public Pass {

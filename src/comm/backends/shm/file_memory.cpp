@@ -14,8 +14,6 @@
 namespace trireme::comm {
 namespace {
 
-constexpr size_t kHugePageBytes = 2 << 20;
-
 class FileSegment final : public Segment {
  public:
   FileSegment(std::byte* data, size_t bytes, int fd) : Segment(data, bytes), fd_(fd) {}

@@ -10,8 +10,6 @@
 namespace trireme::comm {
 namespace {
 
-constexpr size_t kHugePageBytes = 2 << 20;
-
 class HeapSegment final : public Segment, public std::enable_shared_from_this<HeapSegment> {
  public:
   HeapSegment(std::byte* data, size_t bytes) : Segment(data, bytes) {}

@@ -1,0 +1,10 @@
+// What a loss scale must be.
+#pragma once
+
+#include <cmath>
+
+namespace trireme {
+
+inline bool is_positive(double number) { return number > 0 && std::isfinite(number); }
+
+}  // namespace trireme
