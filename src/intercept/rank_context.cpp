@@ -52,8 +52,11 @@ struct Touch {
 using Touches = c10::SmallVector<Touch, 8>;
 
 void look(const at::Tensor& tensor, bool written, bool overwrites, Touches& touches) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  c10::StorageImpl& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (!tensor.defined()) return;
+  // Null in sparse and other tensors without a storage; asking them costs a virtual call.
+  c10::StorageImpl* const held = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (held == nullptr) return;
+  c10::StorageImpl& storage = *held;
   ManagedStorage* owner = StorageHandle::owner_of(storage);
   if (owner == nullptr) return;
   Access access = Access::kRead;
