@@ -83,9 +83,10 @@ std::vector<std::string> match_names(Group& group, const Manifest& manifest, con
     if (!seen_used.contains(tensor.name)) extra.push_back(tensor.name);
 
   std::string problem;
+  const auto optional = options.optional ? options.optional(manifest.values) : std::set<std::string>();
   std::vector<std::string> required;
   std::copy_if(missing.begin(), missing.end(), std::back_inserter(required),
-               [&](const std::string& name) { return !options.optional.contains(name); });
+               [&](const std::string& name) { return !optional.contains(name); });
   if (options.missing == Mismatch::kRefuse && !required.empty())
     problem += str("; ", required.size(), " expected and not in the checkpoint: ", names_text(required));
   if (options.extra == Mismatch::kRefuse && !extra.empty())

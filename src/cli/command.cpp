@@ -118,7 +118,8 @@ std::optional<std::string> unexpected_argument(const CLI::App& app) {
     const auto hint = did_you_mean(word, commands);
     return str("there is no command '", word, "'", hint.empty() ? "; there is: " + joined(commands) : "." + hint);
   }
-  return str("there is no flag ", name, ".", did_you_mean(name, flag_names(app)));
+  const auto hint = did_you_mean(name, flag_names(app));
+  return str("there is no flag ", name, hint.empty() ? "" : "." + hint);
 }
 
 std::string name_of(const CLI::App& app) {

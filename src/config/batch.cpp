@@ -27,7 +27,8 @@ std::string too_small(const Size& size, int64_t value) {
 
 int64_t read_size(Section& top, const Size& size) {
   if (!top.has(size.key)) return kAbsent;
-  const int64_t value = top.integer_or(size.key, kAbsent, {.max = kLargest, .words = "an integer up to 2147483647"});
+  const int64_t value =
+      top.integer_or(size.key, kAbsent, {.max = kLargest, .words = "an integer from 1 to 2147483647"});
   if (value <= 0) refuse(top, too_small(size, value), str("`", size.key, "` is ", value, "; expected an integer >= 1"));
   return value;
 }

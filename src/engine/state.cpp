@@ -31,9 +31,10 @@ void append_weights(StateTree& state, const Pager& pager, const std::vector<Owne
     }
 }
 
-/// Names of weights that a checkpoint saved with exclude_frozen_parameters does not have.
-std::set<std::string> frozen_tensors(const Pager& pager) {
+/// Names of the weights that a checkpoint with such values was saved without.
+std::set<std::string> tensors_left_out(const Pager& pager, const std::string& values) {
   std::set<std::string> names;
+  if (!Json::parse(values).value("exclude_frozen_parameters", false)) return names;
   for (const OwnedSlice& slice : pager.owned_frozen())
     for (const Placement& placement : pager.layout().units[slice.unit].parameters)
       names.insert("model." + pager.parameters()[placement.index].name);
@@ -80,7 +81,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   if (optimizer_) append(state.tensors, optimizer_->state());
-  state.values = values_text(options.client_state);
+  state.values = values_text(options);
   state.rank_values = Json{{"generator", generator_state()}}.dump();
   SaveOptions files = options.files;
   files.tags = config_.tag_validation;
@@ -96,7 +97,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   StateTree state = weights_state(/*with_frozen=*/true);
   append(state.tensors, buffers_->slices());
   if (loads_optimizer) append(state.tensors, optimizer_->state());
-  LoadOptions load{.optional = frozen_tensors(*pager_)};
+  LoadOptions load{.optional = [this](const std::string& values) { return tensors_left_out(*pager_, values); }};
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
   if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
@@ -121,11 +122,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
           str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
-  const auto kept = std::count_if(loaded->missing.begin(), loaded->missing.end(),
-                                  [&](const std::string& name) { return load.optional.contains(name); });
-  if (kept > 0 && group_.rank() == 0)
-    log(LogLevel::kInfo,
-        str("load_checkpoint: ", loaded->tag, " has no values of ", kept, " frozen parameters; they stay as they are"));
+  if (const size_t kept = load.optional(loaded->values).size(); kept > 0 && group_.rank() == 0)
+    log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ", kept,
+                             " of this model stay as they are"));
   take_values(loaded->values, options);
   const bool same_world = loaded->rank_values.size() == static_cast<size_t>(group_.size());
   if (config_.pager.deterministic)
@@ -162,7 +161,7 @@ void Engine::publish_all() {
   buffers_->accept();
 }
 
-std::string Engine::values_text(const std::string& client_state) const {
+std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   Json values;
   values["global_steps"] = progress_.global_steps;
   values["micro_steps"] = progress_.micro_steps;
@@ -173,13 +172,14 @@ std::string Engine::values_text(const std::string& client_state) const {
   if (config_.pager.deterministic) values["micro_batch_seed"] = micro_batch_seed_;
   if (loss_scaling_) values["loss_scaler"] = to_json(loss_scaling_->scaler().state());
   values["aliases"] = aliases_;
+  values["exclude_frozen_parameters"] = options.exclude_frozen_parameters;
   if (optimizer_) {
     const std::vector<int64_t> counts = optimizer_->step_counts();
     Json& steps = values["parameter_steps"];
     for (size_t i = 0; i < counts.size(); ++i) steps[pager_->parameters()[i].name] = counts[i];
   }
   values["config"] = to_json(config_);
-  values["client_state"] = parse_json(client_state, "save_checkpoint client_state");
+  values["client_state"] = parse_json(options.client_state, "save_checkpoint client_state");
   return values.dump();
 }
 

@@ -68,7 +68,7 @@ TEST(Command, SaysWhatAFlagOrArgumentNeeds) {
       "--help)");
   expect_wrong_use({"estimate", "--params", "1", "--model", "gpt2"},
                    "trireme estimate: --params and --model exclude each other; give one (see trireme estimate --help)");
-  expect_wrong_use({"train", "--help-all"}, "trireme train: there is no flag --help-all. (see trireme train --help)");
+  expect_wrong_use({"train", "--help-all"}, "trireme train: there is no flag --help-all (see trireme train --help)");
 }
 
 // As elsewhere on a command line; `make train` puts its own flags before those of TRAIN_FLAGS.

@@ -108,14 +108,14 @@ TEST(Batch, DoesNotOverflow) {
 
 TEST(Batch, NamesASizeThatNoMachineHolds) {
   EXPECT_EQ(refusal_of_text(R"({"train_micro_batch_size_per_gpu": 1e30})"),
-            wrong("`train_micro_batch_size_per_gpu` is 1e+30; expected an integer up to 2147483647"));
+            wrong("`train_micro_batch_size_per_gpu` is 1e+30; expected an integer from 1 to 2147483647"));
 }
 
 TEST(Batch, NamesAWrongType) {
   EXPECT_EQ(refusal_of_text(R"({"train_batch_size": "8"})"),
-            wrong("`train_batch_size` is \"8\"; expected an integer up to 2147483647; write it without quotes"));
+            wrong("`train_batch_size` is \"8\"; expected an integer from 1 to 2147483647; write it without quotes"));
   EXPECT_EQ(refusal_of_text(R"({"train_batch_size": 8.5})"),
-            wrong("`train_batch_size` is 8.5; expected an integer up to 2147483647"));
+            wrong("`train_batch_size` is 8.5; expected an integer from 1 to 2147483647"));
 }
 
 }  // namespace

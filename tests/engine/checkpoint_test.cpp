@@ -196,8 +196,23 @@ TEST(Frozen, ParametersStayOutOfACheckpointOnRequestAndAreLeftAloneByItsLoad) {
       EXPECT_TRUE(parameters[0].eq(0.5).all().item<bool>());
       for (size_t i = 1; i < parameters.size(); ++i) EXPECT_TRUE(parameters[i].eq(0.25).all().item<bool>()) << i;
     });
-    EXPECT_SAYS(log.text(), "info load_checkpoint: some has no values of 1 frozen parameters; they stay as they are");
+    EXPECT_SAYS(log.text(),
+                "info load_checkpoint: 'some' was saved without frozen parameters; the 1 of this model stay");
   }
+}
+
+TEST(Frozen, ParametersThatACheckpointLacksForAnotherReasonAreNamed) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    auto saved = make_mlp();
+    Engine engine(rank.world(), *saved.module, {.config = sgd_config(2)});
+    engine.save_checkpoint(folder.path());
+    auto other = make_mlp();
+    other.module->register_parameter("adapter", at::ones({4}), /*requires_grad=*/false);
+    Engine loading(rank.world(), *other.module, {.config = sgd_config(2)});
+    EXPECT_SAYS(error_of<CheckpointError>([&] { loading.load_checkpoint(folder.path()); }),
+                "1 expected and not in the checkpoint: model.adapter");
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -71,8 +72,9 @@ enum class Verify {
 
 struct LoadOptions {
   Mismatch missing = Mismatch::kRefuse;  ///< tensors of the destination that the checkpoint does not have
-  std::set<std::string> optional = {};   ///< tensors of the destination that may be missing all the same
-  Mismatch extra = Mismatch::kRefuse;    ///< tensors of the checkpoint that no rank's destination asks for
+  /// Of a checkpoint with such `values`, the tensors that it need not have all the same; empty: none.
+  std::function<std::set<std::string>(const std::string& values)> optional = {};
+  Mismatch extra = Mismatch::kRefuse;  ///< tensors of the checkpoint that no rank's destination asks for
   Verify verify = Verify::kWhileReading;
   FileSystem* files = nullptr;  ///< where the bytes come from; nullptr: POSIX files
 };

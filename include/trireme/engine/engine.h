@@ -169,7 +169,7 @@ class Engine {
   void match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer);
   void publish_all();
   StateTree weights_state(bool with_frozen) const;
-  std::string values_text(const std::string& client_state) const;
+  std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_learning_rates(const Json& values);
 
