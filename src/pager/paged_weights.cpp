@@ -4,8 +4,8 @@
 // What is only read under autocast, by modules whose weights it casts anyway (UnitLayout::communication_dtype), travels
 // in that 16-bit dtype and is rounded. An access that needs the weights' own bits gathers the unit again.
 //
-// Every decision (what to gather ahead, what to release) follows from the touches and from sizes alone, never from
-// timing, so ranks that run the same program issue the same collectives in the same order.
+// Every decision (what to gather ahead, how, what to release) follows from the touches, autocast's state at them and
+// sizes, never from timing, so ranks that run the same program issue the same collectives in the same order.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

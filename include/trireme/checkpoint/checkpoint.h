@@ -53,8 +53,9 @@ struct SavedCheckpoint {
 /// Ordering  returns on every rank when all files, the directory and `latest` are on disk. Temporaries that a crashed
 ///           save left are removed first. No reader ever sees a part of a checkpoint under its final name.
 /// Cost      writes each byte once, in blocks of 1 MiB straight from the tensors; extra memory: the manifest.
-/// Throws    the same error on every rank: CheckpointError (bad tag, other tags on other ranks and kFail, tag exists and kRefuse, slices with a gap or overlap,
-///           another run is saving into `directory`), IoError (path and reason: disk full, read-only, directory gone).
+/// Throws    the same error on every rank: CheckpointError (bad tag, other tags on other ranks and kFail, tag exists and
+///           kRefuse, slices with a gap or overlap, another run is saving into `directory`), IoError (path and reason:
+///           disk full, read-only, directory gone).
 ///           The previous checkpoint and `latest` are as before, the temporary is removed, `state` is untouched.
 SavedCheckpoint save_checkpoint(Group& group, const std::filesystem::path& directory, const std::string& tag,
                                 const StateTree& state, const SaveOptions& options = {});
