@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/precision/loss_scaling.h"
@@ -107,6 +108,10 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
     start_schedule();
   }
   if (optimizer_) make_loss_scaling();
+  if (config_.checkpoint.async_save) {
+    saver_ = std::make_unique<AsyncSaver>(group_);
+    saver_->reserve(state(/*with_frozen=*/true));
+  }
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
@@ -128,6 +133,7 @@ void Engine::destroy() {
   pager_->require_free();
   recompute_.reset();
   access_.reset();
+  saver_.reset();
   optimizer_.reset();
   pager_->restore();
   pager_.reset();
@@ -223,8 +229,16 @@ void Engine::require_alive(const char* call) const {
   if (!pager_) throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
 }
 
-void Engine::require_optimizer(const char* call) const {
+void Engine::require_intact(const char* call) const {
   require_alive(call);
+  if (!torn_load_.empty())
+    throw StateError(str(call,
+                         ": the last load_checkpoint() ended half-way, so that weights and optimizer states are a ",
+                         "mixture; load an intact checkpoint first. It ended with: ", torn_load_));
+}
+
+void Engine::require_optimizer(const char* call) const {
+  require_intact(call);
   if (!optimizer_)
     throw StateError(
         str(call,

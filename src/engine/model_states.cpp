@@ -18,7 +18,7 @@ constexpr std::array kOffloadable{"optim_states", "hp_params", "lp_params", "lp_
 }  // namespace
 
 bool Engine::save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options) {
-  require_alive("save_16bit_model");
+  require_intact("save_16bit_model");
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);

@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
 #include "trireme/intercept/generator_state.h"
@@ -71,23 +72,38 @@ StateTree Engine::weights_state(bool with_frozen) const {
   return state;
 }
 
+StateTree Engine::state(bool with_frozen) {
+  StateTree state = weights_state(with_frozen);
+  // Buffers agree at every boundary; inside a window rank 0's count.
+  if (group_.rank() == 0) append(state.tensors, buffers_->slices());
+  if (optimizer_) append(state.tensors, optimizer_->state());
+  return state;
+}
+
 SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
-  require_alive("save_checkpoint");
+  require_intact("save_checkpoint");
   const CallerScope caller("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   take_user_writes();
-  StateTree state = weights_state(!options.exclude_frozen_parameters);
-  // Buffers agree at every boundary; inside a window rank 0's count.
-  if (group_.rank() == 0) append(state.tensors, buffers_->slices());
-  if (optimizer_) append(state.tensors, optimizer_->state());
+  StateTree state = this->state(!options.exclude_frozen_parameters);
   state.values = values_text(options);
   state.rank_values = Json{{"generator", generator_state()}}.dump();
-  SaveOptions files = options.files;
-  files.tags = config_.tag_validation;
+  const CheckpointOptions& configured = config_.checkpoint;
+  const SaveOptions files{.latest = options.latest,
+                          .tags = configured.tag_validation,
+                          .keep_last = options.keep_last.value_or(configured.keep_last),
+                          .files = options.files};
   const std::string tag = options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag;
+  if (options.async_save.value_or(configured.async_save)) {
+    if (!saver_) saver_ = std::make_unique<AsyncSaver>(group_);
+    return saver_->save(directory, tag, state, files);
+  }
+  (void)wait_for_checkpoint();
   return trireme::save_checkpoint(group_, directory, tag, state, files);
 }
+
+std::optional<SavedCheckpoint> Engine::wait_for_checkpoint() { return saver_ ? saver_->wait() : std::nullopt; }
 
 std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory,
                                                    const LoadCheckpointOptions& options) {
@@ -97,7 +113,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   StateTree state = weights_state(/*with_frozen=*/true);
   append(state.tensors, buffers_->slices());
   if (loads_optimizer) append(state.tensors, optimizer_->state());
+  (void)wait_for_checkpoint();
   LoadOptions load{.optional = [this](const std::string& values) { return tensors_left_out(*pager_, values); }};
+  load.verify = options.verify.value_or(config_.checkpoint.verify);
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
   if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
@@ -110,10 +128,12 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     loaded = trireme::load_checkpoint(group_, directory, options.tag, state, load);
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective
-  } catch (const Error&) {
-    publish_all();  // every rank failed alike, so training may go on with what the load left
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kTornLoad) torn_load_ = error.what();
+    publish_all();  // every rank failed alike: nothing has changed, or a further load mends it
     throw;
   }
+  torn_load_.clear();
   if (loaded && optimizer_) match_masters(*loaded, loads_optimizer);
   publish_all();
   if (!loaded) {

@@ -26,7 +26,7 @@ double clip_factor(double norm, double max_norm) {
 }  // namespace
 
 ForwardScope Engine::begin_forward() {
-  require_alive("forward");
+  require_intact("forward");
   explain_autocast();
   return ForwardScope(config_.precision);
 }

@@ -30,6 +30,7 @@ class Module;
 
 namespace trireme {
 
+class AsyncSaver;
 class Buffers;
 class LossScaling;
 class ParameterAccess;
@@ -106,16 +107,20 @@ class Engine {
   /// And train_batch_size with it. ConfigError: not 1 or more; StateError: inside a window.
   void set_train_micro_batch_size(int64_t micro_batch_size);
 
-  /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag. Collective.
+  /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag; with async_save as
+  /// AsyncSaver, one in flight. Collective.
   ///
   /// Requires  a call at the end of a window: gradients are not saved.
-  /// Throws    as trireme::save_checkpoint; the configuration says what happens when ranks disagree on the tag.
+  /// Throws    as trireme::save_checkpoint or AsyncSaver::save; the configuration says what happens when ranks disagree on the tag.
   SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {});
   /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one generators go their
-  /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint.
-  /// Collective.
+  /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint;
+  /// after a kTornLoad everything but a good load_checkpoint() and destroy() throws StateError. Collective.
   std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
                                              const LoadCheckpointOptions& options = {});
+
+  /// As AsyncSaver::wait(); the destructor and the next save or load wait too.
+  std::optional<SavedCheckpoint> wait_for_checkpoint();
 
   /// Writes the module's weights (in the dtype that they have) and buffers into one file, unit by unit. Collective.
   /// Returns true. Throws as export_tensors(); ConfigError: an empty directory.
@@ -144,6 +149,7 @@ class Engine {
   friend class CoalescedReduction;
 
   void require_alive(const char* call) const;
+  void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
   void check_loss(const at::Tensor& loss, const char* call) const;
   void check_output(const at::Tensor& output, const char* call) const;
@@ -169,6 +175,7 @@ class Engine {
   void match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer);
   void publish_all();
   StateTree weights_state(bool with_frozen) const;
+  StateTree state(bool with_frozen);
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_learning_rates(const Json& values);
@@ -183,6 +190,8 @@ class Engine {
   std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
   std::unique_ptr<LossScaling> loss_scaling_;      ///< where something computes in fp16
+  std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
+  std::string torn_load_;                          ///< what ended a load half-way; empty: nothing did
   bool has_explained_autocast_ = false;
   std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;
