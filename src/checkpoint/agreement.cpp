@@ -41,7 +41,9 @@ std::string outcome_of(const std::function<std::string()>& work) {
     return static_cast<char>(1 + static_cast<int>(code)) + std::string(what);
   };
   try {
-    return std::string(1, '\0') + work();
+    std::string text = work();
+    text.insert(text.begin(), '\0');
+    return text;
   } catch (const Error& error) {
     return failure(error.code(), error.what());
   } catch (const std::exception& error) {

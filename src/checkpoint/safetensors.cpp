@@ -10,14 +10,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "checkpoint/new_file.h"
 #include "checkpoint/safetensors_format.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/json.h"
 
 namespace trireme {
 namespace {
@@ -80,21 +78,14 @@ NamedTensors read_file(const Path& path) {
 }
 
 NamedTensors read_index(const Path& path) {
-  const Json index = Json::parse(posix_file_system().read(path), nullptr, /*allow_exceptions=*/false);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    throw CheckpointError(str(path.string(), ": no Hugging Face index: \"weight_map\" is missing"));
   std::map<std::string, NamedTensors> shards;
   NamedTensors tensors;
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    const std::string where = str(path.string(), ": tensor \"", name, "\"");
-    if (!file.is_string()) throw CheckpointError(str(where, ": its file is no text"));
-    const auto shard_name = file.get<std::string>();
-    if (shard_name.find('/') != std::string::npos)
-      throw CheckpointError(str(where, ": file \"", shard_name, "\" is in another folder"));
-    const auto [shard, is_new] = shards.try_emplace(shard_name);
-    if (is_new) shard->second = read_file(path.parent_path() / shard_name);
+  for (const auto& [name, file] : read_safetensors_index(path)) {
+    const auto [shard, is_new] = shards.try_emplace(file);
+    if (is_new) shard->second = read_file(path.parent_path() / file);
     const auto found = shard->second.find(name);
-    if (found == shard->second.end()) throw CheckpointError(str(where, " is not in ", shard_name));
+    if (found == shard->second.end())
+      throw CheckpointError(str(path.string(), ": tensor \"", name, "\" is not in ", file));
     tensors.emplace(name, found->second);
   }
   return tensors;

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/manifest.h"
 #include "trireme/checkpoint/reshard.h"
@@ -39,6 +40,22 @@ constexpr std::array kDtypes{
 };
 
 constexpr int64_t kLengthBytes = 8;
+
+/// What the file's first bytes say; may be nonsense.
+uint64_t header_length(std::string_view file) {
+  uint64_t length = 0;
+  for (int64_t i = kLengthBytes - 1; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(file[i]);
+  return length;
+}
+
+/// Metadata is text by the format; what is not is of no use to us.
+std::map<std::string, std::string> parse_metadata(const Json& json) {
+  std::map<std::string, std::string> metadata;
+  if (!json.is_object()) return metadata;
+  for (const auto& [name, value] : json.items())
+    if (value.is_string()) metadata.emplace(name, value.get<std::string>());
+  return metadata;
+}
 
 SafetensorsEntry parse_entry(const std::string& name, const Json& json, const std::string& origin) {
   SafetensorsEntry entry;
@@ -100,8 +117,7 @@ std::string dump_safetensors_header(const std::vector<SafetensorsEntry>& entries
 
 SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes, const std::string& origin) {
   if (file_bytes < kLengthBytes) throw CheckpointError(str(origin, ": ", file_bytes, " bytes are no safetensors file"));
-  uint64_t length = 0;
-  for (int64_t i = kLengthBytes - 1; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(file[i]);
+  const uint64_t length = header_length(file);
   if (length > static_cast<uint64_t>(kSafetensorsHeaderLimit) ||
       static_cast<int64_t>(length) > file_bytes - kLengthBytes) {
     throw CheckpointError(str(origin, ": no safetensors file, or truncated: its header should have ", length,
@@ -111,8 +127,12 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
   if (!json.is_object()) throw CheckpointError(str(origin, ": its safetensors header is not a JSON object"));
 
   SafetensorsHeader header{.header_bytes = kLengthBytes + static_cast<int64_t>(length), .entries = {}};
-  for (const auto& [name, value] : json.items())
-    if (name != "__metadata__") header.entries.push_back(parse_entry(name, value, origin));
+  for (const auto& [name, value] : json.items()) {
+    if (name == "__metadata__")
+      header.metadata = parse_metadata(value);
+    else
+      header.entries.push_back(parse_entry(name, value, origin));
+  }
   // Empty tensors share their offset with a neighbour, so they go first.
   std::sort(header.entries.begin(), header.entries.end(), [](const auto& a, const auto& b) {
     return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
@@ -130,6 +150,35 @@ SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_b
   if (header.header_bytes + end != file_bytes)
     throw CheckpointError(str(origin, ": ", file_bytes - header.header_bytes - end, " bytes behind the last tensor"));
   return header;
+}
+
+SafetensorsHeader read_safetensors_header(FileSystem& files, const std::filesystem::path& path) {
+  const auto file = files.open(path);
+  const auto file_bytes = static_cast<int64_t>(file->bytes());
+  std::string text(std::min(file_bytes, kLengthBytes), '\0');
+  file->read(0, text.data(), text.size());
+  if (file_bytes >= kLengthBytes) {
+    const auto length = std::min<uint64_t>(header_length(text), kSafetensorsHeaderLimit);
+    text.resize(std::min(file_bytes, kLengthBytes + static_cast<int64_t>(length)));
+    file->read(0, text.data(), text.size());
+  }
+  return parse_safetensors_header(text, file_bytes, path.string());
+}
+
+std::map<std::string, std::string> read_safetensors_index(const std::filesystem::path& path) {
+  const Json index = Json::parse(posix_file_system().read(path), nullptr, /*allow_exceptions=*/false);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    throw CheckpointError(str(path.string(), ": no Hugging Face index: \"weight_map\" is missing"));
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    const std::string where = str(path.string(), ": tensor \"", name, "\"");
+    if (!file.is_string()) throw CheckpointError(str(where, ": its file is no text"));
+    const auto file_name = file.get<std::string>();
+    if (file_name.find('/') != std::string::npos)
+      throw CheckpointError(str(where, ": file \"", file_name, "\" is in another folder"));
+    files.emplace(name, file_name);
+  }
+  return files;
 }
 
 }  // namespace trireme

@@ -4,12 +4,15 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace trireme {
+
+class FileSystem;
 
 /// A file's data begins at a multiple of this, so that a mapping is aligned for every dtype and vector unit.
 inline constexpr int64_t kSafetensorsAlignment = 64;
@@ -34,11 +37,19 @@ std::string dump_safetensors_header(const std::vector<SafetensorsEntry>& entries
 struct SafetensorsHeader {
   int64_t header_bytes = 0;               ///< the length field included
   std::vector<SafetensorsEntry> entries;  ///< ascending by offset
+  std::map<std::string, std::string> metadata = {};
 };
 
 /// Parses the beginning of a file of `file_bytes` bytes; `file` holds at least the header.
 ///
 /// Throws    CheckpointError that opens with `origin`: truncated, no header, offsets that leave holes, overlap or do not fit.
 SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes, const std::string& origin);
+
+/// Reads the header of a file and none of its data. Throws as parse_safetensors_header; IoError.
+SafetensorsHeader read_safetensors_header(FileSystem& files, const std::filesystem::path& path);
+
+/// Tensor -> name of its file, in the index's folder, of a Hugging Face index (*.safetensors.index.json).
+/// Throws    CheckpointError naming the index: not one, or a file in another folder. IoError.
+std::map<std::string, std::string> read_safetensors_index(const std::filesystem::path& path);
 
 }  // namespace trireme
