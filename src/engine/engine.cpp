@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/buffers.h"
+#include "engine/loss_checks.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
 #include "trireme/access/parameter_access.h"
@@ -110,7 +111,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   if (optimizer_) make_loss_scaling();
   if (config_.checkpoint.async_save) {
     saver_ = std::make_unique<AsyncSaver>(group_);
-    saver_->reserve(state(/*with_frozen=*/true));
+    saver_->reserve(saved_state(/*with_frozen=*/true));
   }
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
@@ -141,7 +142,7 @@ void Engine::destroy() {
 
 at::Tensor Engine::scale(const at::Tensor& output) const {
   require_optimizer("scale");
-  check_output(output, "scale");
+  check_has_graph(output, "scale");
   return loss_scaling_ ? loss_scaling_->scale(output) : output;
 }
 
@@ -244,26 +245,6 @@ void Engine::require_optimizer(const char* call) const {
         str(call,
             ": no optimizer is configured, so nothing can be trained; add \"optimizer\": {\"type\": \"AdamW\", "
             "\"params\": {\"lr\": 1e-3}} to the configuration"));
-}
-
-void Engine::check_loss(const at::Tensor& loss, const char* call) const {
-  require_optimizer(call);
-  if (!loss.defined()) throw ShapeError(str(call, ": expected a scalar loss, got an undefined tensor"));
-  if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
-    throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ",
-                         loss.sizes(), "; take its mean() or sum()"));
-  check_output(loss, call);
-}
-
-void Engine::check_output(const at::Tensor& loss, const char* call) const {
-  if (!loss.defined()) throw ShapeError(str(call, ": expected a loss or an output, got an undefined tensor"));
-  if (!at::isFloatingType(loss.scalar_type()))
-    throw ShapeError(str(call, ": expected a floating tensor, got ", short_name(loss.scalar_type()), "; convert it"));
-  if (!loss.requires_grad())
-    throw ShapeError(
-        str(call,
-            ": expected a loss with a graph, got one without grad_fn; compute it from the model's output with "
-            "gradients enabled, and do not detach() it"));
 }
 
 }  // namespace trireme

@@ -58,7 +58,7 @@ void Engine::offload_states(const OffloadOptions& options) {
   if (options.device != "cpu")
     throw ConfigError(str("offload_states: device='", options.device, "' is not there yet; use 'cpu'"),
                       ErrorCode::kUnsupported);
-  if (!std::exchange(said_states_are_on_host_, true) && group_.rank() == 0)
+  if (!std::exchange(has_explained_offload_, true) && group_.rank() == 0)
     log(LogLevel::kInfo, "offload_states: all states of this engine are in host memory already; nothing moves");
 }
 

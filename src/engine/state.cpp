@@ -65,18 +65,18 @@ LossScaler::State scaler_state(const Json& json) {
 
 }  // namespace
 
-StateTree Engine::weights_state(bool with_frozen) const {
+StateTree Engine::state(bool with_frozen, bool with_optimizer) {
   StateTree state;
   append_weights(state, *pager_, pager_->owned());
   if (with_frozen) append_weights(state, *pager_, pager_->owned_frozen());
+  if (optimizer_ && with_optimizer) append(state.tensors, optimizer_->state());
   return state;
 }
 
-StateTree Engine::state(bool with_frozen) {
-  StateTree state = weights_state(with_frozen);
+StateTree Engine::saved_state(bool with_frozen) {
+  StateTree state = this->state(with_frozen, /*with_optimizer=*/true);
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
-  if (optimizer_) append(state.tensors, optimizer_->state());
   return state;
 }
 
@@ -86,7 +86,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   take_user_writes();
-  StateTree state = this->state(!options.exclude_frozen_parameters);
+  StateTree state = saved_state(!options.exclude_frozen_parameters);
   state.values = values_text(options);
   state.rank_values = Json{{"generator", generator_state()}}.dump();
   const CheckpointOptions& configured = config_.checkpoint;
@@ -110,9 +110,8 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   require_alive("load_checkpoint");
   const CallerScope caller("load_checkpoint");
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
-  StateTree state = weights_state(/*with_frozen=*/true);
+  StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
-  if (loads_optimizer) append(state.tensors, optimizer_->state());
   (void)wait_for_checkpoint();
   LoadOptions load{.optional = [this](const std::string& values) { return tensors_left_out(*pager_, values); }};
   load.verify = options.verify.value_or(config_.checkpoint.verify);
@@ -134,7 +133,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     throw;
   }
   torn_load_.clear();
-  if (loaded && optimizer_) match_masters(*loaded, loads_optimizer);
+  if (loaded && optimizer_) optimizer_->match_masters(loads_optimizer, loaded->missing);
   publish_all();
   if (!loaded) {
     if (group_.rank() == 0)
@@ -158,20 +157,6 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
 void Engine::take_user_writes() {
   const std::vector<bool> written = pager_->settle_writes();
   if (optimizer_) optimizer_->refresh_masters(written);
-}
-
-// After a load: a weight follows its master where that was loaded, else the master its weight.
-void Engine::match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer) {
-  std::vector<bool> has_master(pager_->parameters().size(), loads_optimizer);
-  std::vector<bool> has_none(pager_->parameters().size(), !loads_optimizer);
-  const std::set<std::string> missing(loaded.missing.begin(), loaded.missing.end());
-  for (size_t i = 0; i < has_master.size(); ++i) {
-    if (!missing.contains("master." + pager_->parameters()[i].name)) continue;
-    has_master[i] = false;
-    has_none[i] = true;
-  }
-  optimizer_->write_back_masters(has_master);
-  optimizer_->refresh_masters(has_none);
 }
 
 void Engine::publish_all() {
@@ -203,9 +188,8 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   return values.dump();
 }
 
-void Engine::take_learning_rates(const Json& values) {
+void Engine::take_learning_rates(const std::vector<double>& rates) {
   follow_schedule();  // the momentum has no other source
-  const auto rates = values.value("group_lrs", std::vector<double>{required<double>(values, "lr")});
   if (rates.size() == groups_.size()) {
     for (size_t group = 0; group < rates.size(); ++group) groups_[group].lr = rates[group];
   } else if (!groups_.empty()) {
@@ -222,7 +206,8 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
   progress_.global_samples = required<int64_t>(values, "global_samples");
   micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
-  if (options.load_lr_scheduler_states) take_learning_rates(values);
+  if (options.load_lr_scheduler_states)
+    take_learning_rates(values.value("group_lrs", std::vector<double>{required<double>(values, "lr")}));
   if (!optimizer_ || !options.load_optimizer_states) return;
   // A checkpoint of a run that needed none leaves the scale as it is.
   if (loss_scaling_ && values.contains("loss_scaler"))
