@@ -25,6 +25,7 @@ class TorchWriter final : public ExportWriter {
     archive_.writeRecord(str("data/", appended_++), tensor.const_data_ptr(), tensor.nbytes());
     rethrow();
   }
+  bool takes_pieces() const override { return false; }
 
   void finish() override {
     const std::string pickle = pickled();
