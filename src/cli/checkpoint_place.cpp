@@ -25,4 +25,11 @@ CheckpointPlace find_checkpoint(const std::filesystem::path& path) {
       str("--checkpoint ", path.string(), ": no checkpoint in this folder; give that of a run of `trireme train`"));
 }
 
+std::filesystem::path checkpoints_folder(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored))
+    throw ConfigError(str(path.string(), ": there is no such file or folder"));
+  return std::filesystem::exists(path / "checkpoints" / "latest", ignored) ? path / "checkpoints" : path;
+}
+
 }  // namespace trireme::cli

@@ -16,4 +16,10 @@ struct CheckpointPlace {
 /// Throws    ConfigError: there is no checkpoint.
 CheckpointPlace find_checkpoint(const std::filesystem::path& path);
 
+/// For commands that read checkpoints of any layout: the folder of checkpoints when `path` is that of a run, otherwise
+/// `path` itself.
+///
+/// Throws    ConfigError: there is nothing of that name.
+std::filesystem::path checkpoints_folder(const std::filesystem::path& path);
+
 }  // namespace trireme::cli

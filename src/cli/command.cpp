@@ -212,6 +212,7 @@ const std::vector<Command>& commands() {
       {"train", "Trains a language model on your text.", add_train},
       {"generate", "Writes text with a trained model.", add_generate},
       {"launch", "Starts a program as several ranks on this machine.", add_launch, true},
+      {"inspect", "Says what is in a checkpoint and whether it is whole.", add_inspect},
       {"estimate", "Says how much memory the model states need.", add_estimate},
       {"config", "Checks a configuration file.", add_config},
   };

@@ -30,6 +30,7 @@ struct Command {
 Action add_train(CLI::App& app);
 Action add_launch(CLI::App& app);
 Action add_generate(CLI::App& app);
+Action add_inspect(CLI::App& app);
 Action add_estimate(CLI::App& app);
 Action add_config(CLI::App& app);
 

@@ -1,0 +1,214 @@
+// The report of an inspection as text for people and as JSON for programs.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/inspect.h"
+
+namespace trireme {
+namespace {
+
+constexpr size_t kLargestShown = 5;
+
+std::string bytes_text(int64_t bytes) {
+  constexpr std::array kUnits = {"bytes", "kB", "MB", "GB", "TB", "PB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1000 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+  return text.data();
+}
+
+/// "1,234,567".
+std::string grouped(int64_t number) {
+  const std::string digits = std::to_string(number);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+std::string padded(const std::string& text, size_t width) {
+  return text + std::string(text.size() < width ? width - text.size() : 0, ' ');
+}
+
+std::string right_aligned(const std::string& text, size_t width) {
+  return std::string(text.size() < width ? width - text.size() : 0, ' ') + text;
+}
+
+std::string kind_row(const std::string& name, const std::string& dtype, const std::string& tensors,
+                     const std::string& elements, const std::string& bytes) {
+  return str(padded(name, 26), padded(dtype, 8), right_aligned(tensors, 8), right_aligned(elements, 20),
+             right_aligned(bytes, 12), "\n");
+}
+
+std::string shape_of(const SavedTensor& tensor) {
+  std::string text;
+  for (const int64_t extent : tensor.shape) text += str(text.empty() ? "" : ", ", extent);
+  return "[" + text + "]";
+}
+
+int64_t bytes_of(const SavedTensor& tensor) {
+  int64_t bytes = 0;
+  for (const SavedSlice& slice : tensor.slices) bytes += slice.bytes;
+  return bytes;
+}
+
+std::vector<const SavedTensor*> listed(const Manifest& manifest, ListTensors list) {
+  std::vector<const SavedTensor*> tensors;
+  for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(&tensor);
+  if (list == ListTensors::kAll) return tensors;
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const auto* a, const auto* b) { return bytes_of(*a) > bytes_of(*b); });
+  tensors.resize(std::min(tensors.size(), kLargestShown));
+  return tensors;
+}
+
+/// An object's keys with simple values as "key value, …".
+std::string values_line(const Json& values) {
+  std::string text;
+  for (const char* key : {"global_steps", "micro_steps", "skipped_steps", "global_samples", "lr"})
+    if (values.contains(key) && values[key].is_number())
+      text += str(text.empty() ? "" : ", ", key, " ", values[key].dump());
+  return text;
+}
+
+std::vector<std::string> keys_of(const Json& json) {
+  std::vector<std::string> keys;
+  if (!json.is_object()) return keys;
+  for (const auto& [key, value] : json.items()) keys.push_back(key);
+  return keys;
+}
+
+std::string joined_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+std::string tags_line(const CheckpointReport& report) {
+  std::vector<std::string> tags;
+  for (const std::string& tag : report.tags) tags.push_back(tag == report.latest ? tag + " (latest)" : tag);
+  return joined_names(tags);
+}
+
+void add_line(std::string& text, const std::string& label, const std::string& value) {
+  if (!value.empty()) text += str(padded(label, 14), value, "\n");
+}
+
+std::string software_line(const Manifest& manifest) {
+  std::string text = str(manifest.world_size, manifest.world_size == 1 ? " rank" : " ranks");
+  const Json software = Json::parse(manifest.software);
+  for (const auto& [name, version] : software.items())
+    text += str(", ", name, " ", version.is_string() ? version.get<std::string>() : version.dump());
+  return text;
+}
+
+std::string place_line(const DamagedPlace& place) {
+  std::string text = "  " + place.file;
+  if (!place.tensor.empty())
+    text += str(": tensor \"", place.tensor, "\", elements [", place.begin, ", ", place.end, ")");
+  return str(text, place.file.empty() ? "" : ": ", place.problem, "\n");
+}
+
+std::string health_lines(const CheckpointReport& report) {
+  std::array<char, 64> seconds;
+  std::snprintf(seconds.data(), seconds.size(), "%.2f s", report.seconds);
+  const std::string checked =
+      str(report.checksums, " checksums over ", bytes_text(report.verified_bytes), " in ", seconds.data());
+  if (!report.healthy()) {
+    std::string text;
+    add_line(text, "health",
+             str("DAMAGED in ", report.damages.size(), report.damages.size() == 1 ? " place" : " places",
+                 report.verified ? str(" (compared ", checked, ")") : ""));
+    for (const DamagedPlace& place : report.damages) text += place_line(place);
+    return text;
+  }
+  std::string text;
+  const bool has_checksums = report.source.layout == CheckpointLayout::kTrireme;
+  add_line(text, "health",
+           report.verified ? "good: " + checked
+           : has_checksums ? "all files are there and complete; checksums were not compared"
+                           : "all files are there and complete; this layout has no checksums to compare");
+  return text;
+}
+
+Json place_json(const DamagedPlace& place) {
+  Json json = {{"file", place.file}};
+  if (!place.tensor.empty()) json.update({{"tensor", place.tensor}, {"begin", place.begin}, {"end", place.end}});
+  json["problem"] = place.problem;
+  return json;
+}
+
+Json kinds_json(const std::vector<TensorKind>& kinds) {
+  Json json = Json::array();
+  for (const TensorKind& kind : kinds)
+    json.push_back({{"kind", kind.name},
+                    {"dtype", kind.dtype},
+                    {"tensors", kind.tensors},
+                    {"elements", kind.elements},
+                    {"bytes", kind.bytes}});
+  return json;
+}
+
+}  // namespace
+
+std::string to_text(const CheckpointReport& report, ListTensors list) {
+  const Manifest& manifest = report.source.manifest;
+  const Json values = Json::parse(manifest.values);
+  std::string text = str(report.source.folder.string(), ": ", layout_name(report.source.layout), " checkpoint\n");
+  add_line(text, "tags", tags_line(report));
+  if (!manifest.tensors.empty()) {
+    add_line(text, "saved by", software_line(manifest));
+    add_line(text, "progress", values_line(values));
+    add_line(text, "client_state", joined_names(keys_of(values.value("client_state", Json::object()))));
+    add_line(text, "files", str(manifest.files.size(), ", ", bytes_text(report.file_bytes)));
+    text += str("\n", kind_row("tensors of", "dtype", "number", "elements", "bytes"));
+    for (const TensorKind& kind : report.kinds)
+      text += kind_row(kind.name, kind.dtype, grouped(kind.tensors), grouped(kind.elements), bytes_text(kind.bytes));
+    text += list == ListTensors::kAll ? "\nall tensors\n" : "\nlargest tensors\n";
+    for (const SavedTensor* tensor : listed(manifest, list))
+      text += str("  ", tensor->name, "  ", safetensors_dtype(tensor->dtype), " ", shape_of(*tensor), "  ",
+                  bytes_text(bytes_of(*tensor)), "\n");
+    text += "\n";
+  }
+  return text + health_lines(report);
+}
+
+Json to_json(const CheckpointReport& report, ListTensors list) {
+  const Manifest& manifest = report.source.manifest;
+  Json values = Json::parse(manifest.values);
+  Json json = {{"path", report.source.folder.string()},
+               {"layout", layout_name(report.source.layout)},
+               {"tag", report.source.tag},
+               {"tags", report.tags},
+               {"latest", report.latest ? Json(*report.latest) : Json()},
+               {"format_version", manifest.version},
+               {"world_size", manifest.world_size},
+               {"software", Json::parse(manifest.software)},
+               {"files", manifest.files.size()},
+               {"file_bytes", report.file_bytes},
+               {"kinds", kinds_json(report.kinds)}};
+  for (const SavedTensor* tensor : listed(manifest, list))
+    json["tensors"].push_back({{"name", tensor->name},
+                               {"dtype", safetensors_dtype(tensor->dtype)},
+                               {"shape", tensor->shape},
+                               {"bytes", bytes_of(*tensor)}});
+  json["values"] = std::move(values);
+  json["healthy"] = report.healthy();
+  json["verified"] = report.verified;
+  json["checksums"] = report.checksums;
+  json["verified_bytes"] = report.verified_bytes;
+  json["seconds"] = report.seconds;
+  json["damages"] = Json::array();
+  for (const DamagedPlace& place : report.damages) json["damages"].push_back(place_json(place));
+  return json;
+}
+
+}  // namespace trireme
