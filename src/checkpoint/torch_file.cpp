@@ -19,6 +19,7 @@ class TorchWriter final : public ExportWriter {
   void append(const at::Tensor& tensor) override {
     archive_.storage(std::to_string(appended_++), tensor.const_data_ptr(), tensor.nbytes());
   }
+  bool takes_pieces() const override { return false; }
 
   void finish() override {
     pickle::Document document;
