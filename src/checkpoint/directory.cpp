@@ -9,6 +9,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "checkpoint/zero_to_fp32.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 
@@ -150,7 +151,8 @@ SaveTransaction::~SaveTransaction() {
 
 void SaveTransaction::recover() {
   for (const std::string& name : files_.list(directory_)) {
-    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kLatestTemporaryPrefix))
+    if (name.starts_with(kTemporaryPrefix) || name.starts_with(kLatestTemporaryPrefix) ||
+        name.starts_with(str(kZeroToFp32Name, ".tmp")))
       files_.remove_all(directory_ / name);
     if (!name.starts_with(kOldPrefix)) continue;
     const Path owner = directory_ / name.substr(kOldPrefix.size());
@@ -188,6 +190,7 @@ void SaveTransaction::commit(const std::string& manifest) {
   files_.sync_directory(temporary_);
   put_in_place();
   if (options_.latest == UpdateLatest::kYes) write_file_atomically(files_, directory_ / kLatestName, tag_ + "\n");
+  tidy("writing zero_to_fp32.py", [&] { write_zero_to_fp32(files_, directory_); });
   prune();
 }
 

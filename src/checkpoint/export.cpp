@@ -31,11 +31,27 @@ class SafetensorsWriter final : public ExportWriter {
     file.write(header.data(), header.size());
   }
   void append(const at::Tensor& tensor) override { file_.write(tensor.const_data_ptr(), tensor.nbytes()); }
+  bool takes_pieces() const override { return true; }
   void finish() override {}
 
  private:
   NewFile& file_;
 };
+
+std::unique_ptr<ExportWriter> make_safetensors_writer(NewFile& file, const std::vector<ExportedTensor>& tensors,
+                                                      const ExportOptions& options, const std::string& origin) {
+  std::vector<SafetensorsEntry> entries;
+  int64_t offset = 0;
+  for (const ExportedTensor& tensor : tensors) {
+    const int64_t bytes =
+        checked_numel(tensor.shape, tensor.name) * static_cast<int64_t>(c10::elementSize(tensor.dtype));
+    entries.push_back({tensor.name, tensor.shape, tensor.dtype, offset, bytes});
+    offset += bytes;
+  }
+  auto metadata = options.aliases;
+  metadata.emplace("format", "pt");
+  return std::make_unique<SafetensorsWriter>(file, dump_safetensors_header(entries, metadata, origin));
+}
 
 /// What only rank 0 does. An error waits until all ranks have left the collective part.
 class Export {
@@ -45,9 +61,7 @@ class Export {
       FileSystem& files = options.files ? *options.files : posix_file_system();
       if (path.has_parent_path()) files.create_directories(path.parent_path());
       file_.emplace(files, path);
-      writer_ = format_of(path) == Format::kSafetensors
-                    ? make_safetensors_writer(*file_, tensors, options, path.string())
-                    : make_torch_writer(*file_, tensors, options);
+      writer_ = make_export_writer(*file_, path, tensors, options);
     });
   }
 
@@ -99,19 +113,11 @@ std::vector<size_t> safetensors_order(const std::vector<ExportedTensor>& tensors
   return order;
 }
 
-std::unique_ptr<ExportWriter> make_safetensors_writer(NewFile& file, const std::vector<ExportedTensor>& tensors,
-                                                      const ExportOptions& options, const std::string& origin) {
-  std::vector<SafetensorsEntry> entries;
-  int64_t offset = 0;
-  for (const ExportedTensor& tensor : tensors) {
-    const int64_t bytes =
-        checked_numel(tensor.shape, tensor.name) * static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    entries.push_back({tensor.name, tensor.shape, tensor.dtype, offset, bytes});
-    offset += bytes;
-  }
-  auto metadata = options.aliases;
-  metadata.emplace("format", "pt");
-  return std::make_unique<SafetensorsWriter>(file, dump_safetensors_header(entries, metadata, origin));
+std::unique_ptr<ExportWriter> make_export_writer(NewFile& file, const std::filesystem::path& path,
+                                                 const std::vector<ExportedTensor>& tensors,
+                                                 const ExportOptions& options) {
+  return format_of(path) == Format::kSafetensors ? make_safetensors_writer(file, tensors, options, path.string())
+                                                 : make_torch_writer(file, tensors, options);
 }
 
 void check_export_format(const std::filesystem::path& file) { (void)format_of(file); }

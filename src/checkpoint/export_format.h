@@ -12,8 +12,9 @@ namespace trireme {
 class ExportWriter {
  public:
   virtual ~ExportWriter() = default;
-  /// `tensor` is contiguous, on the host.
+  /// `tensor` is contiguous, on the host. Where takes_pieces(): or the next elements of one, in any number of calls.
   virtual void append(const at::Tensor& tensor) = 0;
+  virtual bool takes_pieces() const = 0;
   /// After the last one.
   virtual void finish() = 0;
 };
@@ -21,8 +22,11 @@ class ExportWriter {
 /// The order in which a format wants its tensors: indices into `tensors`.
 std::vector<size_t> safetensors_order(const std::vector<ExportedTensor>& tensors);
 
-std::unique_ptr<ExportWriter> make_safetensors_writer(NewFile& file, const std::vector<ExportedTensor>& tensors,
-                                                      const ExportOptions& options, const std::string& origin);
+/// The format is the one that `path`'s extension names, `file` is where it is being written. `tensors` stand in the
+/// order above; their fetch() is not called.
+std::unique_ptr<ExportWriter> make_export_writer(NewFile& file, const std::filesystem::path& path,
+                                                 const std::vector<ExportedTensor>& tensors,
+                                                 const ExportOptions& options);
 std::unique_ptr<ExportWriter> make_torch_writer(NewFile& file, const std::vector<ExportedTensor>& tensors,
                                                 const ExportOptions& options);
 

@@ -24,9 +24,15 @@ NewFile::~NewFile() {
   }
 }
 
-void NewFile::commit() {
+void NewFile::finish() {
+  if (!file_) return;
   file_->sync();
   file_->close();
+  file_.reset();
+}
+
+void NewFile::commit() {
+  finish();
   files_.rename(temporary_, path_);
   committed_ = true;
   files_.sync_directory(path_.has_parent_path() ? path_.parent_path() : std::filesystem::path("."));

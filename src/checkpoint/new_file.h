@@ -19,8 +19,12 @@ class NewFile {
 
   /// Appends. Throws IoError.
   void write(const void* data, size_t bytes) { file_->write(data, bytes); }
-  /// Syncs, renames and syncs the folder. Throws IoError.
+  /// Syncs and closes: after it, of what can fail only the rename is left. Throws IoError.
+  void finish();
+  /// finish(), unless that was done; renames and syncs the folder. Throws IoError.
   void commit();
+  /// Whether it stands under its name.
+  bool is_in_place() const noexcept { return committed_; }
 
  private:
   FileSystem& files_;

@@ -197,7 +197,7 @@ int run_command(const Command& command, const std::vector<std::string>& argument
 void print_help() {
   std::cout << kDescription << "\nUsage: trireme COMMAND [FLAGS]\n\nCommands:\n";
   for (const auto& command : commands()) {
-    std::cout << "  " << command.name << std::string(12 - std::string(command.name).size(), ' ') << command.summary
+    std::cout << "  " << command.name << std::string(13 - std::string(command.name).size(), ' ') << command.summary
               << "\n";
   }
   std::cout << "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n"
@@ -213,6 +213,7 @@ const std::vector<Command>& commands() {
       {"generate", "Writes text with a trained model.", add_generate},
       {"launch", "Starts a program as several ranks on this machine.", add_launch, true},
       {"inspect", "Says what is in a checkpoint and whether it is whole.", add_inspect},
+      {"consolidate", "Writes a checkpoint's weights as safetensors.", add_consolidate},
       {"estimate", "Says how much memory the model states need.", add_estimate},
       {"config", "Checks a configuration file.", add_config},
   };

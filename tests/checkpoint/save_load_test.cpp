@@ -142,7 +142,7 @@ TEST(Checkpoint, AnExistingTagIsReplacedOrRefused) {
     EXPECT_NE(error.find("exists already"), std::string::npos) << error;
   });
   expect_loads(folder, 2, "one", 2);
-  EXPECT_EQ(folder.names(), (std::vector<std::string>{"latest", "one"}));
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"latest", "one", "zero_to_fp32.py"}));
 }
 
 TEST(Checkpoint, KeepsTheLastOnesAndWhatLatestNames) {
@@ -153,7 +153,7 @@ TEST(Checkpoint, KeepsTheLastOnesAndWhatLatestNames) {
   save(folder, 1, "step3", 1, {.latest = UpdateLatest::kNo, .keep_last = 3});
   EXPECT_EQ(complete_tags(folder.path()), (std::vector<std::string>{"base", "step2", "step3"}));
   save(folder, 1, "step4", 1, {.keep_last = 2});
-  EXPECT_EQ(folder.names(), (std::vector<std::string>{"latest", "step3", "step4"}));
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"latest", "step3", "step4", "zero_to_fp32.py"}));
 }
 
 TEST(Checkpoint, ATagThatIsNoPlainNameIsRefused) {
@@ -233,7 +233,7 @@ TEST(Checkpoint, ASecondRunInTheSameDirectoryIsRefused) {
   });
   save(folder, 1, "one", 1, {.files = &files});
   EXPECT_NE(second.find("another run is saving into this directory"), std::string::npos) << second;
-  EXPECT_EQ(folder.names(), (std::vector<std::string>{"latest", "one"}));
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"latest", "one", "zero_to_fp32.py"}));
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+// The weights of a checkpoint of any layout and any number of ranks as files that other programs read.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/checkpoint/source.h"
+
+namespace trireme {
+
+class FileSystem;
+
+enum class ExistingOutput {
+  kRefuse,   ///< CheckpointError
+  kReplace,  ///< the former files stay until all new ones are complete; those that the new ones do not replace go too
+};
+
+struct ConsolidateOptions {
+  /// Of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
+  std::optional<at::ScalarType> dtype = at::kFloat;
+  /// What does not fit into one file of that many bytes becomes several with an index. Tensors are not cut.
+  int64_t max_shard_bytes = 5'000'000'000;
+  bool exclude_frozen_parameters = false;
+  /// .safetensors, or .bin, .pt, .pth for torch.load(). Of several files: NAME-00001-of-00003.safetensors, and
+  /// NAME.safetensors.index.json, as Hugging Face names them.
+  std::string file_name = "model.safetensors";
+  ExistingOutput existing = ExistingOutput::kRefuse;
+  FileSystem* files = nullptr;                                                 ///< of the output; nullptr: POSIX files
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< several times per second of work
+};
+
+/// What consolidate() wrote.
+struct ConsolidatedWeights {
+  std::vector<std::filesystem::path> files;  ///< the index last
+  int64_t tensors = 0;
+  int64_t bytes = 0;  ///< of tensors
+};
+
+/// Writes the weights and buffers of `source` into `folder`, which is made where there is none, under the model's own
+/// names. A tied parameter stands once; files of safetensors name its other names in their metadata.
+///
+/// Ordering  a file appears under its name when all are complete and on disk; after an error none does.
+/// Cost      reads each tensor once, in pieces of 4 MiB: memory for the source's manifest and a few pieces, in .bin
+///           files for the largest tensor as well.
+/// Throws    before anything is written: ConfigError (a file name without a known extension or with a slash, a dtype that is
+///           no floating-point one, a shard size below 1), CheckpointError (no weights, a file that exists and kRefuse,
+///           frozen parameters that nothing tells apart). While reading as TensorReader::read; CheckpointError: a value
+///           beyond fp16's range. IoError.
+ConsolidatedWeights consolidate(const CheckpointSource& source, const std::filesystem::path& folder,
+                                const ConsolidateOptions& options = {});
+
+/// A size such as "5GB", "500 MB", "2GiB" or "1000" in bytes; kB, MB, GB and TB are powers of 1000.
+/// Throws    ConfigError.
+int64_t parse_bytes(const std::string& text);
+
+}  // namespace trireme

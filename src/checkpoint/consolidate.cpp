@@ -1,0 +1,264 @@
+// Weights stream from the checkpoint's files into the output's, a piece at a time.
+#include "trireme/checkpoint/consolidate.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isinf.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/export_format.h"
+#include "checkpoint/new_file.h"
+#include "checkpoint/weights_plan.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/json.h"
+#include "trireme/base/log.h"
+
+namespace trireme {
+namespace {
+
+using Path = std::filesystem::path;
+
+constexpr int64_t kPieceBytes = 4 << 20;
+
+/// The base of a sharded model's names: "model" and ".safetensors".
+struct BaseName {
+  std::string stem;
+  std::string extension;
+
+  explicit BaseName(const std::string& file_name)
+      : stem(Path(file_name).stem().string()), extension(Path(file_name).extension().string()) {}
+
+  std::string whole() const { return stem + extension; }
+  std::string index() const { return stem + extension + ".index.json"; }
+  std::string shard(size_t i, size_t count) const {
+    const auto digits = [](size_t number) {
+      const std::string text = std::to_string(number);
+      return std::string(text.size() < 5 ? 5 - text.size() : 0, '0').append(text);
+    };
+    return count == 1 ? whole() : str(stem, "-", digits(i + 1), "-of-", digits(count), extension);
+  }
+
+  /// Whether `name` is a file that an output of this base may have.
+  bool owns(const std::string& name) const {
+    if (name == whole() || name == index()) return true;
+    const std::string open = stem + "-", of = "-of-";
+    const auto is_number = [&](size_t at) {
+      return name.size() >= at + 5 && std::all_of(name.begin() + static_cast<std::ptrdiff_t>(at),
+                                                  name.begin() + static_cast<std::ptrdiff_t>(at) + 5,
+                                                  [](unsigned char c) { return std::isdigit(c) != 0; });
+    };
+    return name.starts_with(open) && name.ends_with(extension) &&
+           name.size() == open.size() + 5 + of.size() + 5 + extension.size() && is_number(open.size()) &&
+           name.compare(open.size() + 5, of.size(), of) == 0 && is_number(open.size() + 5 + of.size());
+  }
+};
+
+void check_options(const ConsolidateOptions& options) {
+  check_export_format(options.file_name);
+  if (Path(options.file_name).has_parent_path())
+    throw ConfigError(str("file name '", options.file_name, "' has a slash; name the folder as the output"));
+  if (options.dtype && !c10::isFloatingType(*options.dtype))
+    throw ConfigError(
+        str("dtype ", c10::toString(*options.dtype), " is no floating-point one; use fp32, bf16 or fp16"));
+  if (options.max_shard_bytes < 1)
+    throw ConfigError(str("a shard size of ", options.max_shard_bytes, " bytes holds nothing; use for example 5GB"));
+}
+
+class Consolidation {
+ public:
+  Consolidation(const CheckpointSource& source, const Path& folder, const ConsolidateOptions& options)
+      : source_(source),
+        folder_(folder),
+        options_(options),
+        files_(options.files ? *options.files : posix_file_system()),
+        base_(options.file_name),
+        plan_(plan_weights(source, {options.dtype, options.exclude_frozen_parameters})),
+        reader_(source) {
+    for (const PlannedWeight& weight : plan_.weights) total_bytes_ += weight.bytes();
+  }
+
+  ConsolidatedWeights run() {
+    const std::vector<std::string> former = former_files();
+    if (!former.empty() && options_.existing == ExistingOutput::kRefuse)
+      throw CheckpointError(str((folder_ / former.front()).string(),
+                                ": this file exists already; give another folder, or allow it to be replaced"));
+    warn_of_missing_frozen();
+    files_.create_directories(folder_);
+    const auto shards = spread_over_files(plan_.weights, options_.max_shard_bytes);
+    for (size_t i = 0; i < shards.size(); ++i) write_shard_file(base_.shard(i, shards.size()), shards[i]);
+    if (shards.size() > 1) write_index(shards);
+    commit();
+    for (const std::string& name : former)
+      if (std::find(names_.begin(), names_.end(), name) == names_.end()) files_.remove_all(folder_ / name);
+
+    ConsolidatedWeights result{
+        .files = {}, .tensors = static_cast<int64_t>(plan_.weights.size()), .bytes = total_bytes_};
+    for (const std::string& name : names_) result.files.push_back(folder_ / name);
+    return result;
+  }
+
+ private:
+  std::vector<std::string> former_files() {
+    std::vector<std::string> names;
+    if (!files_.exists(folder_)) return names;
+    for (const std::string& name : files_.list(folder_))
+      if (base_.owns(name)) names.push_back(name);
+    return names;
+  }
+
+  void warn_of_missing_frozen() const {
+    if (Json::parse(source_.manifest.values).value("exclude_frozen_parameters", false) &&
+        !options_.exclude_frozen_parameters)
+      log(LogLevel::kWarning,
+          str(source_.folder.string(), ": this checkpoint was saved without frozen parameters; the output lacks them"));
+  }
+
+  ExportedTensor described(const PlannedWeight& weight) const {
+    return {.name = weight.name,
+            .shape = source_.manifest.tensors[weight.tensor].shape,
+            .dtype = weight.dtype,
+            .fetch = {}};
+  }
+
+  void write_shard_file(const std::string& name, const std::vector<size_t>& indices) {
+    std::vector<ExportedTensor> unordered, ordered;
+    for (const size_t i : indices) unordered.push_back(described(plan_.weights[i]));
+    const std::vector<size_t> order = safetensors_order(unordered);
+    for (const size_t i : order) ordered.push_back(unordered[i]);
+    ExportOptions aliases;
+    for (const auto& [alias, target] : plan_.aliases)
+      for (const ExportedTensor& tensor : ordered)
+        if (tensor.name == target) aliases.aliases.emplace(alias, target);
+
+    NewFile& file = add_file(name);
+    const auto writer = make_export_writer(file, folder_ / name, ordered, aliases);
+    for (const size_t i : order) write_weight(*writer, plan_.weights[indices[i]]);
+    writer->finish();
+    file.finish();
+  }
+
+  NewFile& add_file(const std::string& name) {
+    names_.push_back(name);
+    return *new_files_.emplace_back(std::make_unique<NewFile>(files_, folder_ / name));
+  }
+
+  void write_weight(ExportWriter& writer, const PlannedWeight& weight) {
+    const at::ScalarType saved_dtype = source_.manifest.tensors[weight.tensor].dtype;
+    const int64_t most = std::max<int64_t>(1, kPieceBytes / static_cast<int64_t>(c10::elementSize(saved_dtype)));
+    at::Tensor whole;
+    if (!writer.takes_pieces()) whole = at::empty({weight.numel}, weight.dtype);
+    for (int64_t begin = 0; begin < weight.numel; begin += most) {
+      const int64_t numel = std::min(most, weight.numel - begin);
+      const at::Tensor piece = read_piece(weight, begin, numel);
+      if (whole.defined())
+        whole.narrow(0, begin, numel).copy_(piece);
+      else
+        writer.append(piece);
+      report_progress(numel * static_cast<int64_t>(c10::elementSize(weight.dtype)));
+    }
+    if (whole.defined()) writer.append(whole);
+  }
+
+  at::Tensor read_piece(const PlannedWeight& weight, int64_t begin, int64_t numel) {
+    const SavedTensor& saved = source_.manifest.tensors[weight.tensor];
+    at::Tensor piece = at::empty({numel}, saved.dtype);
+    reader_.read(weight.tensor, begin, numel, static_cast<std::byte*>(piece.data_ptr()));
+    if (weight.dtype == saved.dtype) return piece;
+    at::Tensor converted = piece.to(weight.dtype);
+    if (weight.dtype == at::kHalf &&
+        at::isinf(converted).sum().item<int64_t>() != at::isinf(piece).sum().item<int64_t>())
+      throw CheckpointError(str(source_.folder.string(), ": tensor \"", saved.name, "\", elements [", begin, ", ",
+                                begin + numel, "): a value is beyond fp16's largest, 65504; use bf16 or fp32"));
+    return converted;
+  }
+
+  void report_progress(int64_t bytes) {
+    done_bytes_ += bytes;
+    const auto now = std::chrono::steady_clock::now();
+    if (!options_.progress || (done_bytes_ < total_bytes_ && now - last_report_ < std::chrono::milliseconds(100)))
+      return;
+    last_report_ = now;
+    options_.progress(done_bytes_, total_bytes_);
+  }
+
+  void write_index(const std::vector<std::vector<size_t>>& shards) {
+    std::map<std::string, std::string> file_of;
+    for (size_t i = 0; i < shards.size(); ++i)
+      for (const size_t weight : shards[i]) file_of[plan_.weights[weight].name] = base_.shard(i, shards.size());
+    const Json index = {{"metadata", {{"total_size", total_bytes_}}}, {"weight_map", file_of}};
+    const std::string text = index.dump(2) + "\n";
+    NewFile& file = add_file(base_.index());
+    file.write(text.data(), text.size());
+    file.finish();
+  }
+
+  /// Only renames are left to fail; then what was renamed goes again.
+  void commit() {
+    try {
+      for (const auto& file : new_files_) file->commit();
+    } catch (...) {
+      for (size_t i = 0; i < new_files_.size(); ++i)
+        if (new_files_[i]->is_in_place()) remove_quietly(folder_ / names_[i]);
+      throw;
+    }
+  }
+
+  void remove_quietly(const Path& path) noexcept {
+    try {
+      files_.remove_all(path);
+    } catch (const std::exception& error) {
+      log(LogLevel::kWarning, str("removing an incomplete output: ", error.what()));
+    }
+  }
+
+  const CheckpointSource& source_;
+  const Path folder_;
+  const ConsolidateOptions& options_;
+  FileSystem& files_;
+  const BaseName base_;
+  const WeightsPlan plan_;
+  TensorReader reader_;
+  std::vector<std::string> names_;                   ///< of the output's files
+  std::vector<std::unique_ptr<NewFile>> new_files_;  ///< the same, not under their names yet
+  int64_t total_bytes_ = 0;
+  int64_t done_bytes_ = 0;
+  std::chrono::steady_clock::time_point last_report_{};
+};
+
+}  // namespace
+
+ConsolidatedWeights consolidate(const CheckpointSource& source, const Path& folder, const ConsolidateOptions& options) {
+  check_options(options);
+  return Consolidation(source, folder, options).run();
+}
+
+int64_t parse_bytes(const std::string& text) {
+  struct Unit {
+    const char* name;
+    double bytes;
+  };
+  constexpr Unit kUnits[] = {
+      {"", 1},      {"b", 1},        {"kb", 1e3},        {"mb", 1e6},      {"gb", 1e9},
+      {"tb", 1e12}, {"kib", 1024.0}, {"mib", 1048576.0}, {"gib", 1 << 30}, {"tib", 1099511627776.0}};
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  unit.erase(0, unit.find_first_not_of(' '));
+  std::transform(unit.begin(), unit.end(), unit.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const auto known =
+      std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Unit& candidate) { return unit == candidate.name; });
+  if (error == std::errc() && known != std::end(kUnits)) {
+    const double bytes = number * known->bytes;
+    if (bytes >= 1 && bytes < 9e18) return static_cast<int64_t>(bytes);
+  }
+  throw ConfigError(str("'", text, "' is no size; write for example 5GB, 500MB or 2GiB"));
+}
+
+}  // namespace trireme

@@ -1,0 +1,133 @@
+#include "checkpoint/pickle/torch_archive.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <cstring>
+
+#include "checkpoint/pickle/pickle.h"
+#include "trireme/base/error.h"
+
+namespace trireme::pickle {
+namespace {
+
+constexpr char kPickleName[] = "data.pkl";
+/// Of a pickle without its tensors: values take up to a hundred times as much memory.
+constexpr size_t kMostPickleBytes = size_t{64} << 20;
+
+std::string first_line(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+/// Calls the archive's reader, whose own errors say neither file nor what to do.
+template <class Work>
+auto reading(const std::filesystem::path& path, const Work& work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CheckpointError(
+        str(path.string(), ": damaged, or not written by torch.save() of PyTorch 1.6 or newer: ", first_line(error)));
+  }
+}
+
+}  // namespace
+
+TorchArchive::TorchArchive(const std::filesystem::path& path)
+    : path_(path), file_(posix_file_system().open(path)), bytes_(static_cast<int64_t>(file_->bytes())) {
+  const std::string origin = path.string() + ": " + kPickleName;
+  reading(path, [&] {
+    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path.string());
+    if (reader_->hasRecord("byteorder")) {
+      const auto [order, size] = reader_->getRecord("byteorder");
+      const std::string_view found(static_cast<const char*>(order.get()), size);
+      if (found != "little")
+        throw CheckpointError(str(path.string(), ": byte order \"", found, "\", this reader knows \"little\""));
+    }
+    const size_t size = reader_->getRecordSize(kPickleName);
+    if (size > kMostPickleBytes)
+      throw CheckpointError(str(origin, " has ", size, " bytes, at most ", kMostPickleBytes, " are read"));
+    const auto [data, found] = reader_->getRecord(kPickleName);
+    document_ = parse({static_cast<const char*>(data.get()), found}, origin);
+  });
+}
+
+int64_t TorchArchive::record_offset(const std::string& name, const std::string& what) {
+  return reading(path_, [&] {
+    if (!reader_->hasRecord(name))
+      throw CheckpointError(str(path_.string(), ": ", what, ": there is no record ", name));
+    // Of a record's own header, bytes 8 and 9 say how it is compressed. torch.save() compresses nothing, other
+    // programs that rewrite an archive may.
+    const auto header = static_cast<int64_t>(reader_->getRecordHeaderOffset(name));
+    std::array<uint8_t, 10> bytes{};
+    if (header < 0 || header > bytes_ - static_cast<int64_t>(bytes.size()))
+      throw CheckpointError(str(path_.string(), ": ", what, ": record ", name, " begins beyond the end of the file"));
+    file_->read(header, bytes.data(), bytes.size());
+    if (bytes[8] != 0 || bytes[9] != 0)
+      throw CheckpointError(str(path_.string(), ": ", what, ": record ", name,
+                                " is compressed; load the file with torch.load() and save it again"));
+    return static_cast<int64_t>(reader_->getRecordOffset(name));
+  });
+}
+
+int64_t TorchArchive::offset_of(const Value& tensor, const std::string& what) {
+  const std::string where = path_.string() + ": " + what;
+  if (!tensor.is(Kind::kTensor))
+    throw CheckpointError(str(where, ": expected a tensor, found ", kind_name(tensor.kind)));
+  const TensorPlace& place = *tensor.place;
+  if (!place.is_contiguous())
+    throw CheckpointError(str(where, " is not contiguous; save it again after .contiguous()"));
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(place.dtype));
+  const std::string name = "data/" + place.storage;
+  const int64_t offset = record_offset(name, what);
+  const auto size = static_cast<int64_t>(reading(path_, [&] { return reader_->getRecordSize(name); }));
+  if (size / itemsize < place.storage_numel || size < 0 || offset < 0 || offset > bytes_ - size) {
+    throw CheckpointError(str(where, ": record ", name, " of ", size, " bytes at ", offset, " of a file of ", bytes_,
+                              " does not hold ", place.storage_numel, " elements: the file is truncated or damaged"));
+  }
+  return offset + place.begin * itemsize;
+}
+
+double TorchArchive::item(const Value& tensor, const std::string& what) {
+  const int64_t offset = offset_of(tensor, what);
+  if (tensor.place->numel() != 1)
+    throw CheckpointError(str(path_.string(), ": ", what, ": expected one element, found ", tensor.place->numel()));
+  std::array<std::byte, 16> bytes{};
+  file_->read(offset, bytes.data(), c10::elementSize(tensor.place->dtype));
+  return at::from_blob(bytes.data(), {}, at::TensorOptions().dtype(tensor.place->dtype)).item().toDouble();
+}
+
+TorchArchiveWriter::TorchArchiveWriter(Sink sink)
+    : sink_(std::move(sink)), archive_([this](const void* data, size_t bytes) { return write(data, bytes); }) {}
+
+// The archive's own way of failing ends the process in its destructor: it is told that all is well, and we throw.
+size_t TorchArchiveWriter::write(const void* data, size_t bytes) noexcept {
+  try {
+    if (!error_) sink_(data, bytes);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  return bytes;
+}
+
+void TorchArchiveWriter::rethrow() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
+void TorchArchiveWriter::storage(const std::string& name, const void* data, size_t bytes) {
+  archive_.writeRecord("data/" + name, data, bytes);
+  rethrow();
+}
+
+void TorchArchiveWriter::finish(const Document& document) {
+  const std::string pickle = dump(document);
+  archive_.writeRecord(kPickleName, pickle.data(), pickle.size());
+  archive_.writeEndOfFile();
+  rethrow();
+}
+
+}  // namespace trireme::pickle
