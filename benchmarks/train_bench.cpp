@@ -15,8 +15,6 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,6 +26,7 @@
 #include <sstream>
 #include <thread>
 
+#include "benchmarks/own_ranks.h"
 #include "benchmarks/train_models.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
@@ -168,50 +167,6 @@ int run_rank(const Arguments& arguments) {
   return 0;
 }
 
-/// Runs one case on its own processes and returns what rank 0 printed.
-Json run_case(const Arguments& arguments, const std::string& program, const std::vector<std::string>& flags) {
-  static int port = 23000 + getpid() % 20000;
-  ++port;
-  int pipe_ends[2];
-  TRIREME_CHECK(pipe(pipe_ends) == 0, "pipe");
-  std::vector<pid_t> ranks;
-  for (int rank = 0; rank < arguments.ranks; ++rank) {
-    const pid_t child = fork();
-    if (child != 0) {
-      ranks.push_back(child);
-      continue;
-    }
-    dup2(pipe_ends[1], STDOUT_FILENO);
-    const std::map<std::string, int> variables = {{"RANK", rank},
-                                                  {"LOCAL_RANK", rank},
-                                                  {"WORLD_SIZE", arguments.ranks},
-                                                  {"LOCAL_WORLD_SIZE", arguments.ranks},
-                                                  {"MASTER_PORT", port},
-                                                  {"OMP_NUM_THREADS", arguments.threads},
-                                                  {"MKL_NUM_THREADS", arguments.threads}};
-    for (const auto& [name, value] : variables) setenv(name.c_str(), std::to_string(value).c_str(), 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-    std::vector<char*> argv = {const_cast<char*>(program.c_str())};
-    for (const std::string& flag : flags) argv.push_back(const_cast<char*>(flag.c_str()));
-    argv.push_back(nullptr);
-    execv("/proc/self/exe", argv.data());
-    _exit(127);
-  }
-  close(pipe_ends[1]);
-  std::string output;
-  char buffer[4096];
-  for (ssize_t n; (n = read(pipe_ends[0], buffer, sizeof buffer)) > 0;) output.append(buffer, n);
-  close(pipe_ends[0]);
-  bool failed = false;
-  for (const pid_t rank : ranks) {
-    int status = 0;
-    waitpid(rank, &status, 0);
-    failed |= status != 0;
-  }
-  if (failed) throw trireme::Error(trireme::ErrorCode::kInternal, "a rank of the benchmark failed");
-  return Json::parse(output);
-}
-
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
   std::istringstream in(text);
@@ -266,7 +221,7 @@ void compare(const Arguments& arguments, const std::string& program, const std::
                                         "--threads", std::to_string(arguments.threads),
                                         "--steps",   std::to_string(small ? 10 * arguments.steps : arguments.steps)};
       if (arguments.memory) flags.push_back("--memory");
-      const Json row = run_case(arguments, program, flags);
+      const Json row = benchmarks::run_own_ranks({arguments.ranks, arguments.threads, program, flags});
       Result& result = results[system];
       for (const double seconds : row["seconds"]) result.seconds.push_back(seconds);
       result.pss_mib = std::max(result.pss_mib, row["pss_mib"].get<double>());
@@ -302,7 +257,7 @@ void compare(const Arguments& arguments, const std::string& program, const std::
 int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(argc, argv);
-    if (getenv("RANK") != nullptr) return run_rank(arguments);
+    if (benchmarks::is_own_rank()) return run_rank(arguments);
     if (!arguments.json)
       std::printf("%-11s %-5s %-10s %9s %9s %8s %8s%s\n", "model", "dtype", "system", "min ms", "median", "/ min",
                   "/ median", arguments.memory ? "   PSS MiB" : "");

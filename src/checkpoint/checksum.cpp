@@ -1,14 +1,15 @@
 #include "checkpoint/checksum.h"
 
 #include <xxhash.h>
-// Installed with a library that picks AVX2 or AVX-512 when it runs; our own binaries are portable and would get SSE2.
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-#include <xxh_x86dispatch.h>
-#endif
+// The library picks AVX2 or AVX-512 when it runs, where it was built to; our own binaries are portable and would get
+// SSE2. Debian builds it so and does not install the header that declares it, hence the weak declaration.
+extern "C" __attribute__((weak)) XXH64_hash_t XXH3_64bits_dispatch(const void* data, size_t bytes);
 
 namespace trireme {
 
-uint64_t checksum_of(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
+uint64_t checksum_of(const void* data, size_t bytes) {
+  return XXH3_64bits_dispatch ? XXH3_64bits_dispatch(data, bytes) : XXH3_64bits(data, bytes);
+}
 
 std::string checksum_text(uint64_t checksum) {
   static constexpr char kDigits[] = "0123456789abcdef";
