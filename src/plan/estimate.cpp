@@ -30,10 +30,13 @@ ModelStates states_of(const Held& held, at::ScalarType weight_dtype, bool traina
   const auto itemsize = static_cast<int64_t>(c10::elementSize(weight_dtype));
   ModelStates states;
   states.weight_bytes = held.numel(options, 3) * itemsize;
+  const int64_t master = trainable && weight_dtype != at::kFloat ? kMasterBytes : 0;
+  const int64_t optimizer = trainable ? optimizer_bytes_per_parameter(options.optimizer) : 0;
+  states.snapshot_bytes = held.shard * (itemsize + master + optimizer);
   if (!trainable) return states;
   states.gradient_bytes = held.numel(options, 2) * (options.accumulation_dtype == at::kFloat ? int64_t{4} : itemsize);
-  states.master_bytes = weight_dtype == at::kFloat ? 0 : held.numel(options, 1) * kMasterBytes;
-  states.optimizer_bytes = held.numel(options, 1) * optimizer_bytes_per_parameter(options.optimizer);
+  states.master_bytes = held.numel(options, 1) * master;
+  states.optimizer_bytes = held.numel(options, 1) * optimizer;
   return states;
 }
 
@@ -75,6 +78,7 @@ ModelStates estimate_model_states(const Layout& layout, const EstimateOptions& o
     sum.gradient_bytes += states.gradient_bytes;
     sum.master_bytes += states.master_bytes;
     sum.optimizer_bytes += states.optimizer_bytes;
+    sum.snapshot_bytes += states.snapshot_bytes;
   }
   return sum;
 }

@@ -57,12 +57,23 @@ std::string row_of(const EstimateRow& row, const std::vector<int64_t>& bytes, co
   return text + "\n";
 }
 
+/// Every rank of N snapshots the same, whatever the stage.
+std::string snapshot_line(const Estimate& estimate) {
+  if (estimate.rows.empty()) return "";
+  const EstimateRow& row = estimate.rows.front();
+  const int64_t bytes = row.by_stage.front().snapshot_bytes * row.world;
+  const Unit unit = unit_for_bytes(bytes);
+  return str("\nWith checkpoint.async_save each rank holds a snapshot besides: ",
+             figure(static_cast<double>(bytes) / unit.size), " ", unit.name, " / ranks.\n");
+}
+
 Json states_json(const ModelStates& states) {
   return {{"weight_bytes", states.weight_bytes},
           {"gradient_bytes", states.gradient_bytes},
           {"master_bytes", states.master_bytes},
           {"optimizer_bytes", states.optimizer_bytes},
-          {"total_bytes", states.total()}};
+          {"total_bytes", states.total()},
+          {"async_save_snapshot_bytes", states.snapshot_bytes}};
 }
 
 }  // namespace
@@ -79,7 +90,7 @@ std::string to_table(const Estimate& estimate) {
     for (const ModelStates& states : row.by_stage) totals.push_back(states.total());
     table += row_of(row, totals, unit);
   }
-  return table;
+  return table + snapshot_line(estimate);
 }
 
 std::string to_table(const Estimate& estimate, int stage) {
@@ -94,7 +105,7 @@ std::string to_table(const Estimate& estimate, int stage) {
         row, {states.weight_bytes, states.gradient_bytes, states.master_bytes, states.optimizer_bytes, states.total()},
         unit);
   }
-  return table;
+  return table + snapshot_line(estimate);
 }
 
 Json to_json(const Estimate& estimate) {

@@ -216,6 +216,10 @@ void kill_everywhere(int scenario, int rank, bool all, KillPoints& points) {
     const auto results =
         run_processes(kKillRanks, save_and_die, {.argument = argument_of(folder, scenario, rank, at, all)});
     ASSERT_EQ(results[rank].signal, SIGKILL);
+    const ProcessResult& other = results[1 - rank];
+    if (!all && other.exit_code != 0) {
+      EXPECT_NE(other.error_text.find(str("rank ", rank)), std::string::npos) << other.error_text;
+    }
     ++points.killed;
 
     const std::string left = seed_in(folder, "");

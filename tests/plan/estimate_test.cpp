@@ -42,7 +42,18 @@ TEST(Estimate, Fp32AccumulationAddsTwoBytesWhereGradientsAreHeld) {
 TEST(Estimate, Fp32TrainingHasNoMasters) {
   const EstimateOptions options{.world = kWorld, .weight_dtype = at::kFloat, .optimizer = {}};
   EXPECT_EQ(estimate_model_states(100, options),
-            (ModelStates{.weight_bytes = 400, .gradient_bytes = 400, .master_bytes = 0, .optimizer_bytes = 800}));
+            (ModelStates{.weight_bytes = 400,
+                         .gradient_bytes = 400,
+                         .master_bytes = 0,
+                         .optimizer_bytes = 800,
+                         .snapshot_bytes = 12 * ((100 + kWorld - 1) / kWorld)}));
+}
+
+TEST(Estimate, ASnapshotIsARanksShareOfWhatIsSavedAtEveryStage) {
+  for (int stage = 0; stage < 4; ++stage) {
+    const EstimateOptions options{.stage = stage, .world = 4, .optimizer = {}};
+    EXPECT_EQ(estimate_model_states(1000, options).snapshot_bytes, 250 * (2 + 4 + 8)) << "stage " << stage;
+  }
 }
 
 TEST(Estimate, OneRankHoldsTheSameAtEveryStage) {
@@ -78,7 +89,8 @@ TEST(Estimate, OfALayoutCountsPaddingOnTrainableAndFrozenUnits) {
             (ModelStates{.weight_bytes = kAlignment * 2 + kAlignment * 4,
                          .gradient_bytes = kAlignment * 4,
                          .master_bytes = kAlignment * 4,
-                         .optimizer_bytes = kAlignment * 8}));
+                         .optimizer_bytes = kAlignment * 8,
+                         .snapshot_bytes = kAlignment * (2 + 4 + 8) + kAlignment * 4}));
   EXPECT_EQ(estimate_model_states(layout, {.stage = 2, .world = 2, .optimizer = {}}).weight_bytes,
             2 * kAlignment * 2 + 2 * kAlignment * 4);
 }
@@ -100,7 +112,9 @@ TEST(EstimateTable, PrintsThePapersFigures) {
             "\n"
             " ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n"
             "    64          fp32       135      46.4      16.9       2.1\n"
-            "    64          bf16       120      31.4      16.6       1.9\n");
+            "    64          bf16       120      31.4      16.6       1.9\n"
+            "\n"
+            "With checkpoint.async_save each rank holds a snapshot besides: 105 GB / ranks.\n");
 }
 
 TEST(EstimateTable, ChoosesTheUnitByTheLargestFigure) {
@@ -111,7 +125,9 @@ TEST(EstimateTable, ChoosesTheUnitByTheLargestFigure) {
             "\n"
             " ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n"
             "     1          fp32        40        40        40        40\n"
-            "     4          fp32        40        25      17.5        10\n");
+            "     4          fp32        40        25      17.5        10\n"
+            "\n"
+            "With checkpoint.async_save each rank holds a snapshot besides: 30 MB / ranks.\n");
 }
 
 TEST(EstimateTable, OfAModelUsesItsOwnParameters) {
@@ -128,7 +144,7 @@ TEST(EstimateTable, GivesBytesAsJson) {
   ASSERT_EQ(json["per_rank"].size(), 4u);
   EXPECT_EQ(json["per_rank"][1].dump(),
             R"({"world":2,"accumulation_dtype":"bf16","stage":1,"weight_bytes":200,"gradient_bytes":200,)"
-            R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000})");
+            R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000,"async_save_snapshot_bytes":700})");
 }
 
 }  // namespace

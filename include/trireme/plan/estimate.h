@@ -27,6 +27,7 @@ struct ModelStates {
   int64_t gradient_bytes = 0;
   int64_t master_bytes = 0;     ///< fp32 copies of 16-bit weights
   int64_t optimizer_bytes = 0;  ///< Adam: two fp32 moments
+  int64_t snapshot_bytes = 0;   ///< with checkpoint.async_save, besides: 1/N of weights, masters and optimizer states
   int64_t total() const { return weight_bytes + gradient_bytes + master_bytes + optimizer_bytes; }
   bool operator==(const ModelStates&) const = default;
 };
