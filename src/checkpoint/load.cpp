@@ -5,6 +5,7 @@
 
 #include "checkpoint/agreement.h"
 #include "checkpoint/directory.h"
+#include "checkpoint/layouts/layout.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/slices.h"
 #include "trireme/base/error.h"
@@ -25,6 +26,17 @@ struct Found {
   std::string manifest;
 };
 
+/// What lies at `path` is a checkpoint, but not one that a load from `directory` takes: starting anew would be wrong.
+void refuse_what_else_it_is(const Path& directory, const Path& path) {
+  const LayoutEntry* layout = layout_of(path);
+  if (!layout) return;
+  if (layout->layout == CheckpointLayout::kTrireme)
+    throw CheckpointError(str(path.string(), ": this folder is a checkpoint itself; load from ",
+                              path.parent_path().string(), " with the tag ", path.filename().string()));
+  throw CheckpointError(str(path.string(), ": this is a checkpoint of ", layout_name(layout->layout),
+                            "; make one of ours with `trireme convert ", directory.string(), " NEW_FOLDER --to trireme`"));
+}
+
 std::string find(FileSystem& files, const Path& directory, const std::string& wanted) {
   std::string tag = wanted;
   if (tag.empty()) {
@@ -34,10 +46,14 @@ std::string find(FileSystem& files, const Path& directory, const std::string& wa
     if (!tags.empty())
       throw CheckpointError(str(directory.string(), ": no file `latest`, but complete checkpoints; the newest is ",
                                 tags.back(), ": name the tag to load"));
-    if (!latest) return "\n\n";
+    if (!latest) {
+      refuse_what_else_it_is(directory, directory);
+      return "\n\n";
+    }
     tag = *latest;
   }
   check_tag(tag);
+  if (!files.exists(directory / tag / "manifest.json")) refuse_what_else_it_is(directory, directory / tag);
   const Path path = find_checkpoint(files, directory, tag);
   return tag + '\n' + path.string() + '\n' + files.read(path / "manifest.json");
 }

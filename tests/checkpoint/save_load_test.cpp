@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "tests/checkpoint/fixture.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
@@ -47,6 +49,15 @@ void expect_refused(const Folder& folder, const std::function<void(StateTree&)>&
     for (const auto& part : parts) EXPECT_NE(error.find(part), std::string::npos) << error << " lacks " << part;
     for (const auto& slice : state.tensors) EXPECT_FALSE(slice.data.any().item<bool>()) << slice.name;
   });
+}
+
+std::string error_of_load(const std::filesystem::path& directory) {
+  std::string error;
+  run_ranks(1, [&](Rank& rank) {
+    StateTree state = empty_state_of(0, 1);
+    error = error_of([&] { (void)load_checkpoint(rank.world(), directory, "", state); });
+  });
+  return error;
 }
 
 class AnyWorldToAnyWorld : public testing::TestWithParam<std::tuple<int, int>> {};
@@ -117,6 +128,28 @@ TEST(Checkpoint, NothingToResumeFromIsNoError) {
     EXPECT_FALSE(load_checkpoint(rank.world(), folder.path(), "", state));
     EXPECT_FALSE(load_checkpoint(rank.world(), folder / "none", "", state));
   });
+}
+
+TEST(Checkpoint, AFolderThatIsACheckpointItselfIsNotTakenForAnEmptyOne) {
+  Folder folder;
+  save(folder, 1, "one", 1);
+  EXPECT_NE(error_of_load(folder / "one").find(str("load from ", folder.path().string(), " with the tag one")),
+            std::string::npos)
+      << error_of_load(folder / "one");
+}
+
+TEST(Checkpoint, OfAnotherLayoutIsRefusedWithTheCommandThatConvertsIt) {
+  for (const auto& [file, layout] : std::map<std::string, std::string>{
+           {"mp_rank_00_model_states.pt", "DeepSpeed"}, {".metadata", "PyTorch DCP"}, {"model.safetensors", "safetensors"}}) {
+    Folder folder;
+    std::filesystem::create_directory(folder / "global_step1");
+    checkpoint_test::write_text(folder / "global_step1" / file, "");
+    checkpoint_test::write_text(folder / "latest", "global_step1");
+    for (const std::string& error : {error_of_load(folder.path()), error_of_load(folder / "global_step1")}) {
+      EXPECT_NE(error.find(str("a checkpoint of ", layout)), std::string::npos) << error;
+      EXPECT_NE(error.find("trireme convert"), std::string::npos) << error;
+    }
+  }
 }
 
 TEST(Checkpoint, WithoutLatestTheNewestIsOfferedByName) {
