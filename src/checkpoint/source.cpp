@@ -20,6 +20,8 @@ using Path = std::filesystem::path;
 
 constexpr std::array kLayouts{
     LayoutEntry{CheckpointLayout::kTrireme, "manifest.json", is_trireme_checkpoint, open_trireme_checkpoint},
+    LayoutEntry{CheckpointLayout::kTorchDistributed, ".metadata", is_torch_distributed_checkpoint,
+                open_torch_distributed_checkpoint},
     LayoutEntry{CheckpointLayout::kSafetensors, "model.safetensors or model.safetensors.index.json",
                 is_safetensors_checkpoint, open_safetensors_checkpoint},
 };
