@@ -19,6 +19,7 @@ const char* name_of(ErrorCode code) noexcept {
     case ErrorCode::kIo:
       return "IoError";
     case ErrorCode::kCheckpoint:
+    case ErrorCode::kTornLoad:
       return "CheckpointError";
     case ErrorCode::kPeerLost:
       return "PeerLostError";

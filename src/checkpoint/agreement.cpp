@@ -16,7 +16,8 @@ namespace {
 [[noreturn]] void throw_as(ErrorCode code, const std::string& message) {
   switch (code) {
     case ErrorCode::kCheckpoint:
-      throw CheckpointError(message);
+    case ErrorCode::kTornLoad:
+      throw CheckpointError(message, code);
     case ErrorCode::kIo:
       throw IoError(message);
     case ErrorCode::kState:

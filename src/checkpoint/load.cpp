@@ -124,7 +124,14 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
     if (options.verify == Verify::kFirst)
       for (const SliceRead& read : reads) reader.read(read, nullptr);
   });
-  all_or_throw(group, [&] { read_all(reader, reads, destination); });
+  try {
+    all_or_throw(group, [&] { read_all(reader, reads, destination); });
+  } catch (const CommError&) {
+    throw;
+  } catch (const Error& error) {
+    // Some rank has read something by now: whatever went wrong, the ranks together hold a mixture.
+    throw CheckpointError(error.what(), ErrorCode::kTornLoad);
+  }
   return LoadedCheckpoint{found.tag, manifest.values, manifest.rank_values, std::move(missing)};
 }
 

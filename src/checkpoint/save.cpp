@@ -1,4 +1,4 @@
-// A save in four steps, each of which succeeds on all ranks or throws on all: plan, temporary folder, shards, commit.
+// A save in four steps, each of which succeeds on all ranks or throws on all: plan; temporary folder, shards, commit.
 #include <torch/version.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 #include "checkpoint/agreement.h"
 #include "checkpoint/directory.h"
-#include "checkpoint/shard.h"
+#include "checkpoint/save_job.h"
 #include "checkpoint/slices.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
@@ -58,19 +58,26 @@ Tables exchange(Group& group, const StateTree& state) {
   return tables;
 }
 
-/// Writes this rank's shard; returns the checksums of its slices, one block after the other, as raw bytes.
-std::string write_own_shard(FileSystem& files, const Path& folder, const SavePlan& plan, int rank,
-                            const StateTree& state) {
-  std::string raw;
-  for (size_t i = 0; i < plan.shards.size(); ++i) {
-    const ShardPlan& shard = plan.shards[i];
+/// The slices of this rank's shard, in its order.
+std::vector<std::span<const std::byte>> parts_of(const SavePlan& plan, int rank, const StateTree& state) {
+  std::vector<std::span<const std::byte>> parts;
+  for (const ShardPlan& shard : plan.shards) {
     if (shard.rank != rank) continue;
-    std::vector<std::span<const std::byte>> parts;
     for (const ShardSlice& slice : shard.slices) {
       const at::Tensor& data = state.tensors[slice.source].data;
       parts.emplace_back(static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes());
     }
-    for (const auto& checksums : write_shard(files, folder / plan.manifest.files[i].name, shard.header, parts))
+  }
+  return parts;
+}
+
+/// Writes this rank's shard; returns the checksums of its slices, one block after the other, as raw bytes.
+std::string write_own_shard(FileSystem& files, const Path& folder, const SaveJob& job, int rank) {
+  std::string raw;
+  for (size_t i = 0; i < job.plan.shards.size(); ++i) {
+    const ShardPlan& shard = job.plan.shards[i];
+    if (shard.rank != rank) continue;
+    for (const auto& checksums : write_shard(files, folder / job.plan.manifest.files[i].name, shard.header, job.parts))
       raw.append(reinterpret_cast<const char*>(checksums.data()), checksums.size() * sizeof(uint64_t));
   }
   return raw;
@@ -91,33 +98,45 @@ void add_checksums(SavePlan& plan, const std::vector<std::string>& raw_of_rank) 
 
 }  // namespace
 
-SavedCheckpoint save_checkpoint(Group& group, const Path& directory, const std::string& rank_tag,
-                                const StateTree& state, const SaveOptions& options) {
-  const std::string tag = agree_on_tag(group, rank_tag, options.tags);
+SaveJob prepare_save(Group& group, const std::string& rank_tag, const StateTree& state, const SaveOptions& options) {
+  SaveJob job;
+  job.tag = agree_on_tag(group, rank_tag, options.tags);
+  check_tag(job.tag);
+  Tables tables = exchange(group, state);
+  job.plan = plan_shards(tables.slices_of_rank);  // the same, or the same error, on every rank
+  job.values = state.values;
+  job.values_of_rank = std::move(tables.values_of_rank);
+  job.parts = parts_of(job.plan, group.rank(), state);
+  return job;
+}
+
+SavedCheckpoint write_save(Group& group, const Path& directory, SaveJob job, const SaveOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   FileSystem& files = options.files ? *options.files : posix_file_system();
-
-  const Tables tables = exchange(group, state);
-  SavePlan plan = plan_shards(tables.slices_of_rank);  // the same, or the same error, on every rank
-
   std::optional<SaveTransaction> transaction;  // on rank 0
   const Path temporary = broadcast_or_throw(
-      group, [&] { return transaction.emplace(files, directory, tag, options).temporary().string(); });
-  const auto checksums =
-      gather_or_throw(group, [&] { return write_own_shard(files, temporary, plan, group.rank(), state); });
+      group, [&] { return transaction.emplace(files, directory, job.tag, options).temporary().string(); });
+  const auto checksums = gather_or_throw(group, [&] { return write_own_shard(files, temporary, job, group.rank()); });
 
-  SavedCheckpoint saved{.path = directory / tag};
-  for (const SavedFile& file : plan.manifest.files) saved.tensor_bytes += file.bytes - file.header_bytes;
+  SavedCheckpoint saved{.path = directory / job.tag};
+  Manifest& manifest = job.plan.manifest;
+  for (const SavedFile& file : manifest.files) saved.tensor_bytes += file.bytes - file.header_bytes;
   const auto seconds = broadcast_or_throw(group, [&] {
-    add_checksums(plan, checksums);
-    plan.manifest.software = Json{{"trireme", kVersion}, {"torch", TORCH_VERSION}}.dump();
-    plan.manifest.values = state.values;
-    plan.manifest.rank_values = tables.values_of_rank;
-    transaction->commit(dump_manifest(plan.manifest));
+    add_checksums(job.plan, checksums);
+    manifest.software = Json{{"trireme", kVersion}, {"torch", TORCH_VERSION}}.dump();
+    manifest.values = std::move(job.values);
+    manifest.rank_values = std::move(job.values_of_rank);
+    transaction->commit(dump_manifest(manifest));
     return std::to_string(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   });
   saved.seconds = std::stod(seconds);
+  saved.blocked_seconds = saved.seconds;
   return saved;
+}
+
+SavedCheckpoint save_checkpoint(Group& group, const Path& directory, const std::string& tag, const StateTree& state,
+                                const SaveOptions& options) {
+  return write_save(group, directory, prepare_save(group, tag, state, options), options);
 }
 
 }  // namespace trireme

@@ -1,5 +1,8 @@
 #include "trireme/checkpoint/source.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -20,6 +23,8 @@ using Path = std::filesystem::path;
 
 constexpr std::array kLayouts{
     LayoutEntry{CheckpointLayout::kTrireme, "manifest.json", is_trireme_checkpoint, open_trireme_checkpoint},
+    LayoutEntry{CheckpointLayout::kDeepSpeed, "mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt",
+                is_deepspeed_checkpoint, open_deepspeed_checkpoint},
     LayoutEntry{CheckpointLayout::kTorchDistributed, ".metadata", is_torch_distributed_checkpoint,
                 open_torch_distributed_checkpoint},
     LayoutEntry{CheckpointLayout::kSafetensors, "model.safetensors or model.safetensors.index.json",
@@ -162,6 +167,9 @@ class TensorReader::Impl {
       : source_(source), plain_(source), shards_(posix_file_system(), source.folder, source.manifest) {}
 
   void read(size_t tensor, int64_t begin, int64_t numel, std::byte* destination) {
+    const auto rounded = source_.rounded_from.find(tensor);
+    if (rounded != source_.rounded_from.end())
+      return read_rounded(source_.manifest.tensors.at(tensor), rounded->second, {begin, numel}, destination);
     const SavedTensor& saved = source_.manifest.tensors.at(tensor);
     const auto itemsize = static_cast<int64_t>(c10::elementSize(saved.dtype));
     const int64_t end = begin + numel;
@@ -187,6 +195,23 @@ class TensorReader::Impl {
   }
 
  private:
+  struct Range {
+    int64_t begin;
+    int64_t numel;
+  };
+
+  void read_rounded(const SavedTensor& tensor, size_t from, const Range& range, std::byte* destination) {
+    constexpr int64_t kBlockNumel = int64_t{1} << 18;
+    const at::ScalarType dtype = source_.manifest.tensors.at(from).dtype;
+    at::Tensor block = at::empty({std::min(kBlockNumel, range.numel)}, at::TensorOptions().dtype(dtype));
+    for (int64_t done = 0; done < range.numel; done += kBlockNumel) {
+      const at::Tensor part = block.narrow(0, 0, std::min(kBlockNumel, range.numel - done));
+      read(from, range.begin + done, part.numel(), static_cast<std::byte*>(part.data_ptr()));
+      void* place = destination + done * static_cast<int64_t>(c10::elementSize(tensor.dtype));
+      at::from_blob(place, {part.numel()}, at::TensorOptions().dtype(tensor.dtype)).copy_(part);
+    }
+  }
+
   void read_part(const SliceRead& part, std::byte* destination) {
     if (source_.layout != CheckpointLayout::kTrireme) return plain_.read(part, destination);
     shards_.check_file(part);

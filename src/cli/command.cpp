@@ -214,6 +214,7 @@ const std::vector<Command>& commands() {
       {"launch", "Starts a program as several ranks on this machine.", add_launch, true},
       {"inspect", "Says what is in a checkpoint and whether it is whole.", add_inspect},
       {"consolidate", "Writes a checkpoint's weights as safetensors.", add_consolidate},
+      {"convert", "Writes a checkpoint in another layout, such as DeepSpeed's.", add_convert},
       {"estimate", "Says how much memory the model states need.", add_estimate},
       {"config", "Checks a configuration file.", add_config},
   };

@@ -32,6 +32,7 @@ Action add_launch(CLI::App& app);
 Action add_generate(CLI::App& app);
 Action add_inspect(CLI::App& app);
 Action add_consolidate(CLI::App& app);
+Action add_convert(CLI::App& app);
 Action add_estimate(CLI::App& app);
 Action add_config(CLI::App& app);
 

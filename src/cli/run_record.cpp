@@ -145,14 +145,12 @@ void RunRecord::validation(double loss) {
   note(str("step ", engine_.global_steps(), ": validation loss ", loss));
 }
 
-void RunRecord::checkpoint(const SavedCheckpoint& saved) {
+void RunRecord::checkpoint(const SavedCheckpoint& saved, int64_t step) {
   step_start_ = Clock::now();
   if (!metrics_) return;
-  metrics_->checkpoint({.step = engine_.global_steps(),
-                        .tag = saved.path.filename().string(),
-                        .bytes = saved.tensor_bytes,
-                        .seconds = saved.seconds});
-  note(str("step ", engine_.global_steps(), ": saved ", saved.path.string()));
+  metrics_->checkpoint(
+      {.step = step, .tag = saved.path.filename().string(), .bytes = saved.tensor_bytes, .seconds = saved.seconds});
+  note(str("step ", step, ": saved ", saved.path.string()));
 }
 
 void RunRecord::sample(const std::string& text) {

@@ -38,7 +38,7 @@ class RunRecord {
   /// `lr` is the one that the step was taken with.
   void step(double loss, double lr);
   void validation(double loss);
-  void checkpoint(const SavedCheckpoint& saved);
+  void checkpoint(const SavedCheckpoint& saved, int64_t step);
   void sample(const std::string& text);
   /// A line for whoever watches.
   void note(const std::string& line);

@@ -86,8 +86,9 @@ void declare(CLI::App& app, TrainOptions& options) {
   add_whole(app, "--save-every", options.save_every, "steps between checkpoints; 0: only at the end", {.least = 0})
       ->capture_default_str()
       ->group("Output");
-  add_whole(app, "--keep", options.keep, "newest checkpoints to keep; 0: all", {.least = 0, .most = 1'000'000})
-      ->capture_default_str()
+  add_whole(app, "--keep", options.keep,
+            "newest checkpoints to keep; 0: all (default: the configuration's checkpoint.keep_last, or 3)",
+            {.least = 0, .most = 1'000'000})
       ->group("Output");
   add_whole(app, "--eval-every", options.eval_every, "steps between validations; 0: only at the end", {.least = 0})
       ->capture_default_str()

@@ -22,6 +22,12 @@ struct TrainSetup {
   std::filesystem::path out;
 
   std::filesystem::path checkpoints() const { return out / "checkpoints"; }
+  /// Checkpoints to keep, 0 all: a run of many saves must not fill the disk because nobody said anything.
+  int keep_last() const {
+    constexpr int kKept = 3;
+    const int configured = config.checkpoint.keep_last > 0 ? config.checkpoint.keep_last : kKept;
+    return static_cast<int>(options.keep.value_or(configured));
+  }
 };
 
 /// Reads and checks configuration, model and data for `world_size` ranks. Local; the same on every rank.

@@ -44,10 +44,15 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
   return json.dump();
 }
 
+// What is written in the background comes on record when it is complete, with the step of its save.
+void record_background_save(Engine& engine, RunRecord& record, int64_t step) {
+  if (const auto saved = engine.wait_for_checkpoint()) record.checkpoint(*saved, step);
+}
+
 void save(const TrainSetup& setup, Engine& engine, const DataLoader& loader, RunRecord& record) {
-  const int keep = static_cast<int>(setup.options.keep);
-  record.checkpoint(engine.save_checkpoint(
-      setup.checkpoints(), {.tag = "", .client_state = client_state(setup, loader), .files = {.keep_last = keep}}));
+  const auto saved = engine.save_checkpoint(
+      setup.checkpoints(), {.client_state = client_state(setup, loader), .keep_last = setup.keep_last()});
+  if (!saved.in_background) record.checkpoint(saved, engine.global_steps());
 }
 
 void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
@@ -142,10 +147,12 @@ int run_training(const TrainSetup& setup, World& world) {
       if (is_due(options.eval_every, engine.global_steps()) && !is_last)
         record.validation(validate(setup, engine, *model));
       if (is_due(options.save_every, engine.global_steps()) || is_last) {
+        record_background_save(engine, record, saved_step);
         save(setup, engine, loader, record);
         saved_step = engine.global_steps();
       }
     }
+    record_background_save(engine, record, saved_step);
     if (!stop) {
       conclude(setup, engine, *model, record);
       return kDone;

@@ -25,29 +25,9 @@ void read_data_parallel_size(Section& top, int world_size) {
     top.not_there_yet("data_parallel_size", str("all ", world_size, " ranks are data-parallel; remove it"));
 }
 
-void refuse_unless(Section& section, const char* key, bool normal) {
-  if (section.flag_or(key, normal) == normal) return;
-  section.not_there_yet(key, str("remove it or set it to ", normal ? "true" : "false"));
-}
-
-TagValidation read_checkpoint(Section& top) {
-  Section section = top.section("checkpoint");
-  const std::string validation = section.choice_or("tag_validation", "Warn", {"Ignore", "Warn", "Fail"});
-  refuse_unless(section, "load_universal", false);
-  refuse_unless(section, "use_node_local_storage", false);
-  refuse_unless(section, "checkpoint_serialization", true);
-  Section parallel = section.section("parallel_write");
-  refuse_unless(parallel, "pipeline_stage", false);
-  parallel.finish();
-  if (section.has("writer")) section.not_there_yet("writer", "remove it");
-  section.finish();
-  return validation == "Ignore" ? TagValidation::kIgnore
-         : validation == "Fail" ? TagValidation::kFail
-                                : TagValidation::kWarn;
-}
-
 void report(const ReadNotes& notes) {
   for (const std::string& warning : notes.warnings) log(LogLevel::kWarning, warning);
+  for (const std::string& hint : notes.hints) log(LogLevel::kInfo, str(notes.origin, ": ", hint));
   if (notes.without_meaning.empty()) return;
   std::string keys;
   for (const std::string& key : notes.without_meaning) keys += (keys.empty() ? "`" : ", `") + key + "`";
@@ -67,7 +47,7 @@ Config parse_config(std::string_view text, int world_size) {
 
 Config config_from_json(const Json& json, int world_size, const std::string& origin) {
   TRIREME_CHECK(world_size >= 1, "world_size is ", world_size, ".");
-  ReadNotes notes{.origin = origin, .warnings = {}, .without_meaning = {}};
+  ReadNotes notes{.origin = origin, .warnings = {}, .without_meaning = {}, .hints = {}};
   Section top(json, "", notes);
   Config config;
   config.precision = read_precision(top);
@@ -79,7 +59,7 @@ Config config_from_json(const Json& json, int world_size, const std::string& ori
   config.gradient_clipping = top.number_or("gradient_clipping", config.gradient_clipping, kNonNegative);
   config.steps_per_print = read_steps_per_print(top);
   config.managed_gradient_accumulation = top.flag_or("managed_gradient_accumulation", true);
-  config.tag_validation = read_checkpoint(top);
+  config.checkpoint = read_checkpoint(top);
   read_data_parallel_size(top, world_size);
   read_activation_checkpointing(top);
   read_known_keys(top);

@@ -176,8 +176,7 @@ void read_keys(Section& section, const Json& defaults, Treatment treatment) {
     const bool different = differs(section, key, normal);
     const bool counts = switch_key.empty() || switch_key == key;
     if (treatment == Treatment::kNotThereYet && different && counts) section.not_there_yet(key, fix_for(normal));
-    if (treatment == Treatment::kWithoutMeaning && section.has(key))
-      section.notes().without_meaning.push_back(section.path_of(key));
+    if (treatment == Treatment::kWithoutMeaning && section.has(key)) section.without_meaning(key);
   }
 }
 

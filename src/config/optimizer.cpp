@@ -29,7 +29,7 @@ void ignore_flags(Section& params, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
     if (!params.has(key)) continue;
     params.flag_or(key, false);
-    params.notes().without_meaning.push_back(params.path_of(key));
+    params.without_meaning(key);
   }
 }
 
@@ -102,7 +102,7 @@ void read_muon(Section& params, OptimizerOptions& options) {
   options.ns_steps = params.integer_or("ns_steps", options.ns_steps, kPositive);
   if (params.has("ns_method")) {  // two ways to compute the same iteration
     params.choice_or("ns_method", "gram", {"gram", "standard"});
-    params.notes().without_meaning.push_back(params.path_of("ns_method"));
+    params.without_meaning("ns_method");
   }
 }
 

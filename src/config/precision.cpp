@@ -20,7 +20,7 @@ void read_bf16(Section& top, PrecisionOptions& precision) {
   precision.check_grad_overflow = bf16.flag_or("check_grad_overflow", precision.check_grad_overflow);
   if (bf16.has("immediate_grad_update")) {
     bf16.flag_or("immediate_grad_update", false);
-    bf16.notes().without_meaning.push_back(bf16.path_of("immediate_grad_update"));
+    bf16.without_meaning("immediate_grad_update");
   }
   for (const char* key : {"bf16_master_weights_and_grads", "bf16_optimizer_states"})
     if (bf16.flag_or(key, false))

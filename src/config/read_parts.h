@@ -25,6 +25,9 @@ RecomputeConfig read_recompute(Section& own);
 /// `activation_checkpointing`: DeepSpeed's section switches nothing on, it only tunes what a program's own calls do.
 void read_activation_checkpointing(Section& top);
 
+/// `checkpoint`.
+CheckpointOptions read_checkpoint(Section& top);
+
 /// `zero_optimization` and `trireme`: how model states are held. `precision` turns elements into bytes.
 void read_zero(Section& top, const PrecisionOptions& precision, Config& config);
 

@@ -41,7 +41,7 @@ void read_activation_checkpointing(Section& top) {
                        section.path_of("number_checkpoints"), "`, the number of layers"));
   if (section.flag_or("profile", false)) section.not_there_yet("profile", "remove it or set it to false");
   const auto note = [&](const char* key, bool is_on) {
-    if (is_on) section.notes().without_meaning.push_back(section.path_of(key));
+    if (is_on) section.without_meaning(key);
   };
   note("partition_activations", partition);
   note("contiguous_memory_optimization", contiguous);

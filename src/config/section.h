@@ -20,6 +20,7 @@ struct ReadNotes {
   std::string origin;                        ///< file name; opens every error
   std::vector<std::string> warnings;         ///< deprecated spellings
   std::vector<std::string> without_meaning;  ///< paths of keys that change nothing here
+  std::vector<std::string> hints;            ///< what else is good to know about keys that were given
 };
 
 struct IntegerRange {
@@ -80,6 +81,8 @@ class Section {
   /// Path of `key` as the file spells it.
   std::string path_of(const std::string& key) const;
   ReadNotes& notes() { return *notes_; }
+  /// Notes that `key`, which was given, changes nothing here.
+  void without_meaning(const std::string& key) { notes_->without_meaning.push_back(path_of(key)); }
 
   [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
   [[noreturn]] void not_there_yet(const std::string& key, const std::string& fix) const;

@@ -168,7 +168,10 @@ Json to_json(const Config& config) {
       {"prefetch_bytes", config.pager.prefetch_bytes}, {"merge_below_bytes", config.pager.units.merge_below_bytes},
       {"unit_patterns", config.pager.units.patterns},  {"poison", config.pager.poison},
       {"recompute", recompute_json(config.recompute)}};
-  json["checkpoint"] = {{"tag_validation", tag_validation_name(config.tag_validation)}};
+  json["checkpoint"] = {{"tag_validation", tag_validation_name(config.checkpoint.tag_validation)},
+                        {"keep_last", config.checkpoint.keep_last},
+                        {"async_save", config.checkpoint.async_save},
+                        {"verify", config.checkpoint.verify == Verify::kFirst ? "full" : "while_reading"}};
   json["deterministic"] = config.pager.deterministic;
   json["steps_per_print"] = config.steps_per_print;
   return json;

@@ -6,12 +6,14 @@
 #include <utility>
 
 #include "engine/buffers.h"
+#include "engine/loss_checks.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/precision/loss_scaling.h"
@@ -107,6 +109,10 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
     start_schedule();
   }
   if (optimizer_) make_loss_scaling();
+  if (config_.checkpoint.async_save) {
+    saver_ = std::make_unique<AsyncSaver>(group_);
+    saver_->reserve(saved_state(/*with_frozen=*/true));
+  }
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
@@ -128,6 +134,7 @@ void Engine::destroy() {
   pager_->require_free();
   recompute_.reset();
   access_.reset();
+  saver_.reset();
   optimizer_.reset();
   pager_->restore();
   pager_.reset();
@@ -135,7 +142,7 @@ void Engine::destroy() {
 
 at::Tensor Engine::scale(const at::Tensor& output) const {
   require_optimizer("scale");
-  check_output(output, "scale");
+  check_has_graph(output, "scale");
   return loss_scaling_ ? loss_scaling_->scale(output) : output;
 }
 
@@ -223,33 +230,21 @@ void Engine::require_alive(const char* call) const {
   if (!pager_) throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
 }
 
-void Engine::require_optimizer(const char* call) const {
+void Engine::require_intact(const char* call) const {
   require_alive(call);
+  if (!torn_load_.empty())
+    throw StateError(str(call,
+                         ": the last load_checkpoint() ended half-way, so that weights and optimizer states are a ",
+                         "mixture; load an intact checkpoint first. It ended with: ", torn_load_));
+}
+
+void Engine::require_optimizer(const char* call) const {
+  require_intact(call);
   if (!optimizer_)
     throw StateError(
         str(call,
             ": no optimizer is configured, so nothing can be trained; add \"optimizer\": {\"type\": \"AdamW\", "
             "\"params\": {\"lr\": 1e-3}} to the configuration"));
-}
-
-void Engine::check_loss(const at::Tensor& loss, const char* call) const {
-  require_optimizer(call);
-  if (!loss.defined()) throw ShapeError(str(call, ": expected a scalar loss, got an undefined tensor"));
-  if (loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
-    throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ",
-                         loss.sizes(), "; take its mean() or sum()"));
-  check_output(loss, call);
-}
-
-void Engine::check_output(const at::Tensor& loss, const char* call) const {
-  if (!loss.defined()) throw ShapeError(str(call, ": expected a loss or an output, got an undefined tensor"));
-  if (!at::isFloatingType(loss.scalar_type()))
-    throw ShapeError(str(call, ": expected a floating tensor, got ", short_name(loss.scalar_type()), "; convert it"));
-  if (!loss.requires_grad())
-    throw ShapeError(
-        str(call,
-            ": expected a loss with a graph, got one without grad_fn; compute it from the model's output with "
-            "gradients enabled, and do not detach() it"));
 }
 
 }  // namespace trireme

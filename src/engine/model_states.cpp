@@ -18,7 +18,7 @@ constexpr std::array kOffloadable{"optim_states", "hp_params", "lp_params", "lp_
 }  // namespace
 
 bool Engine::save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options) {
-  require_alive("save_16bit_model");
+  require_intact("save_16bit_model");
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);
@@ -58,7 +58,7 @@ void Engine::offload_states(const OffloadOptions& options) {
   if (options.device != "cpu")
     throw ConfigError(str("offload_states: device='", options.device, "' is not there yet; use 'cpu'"),
                       ErrorCode::kUnsupported);
-  if (!std::exchange(said_states_are_on_host_, true) && group_.rank() == 0)
+  if (!std::exchange(has_explained_offload_, true) && group_.rank() == 0)
     log(LogLevel::kInfo, "offload_states: all states of this engine are in host memory already; nothing moves");
 }
 

@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/engine/engine.h"
 #include "trireme/intercept/generator_state.h"
@@ -64,40 +65,56 @@ LossScaler::State scaler_state(const Json& json) {
 
 }  // namespace
 
-StateTree Engine::weights_state(bool with_frozen) const {
+StateTree Engine::state(bool with_frozen, bool with_optimizer) {
   StateTree state;
   append_weights(state, *pager_, pager_->owned());
   if (with_frozen) append_weights(state, *pager_, pager_->owned_frozen());
+  if (optimizer_ && with_optimizer) append(state.tensors, optimizer_->state());
+  return state;
+}
+
+StateTree Engine::saved_state(bool with_frozen) {
+  StateTree state = this->state(with_frozen, /*with_optimizer=*/true);
+  // Buffers agree at every boundary; inside a window rank 0's count.
+  if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   return state;
 }
 
 SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
-  require_alive("save_checkpoint");
+  require_intact("save_checkpoint");
   const CallerScope caller("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
   take_user_writes();
-  StateTree state = weights_state(!options.exclude_frozen_parameters);
-  // Buffers agree at every boundary; inside a window rank 0's count.
-  if (group_.rank() == 0) append(state.tensors, buffers_->slices());
-  if (optimizer_) append(state.tensors, optimizer_->state());
+  StateTree state = saved_state(!options.exclude_frozen_parameters);
   state.values = values_text(options);
   state.rank_values = Json{{"generator", generator_state()}}.dump();
-  SaveOptions files = options.files;
-  files.tags = config_.tag_validation;
+  const CheckpointOptions& configured = config_.checkpoint;
+  const SaveOptions files{.latest = options.latest,
+                          .tags = configured.tag_validation,
+                          .keep_last = options.keep_last.value_or(configured.keep_last),
+                          .files = options.files};
   const std::string tag = options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag;
+  if (options.async_save.value_or(configured.async_save)) {
+    if (!saver_) saver_ = std::make_unique<AsyncSaver>(group_);
+    return saver_->save(directory, tag, state, files);
+  }
+  (void)wait_for_checkpoint();
   return trireme::save_checkpoint(group_, directory, tag, state, files);
 }
+
+std::optional<SavedCheckpoint> Engine::wait_for_checkpoint() { return saver_ ? saver_->wait() : std::nullopt; }
 
 std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory,
                                                    const LoadCheckpointOptions& options) {
   require_alive("load_checkpoint");
   const CallerScope caller("load_checkpoint");
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
-  StateTree state = weights_state(/*with_frozen=*/true);
+  StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
-  if (loads_optimizer) append(state.tensors, optimizer_->state());
+  (void)wait_for_checkpoint();
   LoadOptions load{.optional = [this](const std::string& values) { return tensors_left_out(*pager_, values); }};
+  load.verify = options.verify.value_or(config_.checkpoint.verify);
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
   if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
@@ -110,11 +127,13 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     loaded = trireme::load_checkpoint(group_, directory, options.tag, state, load);
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective
-  } catch (const Error&) {
-    publish_all();  // every rank failed alike, so training may go on with what the load left
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kTornLoad) torn_load_ = error.what();
+    publish_all();  // every rank failed alike: nothing has changed, or a further load mends it
     throw;
   }
-  if (loaded && optimizer_) match_masters(*loaded, loads_optimizer);
+  torn_load_.clear();
+  if (loaded && optimizer_) optimizer_->match_masters(loads_optimizer, loaded->missing);
   publish_all();
   if (!loaded) {
     if (group_.rank() == 0)
@@ -138,20 +157,6 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
 void Engine::take_user_writes() {
   const std::vector<bool> written = pager_->settle_writes();
   if (optimizer_) optimizer_->refresh_masters(written);
-}
-
-// After a load: a weight follows its master where that was loaded, else the master its weight.
-void Engine::match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer) {
-  std::vector<bool> has_master(pager_->parameters().size(), loads_optimizer);
-  std::vector<bool> has_none(pager_->parameters().size(), !loads_optimizer);
-  const std::set<std::string> missing(loaded.missing.begin(), loaded.missing.end());
-  for (size_t i = 0; i < has_master.size(); ++i) {
-    if (!missing.contains("master." + pager_->parameters()[i].name)) continue;
-    has_master[i] = false;
-    has_none[i] = true;
-  }
-  optimizer_->write_back_masters(has_master);
-  optimizer_->refresh_masters(has_none);
 }
 
 void Engine::publish_all() {
@@ -183,9 +188,8 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   return values.dump();
 }
 
-void Engine::take_learning_rates(const Json& values) {
+void Engine::take_learning_rates(const std::vector<double>& rates) {
   follow_schedule();  // the momentum has no other source
-  const auto rates = values.value("group_lrs", std::vector<double>{required<double>(values, "lr")});
   if (rates.size() == groups_.size()) {
     for (size_t group = 0; group < rates.size(); ++group) groups_[group].lr = rates[group];
   } else if (!groups_.empty()) {
@@ -202,7 +206,8 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
   progress_.global_samples = required<int64_t>(values, "global_samples");
   micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
-  if (options.load_lr_scheduler_states) take_learning_rates(values);
+  if (options.load_lr_scheduler_states)
+    take_learning_rates(values.value("group_lrs", std::vector<double>{required<double>(values, "lr")}));
   if (!optimizer_ || !options.load_optimizer_states) return;
   // A checkpoint of a run that needed none leaves the scale as it is.
   if (loss_scaling_ && values.contains("loss_scaler"))

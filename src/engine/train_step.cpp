@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "engine/buffers.h"
+#include "engine/loss_checks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
@@ -26,12 +27,13 @@ double clip_factor(double norm, double max_norm) {
 }  // namespace
 
 ForwardScope Engine::begin_forward() {
-  require_alive("forward");
+  require_intact("forward");
   explain_autocast();
   return ForwardScope(config_.precision);
 }
 
 at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  require_optimizer("backward");
   check_loss(loss, "backward");
   const at::Tensor scaled = loss_scaling_ ? loss_scaling_->scale(loss) : loss;
   // The reduction divides by the accumulation steps; who has done so already gets them back here.

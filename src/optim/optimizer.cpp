@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "optim/client.h"
@@ -102,6 +103,16 @@ class ShardedOptimizer::Impl {
   }
 
   const std::vector<std::string>& state_names(int parameter) const { return state_names_[group_of_[parameter]]; }
+
+  void match_masters(bool with_states, const std::vector<std::string>& missing) {
+    std::vector<bool> has_master(steps_.size(), with_states);
+    const std::set<std::string> without(missing.begin(), missing.end());
+    for (size_t i = 0; i < has_master.size(); ++i)
+      if (without.contains("master." + pager_.parameters()[i].name)) has_master[i] = false;
+    write_back_masters(has_master);
+    has_master.flip();
+    refresh_masters(has_master);
+  }
 
   void write_back_masters(const std::vector<bool>& chosen) {
     const at::NoGradGuard no_grad;
@@ -317,7 +328,9 @@ void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {
   impl_->set_steps(counts);
 }
 
-void ShardedOptimizer::write_back_masters(const std::vector<bool>& chosen) { impl_->write_back_masters(chosen); }
+void ShardedOptimizer::match_masters(bool with_states, const std::vector<std::string>& missing) {
+  impl_->match_masters(with_states, missing);
+}
 int64_t ShardedOptimizer::master_bytes() const { return impl_->master_bytes(); }
 int64_t ShardedOptimizer::state_bytes() const { return impl_->state_bytes(); }
 

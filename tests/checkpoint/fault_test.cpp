@@ -9,9 +9,9 @@
 #include <set>
 
 #include "tests/checkpoint/fixture.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/checkpoint/checkpoint.h"
 
 namespace trireme {
@@ -76,18 +76,8 @@ bool has_temporary(const Folder& folder) {
                      [](const auto& name) { return name.starts_with(".") || name.starts_with("latest."); });
 }
 
-/// Warnings about clean-up are expected here; they would clutter the test's output.
-class QuietLog {
- public:
-  QuietLog() : former_(set_log_sink([](LogLevel, const std::string&) {})) {}
-  ~QuietLog() { set_log_sink(former_); }
-
- private:
-  LogSink former_;
-};
-
 TEST(FailingSave, LeavesThePreviousCheckpointAndNoTemporary) {
-  const QuietLog quiet;
+  const CapturedLog quiet;  // warnings about clean-up are expected
   const int operations = operations_of_a_save("two");
   ASSERT_GE(operations, 20);
   for (int at = 0; at < operations; ++at) {
@@ -108,7 +98,7 @@ TEST(FailingSave, LeavesThePreviousCheckpointAndNoTemporary) {
 }
 
 TEST(KilledSave, LeavesTheOldOrTheNewCheckpointAndTheNextSaveTidiesUp) {
-  const QuietLog quiet;
+  const CapturedLog quiet;  // warnings about clean-up are expected
   const int operations = operations_of_a_save("two");
   for (int at = 0; at < operations; ++at) {
     Folder folder;
@@ -128,7 +118,7 @@ TEST(KilledSave, LeavesTheOldOrTheNewCheckpointAndTheNextSaveTidiesUp) {
 }
 
 TEST(KilledReplacement, IsTheOldOrTheNewCheckpointNeverAMixture) {
-  const QuietLog quiet;
+  const CapturedLog quiet;  // warnings about clean-up are expected
   const int operations = operations_of_a_save("one");
   std::set<std::string> seen;
   for (int at = 0; at < operations; ++at) {
@@ -147,7 +137,7 @@ TEST(KilledReplacement, IsTheOldOrTheNewCheckpointNeverAMixture) {
 }
 
 TEST(FailingSave, NamesTheDirectoryThatWentAway) {
-  const QuietLog quiet;
+  const CapturedLog quiet;  // warnings about clean-up are expected
   const int operations = operations_of_a_save("two");
   for (int at = 1; at < operations; at += 3) {
     Folder folder;

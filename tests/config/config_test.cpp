@@ -22,7 +22,7 @@ TEST(Config, HasDeepSpeedsDefaults) {
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_TRUE(config.ignore_unused_parameters);
   EXPECT_EQ(config.steps_per_print, 0);
-  EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
+  EXPECT_EQ(config.checkpoint.tag_validation, TagValidation::kWarn);
 }
 
 TEST(Config, ReadsItsOwnResolvedFormBack) {
@@ -69,7 +69,7 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("torch.nn.Conv3d"]},"data_types":{"grad_accum_dtype":"fp32"},"gradient_allreduce_op":"mean",)"
       R"("gradient_predivide_factor":1.0,"zero_optimization":{"stage":0,"ignore_unused_parameters":true},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
-      R"("poison":false,"recompute":"none"},"checkpoint":{"tag_validation":"Warn"},"deterministic":false,)"
+      R"("poison":false,"recompute":"none"},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"deterministic":false,)"
       R"("steps_per_print":0})");
 }
 
@@ -135,10 +135,27 @@ TEST(Config, RefusesDuplicateKeys) {
 }
 
 TEST(Config, ReadsTagValidation) {
-  EXPECT_EQ(read_with(R"("checkpoint": {"tag_validation": "Fail", "load_universal": false})").tag_validation,
+  EXPECT_EQ(read_with(R"("checkpoint": {"tag_validation": "Fail", "load_universal": false})").checkpoint.tag_validation,
             TagValidation::kFail);
-  EXPECT_EQ(refusal_of(R"("checkpoint": {"load_universal": true})"),
-            not_there("`checkpoint.load_universal` = true is not there yet; remove it or set it to false"));
+}
+
+TEST(Config, ReadsHowCheckpointsAreSavedAndLoaded) {
+  const CheckpointOptions options =
+      read_with(R"("checkpoint": {"keep_last": 2, "async_save": true, "verify": "full"})").checkpoint;
+  EXPECT_EQ(options, (CheckpointOptions{.keep_last = 2, .async_save = true, .verify = Verify::kFirst}));
+  EXPECT_TRUE(read_with(R"("checkpoint": {"writer": {"type": "FAST", "decoupled": true}})").checkpoint.async_save);
+  EXPECT_EQ(refusal_of(R"("checkpoint": {"keep_last": -1})"),
+            wrong("`checkpoint.keep_last` = -1: expected a number of checkpoints from 0 (all) to 1000000"));
+  EXPECT_EQ(refusal_of(R"("checkpoint": {"verify": "none"})"),
+            wrong("`checkpoint.verify` = \"none\": expected \"while_reading\" or \"full\""));
+}
+
+TEST(Config, SaysThatAnyCheckpointIsUniversal) {
+  CapturedLog log;
+  read_with(R"("checkpoint": {"load_universal": true})");
+  EXPECT_NE(log.text().find("`checkpoint.load_universal`: every checkpoint loads at any number of ranks"),
+            std::string::npos)
+      << log.text();
 }
 
 TEST(Config, TakesADataParallelSizeThatIsTheWorld) {

@@ -114,7 +114,7 @@ TEST(EngineSave, NamesTheTagsThatRanksDisagreeOn) {
   run_ranks(2, [&](Rank& rank) {
     Dot net;
     Config config = sgd_config(2);
-    config.tag_validation = TagValidation::kFail;
+    config.checkpoint.tag_validation = TagValidation::kFail;
     auto engine = initialize(rank.world(), net, {.config = config});
     const std::string text =
         error_of<CheckpointError>([&] { engine.save_checkpoint(folder.path(), {.tag = rank.id() == 0 ? "a" : "b"}); });

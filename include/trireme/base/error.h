@@ -16,6 +16,7 @@ enum class ErrorCode {
   kData,         ///< a data set that cannot be read or is empty
   kIo,           ///< a file or folder
   kCheckpoint,   ///< a checkpoint that does not match or is damaged
+  kTornLoad,     ///< a load that ended half-way: what it was to fill is a mixture
   kPeerLost,     ///< a rank died, left or threw
   kTimeout,      ///< a rank did not arrive in time
   kDiverged,     ///< ranks called different operations at the same point
@@ -59,10 +60,11 @@ class CommError : public Error {
   CommError(ErrorCode code, const std::string& message) : Error(code, message) {}
 };
 
-/// Path, expected, found. Code kCheckpoint.
+/// Path, expected, found. Codes kCheckpoint, kTornLoad.
 class CheckpointError : public Error {
  public:
-  explicit CheckpointError(const std::string& message) : Error(ErrorCode::kCheckpoint, message) {}
+  explicit CheckpointError(const std::string& message, ErrorCode code = ErrorCode::kCheckpoint)
+      : Error(code, message) {}
 };
 
 /// A data set that cannot be read or is empty. Code kData.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trireme/base/state_tree.h"
+#include "trireme/checkpoint/options.h"
 #include "trireme/comm/group.h"
 
 namespace trireme {
@@ -23,9 +24,6 @@ enum class ExistingTag {
 };
 
 enum class UpdateLatest { kYes, kNo };
-
-/// What happens when ranks save under different tags: rank 0's is used, silently or with a warning, or CheckpointError.
-enum class TagValidation { kIgnore, kWarn, kFail };
 
 struct SaveOptions {
   ExistingTag existing = ExistingTag::kReplace;
@@ -42,6 +40,8 @@ struct SavedCheckpoint {
   std::filesystem::path path;  ///< directory/tag
   int64_t tensor_bytes = 0;    ///< of all ranks
   double seconds = 0;          ///< of the slowest rank, until everything was synced
+  double blocked_seconds = 0;  ///< of these, on this rank, those that the caller waited
+  bool in_background = false;  ///< it is not complete yet, and may fail still
 };
 
 /// Saves `state` of every rank of `group` as `directory`/`tag` and lets `directory`/latest name it. Collective.
@@ -63,12 +63,6 @@ SavedCheckpoint save_checkpoint(Group& group, const std::filesystem::path& direc
 enum class Mismatch {
   kRefuse,  ///< CheckpointError that names the tensors
   kIgnore,  ///< leave them as they are
-};
-
-enum class Verify {
-  kWhileReading,  ///< checksums are computed as the data streams in: no second pass, but a mismatch leaves the
-                  ///< destination mixed
-  kFirst,         ///< everything that will be read is checked before anything in memory changes: reads twice
 };
 
 struct LoadOptions {
@@ -97,8 +91,7 @@ struct LoadedCheckpoint {
 /// Cost      each rank reads the blocks (1 MiB) that its slices touch, straight into the tensors.
 /// Throws    the same error on every rank: CheckpointError (tag not there: names the complete ones; newer format; missing,
 ///           extra, mis-shaped tensor or wrong dtype: expected and found; truncated, corrupted or missing shard: file
-///           and tensor), IoError. After a checksum error under kWhileReading the destination is mixed: load again
-///           before use.
+///           and tensor), IoError. With code kTornLoad the destination is a mixture: load again before use.
 std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const std::filesystem::path& directory,
                                                 const std::string& tag, StateTree& destination,
                                                 const LoadOptions& options = {});

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,9 @@ struct CheckpointSource {
   /// Slices of other layouts have no checksums, and their files no header: those that come with the files (zip's,
   /// for example) are verified by what opened them. `values` holds what an engine needs to go on.
   Manifest manifest;
+  /// Tensors of the manifest that no file holds, so without slices: elements of the tensor it is mapped to, rounded to
+  /// the dtype (to nearest, ties to even). DeepSpeed's stage 3 keeps no 16-bit weights, only their masters.
+  std::map<size_t, size_t> rounded_from = {};
 };
 
 /// Opens `path`: a checkpoint's folder, a folder of checkpoints (then `tag`, or the one that its `latest` names), or a

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "trireme/base/json.h"
-#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/options.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/leaf_modules.h"
@@ -59,7 +59,7 @@ struct Config {
   bool managed_gradient_accumulation = true;
   /// A progress line every so many optimizer steps; 0 never.
   int64_t steps_per_print = 0;
-  TagValidation tag_validation = TagValidation::kWarn;
+  CheckpointOptions checkpoint;
 
   bool operator==(const Config&) const = default;
 };

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "trireme/base/json.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/comm/group.h"
 #include "trireme/config/config.h"
@@ -30,6 +29,7 @@ class Module;
 
 namespace trireme {
 
+class AsyncSaver;
 class Buffers;
 class LossScaling;
 class ParameterAccess;
@@ -106,16 +106,17 @@ class Engine {
   /// And train_batch_size with it. ConfigError: not 1 or more; StateError: inside a window.
   void set_train_micro_batch_size(int64_t micro_batch_size);
 
-  /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag. Collective.
-  ///
-  /// Requires  a call at the end of a window: gradients are not saved.
-  /// Throws    as trireme::save_checkpoint; the configuration says what happens when ranks disagree on the tag.
+  /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag, at the end of a window:
+  /// gradients are not saved. With async_save in the background, as AsyncSaver does. Collective.
+  /// Throws    as trireme::save_checkpoint or AsyncSaver::save.
   SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {});
   /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one generators go their
-  /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint.
-  /// Collective.
+  /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint;
+  /// after a kTornLoad everything but a good load_checkpoint() and destroy() throws StateError. Collective.
   std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
                                              const LoadCheckpointOptions& options = {});
+  /// As AsyncSaver::wait(); the destructor and the next save or load wait too.
+  std::optional<SavedCheckpoint> wait_for_checkpoint();
 
   /// Writes the module's weights (in the dtype that they have) and buffers into one file, unit by unit. Collective.
   /// Returns true. Throws as export_tensors(); ConfigError: an empty directory.
@@ -144,9 +145,8 @@ class Engine {
   friend class CoalescedReduction;
 
   void require_alive(const char* call) const;
+  void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
-  void check_loss(const at::Tensor& loss, const char* call) const;
-  void check_output(const at::Tensor& output, const char* call) const;
   void make_loss_scaling();
   void explain_autocast();
   std::string dtypes_in_use() const;
@@ -166,12 +166,12 @@ class Engine {
   void defer(const char* scope);
 
   void take_user_writes();
-  void match_masters(const LoadedCheckpoint& loaded, bool loads_optimizer);
   void publish_all();
-  StateTree weights_state(bool with_frozen) const;
+  StateTree state(bool with_frozen, bool with_optimizer);
+  StateTree saved_state(bool with_frozen);
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
-  void take_learning_rates(const Json& values);
+  void take_learning_rates(const std::vector<double>& rates);
 
   Group& group_;
   Config config_;
@@ -183,15 +183,16 @@ class Engine {
   std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
   std::unique_ptr<LossScaling> loss_scaling_;      ///< where something computes in fp16
-  bool has_explained_autocast_ = false;
-  std::vector<OptimizerOptions> groups_;  ///< in force for the next step; empty without an optimizer
+  std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
+  std::string torn_load_;                          ///< what ended a load half-way; empty: nothing did
+  std::vector<OptimizerOptions> groups_;           ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;
   uint64_t micro_batch_seed_ = 0;   ///< deterministic mode: rank 0's seed at initialize()
   int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
   bool has_backward_ = false;       ///< the window holds gradients
   std::optional<bool> boundary_;    ///< said by the user
   const char* deferral_ = nullptr;  ///< the scope in which nothing is reduced
-  bool said_states_are_on_host_ = false;
+  bool has_explained_autocast_ = false, has_explained_offload_ = false;
   std::optional<double> grad_norm_;
   bool step_applied_ = false;
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -44,7 +45,10 @@ struct SaveCheckpointOptions {
   std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
   /// Leaves out parameters that were frozen at initialize(); a load of the checkpoint leaves them alone.
   bool exclude_frozen_parameters = false;
-  SaveOptions files = {};
+  std::optional<int> keep_last = {};    ///< nothing: the configuration's checkpoint.keep_last; 0: all stay
+  std::optional<bool> async_save = {};  ///< nothing: the configuration's checkpoint.async_save
+  UpdateLatest latest = UpdateLatest::kYes;
+  FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
 };
 
 struct LoadCheckpointOptions {
@@ -53,6 +57,7 @@ struct LoadCheckpointOptions {
   bool load_optimizer_states = true;     ///< masters, moments and step counts
   bool load_lr_scheduler_states = true;  ///< learning rate
   bool load_module_only = false;         ///< weights and buffers, nothing else
+  std::optional<Verify> verify = {};     ///< nothing: the configuration's checkpoint.verify
 };
 
 struct SaveModelOptions {

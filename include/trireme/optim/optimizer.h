@@ -42,7 +42,7 @@ class ShardedOptimizer {
   void refresh_masters(const std::vector<bool>& chosen);
 
   /// Masters ("master.<parameter>") and states ("optimizer.<state>.<parameter>") of this rank's slices. Loading writes
-  /// into these tensors; then write_back_masters() and set_step_counts(). Throws CheckpointError: a client's optimizer
+  /// into these tensors; then match_masters() and set_step_counts(). Throws CheckpointError: a client's optimizer
   /// has a state that is not of the shard's shape.
   std::vector<TensorSlice> state();
   /// state() without that of a client's optimizer.
@@ -51,8 +51,9 @@ class ShardedOptimizer {
   const std::vector<std::string>& state_names(int parameter) const;
   std::vector<int64_t> step_counts() const;  ///< by parameter index
   void set_step_counts(const std::vector<int64_t>& counts);
-  /// fp32 masters of the `chosen` parameters changed (a load): rounds them into the owned 16-bit weights.
-  void write_back_masters(const std::vector<bool>& chosen);
+  /// After a load that filled state() except for the tensors named in `missing`, or (`with_states` false) filled
+  /// weights alone: a weight becomes its master rounded where that was loaded, else the master follows its weight.
+  void match_masters(bool with_states, const std::vector<std::string>& missing);
 
   int64_t master_bytes() const;
   int64_t state_bytes() const;

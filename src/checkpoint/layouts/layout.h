@@ -34,6 +34,9 @@ std::vector<std::string> tags_in(const std::filesystem::path& folder);
 bool is_trireme_checkpoint(const std::filesystem::path& path);
 CheckpointSource open_trireme_checkpoint(const std::filesystem::path& path);
 
+bool is_deepspeed_checkpoint(const std::filesystem::path& path);
+CheckpointSource open_deepspeed_checkpoint(const std::filesystem::path& path);
+
 bool is_torch_distributed_checkpoint(const std::filesystem::path& path);
 CheckpointSource open_torch_distributed_checkpoint(const std::filesystem::path& path);
 

@@ -10,7 +10,7 @@
 #include "comm/fabric/algorithm.h"
 #include "comm/fabric/engine.h"
 #include "comm/fabric/step_runner.h"
-#include "comm/fabric/worker.h"
+#include "trireme/base/worker.h"
 
 namespace trireme::comm {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/fabric/engine.h"
-#include "comm/fabric/worker.h"
+#include "trireme/base/worker.h"
 
 namespace trireme::comm {
 

@@ -1,9 +1,9 @@
-#include "comm/fabric/worker.h"
+#include "trireme/base/worker.h"
 
 #include <pthread.h>
 #include <signal.h>
 
-namespace trireme::comm {
+namespace trireme {
 
 void Worker::start_once(const std::function<void()>& body) {
   if (thread_.joinable()) return;
@@ -15,4 +15,4 @@ void Worker::start_once(const std::function<void()>& body) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-}  // namespace trireme::comm
+}  // namespace trireme

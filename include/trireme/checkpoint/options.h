@@ -1,0 +1,23 @@
+// What a configuration says of checkpoints.
+#pragma once
+
+namespace trireme {
+
+/// What happens when ranks save under different tags: rank 0's is used, silently or with a warning, or CheckpointError.
+enum class TagValidation { kIgnore, kWarn, kFail };
+
+enum class Verify {
+  kWhileReading,  ///< checksums are computed as the data streams in: no second pass, but a mismatch leaves the
+                  ///< destination mixed
+  kFirst,         ///< everything that will be read is checked before anything in memory changes: reads twice
+};
+
+struct CheckpointOptions {
+  TagValidation tag_validation = TagValidation::kWarn;
+  int keep_last = 0;        ///< complete checkpoints that stay in the directory; 0: all
+  bool async_save = false;  ///< training goes on while files are written; see AsyncSaver
+  Verify verify = Verify::kWhileReading;
+  bool operator==(const CheckpointOptions&) const = default;
+};
+
+}  // namespace trireme
