@@ -25,6 +25,8 @@ constexpr std::array kLayouts{
     LayoutEntry{CheckpointLayout::kTrireme, "manifest.json", is_trireme_checkpoint, open_trireme_checkpoint},
     LayoutEntry{CheckpointLayout::kDeepSpeed, "mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt",
                 is_deepspeed_checkpoint, open_deepspeed_checkpoint},
+    LayoutEntry{CheckpointLayout::kTorchDistributed, ".metadata", is_torch_distributed_checkpoint,
+                open_torch_distributed_checkpoint},
     LayoutEntry{CheckpointLayout::kSafetensors, "model.safetensors or model.safetensors.index.json",
                 is_safetensors_checkpoint, open_safetensors_checkpoint},
 };

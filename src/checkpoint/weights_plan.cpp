@@ -62,10 +62,12 @@ WeightsPlan plan_weights(const CheckpointSource& source, const WeightRequest& re
     PlannedWeight weight{i, tensor.name.substr(kModelPrefix.size()), tensor.dtype,
                          checked_numel(tensor.shape, tensor.name)};
     if (frozen && frozen->contains(weight.name)) continue;
-    if (request.dtype && c10::isFloatingType(tensor.dtype) && *request.dtype != tensor.dtype) {
-      weight.dtype = *request.dtype;
-      // The master is what the weight was rounded from.
-      if (const auto master = master_of.find(weight.name); master != master_of.end()) weight.tensor = master->second;
+    const bool converts = request.dtype && c10::isFloatingType(tensor.dtype) && *request.dtype != tensor.dtype;
+    if (converts) weight.dtype = *request.dtype;
+    const auto master = converts || request.masters ? master_of.find(weight.name) : master_of.end();
+    if (master != master_of.end()) {  // it is what the weight was rounded from
+      weight.tensor = master->second;
+      if (request.masters) weight.dtype = tensors[weight.tensor].dtype;
       if (tensors[weight.tensor].shape != tensor.shape)
         throw CheckpointError(
             str(source.folder.string(), ": tensor \"", tensor.name, "\" and its master have different shapes"));

@@ -15,6 +15,7 @@ namespace trireme {
 struct WeightRequest {
   std::optional<at::ScalarType> dtype;  ///< of floating-point tensors; nullopt: as saved
   bool exclude_frozen_parameters = false;
+  bool masters = false;  ///< where there is one, the master as it is; `dtype` is for the others
 };
 
 struct PlannedWeight {

@@ -15,21 +15,26 @@
 #include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/consolidate.h"
 #include "trireme/checkpoint/convert.h"
+#include "trireme/checkpoint/torch_distributed.h"
 
 namespace trireme::cli {
 namespace {
 
 constexpr const char* kConvertFooter =
-    "IN is a checkpoint of Trireme's or DeepSpeed's (ZeRO stages 0 to 3), a folder of such, or safetensors files; "
-    "which it\n"
-    "is shows in its files. OUT is the folder that gets the copy as OUT/TAG, and a `latest` that names it. Nothing in "
-    "a\n"
-    ".pt file is executed; classes that are not known are refused by name. Memory: a few MiB, whatever the model's "
-    "size.\n\n"
+    "IN is a checkpoint of Trireme's, DeepSpeed's (ZeRO stages 0 to 3) or torch.distributed.checkpoint's, a folder of "
+    "such, or\n"
+    "safetensors files; which it is shows in its files. OUT is the folder that gets the copy as OUT/TAG, and a "
+    "`latest` "
+    "that\n"
+    "names it; with --to dcp and huggingface it is the copy itself. Nothing in a pickle is executed; classes that are "
+    "not\n"
+    "known are refused by name. Memory: a few blocks of a few MiB, whatever the model's size.\n\n"
     "Examples:\n"
     "  trireme convert deepspeed_run/ checkpoints/ --to trireme\n"
     "  trireme convert checkpoints/ for_deepspeed/ --to deepspeed --stage 3 --ranks 8\n"
+    "  trireme convert checkpoints/ for_torch/ --to dcp\n"
     "  trireme convert checkpoints/ copy/ --to trireme --tag global_step100 --out-tag best";
 
 struct ConvertFlags {
@@ -52,15 +57,34 @@ SavedCheckpoint write_as_deepspeed(const CheckpointSource& source, const Convert
   return write_deepspeed_checkpoint(source, flags.to, {.stage = *flags.stage, .ranks = *flags.ranks}, options);
 }
 
+SavedCheckpoint write_as_dcp(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto written =
+      write_torch_distributed(source, flags.to, {.files = options.files, .progress = options.progress});
+  return {written.path, written.tensor_bytes,
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
+}
+
+SavedCheckpoint write_as_huggingface(const CheckpointSource& source, const ConvertFlags& flags,
+                                     const ConvertOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto written =
+      consolidate(source, flags.to, {.dtype = std::nullopt, .files = options.files, .progress = options.progress});
+  return {flags.to, written.bytes, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
+}
+
 struct LayoutWriter {
   const char* name;
   bool is_sharded;  ///< for so many ranks of a stage
+  bool has_tags;    ///< OUT/TAG and a `latest`, otherwise OUT itself
   SavedCheckpoint (*write)(const CheckpointSource& source, const ConvertFlags& flags, const ConvertOptions& options);
 };
 
 constexpr std::array kWriters{
-    LayoutWriter{"trireme", false, write_as_trireme},
-    LayoutWriter{"deepspeed", true, write_as_deepspeed},
+    LayoutWriter{"trireme", false, true, write_as_trireme},
+    LayoutWriter{"deepspeed", true, true, write_as_deepspeed},
+    LayoutWriter{"dcp", false, false, write_as_dcp},
+    LayoutWriter{"huggingface", false, false, write_as_huggingface},
 };
 
 std::vector<std::string> writer_names() {
@@ -77,6 +101,8 @@ const LayoutWriter& writer_for(const ConvertFlags& flags) {
     if (!writer.is_sharded && (flags.stage || flags.ranks))
       throw ConfigError(str("--stage and --ranks have no meaning with --to ", writer.name,
                             ": what it writes loads at any stage and number of ranks; leave them out"));
+    if (!writer.has_tags && !flags.out_tag.empty())
+      throw ConfigError(str("--out-tag has no meaning with --to ", writer.name, ": what it writes is OUT itself"));
     return writer;
   }
   throw ConfigError(str("--to ", flags.layout, ": no such layout"));  // CLI11 has refused it before
@@ -111,7 +137,8 @@ Action add_convert(CLI::App& app) {
   const auto flags = std::make_shared<ConvertFlags>();
   app.add_option("IN", flags->from, "checkpoint, or folder of checkpoints")->type_name("")->required();
   app.add_option("OUT", flags->to, "folder that gets the copy")->type_name("")->required();
-  app.add_option("--to", flags->layout, "layout to write: trireme or deepspeed")
+  app.add_option("--to", flags->layout,
+                 "layout to write: trireme, deepspeed, dcp (weights and optimizer), huggingface (weights)")
       ->check(one_of(writer_names()))
       ->type_name("NAME")
       ->required();

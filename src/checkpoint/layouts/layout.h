@@ -37,6 +37,9 @@ CheckpointSource open_trireme_checkpoint(const std::filesystem::path& path);
 bool is_deepspeed_checkpoint(const std::filesystem::path& path);
 CheckpointSource open_deepspeed_checkpoint(const std::filesystem::path& path);
 
+bool is_torch_distributed_checkpoint(const std::filesystem::path& path);
+CheckpointSource open_torch_distributed_checkpoint(const std::filesystem::path& path);
+
 bool is_safetensors_checkpoint(const std::filesystem::path& path);
 CheckpointSource open_safetensors_checkpoint(const std::filesystem::path& path);
 

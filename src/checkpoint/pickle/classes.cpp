@@ -29,7 +29,7 @@ constexpr std::array kDtypes{
     DtypeNames{at::kComplexDouble, "torch.ComplexDoubleStorage", "torch.complex128"},
 };
 
-constexpr std::array<std::pair<std::string_view, Role>, 38> kClasses{{
+constexpr std::array<std::pair<std::string_view, Role>, 49> kClasses{{
     {"collections.OrderedDict", Role::kOrderedDict},
     {"collections.defaultdict", Role::kDefaultDict},
     {"builtins.set", Role::kSet},
@@ -65,6 +65,18 @@ constexpr std::array<std::pair<std::string_view, Role>, 38> kClasses{{
     {"torch._utils._rebuild_parameter_with_state", Role::kRebuildParameter},
     {"torch._tensor._rebuild_from_type_v2", Role::kRebuildFromType},
     {"torch.storage.UntypedStorage", Role::kStorage},
+    // torch.distributed.checkpoint
+    {"torch.distributed.checkpoint.metadata.Metadata", Role::kObject},
+    {"torch.distributed.checkpoint.metadata.MetadataIndex", Role::kObject},
+    {"torch.distributed.checkpoint.metadata.TensorStorageMetadata", Role::kObject},
+    {"torch.distributed.checkpoint.metadata.BytesStorageMetadata", Role::kObject},
+    {"torch.distributed.checkpoint.metadata.ChunkStorageMetadata", Role::kObject},
+    {"torch.distributed.checkpoint.metadata.TensorProperties", Role::kObject},
+    {"torch.distributed.checkpoint.metadata.StorageMeta", Role::kObject},
+    {"torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING", Role::kObject},
+    {"torch.distributed.checkpoint.filesystem._StorageInfo", Role::kObject},
+    {"torch.serialization._get_layout", Role::kObject},
+    {"pathlib._local.PosixPath", Role::kObject},
     // DeepSpeed's own, of an optimizer's file
     {"deepspeed.runtime.fp16.loss_scaler.LossScaler", Role::kObject},
     {"deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler", Role::kObject},

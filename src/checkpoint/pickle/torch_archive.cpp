@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -22,6 +23,25 @@ std::string first_line(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+/// What the archive's reader reads from.
+class PartOfFile final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  PartOfFile(ReadableFile& file, size_t begin, size_t bytes) : file_(file), begin_(begin), bytes_(bytes) {}
+
+  size_t size() const override { return bytes_; }
+  size_t read(uint64_t position, void* buffer, size_t bytes, const char* /*what*/) const override {
+    if (position >= bytes_) return 0;
+    const size_t count = std::min<size_t>(bytes, bytes_ - position);
+    file_.read(begin_ + position, buffer, count);
+    return count;
+  }
+
+ private:
+  ReadableFile& file_;
+  const size_t begin_;
+  const size_t bytes_;
+};
+
 /// Calls the archive's reader, whose own errors say neither file nor what to do.
 template <class Work>
 auto reading(const std::filesystem::path& path, const Work& work) {
@@ -38,10 +58,18 @@ auto reading(const std::filesystem::path& path, const Work& work) {
 }  // namespace
 
 TorchArchive::TorchArchive(const std::filesystem::path& path)
-    : path_(path), file_(posix_file_system().open(path)), bytes_(static_cast<int64_t>(file_->bytes())) {
+    : TorchArchive(path, 0, static_cast<int64_t>(posix_file_system().size(path))) {}
+
+TorchArchive::TorchArchive(const std::filesystem::path& path, int64_t begin, int64_t bytes)
+    : path_(path), file_(posix_file_system().open(path)), begin_(begin), bytes_(bytes) {
+  const auto file_bytes = static_cast<int64_t>(file_->bytes());
+  if (begin < 0 || bytes < 0 || begin > file_bytes - bytes)
+    throw CheckpointError(str(path.string(), ": expected an archive of ", bytes, " bytes from byte ", begin,
+                              " on, the file has ", file_bytes, ": it is truncated"));
   const std::string origin = path.string() + ": " + kPickleName;
   reading(path, [&] {
-    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path.string());
+    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(
+        std::make_shared<PartOfFile>(*file_, static_cast<size_t>(begin), static_cast<size_t>(bytes)));
     if (reader_->hasRecord("byteorder")) {
       const auto [order, size] = reader_->getRecord("byteorder");
       const std::string_view found(static_cast<const char*>(order.get()), size);
@@ -89,7 +117,7 @@ int64_t TorchArchive::offset_of(const Value& tensor, const std::string& what) {
     throw CheckpointError(str(where, ": record ", name, " of ", size, " bytes at ", offset, " of a file of ", bytes_,
                               " does not hold ", place.storage_numel, " elements: the file is truncated or damaged"));
   }
-  return offset + place.begin * itemsize;
+  return begin_ + offset + place.begin * itemsize;
 }
 
 double TorchArchive::item(const Value& tensor, const std::string& what) {

@@ -21,6 +21,8 @@ class TorchArchive {
  public:
   /// Throws    IoError (not there); CheckpointError naming the file: no such archive, damaged, compressed, big-endian, or as parse().
   explicit TorchArchive(const std::filesystem::path& path);
+  /// The same for an archive that is bytes [begin, begin + bytes) of a file.
+  TorchArchive(const std::filesystem::path& path, int64_t begin, int64_t bytes);
 
   const Value& root() const { return document_.root(); }
   const std::filesystem::path& path() const { return path_; }
@@ -38,7 +40,8 @@ class TorchArchive {
 
   const std::filesystem::path path_;
   const std::unique_ptr<ReadableFile> file_;
-  const int64_t bytes_;
+  const int64_t begin_;  ///< of the archive in the file
+  const int64_t bytes_;  ///< of the archive
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
   Document document_;
 };

@@ -1,0 +1,259 @@
+// Checkpoints of torch.distributed.checkpoint, as FSDP2 and other users of get_state_dict() save them.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_map>
+
+#include "checkpoint/layouts/dcp/metadata.h"
+#include "checkpoint/layouts/layout.h"
+#include "checkpoint/pickle/torch_archive.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/json.h"
+#include "trireme/base/log.h"
+#include "trireme/checkpoint/reshard.h"
+
+namespace trireme {
+namespace {
+
+using dcp::StoredEntry;
+using dcp::StoredItem;
+using Path = std::filesystem::path;
+
+enum class EntryRole { kWeight, kState, kGroup, kValues, kOther };
+
+/// What an entry of the state dictionary means.
+struct Meaning {
+  EntryRole role = EntryRole::kOther;
+  std::string name;   ///< of the parameter; kGroup: the group's number
+  std::string state;  ///< kState, kGroup: of the optimizer's state or option
+};
+
+template <size_t N>
+bool is_one_of(const std::string& text, const std::array<const char*, N>& names) {
+  return std::find(names.begin(), names.end(), text) != names.end();
+}
+
+std::string joined_path(const std::vector<std::string>& path, size_t begin) {
+  std::string text;
+  for (size_t i = begin; i < path.size(); ++i) text += (i > begin ? "." : "") + path[i];
+  return text;
+}
+
+/// Of what stands behind "optim": nested (state, NAME, STATE), or flat ("state.NAME.STATE").
+Meaning optimizer_meaning(const std::vector<std::string>& path, size_t at) {
+  if (path.size() == at + 3 && path[at] == "state") return {EntryRole::kState, path[at + 1], path[at + 2]};
+  if (path.size() == at + 3 && path[at] == "param_groups") return {EntryRole::kGroup, path[at + 1], path[at + 2]};
+  constexpr std::string_view kState = "state.";
+  if (path.size() != at + 1 || !path[at].starts_with(kState)) return {};
+  const size_t dot = path[at].rfind('.');
+  if (dot < kState.size()) return {};
+  return {EntryRole::kState, path[at].substr(kState.size(), dot - kState.size()), path[at].substr(dot + 1)};
+}
+
+/// The dictionaries of a model and of an optimizer, alone or in one of the application.
+Meaning meaning_of(const StoredEntry& entry) {
+  constexpr std::array kModels{"model", "module", "model_state_dict", "state_dict"};
+  constexpr std::array kOptimizers{"optim", "optimizer", "optimizer_state_dict"};
+  if (entry.key == "trireme" && !entry.is_tensor) return {EntryRole::kValues, {}, {}};
+  for (size_t at = 0; at < 2 && at + 1 < entry.path.size(); ++at) {
+    if (is_one_of(entry.path[at], kModels)) return {EntryRole::kWeight, joined_path(entry.path, at + 1), {}};
+    if (is_one_of(entry.path[at], kOptimizers)) return optimizer_meaning(entry.path, at + 1);
+  }
+  return {};
+}
+
+class DcpOpening {
+ public:
+  explicit DcpOpening(const Path& folder) {
+    source_.layout = CheckpointLayout::kTorchDistributed;
+    source_.folder = folder;
+    source_.manifest.rank_values = {"{}"};
+  }
+
+  CheckpointSource run() {
+    const std::vector<StoredEntry> entries = dcp::read_metadata(source_.folder / dcp::kMetadataName);
+    const bool has_model = std::any_of(entries.begin(), entries.end(), [](const StoredEntry& entry) {
+      return entry.is_tensor && meaning_of(entry).role == EntryRole::kWeight;
+    });
+    for (const StoredEntry& entry : entries) {
+      Meaning meaning = meaning_of(entry);
+      // The state dictionary of a model alone: its keys are the names.
+      if (!has_model && entry.is_tensor && meaning.role == EntryRole::kOther)
+        meaning = {EntryRole::kWeight, entry.key, {}};
+      take(entry, meaning);
+    }
+    if (left_out_ > 0)
+      log(LogLevel::kWarning, str(source_.folder.string(), ": ", left_out_,
+                                  " tensors belong neither to a model nor to an optimizer and are left out, such as \"",
+                                  first_left_out_, "\""));
+    finish_values();
+    return std::move(source_);
+  }
+
+ private:
+  void take(const StoredEntry& entry, const Meaning& meaning) {
+    switch (meaning.role) {
+      case EntryRole::kWeight:
+        if (entry.is_tensor) add_tensor("model." + meaning.name, entry);
+        return;
+      case EntryRole::kState:
+        if (!entry.is_tensor) return;
+        if (meaning.state == "step")
+          steps_[meaning.name] = static_cast<int64_t>(number_of(entry));
+        else
+          add_tensor(str("optimizer.", meaning.state, ".", meaning.name), entry);
+        return;
+      case EntryRole::kGroup:
+        take_option(entry, meaning);
+        return;
+      case EntryRole::kValues:
+        own_values_ = archive_of(entry.items.at(0)).root().text;
+        return;
+      case EntryRole::kOther:
+        if (entry.is_tensor && left_out_++ == 0) first_left_out_ = entry.key;
+        return;
+    }
+  }
+
+  pickle::TorchArchive archive_of(const StoredItem& item) {
+    return {source_.folder / item.file, item.begin, item.bytes};
+  }
+
+  double number_of(const StoredEntry& entry) {
+    if (entry.items.size() != 1)
+      throw CheckpointError(str(source_.folder.string(), ": \"", entry.key, "\": expected one number"));
+    pickle::TorchArchive archive = archive_of(entry.items[0]);
+    return archive.item(archive.root(), entry.key);
+  }
+
+  void take_option(const StoredEntry& entry, const Meaning& meaning) {
+    constexpr std::array kOptions{"lr", "betas", "eps", "weight_decay", "momentum", "params"};
+    if (!is_one_of(meaning.state, kOptions)) return;
+    Json& group = groups_[{meaning.name.size(), meaning.name}];
+    if (entry.is_tensor) {
+      group[meaning.state] = number_of(entry);
+      return;
+    }
+    pickle::TorchArchive archive = archive_of(entry.items.at(0));
+    const pickle::Value& value = archive.root();
+    if (value.is(pickle::Kind::kTensor))
+      group[meaning.state] = archive.item(value, entry.key);
+    else
+      group[meaning.state == "params" ? "names" : meaning.state] = plain(value);
+  }
+
+  static Json plain(const pickle::Value& value) {
+    switch (value.kind) {
+      case pickle::Kind::kFloat:
+        return value.real;
+      case pickle::Kind::kInt:
+        return value.integer;
+      case pickle::Kind::kString:
+        return value.text;
+      case pickle::Kind::kList:
+      case pickle::Kind::kTuple: {
+        Json list = Json::array();
+        for (const pickle::Value* item : value.items)
+          if (item->items.empty()) list.push_back(plain(*item));
+        return list;
+      }
+      default:
+        return nullptr;
+    }
+  }
+
+  void add_tensor(const std::string& name, const StoredEntry& entry) {
+    SavedTensor tensor{name, entry.shape, entry.dtype, {}};
+    const std::string where = str(source_.folder.string(), ": tensor \"", entry.key, "\"");
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(entry.dtype));
+    for (const StoredItem& block : entry.items) {
+      const int64_t offset = data_offset(entry, block, where);
+      const int file = index_of_file(block.file);
+      dcp::for_each_run(entry.shape, block, [&](int64_t begin, int64_t within, int64_t numel) {
+        tensor.slices.push_back({.file = file,
+                                 .begin = begin,
+                                 .numel = numel,
+                                 .offset = offset + within * itemsize,
+                                 .bytes = numel * itemsize,
+                                 .checksums = {}});
+      });
+    }
+    std::sort(tensor.slices.begin(), tensor.slices.end(),
+              [](const SavedSlice& a, const SavedSlice& b) { return a.begin < b.begin; });
+    int64_t end = 0;
+    for (const SavedSlice& slice : tensor.slices) {
+      if (slice.begin != end)
+        throw CheckpointError(str(where, ": its chunks ", slice.begin > end ? "leave out" : "overlap at", " element ",
+                                  std::min(end, slice.begin)));
+      end += slice.numel;
+    }
+    if (end != checked_numel(entry.shape, entry.key))
+      throw CheckpointError(str(where, ": its chunks end at element ", end));
+    source_.manifest.tensors.push_back(std::move(tensor));
+  }
+
+  int64_t data_offset(const StoredEntry& entry, const StoredItem& block, const std::string& where) {
+    pickle::TorchArchive archive = archive_of(block);
+    const pickle::Value& tensor = archive.root();
+    const int64_t offset = archive.offset_of(tensor, entry.key);
+    if (tensor.place->shape != block.sizes || tensor.place->dtype != entry.dtype)
+      throw CheckpointError(str(where, ": ", block.file, " holds a block of another shape or dtype at byte ",
+                                block.begin, " than ", dcp::kMetadataName, " says"));
+    return offset;
+  }
+
+  int index_of_file(const std::string& name) {
+    const auto [found, is_new] = index_of_file_.try_emplace(name, static_cast<int>(source_.manifest.files.size()));
+    if (is_new)
+      source_.manifest.files.push_back({.name = name,
+                                        .bytes = static_cast<int64_t>(posix_file_system().size(source_.folder / name)),
+                                        .header_bytes = 0,
+                                        .header_checksum = 0});
+    return found->second;
+  }
+
+  void finish_values() {
+    if (own_values_ && Json::accept(*own_values_)) {
+      source_.manifest.values = *own_values_;
+      return;
+    }
+    int64_t most_steps = 0;
+    for (const auto& [name, steps] : steps_) most_steps = std::max(most_steps, steps);
+    Json values = {{"global_steps", most_steps},
+                   {"micro_steps", most_steps},
+                   {"skipped_steps", 0},
+                   {"global_samples", 0},
+                   {"lr", 0.0},
+                   {"aliases", Json::object()}};
+    for (const auto& [number, group] : groups_) {
+      values["parameter_groups"].push_back(group);
+      values["group_lrs"].push_back(group.contains("lr") && group["lr"].is_number() ? group["lr"] : Json(0.0));
+    }
+    if (values.contains("group_lrs")) values["lr"] = values["group_lrs"][0];
+    if (!steps_.empty()) values["parameter_steps"] = steps_;
+    values["client_state"] = Json::object();
+    source_.manifest.values = values.dump();
+  }
+
+  CheckpointSource source_;
+  std::unordered_map<std::string, int> index_of_file_;
+  std::map<std::string, int64_t> steps_;
+  std::map<std::pair<size_t, std::string>, Json> groups_;  ///< by their number: 2 before 10
+  std::optional<std::string> own_values_;                  ///< as write_torch_distributed() keeps them
+  int64_t left_out_ = 0;
+  std::string first_left_out_;
+};
+
+}  // namespace
+
+bool is_torch_distributed_checkpoint(const Path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path / dcp::kMetadataName, ignored);
+}
+
+CheckpointSource open_torch_distributed_checkpoint(const Path& path) { return DcpOpening(path).run(); }
+
+}  // namespace trireme
