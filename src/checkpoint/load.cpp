@@ -34,7 +34,8 @@ void refuse_what_else_it_is(const Path& directory, const Path& path) {
     throw CheckpointError(str(path.string(), ": this folder is a checkpoint itself; load from ",
                               path.parent_path().string(), " with the tag ", path.filename().string()));
   throw CheckpointError(str(path.string(), ": this is a checkpoint of ", layout_name(layout->layout),
-                            "; make one of ours with `trireme convert ", directory.string(), " NEW_FOLDER --to trireme`"));
+                            "; make one of ours with `trireme convert ", directory.string(),
+                            " NEW_FOLDER --to trireme`"));
 }
 
 std::string find(FileSystem& files, const Path& directory, const std::string& wanted) {

@@ -68,12 +68,9 @@ std::string snapshot_line(const Estimate& estimate) {
 }
 
 Json states_json(const ModelStates& states) {
-  return {{"weight_bytes", states.weight_bytes},
-          {"gradient_bytes", states.gradient_bytes},
-          {"master_bytes", states.master_bytes},
-          {"optimizer_bytes", states.optimizer_bytes},
-          {"total_bytes", states.total()},
-          {"async_save_snapshot_bytes", states.snapshot_bytes}};
+  return {{"weight_bytes", states.weight_bytes}, {"gradient_bytes", states.gradient_bytes},
+          {"master_bytes", states.master_bytes}, {"optimizer_bytes", states.optimizer_bytes},
+          {"total_bytes", states.total()},       {"async_save_snapshot_bytes", states.snapshot_bytes}};
 }
 
 }  // namespace

@@ -27,11 +27,11 @@ bool mount_own(const std::string& place, const char* options) {
   return ::mount("tmpfs", place.c_str(), "tmpfs", 0, options) == 0;
 }
 
-#define REQUIRE_OR_RETURN(condition)                                            \
-  do {                                                                          \
-    if (condition) break;                                                       \
+#define REQUIRE_OR_RETURN(condition)                                           \
+  do {                                                                         \
+    if (condition) break;                                                      \
     std::fprintf(stderr, "%s is false: %s\n", #condition, last_error.c_str()); \
-    return 1;                                                                   \
+    return 1;                                                                  \
   } while (false)
 
 /// On a disk of 4 MiB that holds one checkpoint of 2.8 MiB: a second one, and then one on the same disk made read-only.

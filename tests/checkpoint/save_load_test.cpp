@@ -139,8 +139,9 @@ TEST(Checkpoint, AFolderThatIsACheckpointItselfIsNotTakenForAnEmptyOne) {
 }
 
 TEST(Checkpoint, OfAnotherLayoutIsRefusedWithTheCommandThatConvertsIt) {
-  for (const auto& [file, layout] : std::map<std::string, std::string>{
-           {"mp_rank_00_model_states.pt", "DeepSpeed"}, {".metadata", "PyTorch DCP"}, {"model.safetensors", "safetensors"}}) {
+  for (const auto& [file, layout] : std::map<std::string, std::string>{{"mp_rank_00_model_states.pt", "DeepSpeed"},
+                                                                       {".metadata", "PyTorch DCP"},
+                                                                       {"model.safetensors", "safetensors"}}) {
     Folder folder;
     std::filesystem::create_directory(folder / "global_step1");
     checkpoint_test::write_text(folder / "global_step1" / file, "");

@@ -41,12 +41,11 @@ TEST(Estimate, Fp32AccumulationAddsTwoBytesWhereGradientsAreHeld) {
 
 TEST(Estimate, Fp32TrainingHasNoMasters) {
   const EstimateOptions options{.world = kWorld, .weight_dtype = at::kFloat, .optimizer = {}};
-  EXPECT_EQ(estimate_model_states(100, options),
-            (ModelStates{.weight_bytes = 400,
-                         .gradient_bytes = 400,
-                         .master_bytes = 0,
-                         .optimizer_bytes = 800,
-                         .snapshot_bytes = 12 * ((100 + kWorld - 1) / kWorld)}));
+  EXPECT_EQ(estimate_model_states(100, options), (ModelStates{.weight_bytes = 400,
+                                                              .gradient_bytes = 400,
+                                                              .master_bytes = 0,
+                                                              .optimizer_bytes = 800,
+                                                              .snapshot_bytes = 12 * ((100 + kWorld - 1) / kWorld)}));
 }
 
 TEST(Estimate, ASnapshotIsARanksShareOfWhatIsSavedAtEveryStage) {
