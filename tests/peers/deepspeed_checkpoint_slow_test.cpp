@@ -125,9 +125,11 @@ class DeepSpeedCheckpoint : public ::testing::TestWithParam<Case> {
     return read_json(folder_.path() / name / "losses.json").get<std::vector<double>>();
   }
 
-  /// Adam divides by the root of the mean square, so a step moves a weight by nearly lr whatever the size of its
-  /// gradient: rounding alone decides where that is nothing. DeepSpeed sums gradients in bf16, this engine in fp32.
-  double tolerance_after_a_step() const { return std::string(GetParam().dtype) == "bf16" ? 2e-3 : 1e-5; }
+  /// One rank's kernels sum eight samples where two ranks' sum four each and then add: in bf16 that is another
+  /// rounding.
+  double tolerance_after_a_step(int ranks) const {
+    return ranks == 1 && std::string(GetParam().dtype) == "bf16" ? 1e-4 : 1e-5;
+  }
 
   /// Steps `first` and `first` + 1 of an engine on `ranks` ranks, which share the batch of two.
   struct Run {
@@ -186,7 +188,7 @@ TEST_P(DeepSpeedCheckpoint, OfDeepSpeedContinuesHereAtAnyNumberOfRanksWithTheSam
   for (const int ranks : {2, 1}) {
     SCOPED_TRACE(ranks);
     expect_close(losses_of({.first = 3, .load = path("ours"), .ranks = ranks}), deepspeeds_losses("theirs"),
-                 tolerance_after_a_step());
+                 tolerance_after_a_step(ranks));
   }
 }
 
@@ -197,7 +199,7 @@ TEST_P(DeepSpeedCheckpoint, OfOursContinuesInDeepSpeedWithTheSameLossAndTheSameW
             0);
   ASSERT_EQ(run_deepspeed({"compare", path("theirs"), path("ours") + "/global_step3"}), 0);
   ASSERT_EQ(run_deepspeed({"resume", path("theirs"), stage(), GetParam().dtype}), 0);
-  expect_close(deepspeeds_losses("theirs"), expected, tolerance_after_a_step());
+  expect_close(deepspeeds_losses("theirs"), expected, tolerance_after_a_step(2));
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, DeepSpeedCheckpoint,
