@@ -58,9 +58,23 @@ Json to_json(const LossScaler::State& state) {
           {"hysteresis", state.hysteresis}};
 }
 
+Json to_json(const OptimizerOptions& group) {
+  return {{"lr", group.lr},
+          {"betas", {group.beta1, group.beta2}},
+          {"eps", group.eps},
+          {"weight_decay", group.weight_decay},
+          {"names", Json::array()}};
+}
+
 LossScaler::State scaler_state(const Json& json) {
   return {required<double>(json, "scale"), required<int64_t>(json, "steps"), required<int64_t>(json, "last_overflow"),
           required<int64_t>(json, "hysteresis")};
+}
+
+/// A checkpoint that was converted from another system's has none.
+void take_generator(const Json& rank_values) {
+  if (const auto state = rank_values.find("generator"); state != rank_values.end())
+    set_generator_state(state->get<std::string>());
 }
 
 }  // namespace
@@ -149,7 +163,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (config_.pager.deterministic)
     seed_micro_batch();
   else if (same_world && !options.load_module_only)
-    set_generator_state(required<std::string>(Json::parse(loaded->rank_values[group_.rank()]), "generator"));
+    take_generator(Json::parse(loaded->rank_values[group_.rank()]));
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
 }
 
@@ -182,6 +196,12 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
     const std::vector<int64_t> counts = optimizer_->step_counts();
     Json& steps = values["parameter_steps"];
     for (size_t i = 0; i < counts.size(); ++i) steps[pager_->parameters()[i].name] = counts[i];
+    // Nothing here needs them, but DeepSpeed keeps its states by group.
+    Json& groups = values["parameter_groups"] = Json::array();
+    for (const OptimizerOptions& group : groups_) groups.push_back(to_json(group));
+    for (size_t i = 0; i < counts.size(); ++i)
+      if (const int group = optimizer_->group_of(static_cast<int>(i)); group >= 0 && pager_->parameters()[i].trainable)
+        groups[group]["names"].push_back(pager_->parameters()[i].name);
   }
   values["config"] = to_json(config_);
   values["client_state"] = parse_json(options.client_state, "save_checkpoint client_state");

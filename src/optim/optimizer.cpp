@@ -102,6 +102,7 @@ class ShardedOptimizer::Impl {
     return slices;
   }
 
+  int group_of(int parameter) const { return client_ ? -1 : group_of_[parameter]; }
   const std::vector<std::string>& state_names(int parameter) const { return state_names_[group_of_[parameter]]; }
 
   void match_masters(bool with_states, const std::vector<std::string>& missing) {
@@ -319,6 +320,7 @@ std::vector<TensorSlice> ShardedOptimizer::own_state() const { return impl_->own
 const std::vector<std::string>& ShardedOptimizer::state_names(int parameter) const {
   return impl_->state_names(parameter);
 }
+int ShardedOptimizer::group_of(int parameter) const { return impl_->group_of(parameter); }
 std::vector<int64_t> ShardedOptimizer::step_counts() const { return impl_->steps(); }
 
 void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {

@@ -49,6 +49,8 @@ class ShardedOptimizer {
   std::vector<TensorSlice> own_state() const;
   /// Of a parameter, the same on every rank; none of a client's optimizer, whose states are its own.
   const std::vector<std::string>& state_names(int parameter) const;
+  /// Of StepOptions::groups; -1 with a client's optimizer.
+  int group_of(int parameter) const;
   std::vector<int64_t> step_counts() const;  ///< by parameter index
   void set_step_counts(const std::vector<int64_t>& counts);
   /// After a load that filled state() except for the tensors named in `missing`, or (`with_states` false) filled

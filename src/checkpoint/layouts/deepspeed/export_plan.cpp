@@ -93,7 +93,9 @@ class Planner {
       groups.push_back({{"names", std::move(names)}});
     }
     size_t count = 0;
-    for (Json& described : groups) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      Json& described = groups[i];
+      if (described.at("names").empty()) continue;
       ExportedGroup& group = plan_.groups.emplace_back();
       for (const auto& name : described.at("names")) {
         group.parameters.push_back(parameter_of(name.get<std::string>()));
@@ -101,7 +103,7 @@ class Planner {
       }
       count += group.parameters.size();
       described.erase("names");
-      group.options = options_of(described, plan_.groups.size() - 1);
+      group.options = options_of(described, i);
     }
     if (count != states_.size())
       fail(str("its parameter groups name ", count, " parameters, ", states_.size(), " have optimizer states"));

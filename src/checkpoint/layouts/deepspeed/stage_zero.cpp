@@ -98,7 +98,12 @@ TrainedPart read_stage_zero(pickle::TorchArchive& archive, int file, const Model
 
   const Numbered numbered = numbered_of(base, masters, part);
   const auto names = numbered.shapes.empty() ? std::nullopt : names_for(numbered.shapes, model);
-  if (!names) return leave_out(archive), result;
+  if (!names) {
+    leave_out(archive);
+    for (auto& members : part.members) members.clear();  // the learning rates are known all the same
+    result.part = std::move(part);
+    return result;
+  }
   for (size_t group = 0; group < part.members.size(); ++group)
     for (size_t i = 0; i < part.members[group].size(); ++i) {
       const std::string& name = (*names)[group][i];

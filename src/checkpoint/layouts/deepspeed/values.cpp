@@ -79,7 +79,7 @@ int64_t accumulation_of(const Json& config, int64_t ranks) {
 void add_optimizer_values(Json& values, const ModelPart& model, const RankPart& part,
                           const std::vector<std::vector<Parameter>>& trained) {
   std::map<std::string, int64_t> steps;
-  Json& groups = values["parameter_groups"] = Json::array();
+  Json groups = Json::array();
   for (size_t group = 0; group < part.members.size(); ++group) {
     Json options = part.group_options[group];
     if (const auto lr = options.find("lr"); lr != options.end() && lr->is_number()) values["group_lrs"].push_back(*lr);
@@ -92,6 +92,7 @@ void add_optimizer_values(Json& values, const ModelPart& model, const RankPart& 
     options["names"] = std::move(names);
     groups.push_back(std::move(options));
   }
+  values["parameter_groups"] = std::move(groups);
   values["lr"] = values.contains("group_lrs") ? values["group_lrs"][0] : Json(0.0);
   Json& by_name = values["parameter_steps"] = Json::object();
   for (const std::string& name : model.names) by_name[name] = steps.contains(name) ? steps[name] : 0;
