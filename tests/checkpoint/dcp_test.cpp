@@ -3,7 +3,9 @@
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "checkpoint/layouts/dcp/metadata.h"
 #include "tests/checkpoint/fixture.h"
@@ -42,7 +44,8 @@ TEST(DcpRuns, MatchIndexArithmeticForEveryBlock) {
       for (int64_t i = 0; i < numel; ++i) elements.push_back(begin + i);
       ++runs;
     });
-    ASSERT_EQ(elements, std::vector<int64_t>(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()));
+    ASSERT_EQ(elements,
+              std::vector<int64_t>(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()));
     const bool has_whole_rows = block.sizes[1] == 4 && block.sizes[2] == 5;
     if (has_whole_rows && product(block.sizes) > 0) {
       EXPECT_EQ(runs, 1);
@@ -58,7 +61,8 @@ TEST(DcpWrite, LeavesNothingUnderAFinalNameWhereverTheDiskFails) {
   for (int fail_at = 0; failures == fail_at; ++fail_at) {
     std::filesystem::remove_all(folder / "out");
     FaultyFiles files(fail_at, FaultyFiles::Then::kRecover);
-    const std::string error = error_of([&] { (void)write_torch_distributed(source, folder / "out", {.files = &files}); });
+    const std::string error =
+        error_of([&] { (void)write_torch_distributed(source, folder / "out", {.files = &files}); });
     if (error == "nothing") break;
     ++failures;
     EXPECT_TRUE(error.starts_with("IoError: ")) << error;
