@@ -11,6 +11,8 @@
 
 #include "tests/checkpoint/fixture.h"
 #include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
+#include "trireme/base/json.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors.h"
 

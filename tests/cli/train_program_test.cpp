@@ -13,6 +13,7 @@
 
 #include "tests/cli/train_runs.h"
 #include "tests/support/becomes_true.h"
+#include "trireme/base/error.h"
 
 namespace trireme::cli {
 namespace {
@@ -36,6 +37,29 @@ TEST_F(TrainProgram, ContinuesBitForBitWhereItWasSaved) {
   EXPECT_EQ(losses_of("cut"), losses_of("whole"));
   EXPECT_EQ(weights_of("cut"), weights_of("whole"));
   EXPECT_FALSE(weights_of("cut").empty());
+}
+
+TEST_F(TrainProgram, SavesTheSameFilesInTheBackgroundAndRecordsThemUnderTheirSteps) {
+  for (const std::string async : {"false", "true"}) {
+    const auto config = folder_.write(async + ".json", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+        "checkpoint": {"keep_last": 2, "async_save": )" + async +
+                                                           "}}");
+    const auto done = run_program(train(async, {"--steps", "9", "--save-every", "3", "--config", config}));
+    ASSERT_EQ(done.exit_code, 0) << done.err;
+    std::string saved;
+    for (const char* step : {"3", "6", "9"}) {
+      const auto at = done.err.find(str("step ", step, ": saved "));
+      EXPECT_NE(at, std::string::npos) << done.err;
+      saved += str(at != std::string::npos ? step : "", " ");
+    }
+    EXPECT_EQ(saved, "3 6 9 ");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / (async + "/checkpoints/global_step3"))) << "keep_last is 2";
+  }
+  for (const char* file :
+       {"global_step6/shard-00000-of-00002.safetensors", "global_step9/shard-00001-of-00002.safetensors"})
+    EXPECT_EQ(contents_of(folder_ / (std::string("true/checkpoints/") + file)),
+              contents_of(folder_ / (std::string("false/checkpoints/") + file)))
+        << file;
 }
 
 TEST_F(TrainProgram, ResumesFromNothingByStartingAnew) {

@@ -88,13 +88,19 @@ int64_t TorchArchive::record_offset(const std::string& name, const std::string& 
   return reading(path_, [&] {
     if (!reader_->hasRecord(name))
       throw CheckpointError(str(path_.string(), ": ", what, ": there is no record ", name));
-    // Of a record's own header, bytes 8 and 9 say how it is compressed. torch.save() compresses nothing, other
-    // programs that rewrite an archive may.
+    // A record's own header begins with "PK\3\4"; bytes 8 and 9 say how it is compressed, 26 and 27 how long its name
+    // is. torch.save() compresses nothing, other programs that rewrite an archive may. The data stands behind this
+    // header, so damage in it would move all elements.
     const auto header = static_cast<int64_t>(reader_->getRecordHeaderOffset(name));
-    std::array<uint8_t, 10> bytes{};
+    std::array<uint8_t, 30> bytes{};
     if (header < 0 || header > bytes_ - static_cast<int64_t>(bytes.size()))
       throw CheckpointError(str(path_.string(), ": ", what, ": record ", name, " begins beyond the end of the file"));
-    file_->read(header, bytes.data(), bytes.size());
+    file_->read(begin_ + header, bytes.data(), bytes.size());
+    std::string own_name(std::min<int64_t>(bytes[26] | bytes[27] << 8, bytes_ - header - 30), '\0');
+    file_->read(begin_ + header + 30, own_name.data(), own_name.size());
+    if (std::memcmp(bytes.data(), "PK\3\4", 4) != 0 || !own_name.ends_with("/" + name))
+      throw CheckpointError(
+          str(path_.string(), ": ", what, ": the header of record ", name, " is damaged; use another checkpoint"));
     if (bytes[8] != 0 || bytes[9] != 0)
       throw CheckpointError(str(path_.string(), ": ", what, ": record ", name,
                                 " is compressed; load the file with torch.load() and save it again"));
