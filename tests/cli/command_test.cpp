@@ -198,7 +198,8 @@ TEST(EstimateCommand, PrintsThePartsOfOneStage) {
   EXPECT_EQ(said.out,
             "7.5 B parameters, bf16 weights, AdamW: model states per rank at ZeRO stage 1 in GB\n\n"
             " ranks  accumulation   weights gradients   masters optimizer     total\n"
-            "    64          fp32        15        30      0.47      0.94      46.4\n");
+            "    64          fp32        15        30      0.47      0.94      46.4\n\n"
+            "With checkpoint.async_save each rank holds a snapshot besides: 105 GB / ranks.\n");
 }
 
 TEST(EstimateCommand, NamesTheModel) {

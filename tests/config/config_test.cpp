@@ -145,9 +145,9 @@ TEST(Config, ReadsHowCheckpointsAreSavedAndLoaded) {
   EXPECT_EQ(options, (CheckpointOptions{.keep_last = 2, .async_save = true, .verify = Verify::kFirst}));
   EXPECT_TRUE(read_with(R"("checkpoint": {"writer": {"type": "FAST", "decoupled": true}})").checkpoint.async_save);
   EXPECT_EQ(refusal_of(R"("checkpoint": {"keep_last": -1})"),
-            wrong("`checkpoint.keep_last` = -1: expected a number of checkpoints from 0 (all) to 1000000"));
+            wrong("`checkpoint.keep_last` is -1; expected a number of checkpoints from 0 (all) to 1000000"));
   EXPECT_EQ(refusal_of(R"("checkpoint": {"verify": "none"})"),
-            wrong("`checkpoint.verify` = \"none\": expected \"while_reading\" or \"full\""));
+            wrong("`checkpoint.verify` is \"none\"; expected one of \"while_reading\", \"full\"."));
 }
 
 TEST(Config, SaysThatAnyCheckpointIsUniversal) {
