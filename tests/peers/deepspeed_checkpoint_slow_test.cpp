@@ -93,7 +93,9 @@ Path python_of_torch() {
 
 Path here() { return Path(__FILE__).parent_path(); }
 Path program() { return std::getenv("TRIREME_PROGRAM"); }
-Path environment() { return program().parent_path().parent_path() / "peers" / "deepspeed"; }
+constexpr char kDeepSpeed[] = "deepspeed==0.19.8";
+
+Path environments() { return program().parent_path().parent_path() / "peers"; }
 
 int run(const std::vector<std::string>& words) {
   std::string command;
@@ -103,7 +105,7 @@ int run(const std::vector<std::string>& words) {
 }
 
 int run_deepspeed(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{environment() / "bin" / "python", "-W", "ignore", here() / "deepspeed_run.py"};
+  std::vector<std::string> words{environments() / "deepspeed-0.19.8" / "bin" / "python", "-W", "ignore", here() / "deepspeed_run.py"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return run(words);
 }
@@ -112,7 +114,7 @@ class DeepSpeedCheckpoint : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     ASSERT_NE(std::getenv("TRIREME_PROGRAM"), nullptr) << "ctest sets it";
-    const int made = run({python_of_torch(), here() / "make_environment.py", environment()});
+    const int made = run({python_of_torch(), here() / "environments.py", environments(), kDeepSpeed});
     if (made == 77) GTEST_SKIP() << "PyPI cannot be reached, so there is no DeepSpeed to compare with";
     ASSERT_EQ(made, 0);
     std::ofstream(folder_.path() / "ds_config.json") << config_of(GetParam());

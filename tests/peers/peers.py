@@ -1,17 +1,14 @@
 """What the tests beside it share: the program, small checkpoints that it trained, environments with other packages."""
-import fcntl
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import unittest
 
-UNREACHABLE = re.compile("NewConnectionError|ConnectTimeout|ReadTimeout|Temporary failure in name resolution|ProxyError|"
-                         "Network is unreachable|Max retries exceeded")
+import environments
+
 PROGRAM, ENVIRONMENTS = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 32,
          "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -37,22 +34,10 @@ def trireme(*arguments):
 
 def python_with(*requirements):
     """A Python that has these packages of exact versions, and what this one has. Made once, in the build folder."""
-    name = "-".join(requirement.replace("==", "-") for requirement in requirements)
-    folder = ENVIRONMENTS / name
-    python, stamp = folder / "bin/python", folder / "complete"
-    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
-    with open(ENVIRONMENTS / f"{name}.lock", "w", encoding="utf-8") as lock:  # tests run side by side
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists():
-            must_run(sys.executable, "-m", "venv", "--clear", folder)
-            site = must_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-            pathlib.Path(site, "torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
-            status, out, err = run(python, "-m", "pip", "install", "--quiet", *requirements)
-            if UNREACHABLE.search(err):
-                raise unittest.SkipTest("the package index cannot be reached, so there is nothing to compare with")
-            assert status == 0, out + err
-            stamp.touch()
-    return python
+    try:
+        return environments.python_with(ENVIRONMENTS, *requirements)
+    except environments.Unreachable:
+        raise unittest.SkipTest("the package index cannot be reached, so there is nothing to compare with") from None
 
 
 class TrainedCase(unittest.TestCase):
