@@ -87,7 +87,8 @@ class Consolidation {
     const std::vector<std::string> former = former_files();
     if (!former.empty() && options_.existing == ExistingOutput::kRefuse)
       throw CheckpointError(str((folder_ / former.front()).string(),
-                                ": this file exists already; give another folder, or allow it to be replaced"));
+                                ": this file exists already; give another folder, remove it first, or overwrite it "
+                                "(`trireme consolidate --overwrite`)"));
     warn_of_missing_frozen();
     files_.create_directories(folder_);
     const auto shards = spread_over_files(plan_.weights, options_.max_shard_bytes);

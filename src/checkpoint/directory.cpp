@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <tuple>
 
 #include "checkpoint/zero_to_fp32.h"
 #include "trireme/base/error.h"
+#include "trireme/base/json.h"
 #include "trireme/base/log.h"
 
 namespace trireme {
@@ -69,7 +71,10 @@ std::optional<std::string> latest_tag(const Path& directory) {
   std::string tag = files.read(path);
   while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r' || tag.back() == ' ')) tag.pop_back();
   if (const auto problem = tag_problem(tag); !problem.empty()) {
-    throw CheckpointError(str(path.string(), ": \"", tag, "\" is no tag: ", problem,
+    // Whatever bytes stand there: one line of plain characters.
+    const std::string shown =
+        Json(tag.substr(0, 40)).dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+    throw CheckpointError(str(path.string(), ": ", shown, " is no tag: ", problem,
                               "; complete checkpoints: ", list_text(complete_tags(directory))));
   }
   return tag;
@@ -140,7 +145,7 @@ SaveTransaction::SaveTransaction(FileSystem& files, const Path& directory, const
   lock_ = std::make_unique<SaveLock>(directory_);
   recover();
   if (options_.existing == ExistingTag::kRefuse && files_.exists(final_))
-    throw CheckpointError(str(final_.string(), ": this tag exists already; choose another or allow it to be replaced"));
+    throw CheckpointError(str(final_.string(), ": this tag exists already; choose another, or remove it first"));
   files_.create_directories(temporary_);
   temporary_exists_ = true;
 }

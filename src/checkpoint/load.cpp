@@ -112,6 +112,20 @@ std::vector<std::string> match_names(Group& group, const Manifest& manifest, con
   return missing;
 }
 
+/// Runs `work` on the files of `found`; where they are damaged, the error names the other checkpoints too.
+template <class Work>
+auto with_alternatives(const Path& directory, const Found& found, const Work& work) {
+  try {
+    return work();
+  } catch (const CheckpointError& error) {
+    auto tags = complete_tags(directory);
+    std::erase(tags, found.tag);
+    if (tags.empty()) throw;
+    std::reverse(tags.begin(), tags.end());
+    throw CheckpointError(str(error.what(), "; beside it, newest first: ", names_text(tags)), error.code());
+  }
+}
+
 void read_all(ShardReader& reader, const std::vector<SliceRead>& reads, StateTree& destination) {
   for (const SliceRead& read : reads) {
     const at::Tensor& data = destination.tensors[read.destination].data;
@@ -127,7 +141,8 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
   const Found found = split_found(broadcast_or_throw(group, [&] { return find(files, directory, tag); }));
   if (found.tag.empty()) return std::nullopt;
 
-  const Manifest manifest = parse_manifest(found.manifest, (found.path / "manifest.json").string());
+  const Manifest manifest = with_alternatives(
+      directory, found, [&] { return parse_manifest(found.manifest, (found.path / "manifest.json").string()); });
   std::vector<SliceSpec> wanted;
   std::vector<SliceRead> reads;
   ShardReader reader(files, found.path, manifest);
@@ -137,12 +152,14 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
   });
   std::vector<std::string> missing = match_names(group, manifest, wanted, options, found.path);
   all_or_throw(group, [&] {
-    for (const SliceRead& read : reads) reader.check_file(read);
-    if (options.verify == Verify::kFirst)
-      for (const SliceRead& read : reads) reader.read(read, nullptr);
+    with_alternatives(directory, found, [&] {
+      for (const SliceRead& read : reads) reader.check_file(read);
+      if (options.verify == Verify::kFirst)
+        for (const SliceRead& read : reads) reader.read(read, nullptr);
+    });
   });
   try {
-    all_or_throw(group, [&] { read_all(reader, reads, destination); });
+    all_or_throw(group, [&] { with_alternatives(directory, found, [&] { read_all(reader, reads, destination); }); });
   } catch (const CommError&) {
     throw;
   } catch (const Error& error) {

@@ -129,7 +129,10 @@ std::vector<SliceRead> plan_reads(const Manifest& manifest, const std::vector<Sl
     const SavedTensor& saved = manifest.tensors[found->second];
     if (saved.shape != wanted.shape || saved.dtype != wanted.dtype) {
       throw CheckpointError(str("tensor \"", wanted.name, "\": expected ", kind_text(wanted.shape, wanted.dtype),
-                                ", found in the checkpoint ", kind_text(saved.shape, saved.dtype)));
+                                ", found in the checkpoint ", kind_text(saved.shape, saved.dtype),
+                                saved.shape == wanted.shape ? "; load it into a model of that dtype (bf16.enabled, "
+                                                              "fp16.enabled or neither in the configuration)"
+                                                            : "; it was saved from another model"));
     }
     check_inside(wanted, str("tensor \"", wanted.name, "\""));
     const int64_t wanted_end = wanted.begin + wanted.numel;

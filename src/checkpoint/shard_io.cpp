@@ -78,7 +78,8 @@ void ShardReader::check_file(const SliceRead& read) {
   const int index = manifest_.tensors[read.tensor].slices[read.slice].file;
   if (open_[index]) return;  // checked before
   const SavedFile& expected = manifest_.files[index];
-  if (!files_.exists(checkpoint_ / expected.name)) throw CheckpointError(describe(read) + ": the shard is missing");
+  if (!files_.exists(checkpoint_ / expected.name))
+    throw CheckpointError(describe(read) + ": the shard is missing; load another checkpoint");
   ReadableFile& file = open(read);
   if (static_cast<int64_t>(file.bytes()) != expected.bytes) {
     throw CheckpointError(str(describe(read), ": the shard has ", file.bytes(), " bytes, expected ", expected.bytes,

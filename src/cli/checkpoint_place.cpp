@@ -21,6 +21,11 @@ CheckpointPlace find_checkpoint(const std::filesystem::path& path) {
   for (const auto& tag : complete_tags(absolute.parent_path())) {
     if (tag == absolute.filename()) return {absolute.parent_path(), tag};
   }
+  for (const auto& directory : {absolute / "checkpoints", absolute})
+    if (const auto tags = complete_tags(directory); !tags.empty())
+      throw ConfigError(
+          str("--checkpoint ", path.string(),
+              ": no file `latest` says which checkpoint is meant; give one: ", (directory / tags.back()).string()));
   throw ConfigError(
       str("--checkpoint ", path.string(), ": no checkpoint in this folder; give that of a run of `trireme train`"));
 }
@@ -29,7 +34,7 @@ std::filesystem::path checkpoints_folder(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored))
     throw ConfigError(str(path.string(), ": there is no such file or folder"));
-  return std::filesystem::exists(path / "checkpoints" / "latest", ignored) ? path / "checkpoints" : path;
+  return std::filesystem::is_directory(path / "checkpoints", ignored) ? path / "checkpoints" : path;
 }
 
 }  // namespace trireme::cli

@@ -147,8 +147,7 @@ Action add_convert(CLI::App& app) {
   app.add_option("--out-tag", flags->out_tag, "name of the copy (default: the same tag)")->type_name("TAG");
   add_whole(app, "--stage", flags->stage, "deepspeed: ZeRO stage of the run that will load it",
             {.least = 1, .most = 3});
-  add_whole(app, "--ranks", flags->ranks, "deepspeed: ranks of the run that will load it",
-            {.least = 1, .most = 1'000'000});
+  add_whole(app, "--ranks", flags->ranks, "deepspeed: ranks of the run that will load it", {.least = 1, .most = 4096});
   app.footer(kConvertFooter);
   return [flags](const Invocation&) { return run_convert(*flags); };
 }

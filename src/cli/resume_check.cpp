@@ -22,14 +22,31 @@ std::string first_difference(const Json& there, const Json& here) {
   return "";
 }
 
+Json values_of(const TrainSetup& setup, const std::filesystem::path& checkpoint) {
+  try {
+    return Json::parse(read_manifest(checkpoint).values);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + other_tags_hint(setup));
+  }
+}
+
 }  // namespace
 
+std::string other_tags_hint(const TrainSetup& setup) {
+  const auto tags = complete_tags(setup.checkpoints());
+  if (tags.empty()) return "";
+  std::string text = "; --resume --tag TAG continues from one of ";
+  for (size_t i = 0; i < tags.size(); ++i) text += (i ? ", " : "") + tags[i];
+  return text;
+}
+
 void check_resume(const TrainSetup& setup) {
-  const auto tag = latest_tag(setup.checkpoints());
-  const auto path = setup.checkpoints() / tag.value_or("");
-  if (!tag || !std::filesystem::exists(path / "manifest.json")) return;  // loading starts anew, or says what is wrong
+  const std::string tag = setup.options.tag.empty() ? latest_tag(setup.checkpoints()).value_or("") : setup.options.tag;
+  const auto path = setup.checkpoints() / tag;
+  if (tag.empty() || !std::filesystem::exists(path / "manifest.json"))
+    return;  // loading starts anew, or says what is wrong
   const auto& options = setup.options;
-  const Json values = Json::parse(read_manifest(path).values);
+  const Json values = values_of(setup, path);
   const Json state = values.value("client_state", Json::object());
   if (!state.contains("model")) {
     throw ConfigError(str("--out ", setup.out.string(), ": ", path.string(),

@@ -1,6 +1,8 @@
 // Whether a run can be continued with the flags that were given.
 #pragma once
 
+#include <string>
+
 #include "cli/train_setup.h"
 
 namespace trireme::cli {
@@ -10,5 +12,9 @@ namespace trireme::cli {
 /// Throws    ConfigError naming the flag: another --seq, --model, --seed or --data, or no checkpoint of `trireme train`;
 ///           CheckpointError: a damaged manifest.
 void check_resume(const TrainSetup& setup);
+
+/// What to add to an error of a checkpoint that does not load: the flag, and the tags that there are; empty without
+/// any.
+std::string other_tags_hint(const TrainSetup& setup);
 
 }  // namespace trireme::cli

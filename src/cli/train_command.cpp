@@ -81,7 +81,13 @@ void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--out", options.out, "folder of the run (default: runs/MODEL, or the next free runs/MODEL-2, ...)")
       ->type_name("DIR")
       ->group("Output");
-  app.add_flag("--resume", options.resume, "continue the run in --out; starts anew where there is nothing yet")
+  auto* resume =
+      app.add_flag("--resume", options.resume, "continue the run in --out; starts anew where there is nothing yet");
+  resume->group("Output");
+  app.add_option("--tag", options.tag,
+                 "with --resume: this checkpoint of the run, such as global_step100, not the latest")
+      ->type_name("TAG")
+      ->needs(resume)
       ->group("Output");
   add_whole(app, "--save-every", options.save_every, "steps between checkpoints; 0: only at the end", {.least = 0})
       ->capture_default_str()

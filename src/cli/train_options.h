@@ -24,6 +24,7 @@ struct TrainOptions {
   uint64_t seed = 0;
   std::string out;  ///< empty: runs/MODEL
   bool resume = false;
+  std::string tag;              ///< of the checkpoint to resume from; empty: the latest
   int64_t save_every = 0;       ///< steps; 0: only at the end
   std::optional<int64_t> keep;  ///< checkpoints; 0: all; not given: as the configuration says, or 3
   int64_t eval_every = 0;       ///< steps; 0: only at the end

@@ -11,6 +11,7 @@
 #include "cli/explain.h"
 #include "cli/init_weights.h"
 #include "cli/interrupt.h"
+#include "cli/resume_check.h"
 #include "cli/run_record.h"
 #include "cli/text.h"
 #include "trireme/base/error.h"
@@ -56,7 +57,12 @@ void save(const TrainSetup& setup, Engine& engine, const DataLoader& loader, Run
 }
 
 void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
-  const auto loaded = engine.load_checkpoint(setup.checkpoints());
+  std::optional<LoadedState> loaded;
+  try {
+    loaded = engine.load_checkpoint(setup.checkpoints(), {.tag = setup.options.tag});
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + other_tags_hint(setup), error.code());
+  }
   if (!loaded) return;
   const auto state = Json::parse(loaded->client_state);
   const auto& data = state.at("data");

@@ -237,6 +237,19 @@ TEST(DamagedCheckpoint, VerifyFirstFindsItBeforeMemoryChanges) {
   });
 }
 
+TEST(DamagedCheckpoint, NamesTheOtherOnesNewestFirst) {
+  Folder folder;
+  for (const char* tag : {"one", "two", "three"}) save(folder, tag, 1);
+  for (const char* name : {"manifest.json", "shard-00000-of-00002.safetensors"}) {
+    const auto path = folder / "three" / name;
+    const std::string intact = text_of(path);
+    write_text(path, intact.substr(0, intact.size() - 1));
+    const std::string found = load(folder, "");
+    EXPECT_TRUE(found.ends_with("; beside it, newest first: two, one")) << found;
+    write_text(path, intact);
+  }
+}
+
 TEST(DamagedCheckpoint, ATornTemporaryIsNeverLoaded) {
   Folder folder;
   save(folder, "one", 1);

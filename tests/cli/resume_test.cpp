@@ -49,6 +49,23 @@ TEST_F(TrainProgramResume, LeavesTheFolderAsItIsWhenItRefuses) {
   EXPECT_NE(contents_of(folder_ / "run/resolved_config.json"), config);
 }
 
+TEST_F(TrainProgramResume, FromADamagedCheckpointNamesTheOthersAndTakesOneByItsTag) {
+  ASSERT_EQ(run_program(train("run", {"--steps", "6", "--save-every", "3", "--keep", "0"})).exit_code, 0);
+  const std::string shard = folder_ / "run/checkpoints/global_step6/shard-00001-of-00002.safetensors";
+  std::string bytes = contents_of(shard);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  folder_.write("run/checkpoints/global_step6/shard-00001-of-00002.safetensors", bytes);
+
+  const auto refused = run_program(train("run", {"--steps", "8", "--resume"}));
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("are damaged: checksum"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("--resume --tag TAG continues from one of global_step3, global_step6"), std::string::npos)
+      << refused.err;
+  const auto resumed = run_program(train("run", {"--steps", "8", "--resume", "--tag", "global_step3"}));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_EQ(numbers_of("run", "loss").size(), 8u);
+}
+
 TEST_F(TrainProgramResume, TakesTheLearningRateOfTheFlag) {
   const auto plain = folder_.write("plain.json", R"({"optimizer": {"type": "SGD", "params": {"lr": 0.25}}})");
   const auto decaying = folder_.write("decaying.json", R"({"optimizer": {"type": "SGD", "params": {"lr": 0.25}},

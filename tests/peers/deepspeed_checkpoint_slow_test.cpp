@@ -105,7 +105,8 @@ int run(const std::vector<std::string>& words) {
 }
 
 int run_deepspeed(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words{environments() / "deepspeed-0.19.8" / "bin" / "python", "-W", "ignore", here() / "deepspeed_run.py"};
+  std::vector<std::string> words{environments() / "deepspeed-0.19.8" / "bin" / "python", "-W", "ignore",
+                                 here() / "deepspeed_run.py"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return run(words);
 }
