@@ -5,7 +5,7 @@ reads, torch.save, PyTorch DCP (FSDP2) and DeepSpeed.
 
 trireme stands for all ways of checkpoint_bench, which says what they are. The others hold the same shape in PyTorch, fp32 with
 AdamW's moments. save: the call; save+sync: until fsync of every file (DeepSpeed and torch.save leave that out); load: from the
-page cache; blocked: what an asynchronous call keeps training from. DeepSpeed takes part where it can be imported.
+page cache; blocked: what an asynchronous call keeps training from. DeepSpeed takes part where it can be imported, DCP where numpy can.
 """
 import argparse
 import importlib.util
@@ -162,9 +162,10 @@ def main():
     if arguments.rank_of:
         return run_rank(json.loads(arguments.rank_of))
     systems = arguments.systems.split(",")
-    if importlib.util.find_spec("deepspeed") is None:
-        print("deepspeed is not installed (pip install deepspeed): left out")
-        systems = [system for system in systems if not system.startswith("deepspeed")]
+    for package, prefix in (("deepspeed", "deepspeed"), ("numpy", "dcp")):  # torch's object collectives need numpy
+        if importlib.util.find_spec(package) is None:
+            print(f"{package} is not installed (pip install {package}): {prefix} is left out")
+            systems = [system for system in systems if not system.startswith(prefix)]
     results, well = {}, True
     with tempfile.TemporaryDirectory() as temporary:
         arguments.dir = arguments.dir or pathlib.Path(temporary)
