@@ -98,11 +98,7 @@ class TorchDistributed(DistributedCase):
         tensors, values = self.converted(folder)
         originals, original_values = saved_tensors(self.checkpoints / "global_step3")
         self.assertEqual(values, original_values)
-        for name, tensor in originals.items():
-            if name.startswith("optimizer."):
-                self.assertTrue(torch.equal(tensors[name], tensor), name)
-            if name.startswith("master."):
-                self.assertTrue(torch.equal(tensors["model." + name.removeprefix("master.")], tensor), name)
+        self.same(tensors, originals)  # 16-bit weights too, in whose place torch sees their masters
 
     def test_damage_is_named(self):
         folder = self.new_folder("damaged")

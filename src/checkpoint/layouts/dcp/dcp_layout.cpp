@@ -22,7 +22,7 @@ using dcp::StoredEntry;
 using dcp::StoredItem;
 using Path = std::filesystem::path;
 
-enum class EntryRole { kWeight, kState, kGroup, kValues, kOther };
+enum class EntryRole { kWeight, kState, kGroup, kValues, kRounded, kOther };
 
 /// What an entry of the state dictionary means.
 struct Meaning {
@@ -57,13 +57,16 @@ Meaning optimizer_meaning(const std::vector<std::string>& path, size_t at) {
 Meaning meaning_of(const StoredEntry& entry) {
   constexpr std::array kModels{"model", "module", "model_state_dict", "state_dict"};
   constexpr std::array kOptimizers{"optim", "optimizer", "optimizer_state_dict"};
-  if (entry.key == "trireme" && !entry.is_tensor) return {EntryRole::kValues, {}, {}};
+  if (entry.key == dcp::kValuesName && !entry.is_tensor) return {EntryRole::kValues, {}, {}};
+  if (entry.key == dcp::kRoundedName && !entry.is_tensor) return {EntryRole::kRounded, {}, {}};
   for (size_t at = 0; at < 2 && at + 1 < entry.path.size(); ++at) {
     if (is_one_of(entry.path[at], kModels)) return {EntryRole::kWeight, joined_path(entry.path, at + 1), {}};
     if (is_one_of(entry.path[at], kOptimizers)) return optimizer_meaning(entry.path, at + 1);
   }
   return {};
 }
+
+constexpr std::string_view kModel = "model.";
 
 class DcpOpening {
  public:
@@ -111,6 +114,9 @@ class DcpOpening {
         return;
       case EntryRole::kValues:
         own_values_ = archive_of(entry.items.at(0)).root().text;
+        return;
+      case EntryRole::kRounded:
+        own_rounded_ = archive_of(entry.items.at(0)).root().text;
         return;
       case EntryRole::kOther:
         if (entry.is_tensor && left_out_++ == 0) first_left_out_ = entry.key;
@@ -215,9 +221,29 @@ class DcpOpening {
     return found->second;
   }
 
+  /// What write_torch_distributed() changed for torch: a tied parameter stands under each of its names, and in the
+  /// place of a 16-bit weight stands its master.
+  void restore_own_tensors() {
+    std::vector<SavedTensor>& tensors = source_.manifest.tensors;
+    const Json aliases = Json::parse(*own_values_).value("aliases", Json::object());
+    std::erase_if(tensors, [&](const SavedTensor& tensor) {
+      return tensor.name.starts_with(kModel) && aliases.contains(tensor.name.substr(kModel.size()));
+    });
+    const Json rounded = Json::accept(own_rounded_) ? Json::parse(own_rounded_) : Json::object();
+    for (size_t i = 0, count = tensors.size(); i < count; ++i) {
+      const std::string name = tensors[i].name.starts_with(kModel) ? tensors[i].name.substr(kModel.size()) : "";
+      if (!rounded.contains(name)) continue;
+      const auto dtype = dtype_from_safetensors(rounded[name].get<std::string>(), source_.folder.string());
+      source_.rounded_from.emplace(tensors.size(), i);
+      tensors.push_back({tensors[i].name, tensors[i].shape, dtype, {}});
+      tensors[i].name = "master." + name;
+    }
+  }
+
   void finish_values() {
     if (own_values_ && Json::accept(*own_values_)) {
       source_.manifest.values = *own_values_;
+      restore_own_tensors();
       return;
     }
     int64_t most_steps = 0;
@@ -243,6 +269,7 @@ class DcpOpening {
   std::map<std::string, int64_t> steps_;
   std::map<std::pair<size_t, std::string>, Json> groups_;  ///< by their number: 2 before 10
   std::optional<std::string> own_values_;                  ///< as write_torch_distributed() keeps them
+  std::string own_rounded_ = "{}";                         ///< the same: name of a weight -> its dtype
   int64_t left_out_ = 0;
   std::string first_left_out_;
 };

@@ -105,7 +105,8 @@ class DcpWriting {
     for (size_t i = 0; i < tensors_.size(); ++i) write_tensor(tensors_[i], entries_[i]);
     add_aliases();
     write_optimizer_numbers();
-    write_object({"trireme"}, Json(source_.manifest.values));
+    write_object({dcp::kValuesName}, Json(source_.manifest.values));
+    write_object({dcp::kRoundedName}, Json(rounded_weights().dump()));
     data.finish();
     NewFile metadata(files_, folder_ / dcp::kMetadataName);
     const std::string text = metadata_pickle();
@@ -137,6 +138,18 @@ class DcpWriting {
     entries_.back().dtype = saved.dtype;
     entries_.back().shape = saved.shape;
     total_bytes_ += checked_numel(saved.shape, saved.name) * static_cast<int64_t>(c10::elementSize(saved.dtype));
+  }
+
+  /// The weights in whose place their masters are written, with the dtype that they have: so they come back.
+  Json rounded_weights() const {
+    std::map<std::string, at::ScalarType> dtype_of;
+    for (const SavedTensor& tensor : source_.manifest.tensors) dtype_of.emplace(tensor.name, tensor.dtype);
+    Json dtypes = Json::object();
+    for (const PlannedWeight& weight : plan_.weights) {
+      const at::ScalarType dtype = dtype_of.at("model." + weight.name);
+      if (dtype != weight.dtype) dtypes[weight.name] = safetensors_dtype(dtype);
+    }
+    return dtypes;
   }
 
   static StoredEntry entry_at(std::vector<std::string> path) {

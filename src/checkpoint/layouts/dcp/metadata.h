@@ -12,6 +12,10 @@
 namespace trireme::dcp {
 
 inline constexpr char kMetadataName[] = ".metadata";
+/// Entries that write_torch_distributed() adds, as JSON text: the values, and the dtypes of weights whose masters stand
+/// there.
+inline constexpr char kValuesName[] = "trireme";
+inline constexpr char kRoundedName[] = "trireme_rounded";
 
 /// One archive of torch.save(), somewhere in a file: a block of a tensor, or any other object.
 struct StoredItem {
