@@ -42,8 +42,19 @@ StateTree empty_state_of(int rank, int size);
 /// True when every slice of `state` has the contents of `state_of(..., seed)`.
 bool has_seed(const StateTree& state, int rank, int size, int seed);
 
+/// Reads as the system does; what changes something is for tests to disturb.
+class DisturbedFiles : public FileSystem {
+ public:
+  bool exists(const Path& path) override { return posix_file_system().exists(path); }
+  std::vector<std::string> list(const Path& directory) override { return posix_file_system().list(directory); }
+  size_t size(const Path& path) override { return posix_file_system().size(path); }
+  std::string read(const Path& path) override { return posix_file_system().read(path); }
+  std::unique_ptr<ReadableFile> open(const Path& path) override { return posix_file_system().open(path); }
+  std::shared_ptr<const MappedFile> map(const Path& path) override { return posix_file_system().map(path); }
+};
+
 /// The system's files, where the n-th operation that changes something fails.
-class FaultyFiles final : public FileSystem {
+class FaultyFiles final : public DisturbedFiles {
  public:
   enum class Then {
     kRecover,  ///< one operation fails: a full disk that somebody makes room on
@@ -62,13 +73,6 @@ class FaultyFiles final : public FileSystem {
   void sync_directory(const Path& directory) override;
   void rename(const Path& from, const Path& to) override;
   void remove_all(const Path& path) override;
-
-  bool exists(const Path& path) override { return posix_file_system().exists(path); }
-  std::vector<std::string> list(const Path& directory) override { return posix_file_system().list(directory); }
-  size_t size(const Path& path) override { return posix_file_system().size(path); }
-  std::string read(const Path& path) override { return posix_file_system().read(path); }
-  std::unique_ptr<ReadableFile> open(const Path& path) override { return posix_file_system().open(path); }
-  std::shared_ptr<const MappedFile> map(const Path& path) override { return posix_file_system().map(path); }
 
   /// True where the operation that begins now fails.
   bool fails();

@@ -23,6 +23,7 @@
 namespace trireme {
 namespace {
 
+using checkpoint_test::DisturbedFiles;
 using checkpoint_test::empty_state_of;
 using checkpoint_test::error_of;
 using checkpoint_test::Folder;
@@ -35,7 +36,7 @@ constexpr int kKillRanks = 2;
 
 /// The system's files in a process that is killed at operation `kill_at` (from 0). What was written and not synced is
 /// lost then, as when the power fails.
-class KilledFiles final : public FileSystem {
+class KilledFiles final : public DisturbedFiles {
  public:
   KilledFiles(int kill_at, std::vector<pid_t> victims) : kill_at_(kill_at), victims_(std::move(victims)) {}
   int operations() const { return count_; }
@@ -72,13 +73,6 @@ class KilledFiles final : public FileSystem {
     step();
     std::filesystem::remove(path);
   }
-
-  bool exists(const Path& path) override { return posix_file_system().exists(path); }
-  std::vector<std::string> list(const Path& directory) override { return posix_file_system().list(directory); }
-  size_t size(const Path& path) override { return posix_file_system().size(path); }
-  std::string read(const Path& path) override { return posix_file_system().read(path); }
-  std::unique_ptr<ReadableFile> open(const Path& path) override { return posix_file_system().open(path); }
-  std::shared_ptr<const MappedFile> map(const Path& path) override { return posix_file_system().map(path); }
 
  private:
   const int kill_at_;
