@@ -70,6 +70,21 @@ void check_options(const ConsolidateOptions& options) {
     throw ConfigError(str("a shard size of ", options.max_shard_bytes, " bytes holds nothing; use for example 5GB"));
 }
 
+/// A tensor that is filled over and over. A new one each time would be taken from malloc, whose aligned blocks fit no
+/// later request of the same size (glibc < 2.38): memory would grow to the size of the model.
+class Scratch {
+ public:
+  /// `numel` elements, whatever is in them; they last until the next call.
+  at::Tensor take(int64_t numel, at::ScalarType dtype) {
+    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+    if (!bytes_.defined() || bytes_.numel() < bytes) bytes_ = at::empty({bytes}, at::kByte);
+    return bytes_.narrow(0, 0, bytes).view(dtype);
+  }
+
+ private:
+  at::Tensor bytes_;
+};
+
 class Consolidation {
  public:
   Consolidation(const CheckpointSource& source, const Path& folder, const ConsolidateOptions& options)
@@ -153,7 +168,7 @@ class Consolidation {
     const at::ScalarType saved_dtype = source_.manifest.tensors[weight.tensor].dtype;
     const int64_t most = std::max<int64_t>(1, kPieceBytes / static_cast<int64_t>(c10::elementSize(saved_dtype)));
     at::Tensor whole;
-    if (!writer.takes_pieces()) whole = at::empty({weight.numel}, weight.dtype);
+    if (!writer.takes_pieces()) whole = whole_.take(weight.numel, weight.dtype);
     for (int64_t begin = 0; begin < weight.numel; begin += most) {
       const int64_t numel = std::min(most, weight.numel - begin);
       const at::Tensor piece = read_piece(weight, begin, numel);
@@ -168,10 +183,10 @@ class Consolidation {
 
   at::Tensor read_piece(const PlannedWeight& weight, int64_t begin, int64_t numel) {
     const SavedTensor& saved = source_.manifest.tensors[weight.tensor];
-    at::Tensor piece = at::empty({numel}, saved.dtype);
+    const at::Tensor piece = piece_.take(numel, saved.dtype);
     reader_.read(weight.tensor, begin, numel, static_cast<std::byte*>(piece.data_ptr()));
     if (weight.dtype == saved.dtype) return piece;
-    at::Tensor converted = piece.to(weight.dtype);
+    const at::Tensor converted = converted_.take(numel, weight.dtype).copy_(piece);
     if (weight.dtype == at::kHalf &&
         at::isinf(converted).sum().item<int64_t>() != at::isinf(piece).sum().item<int64_t>())
       throw CheckpointError(str(source_.folder.string(), ": tensor \"", saved.name, "\", elements [", begin, ", ",
@@ -225,6 +240,7 @@ class Consolidation {
   const BaseName base_;
   const WeightsPlan plan_;
   TensorReader reader_;
+  Scratch whole_, piece_, converted_;
   std::vector<std::string> names_;                   ///< of the output's files
   std::vector<std::unique_ptr<NewFile>> new_files_;  ///< the same, not under their names yet
   int64_t total_bytes_ = 0;
