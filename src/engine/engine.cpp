@@ -188,6 +188,19 @@ void Engine::set_lr(double lr, std::optional<size_t> group) {
     if (!group || i == *group) groups_[i].lr = lr;
 }
 
+const OptimizerOptions& Engine::hyperparameters(size_t group) const {
+  require_optimizer("hyperparameters");
+  return options_of(group, "hyperparameters");
+}
+
+void Engine::set_hyperparameters(const OptimizerOptions& options, size_t group) {
+  if (const OptimizerOptions& present = hyperparameters(group); options.kind != present.kind)
+    throw ConfigError(str("set_hyperparameters: group ", group, " is updated by ", optimizer_name(present.kind),
+                          ", not by ", optimizer_name(options.kind), "; initialize() a new engine for that"));
+  check_optimizer(options);
+  groups_[group] = options;
+}
+
 void Engine::set_train_batch_size(int64_t train_batch_size) {
   require_alive("set_train_batch_size");
   const int64_t round = train_micro_batch_size_per_gpu() * group_.size();

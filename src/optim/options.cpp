@@ -1,6 +1,7 @@
 #include "trireme/optim/options.h"
 
 #include <regex>
+#include <unordered_set>
 
 #include "trireme/base/error.h"
 
@@ -154,15 +155,18 @@ GroupedParameters group_parameters(const OptimizerOptions& options, const std::v
   for (size_t group = 0; group < groups.size(); ++group) {
     std::vector<std::regex> patterns;
     for (const std::string& pattern : groups[group].patterns) patterns.push_back(compile(pattern, group));
+    const std::unordered_set<std::string> names(groups[group].names.begin(), groups[group].names.end());
     bool any = false;
     for (size_t i = 0; i < parameters.size(); ++i) {
-      if (grouped.group_of[i] != 0 || !matches(patterns, parameters[i].name)) continue;
+      const std::string& name = parameters[i].name;
+      if (grouped.group_of[i] != 0 || !(names.contains(name) || matches(patterns, name))) continue;
       grouped.group_of[i] = static_cast<int>(group) + 1;
       any = true;
     }
     if (!any)
-      throw ConfigError(str("parameter_groups[", group,
-                            "]: no parameter is left that its patterns match; correct them, or remove the group"));
+      throw ConfigError(
+          str("parameter_groups[", group,
+              "]: no parameter is left that its patterns match or its names name; correct them, or remove the group"));
     grouped.options.push_back(with_overrides(options, groups[group]));
     check_group(grouped.options.back(), group);
   }

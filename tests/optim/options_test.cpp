@@ -72,9 +72,11 @@ std::string refusal_of(const ParameterGroup& group) {
 
 TEST(ParameterGroups, RefuseByNameWhatCannotBeMeant) {
   EXPECT_EQ(refusal_of({.patterns = {"nrom"}}),
-            "parameter_groups[1]: no parameter is left that its patterns match; correct them, or remove the group");
+            "parameter_groups[1]: no parameter is left that its patterns match or its names name; correct them, or "
+            "remove the group");
   EXPECT_EQ(refusal_of({.patterns = {"norm.bias"}}),  // the first group has it
-            "parameter_groups[1]: no parameter is left that its patterns match; correct them, or remove the group");
+            "parameter_groups[1]: no parameter is left that its patterns match or its names name; correct them, or "
+            "remove the group");
   EXPECT_EQ(refusal_of({.patterns = {"("}}).rfind("parameter_groups[1].patterns: '(' is no regular expression", 0), 0);
   EXPECT_EQ(refusal_of({.patterns = {"bias"}, .lr = -1.0}),
             "parameter_groups[1]: optimizer.params.lr=-1: use 0 or more");

@@ -89,6 +89,10 @@ class Engine {
   double get_lr(size_t group = 0) const;
   /// For the next step, in every group, or in one; a schedule sets its own again after it.
   void set_lr(double lr, std::optional<size_t> group = {});
+  /// All that the next step takes for a group. Throws as get_mom().
+  const OptimizerOptions& hyperparameters(size_t group) const;
+  /// As set_lr(), for all of them; the kind of optimizer stays. Throws ConfigError: out of range, another kind.
+  void set_hyperparameters(const OptimizerOptions& options, size_t group);
   /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
   std::pair<double, double> get_mom(size_t group = 0) const;
   size_t group_count() const { return groups_.size(); }
@@ -143,14 +147,12 @@ class Engine {
  private:
   friend class NoSync;
   friend class CoalescedReduction;
-
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
   void make_loss_scaling();
   void explain_autocast();
   std::string dtypes_in_use() const;
-
   void update(const Window& window);
   void check_touched(const Window& window);
   void skip(const Window& window);
@@ -164,7 +166,6 @@ class Engine {
   void require_no_window(const char* call) const;
   void begin_deferral(const char* call);
   void defer(const char* scope);
-
   void take_user_writes();
   void publish_all();
   StateTree state(bool with_frozen, bool with_optimizer);
@@ -172,7 +173,6 @@ class Engine {
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_learning_rates(const std::vector<double>& rates);
-
   Group& group_;
   Config config_;
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under

@@ -66,6 +66,8 @@ using ClientOptimizerFactory = std::function<std::unique_ptr<torch::optim::Optim
 struct ParameterGroup {
   /// Regular expressions; a parameter in whose name one is found belongs to the first such group.
   std::vector<std::string> patterns = {};
+  /// Names of parameters that belong to it whatever the patterns say.
+  std::vector<std::string> names = {};
   std::optional<double> lr = {};
   std::optional<double> beta1 = {};
   std::optional<double> beta2 = {};

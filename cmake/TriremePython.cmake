@@ -1,0 +1,49 @@
+# The Python package: trireme._core for the Python whose torch is built against, beside the package's sources.
+#
+# Build tree   build/*/python/trireme, so that PYTHONPATH=build/*/python runs it; its sources are links to python/trireme.
+# Installed    by `pip install .` alone (pyproject.toml), into the package's folder.
+
+function(trireme_python_module)
+  if(NOT TRIREME_PYTHON)
+    message(STATUS "The Python package is left out: libtorch was not found through a Python")
+    return()
+  endif()
+  execute_process(
+    COMMAND "${TRIREME_PYTHON}" -c
+            "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'), sep=';', end='')"
+    OUTPUT_VARIABLE paths RESULT_VARIABLE failed)
+  list(GET paths 0 headers)
+  list(GET paths 1 suffix)
+  if(failed OR NOT EXISTS "${headers}/Python.h")
+    if(SKBUILD)
+      message(FATAL_ERROR "${headers}/Python.h is missing; install the headers of this Python (apt-get install python3-dev)")
+    endif()
+    message(STATUS "The Python package is left out: ${headers}/Python.h is missing (apt-get install python3-dev)")
+    return()
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/python/*.cpp")
+  add_library(trireme_python MODULE ${sources})
+  target_link_libraries(trireme_python PRIVATE trireme trireme_options "${TRIREME_TORCH_DIR}/lib/libtorch_python.so")
+  target_include_directories(trireme_python SYSTEM PRIVATE "${headers}")
+  target_compile_definitions(trireme_python PRIVATE TORCH_EXTENSION_NAME=_core)
+  set(package "${PROJECT_BINARY_DIR}/python/trireme")
+  set_target_properties(trireme_python PROPERTIES
+    PREFIX "" OUTPUT_NAME _core SUFFIX "${suffix}" CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${package}"
+    UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5 INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib;${TRIREME_TORCH_DIR}/lib")
+
+  file(GLOB parts CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/trireme/*")
+  file(MAKE_DIRECTORY "${package}")
+  foreach(part IN LISTS parts)
+    get_filename_component(name "${part}" NAME)
+    if(NOT name STREQUAL "__pycache__")
+      file(CREATE_LINK "${part}" "${package}/${name}" SYMBOLIC)
+    endif()
+  endforeach()
+  # What the extension was built for, which an import checks before it loads the extension.
+  file(CONFIGURE OUTPUT "${package}/_build.py" CONTENT
+       "\"\"\"What the extension was built against.\"\"\"\nVERSION = \"${PROJECT_VERSION}\"\nTORCH_VERSION = \"${TRIREME_TORCH_VERSION}\"\n")
+  if(SKBUILD)
+    install(TARGETS trireme_python LIBRARY DESTINATION .)
+    install(FILES "${package}/_build.py" DESTINATION .)
+  endif()
+endfunction()

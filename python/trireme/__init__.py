@@ -1,0 +1,43 @@
+"""Distributed training for unmodified PyTorch models: `import trireme as deepspeed`.
+
+    engine, optimizer, loader, scheduler = trireme.initialize(model=model, config="ds_config.json")
+    for batch in loader:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+"""
+import pathlib
+
+from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
+from ._native import core as _core
+from . import comm, errors
+from .comm import init_distributed
+from .config import choose as _choose
+from .engine import DeepSpeedEngine
+
+cmake_prefix_path = str(pathlib.Path(__file__).parent / "lib" / "cmake")
+
+
+def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
+               distributed_port=29500, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
+               config_params=None):
+    """Makes `model`, any torch.nn.Module, trainable over the ranks of the job. Collective.
+
+    optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the configuration's.
+    model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require gradients.
+    training_data     a dataset: the third value returned is a DataLoader over this rank's part of it.
+    lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
+    config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
+
+    Returns (engine, optimizer, dataloader, lr_scheduler).
+    Raises  ConfigError and its subclasses, before the model has been changed.
+    """
+    assert model is not None, "deepspeed.initialize requires a model"
+    if mpu is not None or mesh_param is not None:
+        raise errors.UnsupportedError("initialize(mpu=…, mesh_param=…): model parallelism is not there yet; leave it out")
+    config = _choose(config if config is not None else config_params, args)
+    comm.init_distributed(dist_init_required=dist_init_required, distributed_port=distributed_port)
+    engine = DeepSpeedEngine(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

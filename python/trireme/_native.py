@@ -1,0 +1,23 @@
+"""Loads the extension, once it is known to fit the torch that is here."""
+import importlib.util
+
+import torch
+
+try:
+    from . import _build
+except ImportError as error:
+    raise ImportError("trireme: this folder holds the sources alone, not the built package; run `pip install .` in the project, "
+                      "or put build/release/python on PYTHONPATH after `make build`") from error
+
+_found = torch.__version__.split("+", maxsplit=1)[0]
+if _found != _build.TORCH_VERSION:
+    raise ImportError(f"trireme: built against torch {_build.TORCH_VERSION}, but torch {torch.__version__} is installed; install "
+                      f"torch=={_build.TORCH_VERSION}, or rebuild against this one: pip install --no-build-isolation .")
+if importlib.util.find_spec("trireme._core") is None:
+    raise ImportError("trireme: the extension was built for another Python; run `pip install .` with this one")
+
+from . import _core as core, higher_order  # pylint: disable=wrong-import-position
+
+higher_order.pass_by()
+
+__all__ = ["core"]

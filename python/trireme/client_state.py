@@ -1,0 +1,42 @@
+"""Python values inside a checkpoint's JSON: plain ones as they are, others as the bytes of torch.save, read back without
+running code (weights_only)."""
+import base64
+import io
+import json
+
+import torch
+
+from .errors import CheckpointError
+
+_BYTES = "torch.save/base64"
+
+
+def _pack(value):
+    try:
+        if json.loads(json.dumps(value)) == value:
+            return value
+    except (TypeError, ValueError):
+        pass
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return {_BYTES: base64.b64encode(buffer.getvalue()).decode("ascii")}
+
+
+def _unpack(name, value):
+    if not (isinstance(value, dict) and set(value) == {_BYTES}):
+        return value
+    try:
+        return torch.load(io.BytesIO(base64.b64decode(value[_BYTES])), weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"client_state['{name}']: {error}; what is read back without running code are tensors and plain "
+                              "containers: keep these in client_state") from error
+
+
+def to_text(values):
+    """JSON text of a dict with string keys."""
+    return json.dumps({key: _pack(value) for key, value in values.items()})
+
+
+def from_text(text):
+    """The dict again."""
+    return {key: _unpack(key, value) for key, value in json.loads(text).items()}

@@ -1,0 +1,58 @@
+"""Where configurations come from: a dict, a file, base64, or args.deepspeed_config."""
+import base64
+import binascii
+import json
+import os
+import pathlib
+
+from ._native import core
+from .errors import ConfigError
+
+
+def _from_text(text, origin):
+    return json.loads(core.plain_json(text, origin))
+
+
+def read(config):
+    """The configuration as a dict of its own.
+
+    `config` is a dict, the path of a JSON file (comments are allowed) or URL-safe base64 of JSON.
+
+    Raises  ConfigError (a ValueError): none of these, or a syntax error, with its place.
+    """
+    if isinstance(config, dict):
+        try:
+            return json.loads(json.dumps(config))
+        except TypeError as error:
+            raise ConfigError(f"config: {error}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
+    if isinstance(config, (str, os.PathLike)):
+        path = pathlib.Path(config)
+        try:
+            if path.is_file():
+                return _from_text(path.read_text(encoding="utf-8"), str(path))
+        except OSError:  # base64 may be longer than a file name
+            pass
+        try:
+            return _from_text(base64.urlsafe_b64decode(str(config)).decode("utf-8"), "<base64>")
+        except (binascii.Error, UnicodeDecodeError, ConfigError):
+            pass
+    raise ConfigError("Expected a string path to an existing deepspeed config, or a dictionary or a valid base64. "
+                      f"Received: {config!r}")
+
+
+def choose(config, args):
+    """The configuration that initialize() is given, by its argument or by args.deepspeed_config."""
+    named = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
+    if named is not None:
+        assert config is None, "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments and " \
+                               "deepspeed.initialize() function call"
+        return read(named)
+    assert config is not None, "DeepSpeed requires --deepspeed_config to specify configuration file, or config= of initialize()"
+    return read(config)
+
+
+def without_auto(section, depth=0):
+    """What "auto" stands for inside a section is the default, as in DeepSpeed; at the top level somebody must have filled it."""
+    if not isinstance(section, dict):
+        return section
+    return {key: without_auto(value, depth + 1) for key, value in section.items() if depth == 0 or value != "auto"}

@@ -1,0 +1,341 @@
+"""DeepSpeedEngine: an Engine of the library behind the attributes and methods that PyTorch programs use."""
+import contextlib
+import json
+import os
+
+import torch
+from torch.utils import _pytree
+
+from . import client_state as client_states
+from . import comm, config as configs, optimizers, schedules
+from ._native import core
+from .errors import ConfigError, ShapeError, UnsupportedError
+from .utils.logging import logger
+
+_SCHEDULER = "trireme.lr_scheduler"
+
+
+class DeepSpeedEngine(torch.nn.Module):
+    """Trains `module` over the ranks of the job. Made by initialize(); methods have DeepSpeed's names and meanings.
+
+    What says collective is called by all ranks in the same order. Errors are those of trireme.errors.
+    """
+
+    # pylint: disable=too-many-public-methods
+
+    def __init__(self, model, config, *, optimizer=None, model_parameters=None, lr_scheduler=None, output=""):
+        super().__init__()
+        self.module = model
+        self.world = comm.world()
+        self._given = configs.without_auto(config)
+        groups, section = self._choose_optimizer(optimizer, model_parameters)
+        native = dict(self._given)
+        if section is not None:
+            native["optimizer"] = section
+        self._add_leaves(native)
+        self.core = core.Engine(self.world, model, json.dumps(native), optimizers.native_groups(model, groups), output)
+        comm.engines.add(self)
+        self._resolved = json.loads(self.core.config)
+        client = optimizer if section is not None and optimizers.is_optimizer(optimizer) else None
+        has_optimizer = self._resolved.get("optimizer") is not None
+        self.optimizer = optimizers.ZeroOptimizer(self, groups, client) if has_optimizer else None
+        self.client_optimizer = client
+        self.client_lr_scheduler = schedules.make_client_schedule(lr_scheduler, client or self.optimizer)
+        self.lr_scheduler = self.client_lr_scheduler or self._own_schedule()
+        self.training_dataloader = None
+        self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
+        self.loaded_checkpoint_dp_world_size = None
+
+    def _choose_optimizer(self, optimizer, model_parameters):
+        """Parameter groups, and the optimizer section that stands for an object."""
+        if optimizer is None:
+            groups = optimizers.group_parameters(self.module, model_parameters)
+            if self._given.get("optimizer") is None:
+                return groups, None
+            self._freeze_others(groups)
+            return groups, None
+        if not optimizers.is_optimizer(optimizer):
+            if not callable(optimizer):
+                raise ConfigError(f"optimizer: {type(optimizer).__name__} is neither a torch.optim.Optimizer nor a callable that makes one")
+            optimizer = optimizer([p for g in optimizers.group_parameters(self.module, model_parameters) for p in g["params"]])
+        if self._given.get("optimizer") is not None:
+            logger.info("initialize: the optimizer object is used, not the configuration's optimizer section")
+        groups = optimizers.group_parameters(self.module, optimizer.param_groups)
+        # As DeepSpeed: groups without parameters go, so that indices of groups are those of the engine.
+        optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
+        self._freeze_others(groups)
+        return groups, optimizers.section_of(optimizer)
+
+    def _freeze_others(self, groups):
+        chosen = {p for group in groups for p in group["params"]}
+        others = [name for name, p in self.module.named_parameters() if p.requires_grad and p not in chosen]
+        for name in others:
+            self.module.get_parameter(name).requires_grad_(False)
+        if others:
+            logger.warning("initialize: %d parameters that the optimizer was not given are frozen: %s", len(others), ", ".join(others[:5]))
+
+    def _add_leaves(self, config):
+        """Modules marked by set_z3_leaf_modules()."""
+        marked = [name for name, module in self.module.named_modules() if getattr(module, "_z3_leaf", False)]
+        if not marked:
+            return
+        zero = dict(config.get("zero_optimization") or {})
+        leaves = dict(zero.get("leaf_module") or {})
+        leaves["names"] = list(leaves.get("names", [])) + marked
+        config["zero_optimization"] = {**zero, "leaf_module": leaves}
+
+    def _own_schedule(self):
+        return schedules.EngineSchedule(self) if self._resolved.get("scheduler") is not None else None
+
+    # --- the training step -------------------------------------------------------------------------------------------
+
+    def forward(self, *inputs, **kwargs):
+        """The module's forward(), under autocast and with cast inputs where the configuration says so."""
+        with self.core.forward_scope() as scope:
+            if self._casts_inputs:
+                cast = lambda value: scope.input(value) if isinstance(value, torch.Tensor) else value
+                inputs, kwargs = _pytree.tree_map(cast, (inputs, kwargs))
+            return self.module(*inputs, **kwargs)
+
+    def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
+        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at stages 2, 3.
+
+        Raises  ShapeError: not a scalar with a graph. StateError: no optimizer.
+        """
+        if not isinstance(loss, torch.Tensor):
+            raise ShapeError(f"backward: expected a scalar tensor as the loss, got {type(loss).__name__}")
+        return self.core.backward(loss, retain_graph, create_graph, scale_wrt_gas)
+
+    def scale(self, loss):
+        """What to call backward() on directly: `loss` times the loss scale, in fp32, where something computes in fp16."""
+        return self.core.scale(loss)
+
+    def step(self, lr_kwargs=None):
+        """At the end of an accumulation window updates the weights and advances the schedule; before it only counts. Collective."""
+        before = self.core.global_steps
+        if self.optimizer is not None:
+            self.optimizer.push()
+        self.core.step()
+        if self.core.global_steps == before:
+            return
+        if self.client_lr_scheduler is None:
+            self.optimizer.pull()
+        elif self.core.was_step_applied():
+            self.client_lr_scheduler.optimizer._opt_called = True  # as a torch scheduler wants to see  # pylint: disable=protected-access
+            self.client_lr_scheduler.step(**(lr_kwargs or {}))
+
+    def zero_grad(self, set_to_none=True):
+        """Drops the gradients of this window. Collective."""
+        self.core.zero_grad()
+
+    def no_sync(self):
+        """A scope in which backward passes reduce nothing, at every ZeRO stage."""
+        return self.core.no_sync()
+
+    def coalesce_grad_reduction(self):
+        """As no_sync(), but its end reduces, once. Collective."""
+        return self.core.coalesce_grad_reduction()
+
+    def is_gradient_accumulation_boundary(self):
+        """Whether the next step() ends the window."""
+        return self.core.is_gradient_accumulation_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary):
+        """From here on `is_boundary` says that, not the count."""
+        self.core.set_gradient_accumulation_boundary(is_boundary)
+
+    def was_step_applied(self):
+        """The last step() changed the weights."""
+        return self.core.was_step_applied()
+
+    def get_global_grad_norm(self):
+        """L2, before clipping, of the last step; -1 if it was not finite; None before the first one."""
+        return self.core.get_global_grad_norm()
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def get_lr(self):
+        """Learning rates of the next step, by parameter group."""
+        self.optimizer.push()
+        return [self.core.get_lr(group) for group in range(len(self.optimizer.param_groups))]
+
+    def set_lr(self, lr):
+        """For the next step, in every group."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def get_mom(self):
+        """(beta1, beta2) or (momentum, 0), by parameter group."""
+        return [self.core.get_mom(group) for group in range(len(self.optimizer.param_groups))]
+
+    def get_type(self):
+        """The optimizer's name, by parameter group."""
+        return [self._resolved["optimizer"]["type"]] * len(self.optimizer.param_groups)
+
+    def get_batch_info(self):
+        """(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)."""
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
+    def train_batch_size(self):
+        """Samples of a step over all ranks."""
+        return self.core.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self):
+        """Samples of a forward on one rank."""
+        return self.core.train_micro_batch_size_per_gpu
+
+    def gradient_accumulation_steps(self):
+        """Micro-batches of a step on one rank."""
+        return self.core.gradient_accumulation_steps
+
+    def set_train_batch_size(self, train_batch_size):
+        """By the accumulation steps. Raises BatchSizeError: not a multiple of micro-batch times ranks."""
+        self.core.set_train_batch_size(train_batch_size)
+
+    def set_train_micro_batch_size(self, micro_batch_size):
+        """And train_batch_size with it."""
+        self.core.set_train_micro_batch_size(micro_batch_size)
+
+    global_steps = property(lambda self: self.core.global_steps)
+    micro_steps = property(lambda self: self.core.micro_steps)
+    skipped_steps = property(lambda self: self.core.skipped_steps)
+    global_samples = property(lambda self: self.core.global_samples)
+    global_rank = property(lambda self: self.world.rank)
+    local_rank = property(lambda self: self.world.local_rank)
+    world_size = property(lambda self: self.world.size)
+    dp_world_size = property(lambda self: self.world.size)
+    mp_world_size = property(lambda self: 1)
+    device = property(lambda self: torch.device("cpu"))
+    config = property(lambda self: self._given)
+    resolved_config = property(lambda self: self._resolved, doc="Every option, spelled out.")
+    loss_scale = property(lambda self: self.core.loss_scale)
+
+    def zero_optimization_stage(self):
+        """0 to 3."""
+        return self._resolved["zero_optimization"]["stage"]
+
+    def zero_optimization(self):
+        """Whether anything is sharded."""
+        return self.zero_optimization_stage() > 0
+
+    def zero_optimization_partition_weights(self):
+        """Whether weights are."""
+        return self.zero_optimization_stage() >= 3
+
+    def bfloat16_enabled(self):
+        """Whether weights are bf16."""
+        return bool(self._resolved["bf16"]["enabled"])
+
+    def fp16_enabled(self):
+        """Whether weights are fp16."""
+        return bool(self._resolved["fp16"]["enabled"])
+
+    def gradient_clipping(self):
+        """The largest global norm; 0 is none."""
+        return self._resolved["gradient_clipping"]
+
+    def steps_per_print(self):
+        """Steps between two progress lines."""
+        return self._resolved["steps_per_print"]
+
+    def zero_gather_16bit_weights_on_model_save(self):
+        """Whether weights are gathered for a model file at stage 3: they are unless the configuration says no."""
+        zero = self._given.get("zero_optimization") or {}
+        return bool(zero.get("stage3_gather_16bit_weights_on_model_save", zero.get("gather_16bit_weights_on_model_save", True)))
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False):
+        """Saves all that training needs as save_dir/tag, by default global_stepN. Collective. Returns True.
+
+        `client_state` is a dict, the same on every rank: what JSON has, tensors and plain containers.
+        Raises  CheckpointError, IoError: nothing has changed then.
+        """
+        values = dict(client_state or {})
+        if hasattr(self.client_lr_scheduler, "state_dict"):
+            values[_SCHEDULER] = self.client_lr_scheduler.state_dict()
+        self.core.save_checkpoint(os.fspath(save_dir), tag="" if tag is None else str(tag),
+                                  client_state=client_states.to_text(values),
+                                  exclude_frozen_parameters=exclude_frozen_parameters, save_latest=save_latest)
+        return True
+
+    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
+                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
+        """Continues where a checkpoint was saved, at any number of ranks. Collective.
+
+        Returns (its path, client_state), or (None, None) where there is none.
+        Raises  CheckpointError: one that does not fit or is damaged; names what.
+        """
+        if custom_load_fn is not None:
+            raise UnsupportedError("load_checkpoint(custom_load_fn=…) is not there yet; leave it out")
+        loaded = self.core.load_checkpoint(os.fspath(load_dir), "" if tag is None else str(tag), load_module_strict,
+                                           load_optimizer_states, load_lr_scheduler_states, load_module_only)
+        if loaded is None:
+            return None, None
+        values = client_states.from_text(loaded[1])
+        scheduler = values.pop(_SCHEDULER, None)
+        if scheduler is not None and self.client_lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
+            self.client_lr_scheduler.load_state_dict(scheduler)
+        if self.optimizer is not None:
+            self.optimizer.pull()
+        self.loaded_checkpoint_dp_world_size = self.dp_world_size
+        return os.path.join(os.fspath(load_dir), loaded[0]), values
+
+    def wait_for_checkpoint(self):
+        """Waits for a save in the background. Collective."""
+        self.core.wait_for_checkpoint()
+
+    def save_16bit_model(self, save_dir, save_filename="pytorch_model.bin", exclude_frozen_parameters=False):
+        """Writes the weights, in the dtype that they have, into one file, unit by unit. Collective. Returns True."""
+        return self.core.save_16bit_model(os.fspath(save_dir), save_filename, exclude_frozen_parameters)
+
+    save_fp16_model = save_16bit_model
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
+        """The whole state dict on rank 0, None elsewhere. Collective."""
+        result = {} if self.world.rank == 0 else None
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+                continue
+            with core.GatheredContext([tensor], None):
+                if result is not None:
+                    result[name] = tensor.detach().clone()
+        return result
+
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    def deepspeed_io(self, dataset, batch_size=None, collate_fn=None, num_local_io_workers=0, data_sampler=None, shuffle=True):
+        """A DataLoader over this rank's part of `dataset`, in micro-batches."""
+        if data_sampler is None:
+            data_sampler = torch.utils.data.DistributedSampler(dataset, self.world.size, self.world.rank, shuffle=shuffle)
+        return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(),
+                                           sampler=data_sampler, collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
+
+    def empty_partition_cache(self):
+        """Drops what is gathered (stage 3). Every rank alike."""
+        self.core.empty_partition_cache()
+
+    def offload_states(self, include=None, device="cpu", pin_memory=True, non_blocking=False):
+        """Accepted: every state is in host memory already."""
+        names = [getattr(state, "value", state) for state in include or ()]
+        self.core.offload_states(names, str(getattr(device, "value", device)))
+
+    def reload_states(self, non_blocking=False):
+        """The reverse of offload_states()."""
+        self.core.reload_states()
+
+    def destroy(self):
+        """Gives the module plain, whole parameters again. Collective. The engine is spent."""
+        self.core.destroy()
+
+    def release(self):
+        """At the end of the process. Local; the engine is spent, and its module with it."""
+        self.core = None
+
+    def __getattr__(self, name):
+        """As the module's, for programs that treat the engine as their model."""
+        with contextlib.suppress(AttributeError):
+            return super().__getattr__(name)
+        return getattr(self._modules["module"], name)

@@ -1,0 +1,50 @@
+"""Messages of the library and of this package, through Python's logging."""
+import atexit
+import logging
+import os
+
+from .._native import core
+
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+
+
+def _make_logger():
+    made = logging.getLogger("trireme")
+    if not made.handlers:
+        handler = logging.StreamHandler()  # stderr
+        handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] [trireme] %(message)s", "%Y-%m-%d %H:%M:%S"))
+        made.addHandler(handler)
+        made.setLevel(os.environ.get("TRIREME_LOG_LEVEL", "INFO").upper())
+        made.propagate = False
+    return made
+
+
+logger = _make_logger()
+core.set_log_sink(lambda level, message: logger.log(_LEVELS[level], message))
+atexit.register(core.set_log_sink, None)
+
+
+def log_dist(message, ranks=None, level=logging.INFO):
+    """Logs on the given ranks alone; all of them with None or [-1]."""
+    rank = int(os.environ.get("RANK", "0"))
+    if not ranks or -1 in ranks or rank in ranks:
+        logger.log(level, "[Rank %d] %s", rank, message)
+
+
+def print_rank_0(message):
+    """Prints on rank 0 alone."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(message, flush=True)
+
+
+_seen = set()
+
+
+def warning_once(message):
+    """Warns, but not twice of the same."""
+    if message not in _seen:
+        _seen.add(message)
+        logger.warning(message)
+
+
+logger.warning_once = warning_once

@@ -1,0 +1,233 @@
+#include "python/engine.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/module_mirror.h"
+#include "trireme/base/json.h"
+
+namespace trireme::python {
+namespace {
+
+std::optional<double> number(const py::dict& group, const char* key) {
+  if (!group.contains(key) || group[key].is_none()) return std::nullopt;
+  return group[key].cast<double>();
+}
+
+/// {"names": [...], "lr": ..., "betas": (...), ...} as the parameters' part of a Python optimizer's group.
+ParameterGroup parameter_group(const py::dict& group) {
+  ParameterGroup result;
+  result.names = group["names"].cast<std::vector<std::string>>();
+  result.lr = number(group, "lr");
+  result.eps = number(group, "eps");
+  result.weight_decay = number(group, "weight_decay");
+  result.momentum = number(group, "momentum");
+  if (group.contains("betas")) {
+    const auto betas = group["betas"].cast<std::pair<double, double>>();
+    result.beta1 = betas.first;
+    result.beta2 = betas.second;
+  }
+  return result;
+}
+
+std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& world, const py::object& module,
+                                          const std::string& config, const std::vector<py::dict>& groups,
+                                          const std::string& output) {
+  InitializeOptions options;
+  options.config = parse_config(config, group_of(*world).size());
+  for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
+  options.output = output;
+  const auto mirror = mirror_of(module);
+  const py::gil_scoped_release no_gil;
+  return std::make_shared<ModuleEngine>(world, mirror, options);
+}
+
+py::dict hyperparameters(const ModuleEngine& engine, size_t group) {
+  const OptimizerOptions& options = engine.hyperparameters(group);
+  py::dict result;
+  result["lr"] = options.lr;
+  result["betas"] = py::make_tuple(options.beta1, options.beta2);
+  result["eps"] = options.eps;
+  result["weight_decay"] = options.weight_decay;
+  result["momentum"] = options.momentum;
+  return result;
+}
+
+void set_hyperparameters(ModuleEngine& engine, size_t group, const py::dict& values) {
+  OptimizerOptions options = engine.hyperparameters(group);
+  options.lr = number(values, "lr").value_or(options.lr);
+  options.eps = number(values, "eps").value_or(options.eps);
+  options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
+  options.momentum = number(values, "momentum").value_or(options.momentum);
+  if (values.contains("betas"))
+    std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
+  engine.set_hyperparameters(options, group);
+}
+
+/// The engine's forward scope as a Python context manager.
+class ForwardContext {
+ public:
+  explicit ForwardContext(std::shared_ptr<ModuleEngine> engine) : engine_(std::move(engine)) {}
+  void enter() { scope_.reset(new ForwardScope(engine_->begin_forward())); }
+  void exit() { scope_.reset(); }
+  at::Tensor input(const at::Tensor& tensor) { return scope_->input(at::Tensor(tensor)); }
+
+ private:
+  const std::shared_ptr<ModuleEngine> engine_;
+  std::unique_ptr<ForwardScope> scope_;
+};
+
+/// The scopes of an Engine end with their objects, and none of them moves: Python holds them in optionals.
+class NoSyncContext {
+ public:
+  explicit NoSyncContext(std::shared_ptr<ModuleEngine> engine) : engine_(std::move(engine)) {}
+  void enter() { scope_.reset(new NoSync(engine_->no_sync())); }
+  void exit() { scope_.reset(); }
+
+ private:
+  const std::shared_ptr<ModuleEngine> engine_;
+  std::unique_ptr<NoSync> scope_;
+};
+
+class CoalescedContext {
+ public:
+  explicit CoalescedContext(std::shared_ptr<ModuleEngine> engine) : engine_(std::move(engine)) {}
+  void enter() { scope_.reset(new CoalescedReduction(engine_->coalesce_grad_reduction())); }
+  void exit(bool reduces) {
+    if (reduces) scope_->close();
+    scope_.reset();
+  }
+
+ private:
+  const std::shared_ptr<ModuleEngine> engine_;
+  std::unique_ptr<CoalescedReduction> scope_;
+};
+
+void bind_scopes(py::module_& module) {
+  py::class_<ForwardContext>(module, "ForwardContext")
+      .def("__enter__",
+           [](ForwardContext& self) -> ForwardContext& {
+             self.enter();
+             return self;
+           })
+      .def("__exit__", [](ForwardContext& self, const py::args&) { self.exit(); })
+      .def("input", &ForwardContext::input);
+  py::class_<NoSyncContext>(module, "NoSyncContext")
+      .def("__enter__", &NoSyncContext::enter)
+      .def("__exit__", [](NoSyncContext& self, const py::args&) { self.exit(); });
+  py::class_<CoalescedContext>(module, "CoalescedContext")
+      .def("__enter__", &CoalescedContext::enter)
+      .def("__exit__", [](CoalescedContext& self, const py::object& type, const py::object&, const py::object&) {
+        const bool reduces = type.is_none();
+        const py::gil_scoped_release no_gil;
+        self.exit(reduces);
+      });
+}
+
+using EngineClass = py::class_<ModuleEngine, std::shared_ptr<ModuleEngine>>;
+
+void bind_steps(EngineClass& engine) {
+  engine
+      .def(
+          "backward",
+          [](ModuleEngine& self, const at::Tensor& loss, bool retain_graph, bool create_graph, bool scale_wrt_gas) {
+            return self.backward(loss, {retain_graph, create_graph, scale_wrt_gas});
+          },
+          py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false,
+          py::arg("scale_wrt_gas") = true, WithoutGil())
+      .def("scale", &ModuleEngine::scale, WithoutGil())
+      .def_property_readonly("loss_scale", &ModuleEngine::loss_scale)
+      .def("step", &ModuleEngine::step, WithoutGil())
+      .def("zero_grad", &ModuleEngine::zero_grad, WithoutGil())
+      .def("is_gradient_accumulation_boundary", &ModuleEngine::is_gradient_accumulation_boundary)
+      .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)
+      .def("was_step_applied", &ModuleEngine::was_step_applied)
+      .def("get_global_grad_norm", &ModuleEngine::get_global_grad_norm)
+      .def("empty_partition_cache", &ModuleEngine::empty_partition_cache, WithoutGil())
+      .def("destroy", &ModuleEngine::destroy, WithoutGil())
+      .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
+      .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
+      .def("coalesce_grad_reduction",
+           [](std::shared_ptr<ModuleEngine> self) { return CoalescedContext(std::move(self)); })
+      .def(
+          "offload_states",
+          [](ModuleEngine& self, std::vector<std::string> include, std::string device) {
+            self.offload_states({std::move(include), std::move(device)});
+          },
+          py::arg("include"), py::arg("device"), WithoutGil())
+      .def("reload_states", &ModuleEngine::reload_states, WithoutGil());
+}
+
+void bind_numbers(EngineClass& engine) {
+  engine.def_property_readonly("group_count", &ModuleEngine::group_count)
+      .def("get_lr", &ModuleEngine::get_lr, py::arg("group") = 0)
+      .def("get_mom", &ModuleEngine::get_mom, py::arg("group") = 0)
+      .def("hyperparameters", &hyperparameters)
+      .def("set_hyperparameters", &set_hyperparameters)
+      .def_property_readonly("global_steps", &ModuleEngine::global_steps)
+      .def_property_readonly("micro_steps", &ModuleEngine::micro_steps)
+      .def_property_readonly("skipped_steps", &ModuleEngine::skipped_steps)
+      .def_property_readonly("global_samples", &ModuleEngine::global_samples)
+      .def_property_readonly("train_batch_size", &ModuleEngine::train_batch_size)
+      .def_property_readonly("train_micro_batch_size_per_gpu", &ModuleEngine::train_micro_batch_size_per_gpu)
+      .def_property_readonly("gradient_accumulation_steps", &ModuleEngine::gradient_accumulation_steps)
+      .def("set_train_batch_size", &ModuleEngine::set_train_batch_size)
+      .def("set_train_micro_batch_size", &ModuleEngine::set_train_micro_batch_size)
+      .def_property_readonly("optimizer_bytes", &ModuleEngine::optimizer_bytes)
+      .def_property_readonly(
+          "config", [](const ModuleEngine& self) { return to_text(self.config()); },
+          "Every option, spelled out, as JSON text.");
+}
+
+void bind_files(EngineClass& engine) {
+  engine
+      .def(
+          "save_checkpoint",
+          [](ModuleEngine& self, const std::string& directory, const std::string& tag, const std::string& client_state,
+             bool exclude_frozen_parameters, bool save_latest) {
+            const SaveCheckpointOptions options{.tag = tag,
+                                                .client_state = client_state,
+                                                .exclude_frozen_parameters = exclude_frozen_parameters,
+                                                .latest = save_latest ? UpdateLatest::kYes : UpdateLatest::kNo};
+            (void)self.save_checkpoint(directory, options);
+          },
+          py::arg("directory"), py::arg("tag"), py::arg("client_state"), py::arg("exclude_frozen_parameters"),
+          py::arg("save_latest"), WithoutGil())
+      .def(
+          "wait_for_checkpoint", [](ModuleEngine& self) { (void)self.wait_for_checkpoint(); }, WithoutGil())
+      .def(
+          "load_checkpoint",
+          [](ModuleEngine& self, const std::string& directory, const std::string& tag, bool module_strict,
+             bool optimizer_states, bool lr_scheduler_states, bool module_only) {
+            std::optional<std::pair<std::string, std::string>> result;
+            const auto loaded = self.load_checkpoint(directory, {.tag = tag,
+                                                                 .load_module_strict = module_strict,
+                                                                 .load_optimizer_states = optimizer_states,
+                                                                 .load_lr_scheduler_states = lr_scheduler_states,
+                                                                 .load_module_only = module_only});
+            if (loaded) result.emplace(loaded->tag, loaded->client_state);
+            return result;
+          },
+          py::arg("directory"), py::arg("tag"), py::arg("module_strict"), py::arg("optimizer_states"),
+          py::arg("lr_scheduler_states"), py::arg("module_only"), WithoutGil(),
+          "(tag, client state as JSON text), or None.")
+      .def(
+          "save_16bit_model",
+          [](ModuleEngine& self, const std::string& directory, const std::string& name, bool exclude_frozen) {
+            return self.save_16bit_model(directory, {.name = name, .exclude_frozen_parameters = exclude_frozen});
+          },
+          py::arg("directory"), py::arg("name"), py::arg("exclude_frozen_parameters"), WithoutGil());
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  bind_scopes(module);
+  EngineClass engine(module, "Engine", "trireme::Engine over a Python module, which the caller keeps.");
+  engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
+             py::arg("output"));
+  bind_steps(engine);
+  bind_numbers(engine);
+  bind_files(engine);
+}
+
+}  // namespace trireme::python

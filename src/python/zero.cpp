@@ -1,0 +1,109 @@
+// trireme::zero and the functions on single parameters.
+#include "trireme/zero.h"
+
+#include "python/world.h"
+#include "trireme/config/config.h"
+
+namespace trireme::python {
+namespace {
+
+/// A scope as a Python context manager: made by __enter__, ended by __exit__.
+class InitContext {
+ public:
+  InitContext(std::shared_ptr<WorldHandle> world, zero::InitPolicy policy)
+      : world_(std::move(world)), policy_(std::move(policy)) {}
+  void enter() { scope_ = std::make_unique<zero::Init>(group_of(*world_), policy_); }
+  void exit() { scope_.reset(); }
+  int64_t peak_live_bytes() const { return scope_ ? scope_->peak_live_bytes() : 0; }
+
+ private:
+  const std::shared_ptr<WorldHandle> world_;
+  const zero::InitPolicy policy_;
+  std::unique_ptr<zero::Init> scope_;
+};
+
+class GatheredContext {
+ public:
+  GatheredContext(std::vector<at::Tensor> parameters, zero::GatheredOptions options)
+      : parameters_(std::move(parameters)), options_(options) {}
+  void enter() { scope_ = std::make_unique<zero::GatheredParameters>(parameters_, options_); }
+  void exit(bool closes) {
+    const auto scope = std::move(scope_);
+    if (closes) scope->close();
+  }
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+  const zero::GatheredOptions options_;
+  std::unique_ptr<zero::GatheredParameters> scope_;
+};
+
+zero::InitPolicy make_policy(const std::string& config, int world_size, std::optional<at::ScalarType> dtype,
+                             const std::string& remote_device, bool enabled) {
+  zero::InitPolicy policy;
+  if (!config.empty()) policy = init_policy(parse_config(config, world_size));
+  if (dtype) policy.dtype = dtype;
+  if (!remote_device.empty()) policy.remote_device = remote_device;
+  policy.enabled = policy.enabled && enabled;
+  return policy;
+}
+
+void bind_scopes(py::module_& module) {
+  py::class_<InitContext>(module, "InitContext")
+      .def(py::init([](std::shared_ptr<WorldHandle> world, const std::string& config,
+                       std::optional<at::ScalarType> dtype, const std::string& remote_device, bool enabled) {
+             const int size = group_of(*world).size();
+             return std::make_unique<InitContext>(std::move(world),
+                                                  make_policy(config, size, dtype, remote_device, enabled));
+           }),
+           py::arg("world"), py::arg("config"), py::arg("dtype"), py::arg("remote_device"), py::arg("enabled"))
+      .def("__enter__", &InitContext::enter, WithoutGil())
+      .def("__exit__",
+           [](InitContext& self, const py::args&) {
+             const py::gil_scoped_release no_gil;
+             self.exit();
+           })
+      .def_property_readonly("peak_live_bytes", &InitContext::peak_live_bytes);
+  py::class_<GatheredContext>(module, "GatheredContext")
+      .def(py::init([](std::vector<at::Tensor> parameters, std::optional<int> modifier_rank) {
+             return std::make_unique<GatheredContext>(std::move(parameters),
+                                                      zero::GatheredOptions{.modifier_rank = modifier_rank});
+           }),
+           py::arg("parameters"), py::arg("modifier_rank"))
+      .def("__enter__", &GatheredContext::enter, WithoutGil())
+      .def("__exit__", [](GatheredContext& self, const py::object& type, const py::object&, const py::object&) {
+        const bool closes = type.is_none();
+        const py::gil_scoped_release no_gil;
+        self.exit(closes);
+      });
+}
+
+void update_vectorized(const std::vector<at::Tensor>& parameters, const py::function& update) {
+  const py::gil_scoped_release no_gil;
+  safe_update_full_grad_vectorized(parameters, [&update](const at::Tensor& gradient, const at::Tensor& parameter) {
+    const py::gil_scoped_acquire gil;
+    return update(gradient, parameter).cast<at::Tensor>();
+  });
+}
+
+}  // namespace
+
+void bind_zero(py::module_& module) {
+  bind_scopes(module);
+  module.def("make_whole", &zero::make_whole, WithoutGil());
+  module.def("safe_get_full_fp32_param", &safe_get_full_fp32_param, WithoutGil());
+  module.def("safe_get_full_optimizer_state", &safe_get_full_optimizer_state, WithoutGil());
+  module.def("safe_get_full_grad", &safe_get_full_grad, WithoutGil());
+  module.def("safe_set_full_fp32_param", &safe_set_full_fp32_param, WithoutGil());
+  module.def("safe_set_full_optimizer_state", &safe_set_full_optimizer_state, WithoutGil());
+  module.def("safe_set_full_grad", &safe_set_full_grad, WithoutGil());
+  module.def("safe_get_local_fp32_param", &safe_get_local_fp32_param, WithoutGil());
+  module.def("safe_get_local_optimizer_state", &safe_get_local_optimizer_state, WithoutGil());
+  module.def("safe_get_local_grad", &safe_get_local_grad, WithoutGil());
+  module.def("safe_set_local_fp32_param", &safe_set_local_fp32_param, WithoutGil());
+  module.def("safe_set_local_optimizer_state", &safe_set_local_optimizer_state, WithoutGil());
+  module.def("safe_set_local_grad", &safe_set_local_grad, WithoutGil());
+  module.def("safe_update_full_grad_vectorized", &update_vectorized);
+}
+
+}  // namespace trireme::python
