@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree
 
 from . import client_state as client_states
-from . import comm, config as configs, optimizers, schedules
+from . import client_optimizer, comm, config as configs, optimizers, schedules
 from ._native import core
 from .errors import ConfigError, ShapeError, UnsupportedError
 from .utils.logging import logger
@@ -28,16 +28,18 @@ class DeepSpeedEngine(torch.nn.Module):
         self.module = model
         self.world = comm.world()
         self._given = configs.without_auto(config)
-        groups, section = self._choose_optimizer(optimizer, model_parameters)
-        native = dict(self._given)
-        if section is not None:
-            native["optimizer"] = section
+        groups, client = self._choose_optimizer(optimizer, model_parameters)
+        native, steps_itself = dict(self._given), False
+        if client is not None:
+            native["optimizer"] = optimizers.section_of(client)
+            steps_itself = native["optimizer"] is None
         self._add_leaves(native)
-        self.core = core.Engine(self.world, model, json.dumps(native), optimizers.native_groups(model, groups), output)
+        self.core = core.Engine(self.world, model, json.dumps({k: v for k, v in native.items() if v is not None}),
+                                [] if steps_itself else optimizers.native_groups(model, groups),
+                                client_optimizer.maker(model, client) if steps_itself else None, output)
         comm.engines.add(self)
         self._resolved = json.loads(self.core.config)
-        client = optimizer if section is not None and optimizers.is_optimizer(optimizer) else None
-        has_optimizer = self._resolved.get("optimizer") is not None
+        has_optimizer = client is not None or native.get("optimizer") is not None
         self.optimizer = optimizers.ZeroOptimizer(self, groups, client) if has_optimizer else None
         self.client_optimizer = client
         self.client_lr_scheduler = schedules.make_client_schedule(lr_scheduler, client or self.optimizer)
@@ -47,12 +49,11 @@ class DeepSpeedEngine(torch.nn.Module):
         self.loaded_checkpoint_dp_world_size = None
 
     def _choose_optimizer(self, optimizer, model_parameters):
-        """Parameter groups, and the optimizer section that stands for an object."""
+        """Parameter groups, and the optimizer object where there is one."""
         if optimizer is None:
             groups = optimizers.group_parameters(self.module, model_parameters)
-            if self._given.get("optimizer") is None:
-                return groups, None
-            self._freeze_others(groups)
+            if self._given.get("optimizer") is not None:
+                self._freeze_others(groups)
             return groups, None
         if not optimizers.is_optimizer(optimizer):
             if not callable(optimizer):
@@ -64,7 +65,7 @@ class DeepSpeedEngine(torch.nn.Module):
         # As DeepSpeed: groups without parameters go, so that indices of groups are those of the engine.
         optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
         self._freeze_others(groups)
-        return groups, optimizers.section_of(optimizer)
+        return groups, optimizer
 
     def _freeze_others(self, groups):
         chosen = {p for group in groups for p in group["params"]}
@@ -251,6 +252,8 @@ class DeepSpeedEngine(torch.nn.Module):
         `client_state` is a dict, the same on every rank: what JSON has, tensors and plain containers.
         Raises  CheckpointError, IoError: nothing has changed then.
         """
+        if self.optimizer is not None:
+            self.optimizer.push()  # the checkpoint has the learning rates of the next step
         values = dict(client_state or {})
         if hasattr(self.client_lr_scheduler, "state_dict"):
             values[_SCHEDULER] = self.client_lr_scheduler.state_dict()

@@ -5,7 +5,8 @@ import torch
 
 from .errors import ConfigError, UnsupportedError
 
-# Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off.
+# Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off. With
+# another one the object itself steps.
 _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening": 0, "lr_decay": 0,
         "initial_accumulator_value": 0}
 _SHARED = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
@@ -29,24 +30,16 @@ def _native_type(optimizer):
     return None
 
 
-def _check_hyperparameters(optimizer):
-    for index, group in enumerate(optimizer.param_groups):
-        for name, off in _OFF.items():
-            if group.get(name, off) not in (off, None):
-                raise UnsupportedError(f"optimizer {type(optimizer).__name__}: {name}={group[name]} of parameter group {index} is not "
-                                       f"there yet; use {name}={off}")
+def _is_covered(optimizer):
+    return all(group.get(name, off) in (off, None) for group in optimizer.param_groups for name, off in _OFF.items())
 
 
 def section_of(optimizer):
-    """The configuration's `optimizer` section for an optimizer object.
-
-    Raises  UnsupportedError: of a class, or with hyperparameters, that the library has no update for.
-    """
+    """The configuration's `optimizer` section for an optimizer object; None where the library has no such update, so that the
+    object itself must step."""
     native = _native_type(optimizer)
-    if native is None:
-        raise UnsupportedError(f"optimizer {type(optimizer).__module__}.{type(optimizer).__qualname__} is not there yet; use Adam, AdamW, "
-                               "SGD or Adagrad of torch.optim, one of trireme.ops, or the configuration's optimizer section")
-    _check_hyperparameters(optimizer)
+    if native is None or not _is_covered(optimizer):
+        return None
     kind, params = native
     first = optimizer.param_groups[0]
     for name in _SHARED:

@@ -33,7 +33,7 @@ torch::serialize::InputArchive reread(torch::serialize::OutputArchive& written) 
 class ClientOptimizer::Impl {
  public:
   Impl(const ClientOptimizerFactory& factory, std::vector<at::Tensor> parts, std::vector<std::string> names)
-      : parts_(std::move(parts)), names_(std::move(names)), optimizer_(factory(parts_)) {
+      : parts_(std::move(parts)), names_(std::move(names)), optimizer_(factory(parts_, names_)) {
     const char* fix = "; return a torch::optim optimizer of just the tensors that the factory was given";
     if (!optimizer_) throw ConfigError(str("client_optimizer: the factory returned none", fix));
     if (dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()))

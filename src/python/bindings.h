@@ -19,6 +19,7 @@ Group& group_of(const WorldHandle& world);
 
 void bind_errors(py::module_& module);
 void bind_log(py::module_& module);
+void bind_wait(py::module_& module);
 void bind_world(py::module_& module);
 void bind_config(py::module_& module);
 void bind_engine(py::module_& module);

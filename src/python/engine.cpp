@@ -2,6 +2,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "python/client_optimizer.h"
 #include "python/module_mirror.h"
 #include "trireme/base/json.h"
 
@@ -31,10 +32,11 @@ ParameterGroup parameter_group(const py::dict& group) {
 
 std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& world, const py::object& module,
                                           const std::string& config, const std::vector<py::dict>& groups,
-                                          const std::string& output) {
+                                          const py::object& make_client, const std::string& output) {
   InitializeOptions options;
   options.config = parse_config(config, group_of(*world).size());
   for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
+  if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
   options.output = output;
   const auto mirror = mirror_of(module);
   const py::gil_scoped_release no_gil;
@@ -224,7 +226,7 @@ void bind_engine(py::module_& module) {
   bind_scopes(module);
   EngineClass engine(module, "Engine", "trireme::Engine over a Python module, which the caller keeps.");
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
-             py::arg("output"));
+             py::arg("make_client"), py::arg("output"));
   bind_steps(engine);
   bind_numbers(engine);
   bind_files(engine);

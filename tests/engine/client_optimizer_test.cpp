@@ -36,11 +36,11 @@ struct WideImpl : torch::nn::Module {
 };
 TORCH_MODULE(Wide);
 
-std::unique_ptr<torch::optim::Optimizer> rmsprop(std::vector<at::Tensor> parts) {
+std::unique_ptr<torch::optim::Optimizer> rmsprop(const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
   return std::make_unique<torch::optim::RMSprop>(
       std::move(parts), torch::optim::RMSpropOptions(0.01).momentum(0.5).weight_decay(0.1).centered(true));
 }
-std::unique_ptr<torch::optim::Optimizer> adam(std::vector<at::Tensor> parts) {
+std::unique_ptr<torch::optim::Optimizer> adam(const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
   return std::make_unique<torch::optim::Adam>(std::move(parts), torch::optim::AdamOptions(0.01));
 }
 
@@ -62,7 +62,7 @@ void train(ModelEngine<WideImpl>& engine, int64_t from, int64_t to) {
 /// What plain libtorch makes of it.
 Wide trained_alone(const ClientOptimizerFactory& factory) {
   Wide net;
-  const auto optimizer = factory(net->parameters());
+  const auto optimizer = factory(net->parameters(), {});
   for (int64_t step = 0; step < kClientSteps; ++step) {
     optimizer->zero_grad();
     net->forward(step).backward();
@@ -121,7 +121,7 @@ TEST(ClientOptimizer, TakesItsLearningRateFromTheSchedule) {
     Dot net;
     Config config = client_config(1, 0);
     config.scheduler = ScheduleOptions{.kind = ScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 4};
-    const auto sgd = [](std::vector<at::Tensor> parts) {
+    const auto sgd = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
       return std::make_unique<torch::optim::SGD>(std::move(parts), torch::optim::SGDOptions(0.5));
     };
     auto engine = initialize(rank.world(), net, {.config = config, .client_optimizer = sgd});
@@ -150,9 +150,9 @@ TEST(ClientOptimizer, IsRefusedByNameWhereItCannotBeStepped) {
               "client_optimizer: the configuration has the optimizer SGD too; remove one of the two");
   EXPECT_SAYS(refusal_of({.config = config, .parameter_groups = {{.patterns = {"w"}}}, .client_optimizer = adam}),
               "parameter_groups: 1 of them beside a client_optimizer");
-  const auto lbfgs = [](std::vector<at::Tensor> parts) { return std::make_unique<torch::optim::LBFGS>(parts); };
+  const auto lbfgs = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) { return std::make_unique<torch::optim::LBFGS>(parts); };
   EXPECT_SAYS(refusal_of({.config = config, .client_optimizer = lbfgs}), "LBFGS needs a closure");
-  const auto other = [](const std::vector<at::Tensor>&) { return adam({at::zeros({2})}); };
+  const auto other = [](const std::vector<at::Tensor>&, const std::vector<std::string>&) { return adam({at::zeros({2})}, {}); };
   EXPECT_SAYS(refusal_of({.config = config, .client_optimizer = other}),
               "return a torch::optim optimizer of just the tensors that the factory was given");
 }
@@ -179,7 +179,7 @@ TEST(ClientOptimizer, WhoseStateIsNotOfTheShardsShapeTrainsButIsNotSaved) {
   const TemporaryFolder folder;
   run_ranks(1, [&](Rank& rank) {
     Dot net;
-    const auto factory = [](std::vector<at::Tensor> parts) { return std::make_unique<WithScalarState>(parts); };
+    const auto factory = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) { return std::make_unique<WithScalarState>(parts); };
     auto engine = initialize(rank.world(), net, {.config = client_config(1, 0), .client_optimizer = factory});
     engine.backward(engine(vec(1, 1)));
     engine.step();

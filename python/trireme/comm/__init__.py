@@ -65,10 +65,17 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     os.environ.setdefault("WORLD_SIZE", str(_world.size))
     os.environ.setdefault("LOCAL_RANK", str(_world.local_rank))
     if not dist.is_initialized():
+        atexit.register(_leave_torch)
         _init_torch(_world, dist_backend or "gloo", timeout, init_method, rank, world_size)
     if verbose and _world.rank == 0:
         logger.info("comm: %d rank%s, shared memory", _world.size, "s" if _world.size > 1 else "")
     atexit.register(_leave)
+
+
+def _leave_torch():
+    # Who made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the process.
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _leave():
@@ -79,6 +86,7 @@ def _leave():
     if _world is not None:
         _world.close()
     _world = None
+    core.clear_wait_hook()
 
 
 def get_local_rank():

@@ -1,6 +1,9 @@
 #include "comm/fabric/collective_queue.h"
 
+#include <chrono>
 #include <utility>
+
+#include "trireme/base/wait_hook.h"
 
 namespace trireme::comm {
 
@@ -49,6 +52,8 @@ std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request reques
 }
 
 void CollectiveQueue::complete(QueuedCall& call) {
+  constexpr std::chrono::milliseconds kSlice{20};
+  const WaitScope host;  // outside of our lock: who has the host's may want ours
   Lock lock(mutex_);
   while (!call.complete) {
     if (!running_) {
@@ -56,8 +61,12 @@ void CollectiveQueue::complete(QueuedCall& call) {
       continue;
     }
     ++waiters_;
-    progress_.wait(lock, [&] { return call.complete || !running_; });
+    const bool moved = progress_.wait_for(lock, kSlice, [&] { return call.complete || !running_; });
     --waiters_;
+    if (moved) continue;
+    lock.unlock();
+    host.poll();
+    lock.lock();
   }
   if (call.error) std::rethrow_exception(call.error);
 }

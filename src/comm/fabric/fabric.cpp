@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <optional>
+
+#include "trireme/base/wait_hook.h"
 
 namespace trireme::comm {
 namespace {
@@ -113,6 +116,8 @@ std::string Fabric::last_seen_here(int rank) const {
 void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
   GroupControl& shared = group();
   const WaitsFor published(own().waits_for, wait.peer);
+  std::optional<WaitScope> host;
+  if (wait.patience == Patience::kCaller) host.emplace();
   const auto start = Clock::now();
   auto looked_at_processes = start;
   while (true) {
@@ -121,6 +126,7 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
     if (!ready()) futex_wait(shared.bell, bell, std::min<std::chrono::nanoseconds>(kSlice, options_.timeout));
     shared.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (ready()) return;
+    if (host) host->poll();
 
     const auto now = Clock::now();
     const bool due = now - looked_at_processes >= kSlice / 2;

@@ -1,0 +1,61 @@
+"""An optimizer that the library has no update for: it steps itself, on this rank's parts of the parameters."""
+from collections import defaultdict
+
+import torch
+
+
+class PartOptimizer:
+    """The program's optimizer, with its parameters replaced by the parts of them that this rank updates (flat, fp32).
+
+    The library calls it; learning rates and other hyperparameters are those of the program's own param_groups.
+    """
+
+    def __init__(self, client, group_of, parts, names):
+        self._client = client
+        self._parts = parts
+        self._members = [[i for i, name in enumerate(names) if group_of[name] == g] for g in range(len(client.param_groups))]
+        # As a copy, which works for every class whatever its constructor takes; a scheduler's wrapper of step() stays behind.
+        self._own = object.__new__(type(client))
+        self._own.__dict__ = {key: value for key, value in client.__dict__.items() if key != "step"}
+        self._own.state = defaultdict(dict)
+        self._own.param_groups = [{**group, "params": [parts[i] for i in members]}
+                                  for group, members in zip(client.param_groups, self._members)]
+
+    def groups(self):
+        """(indices of parts, learning rate) of each parameter group."""
+        return [(members, float(group["lr"])) for group, members in zip(self._own.param_groups, self._members)]
+
+    def step(self, rates):
+        """One step with the parts' .grad. Returns the indices of the parts that have a state."""
+        for group, given, lr in zip(self._own.param_groups, self._client.param_groups, rates):
+            group.update({key: value for key, value in given.items() if key != "params"})
+            group["lr"] = lr
+        self._own.step()
+        return [i for i, part in enumerate(self._parts) if self._own.state.get(part)]
+
+    def state(self, part):
+        """What it keeps of a part: tensors, and the count of steps as an int."""
+        state = self._own.state.get(self._parts[part], {})
+        return {key: int(value) if key == "step" else value for key, value in state.items() if value is not None}
+
+    def set_state(self, part, values):
+        """Takes a state over, each value in the form that it has here."""
+        state = self._own.state[self._parts[part]]
+        for key, value in values.items():
+            now = state.get(key)
+            if isinstance(now, torch.Tensor) and not isinstance(value, torch.Tensor):
+                value = torch.full_like(now, value)
+            state[key] = value
+
+    def drop_state(self, part):
+        """As if the part had never been stepped."""
+        self._own.state.pop(self._parts[part], None)
+
+
+def maker(model, client):
+    """make(parts, names) for the library."""
+    name_of = {}
+    for name, parameter in model.named_parameters():
+        name_of.setdefault(parameter, name)
+    group_of = {name_of[p]: g for g, group in enumerate(client.param_groups) for p in group["params"] if p.requires_grad}
+    return lambda parts, names: PartOptimizer(client, group_of, parts, names)
