@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+"""Runs a test of the Python package beside pinned packages of other projects.
+
+    with_packages.py ENVIRONMENTS PACKAGE TEST PROGRAM     exits 77 when PyPI cannot be reached
+
+PACKAGE is the folder that has the built package `trireme`, PROGRAM the program of that name.
+"""
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "peers"))
+import environments  # pylint: disable=wrong-import-position
+
+PACKAGES = ("transformers==4.57.1", "accelerate==1.11.0", "peft==0.18.0")
+
+
+def main():
+    folder, package, test, program = sys.argv[1:]
+    try:
+        python = environments.python_with(folder, *PACKAGES)
+    except environments.Unreachable as reason:
+        print(f"the package index cannot be reached: {reason}")
+        sys.exit(77)
+    os.environ["PYTHONPATH"] = os.pathsep.join([package, str(pathlib.Path(test).parent)])
+    os.execv(python, [str(python), "-B", test, program])
+
+
+if __name__ == "__main__":
+    main()
