@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "intercept/transforms.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
@@ -55,7 +56,11 @@ void look(const at::Tensor& tensor, bool written, bool overwrites, Touches& touc
   if (!tensor.defined()) return;
   // Null in sparse and other tensors without a storage; asking them costs a virtual call.
   c10::StorageImpl* const held = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  if (held == nullptr) return;
+  if (held == nullptr) {
+    const at::Tensor& inner = under_transforms(tensor);
+    if (!inner.is_same(tensor)) look(inner, written, /*overwrites=*/false, touches);
+    return;
+  }
   c10::StorageImpl& storage = *held;
   ManagedStorage* owner = StorageHandle::owner_of(storage);
   if (owner == nullptr) return;
@@ -161,7 +166,10 @@ void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 
   Touches touches;
   if (read_scopes_ > 0 || traits.written != 0) look_at_arguments(call, read_scopes_ > 0, touches);
-  for (const Touch& touch : touches) touch.storage->before_access(touch.access);
+  if (!touches.empty()) {
+    const OutsideOfTransforms outside;
+    for (const Touch& touch : touches) touch.storage->before_access(touch.access);
+  }
   for (Pass* pass : passes_) pass->before(call);
   {
     WriteScope scope(touches);

@@ -1,0 +1,228 @@
+"""Models of Hugging Face and ways to write PyTorch programs, each as build() and loss(model, step, rank, size); batches of 4."""
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+BATCH, SEQUENCE, VOCABULARY = 4, 12, 64
+
+
+def _part(tensor, rank, size):
+    return tensor[rank * BATCH // size:(rank + 1) * BATCH // size]
+
+
+def _tokens(step, rank, size, length=SEQUENCE + 1):
+    ids = torch.randint(3, VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(step))
+    return _part(ids, rank, size)
+
+
+def _images(step, rank, size):
+    generator = torch.Generator().manual_seed(step)
+    return (_part(torch.randn(BATCH, 3, 16, 16, generator=generator), rank, size),
+            _part(torch.randint(0, 5, (BATCH,), generator=generator), rank, size))
+
+
+def causal_loss(model, step, rank, size):
+    ids = _tokens(step, rank, size)
+    logits = model(input_ids=ids[:, :-1]).logits
+    return functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
+
+
+def llama_config(**more):
+    return transformers.LlamaConfig(**{**dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                              intermediate_size=48, vocab_size=VOCABULARY, use_cache=False), **more})
+
+
+def llama(**more):
+    return transformers.LlamaForCausalLM(llama_config(**more))
+
+
+def gpt2():
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32, use_cache=False,
+                                     resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def t5():
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0, use_cache=False,
+        decoder_start_token_id=0))
+
+
+def t5_loss(model, step, rank, size):
+    return model(input_ids=_tokens(step, rank, size), labels=_tokens(step + 1000, rank, size)).loss
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY,
+        hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+
+
+def masked_loss(model, step, rank, size):
+    ids = _tokens(step, rank, size)
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+
+
+def mixtral():
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+        vocab_size=VOCABULARY, num_local_experts=4, num_experts_per_tok=2, use_cache=False))
+
+
+def vit():
+    return transformers.ViTForImageClassification(transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4,
+        num_labels=5, hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+
+
+def image_loss(model, step, rank, size):
+    pixels, labels = _images(step, rank, size)
+    return model(pixel_values=pixels, labels=labels).loss
+
+
+def lora():
+    import peft  # pylint: disable=import-outside-toplevel
+    return peft.get_peft_model(llama(), peft.LoraConfig(r=4, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "down_proj"]))
+
+
+def checkpointed(reentrant):
+    def build():
+        model = llama()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant:
+            model.enable_input_require_grads()
+        return model.train()
+    return build
+
+
+class Blocks(nn.Module):
+    """Layers that are recomputed, a tied output, a dict as the output, a forward hook, a buffer that follows."""
+
+    def __init__(self, compiled=False, reentrant=None):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 24)
+        layers = [nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 24)) for _ in range(3)]
+        self.layers = nn.ModuleList([torch.compile(layer, backend="aot_eager") if compiled else layer for layer in layers])
+        self.norm = nn.RMSNorm(24)
+        self.head = nn.Linear(24, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros(()))
+        self.norm.register_forward_hook(lambda module, inputs, output: output * 1.5)
+        self.reentrant = reentrant
+
+    def forward(self, input_ids):
+        hidden = self.embed(input_ids)
+        self.seen += 1
+        for layer in self.layers:
+            step = layer if self.reentrant is None else lambda x, f=layer: checkpoint(f, x, use_reentrant=self.reentrant)
+            hidden = hidden + step(hidden)
+        return {"logits": self.head(self.norm(hidden)), "hidden": hidden}
+
+
+def blocks_loss(model, step, rank, size):
+    ids = _tokens(step, rank, size)
+    logits = model(ids[:, :-1])["logits"]
+    return functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
+
+
+class Quantised(nn.Module):
+    """A frozen base of int8 weights and scales as buffers, and a trained adapter."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(24, 3 * 16 * 16)
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.adapter = nn.Sequential(nn.Linear(3 * 16 * 16, 4, bias=False), nn.Linear(4, 24, bias=False))
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, pixel_values):
+        flat = pixel_values.flatten(1)
+        return self.head(torch.relu(flat @ (self.weight.float() * self.scale).t() + self.adapter(flat)))
+
+
+def quantised_loss(model, step, rank, size):
+    pixels, labels = _images(step, rank, size)
+    return functional.cross_entropy(model(pixels), labels)
+
+
+class PerSample(nn.Module):
+    """A model whose loss uses torch.func: squared norms of per-sample gradients of an inner function of its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3 * 16 * 16, 8), nn.Linear(8, 5)
+
+    def forward(self, pixels, labels):
+        def sample_loss(x, label):
+            return functional.cross_entropy(self.second(torch.tanh(self.first(x)))[None], label[None])
+        flat = pixels.flatten(1)
+        slopes = torch.func.vmap(torch.func.grad(sample_loss))(flat, labels)
+        return functional.cross_entropy(self.second(torch.tanh(self.first(flat))), labels) + slopes.square().sum(1).mean()
+
+
+def per_sample_loss(model, step, rank, size):
+    return model(*_images(step, rank, size))
+
+
+MODELS = {
+    "llama": (llama, causal_loss),
+    "llama, tied": (lambda: llama(tie_word_embeddings=True), causal_loss),
+    "gpt2": (gpt2, causal_loss),
+    "t5": (t5, t5_loss),
+    "bert": (bert, masked_loss),
+    "mixtral": (mixtral, causal_loss),
+    "vit": (vit, image_loss),
+    "lora": (lora, causal_loss),
+    "checkpoint, reentrant": (checkpointed(True), causal_loss),
+    "checkpoint": (checkpointed(False), causal_loss),
+    "blocks": (Blocks, blocks_loss),
+    "blocks, checkpoint, reentrant": (lambda: Blocks(reentrant=True), blocks_loss),
+    "blocks, compiled": (lambda: Blocks(compiled=True), blocks_loss),
+    "quantised": (Quantised, quantised_loss),
+    "torch.func": (PerSample, per_sample_loss),
+}
+
+
+def build(name):
+    torch.manual_seed(7)
+    return MODELS[name][0]().train()
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def plain(name, steps, lr=1e-2):
+    """Losses on the whole batch in plain PyTorch."""
+    model = build(name)
+    optimizer, losses = torch.optim.AdamW(trained(model), lr=lr), []
+    for step in range(steps):
+        loss = MODELS[name][1](model, step, 0, 1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained(model), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def sharded(name, steps, stage, gather="auto", lr=1e-2):
+    """The same, each rank with its part of the batch; the mean over ranks."""
+    import trireme as deepspeed  # pylint: disable=import-outside-toplevel
+    model = build(name)
+    config = {"train_batch_size": BATCH, "zero_optimization": {"stage": stage}, "trireme": {"gather": gather}}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(trained(model), lr=lr), config=config)
+    losses = []
+    for step in range(steps):
+        loss = MODELS[name][1](engine, step, engine.global_rank, engine.world_size)
+        engine.backward(loss)
+        engine.step()
+        mean = loss.detach().clone()
+        deepspeed.comm.all_reduce(mean)
+        losses.append(mean.item() / engine.world_size)
+    engine.destroy()
+    return losses
