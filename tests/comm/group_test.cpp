@@ -11,8 +11,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using Groups = OnEveryWorld;
+using SharedMemories = OnEveryWorld;
 
-TEST_P(Groups, SharedMemoryOfOneIsTheSameForAllRanks) {
+TEST_P(SharedMemories, OfOneIsTheSameForAllRanks) {
   run([](Rank& rank) {
     const auto memory = rank.world().share(5000, Group::Share::kOne);
     EXPECT_EQ(memory->bytes(), 5000u);
@@ -25,7 +26,7 @@ TEST_P(Groups, SharedMemoryOfOneIsTheSameForAllRanks) {
   });
 }
 
-TEST_P(Groups, SharedMemoryOfEachBelongsToOneRank) {
+TEST_P(SharedMemories, OfEachBelongsToOneRank) {
   run([](Rank& rank) {
     const auto memory = rank.world().share(3 << 20, Group::Share::kEach);
     memory->of(rank.id())[100] = std::byte(rank.id() + 1);
@@ -37,7 +38,7 @@ TEST_P(Groups, SharedMemoryOfEachBelongsToOneRank) {
   });
 }
 
-TEST_P(Groups, SharedMemoryOutlivesItsGroup) {
+TEST_P(SharedMemories, OutlivesItsGroup) {
   run([](Rank& rank) {
     std::vector<int> all;
     for (int peer = 0; peer < rank.size(); ++peer) all.push_back(peer);
@@ -100,6 +101,7 @@ TEST_P(Groups, CompleteWhatNobodyWaitsFor) {
 }
 
 TRIREME_ON_EVERY_WORLD(Groups);
+TRIREME_ON_EVERY_SHARED_WORLD(SharedMemories);
 
 TEST(AsynchronousCall, MakesProgressWithoutItsCaller) {
   for (const int64_t numel : {int64_t{100}, int64_t{1} << 21}) {
