@@ -105,7 +105,7 @@ TRIREME_ON_EVERY_SHARED_WORLD(SharedMemories);
 
 TEST(AsynchronousCall, MakesProgressWithoutItsCaller) {
   for (const int64_t numel : {int64_t{100}, int64_t{1} << 21}) {
-    run_ranks(2, [numel](Rank& rank) {
+    const auto body = [numel](Rank& rank) {
       at::Tensor whole = at::ones({numel});
       const at::Tensor own = whole.slice(0, 0, numel / 2);
       auto pending = rank.world().all_gather(whole, own);
@@ -114,7 +114,9 @@ TEST(AsynchronousCall, MakesProgressWithoutItsCaller) {
       if (rank.id() == 1) pending.wait();
       while (!pending.done() && std::chrono::steady_clock::now() < memory_free) std::this_thread::sleep_for(1ms);
       EXPECT_TRUE(pending.done());
-    });
+    };
+    for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d})
+      run_ranks(2, body, {.backend = backend});
   }
 }
 
@@ -165,16 +167,18 @@ TEST(Counters, FollowTheCostLines) {
         EXPECT_EQ(sent([&] { group.scatter(whole, blocks, 0).wait(); }), root ? others * 10 : 0);
         EXPECT_EQ(sent([&] { group.barrier(); }), 0);
       };
-      if (fake)
+      if (fake) {
         check(*make_fake_group(size - 1, size));
-      else
-        run_ranks(size, [&](Rank& rank) { check(rank.world()); });
+        continue;
+      }
+      for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d})
+        run_ranks(size, [&](Rank& rank) { check(rank.world()); }, {.backend = backend});
     }
   }
 }
 
 TEST(FlightRecord, TellsTheLastOperationsOldestFirst) {
-  run_ranks(2, [](Rank& rank) {
+  const auto body = [](Rank& rank) {
     at::Tensor tensor = at::ones({12});
     for (int call = 0; call < 300; ++call) rank.world().all_reduce(tensor, ReduceOp::kMax).wait();
     rank.world().barrier();
@@ -182,7 +186,9 @@ TEST(FlightRecord, TellsTheLastOperationsOldestFirst) {
     EXPECT_EQ(std::count(record.begin(), record.end(), '\n'), 256);
     EXPECT_EQ(record.find("all_reduce #46 (numel 12, float32, max) at "), 0u) << record.substr(0, 200);
     EXPECT_NE(record.find("barrier #301 at "), std::string::npos);
-  });
+  };
+  for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d})
+    run_ranks(2, body, {.backend = backend});
 }
 
 TEST(Arguments, ThatDoNotFitAreShapeErrorsBeforeAnythingIsSent) {
