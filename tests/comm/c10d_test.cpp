@@ -92,6 +92,15 @@ TEST(AnAbortOverC10d, ReachesPeersThatWaitAndPeersThatCome) {
   EXPECT_TRUE(thrown_by([&] { groups[1]->barrier(); }).has("no more data"));
 }
 
+TEST(AnAbortOverC10d, IsHeardWhenTheGroupThatGaveUpIsGone) {
+  auto groups = groups_over(make_process_groups(2), {.timeout = 5s});
+  groups[1]->abort("no more data");
+  groups[1].reset();
+  const Thrown thrown = thrown_by([&] { groups[0]->barrier(); });
+  EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
+  EXPECT_TRUE(thrown.has("no more data")) << thrown.text;
+}
+
 TEST(AC10dGroup, CanBeDestroyedWithCallsUnderWay) {
   for (const BackendManners manners : {BackendManners::kGloo, BackendManners::kMpi}) {
     auto groups = groups_over(make_process_groups(2, manners));

@@ -176,15 +176,14 @@ void Link::record_failure(ErrorCode code, const std::string& message, const std:
   std::snprintf(letter->front().cause.data(), letter->front().cause.size(), "%s", cause.c_str());
   for (int peer = 0; peer < place().size; ++peer) {
     if (peer == place().rank) continue;
-    auto notice = std::make_unique<Wire::Flight>(wire_);
+    Wire::Flight notice(wire_);
     try {
-      notice->send(Channel::kCalls, parcel_of(peer, letter, 0));
-      notice->send(Channel::kMessageCalls, parcel_of(peer, letter, 0));
+      notice.send(Channel::kCalls, parcel_of(peer, letter, 0));
+      notice.send(Channel::kMessageCalls, parcel_of(peer, letter, 0));
     } catch (const std::exception&) {
-      continue;  // a peer that is gone needs none
+      // A peer that is gone needs none.
     }
-    std::lock_guard lock(mutex_);
-    notices_.push_back(std::move(notice));  // nobody waits for it: the peer may never come
+    notice.leave();
   }
   wire_.cancel();
   state_.log_failure(message);

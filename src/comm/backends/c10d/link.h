@@ -55,7 +55,6 @@ class Link {
   Wire wire_;
   mutable std::mutex mutex_;
   std::vector<std::optional<Call>> last_calls_{static_cast<size_t>(state_.place().size)};  // guarded by mutex_
-  std::vector<std::unique_ptr<Wire::Flight>> notices_;                                     // guarded by mutex_
 };
 
 }  // namespace trireme::comm

@@ -35,6 +35,17 @@ c10::intrusive_ptr<c10d::Backend> host_backend(c10d::ProcessGroup& process_group
   }
 }
 
+/// What peers have yet to take from groups that failed. The one thing that is kept per process: a group that has failed
+/// is soon destroyed, and a backend withdraws what nobody holds. Never destroyed, since libtorch may go before.
+struct Remains {
+  std::mutex mutex;
+  std::vector<c10::intrusive_ptr<c10d::Work>> transfers;  // guarded by mutex
+};
+Remains& remains() {
+  static auto* const all = new Remains;
+  return *all;
+}
+
 }  // namespace
 
 Wire::Wire(c10::intrusive_ptr<c10d::ProcessGroup> process_group, Address address, std::chrono::milliseconds timeout)
@@ -129,6 +140,11 @@ void Wire::Flight::start(Channel channel, const Parcel& parcel, Way way) {
       throw WireError(WireError::Kind::kLost, parcel.peer, {}, first_line(error));
     }
   }
+}
+
+void Wire::Flight::leave() noexcept {
+  std::lock_guard lock(remains().mutex);
+  for (; landed_ < transfers_.size(); ++landed_) remains().transfers.push_back(std::move(transfers_[landed_].work));
 }
 
 void Wire::Flight::land() {

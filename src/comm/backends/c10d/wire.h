@@ -65,6 +65,8 @@ class Wire {
     void receive(Channel channel, const Parcel& parcel);
     /// Waits for what was started and not waited for yet, in that order. Throws WireError.
     void land();
+    /// Nobody will wait: what was started goes on to the end of the process, whatever becomes of the group.
+    void leave() noexcept;
 
    private:
     friend class Wire;
