@@ -141,6 +141,14 @@ std::string describe(const Call& call) {
   return text + ")" + context;
 }
 
+std::string describe_mismatch(const std::string& group, const CallOfRank& own, const CallOfRank& other) {
+  const bool messages = own.call.kind == CallKind::kSend || own.call.kind == CallKind::kRecv;
+  const auto calls =
+      str("rank ", own.rank, " called ", describe(own.call), ", rank ", other.rank, " called ", describe(other.call));
+  return messages ? str("messages in group '", group, "' do not match: ", calls)
+                  : str("ranks called different operations in group '", group, "': ", calls);
+}
+
 Request all_reduce_request(const at::Tensor& tensor, ReduceOp op) {
   const auto kind = CallKind::kAllReduce;
   check_tensor(kind, "tensor", tensor);
@@ -231,6 +239,20 @@ Request recv_request(const Place& place, const at::Tensor& tensor, int peer) {
   check_rank(kind, "peer", peer, place.size);
   if (peer == place.rank) throw ShapeError(str("recv: expected another rank as peer, got this rank, ", peer));
   return {{.kind = kind, .dtype = tensor.scalar_type(), .root = peer, .numel = tensor.numel()}, tensor, {}};
+}
+
+Call split_call(const Place& place, const std::vector<int>& members) {
+  if (members.empty()) throw ShapeError("split: expected at least one member, got none");
+  uint64_t fingerprint = 1469598103934665603;
+  for (size_t index = 0; index < members.size(); ++index) {
+    const int rank = members[index];
+    if (rank < 0 || rank >= place.size)
+      throw ShapeError(str("split: expected members in [0, ", place.size, "), got ", rank));
+    if (index > 0 && rank <= members[index - 1])
+      throw ShapeError(str("split: expected members in ascending order, got ", members[index - 1], " before ", rank));
+    fingerprint = (fingerprint ^ static_cast<uint64_t>(rank)) * 1099511628211;
+  }
+  return {.kind = CallKind::kSplit, .root = members.front(), .numel = static_cast<int64_t>(fingerprint >> 1)};
 }
 
 int64_t bytes_sent(const Place& place, const Call& call) {

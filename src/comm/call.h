@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "trireme/comm/group.h"
 
@@ -57,6 +58,14 @@ std::string short_name(const Call& call);
 /// "all_gather #3 (numel 1000, float32) of layers.3 in step"
 std::string describe(const Call& call);
 
+/// A call and the rank that made it.
+struct CallOfRank {
+  int rank;
+  const Call& call;
+};
+/// Which two calls of group `group` do not fit each other: the text of every kDiverged.
+std::string describe_mismatch(const std::string& group, const CallOfRank& own, const CallOfRank& other);
+
 /// Which rank of how many.
 struct Place {
   int rank = 0;
@@ -85,6 +94,8 @@ Request gather_request(const Place& place, const at::Tensor& output, const at::T
 Request scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root);
 Request send_request(const Place& place, const at::Tensor& tensor, int peer);
 Request recv_request(const Place& place, const at::Tensor& tensor, int peer);
+/// The call of split(); ranks that name other members have diverged.
+Call split_call(const Place& place, const std::vector<int>& members);
 
 /// Bytes of this rank's data that go to other ranks: the cost lines of docs/comm.md.
 int64_t bytes_sent(const Place& place, const Call& call);

@@ -64,9 +64,10 @@ bool read_address(const Reader& read, LaunchVariables& found) {
 
 void check_one_host(const LaunchVariables& found, const std::string& where) {
   if (found.local_size == found.size) return;
-  throw ConfigError(str(found.size, " ranks, ", found.local_size, " of them on this host", where,
-                        ": more than one host needs a backend that is not there yet. Start all ranks on one host."),
-                    ErrorCode::kUnsupported);
+  throw ConfigError(
+      str(found.size, " ranks, ", found.local_size, " of them on this host", where,
+          ": init() joins ranks of one host. Start all ranks on one host, or join through a process group (join())."),
+      ErrorCode::kUnsupported);
 }
 
 LaunchVariables read_torchrun(const Reader& read) {
@@ -147,6 +148,15 @@ LaunchVariables read_launch_variables(const Environment& environment) {
   // A batch script has SLURM_PROCID too; only a program started by srun is one of several ranks.
   if (read.has("SLURM_PROCID") && read.has("SLURM_STEP_ID")) return read_slurm(read);
   return {};
+}
+
+Transport read_transport(const Environment& environment, Transport fallback) {
+  const auto text = environment("TRIREME_COMM");
+  if (!text) return fallback;
+  if (*text == "auto") return Transport::kAuto;
+  if (*text == "shm") return Transport::kShm;
+  if (*text == "c10d") return Transport::kC10d;
+  throw ConfigError(str("TRIREME_COMM=", *text, ": expected auto, shm or c10d"));
 }
 
 std::chrono::milliseconds read_timeout(const Environment& environment, std::chrono::milliseconds fallback) {

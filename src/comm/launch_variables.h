@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "trireme/comm/world.h"
+
 namespace trireme::comm {
 
 using Environment = std::function<std::optional<std::string>(const std::string&)>;
@@ -35,6 +37,9 @@ struct LaunchVariables {
 
 /// Throws ConfigError: a variable that is missing, is no number or does not fit the others.
 LaunchVariables read_launch_variables(const Environment& environment);
+
+/// TRIREME_COMM, else `fallback`. Throws ConfigError when it is none of auto, shm, c10d.
+Transport read_transport(const Environment& environment, Transport fallback);
 
 /// TRIREME_TIMEOUT_S, else `fallback`. Throws ConfigError when it is no positive number.
 std::chrono::milliseconds read_timeout(const Environment& environment, std::chrono::milliseconds fallback);

@@ -1,5 +1,5 @@
 // How the processes of a job find each other: one exchange of small records through a c10d store, then shared memory
-// only.
+// only, or a process group.
 #pragma once
 
 #include <chrono>
@@ -7,6 +7,7 @@
 
 #include "comm/launch_variables.h"
 #include "trireme/comm/group.h"
+#include "trireme/comm/world.h"
 
 namespace trireme::comm {
 
@@ -15,5 +16,9 @@ namespace trireme::comm {
 /// Throws    ConfigError (kUnsupported): ranks on several hosts, named. CommError: a rank that did not come, named.
 ///           IoError: shared memory that cannot be made or opened, an address that cannot be used.
 std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::milliseconds timeout);
+
+/// join() with options that have been checked.
+World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+              const JoinOptions& options);
 
 }  // namespace trireme::comm

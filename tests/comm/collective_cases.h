@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,10 +19,12 @@ struct CollectiveCase {
 };
 
 inline std::string name_of(const ::testing::TestParamInfo<CollectiveCase>& info) {
-  return std::string(info.param.backend == RankBackend::kThreads ? "Threads" : "Shm") + std::to_string(info.param.size);
+  static const std::map<RankBackend, std::string> names{
+      {RankBackend::kThreads, "Threads"}, {RankBackend::kShm, "Shm"}, {RankBackend::kC10d, "C10d"}};
+  return names.at(info.param.backend) + std::to_string(info.param.size);
 }
 
-/// Worlds that divide nothing evenly, on both providers of memory.
+/// Worlds that divide nothing evenly, on every backend.
 class OnEveryWorld : public ::testing::TestWithParam<CollectiveCase> {
  protected:
   void run(const std::function<void(Rank&)>& body) const {
@@ -29,14 +32,20 @@ class OnEveryWorld : public ::testing::TestWithParam<CollectiveCase> {
   }
 };
 
-#define TRIREME_ON_EVERY_WORLD(suite)                                                                       \
-  INSTANTIATE_TEST_SUITE_P(                                                                                 \
-      Worlds, suite,                                                                                        \
-      ::testing::Values(CollectiveCase{RankBackend::kThreads, 1}, CollectiveCase{RankBackend::kThreads, 2}, \
-                        CollectiveCase{RankBackend::kThreads, 3}, CollectiveCase{RankBackend::kThreads, 4}, \
-                        CollectiveCase{RankBackend::kShm, 1}, CollectiveCase{RankBackend::kShm, 2},         \
-                        CollectiveCase{RankBackend::kShm, 3}, CollectiveCase{RankBackend::kShm, 4}),        \
+inline std::vector<CollectiveCase> cases_of(const std::vector<RankBackend>& backends) {
+  std::vector<CollectiveCase> cases;
+  for (const RankBackend backend : backends)
+    for (int size = 1; size <= 4; ++size) cases.push_back({backend, size});
+  return cases;
+}
+
+#define TRIREME_ON_EVERY_WORLD(suite)                                                                               \
+  INSTANTIATE_TEST_SUITE_P(                                                                                         \
+      Worlds, suite, ::testing::ValuesIn(cases_of({RankBackend::kThreads, RankBackend::kShm, RankBackend::kC10d})), \
       [](const auto& info) { return name_of(info); })
+#define TRIREME_ON_EVERY_SHARED_WORLD(suite)                                                                         \
+  INSTANTIATE_TEST_SUITE_P(Worlds, suite, ::testing::ValuesIn(cases_of({RankBackend::kThreads, RankBackend::kShm})), \
+                           [](const auto& info) { return name_of(info); })
 
 inline const std::vector<at::ScalarType>& all_dtypes() {
   static const std::vector<at::ScalarType> dtypes{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kByte,

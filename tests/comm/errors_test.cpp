@@ -2,6 +2,7 @@
 
 #include "tests/comm/collective_calls.h"
 #include "tests/comm/collective_cases.h"
+#include "tests/comm/thrown.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/threads.h"
@@ -11,21 +12,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// What `body` throws as CommError on this rank.
-struct Thrown {
-  ErrorCode code = ErrorCode::kInternal;
-  std::string text = "nothing was thrown";
-  bool has(const std::string& part) const { return text.find(part) != std::string::npos; }
-};
-
-Thrown thrown_by(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const CommError& error) {
-    return {error.code(), error.what()};
-  }
-  return {};
-}
+/// With and without shared memory.
+constexpr RankBackend kBothKinds[] = {RankBackend::kThreads, RankBackend::kC10d};
 
 struct Divergence {
   const char* name;
@@ -53,8 +41,8 @@ TEST(DifferentCalls, AreNamedOnEveryRank) {
       {"share", [&](Group& g) { g.share(64, Group::Share::kOne); }, [&](Group& g) { g.share(65, Group::Share::kOne); },
        "numel 64", "numel 65"},
   };
-  for (const Divergence& divergence : cases) {
-    run_ranks(3, [&](Rank& rank) {
+  const auto check = [](const Divergence& divergence, RankBackend backend) {
+    const auto body = [&](Rank& rank) {
       rank.world().barrier();
       const Thrown thrown =
           thrown_by([&] { rank.id() == 1 ? divergence.rank_1(rank.world()) : divergence.most(rank.world()); });
@@ -62,7 +50,12 @@ TEST(DifferentCalls, AreNamedOnEveryRank) {
       EXPECT_TRUE(thrown.has(divergence.most_text)) << divergence.name << ": " << thrown.text;
       EXPECT_TRUE(thrown.has(divergence.rank_1_text)) << divergence.name << ": " << thrown.text;
       EXPECT_TRUE(thrown.has("rank 1 called")) << divergence.name << ": " << thrown.text;
-    });
+    };
+    run_ranks(3, body, {.backend = backend});
+  };
+  for (const Divergence& divergence : cases) {
+    check(divergence, RankBackend::kThreads);
+    if (std::string(divergence.name) != "share") check(divergence, RankBackend::kC10d);
   }
 }
 
@@ -87,7 +80,7 @@ TEST(ALateRank, IsNamedWithWhatItWasLastSeenDoing) {
 }
 
 TEST(AfterAnError, EveryCallThrowsTheFirstOneAtOnce) {
-  run_ranks(2, [](Rank& rank) {
+  const auto body = [](Rank& rank) {
     const Thrown first = thrown_by([&] {
       at::Tensor tensor = at::ones({rank.id() + 1});
       rank.world().all_reduce(tensor).wait();
@@ -99,11 +92,12 @@ TEST(AfterAnError, EveryCallThrowsTheFirstOneAtOnce) {
     }
     EXPECT_EQ(thrown_by([&] { rank.world().wait_until([] { return false; }, {.operation = "never"}); }).text,
               first.text);
-  });
+  };
+  for (const RankBackend backend : kBothKinds) run_ranks(2, body, {.backend = backend});
 }
 
 TEST(AfterAnError, ItSaysWhichMethodAndWhatItWasAbout) {
-  run_ranks(2, [](Rank& rank) {
+  const auto body = [](Rank& rank) {
     const CallerScope outer(rank.id() == 0 ? "save_checkpoint" : "step");
     const CallerScope inner("backward");
     const SubjectScope subject("layers.3");
@@ -111,7 +105,8 @@ TEST(AfterAnError, ItSaysWhichMethodAndWhatItWasAbout) {
     const Thrown thrown = thrown_by([&] { rank.world().all_reduce(tensor).wait(); });
     EXPECT_TRUE(thrown.has("all_reduce #1 (numel 1, float32, sum) of layers.3 in save_checkpoint")) << thrown.text;
     EXPECT_TRUE(thrown.has("all_reduce #1 (numel 2, float32, sum) of layers.3 in step")) << thrown.text;
-  });
+  };
+  for (const RankBackend backend : kBothKinds) run_ranks(2, body, {.backend = backend});
 }
 
 TEST(DifferentSubjects, AreDifferentOperations) {

@@ -11,8 +11,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using Groups = OnEveryWorld;
+using SharedMemories = OnEveryWorld;
 
-TEST_P(Groups, SharedMemoryOfOneIsTheSameForAllRanks) {
+TEST_P(SharedMemories, OfOneIsTheSameForAllRanks) {
   run([](Rank& rank) {
     const auto memory = rank.world().share(5000, Group::Share::kOne);
     EXPECT_EQ(memory->bytes(), 5000u);
@@ -25,7 +26,7 @@ TEST_P(Groups, SharedMemoryOfOneIsTheSameForAllRanks) {
   });
 }
 
-TEST_P(Groups, SharedMemoryOfEachBelongsToOneRank) {
+TEST_P(SharedMemories, OfEachBelongsToOneRank) {
   run([](Rank& rank) {
     const auto memory = rank.world().share(3 << 20, Group::Share::kEach);
     memory->of(rank.id())[100] = std::byte(rank.id() + 1);
@@ -37,7 +38,7 @@ TEST_P(Groups, SharedMemoryOfEachBelongsToOneRank) {
   });
 }
 
-TEST_P(Groups, SharedMemoryOutlivesItsGroup) {
+TEST_P(SharedMemories, OutlivesItsGroup) {
   run([](Rank& rank) {
     std::vector<int> all;
     for (int peer = 0; peer < rank.size(); ++peer) all.push_back(peer);
@@ -100,10 +101,11 @@ TEST_P(Groups, CompleteWhatNobodyWaitsFor) {
 }
 
 TRIREME_ON_EVERY_WORLD(Groups);
+TRIREME_ON_EVERY_SHARED_WORLD(SharedMemories);
 
 TEST(AsynchronousCall, MakesProgressWithoutItsCaller) {
   for (const int64_t numel : {int64_t{100}, int64_t{1} << 21}) {
-    run_ranks(2, [numel](Rank& rank) {
+    const auto body = [numel](Rank& rank) {
       at::Tensor whole = at::ones({numel});
       const at::Tensor own = whole.slice(0, 0, numel / 2);
       auto pending = rank.world().all_gather(whole, own);
@@ -112,7 +114,9 @@ TEST(AsynchronousCall, MakesProgressWithoutItsCaller) {
       if (rank.id() == 1) pending.wait();
       while (!pending.done() && std::chrono::steady_clock::now() < memory_free) std::this_thread::sleep_for(1ms);
       EXPECT_TRUE(pending.done());
-    });
+    };
+    for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d})
+      run_ranks(2, body, {.backend = backend});
   }
 }
 
@@ -163,16 +167,18 @@ TEST(Counters, FollowTheCostLines) {
         EXPECT_EQ(sent([&] { group.scatter(whole, blocks, 0).wait(); }), root ? others * 10 : 0);
         EXPECT_EQ(sent([&] { group.barrier(); }), 0);
       };
-      if (fake)
+      if (fake) {
         check(*make_fake_group(size - 1, size));
-      else
-        run_ranks(size, [&](Rank& rank) { check(rank.world()); });
+        continue;
+      }
+      for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d})
+        run_ranks(size, [&](Rank& rank) { check(rank.world()); }, {.backend = backend});
     }
   }
 }
 
 TEST(FlightRecord, TellsTheLastOperationsOldestFirst) {
-  run_ranks(2, [](Rank& rank) {
+  const auto body = [](Rank& rank) {
     at::Tensor tensor = at::ones({12});
     for (int call = 0; call < 300; ++call) rank.world().all_reduce(tensor, ReduceOp::kMax).wait();
     rank.world().barrier();
@@ -180,7 +186,9 @@ TEST(FlightRecord, TellsTheLastOperationsOldestFirst) {
     EXPECT_EQ(std::count(record.begin(), record.end(), '\n'), 256);
     EXPECT_EQ(record.find("all_reduce #46 (numel 12, float32, max) at "), 0u) << record.substr(0, 200);
     EXPECT_NE(record.find("barrier #301 at "), std::string::npos);
-  });
+  };
+  for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d})
+    run_ranks(2, body, {.backend = backend});
 }
 
 TEST(Arguments, ThatDoNotFitAreShapeErrorsBeforeAnythingIsSent) {

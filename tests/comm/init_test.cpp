@@ -82,7 +82,7 @@ TEST(LaunchVariables, OfOpenMpiOnSeveralHostsAreRefused) {
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                             {"PMIX_NAMESPACE", "77"}};
-  EXPECT_NE(error_of(variables).find("more than one host needs a backend that is not there yet"), std::string::npos);
+  EXPECT_NE(error_of(variables).find("init() joins ranks of one host"), std::string::npos);
 }
 
 TEST(LaunchVariables, OfSlurmCountOnlyWithinAStep) {
@@ -110,6 +110,14 @@ TEST(Timeout, IsReadInSecondsFromTheEnvironment) {
   EXPECT_EQ(comm::read_timeout(environment({}), 5s), 5s);
   EXPECT_EQ(comm::read_timeout(environment({{"TRIREME_TIMEOUT_S", "2.5"}}), 5s), 2500ms);
   EXPECT_THROW(comm::read_timeout(environment({{"TRIREME_TIMEOUT_S", "soon"}}), 5s), ConfigError);
+}
+
+TEST(Transport, IsReadFromTheEnvironmentAndRefusedByName) {
+  EXPECT_EQ(comm::read_transport(environment({}), Transport::kC10d), Transport::kC10d);
+  EXPECT_EQ(comm::read_transport(environment({{"TRIREME_COMM", "auto"}}), Transport::kC10d), Transport::kAuto);
+  EXPECT_EQ(comm::read_transport(environment({{"TRIREME_COMM", "shm"}}), Transport::kAuto), Transport::kShm);
+  EXPECT_EQ(comm::read_transport(environment({{"TRIREME_COMM", "c10d"}}), Transport::kAuto), Transport::kC10d);
+  EXPECT_THROW(comm::read_transport(environment({{"TRIREME_COMM", "smoke"}}), Transport::kAuto), ConfigError);
 }
 
 /// 0 when the ranks of `world` see each other.

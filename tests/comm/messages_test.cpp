@@ -62,20 +62,20 @@ TEST_P(Messages, AreReceivedInAnyOrderOfPeers) {
 TRIREME_ON_EVERY_WORLD(Messages);
 
 TEST(MessageThatDoesNotFit, IsAnErrorThatNamesBothCalls) {
-  const auto mismatch = [] {
-    run_ranks(2, [](Rank& rank) {
-      at::Tensor tensor = at::zeros({rank.id() == 0 ? 10 : 12});
-      rank.id() == 0 ? rank.world().send(tensor, 1).wait() : rank.world().recv(tensor, 0).wait();
-      rank.world().barrier();
-    });
+  const auto mismatch = [](Rank& rank) {
+    at::Tensor tensor = at::zeros({rank.id() == 0 ? 10 : 12});
+    rank.id() == 0 ? rank.world().send(tensor, 1).wait() : rank.world().recv(tensor, 0).wait();
+    rank.world().barrier();
   };
-  try {
-    mismatch();
-    FAIL() << "no error";
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kDiverged);
-    EXPECT_NE(std::string(error.what()).find("numel 10"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("numel 12"), std::string::npos) << error.what();
+  for (const RankBackend backend : {RankBackend::kThreads, RankBackend::kC10d}) {
+    try {
+      run_ranks(2, mismatch, {.backend = backend});
+      FAIL() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDiverged);
+      EXPECT_NE(std::string(error.what()).find("numel 10"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("numel 12"), std::string::npos) << error.what();
+    }
   }
 }
 

@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "tests/comm/collective_cases.h"
 
 namespace trireme {
@@ -96,9 +98,8 @@ TEST_P(Moves, ScatterGivesEachRankItsBlockOfTheRoot) {
 }
 
 TEST_P(Moves, BarrierLetsNobodyThroughBeforeTheLastHasCome) {
-  run([](Rank& rank) {
-    const auto memory = rank.world().share(sizeof(std::atomic<int>), Group::Share::kOne);
-    auto& arrived = *reinterpret_cast<std::atomic<int>*>(memory->of(0));
+  std::atomic<int> arrived{0};
+  run([&arrived](Rank& rank) {
     for (int round = 1; round <= 200; ++round) {
       arrived.fetch_add(1);
       rank.world().barrier();

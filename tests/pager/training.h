@@ -140,19 +140,20 @@ inline bool agree(const at::Tensor& a, const at::Tensor& b, Agreement agreement)
 /// The program under `policy` ends with the weights that one process of plain libtorch gets.
 template <class Net>
 void expect_trains_like_one_process(const Program<Net>& program, const PagerPolicy& policy,
-                                    Agreement agreement = Agreement::kBits,
-                                    const std::vector<int>& worlds = {1, 2, 3}) {
+                                    Agreement agreement = Agreement::kBits, const std::vector<int>& worlds = {1, 2, 3},
+                                    RankBackend backend = RankBackend::kThreads) {
   at::set_num_threads(1);
   for (const int ranks : worlds) {
     std::vector<at::Tensor> expected;
     run_ranks(1, [&](Rank&) { expected = plain_weights(program, ranks); });
-    run_ranks(ranks, [&](Rank& rank) {
+    const auto train = [&](Rank& rank) {
       const std::vector<at::Tensor> got = paged_weights(program, rank, policy);
       for (size_t i = 0; i < got.size(); ++i)
         EXPECT_TRUE(agree(got[i], expected[i], agreement))
             << "parameter " << i << " of rank " << rank.id() << " of " << ranks << ": "
             << (got[i] - expected[i]).abs().max().item<double>();
-    });
+    };
+    run_ranks(ranks, train, {.backend = backend});
   }
 }
 

@@ -10,7 +10,9 @@
 #include <typeinfo>
 #include <vector>
 
+#include "tests/support/process_groups.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/c10d.h"
 #include "trireme/comm/threads.h"
 #include "trireme/intercept.h"
 
@@ -83,12 +85,22 @@ void run_one(Group& group, const std::function<void(Rank&)>& body, Failures& fai
   }
 }
 
+std::vector<std::unique_ptr<Group>> make_groups(int size, const RunOptions& options) {
+  if (options.backend == RankBackend::kC10d) {
+    std::vector<std::unique_ptr<Group>> groups;
+    for (const auto& process_group : make_process_groups(size).groups)
+      groups.push_back(make_c10d_group(process_group, {.name = "world", .timeout = options.timeout}));
+    return groups;
+  }
+  const auto memory =
+      options.backend == RankBackend::kThreads ? ThreadGroupOptions::Memory::kHeap : ThreadGroupOptions::Memory::kFiles;
+  return make_thread_groups(size, {.name = "world", .timeout = options.timeout, .memory = memory});
+}
+
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Rank&)>& body, const RunOptions& options) {
-  const auto memory =
-      options.backend == RankBackend::kThreads ? ThreadGroupOptions::Memory::kHeap : ThreadGroupOptions::Memory::kFiles;
-  auto groups = make_thread_groups(size, {.name = "world", .timeout = options.timeout, .memory = memory});
+  auto groups = make_groups(size, options);
   Failures failures;
   std::vector<std::thread> threads;
   for (auto& group : groups)

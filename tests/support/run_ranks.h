@@ -24,6 +24,7 @@ class Rank {
 enum class RankBackend {
   kThreads,  ///< ranks share the heap
   kShm,      ///< every rank maps the memory files itself, at its own address, as processes do
+  kC10d,     ///< no shared memory: a process group of c10d among the threads
 };
 
 struct RunOptions {

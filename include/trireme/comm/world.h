@@ -6,7 +6,14 @@
 #include <optional>
 #include <string>
 
+#include <c10/util/intrusive_ptr.h>
+
 #include "trireme/comm/group.h"
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
 
 namespace trireme {
 
@@ -31,5 +38,32 @@ struct World {
 /// Throws    ConfigError: a variable that is missing or is no number, ranks on more than one host (named).
 ///           CommError: a peer did not arrive in time.
 World init(const InitOptions& options = {});
+
+/// What moves the data of a world that join() makes.
+enum class Transport {
+  kAuto,  ///< shared memory where all ranks can have it, else the process group
+  kShm,   ///< shared memory, or an error that says why not
+  kC10d,  ///< the process group
+};
+
+struct JoinOptions {
+  int rank = 0;
+  int size = 1;
+  /// TRIREME_COMM=auto|shm|c10d overrides it; the same on every rank.
+  Transport transport = Transport::kAuto;
+  /// As InitOptions::timeout.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Joins ranks that have met already: those of a program that torch.distributed has started. They exchange where they
+/// run through `store`, and meet in shared memory if that is one host and one PID namespace, else over `process_group`,
+/// which may be null where it will not be needed. Local rank and size follow from the hosts. Rank 0 logs what was
+/// chosen, and why.
+///
+/// Requires  all ranks call it, in the same order. The keys in `store` begin with "trireme/".
+/// Throws    ConfigError: ranks or transports that do not fit, kShm on several hosts, no process group where one is needed.
+///           CommError: a rank that did not come, named. IoError: a store or shared memory that cannot be used.
+World join(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+           const JoinOptions& options);
 
 }  // namespace trireme

@@ -13,6 +13,8 @@
 
 #include "trireme/base/wait_hook.h"
 
+#include "comm/group_state.h"
+
 namespace trireme::comm {
 namespace {
 
@@ -136,7 +138,7 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
     if (!failure) continue;
     if (ready()) return;
     if (failure->code == ErrorCode::kState) throw StateError(failure->text);
-    throw FabricError(failure->code, failure->text, failure->cause);
+    throw RelayedError(failure->code, failure->text, failure->cause);
   }
 }
 

@@ -122,15 +122,4 @@ class Fabric {
   std::vector<ProcessWatch> watches_;  // by rank, opened when first needed; guarded by watches_mutex_
 };
 
-/// What a CommError that is thrown again in another rank must tell: the code and the text of the first cause.
-class FabricError : public CommError {
- public:
-  FabricError(ErrorCode code, const std::string& message, std::string cause)
-      : CommError(code, message), cause_(std::move(cause)) {}
-  const std::string& cause() const noexcept { return cause_; }
-
- private:
-  std::string cause_;
-};
-
 }  // namespace trireme::comm

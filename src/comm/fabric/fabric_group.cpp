@@ -32,23 +32,6 @@ struct Outcome {
   int64_t failed = 0;
 };
 
-int64_t fingerprint(const std::vector<int>& members) {
-  int64_t hash = 1469598103934665603;
-  for (const int rank : members) hash = (hash ^ rank) * 1099511628211 & 0x7fffffffffffffff;
-  return hash;
-}
-
-void check_members(const std::vector<int>& members, int size) {
-  if (members.empty()) throw ShapeError("split: expected at least one member, got none");
-  for (size_t index = 0; index < members.size(); ++index) {
-    if (members[index] < 0 || members[index] >= size)
-      throw ShapeError(str("split: expected members in [0, ", size, "), got ", members[index]));
-    if (index > 0 && members[index] <= members[index - 1])
-      throw ShapeError(
-          str("split: expected members in ascending order, got ", members[index - 1], " before ", members[index]));
-  }
-}
-
 std::vector<int> everybody(int size) {
   std::vector<int> ranks(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) ranks[static_cast<size_t>(rank)] = rank;
@@ -170,10 +153,9 @@ std::shared_ptr<SharedMemory> FabricGroup::share(size_t bytes, Share mode) {
 }
 
 std::unique_ptr<Group> FabricGroup::split(const std::vector<int>& members, const std::string& name) {
-  check_members(members, size());
+  const Call call = split_call(engine_->place(), members);
   const int leader = members.front();
   const int new_size = static_cast<int>(members.size());
-  const Call call{.kind = CallKind::kSplit, .root = leader, .numel = fingerprint(members)};
   const size_t own_bytes = rank() == leader ? FabricLayout(new_size).bytes() : 0;
   auto segments = exchange_segments(call, own_bytes, members);
   const auto self = std::find(members.begin(), members.end(), rank());

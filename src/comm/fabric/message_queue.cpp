@@ -123,9 +123,7 @@ void MessageQueue::receive_chunk(Message& message) {
                   .numel = record.numel.load(std::memory_order_relaxed),
                   .seq = record.seq.load(std::memory_order_relaxed)};
   if (sent.numel != call.numel || sent.dtype != call.dtype || sent.seq != call.seq) {
-    const std::string cause = str("messages in group '", engine_->fabric().name(), "' do not match: rank ", to,
-                                  " called ", describe(call), ", rank ", from, " called ", describe(sent));
-    throw FabricError(ErrorCode::kDiverged, cause, cause);
+    throw CommError(ErrorCode::kDiverged, describe_mismatch(engine_->fabric().name(), {to, call}, {from, sent}));
   }
   const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
   if (bytes > 0)

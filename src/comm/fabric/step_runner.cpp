@@ -63,10 +63,8 @@ void StepRunner::compare_calls(const Call& call) const {
   for (int peer = 0; peer < fabric_.place().size; ++peer) {
     const Call other = fabric_.control(peer).calls[call.seq % kCallRecords].read();
     if (other.same_as(call)) continue;
-    const std::string cause =
-        str("ranks called different operations in group '", fabric_.name(), "': rank ", fabric_.place().rank,
-            " called ", describe(call), ", rank ", peer, " called ", describe(other));
-    throw FabricError(ErrorCode::kDiverged, cause, cause);
+    throw CommError(ErrorCode::kDiverged,
+                    describe_mismatch(fabric_.name(), {fabric_.place().rank, call}, {peer, other}));
   }
 }
 

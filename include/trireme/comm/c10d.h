@@ -1,0 +1,33 @@
+// A group over a process group of torch.distributed: for ranks that share no memory, such as several hosts.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "trireme/comm/group.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace trireme {
+
+struct C10dGroupOptions {
+  std::string name = "world";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Collective over `process_group`, as are the calls of the group: all its ranks make one, in the same order.
+/// Everything goes by send() and recv() of its backend for host tensors (Gloo, MPI), under tags from 16384 to 32767;
+/// the program may go on to use the process group with other tags. Sums are folded by the receiving rank, with the bits
+/// of every other backend.
+///
+/// Cost      the cost lines of docs/comm.md, and a description of 512 bytes to every peer per collective and message.
+/// Throws    ConfigError (kUnsupported): no backend for tensors on the host, as with NCCL alone.
+std::unique_ptr<Group> make_c10d_group(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+                                       const C10dGroupOptions& options = {});
+
+}  // namespace trireme

@@ -1,0 +1,92 @@
+#include "comm/backends/c10d/call_queue.h"
+
+#include <utility>
+
+namespace trireme::comm {
+
+struct CallQueue::QueuedCall final : public Pending<void>::Operation {
+  QueuedCall(std::shared_ptr<CallQueue> queue, Request request, Body body)
+      : queue(std::move(queue)), request(std::move(request)), body(std::move(body)) {}
+  void wait() override {
+    Lock lock(queue->mutex_);
+    queue->progress_.wait(lock, [this] { return complete; });
+    if (error) std::rethrow_exception(error);
+  }
+  bool done() noexcept override {
+    Lock lock(queue->mutex_);
+    return complete;
+  }
+  void drop() noexcept override {}
+
+  const std::shared_ptr<CallQueue> queue;  // shared: this may outlive the group
+  Request request;
+  const Body body;
+  // Guarded by the queue's mutex:
+  bool complete = false;
+  std::exception_ptr error;
+};
+
+std::shared_ptr<Pending<void>::Operation> CallQueue::submit(Request request, Body body) {
+  auto call = std::make_shared<QueuedCall>(shared_from_this(), std::move(request), std::move(body));
+  std::vector<std::shared_ptr<QueuedCall>>
+      retired;  // their tensors are released here, in the caller's thread, unlocked
+  Lock lock(mutex_);
+  retired.swap(retired_);
+  link_->state().throw_if_failed();
+  call->request.call.seq = next_seq_++;
+  link_->state().count(call->request.call);
+  queue_.push_back(call);
+  worker_.start_once([this] { work(); });
+  work_.notify_one();
+  return call;
+}
+
+void CallQueue::run_front(Lock& lock) {
+  const std::shared_ptr<QueuedCall> call = queue_.front();
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    link_->state().throw_if_failed();
+    const int64_t record = link_->state().recorder().begin(call->request.call);
+    call->body(*link_, call->request);
+    link_->state().recorder().end(record);
+  } catch (...) {
+    error = std::current_exception();
+    link_->fail(error);
+  }
+  lock.lock();
+  call->complete = true;
+  call->error = error;
+  queue_.pop_front();
+  if (call.use_count() == 1) retired_.push_back(call);  // dropped: its tensors must not be released in this thread
+  progress_.notify_all();
+}
+
+void CallQueue::work() {
+  Lock lock(mutex_);
+  while (true) {
+    work_.wait(lock, [this] { return stopped_ || !queue_.empty(); });
+    if (stopped_) return;
+    run_front(lock);
+  }
+}
+
+void CallQueue::shutdown() noexcept {
+  {
+    Lock lock(mutex_);
+    stopped_ = true;
+    work_.notify_all();
+  }
+  worker_.join();
+  Lock lock(mutex_);
+  for (const auto& call : queue_) {
+    call->complete = true;
+    call->error = std::make_exception_ptr(StateError(str("group '", link_->state().name(), "' was destroyed before ",
+                                                         describe(call->request.call), " was complete")));
+  }
+  queue_.clear();
+  retired_.clear();
+  progress_.notify_all();
+}
+
+}  // namespace trireme::comm

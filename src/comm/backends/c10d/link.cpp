@@ -1,0 +1,192 @@
+#include "comm/backends/c10d/link.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <type_traits>
+#include <utility>
+
+namespace trireme::comm {
+
+/// What goes before the data of a call, or instead of it. All ranks run the same build.
+struct Link::Letter {
+  static constexpr int64_t kCall = 0x5472697265;  // not what a stray message begins with
+  static constexpr int64_t kFailure = kCall + 1;
+  int64_t kind = kCall;
+  int64_t code = 0;  ///< ErrorCode of a failure
+  Call call;
+  std::array<char, 512 - 2 * sizeof(int64_t) - sizeof(Call)> cause{};
+};
+
+namespace {
+
+template <class Letter>
+Parcel parcel_of(int peer, const std::shared_ptr<std::vector<Letter>>& letters, size_t index) {
+  static_assert(std::is_trivially_copyable_v<Letter> && sizeof(Letter) == 512);
+  return {peer, reinterpret_cast<std::byte*>(&(*letters)[index]), sizeof(Letter), letters};
+}
+
+std::string format_seconds(std::chrono::steady_clock::duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+}  // namespace
+
+void Link::check(const Letter& letter, const Call& own, int peer) {
+  if (letter.kind == Letter::kFailure) {
+    const std::string cause(letter.cause.data());
+    throw RelayedError(static_cast<ErrorCode>(letter.code),
+                       str("rank ", peer, " failed while rank ", place().rank, " was in ", describe(own), " of group '",
+                           state_.name(), "': ", cause),
+                       cause);
+  }
+  if (letter.kind != Letter::kCall)
+    throw CommError(ErrorCode::kDiverged,
+                    str("rank ", peer, " sent something else than a call to rank ", place().rank, " in ", describe(own),
+                        " of group '", state_.name(),
+                        "'; the process group's tags from 16384 to 32767 are Trireme's, and all ranks need one build"));
+  {
+    std::lock_guard lock(mutex_);
+    last_calls_[static_cast<size_t>(peer)] = letter.call;
+  }
+  const bool is_message = own.kind == CallKind::kRecv;
+  const Call& other = letter.call;
+  const bool fits =
+      is_message ? other.numel == own.numel && other.dtype == own.dtype && other.seq == own.seq : other.same_as(own);
+  if (!fits)
+    throw CommError(ErrorCode::kDiverged, describe_mismatch(state_.name(), {place().rank, own}, {peer, other}));
+}
+
+void Link::meet(const Call& call) {
+  const auto size = static_cast<size_t>(place().size);
+  const auto letters = std::make_shared<std::vector<Letter>>(size);
+  (*letters)[static_cast<size_t>(place().rank)].call = call;
+  Wire::Flight outgoing(wire_);
+  std::vector<std::unique_ptr<Wire::Flight>> incoming(size);
+  try {
+    for (int peer = 0; peer < place().size; ++peer) {
+      if (peer == place().rank) continue;
+      const auto index = static_cast<size_t>(peer);
+      incoming[index] = std::make_unique<Wire::Flight>(wire_);
+      incoming[index]->receive(Channel::kCalls, parcel_of(peer, letters, index));
+      outgoing.send(Channel::kCalls, parcel_of(peer, letters, static_cast<size_t>(place().rank)));
+    }
+    for (int peer = 0; peer < place().size; ++peer) {
+      if (peer == place().rank) continue;
+      incoming[static_cast<size_t>(peer)]->land();
+      check((*letters)[static_cast<size_t>(peer)], call, peer);
+    }
+    outgoing.land();
+  } catch (const WireError& error) {
+    rethrow(error, call);
+  }
+}
+
+void Link::announce(const Call& call) {
+  const auto letter = std::make_shared<std::vector<Letter>>(1);
+  letter->front().call = call;
+  try {
+    Wire::Flight flight(wire_);
+    flight.send(Channel::kMessageCalls, parcel_of(call.root, letter, 0));
+    flight.land();
+  } catch (const WireError& error) {
+    rethrow(error, call);
+  }
+}
+
+void Link::expect(const Call& call) {
+  const auto letter = std::make_shared<std::vector<Letter>>(1);
+  try {
+    Wire::Flight flight(wire_);
+    flight.receive(Channel::kMessageCalls, parcel_of(call.root, letter, 0));
+    flight.land();
+  } catch (const WireError& error) {
+    rethrow(error, call);
+  }
+  try {
+    check(letter->front(), call, call.root);
+  } catch (const CommError&) {
+    const Call& sent = letter->front().call;
+    if (letter->front().kind == Letter::kCall) {
+      const int64_t bytes = sent.numel * static_cast<int64_t>(c10::elementSize(sent.dtype));
+      const auto unwanted = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
+      move(call, Channel::kMessages, {.receives = {{call.root, unwanted->data(), bytes, unwanted}}, .sends = {}});
+    }
+    throw;
+  }
+}
+
+void Link::move(const Call& call, Channel channel, const Traffic& traffic) {
+  try {
+    Wire::Flight flight(wire_);
+    for (const Parcel& parcel : traffic.receives) flight.receive(channel, parcel);
+    for (const Parcel& parcel : traffic.sends) flight.send(channel, parcel);
+    flight.land();
+  } catch (const WireError& error) {
+    rethrow(error, call);
+  }
+}
+
+std::string Link::last_seen(int peer) const {
+  std::lock_guard lock(mutex_);
+  const auto& call = last_calls_[static_cast<size_t>(peer)];
+  return call ? str("rank ", peer, " was last in ", describe(*call)) : str("rank ", peer, " was not heard of yet");
+}
+
+void Link::rethrow(const WireError& error, const Call& call) {
+  if (error.kind() == WireError::Kind::kCancelled) {
+    state_.throw_if_failed();
+    throw StateError(str("group '", state_.name(), "' was destroyed while ", describe(call), " was under way"));
+  }
+  const bool late = error.kind() == WireError::Kind::kTimeout;
+  throw CommError(
+      late ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
+      str("rank ", error.peer(), late ? " did not arrive" : " was lost", " while rank ", place().rank,
+          " waited for it in ", describe(call), " of group '", state_.name(), "' after ",
+          format_seconds(error.waited()), "; ", last_seen(error.peer()), "; the process group says: ", error.what(),
+          late ? ". It may be stopped, stuck or slow; the limit is C10dGroupOptions::timeout or "
+                 "TRIREME_TIMEOUT_S."
+               : ""));
+}
+
+void Link::fail(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RelayedError& failure) {
+    record_failure(failure.code(), failure.what(), failure.cause());
+  } catch (const CommError& failure) {
+    record_failure(failure.code(), failure.what(), failure.what());
+  } catch (...) {
+    // Not the wire's failure (the group was destroyed under a wait): peers are told by the destructor.
+  }
+}
+
+void Link::abort(const std::string& reason) noexcept {
+  const std::string message = state_.given_up(reason);
+  record_failure(ErrorCode::kPeerLost, message, message);
+}
+
+void Link::record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept {
+  if (!state_.remember_failure(code, message)) return;
+  const auto letter = std::make_shared<std::vector<Letter>>(1);
+  letter->front().kind = Letter::kFailure;
+  letter->front().code = static_cast<int64_t>(code);
+  std::snprintf(letter->front().cause.data(), letter->front().cause.size(), "%s", cause.c_str());
+  for (int peer = 0; peer < place().size; ++peer) {
+    if (peer == place().rank) continue;
+    Wire::Flight notice(wire_);
+    try {
+      notice.send(Channel::kCalls, parcel_of(peer, letter, 0));
+      notice.send(Channel::kMessageCalls, parcel_of(peer, letter, 0));
+    } catch (const std::exception&) {
+      // A peer that is gone needs none.
+    }
+    notice.leave();
+  }
+  wire_.cancel();
+  state_.log_failure(message);
+}
+
+}  // namespace trireme::comm

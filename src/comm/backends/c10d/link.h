@@ -1,0 +1,60 @@
+// One rank's side of a c10d group: its state and its wire, what it tells its peers of each call, and what it says when
+// they do not answer.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/backends/c10d/wire.h"
+#include "comm/group_state.h"
+
+namespace trireme::comm {
+
+class Link {
+ public:
+  Link(const Place& place, const std::string& name, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+       Wire::Address address, std::chrono::milliseconds timeout)
+      : state_(place, name), wire_(std::move(process_group), std::move(address), timeout) {}
+
+  GroupState& state() { return state_; }
+  Wire& wire() { return wire_; }
+  const Place& place() const { return state_.place(); }
+
+  /// Tells every peer what this rank calls and hears what they call: every collective is a meeting of all ranks.
+  /// Throws CommError: a peer is gone, late, has failed, or is in another call.
+  void meet(const Call& call);
+  /// The same for a message, from one rank to the other.
+  void announce(const Call& call);
+  /// A message that does not fit is taken all the same, so that its sender ends. Throws as meet().
+  void expect(const Call& call);
+
+  /// What `call` moves; the receptions are posted first.
+  struct Traffic {
+    std::vector<Parcel> receives;
+    std::vector<Parcel> sends;
+  };
+  void move(const Call& call, Channel channel, const Traffic& traffic);
+
+  /// Marks the group dead here and tells peers, if `error` is a CommError. The first one counts.
+  void fail(const std::exception_ptr& error) noexcept;
+  void abort(const std::string& reason) noexcept;
+
+ private:
+  struct Letter;
+  /// What a rank is told in place of the call that it waits for, when there will be none.
+  void check(const Letter& letter, const Call& own, int peer);
+  [[noreturn]] void rethrow(const WireError& error, const Call& call);
+  std::string last_seen(int peer) const;
+  void record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept;
+
+  GroupState state_;
+  Wire wire_;
+  mutable std::mutex mutex_;
+  std::vector<std::optional<Call>> last_calls_{static_cast<size_t>(state_.place().size)};  // guarded by mutex_
+};
+
+}  // namespace trireme::comm

@@ -1,0 +1,94 @@
+#include "comm/meeting_point.h"
+
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "comm/first_line.h"
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+namespace {
+
+// Ranks that are told to stop must have read why before rank 0 takes the server away.
+constexpr std::chrono::seconds kFarewell{10};
+
+c10::intrusive_ptr<c10d::Store> open_store(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
+  if (launch.meeting == Meeting::kFile) {
+    auto store = c10::make_intrusive<c10d::FileStore>(launch.path, launch.size);
+    store->setTimeout(timeout);
+    return store;
+  }
+  c10d::TCPStoreOptions options;
+  options.port = launch.port;
+  options.isServer = launch.rank == 0 && !launch.launcher_serves;
+  options.numWorkers = static_cast<size_t>(launch.size);
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  options.multiTenant = true;  // torch.distributed in the same program may use the same address
+  return c10::make_intrusive<c10d::TCPStore>(launch.host, options);
+}
+
+}  // namespace
+
+MeetingPoint MeetingPoint::open(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
+  const bool file = launch.meeting == Meeting::kFile;
+  MeetingPoint point({launch.rank, launch.size}, file ? launch.path : str(launch.host, ":", launch.port), timeout);
+  try {
+    point.enter(open_store(launch, timeout), str("trireme/", launch.attempt, "/"));
+  } catch (const std::exception& error) {
+    throw IoError(str("rank ", launch.rank, " cannot use ", point.where_, ", where the ranks are to meet: ",
+                      first_line(error), ". If the address is taken, set another MASTER_PORT."));
+  }
+  return point;
+}
+
+MeetingPoint MeetingPoint::in(c10::intrusive_ptr<c10d::Store> store, const Place& place,
+                              std::chrono::milliseconds timeout) {
+  MeetingPoint point(place, "the store of torch.distributed", timeout);
+  try {
+    point.enter(store, "trireme/join/");
+  } catch (const std::exception& error) {
+    throw IoError(str("rank ", place.rank, " cannot use ", point.where_, ": ", first_line(error)));
+  }
+  return point;
+}
+
+void MeetingPoint::enter(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
+  const int64_t time = store->add(str(prefix, "joined/", place_.rank), 1);
+  store_ = c10::make_intrusive<c10d::PrefixStore>(str(prefix, time), store);
+}
+
+std::vector<std::string> MeetingPoint::exchange(const std::string& key, const std::string& text) {
+  int peer = place_.rank;
+  try {
+    store_->set(key + std::to_string(place_.rank), text);
+    std::vector<std::string> all;
+    for (peer = 0; peer < place_.size; ++peer) {
+      const std::string name = key + std::to_string(peer);
+      store_->wait({name}, timeout_);
+      all.push_back(store_->get_to_str(name));
+    }
+    return all;
+  } catch (const std::exception& error) {
+    throw CommError(ErrorCode::kTimeout, str("rank ", place_.rank, " waited at ", where_, " for rank ", peer, " of ",
+                                             place_.size, ", which did not come: ", first_line(error)));
+  }
+}
+
+void MeetingPoint::farewell() noexcept {
+  try {
+    const auto end = std::chrono::steady_clock::now() + kFarewell;
+    int64_t gone = store_->add("gone", 1);
+    while (place_.rank == 0 && gone < place_.size && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      gone = store_->add("gone", 0);
+    }
+  } catch (...) {
+    // The error that brought us here is the one to report.
+  }
+}
+
+}  // namespace trireme::comm

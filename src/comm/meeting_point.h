@@ -1,0 +1,38 @@
+// A store of c10d where the ranks of one job exchange small texts, with errors that name what went wrong.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/launch_variables.h"
+
+namespace trireme::comm {
+
+class MeetingPoint {
+ public:
+  /// Where the launcher says. Throws IoError: an address that cannot be used.
+  static MeetingPoint open(const LaunchVariables& launch, std::chrono::milliseconds timeout);
+  /// In a store of the program's own.
+  static MeetingPoint in(c10::intrusive_ptr<c10d::Store> store, const Place& place, std::chrono::milliseconds timeout);
+
+  /// Gives `text` to every rank and returns everybody's, in rank order. Throws CommError: a rank did not come.
+  std::vector<std::string> exchange(const std::string& key, const std::string& text);
+  /// Rank 0 stays until every rank has come here.
+  void farewell() noexcept;
+
+ private:
+  MeetingPoint(const Place& place, std::string where, std::chrono::milliseconds timeout)
+      : place_(place), where_(std::move(where)), timeout_(timeout) {}
+  /// A process may join several times; each time has keys of its own.
+  void enter(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
+
+  Place place_;
+  std::string where_;
+  std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace trireme::comm
