@@ -11,14 +11,14 @@ namespace trireme {
 /// The tensor with a storage that `tensor` stands for in a transform; `tensor` itself if it is none of theirs.
 const at::Tensor& under_transforms(const at::Tensor& tensor);
 
-/// While it lives, operators are those of plain libtorch: what the owner of a storage calls to make it whole is no part of the
-/// program that is transformed.
+/// While it lives, operators are those of plain libtorch: what the owner of a storage calls to make it whole is no part
+/// of the program that is transformed.
 class [[nodiscard]] OutsideOfTransforms {
  public:
   OutsideOfTransforms() {
     constexpr c10::DispatchKeySet kTransforms({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                               c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Python,
-                                               c10::DispatchKey::PythonTLSSnapshot});
+                                               c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                               c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
     if (c10::impl::tls_local_dispatch_key_set().included_.has_any(kTransforms)) guard_.emplace(kTransforms);
   }
 

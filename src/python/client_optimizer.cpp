@@ -74,7 +74,9 @@ class ClientOfPython final : public torch::optim::Optimizer {
  public:
   ClientOfPython(std::shared_ptr<py::object> optimizer, const std::vector<at::Tensor>& parts,
                  std::vector<torch::optim::OptimizerParamGroup> groups)
-      : Optimizer(std::move(groups), std::make_unique<RateOptions>(0)), optimizer_(std::move(optimizer)), parts_(parts) {}
+      : Optimizer(std::move(groups), std::make_unique<RateOptions>(0)),
+        optimizer_(std::move(optimizer)),
+        parts_(parts) {}
 
   at::Tensor step(LossClosure) override {
     const py::gil_scoped_acquire gil;

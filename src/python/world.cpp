@@ -1,5 +1,8 @@
 #include "python/world.h"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include "trireme/base/error.h"
 
 namespace trireme::python {
@@ -11,10 +14,24 @@ Group& group_of(const WorldHandle& handle) {
 
 namespace {
 
-InitOptions init_options(std::optional<double> timeout_s) {
-  InitOptions options;
-  if (timeout_s) options.timeout = std::chrono::milliseconds(static_cast<int64_t>(*timeout_s * 1000));
-  return options;
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+/// Shares an object of torch.distributed's own binding, whatever it holds its objects by.
+template <class T>
+c10::intrusive_ptr<T> share(const py::handle& object) {
+  if (object.is_none()) return {};
+  return c10::intrusive_ptr<T>::unsafe_reclaim_from_nonowning(object.cast<T*>());
+}
+
+std::shared_ptr<WorldHandle> join_torch(const py::object& store, const py::object& process_group, int rank, int size,
+                                        double timeout_s) {
+  const auto meeting = share<c10d::Store>(store);
+  const auto processes = share<c10d::ProcessGroup>(process_group);
+  const py::gil_scoped_release no_gil;
+  const JoinOptions options{.rank = rank, .size = size, .timeout = milliseconds(timeout_s)};
+  return std::make_shared<WorldHandle>(WorldHandle{join(meeting, processes, options)});
 }
 
 ReduceOp reduce_op(const std::string& name) {
@@ -56,11 +73,12 @@ void bind_world(py::module_& module) {
           "close", [](WorldHandle& self) { self.world.group.reset(); }, WithoutGil());
   module.def(
       "init",
-      [](std::optional<double> timeout_s) {
-        return std::make_shared<WorldHandle>(WorldHandle{init(init_options(timeout_s))});
+      [](double timeout_s) {
+        return std::make_shared<WorldHandle>(WorldHandle{init({.timeout = milliseconds(timeout_s)})});
       },
-      py::arg("timeout_s") = py::none(), WithoutGil(),
-      "trireme::init: joins the ranks that the launcher's variables name.");
+      py::arg("timeout_s"), WithoutGil(), "trireme::init: joins the ranks that the launcher's variables name.");
+  module.def("join", &join_torch, py::arg("store"), py::arg("process_group"), py::arg("rank"), py::arg("size"),
+             py::arg("timeout_s"), "trireme::join: joins the ranks that torch.distributed has started.");
 }
 
 }  // namespace trireme::python

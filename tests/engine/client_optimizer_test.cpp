@@ -36,7 +36,8 @@ struct WideImpl : torch::nn::Module {
 };
 TORCH_MODULE(Wide);
 
-std::unique_ptr<torch::optim::Optimizer> rmsprop(const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
+std::unique_ptr<torch::optim::Optimizer> rmsprop(const std::vector<at::Tensor>& parts,
+                                                 const std::vector<std::string>&) {
   return std::make_unique<torch::optim::RMSprop>(
       std::move(parts), torch::optim::RMSpropOptions(0.01).momentum(0.5).weight_decay(0.1).centered(true));
 }
@@ -150,9 +151,13 @@ TEST(ClientOptimizer, IsRefusedByNameWhereItCannotBeStepped) {
               "client_optimizer: the configuration has the optimizer SGD too; remove one of the two");
   EXPECT_SAYS(refusal_of({.config = config, .parameter_groups = {{.patterns = {"w"}}}, .client_optimizer = adam}),
               "parameter_groups: 1 of them beside a client_optimizer");
-  const auto lbfgs = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) { return std::make_unique<torch::optim::LBFGS>(parts); };
+  const auto lbfgs = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
+    return std::make_unique<torch::optim::LBFGS>(parts);
+  };
   EXPECT_SAYS(refusal_of({.config = config, .client_optimizer = lbfgs}), "LBFGS needs a closure");
-  const auto other = [](const std::vector<at::Tensor>&, const std::vector<std::string>&) { return adam({at::zeros({2})}, {}); };
+  const auto other = [](const std::vector<at::Tensor>&, const std::vector<std::string>&) {
+    return adam({at::zeros({2})}, {});
+  };
   EXPECT_SAYS(refusal_of({.config = config, .client_optimizer = other}),
               "return a torch::optim optimizer of just the tensors that the factory was given");
 }
@@ -179,7 +184,9 @@ TEST(ClientOptimizer, WhoseStateIsNotOfTheShardsShapeTrainsButIsNotSaved) {
   const TemporaryFolder folder;
   run_ranks(1, [&](Rank& rank) {
     Dot net;
-    const auto factory = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) { return std::make_unique<WithScalarState>(parts); };
+    const auto factory = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
+      return std::make_unique<WithScalarState>(parts);
+    };
     auto engine = initialize(rank.world(), net, {.config = client_config(1, 0), .client_optimizer = factory});
     engine.backward(engine(vec(1, 1)));
     engine.step();

@@ -9,7 +9,8 @@ namespace trireme {
 class WaitHook {
  public:
   virtual ~WaitHook() = default;
-  /// A wait of the calling thread begins that is longer than a moment; it ends with what is returned (null: nothing to end).
+  /// A wait of the calling thread begins that is longer than a moment; it ends with what is returned (null: nothing to
+  /// end).
   virtual std::shared_ptr<void> begin() = 0;
   /// Called every 20 ms or so in between. What it throws ends the wait, and with it the group that was waited in.
   virtual void poll() = 0;

@@ -8,6 +8,7 @@ import datetime
 import os
 import weakref
 
+import torch
 import torch.distributed as dist
 
 from .._native import core
@@ -33,22 +34,47 @@ def is_initialized():
     return _world is not None and dist.is_initialized()
 
 
-def _init_torch(joined, backend, timeout, init_method, rank, size):
-    if joined is not None and joined.size == 1 and init_method is None and "MASTER_ADDR" not in os.environ:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        return
-    if rank >= 0:
-        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=timeout)
-        return
-    dist.init_process_group(backend, init_method=init_method, timeout=timeout)
+def _init_torch(backend, timeout, init_method, rank, size):
+    """Initialises torch.distributed; whether it could, by what the arguments and the environment say of the ranks."""
+    where = {"timeout": timeout, "init_method": init_method}
+    if rank >= 0 and size > 0:
+        dist.init_process_group(backend, rank=rank, world_size=size, **where)
+    elif "RANK" in os.environ and ("MASTER_ADDR" in os.environ or init_method):
+        dist.init_process_group(backend, **where)
+    else:
+        return False
+    return True
+
+
+def _join(backend, timeout):
+    """The world, over what torch.distributed has; where it has nothing, over what mpirun or srun say, or alone."""
+    seconds = timeout.total_seconds()
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()  # pylint: disable=protected-access
+        group = dist.distributed_c10d._get_default_group()  # pylint: disable=protected-access
+        return core.join(store, group, dist.get_rank(), dist.get_world_size(), seconds)
+    made = core.init(seconds)
+    # For programs that ask torch.distributed.
+    store = dist.HashStore() if made.size == 1 else None
+    if store is None:
+        port = torch.zeros(1, dtype=torch.int64)
+        if made.rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, made.size, True, timeout, wait_for_workers=False)
+            port[0] = store.port
+        made.broadcast(port, 0)
+        store = store or dist.TCPStore("127.0.0.1", int(port), made.size, False, timeout)
+    dist.init_process_group(backend, store=store, rank=made.rank, world_size=made.size, timeout=timeout)
+    return made
 
 
 def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=29500, verbose=True,
                      timeout=None, init_method=None, dist_init_required=None, config=None, rank=-1, world_size=-1):
-    """Joins the ranks that the launcher's variables name, and initialises torch.distributed if nobody has. Collective.
+    """Joins the ranks that torch.distributed or the launcher's variables name, and initialises torch.distributed if nobody has.
 
-    Without a launcher the world has one rank. `timeout` is a datetime.timedelta, 30 minutes if not given, and bounds every wait
-    for a peer (TRIREME_TIMEOUT_S overrides it for engines). `dist_backend` is torch.distributed's, "gloo" if not given.
+    Collective. Without a launcher the world has one rank. `timeout` is a datetime.timedelta, 30 minutes if not given, and bounds
+    every wait for a peer (TRIREME_TIMEOUT_S overrides it for engines). `dist_backend` is torch.distributed's, "gloo" if not given.
+    Engines exchange data through shared memory where all ranks are on one host, else through torch.distributed's process group;
+    TRIREME_COMM=shm or c10d chooses, and rank 0 logs what was chosen.
 
     Raises  ConfigError: launcher variables that are missing or contradict each other. CommTimeoutError: a peer that did not come.
     """
@@ -57,18 +83,17 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     if _world is not None:
         return
     timeout = timeout or datetime.timedelta(minutes=30)
-    if dist_init_required is False and not dist.is_initialized():
-        raise RuntimeError("init_distributed: dist_init_required=False, but torch.distributed is not initialised; initialise it "
-                           "first, or leave the argument out")
-    _world = core.init(timeout.total_seconds())
+    backend = dist_backend or "gloo"
+    if not dist.is_initialized():
+        if dist_init_required is False:
+            raise RuntimeError("init_distributed: dist_init_required=False, but torch.distributed is not initialised; initialise it "
+                               "first, or leave the argument out")
+        atexit.register(_leave_torch)
+        _init_torch(backend, timeout, init_method, rank, world_size)
+    _world = _join(backend, timeout)
     os.environ.setdefault("RANK", str(_world.rank))
     os.environ.setdefault("WORLD_SIZE", str(_world.size))
     os.environ.setdefault("LOCAL_RANK", str(_world.local_rank))
-    if not dist.is_initialized():
-        atexit.register(_leave_torch)
-        _init_torch(_world, dist_backend or "gloo", timeout, init_method, rank, world_size)
-    if verbose and _world.rank == 0:
-        logger.info("comm: %d rank%s, shared memory", _world.size, "s" if _world.size > 1 else "")
     atexit.register(_leave)
 
 
