@@ -1,9 +1,12 @@
 """ZeRO-3's scopes: models that are made in shards, and whole parameters for the length of a scope."""
 import enum
+import itertools
 import json
 import sys
+import weakref
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from . import comm, config as configs, missing
 from ._native import core
@@ -34,6 +37,25 @@ class ZeroParamStatus(enum.Enum):
     AVAILABLE = 1
     NOT_AVAILABLE = 2
     INFLIGHT = 3
+
+
+_numbers, _number_of = itertools.count(), {}  # by storage: what state_dict() gives is not the parameter itself
+
+
+def number(_module, _name, parameter):
+    """Gives a parameter its place in the order in which all ranks gather: that in which models have got their parameters.
+
+    Programs pass parameters in sets, whose order differs by rank.
+    """
+    if parameter is not None:
+        key = _storage_of(parameter)
+        if key not in _number_of:
+            weakref.finalize(parameter, _number_of.pop, key, None)
+        _number_of[key] = next(_numbers)
+
+
+def _storage_of(tensor):
+    return tensor.untyped_storage()._cdata  # pylint: disable=protected-access
 
 
 def _text_of(config):
@@ -74,14 +96,16 @@ class Init:
                 raise UnsupportedError(f"zero.Init({name}=…) is not there yet; leave it out")
         given = config_dict_or_path if config_dict_or_path is not None else config
         self._arguments = ("" if given is None else _text_of(given), dtype, remote_device or "", bool(enabled))
-        self._scope = None
+        self._scope = self._hook = None
 
     def __enter__(self):
         self._scope = core.InitContext(comm.world(), *self._arguments)
         self._scope.__enter__()
+        self._hook = register_module_parameter_registration_hook(number)
         return self
 
     def __exit__(self, *error):
+        self._hook.remove()
         scope, self._scope = self._scope, None
         scope.__exit__(*error)
         return False
@@ -98,7 +122,8 @@ def _tensors_of(params):
     if isinstance(params, torch.nn.Module):
         return list(params.parameters())
     params = params.values() if isinstance(params, dict) else params
-    return list(dict.fromkeys(param for param in params if param is not None))
+    params = dict.fromkeys(param for param in params if param is not None)
+    return sorted(params, key=lambda param: _number_of.get(_storage_of(param), -1))
 
 
 class GatheredParameters:
