@@ -10,12 +10,23 @@ import pathlib
 
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
-from . import comm, errors
+from . import accelerator, aliases, checkpoint, checkpointing, comm, errors, launcher, missing as _missing, ops, runtime, utils, zero
+from .accelerator import get_accelerator
 from .comm import init_distributed
 from .config import choose as _choose
 from .engine import DeepSpeedEngine
+from .runtime import DeepSpeedOptimizer, ZeROOptimizer
+from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from .utils import OnDevice, log_dist, logger
 
 cmake_prefix_path = str(pathlib.Path(__file__).parent / "lib" / "cmake")
+dist = comm
+
+__getattr__ = _missing.names_of("trireme", """
+    DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer InferenceEngine PipelineEngine
+    PipelineModule DualPipeVEngine DualPipeVModule default_inference_config init_inference replace_transformer_layer
+    revert_transformer_layer set_autotp_mode set_optimizer_flags tp_model_init
+""")
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
@@ -41,3 +52,12 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def add_config_arguments(parser):
+    """Adds --deepspeed and --deepspeed_config (and their old names) to an argparse parser, which it returns."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    for name, old in (("deepspeed", ""), ("deepscale", "Deprecated. ")):
+        group.add_argument(f"--{name}", default=False, action="store_true", help=f"{old}For programs to read; changes nothing here.")
+        group.add_argument(f"--{name}_config", default=None, type=str, help=f"{old}Path of the JSON configuration.")
+    return parser
