@@ -2,8 +2,8 @@
 
     trireme launch --num_gpus 2 python from_scratch.py [STEPS]
 """
-import argparse
 import pathlib
+import sys
 
 import torch
 from torch import nn
@@ -37,10 +37,8 @@ class LanguageModel(nn.Module):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("steps", type=int, nargs="?", default=100)
-    steps = parser.parse_args().steps
-    text = torch.frombuffer(bytearray(pathlib.Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    text = torch.frombuffer(bytearray(pathlib.Path(pathlib.__file__).read_bytes()), dtype=torch.uint8).long()
     samples = text[:text.numel() // (SEQUENCE + 1) * (SEQUENCE + 1)].view(-1, SEQUENCE + 1)
 
     torch.manual_seed(0)

@@ -41,8 +41,8 @@ def main():
     if not folder.exists() and arguments.process_index == 0:
         LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
                                      num_attention_heads=4)).save_pretrained(folder)
-    with arguments.main_process_first():
-        model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.distributed.barrier()
+    model = AutoModelForCausalLM.from_pretrained(folder)  # on all ranks at once: they share the work
     trainer = Trainer(model, arguments, train_dataset=Lines())
     trainer.train()
     trainer.save_model("output/final")  # Hugging Face's own files again
