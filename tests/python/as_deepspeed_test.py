@@ -12,10 +12,11 @@ class AsDeepspeed(Case):
             from deepspeed.ops.adam.cpu_adam import DeepSpeedCPUAdam
             import deepspeed.runtime.engine as engine
             result["same"] = [GatheredParameters is trireme.zero.GatheredParameters, deepspeed.runtime.zero is trireme.zero,
-                              DeepSpeedCPUAdam is trireme.ops.adam.DeepSpeedCPUAdam, engine.DeepSpeedEngine is trireme.DeepSpeedEngine,
-                              sys.modules["deepspeed.comm"] is trireme.comm if "deepspeed.comm" in sys.modules else True,
+                              DeepSpeedCPUAdam is trireme.ops.adam.DeepSpeedCPUAdam,
+                              engine.DeepSpeedEngine is trireme.DeepSpeedEngine, __import__("deepspeed.comm").comm is trireme.comm,
                               trireme.zero.__spec__.name, trireme.ops.adam.__spec__.name]
-            result["versions"] = [deepspeed.__version__, deepspeed.__name__, deepspeed.version, trireme.__version__ != deepspeed.__version__]
+            result["versions"] = [deepspeed.__version__, deepspeed.__name__, deepspeed.version,
+                                  trireme.__version__ != deepspeed.__version__]
             deepspeed.changed = 3
             result["written"] = trireme.changed
             from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF

@@ -6,7 +6,8 @@ import torch, trireme as deepspeed
 from trireme.errors import *
 def model():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.Tanh(),
+                               torch.nn.Linear(32, 1))
 def batch(step):  # of all ranks
     g = torch.Generator().manual_seed(step)
     return torch.randn(4, 8, generator=g), torch.randn(4, 1, generator=g)
@@ -91,7 +92,8 @@ result["amsgrad"] = [raised(lambda: kind(model().parameters(), amsgrad=True))[0]
 from trireme.utils import *
 result = {}
 deepspeed.init_distributed()
-with deepspeed.zero.Init(config_dict_or_path=config(train_batch_size="auto", optimizer={"type": "AdamW", "params": {"lr": "auto"}})):
+unfilled = config(train_batch_size="auto", optimizer={"type": "AdamW", "params": {"lr": "auto"}})
+with deepspeed.zero.Init(config_dict_or_path=unfilled):
     net = model()
 rank = deepspeed.comm.get_rank()
 weight = net[2].weight
@@ -115,7 +117,8 @@ safe_set_full_fp32_param(weight, torch.full_like(weight, 2.0))
 local = safe_get_local_fp32_param(weight)
 both = torch.tensor([local.numel() + 0.0]); deepspeed.comm.all_reduce(both)
 result["local"] = [both.item(), local.unique().tolist()]
-result["written again"] = [raised(lambda: safe_get_full_optimizer_state(weight, "nonsense"))[0], raised(lambda: safe_get_full_grad(weight))[:2]]
+result["written again"] = [raised(lambda: safe_get_full_optimizer_state(weight, "nonsense"))[0],
+                           raised(lambda: safe_get_full_grad(weight))[:2]]
 result["external"] = [deepspeed.zero.register_external_parameter(net, weight),
                       raised(lambda: deepspeed.zero.register_external_parameter(net, torch.ones(1)))[0]]
 with deepspeed.zero.GatheredParameters(weight):
@@ -159,7 +162,8 @@ result = {
 }
 arguments = deepspeed.add_config_arguments(add_tuning_arguments(argparse.ArgumentParser())).parse_args(
     ["--deepspeed", "--deepspeed_config", "a.json", "--lr_schedule", "WarmupLR", "--warmup_max_lr", "0.5"])
-result["arguments"] = [arguments.deepspeed, arguments.deepspeed_config, get_config_from_args(arguments)[0], get_lr_from_config(get_config_from_args(arguments)[0])]
+section = get_config_from_args(arguments)[0]
+result["arguments"] = [arguments.deepspeed, arguments.deepspeed_config, section, get_lr_from_config(section)]
 result["not an optimizer"] = raised(lambda: WarmupLR(3))[0]
 """)
         first = lambda name: [round(pair[0], 9) for pair in result[name]]
@@ -180,28 +184,36 @@ result["not an optimizer"] = raised(lambda: WarmupLR(3))[0]
         result = self.ran(2, """
 import argparse, json
 parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
-json.dump(config(stage=2), open(folder + "/ds.json" if os.environ["RANK"] == "0" else folder + "/ds1.json", "w"))
-arguments = parser.parse_args(["--deepspeed_config", folder + ("/ds.json" if os.environ["RANK"] == "0" else "/ds1.json")])
+path = f"{folder}/ds{os.environ['RANK']}.json"
+with open(path, "w") as file:
+    json.dump(config(stage=2), file)
+arguments = parser.parse_args(["--deepspeed_config", path])
 def groups(net):
-    return [{"params": [p for p in net.parameters() if p.ndim == 2], "lr": 2e-2}, {"params": [p for p in net.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+    return [{"params": [p for p in net.parameters() if p.ndim == 2], "lr": 2e-2},
+            {"params": [p for p in net.parameters() if p.ndim == 1], "weight_decay": 0.0}]
+def halved(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 result = {}
 plain = model()
 optimizer = torch.optim.AdamW(groups(plain), lr=1e-2, weight_decay=0.1, eps=1e-3)
-expected = alone(plain, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5))
+expected = alone(plain, optimizer, scheduler=halved(optimizer))
 for way in ("objects", "callables"):
     net = model()
     optimizer = torch.optim.AdamW(groups(net), lr=1e-2, weight_decay=0.1, eps=1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    scheduler = halved(optimizer)
     if way == "callables":
         make = lambda parameters: torch.optim.AdamW(groups(net), lr=1e-2, weight_decay=0.1, eps=1e-3)
-        engine, optimizer, _, scheduler = deepspeed.initialize(arguments, net, make, lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5))
+        engine, optimizer, _, scheduler = deepspeed.initialize(arguments, net, make, lr_scheduler=halved)
     else:
         engine, optimizer, _, scheduler = deepspeed.initialize(arguments, net, optimizer, lr_scheduler=scheduler)
     train(engine)
-    result[way] = [(flat(net) - expected).abs().max().item(), [g["lr"] for g in optimizer.param_groups], scheduler.get_last_lr(), engine.get_lr()]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    result[way] = [(flat(net) - expected).abs().max().item(), rates, scheduler.get_last_lr(), engine.get_lr()]
     engine.destroy()
-engine, optimizer, loader, scheduler = deepspeed.initialize(model=model(), model_parameters=None, training_data=[(torch.zeros(8), 0)] * 8,
-    config=config(optimizer={"type": "Adam", "params": {"lr": 0.1}}, scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}}))
+warmup = {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}}
+engine, optimizer, loader, scheduler = deepspeed.initialize(
+    model=model(), training_data=[(torch.zeros(8), 0)] * 8,
+    config=config(optimizer={"type": "Adam", "params": {"lr": 0.1}}, scheduler=warmup))
 train(engine, 3)
 result["own"] = [len(loader), optimizer.param_groups[0]["lr"], scheduler.get_last_lr(), engine.optimizer is optimizer]
 """)
@@ -215,7 +227,8 @@ result["own"] = [len(loader), optimizer.param_groups[0]["lr"], scheduler.get_las
     def test_checkpoints_become_state_dicts_and_models(self):
         result = self.ran(2, """
 from trireme.utils.zero_to_fp32 import *
-engine = deepspeed.initialize(model=model(), config=config(bf16={"enabled": True}, optimizer={"type": "AdamW", "params": {"lr": 0.1}}))[0]
+adamw = {"type": "AdamW", "params": {"lr": 0.1}}
+engine = deepspeed.initialize(model=model(), config=config(bf16={"enabled": True}, optimizer=adamw))[0]
 def step():
     x, y = batch(0)
     engine.backward(torch.nn.functional.mse_loss(engine(x.bfloat16()), y.bfloat16()))
@@ -254,28 +267,41 @@ result["checkpointing"] = [checkpointing.is_configured(), torch.equal(x.grad, to
                            deepspeed.runtime.activation_checkpointing.checkpointing is checkpointing]
 from trireme.utils import groups, RepeatingLoader, OnDevice
 deepspeed.init_distributed()
-result["groups"] = [groups.get_data_parallel_world_size(), groups.get_data_parallel_rank(), groups._get_sequence_parallel_world_size(),
-                    deepspeed.comm.get_world_size(groups.get_model_parallel_group())]
+result["groups"] = [groups.get_data_parallel_world_size(), groups.get_data_parallel_rank(),
+                    groups._get_sequence_parallel_world_size(), deepspeed.comm.get_world_size(groups.get_model_parallel_group())]
 loader = RepeatingLoader([1, 2])
 result["loader"] = [next(loader) for _ in range(5)]
 with OnDevice(torch.bfloat16, "meta"):
     made = torch.nn.Linear(2, 2)
 result["device"] = [str(made.weight.dtype), str(made.weight.device), str(torch.ones(1).dtype)]
 from trireme.accelerator import get_accelerator
-result["accelerator"] = [get_accelerator().device_name(), get_accelerator().is_bf16_supported(), get_accelerator().memory_allocated() > 2**20]
-result["autocast"] = deepspeed.runtime.torch_autocast.get_default_autocast_lower_precision_modules()[0]
+accelerator = get_accelerator()
+result["accelerator"] = [accelerator.device_name(), accelerator.is_bf16_supported(), accelerator.memory_allocated() > 2**20]
+autocast = deepspeed.runtime.torch_autocast
 net = model()
+result["autocast"] = [autocast.get_default_autocast_lower_precision_modules()[0], autocast.is_autocast_initialized()]
+engine = deepspeed.initialize(model=net, config=config(torch_autocast={"enabled": True, "dtype": "bfloat16"}))[0]
+autocast.init_autocast_params(engine, torch.bfloat16, None)
+result["autocast"] += [autocast.is_autocast_initialized(), str(autocast.get_comm_dtype(net[0].weight)),
+                       str(autocast.get_comm_dtype(torch.nn.Parameter(torch.ones(1)))), str(engine.torch_autocast_dtype())]
+result["settings"] = [engine.optimizer_name(), engine.zero_optimization_partition_gradients(), engine.zero_cpu_offload(),
+                      [str(dtype) for dtype in engine.get_data_types()], engine.dynamic_loss_scale()]
+engine.destroy()
 leaves = deepspeed.utils
-result["leaves"] = [len(leaves.set_z3_leaf_modules(net, [torch.nn.Tanh])), len(leaves.set_z3_leaf_modules(net, "torch.nn.modules.linear.Linear")),
-                    len(leaves.get_z3_leaf_modules(net)), len(leaves.unset_z3_leaf_modules(net, ["Tanh"])), len(leaves.get_z3_leaf_modules(net)),
+result["leaves"] = [len(leaves.set_z3_leaf_modules(net, [torch.nn.Tanh])),
+                    len(leaves.set_z3_leaf_modules(net, "torch.nn.modules.linear.Linear")),
+                    len(leaves.get_z3_leaf_modules(net)), len(leaves.unset_z3_leaf_modules(net, ["Tanh"])),
+                    len(leaves.get_z3_leaf_modules(net)),
                     leaves.set_z3_leaf_modules_by_name(net, ["0", "9"], raise_if_not_found=False)[1],
-                    len(leaves.set_z3_leaf_modules_by_suffix(net, ["4"])[0]), raised(lambda: leaves.set_z3_leaf_modules(net, ["Nothing"]))[0]]
+                    len(leaves.set_z3_leaf_modules_by_suffix(net, ["4"])[0]),
+                    raised(lambda: leaves.set_z3_leaf_modules(net, ["Nothing"]))[0]]
 resolved = deepspeed.DeepSpeedConfig(config(stage=2))
 result["config"] = [resolved.train_batch_size, resolved.zero_optimization_stage, resolved.zero_enabled]
 from trireme.checkpoint.utils import clone_tensors_for_torch_save
 view = torch.zeros(100)[:2]
 result["clone"] = clone_tensors_for_torch_save({"a": [view]})["a"][0].untyped_storage().nbytes()
-result["move"] = [str(t.dtype) for t in deepspeed.runtime.utils.move_to_device((torch.ones(1), {"b": torch.ones(1)}), torch.float64)[0:1]]
+moved = deepspeed.runtime.utils.move_to_device((torch.ones(1), {"b": [torch.ones(1), "c"]}), torch.float64)
+result["move"] = [str(moved[0].dtype), str(moved[1]["b"][0].dtype), moved[1]["b"][1]]
 names = ["init_inference", "PipelineModule", "tp_model_init", "zero.TiledLinear"]
 def get(name):
     found = deepspeed
@@ -296,17 +322,19 @@ result["errors"] = [
         self.assertEqual(result["loader"], [1, 2, 1, 2, 1])
         self.assertEqual(result["device"], ["torch.bfloat16", "meta", "torch.float32"])
         self.assertEqual(result["accelerator"], ["cpu", True, True])
-        self.assertEqual(result["autocast"], "torch.nn.modules.linear.Linear")
+        self.assertEqual(result["autocast"], ["torch.nn.modules.linear.Linear", False, True, "torch.bfloat16", "torch.float32",
+                                              "torch.bfloat16"])
+        self.assertEqual(result["settings"], [None, True, False, ["torch.float32", "torch.float32"], False])
         self.assertEqual(result["leaves"], [2, 3, 5, 2, 3, ["9"], 1, "ValueError"])
         self.assertEqual(result["config"], [4, 2, True])
         self.assertEqual(result["clone"], 8)
-        self.assertEqual(result["move"], ["torch.float64"])
+        self.assertEqual(result["move"], ["torch.float64", "torch.float64", "c"])
         self.assertEqual(result["stubs"], ["deepspeed.init_inference", "deepspeed.PipelineModule", "deepspeed.tp_model_init",
                                            "deepspeed.zero.TiledLinear"])
         self.assertEqual(result["stub types"], ["UnsupportedError", "ConfigError", "Error", "ValueError"])
         self.assertEqual((result["isinstance"], result["unknown"]), (False, [False, False]))
-        self.assertEqual(result["errors"], [["BatchSizeError", "ConfigError", "Error"], "AssertionError", ["ValueError", "Exception"],
-                                            "AssertionError"])
+        self.assertEqual(result["errors"], [["BatchSizeError", "ConfigError", "Error"], "AssertionError",
+                                            ["ValueError", "Exception"], "AssertionError"])
 
 
 if __name__ == "__main__":
