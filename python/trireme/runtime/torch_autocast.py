@@ -1,4 +1,6 @@
 """torch.autocast as the configuration's `torch_autocast` section switches it on; the engine does it, in its forward()."""
+import pydoc
+
 import torch
 
 from .. import comm
@@ -37,9 +39,9 @@ def _dtype_by_parameter():
         section = _section(engine)
         if not section.get("enabled"):
             continue
-        kinds = section.get("lower_precision_safe_modules") or get_default_autocast_lower_precision_modules()
+        kinds = [pydoc.locate(name) for name in section["lower_precision_safe_modules"]]
         for module in engine.module.modules():
-            if f"{type(module).__module__}.{type(module).__qualname__}" in kinds:
+            if type(module) in kinds:
                 chosen.update((id(p), DTYPES[section["dtype"]]) for p in module.parameters(recurse=False))
     return chosen
 
