@@ -27,7 +27,7 @@ def configure(mpu_, deepspeed_config=None, partition_activations=None, contiguou
              "synchronize_checkpoint_boundary": synchronize, "profile": profile}
     on = [name for name, value in asked.items() if (section.get(name) if value is None else value)]
     if "partition_activations" in on and mpu_ is not None and mpu_.get_model_parallel_world_size() > 1:
-        raise UnsupportedError("checkpointing.configure(partition_activations=True): model parallelism is not there yet; leave it out")
+        raise UnsupportedError("checkpointing.configure(partition_activations=True): model parallelism is not there yet")
     if on:
         logger.info("checkpointing: no meaning for activations in host memory: %s", ", ".join(on))
     _configured = True

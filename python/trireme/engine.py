@@ -10,12 +10,13 @@ from . import client_state as client_states
 from . import client_optimizer, comm, config as configs, optimizers, schedules, zero
 from ._native import core
 from .errors import ConfigError, ShapeError, UnsupportedError
+from .settings import EngineSettings
 from .utils.logging import logger
 
 _SCHEDULER = "trireme.lr_scheduler"
 
 
-class DeepSpeedEngine(torch.nn.Module):
+class DeepSpeedEngine(EngineSettings, torch.nn.Module):
     """Trains `module` over the ranks of the job. Made by initialize(); methods have DeepSpeed's names and meanings.
 
     What says collective is called by all ranks in the same order. Errors are those of trireme.errors.

@@ -15,12 +15,13 @@ _PACKAGES = frozenset("""
     inference.engine inference.v2 io linear model_implementations module_inject moe moe.layer moe.utils moe.sharded_moe
     monitor monitor.monitor nebula nvme pipe profiling profiling.flops_profiler ops.op_builder ops.transformer ops.sparse_attention
     ops.fp_quantizer ops.aio runtime.bf16_optimizer runtime.fp16 runtime.fp16.loss_scaler runtime.fp16.fused_optimizer
-    runtime.fp16.onebit runtime.fp16.onebit.adam runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam runtime.hybrid_engine
+    runtime.fp16.onebit runtime.fp16.onebit.adam runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam
+    runtime.hybrid_engine
     runtime.pipe runtime.pipe.module runtime.pipe.engine runtime.pipe.topology runtime.swap_tensor runtime.progressive_layer_drop
     runtime.zero.stage3 runtime.zero.stage_1_and_2 runtime.zero.tiling runtime.zero.config runtime.zero.offload_config
     runtime.zero.mics runtime.zero.parameter_offload runtime.data_pipeline runtime.domino runtime.eigenvalue
-    runtime.sequence_parallel runtime.sequence_parallel.ulysses_sp runtime.tensor_parallel sequence sequence.layer sequence.fpdt_layer
-    sequence.cross_entropy utils.timer
+    runtime.sequence_parallel runtime.sequence_parallel.ulysses_sp runtime.tensor_parallel sequence sequence.layer
+    sequence.fpdt_layer sequence.cross_entropy utils.timer
 """.split())
 
 

@@ -30,8 +30,8 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.ndim != 2:
-                    raise ValueError(f"Muon: a parameter of shape {tuple(parameter.shape)} is no matrix; update it by another optimizer, "
-                                     "or use the configuration's optimizer section, which gives such parameters to Adam")
+                    raise ValueError(f"Muon: a parameter of shape {tuple(parameter.shape)} is no matrix; update it by another "
+                                     "optimizer, or use the configuration's optimizer section, which gives such to Adam")
 
     @property
     def trireme_type(self):

@@ -5,7 +5,8 @@ from .. import comm, config as configs
 from .._native import core
 from ..errors import ConfigError as DeepSpeedConfigError
 
-_FIELDS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "steps_per_print")
+_FIELDS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+           "steps_per_print")
 
 
 class DeepSpeedConfig:

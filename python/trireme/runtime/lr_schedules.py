@@ -81,9 +81,9 @@ class LRRangeTest(_Schedule):
 
     def __init__(self, optimizer, lr_range_test_min_lr=1e-3, lr_range_test_step_size=2000, lr_range_test_step_rate=1.0,
                  lr_range_test_staircase=False, last_batch_iteration=-1):
-        super().__init__(optimizer, {"lr_range_test_min_lr": lr_range_test_min_lr, "lr_range_test_step_size": lr_range_test_step_size,
-                                     "lr_range_test_step_rate": lr_range_test_step_rate,
-                                     "lr_range_test_staircase": lr_range_test_staircase}, last_batch_iteration)
+        params = {"lr_range_test_min_lr": lr_range_test_min_lr, "lr_range_test_step_size": lr_range_test_step_size,
+                  "lr_range_test_step_rate": lr_range_test_step_rate, "lr_range_test_staircase": lr_range_test_staircase}
+        super().__init__(optimizer, params, last_batch_iteration)
 
 
 class OneCycle(_Schedule):
@@ -92,8 +92,8 @@ class OneCycle(_Schedule):
     def __init__(self, optimizer, cycle_min_lr, cycle_max_lr, decay_lr_rate=0.0, cycle_first_step_size=2000,
                  cycle_second_step_size=None, cycle_first_stair_count=0, cycle_second_stair_count=None, decay_step_size=0,
                  cycle_momentum=True, cycle_min_mom=0.8, cycle_max_mom=0.9, decay_mom_rate=0.0, last_batch_iteration=-1):
-        params = {key: value for key, value in locals().items() if key not in ("self", "optimizer", "last_batch_iteration", "__class__")}
-        super().__init__(optimizer, {key: value for key, value in params.items() if value is not None}, last_batch_iteration)
+        given = {key: value for key, value in locals().items() if key.startswith(("cycle_", "decay_")) and value is not None}
+        super().__init__(optimizer, given, last_batch_iteration)
 
 
 class WarmupLR(_Schedule):
@@ -112,8 +112,9 @@ class WarmupDecayLR(_Schedule):
 
     def __init__(self, optimizer, total_num_steps, warmup_min_lr=0.0, warmup_max_lr=0.001, warmup_num_steps=1000, warmup_type="log",
                  last_batch_iteration=-1):
-        super().__init__(optimizer, {"total_num_steps": total_num_steps, "warmup_min_lr": warmup_min_lr, "warmup_max_lr": warmup_max_lr,
-                                     "warmup_num_steps": warmup_num_steps, "warmup_type": warmup_type}, last_batch_iteration)
+        params = {"total_num_steps": total_num_steps, "warmup_min_lr": warmup_min_lr, "warmup_max_lr": warmup_max_lr,
+                  "warmup_num_steps": warmup_num_steps, "warmup_type": warmup_type}
+        super().__init__(optimizer, params, last_batch_iteration)
 
 
 class WarmupCosineLR(_Schedule):
@@ -121,9 +122,9 @@ class WarmupCosineLR(_Schedule):
 
     def __init__(self, optimizer, total_num_steps, warmup_min_ratio=0.0, warmup_num_steps=1000, cos_min_ratio=0.0001,
                  warmup_type="log", last_batch_iteration=-1):
-        super().__init__(optimizer, {"total_num_steps": total_num_steps, "warmup_min_ratio": warmup_min_ratio,
-                                     "warmup_num_steps": warmup_num_steps, "cos_min_ratio": cos_min_ratio, "warmup_type": warmup_type},
-                         last_batch_iteration)
+        params = {"total_num_steps": total_num_steps, "warmup_min_ratio": warmup_min_ratio, "warmup_num_steps": warmup_num_steps,
+                  "cos_min_ratio": cos_min_ratio, "warmup_type": warmup_type}
+        super().__init__(optimizer, params, last_batch_iteration)
 
 
 def add_tuning_arguments(parser):
@@ -145,7 +146,8 @@ def get_config_from_args(args):
         return None, f"{schedule} is not supported LR schedule"
     options = _TUNING.get(schedule, []) + (_TUNING[WARMUP_LR] if schedule in (WARMUP_DECAY_LR, WARMUP_COSINE_LR) else [])
     names = [name for name, _, _ in options] + (["total_num_steps"] if schedule == WARMUP_DECAY_LR else [])
-    return {"type": schedule, "params": {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}}, None
+    given = {name: getattr(args, name, None) for name in names}
+    return {"type": schedule, "params": {name: value for name, value in given.items() if value is not None}}, None
 
 
 def get_lr_from_config(config):

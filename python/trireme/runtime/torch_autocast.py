@@ -1,7 +1,10 @@
 """torch.autocast as the configuration's `torch_autocast` section switches it on; the engine does it, in its forward()."""
+import pydoc
+
 import torch
 
 from .. import comm
+from ..settings import DTYPES
 
 LOWER_PRECISION_SAFE_MODULES = [torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d]
 
@@ -16,8 +19,8 @@ def init_autocast_params(engine, dtype, torch_autocast_lower_precision_safe_modu
     Raises  NotImplementedError: another dtype, or autocast that the configuration does not switch on.
     """
     section = _section(engine)
-    if not section.get("enabled") or getattr(torch, str(section.get("dtype"))) is not dtype:
-        raise NotImplementedError("init_autocast_params: set torch_autocast.enabled and .dtype in the configuration of initialize()")
+    if not section.get("enabled") or DTYPES[section["dtype"]] is not dtype:
+        raise NotImplementedError("init_autocast_params: set torch_autocast.enabled and .dtype in the configuration")
 
 
 def is_autocast_initialized():
@@ -36,10 +39,10 @@ def _dtype_by_parameter():
         section = _section(engine)
         if not section.get("enabled"):
             continue
-        kinds = section.get("lower_precision_safe_modules") or get_default_autocast_lower_precision_modules()
+        kinds = [pydoc.locate(name) for name in section["lower_precision_safe_modules"]]
         for module in engine.module.modules():
-            if f"{type(module).__module__}.{type(module).__qualname__}" in kinds:
-                chosen.update((id(p), getattr(torch, section["dtype"])) for p in module.parameters(recurse=False))
+            if type(module) in kinds:
+                chosen.update((id(p), DTYPES[section["dtype"]]) for p in module.parameters(recurse=False))
     return chosen
 
 

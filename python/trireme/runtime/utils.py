@@ -7,7 +7,8 @@ import torch
 
 from ..utils.logging import logger
 
-__all__ = ["clip_grad_norm_", "empty_cache", "get_global_norm", "move_to_device", "noop_decorator", "see_memory_usage", "set_random_seed"]
+__all__ = ["clip_grad_norm_", "empty_cache", "get_global_norm", "move_to_device", "noop_decorator", "see_memory_usage",
+           "set_random_seed"]
 
 
 def move_to_device(item, device, criterion_func=None):

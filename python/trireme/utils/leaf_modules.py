@@ -71,7 +71,7 @@ def _set_by(model, wanted, matches, flag, raise_if_not_found):
 
 
 def set_z3_leaf_modules_by_name(model, module_names, flag=True, raise_if_not_found=True):
-    """Marks modules by their names in named_modules(); returns (modules, names without a module). Raises ValueError: one is missing."""
+    """Marks modules by their names in named_modules(); returns (modules, names without one). Raises ValueError: there are such."""
     return _set_by(model, module_names, lambda path, name: path == name, flag, raise_if_not_found)
 
 

@@ -3,8 +3,8 @@
 Full values have the parameter's shape, local ones are flat: the elements that this rank updates, at stage 0 all. All are copies in
 fp32. Collective are all of these but the local functions and safe_set_full_optimizer_state().
 
-Raises  StateError: no parameter of an engine, frozen, or a gradient without a backward since the last step. ConfigError: an optimizer
-        state that is not there, with those that are. ShapeError: a value of another shape. Nothing has changed then.
+Raises  StateError: no parameter of an engine, frozen, or a gradient without a backward since the last step. ConfigError: an
+        optimizer state that is not there, with those that are. ShapeError: a value of another shape. Nothing has changed then.
 """
 from .._native import core
 

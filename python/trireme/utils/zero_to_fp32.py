@@ -16,7 +16,7 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_f
     if not exclude_frozen_parameters:
         return core.fp32_state_dict(os.fspath(checkpoint_dir), "" if tag is None else str(tag))
     with tempfile.TemporaryDirectory() as folder:
-        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, folder, max_shard_size=None, tag=tag, exclude_frozen_parameters=True)
+        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, folder, None, tag=tag, exclude_frozen_parameters=True)
         return torch.load(os.path.join(folder, "pytorch_model.bin"), weights_only=True)
 
 

@@ -23,8 +23,8 @@ def plugin_of(options):
     if "config" in options:
         return DeepSpeedPlugin(hf_ds_config=options["config"])
     if "stage" in options:
-        return DeepSpeedPlugin(zero_stage=options["stage"], gradient_accumulation_steps=options["accumulation"], gradient_clipping=1.0,
-                               zero3_save_16bit_model=True)
+        return DeepSpeedPlugin(zero_stage=options["stage"], gradient_accumulation_steps=options["accumulation"],
+                               gradient_clipping=1.0, zero3_save_16bit_model=True)
     return None
 
 

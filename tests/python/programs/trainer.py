@@ -30,9 +30,9 @@ def main(options):
     # Evaluations are the exact losses: those of steps are logged with four digits.
     arguments = TrainingArguments(
         options["out"], max_steps=options.get("steps", 6), per_device_train_batch_size=options["micro"],
-        gradient_accumulation_steps=options.get("accumulation", 1), per_device_eval_batch_size=4, logging_steps=1, learning_rate=1e-2,
-        weight_decay=options.get("weight_decay", 0.1), warmup_steps=2, report_to=[], use_cpu=True, seed=3, eval_strategy="steps",
-        eval_steps=1, save_strategy="steps", save_steps=3, disable_tqdm=True, deepspeed=options.get("deepspeed"),
+        gradient_accumulation_steps=options.get("accumulation", 1), per_device_eval_batch_size=4, logging_steps=1,
+        learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, report_to=[], use_cpu=True, seed=3, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=3, disable_tqdm=True, deepspeed=options.get("deepspeed"),
         bf16=options.get("bf16", False))
     torch.manual_seed(0)
     model = LlamaForCausalLM.from_pretrained(options["model"]) if "model" in options else LlamaForCausalLM(LLAMA)
