@@ -8,6 +8,8 @@ import tempfile
 
 SHAPE = dict(vocabulary=32000, hidden=768, inner=2048, layers=12, heads=12, length=128)
 SMALL = dict(vocabulary=64, hidden=32, inner=64, layers=2, heads=2, length=16)
+MODELS = {"llama-130m": SHAPE, "llama-9m": dict(vocabulary=4096, hidden=256, inner=688, layers=8, heads=8, length=64),
+          "tiny64": dict(width=16, layers=64), "small": SMALL}
 ADAMW = dict(lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 
@@ -59,6 +61,40 @@ def make_llama(torch, shape):
     return model, list(model.blocks)
 
 
+def make_layers(torch, shape):
+    """Small linear layers, each with tanh: nearly all of the time is overhead of the host."""
+    nn = torch.nn
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(shape["width"], shape["width"]) for _ in range(shape["layers"]))
+
+        def forward(self, inputs, targets):
+            for block in self.blocks:
+                inputs = torch.tanh(block(inputs))
+            return nn.functional.mse_loss(inputs.float(), targets.float())
+
+    torch.manual_seed(1234)
+    model = Layers()
+    return model, list(model.blocks)
+
+
+def make_model(torch, shape):
+    """(model, list of blocks); called with inputs and targets it returns the loss."""
+    return make_layers(torch, shape) if "width" in shape else make_llama(torch, shape)
+
+
+def make_batch(torch, shape, index, samples, bf16):
+    """(inputs, targets) of `samples` samples; four batches go round."""
+    generator = torch.Generator().manual_seed(9000 + index % 4)
+    if "width" in shape:
+        inputs, targets = torch.randn(2, samples, shape["width"], generator=generator)
+        return (inputs.bfloat16() if bf16 else inputs), targets
+    tokens = torch.randint(shape["vocabulary"], (samples, shape["length"] + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
 class Peer:
     """What a system trains with: a step, and what holds its state."""
 
@@ -86,18 +122,23 @@ def torch_peer(torch, module, parameters, masters):
     return Peer(step, module, optimizer)
 
 
-def make_ddp(torch, shape, bf16):
-    model, _ = make_llama(torch, shape)
+def make_nocomm(torch, shape, bf16, wrap=lambda model: model):
+    """Plain PyTorch: ranks that exchange nothing."""
+    model, _ = make_model(torch, shape)
     model = model.bfloat16() if bf16 else model
     parameters = list(model.parameters())
     masters = [p.detach().float().requires_grad_() for p in parameters] if bf16 else None
-    return torch_peer(torch, torch.nn.parallel.DistributedDataParallel(model), parameters, masters)
+    return torch_peer(torch, wrap(model), parameters, masters)
+
+
+def make_ddp(torch, shape, bf16):
+    return make_nocomm(torch, shape, bf16, torch.nn.parallel.DistributedDataParallel)
 
 
 def make_fsdp2(torch, shape, bf16):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    model, blocks = make_llama(torch, shape)
+    model, blocks = make_model(torch, shape)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if bf16 else MixedPrecisionPolicy()
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for module in [*blocks, model]:
@@ -105,14 +146,20 @@ def make_fsdp2(torch, shape, bf16):
     return torch_peer(torch, model, list(model.parameters()), None)
 
 
-def make_deepspeed(torch, shape, bf16, stage=3):
-    import deepspeed
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    model, _ = make_llama(torch, shape)
+def make_trireme(torch, shape, bf16):
+    import trireme
+    return make_deepspeed(torch, shape, bf16, package=trireme)
+
+
+def make_deepspeed(torch, shape, bf16, stage=3, package=None):
+    if package is None:
+        import deepspeed as package
+    package.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    model, _ = make_model(torch, shape)
     config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": bf16},
               "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    engine = package.initialize(model=model, optimizer=optimizer, config=config)[0]
 
     def step(tokens, targets):
         loss = engine(tokens, targets)
@@ -136,15 +183,15 @@ class PeerFailed(Exception):
     pass
 
 
-def run_ranks(script, case):
-    """The JSON that rank 0 of two processes of `script --rank-of CASE` printed."""
-    environment = dict(os.environ, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
+def run_ranks(script, case, size=2):
+    """The JSON that rank 0 of `size` processes of `script --rank-of CASE` printed."""
+    environment = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
                        MASTER_PORT=str(free_port()), DS_ACCELERATOR="cpu", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo",
                        PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])  # ninja, for DeepSpeed
     command = [sys.executable, script, "--rank-of", json.dumps(case)]
     with tempfile.TemporaryFile("w+") as log:  # the peers' many warnings are shown only where one failed
         ranks = [subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)),
-                                  stdout=subprocess.PIPE, stderr=log, text=True) for rank in range(2)]
+                                  stdout=subprocess.PIPE, stderr=log, text=True) for rank in range(size)]
         outputs = [rank.communicate(timeout=900)[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
             log.seek(0)

@@ -1,8 +1,8 @@
 """Helpers that programs import from DeepSpeed's runtime."""
 import random
 import resource
+import sys
 
-import numpy
 import torch
 
 from ..utils.logging import logger
@@ -44,9 +44,10 @@ def see_memory_usage(message, force=False):
 
 
 def set_random_seed(seed):
-    """Of Python's, NumPy's and torch's generators."""
+    """Of Python's, torch's and, where the program uses it, NumPy's generators."""
     random.seed(seed)
-    numpy.random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
     torch.manual_seed(seed)
 
 
