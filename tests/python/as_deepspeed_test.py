@@ -48,9 +48,9 @@ class AsDeepspeed(Case):
         self.assertIn("deepspeed.zero.nonsense", result["deepspeed.zero.nonsense"])
         self.assertTrue(result["name"])
 
-    def test_reaches_processes_that_are_spawned_and_no_others(self):
+    def test_reaches_processes_that_are_started_and_no_others(self):
         script = self.write("spawns.py", """
-            import multiprocessing, sys
+            import multiprocessing, subprocess, sys
             def child(queue):
                 import deepspeed.ops.adam, importlib.metadata
                 queue.put((deepspeed.__name__, deepspeed.ops.adam.__name__, importlib.metadata.version("deepspeed")))
@@ -61,10 +61,13 @@ class AsDeepspeed(Case):
                 process.start()
                 print(queue.get(timeout=60), sys.argv[1:], sys.path[0])
                 process.join()
+                asked = "import importlib.util, deepspeed; print(deepspeed.__version__, importlib.util.find_spec('deepspeed').name)"
+                subprocess.run([sys.executable, "-c", asked], check=True)
         """)
         status, out, err = launch(0, ["-m", "trireme.as_deepspeed", script, "--lr", "1"])
         self.assertEqual(status, 0, err)
-        self.assertEqual(out.strip(), f"('deepspeed', 'trireme.ops.adam', '0.19.8') ['--lr', '1'] {self.folder.resolve()}")
+        self.assertEqual(out.splitlines(), [f"('deepspeed', 'trireme.ops.adam', '0.19.8') ['--lr', '1'] {self.folder.resolve()}",
+                                            "0.19.8 deepspeed"])
         status, _, err = run([PYTHON, "-c", "import trireme, deepspeed"])
         self.assertEqual(status, 1)
         self.assertIn("No module named 'deepspeed'", err)
