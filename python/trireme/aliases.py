@@ -22,6 +22,8 @@ _LONGER = {
     "runtime.zero.muon": "ops.muon",
     "runtime.zero.muon.muon_optimizer": "ops.muon",
     "runtime.zero.partition_parameters": "zero",
+    "runtime.zero.stage3": "zero",
+    "runtime.zero.stage_1_and_2": "zero",
     "runtime.zero.utils": "zero",
     "utils.z3_leaf_module": "utils.leaf_modules",
     "utils.tensor_fragment": "utils",

@@ -18,7 +18,7 @@ _PACKAGES = frozenset("""
     runtime.fp16.onebit runtime.fp16.onebit.adam runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam
     runtime.hybrid_engine
     runtime.pipe runtime.pipe.module runtime.pipe.engine runtime.pipe.topology runtime.swap_tensor runtime.progressive_layer_drop
-    runtime.zero.stage3 runtime.zero.stage_1_and_2 runtime.zero.tiling runtime.zero.config runtime.zero.offload_config
+    runtime.zero.tiling runtime.zero.config runtime.zero.offload_config
     runtime.zero.mics runtime.zero.parameter_offload runtime.data_pipeline runtime.domino runtime.eigenvalue
     runtime.sequence_parallel runtime.sequence_parallel.ulysses_sp runtime.tensor_parallel sequence sequence.layer
     sequence.fpdt_layer sequence.cross_entropy utils.timer

@@ -11,15 +11,16 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from . import comm, config as configs, missing
 from ._native import core
 from .errors import ShapeError, UnsupportedError
+from .mem_needs import (estimate_zero2_model_states_mem_needs_all_cold, estimate_zero2_model_states_mem_needs_all_live,
+                        estimate_zero3_model_states_mem_needs_all_cold, estimate_zero3_model_states_mem_needs_all_live)
 
 __path__ = []  # zero.partition_parameters is this module, too
 partition_parameters = sys.modules[__name__]
 __getattr__ = missing.names_of("trireme.zero", """
     AllGatherHandle AllGatherCoalescedHandle AsyncPartitionedParameterSwapper InsertPostInitMethodToModuleSubClasses
     PartitionedParamStatus QuantizationInfo free_param shutdown_init_context restore_init_context
-    DeepSpeedZeRoOffload DeepSpeedTensorOverride MiCS_Init TiledLinear TiledLinearReturnBias
-    estimate_zero2_model_states_mem_needs_all_live estimate_zero2_model_states_mem_needs_all_cold
-    estimate_zero3_model_states_mem_needs_all_live estimate_zero3_model_states_mem_needs_all_cold unwrap_model_for_generation
+    DeepSpeedZeRoOffload DeepSpeedTensorOverride DeepSpeedZeroOptimizer DeepSpeedZeroOptimizer_Stage3 MiCS_Init TiledLinear
+    TiledLinearReturnBias unwrap_model_for_generation
 """)
 
 

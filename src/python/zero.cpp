@@ -1,6 +1,7 @@
 // trireme::zero and the functions on single parameters.
 #include "trireme/zero.h"
 
+#include "python/module_mirror.h"
 #include "python/world.h"
 #include "trireme/config/config.h"
 
@@ -86,10 +87,29 @@ void update_vectorized(const std::vector<at::Tensor>& parameters, const py::func
   });
 }
 
+void bind_mem_needs(py::module_& module) {
+  const auto options = [](int gpus_per_node, int nodes, double factor) {
+    return MemNeedsOptions{.num_gpus_per_node = gpus_per_node, .num_nodes = nodes, .additional_buffer_factor = factor};
+  };
+  module.def("size_of", [](const py::object& model) {
+    const ModelSize size = size_of(*mirror_of(model));
+    return py::make_tuple(size.total_params, size.largest_layer_params);
+  });
+  module.def("zero2_mem_needs", [options](int64_t total_params, int gpus_per_node, int nodes, double factor) {
+    return estimate_zero2_model_states_mem_needs_all_cold(total_params, options(gpus_per_node, nodes, factor));
+  });
+  module.def("zero3_mem_needs", [options](int64_t total_params, int64_t largest_layer_params, int gpus_per_node,
+                                          int nodes, double factor) {
+    return estimate_zero3_model_states_mem_needs_all_cold({total_params, largest_layer_params},
+                                                          options(gpus_per_node, nodes, factor));
+  });
+}
+
 }  // namespace
 
 void bind_zero(py::module_& module) {
   bind_scopes(module);
+  bind_mem_needs(module);
   module.def("make_whole", &zero::make_whole, WithoutGil());
   module.def("safe_get_full_fp32_param", &safe_get_full_fp32_param, WithoutGil());
   module.def("safe_get_full_optimizer_state", &safe_get_full_optimizer_state, WithoutGil());

@@ -302,6 +302,12 @@ view = torch.zeros(100)[:2]
 result["clone"] = clone_tensors_for_torch_save({"a": [view]})["a"][0].untyped_storage().nbytes()
 moved = deepspeed.runtime.utils.move_to_device((torch.ones(1), {"b": [torch.ones(1), "c"]}), torch.float64)
 result["move"] = [str(moved[0].dtype), str(moved[1]["b"][0].dtype), moved[1]["b"][1]]
+import contextlib, io
+from trireme.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs_all_live
+with contextlib.redirect_stdout(io.StringIO()) as told:
+    deepspeed.zero.estimate_zero2_model_states_mem_needs_all_cold(7_500_000_000, num_gpus_per_node=8)
+    estimate_zero3_model_states_mem_needs_all_live(model(), num_gpus_per_node=2)
+result["needs"] = [line in told.getvalue() for line in ("Model with 7500M total params.", "Trireme, stage 3, on each of 2 ranks")]
 names = ["init_inference", "PipelineModule", "tp_model_init", "zero.TiledLinear"]
 def get(name):
     found = deepspeed
@@ -329,6 +335,7 @@ result["errors"] = [
         self.assertEqual(result["config"], [4, 2, True])
         self.assertEqual(result["clone"], 8)
         self.assertEqual(result["move"], ["torch.float64", "torch.float64", "c"])
+        self.assertEqual(result["needs"], [True, True])
         self.assertEqual(result["stubs"], ["deepspeed.init_inference", "deepspeed.PipelineModule", "deepspeed.tp_model_init",
                                            "deepspeed.zero.TiledLinear"])
         self.assertEqual(result["stub types"], ["UnsupportedError", "ConfigError", "Error", "ValueError"])
