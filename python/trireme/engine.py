@@ -83,10 +83,10 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         marked = [name for name, module in self.module.named_modules() if getattr(module, "_z3_leaf", False)]
         if not marked:
             return
-        zero = dict(config.get("zero_optimization") or {})
-        leaves = dict(zero.get("leaf_module") or {})
+        section = dict(config.get("zero_optimization") or {})
+        leaves = dict(section.get("leaf_module") or {})
         leaves["names"] = list(leaves.get("names", [])) + marked
-        config["zero_optimization"] = {**zero, "leaf_module": leaves}
+        config["zero_optimization"] = {**section, "leaf_module": leaves}
 
     def _own_schedule(self):
         return schedules.EngineSchedule(self) if self._resolved.get("scheduler") is not None else None
