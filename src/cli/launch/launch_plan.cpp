@@ -84,12 +84,12 @@ std::vector<int> slots_to_run(const LaunchRequest& request, const LaunchMachine&
   return slots;
 }
 
-std::vector<std::string> command_line(const LaunchRequest& request) {
+std::vector<std::string> command_line(const LaunchRequest& request, const std::string& python) {
   std::vector<std::string> argv = request.program;
   const bool is_script = request.kind == ProgramKind::kDetect && argv[0].ends_with(".py");
   // -u: a rank's output goes through a pipe, and Python would hold it back until it has 8 KiB.
-  if (request.kind == ProgramKind::kModule) argv.insert(argv.begin(), {"python3", "-u", "-m"});
-  if (is_script) argv.insert(argv.begin(), {"python3", "-u"});
+  if (request.kind == ProgramKind::kModule) argv.insert(argv.begin(), {python, "-u", "-m"});
+  if (is_script) argv.insert(argv.begin(), {python, "-u"});
   return argv;
 }
 
@@ -99,7 +99,7 @@ std::vector<RankCommand> plan_launch(const LaunchRequest& request, const LaunchM
   check_flags(request);
   const auto slots = slots_to_run(request, machine);
   const int size = static_cast<int>(slots.size());
-  const auto argv = command_line(request);
+  const auto argv = command_line(request, machine.python);
   std::string devices;
   for (const int slot : slots) devices += str(devices.empty() ? "" : ",", slot);
 

@@ -13,7 +13,7 @@ namespace trireme::cli {
 enum class ProgramKind {
   kDetect,   ///< a .py file runs under Python, everything else as it is
   kProgram,  ///< --no_python: always as it is
-  kModule,   ///< --module: python3 -u -m NAME
+  kModule,   ///< --module: Python runs the module NAME
 };
 
 /// The flags, as they were given.
@@ -35,6 +35,7 @@ struct LaunchMachine {
   int cores = 1;                     ///< that this process may use
   int free_port = 0;                 ///< for rendezvous, where no --master_port is given
   bool has_omp_num_threads = false;  ///< OMP_NUM_THREADS is set in the environment
+  std::string python = "python3";    ///< that runs scripts and modules
 };
 
 struct RankCommand {
