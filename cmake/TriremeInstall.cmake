@@ -2,13 +2,20 @@
 include(CMakePackageConfigHelpers)
 
 set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/Trireme")
-set_target_properties(trireme PROPERTIES INSTALL_RPATH "$ORIGIN;${TRIREME_TORCH_DIR}/lib")
+# From the folders of libraries and programs; a wheel's files lie in site-packages/trireme, beside those of torch.
+set(_torch_lib "${TRIREME_TORCH_DIR}/lib")
+set(TRIREME_INSTALLED_TORCH_DIR "${TRIREME_TORCH_DIR}")
+if(TRIREME_WHEEL)
+  set(_torch_lib "$ORIGIN/../../torch/lib")
+  set(TRIREME_INSTALLED_TORCH_DIR "\${PACKAGE_PREFIX_DIR}/../torch")
+endif()
+set_target_properties(trireme PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_lib}")
 install(TARGETS trireme EXPORT TriremeTargets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION "${_package}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/trireme" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
 if(TARGET trireme_program)
   set_target_properties(trireme_program PROPERTIES
-    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TRIREME_TORCH_DIR}/lib")
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_lib}")
   install(TARGETS trireme_program RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TriremeConfig.cmake.in" "${PROJECT_BINARY_DIR}/TriremeConfig.cmake"

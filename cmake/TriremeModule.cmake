@@ -145,6 +145,8 @@ function(trireme_shared_library)
                              "$<INSTALL_INTERFACE:include>")
   target_link_libraries(trireme PUBLIC torch::core nlohmann_json::nlohmann_json Threads::Threads
                         PRIVATE $<BUILD_INTERFACE:trireme_options> ${libraries})
-  set_target_properties(trireme PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
-                        LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+  set_target_properties(trireme PROPERTIES LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+  if(NOT TRIREME_WHEEL)  # which cannot hold links: three names would be three copies
+    set_target_properties(trireme PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+  endif()
 endfunction()

@@ -15,7 +15,7 @@ function(trireme_python_module)
   list(GET paths 0 headers)
   list(GET paths 1 suffix)
   if(failed OR NOT EXISTS "${headers}/Python.h")
-    if(SKBUILD)
+    if(TRIREME_WHEEL)
       message(FATAL_ERROR "${headers}/Python.h is missing; install the headers of this Python (apt-get install python3-dev)")
     endif()
     message(STATUS "The Python package is left out: ${headers}/Python.h is missing (apt-get install python3-dev)")
@@ -29,7 +29,7 @@ function(trireme_python_module)
   set(package "${PROJECT_BINARY_DIR}/python/trireme")
   set_target_properties(trireme_python PROPERTIES
     PREFIX "" OUTPUT_NAME _core SUFFIX "${suffix}" CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${package}"
-    UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5 INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib;${TRIREME_TORCH_DIR}/lib")
+    UNITY_BUILD ${TRIREME_UNITY} UNITY_BUILD_BATCH_SIZE 5 INSTALL_RPATH "$ORIGIN/lib;$ORIGIN/../torch/lib")
 
   file(GLOB parts CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/trireme/*")
   file(MAKE_DIRECTORY "${package}")
@@ -42,7 +42,7 @@ function(trireme_python_module)
   # What the extension was built for, which an import checks before it loads the extension.
   file(CONFIGURE OUTPUT "${package}/_build.py" CONTENT
        "\"\"\"What the extension was built against.\"\"\"\nVERSION = \"${PROJECT_VERSION}\"\nTORCH_VERSION = \"${TRIREME_TORCH_VERSION}\"\n")
-  if(SKBUILD)
+  if(TRIREME_WHEEL)
     install(TARGETS trireme_python LIBRARY DESTINATION .)
     install(FILES "${package}/_build.py" DESTINATION .)
   endif()

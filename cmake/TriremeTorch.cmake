@@ -6,8 +6,10 @@
 # Input     TRIREME_TORCH_DIR (the package's folder), or TRIREME_PYTHON (a Python that has torch), or Torch_DIR.
 # Defines   target torch::core; TRIREME_TORCH_DIR, TRIREME_TORCH_VERSION.
 
-# What was found through a Python holds only as long as that Python is the one that is asked for.
-if(DEFINED TRIREME_TORCH_FOUND_BY AND TRIREME_PYTHON AND NOT TRIREME_TORCH_FOUND_BY STREQUAL TRIREME_PYTHON)
+# What was found through a Python holds only as long as that Python is the one that is asked for, and while it is there: pip
+# builds beside a torch in a temporary folder.
+if(DEFINED TRIREME_TORCH_FOUND_BY AND TRIREME_PYTHON AND (NOT TRIREME_TORCH_FOUND_BY STREQUAL TRIREME_PYTHON
+                                                          OR NOT EXISTS "${TRIREME_TORCH_DIR}"))
   unset(TRIREME_TORCH_DIR CACHE)
 endif()
 if(NOT TRIREME_TORCH_DIR AND NOT TRIREME_PYTHON AND Torch_DIR)
@@ -48,6 +50,8 @@ if(NOT TARGET torch::core)
   # The CUDA wheel's libraries lie in sibling wheels and are found at run time through its own RPATH; the linker need not
   # see them.
   target_link_libraries(torch::core INTERFACE "${TRIREME_TORCH_DIR}/lib/libtorch_cpu.so" "${TRIREME_TORCH_DIR}/lib/libc10.so")
-  target_link_options(torch::core INTERFACE
-    "LINKER:-rpath,${TRIREME_TORCH_DIR}/lib" "LINKER:-rpath-link,${TRIREME_TORCH_DIR}/lib" "LINKER:--allow-shlib-undefined")
+  target_link_options(torch::core INTERFACE "LINKER:-rpath-link,${TRIREME_TORCH_DIR}/lib" "LINKER:--allow-shlib-undefined")
+  if(NOT TRIREME_WHEEL)  # whose files find the torch that is installed beside them
+    target_link_options(torch::core INTERFACE "LINKER:-rpath,${TRIREME_TORCH_DIR}/lib")
+  endif()
 endif()

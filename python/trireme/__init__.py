@@ -6,7 +6,12 @@
         engine.backward(loss)
         engine.step()
 """
+import os
 import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
 
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
@@ -20,6 +25,9 @@ from .runtime import DeepSpeedOptimizer, ZeROOptimizer
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from .utils import OnDevice, log_dist, logger
 
+_Config = dict[str, Any] | str | os.PathLike[str] | None
+
+#: What CMAKE_PREFIX_PATH needs for find_package(Trireme); of a package that pip installed.
 cmake_prefix_path = str(pathlib.Path(__file__).parent / "lib" / "cmake")
 dist = comm
 
@@ -30,9 +38,12 @@ __getattr__ = _missing.names_of("trireme", """
 """)
 
 
-def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
-               distributed_port=29500, mpu=None, dist_init_required=None, collate_fn=None, config=None, mesh_param=None,
-               config_params=None):
+def initialize(args: Any = None, model: torch.nn.Module | None = None,
+               optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None, model_parameters: Iterable[Any] | None = None,
+               training_data: torch.utils.data.Dataset[Any] | None = None, lr_scheduler: Any = None, distributed_port: int = 29500,
+               mpu: Any = None, dist_init_required: bool | None = None, collate_fn: Callable[..., Any] | None = None,
+               config: _Config = None, mesh_param: Any = None, config_params: _Config = None,
+               ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
     """Makes `model`, any torch.nn.Module, trainable over the ranks of the job. Collective.
 
     optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the configuration's.

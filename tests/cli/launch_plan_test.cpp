@@ -52,6 +52,9 @@ TEST(LaunchPlan, RunsScriptsAndModulesUnderPythonWithUnbufferedOutput) {
   EXPECT_EQ(plan_launch({.kind = ProgramKind::kProgram, .program = {"train.py"}}, kMachine)[0].argv, Words{"train.py"});
   EXPECT_EQ(plan_launch({.kind = ProgramKind::kModule, .program = {"pkg.train"}}, kMachine)[0].argv,
             (Words{"python3", "-u", "-m", "pkg.train"}));
+  LaunchMachine machine = kMachine;
+  machine.python = "/env/bin/python";
+  EXPECT_EQ(plan_launch({.program = {"train.py"}}, machine)[0].argv, (Words{"/env/bin/python", "-u", "train.py"}));
 }
 
 TEST(LaunchPlan, LetsAProgramsDeepspeedMeanTriremeWithThePythonThatItNames) {

@@ -73,6 +73,17 @@ class Scripts(unittest.TestCase):
         self.assertEqual(status, 0, out)
         self.assertIn("-m pip install --quiet ", out)
 
+    def test_setup_installs_the_headers_of_debians_python(self):
+        environment = self.stand_ins_of_setup()
+        self.write(".venv/bin/python", f"""#!/bin/sh
+            case "$2" in *Python.h*) [ -e {self.root}/Python.h ] || echo python3.99-dev ;; esac""")
+        self.write("bin/apt-get", f'#!/bin/sh\n[ "$1" != install ] || {{ echo "$@" >{self.root}/asked; touch {self.root}/Python.h; }}\n')
+        self.write("bin/id", "#!/bin/sh\necho 0\n")
+        environment["PATH"] = f"{self.root}/bin:{os.environ['PATH']}"
+        status, out = run(self.root / "scripts/setup", environment=environment)
+        self.assertEqual(status, 0, out)
+        self.assertRegex((self.root / "asked").read_text(), r"^install .* python3\.99-dev\b")
+
     def test_make_install_builds_the_library_and_the_program_alone(self):
         status, out = run("make", "-n", "-C", ROOT, "install")
         self.assertEqual(status, 0, out)

@@ -13,7 +13,7 @@ namespace trireme::cli {
 enum class ProgramKind {
   kDetect,   ///< a .py file runs under Python, everything else as it is
   kProgram,  ///< --no_python: always as it is
-  kModule,   ///< --module: python3 -u -m NAME
+  kModule,   ///< --module: Python runs the module NAME
 };
 
 /// The flags, as they were given.

@@ -1,0 +1,74 @@
+"""What it costs to import the package, what it refuses to be imported with, and what type checkers see of it."""
+import ast
+import os
+import pathlib
+import statistics
+import sys
+import unittest
+
+from harness import Case, main, run
+
+# Measured: 14 ms. Of the processor's time, so that what else the machine does counts little.
+ADDED_S = 0.1
+IMPORT = "import time, torch; before = time.process_time(); import trireme; print(time.process_time() - before)"
+
+
+def names_of_stub(path):
+    """{name of a class: its public members, "": the functions and classes} of a stub file."""
+    def members(body):
+        names = set()
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.AnnAssign):
+                names.add(node.target.id)
+        return public(names)
+
+    tree = ast.parse(path.read_text())
+    return {"": members(tree.body), **{node.name: members(node.body) for node in tree.body
+                                       if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}}
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+class Package(Case):
+    def test_its_import_adds_little_to_that_of_torch(self):
+        compiled = {"PYTHONPYCACHEPREFIX": str(self.folder)}  # as pip leaves it
+        added_s = []
+        for _ in range(6):
+            status, out, err = run([sys.executable, "-W", "ignore", "-c", IMPORT], environment=compiled)
+            self.assertEqual(status, 0, err)
+            added_s.append(float(out))
+        self.assertLessEqual(statistics.median(added_s[1:]), ADDED_S, added_s)
+
+    def test_another_torch_is_refused_by_its_version(self):
+        self.write("sitecustomize.py", "import torch; torch.__version__ = '9.8.7+cpu'\n")
+        path = f"{self.folder}{os.pathsep}{os.environ['PYTHONPATH']}"
+        status, _, err = run([sys.executable, "-c", "import trireme"], environment={"PYTHONPATH": path})
+        self.assertEqual(status, 1)
+        self.assertRegex(err, r"ImportError: trireme: built against torch \d+\.\d+\.\d+, but torch 9\.8\.7\+cpu is installed; install torch==")
+
+    def test_the_stub_has_the_names_of_the_extension(self):
+        from trireme._native import core  # pylint: disable=import-outside-toplevel
+        import trireme  # pylint: disable=import-outside-toplevel
+        stub = names_of_stub(pathlib.Path(trireme.__file__).parent / "_core.pyi")
+        self.assertEqual(stub.pop(""), public(vars(core)))
+        for name, members in stub.items():
+            with self.subTest(name):
+                self.assertEqual(members, public(vars(getattr(core, name))))
+
+    def test_every_public_function_and_method_has_a_docstring(self):
+        import trireme  # pylint: disable=import-outside-toplevel
+        without = []
+        for path in sorted(pathlib.Path(trireme.__file__).parent.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for one in getattr(node, "body", []) if isinstance(node, (ast.Module, ast.ClassDef)) else []:
+                    if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and public([one.name]) and not ast.get_docstring(one):
+                        without.append(f"{path.name}:{one.lineno}: {one.name}")
+        self.assertEqual(without, [])
+
+
+if __name__ == "__main__":
+    main()
