@@ -10,12 +10,24 @@ import pathlib
 
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
-from . import comm, errors
+from . import accelerator, aliases, checkpoint, checkpointing, comm, errors, launcher, ops, runtime, utils, zero
+from . import missing as _missing
+from .accelerator import get_accelerator
 from .comm import init_distributed
 from .config import choose as _choose
 from .engine import DeepSpeedEngine
+from .runtime import DeepSpeedOptimizer, ZeROOptimizer
+from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from .utils import OnDevice, log_dist, logger
 
 cmake_prefix_path = str(pathlib.Path(__file__).parent / "lib" / "cmake")
+dist = comm
+
+__getattr__ = _missing.names_of("trireme", """
+    DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer InferenceEngine
+    PipelineEngine PipelineModule DualPipeVEngine DualPipeVModule default_inference_config init_inference replace_transformer_layer
+    revert_transformer_layer set_autotp_mode set_optimizer_flags tp_model_init
+""")
 
 
 def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
@@ -24,7 +36,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     """Makes `model`, any torch.nn.Module, trainable over the ranks of the job. Collective.
 
     optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the configuration's.
-    model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require gradients.
+    model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require grad.
     training_data     a dataset: the third value returned is a DataLoader over this rank's part of it.
     lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
     config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
@@ -41,3 +53,12 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def add_config_arguments(parser):
+    """Adds --deepspeed and --deepspeed_config (and their old names) to an argparse parser, which it returns."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    for name, old in (("deepspeed", ""), ("deepscale", "Deprecated. ")):
+        group.add_argument(f"--{name}", default=False, action="store_true", help=f"{old}For programs to read; means nothing here.")
+        group.add_argument(f"--{name}_config", default=None, type=str, help=f"{old}Path of the JSON configuration.")
+    return parser

@@ -7,15 +7,16 @@ import torch
 from torch.utils import _pytree
 
 from . import client_state as client_states
-from . import client_optimizer, comm, config as configs, optimizers, schedules
+from . import client_optimizer, comm, config as configs, optimizers, schedules, zero
 from ._native import core
 from .errors import ConfigError, ShapeError, UnsupportedError
+from .settings import EngineSettings
 from .utils.logging import logger
 
 _SCHEDULER = "trireme.lr_scheduler"
 
 
-class DeepSpeedEngine(torch.nn.Module):
+class DeepSpeedEngine(EngineSettings, torch.nn.Module):
     """Trains `module` over the ranks of the job. Made by initialize(); methods have DeepSpeed's names and meanings.
 
     What says collective is called by all ranks in the same order. Errors are those of trireme.errors.
@@ -38,6 +39,8 @@ class DeepSpeedEngine(torch.nn.Module):
                                 [] if steps_itself else optimizers.native_groups(model, groups),
                                 client_optimizer.maker(model, client) if steps_itself else None, output)
         comm.engines.add(self)
+        for parameter in model.parameters():
+            zero.number(model, "", parameter)
         self._resolved = json.loads(self.core.config)
         has_optimizer = client is not None or native.get("optimizer") is not None
         self.optimizer = optimizers.ZeroOptimizer(self, groups, client) if has_optimizer else None
@@ -119,10 +122,11 @@ class DeepSpeedEngine(torch.nn.Module):
         self.core.step()
         if self.core.global_steps == before:
             return
+        if self.core.was_step_applied():
+            self.optimizer.mark_stepped()
         if self.client_lr_scheduler is None:
             self.optimizer.pull()
         elif self.core.was_step_applied():
-            self.client_lr_scheduler.optimizer._opt_called = True  # as a torch scheduler wants to see  # pylint: disable=protected-access
             self.client_lr_scheduler.step(**(lr_kwargs or {}))
 
     def zero_grad(self, set_to_none=True):

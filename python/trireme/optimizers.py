@@ -40,7 +40,7 @@ def section_of(optimizer):
     native = _native_type(optimizer)
     if native is None or not _is_covered(optimizer):
         return None
-    kind, params = native
+    kind, params = native[0], dict(native[1])
     first = optimizer.param_groups[0]
     for name in _SHARED:
         if name in first:
@@ -138,6 +138,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
             native = self._engine.core.hyperparameters(index)
             group.update({key: value for key, value in native.items() if key in group})
             self._last[index] = None
+
+    def mark_stepped(self):
+        """The weights changed: torch's schedulers look for it, on the optimizer that they were made with."""
+        for optimizer in {self, self._client or self}:
+            optimizer._opt_called = True  # pylint: disable=protected-access
 
     def step(self, closure=None):
         """The engine's step()."""

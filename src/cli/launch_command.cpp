@@ -22,7 +22,8 @@ constexpr const char* kLaunchFooter =
     "Examples:\n"
     "  trireme launch --num_gpus 2 ./my_program --epochs 3\n"
     "  trireme launch --hostfile hosts.txt --include worker-0:0,2 ./my_program\n"
-    "  trireme launch --num_gpus 2 -m my_package.train --lr 1e-3\n\n"
+    "  trireme launch --num_gpus 2 -m my_package.train --lr 1e-3\n"
+    "  trireme launch --num_gpus 2 --as-deepspeed train.py --deepspeed ds_config.json\n\n"
     "The flags are those of the `deepspeed` launcher; the ranks get torchrun's variables (RANK, LOCAL_RANK, "
     "WORLD_SIZE,\n"
     "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and OMP_NUM_THREADS = cores / ranks unless it is set. When a rank "
@@ -58,7 +59,12 @@ void declare(CLI::App& app, LaunchFlags& flags) {
       ->group("Rendezvous");
   auto* no_python =
       app.add_flag("--no_python", flags.no_python, "run PROGRAM as it is, even when it ends in .py")->group("Program");
-  app.add_flag("-m,--module", flags.module, "PROGRAM is a Python module: python3 -u -m PROGRAM")
+  app.add_flag("-m,--module", flags.module,
+               "PROGRAM is a Python module: python3 -u -m PROGRAM (TRIREME_PYTHON names another Python)")
+      ->excludes(no_python)
+      ->group("Program");
+  app.add_flag("--as-deepspeed", request.as_deepspeed,
+               "PROGRAM is Python, and `import deepspeed` in it means trireme (Hugging Face's packages too)")
       ->excludes(no_python)
       ->group("Program");
   app.add_flag("--no_local_rank", flags.no_local_rank,

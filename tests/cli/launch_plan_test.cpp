@@ -54,6 +54,25 @@ TEST(LaunchPlan, RunsScriptsAndModulesUnderPythonWithUnbufferedOutput) {
             (Words{"python3", "-u", "-m", "pkg.train"}));
 }
 
+TEST(LaunchPlan, LetsAProgramsDeepspeedMeanTriremeWithThePythonThatItNames) {
+  using Words = std::vector<std::string>;
+  const auto argv = [](ProgramKind kind, const Words& program) {
+    LaunchMachine machine = kMachine;
+    machine.python = "/opt/python";
+    return plan_launch({.kind = kind, .as_deepspeed = true, .program = program}, machine)[0].argv;
+  };
+  EXPECT_EQ(argv(ProgramKind::kDetect, {"train.py", "-x"}),
+            (Words{"/opt/python", "-u", "-m", "trireme.as_deepspeed", "train.py", "-x"}));
+  EXPECT_EQ(argv(ProgramKind::kModule, {"pkg.train"}),
+            (Words{"/opt/python", "-u", "-m", "trireme.as_deepspeed", "-m", "pkg.train"}));
+  EXPECT_EQ(argv(ProgramKind::kDetect, {"/env/bin/python3.11", "-B", "train.py"}),
+            (Words{"/env/bin/python3.11", "-B", "-m", "trireme.as_deepspeed", "train.py"}));
+  EXPECT_EQ(argv(ProgramKind::kDetect, {"python", "-m", "pkg.train"}),
+            (Words{"python", "-m", "trireme.as_deepspeed", "-m", "pkg.train"}));
+  EXPECT_THROW(argv(ProgramKind::kDetect, {"python3", "-c", "import deepspeed"}), ConfigError);
+  EXPECT_THROW(argv(ProgramKind::kDetect, {"python3"}), ConfigError);
+}
+
 TEST(LaunchPlan, RunsOnTheSlotsOfAHostfileThatNamesThisMachine) {
   const std::vector<HostSlots> hosts = {{"node7", {0, 1, 2, 3}}, {"other", {0}}};
   const auto chosen = plan_launch({.hosts = hosts, .include = "node7:1,3", .program = {"./prog"}}, kMachine);

@@ -71,6 +71,28 @@ TEST(EngineParameterGroups, AreScaledByTheScheduleAndSetOneByOne) {
   });
 }
 
+TEST(EngineParameterGroups, TakeAllHyperparametersForTheNextStep) {
+  run_ranks(2, [](Rank& rank) {
+    Affine net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(2), .parameter_groups = kBiasAlone});
+    OptimizerOptions options = engine.hyperparameters(1);
+    EXPECT_EQ(options.lr, 0.25);
+    options.lr = 0.5;
+    options.weight_decay = 1;
+    engine.set_hyperparameters(options, 1);
+    train_step(engine);
+    EXPECT_EQ(values(net->weight), (Floats{1.5, 2.5}));
+    EXPECT_EQ(values(net->bias), (Floats{2 - 0.5 * 3, 3 - 0.5 * 4}));
+    options.lr = -1;
+    EXPECT_SAYS(error_of<ConfigError>([&] { engine.set_hyperparameters(options, 1); }), "lr");
+    options.kind = OptimizerKind::kAdamW;
+    EXPECT_SAYS(error_of<ConfigError>([&] { engine.set_hyperparameters(options, 1); }),
+                "set_hyperparameters: group 1 is updated by SGD, not by AdamW");
+    EXPECT_SAYS(error_of<ConfigError>([&] { (void)engine.hyperparameters(2); }), "there is no parameter group 2");
+    EXPECT_EQ(engine.get_lr(1), 0.5);
+  });
+}
+
 TEST(EngineParameterGroups, KeepTheirLearningRatesInACheckpoint) {
   const TemporaryFolder folder;
   run_ranks(1, [&](Rank& rank) {

@@ -1,4 +1,7 @@
-"""`cmake --install` gives what a foreign project and a person need. Arguments: cmake, build folder, ninja, compiler."""
+"""`cmake --install` gives what a foreign project and a person need.
+
+Arguments: cmake, build folder, ninja, compiler, and a Python with torch.
+"""
 import os
 import pathlib
 import subprocess
@@ -7,12 +10,13 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-CMAKE, BUILD, NINJA, COMPILER = sys.argv[1:5]
+CMAKE, BUILD, NINJA, COMPILER, TORCH_PYTHON = sys.argv[1:6]
 
 
-def run(*command, cwd=None):
+def run(*command, cwd=None, environment=None):
     """(exit status, what was printed)."""
-    done = subprocess.run([str(word) for word in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([str(word) for word in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env={**os.environ, **(environment or {})})
     return done.returncode, done.stdout
 
 
@@ -51,11 +55,29 @@ class Install(unittest.TestCase):
                 self.assertEqual(len(losses), 4, out)
                 self.assertLess(losses[-1], 0.2 * 8, out)  # 8: the variance of a sum of 8 standard normal values
                 self.assertTrue(any((run_folder / "checkpoints").iterdir()))
+                self.compare_with_python_twin(command[:-1], run_folder, out)
 
         with self.subTest("without its configuration, one line says so"):
             status, out = run(program, cwd=self.prefix)
             self.assertEqual(status, 1, out)
             self.assertRegex(out, r"\Aminimal: ds_config\.json: [^\n]*No such file or directory\n\Z")
+
+    def compare_with_python_twin(self, launcher, run_folder, expected):
+        """minimal.py prints the same losses as the C++ program, and saves the same bits."""
+        package = pathlib.Path(BUILD) / "python"
+        if not package.exists():  # this Python has no headers
+            return
+        (run_folder / "checkpoints").rename(run_folder / "of_cpp")
+        environment = {"PYTHONPATH": str(package)}
+        status, out = run(*launcher, TORCH_PYTHON, "-B", ROOT / "examples/minimal/minimal.py", cwd=run_folder, environment=environment)
+        self.assertEqual(status, 0, out)
+        losses = lambda text: [line.split("step ")[1] for line in text.splitlines() if " loss " in line]
+        self.assertEqual(losses(out), losses(expected))
+        compare = ("import torch; from trireme._native import core; "
+                   "cpp, python = (core.fp32_state_dict(folder, '') for folder in ('of_cpp', 'checkpoints')); "
+                   "assert cpp.keys() == python.keys() and len(cpp) == 4 and all(torch.equal(cpp[k], python[k]) for k in cpp)")
+        status, out = run(TORCH_PYTHON, "-B", "-c", compare, cwd=run_folder, environment=environment)
+        self.assertEqual(status, 0, out)
 
     def test_another_torch_is_refused_by_version(self):
         other = self.folder / "torch"

@@ -33,6 +33,12 @@ TEST(ParameterGroups, AParameterBelongsToTheFirstGroupThatMatchesItAndTheRestToG
   EXPECT_EQ(grouped.options[2], (OptimizerOptions{.lr = 0.5, .weight_decay = 0}));
 }
 
+TEST(ParameterGroups, TakeParametersByTheirWholeNamesBesidePatterns) {
+  const GroupedParameters grouped = group_parameters(
+      {}, {{.patterns = {"^layers.*bias"}, .names = {"norm.weight"}}, {.names = {"norm", "norm.bias"}}}, kParameters);
+  EXPECT_EQ(grouped.group_of, (std::vector<int>{0, 1, 1, 2}));
+}
+
 TEST(ParameterGroups, OverrideEveryHyperparameter) {
   const GroupedParameters grouped = group_parameters(
       {},

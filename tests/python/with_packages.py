@@ -22,7 +22,7 @@ def main():
     except environments.Unreachable as reason:
         print(f"the package index cannot be reached: {reason}")
         sys.exit(77)
-    os.environ["PYTHONPATH"] = os.pathsep.join([package, str(pathlib.Path(test).parent)])
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(folder.resolve()) for folder in (pathlib.Path(package), pathlib.Path(test).parent))
     os.execv(python, [str(python), "-B", test, program])
 
 

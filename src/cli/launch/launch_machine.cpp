@@ -48,6 +48,7 @@ LaunchMachine this_machine() {
   gethostname(name.data(), name.size() - 1);
   LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
   machine.has_omp_num_threads = std::getenv("OMP_NUM_THREADS") != nullptr;
+  if (const char* python = std::getenv("TRIREME_PYTHON"); python != nullptr && *python != '\0') machine.python = python;
   if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));
   return machine;
 }

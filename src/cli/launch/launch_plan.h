@@ -26,6 +26,7 @@ struct LaunchRequest {
   std::string master_addr = {};
   std::optional<int> master_port = {};
   ProgramKind kind = ProgramKind::kDetect;
+  bool as_deepspeed = false;              ///< the program is Python, and `import deepspeed` in it means trireme
   std::vector<std::string> program = {};  ///< the program and its arguments
 };
 
@@ -35,6 +36,7 @@ struct LaunchMachine {
   int cores = 1;                     ///< that this process may use
   int free_port = 0;                 ///< for rendezvous, where no --master_port is given
   bool has_omp_num_threads = false;  ///< OMP_NUM_THREADS is set in the environment
+  std::string python = "python3";    ///< TRIREME_PYTHON, if it is set
 };
 
 struct RankCommand {

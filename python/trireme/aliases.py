@@ -1,0 +1,61 @@
+"""Modules under more than one name: DeepSpeed's longer names for what lies elsewhere in this package, the same module objects."""
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+
+# By the name within the package. The stub packages of missing.py are found after these.
+_LONGER = {
+    "accelerator.real_accelerator": "accelerator",
+    "checkpoint.utils": "checkpoint",
+    "comm.comm": "comm",
+    "ops.adagrad.cpu_adagrad": "ops.adagrad",
+    "ops.adam.cpu_adam": "ops.adam",
+    "ops.adam.fused_adam": "ops.adam",
+    "ops.lamb.fused_lamb": "ops.lamb",
+    "ops.lion.cpu_lion": "ops.lion",
+    "ops.lion.fused_lion": "ops.lion",
+    "runtime.activation_checkpointing": "checkpointing",
+    "runtime.activation_checkpointing.checkpointing": "checkpointing",
+    "runtime.zero": "zero",
+    "runtime.zero.muon": "ops.muon",
+    "runtime.zero.muon.muon_optimizer": "ops.muon",
+    "runtime.zero.partition_parameters": "zero",
+    "runtime.zero.utils": "zero",
+    "utils.z3_leaf_module": "utils.leaf_modules",
+    "utils.tensor_fragment": "utils",
+    "zero.partition_parameters": "zero",
+}
+
+
+class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules by `real_name(name)`, the name under which they really are, or None."""
+
+    def __init__(self, real_name):
+        self._real_name = real_name
+
+    def find_spec(self, fullname, path=None, target=None):
+        real = self._real_name(fullname)
+        try:
+            if real is None or importlib.util.find_spec(real) is None:
+                return None
+        except ModuleNotFoundError:  # a module below one that is no package
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, loader_state={"name": real})
+
+    def create_module(self, spec):
+        module = importlib.import_module(spec.loader_state["name"])
+        spec.loader_state["spec"] = module.__spec__  # which the import machinery is about to replace
+        return module
+
+    def exec_module(self, module):
+        module.__spec__ = module.__spec__.loader_state["spec"]
+
+
+def _of_this_package(fullname):
+    real = _LONGER.get(fullname.partition(".")[2]) if fullname.startswith("trireme.") else None
+    return real and f"trireme.{real}"
+
+
+sys.meta_path.append(AliasFinder(_of_this_package))

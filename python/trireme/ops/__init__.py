@@ -1,0 +1,5 @@
+"""DeepSpeed's optimizers as torch.optim optimizers. Given to initialize() they are updated by the library; alone they step here."""
+from ..missing import names_of
+from . import adagrad, adam, lamb, lion, muon
+
+__getattr__ = names_of("trireme.ops", "DeepSpeedTransformerConfig DeepSpeedTransformerLayer")

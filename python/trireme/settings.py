@@ -1,0 +1,100 @@
+"""What an engine tells about its configuration, under DeepSpeed's names."""
+import torch
+
+from .utils import groups
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # as a resolved configuration writes them
+
+
+class EngineSettings:
+    """Reads `resolved_config`, where every option is spelled out, and the configuration as it was given."""
+
+    def _section(self, name):
+        return self.resolved_config.get(name) or {}
+
+    def _zero_section(self, name):
+        return (self.config.get("zero_optimization") or {}).get(name) or {}
+
+    def optimizer_name(self):
+        """The type of the optimizer section, in lower case; None: there is none."""
+        kind = self._section("optimizer").get("type")
+        return kind and kind.lower()
+
+    def optimizer_params(self):
+        """The params of the optimizer section."""
+        return self._section("optimizer").get("params")
+
+    def scheduler_name(self):
+        """The type of the scheduler section; None: there is none."""
+        return self._section("scheduler").get("type")
+
+    def scheduler_params(self):
+        """The params of the scheduler section."""
+        return self._section("scheduler").get("params")
+
+    def managed_gradient_accumulation(self):
+        """Whether the engine counts micro-batches; else every step() updates."""
+        return self.resolved_config.get("managed_gradient_accumulation", True)
+
+    def dynamic_loss_scale(self):
+        """Whether the loss scale follows overflows."""
+        fp16 = self._section("fp16")
+        return bool(fp16.get("enabled")) and fp16.get("loss_scale", 0) == 0
+
+    def fp16_auto_cast(self):
+        """Whether inputs are cast to fp16."""
+        return bool(self._section("fp16").get("auto_cast"))
+
+    def torch_autocast_enabled(self):
+        """Whether forward() runs under torch.autocast."""
+        return bool(self._section("torch_autocast").get("enabled"))
+
+    def torch_autocast_dtype(self):
+        """Its dtype; None: it is off."""
+        return DTYPES[self._section("torch_autocast")["dtype"]] if self.torch_autocast_enabled() else None
+
+    def zero_optimization_partition_gradients(self):
+        """Whether gradients are sharded."""
+        return self.zero_optimization_stage() >= 2
+
+    def zero_ignore_unused_parameters(self):
+        """Whether a parameter without a gradient is left alone rather than an error."""
+        return self._section("zero_optimization").get("ignore_unused_parameters", True)
+
+    def zero_allow_untested_optimizer(self):
+        """As configured; any optimizer is taken."""
+        return bool(self.config.get("zero_allow_untested_optimizer", False))
+
+    def zero_offload_optimizer(self):
+        """The section as it was given; None: there is none."""
+        return self._zero_section("offload_optimizer") or None
+
+    def zero_offload_param(self):
+        """The section as it was given; None: there is none."""
+        return self._zero_section("offload_param") or None
+
+    def zero_cpu_offload(self):
+        """Whether states lie in host memory on request of the configuration."""
+        return (self.zero_offload_optimizer() or {}).get("device", "none") == "cpu"
+
+    def wall_clock_breakdown(self):
+        """As configured."""
+        return bool(self.config.get("wall_clock_breakdown", False))
+
+    def get_data_parallel_rank(self):
+        """This rank: all of them are data parallel."""
+        return groups.get_data_parallel_rank()
+
+    def get_model_parallel_rank(self):
+        """0."""
+        return 0
+
+    get_tensor_parallel_rank = get_model_parallel_rank
+
+    def get_sequence_parallel_group(self):
+        """None: there is no sequence parallelism."""
+
+    def get_data_types(self):
+        """(of the weights, in which gradients are summed)."""
+        weights = torch.bfloat16 if self.bfloat16_enabled() else torch.float16 if self.fp16_enabled() else torch.float32
+        return weights, DTYPES[self._section("data_types")["grad_accum_dtype"]]

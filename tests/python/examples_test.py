@@ -1,0 +1,45 @@
+"""The examples run on two ranks and learn."""
+import pathlib
+import re
+
+from harness import Case, launch, main
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
+
+
+class Examples(Case):
+    """Each file of examples/python, in a folder of its own."""
+
+    def losses(self, name, *arguments, module=()):
+        status, out, err = launch(2, [*module, EXAMPLES / name, *arguments], folder=self.folder)
+        self.assertEqual(status, 0, out + err)
+        losses = [float(text) for text in re.findall(r"loss'?:? ([0-9.]+)", out)]
+        self.assertGreaterEqual(len(losses), 2, out)
+        return losses
+
+    def test_from_scratch(self):
+        losses = self.losses("from_scratch.py", "30")
+        self.assertLess(losses[-1], losses[0])
+        self.assertTrue((self.folder / "checkpoints/latest").exists())
+
+    def test_hugging_face(self):
+        losses = self.losses("hugging_face.py", module=("-m", "trireme.as_deepspeed"))
+        self.assertLess(losses[-2], losses[0])  # the last one is the mean of all
+        self.assertTrue((self.folder / "output/final/model.safetensors").exists())
+
+    def test_two_models(self):
+        losses = self.losses("two_models.py")
+        self.assertLess(losses[-1], 0.1)
+
+    def test_lora(self):
+        losses = self.losses("lora.py")
+        self.assertLess(losses[-1], losses[0])
+        self.assertTrue((self.folder / "merged/model.safetensors").exists())
+
+    def test_none_is_long(self):
+        for path in EXAMPLES.glob("*.py"):
+            self.assertLessEqual(len(path.read_text().splitlines()), 60, path.name)
+
+
+if __name__ == "__main__":
+    main()
