@@ -2,17 +2,18 @@
 import argparse
 import contextlib
 import ctypes
+import datetime
 import gc
 import json
 import os
 import pathlib
 import time
+import traceback
 
 import random_cases as cases
 import torch
 import trireme as deepspeed
 import zoo
-from trireme._native import core
 
 # Relative: of losses; and of the distance between final weights, to the way that training went. In bf16 a loss that operators
 # compute in it has 8 bits, and a sum that differs in fp32's last bit may round a weight to its neighbour.
@@ -213,7 +214,7 @@ class Sharded:
         for name, *values in self.training.events.get(step, []):
             if name == "gathered edit":
                 parameter = _parameter(self.model, values[0])
-                with core.GatheredContext([parameter], values[1]), torch.no_grad():
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=values[1]), torch.no_grad():
                     if self.engine.global_rank == values[1]:
                         parameter.mul_(0.9)
             elif name == "write":
@@ -241,7 +242,7 @@ class Sharded:
             self.engine.save_checkpoint(self.folder, client_state={"segment": number, "rows": [1, 2.5, "x"]})
         weights = []
         for parameter in zoo.trained(self.model):
-            with core.GatheredContext([parameter], None):
+            with deepspeed.zero.GatheredParameters(parameter):
                 weights.append(parameter.detach().float().clone())
         if not last:
             self.engine.wait_for_checkpoint()
@@ -294,9 +295,20 @@ def _train_segment(training, number, folder):
     return report
 
 
+def _attempt(training, number, folder):
+    """_train_segment(), or what it threw, as all ranks then do: the run goes on, unless they have lost each other."""
+    try:
+        return _train_segment(training, number, folder)
+    except deepspeed.errors.CommError:
+        raise
+    except Exception:  # pylint: disable=broad-except
+        return {"case": training.index, "segment": number, "model": training.model, "memory": _memory(),
+                "wrong": f"{traceback.format_exc()[-3000:]}\n{training.describe()}"}
+
+
 def work(options):
     """A rank: takes part in the segments of as many ranks as there are."""
-    deepspeed.init_distributed()
+    deepspeed.init_distributed(timeout=datetime.timedelta(minutes=5))
     folder, size, rank = pathlib.Path(options.folder), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank()
     turn, index = 0, options.first
     with open(folder / f"report.{size}.{rank}", "w", encoding="utf-8", buffering=1) as report:
@@ -308,7 +320,7 @@ def work(options):
                         return
                     if rank == 0:
                         (folder / "current").write_text(f"case {index}, segment {number}: {training.describe()}", encoding="utf-8")
-                    report.write(json.dumps(_train_segment(training, number, folder)) + "\n")
+                    report.write(json.dumps(_attempt(training, number, folder)) + "\n")
                     deepspeed.comm.barrier()
                     ends = number == len(training.segments) - 1 and index + 1 >= options.last and time.time() >= options.until
                     if rank == 0:
