@@ -275,6 +275,8 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         """
         if custom_load_fn is not None:
             raise UnsupportedError("load_checkpoint(custom_load_fn=…) is not there yet; leave it out")
+        if self.optimizer is not None:
+            self.optimizer.push()  # what a checkpoint does not hold stays as the program has it
         loaded = self.core.load_checkpoint(os.fspath(load_dir), "" if tag is None else str(tag), load_module_strict,
                                            load_optimizer_states, load_lr_scheduler_states, load_module_only)
         if loaded is None:

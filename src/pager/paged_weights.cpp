@@ -60,8 +60,11 @@ class PagedWeights final : public WeightStore {
 
   void before_access(int index, Access access) override {
     const int touched = parameter(index).unit;
-    running_serial_ = next_serial();
     const std::vector<int>& mates = leaf_mates(touched);
+    // In a scope that holds it one rank alone may touch it, so that must lead to no gather.
+    if (mates.empty() ? is_held(touched) : std::all_of(mates.begin(), mates.end(), [&](int i) { return is_held(i); }))
+      return;
+    running_serial_ = next_serial();
     // One entry in the trace for a leaf, whichever of its units a rank has touched.
     trace_.touch(mates.empty() ? touched : mates.front());
     if (mates.empty()) make_whole(touched, access);
@@ -131,6 +134,7 @@ class PagedWeights final : public WeightStore {
   }
 
  private:
+  bool is_held(int index) const { return paged_[index].holds > 0; }
   int64_t unit_bytes(int index) const {
     return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
   }

@@ -40,7 +40,12 @@ std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& wo
   options.output = output;
   const auto mirror = mirror_of(module);
   const py::gil_scoped_release no_gil;
-  return std::make_shared<ModuleEngine>(world, mirror, options);
+  // Its end waits for a save in the background, whose thread may want the lock, for a message or to look for signals.
+  return {new ModuleEngine(world, mirror, options), [](ModuleEngine* engine) {
+            std::optional<py::gil_scoped_release> released;
+            if (PyGILState_Check()) released.emplace();
+            delete engine;
+          }};
 }
 
 py::dict hyperparameters(const ModuleEngine& engine, size_t group) {

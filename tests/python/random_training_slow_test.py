@@ -1,0 +1,28 @@
+"""Half an hour of random_training.py. TRIREME_TEST_SEED and TRIREME_TEST_MINUTES choose others than a fixed seed and 30."""
+import json
+import os
+
+import random_training
+from harness import Case, main
+
+
+class RandomTraining(Case):
+    """Models, stages, accumulation, saves and resumes drawn from a seed, in launches that live as long as the run."""
+
+    def test_has_no_mismatch_no_leak_and_no_orphan(self):
+        result = random_training.train(seed=int(os.environ.get("TRIREME_TEST_SEED", "2026")), cases=200,
+                                       minutes=float(os.environ.get("TRIREME_TEST_MINUTES", "30")))
+        print(json.dumps({key: value for key, value in result.items() if key != "wrong"}))
+        self.assertEqual(result["wrong"], [])
+        self.assertEqual(result["orphans"], [])
+        self.assertGreaterEqual(result["cases"], 200)
+        self.assertEqual(len(result["growth"]), 6)
+        for rank, memory in result["growth"].items():
+            with self.subTest(rank=rank):
+                self.assertLess(memory["growth"], 0.02, memory)
+                self.assertLessEqual(memory["files"][1], memory["files"][0] + 2, memory)
+                self.assertLessEqual(memory["threads"][1], memory["threads"][0] + 2, memory)
+
+
+if __name__ == "__main__":
+    main()
