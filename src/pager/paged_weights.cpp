@@ -4,14 +4,15 @@
 // What is only read under autocast, by modules whose weights it casts anyway (UnitLayout::communication_dtype), travels
 // in that 16-bit dtype and is rounded. An access that needs the weights' own bits gathers the unit again.
 //
-// Every decision (what to gather ahead, how, what to release) follows from the touches, autocast's state at them and
-// sizes, never from timing, so ranks that run the same program issue the same collectives in the same order.
+// Every decision follows from the touches, autocast's state at them and sizes, never from timing, so ranks that run the
+// same program issue the same collectives in the same order.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "pager/kernels.h"
 #include "pager/trace.h"
@@ -60,14 +61,12 @@ class PagedWeights final : public WeightStore {
 
   void before_access(int index, Access access) override {
     const int touched = parameter(index).unit;
-    const std::vector<int>& mates = leaf_mates(touched);
-    // In a scope that holds it one rank alone may touch it, so that must lead to no gather.
-    if (mates.empty() ? is_held(touched) : std::all_of(mates.begin(), mates.end(), [&](int i) { return is_held(i); }))
-      return;
+    const std::span<const int> leaf = leaf_mates(touched), mates = leaf.empty() ? std::span(&touched, 1) : leaf;
+    // In a scope that holds them one rank alone may touch them, so that must lead to no gather.
+    if (std::all_of(mates.begin(), mates.end(), [&](int mate) { return paged_[mate].holds > 0; })) return;
     running_serial_ = next_serial();
     // One entry in the trace for a leaf, whichever of its units a rank has touched.
-    trace_.touch(mates.empty() ? touched : mates.front());
-    if (mates.empty()) make_whole(touched, access);
+    trace_.touch(mates.front());
     for (const int mate : mates) make_whole(mate, access);
     if (touched != last_prefetched_from_) prefetch(touched);
   }
@@ -134,7 +133,6 @@ class PagedWeights final : public WeightStore {
   }
 
  private:
-  bool is_held(int index) const { return paged_[index].holds > 0; }
   int64_t unit_bytes(int index) const {
     return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
   }
