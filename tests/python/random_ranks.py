@@ -254,7 +254,7 @@ class Sharded:
 
 
 def _differences(training, found, expected, begin):
-    """(what is wrong in words, "" if nothing is; relative distance of weights). `found` and `expected` are (losses, weights) of a segment."""
+    """(what is wrong in words, "" if nothing is; relative distance of weights). Others are (losses, weights) of a segment."""
     of_losses, of_weights = TOLERANCE[training.bf16]
     wrong = []
     for index, (one, other) in enumerate(zip(found[0], expected[0], strict=True)):
@@ -290,7 +290,8 @@ def _train_segment(training, number, folder):
         plain = Plain(training)
         losses, weights = plain.run()
         wrong, distance = _differences(training, found, (losses[number], weights[number]), plain.begin)
-        report.update(wrong=wrong and f"{wrong}; {training.describe()}", distance=distance, finite=all(abs(x) < 1e30 for x in losses[number]))
+        report.update(wrong=wrong and f"{wrong}; {training.describe()}", distance=distance,
+                      finite=all(abs(x) < 1e30 for x in losses[number]))
     report.update(memory=_memory(), seconds=round(time.monotonic() - began, 3))
     return report
 
