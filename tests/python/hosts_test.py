@@ -98,7 +98,8 @@ class Hosts(Case):
         host = ["ip", "netns", "exec", self.spaces[number], "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         variables = {"RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29511",
                      "GLOO_SOCKET_IFNAME": self.cables[number], "TRIREME_TIMEOUT_S": "60"}
-        return harness.run([*host, "sh", "-c", inside, "sh", PYTHON, "-B", script, self.folder], environment=variables, timeout_s=120)
+        words = [*host, "sh", "-c", inside, "sh", PYTHON, "-B", script, self.folder]
+        return harness.run(words, environment=variables, timeout_s=120)
 
     def test_two_hosts_train_over_gloo_as_plain_pytorch(self):
         script = self.write("train.py", _TRAIN)

@@ -151,7 +151,8 @@ def draw_training(seed, index, worlds):
         events = {step: [event for event in now if event[0] != "lr"] for step, now in events.items()}
     shape = _draw_shape(draw) if model == "mlp" else {}
     return Training(index=index, model=model, shape=shape, part=draw.choice([2, 4]), bf16=bf16, optimizer=optimizer,
-                    options=options, from_config=from_config, two_groups=draw.random() < 0.4, clip=draw.choice([0.0, 0.1, 1.0]), schedule=schedule, segments=segments, events=events)
+                    options=options, from_config=from_config, two_groups=draw.random() < 0.4,
+                    clip=draw.choice([0.0, 0.1, 1.0]), schedule=schedule, segments=segments, events=events)
 
 
 class Mlp(nn.Module):
