@@ -19,7 +19,8 @@ torch.distributed.init_process_group("gloo")
 
 def build():
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(12, 300), torch.nn.Tanh(), torch.nn.Linear(300, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    linear = torch.nn.Linear
+    return torch.nn.Sequential(linear(12, 300), torch.nn.Tanh(), linear(300, 40), torch.nn.Tanh(), linear(40, 3))
 
 def loss_of(model, step, rank=0, size=1):
     x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))[rank * 8 // size:(rank + 1) * 8 // size]
@@ -94,10 +95,11 @@ class Hosts(Case):
 
     def _run_host(self, number, script):
         inside = f'hostname "trireme{number}" && exec "$@"'
-        return harness.run(["ip", "netns", "exec", self.spaces[number], "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
-                            "sh", "-c", inside, "sh", PYTHON, "-B", script, self.folder], timeout_s=120,
-                           environment={"RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.213.7.1",
-                                        "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": self.cables[number], "TRIREME_TIMEOUT_S": "60"})
+        host = ["ip", "netns", "exec", self.spaces[number], "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        variables = {"RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29511",
+                     "GLOO_SOCKET_IFNAME": self.cables[number], "TRIREME_TIMEOUT_S": "60"}
+        words = [*host, "sh", "-c", inside, "sh", PYTHON, "-B", script, self.folder]
+        return harness.run(words, environment=variables, timeout_s=120)
 
     def test_two_hosts_train_over_gloo_as_plain_pytorch(self):
         script = self.write("train.py", _TRAIN)
