@@ -22,7 +22,11 @@ void bind_log(py::module_& module) {
           try {
             (*held)(static_cast<int>(level), message);
           } catch (py::error_already_set& error) {
-            error.discard_as_unraisable("trireme's log sink");
+            // Ctrl-C is for the program, not for its logger.
+            if (error.matches(PyExc_KeyboardInterrupt))
+              PyErr_SetInterrupt();
+            else
+              error.discard_as_unraisable("trireme's log sink");
           }
         });
       },

@@ -3,8 +3,6 @@
 #include <chrono>
 #include <utility>
 
-#include "trireme/base/wait_hook.h"
-
 namespace trireme::comm {
 
 struct CollectiveQueue::QueuedCall final : public Pending<void>::Operation {
@@ -57,7 +55,8 @@ void CollectiveQueue::complete(QueuedCall& call) {
   Lock lock(mutex_);
   while (!call.complete) {
     if (!running_) {
-      run_front(lock, Patience::kCaller);
+      // An earlier call's failure is this one's too; if the host interrupted it, the host is waiting to hear so.
+      if (const std::exception_ptr error = run_front(lock, Patience::kCaller)) std::rethrow_exception(error);
       continue;
     }
     ++waiters_;
@@ -65,7 +64,7 @@ void CollectiveQueue::complete(QueuedCall& call) {
     --waiters_;
     if (moved) continue;
     lock.unlock();
-    host.poll();
+    poll(host);
     lock.lock();
   }
   if (call.error) std::rethrow_exception(call.error);
@@ -84,7 +83,16 @@ void CollectiveQueue::want_background(const Lock&) {
   work_.notify_one();
 }
 
-void CollectiveQueue::run_front(Lock& lock, Patience patience) {
+void CollectiveQueue::poll(const WaitScope& host) {
+  try {
+    host.poll();
+  } catch (...) {
+    engine_->fail(std::current_exception());
+    throw;
+  }
+}
+
+std::exception_ptr CollectiveQueue::run_front(Lock& lock, Patience patience) {
   const std::shared_ptr<QueuedCall> call = queue_.front();
   running_ = true;
   lock.unlock();
@@ -107,6 +115,7 @@ void CollectiveQueue::run_front(Lock& lock, Patience patience) {
   if (call.use_count() == 1) retired_.push_back(call);  // dropped: its tensors must not be released in this thread
   if (waiters_ > 0) progress_.notify_all();
   if (background_) work_.notify_one();
+  return error;
 }
 
 void CollectiveQueue::work() {
@@ -114,7 +123,7 @@ void CollectiveQueue::work() {
   while (true) {
     work_.wait(lock, [&] { return stopped_ || (background_ && !running_ && !queue_.empty()); });
     if (stopped_) return;
-    run_front(lock, Patience::kBackground);
+    (void)run_front(lock, Patience::kBackground);
   }
 }
 

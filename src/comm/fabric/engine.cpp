@@ -9,8 +9,10 @@ void Engine::fail(const std::exception_ptr& error) noexcept {
     record_failure(failure.code(), failure.what(), failure.cause());
   } catch (const CommError& failure) {
     record_failure(failure.code(), failure.what(), failure.what());
-  } catch (...) {
-    // Not the fabric's failure (the group was destroyed under a wait): peers are told by the destructor.
+  } catch (const StateError&) {
+    // The group was destroyed under a wait: peers are told by the destructor.
+  } catch (const std::exception& interruption) {  // of the host: a WaitHook threw
+    abort(interruption.what());
   }
 }
 

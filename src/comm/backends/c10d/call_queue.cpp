@@ -1,6 +1,9 @@
 #include "comm/backends/c10d/call_queue.h"
 
+#include <chrono>
 #include <utility>
+
+#include "trireme/base/wait_hook.h"
 
 namespace trireme::comm {
 
@@ -8,8 +11,14 @@ struct CallQueue::QueuedCall final : public Pending<void>::Operation {
   QueuedCall(std::shared_ptr<CallQueue> queue, Request request, Body body)
       : queue(std::move(queue)), request(std::move(request)), body(std::move(body)) {}
   void wait() override {
+    constexpr std::chrono::milliseconds kSlice{20};
+    const WaitScope host;  // outside of the lock: who has the host's may want it
     Lock lock(queue->mutex_);
-    queue->progress_.wait(lock, [this] { return complete; });
+    while (!queue->progress_.wait_for(lock, kSlice, [this] { return complete; })) {
+      lock.unlock();
+      host.poll();
+      lock.lock();
+    }
     if (error) std::rethrow_exception(error);
   }
   bool done() noexcept override {
