@@ -6,19 +6,25 @@ import json
 
 import torch
 
-from .errors import CheckpointError
+from .errors import CheckpointError, ConfigError
 
 _BYTES = "torch.save/base64"
 
 
-def _pack(value):
+def _pack(key, value):
     try:
         if json.loads(json.dumps(value)) == value:
             return value
     except (TypeError, ValueError):
         pass
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"client_state['{key}'] is a {type(value).__module__}.{type(value).__qualname__}, which could not be read back "
+                          "without running code; keep tensors, numbers, texts and plain containers in it") from error
     return {_BYTES: base64.b64encode(buffer.getvalue()).decode("ascii")}
 
 
@@ -34,7 +40,7 @@ def _unpack(name, value):
 
 def to_text(values):
     """JSON text of a dict with string keys."""
-    return json.dumps({key: _pack(value) for key, value in values.items()})
+    return json.dumps({key: _pack(key, value) for key, value in values.items()})
 
 
 def from_text(text):

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree
 
 from . import client_state as client_states
-from . import client_optimizer, comm, config as configs, optimizers, schedules, zero
+from . import agreement, client_optimizer, comm, config as configs, optimizers, schedules, zero
 from ._native import core
 from .errors import ConfigError, ShapeError, UnsupportedError
 from .settings import EngineSettings
@@ -30,14 +30,24 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         self.world = comm.world()
         self._given = configs.without_auto(config)
         groups, client = self._choose_optimizer(optimizer, model_parameters)
-        native, steps_itself = dict(self._given), False
+        schedules.check(lr_scheduler, client)
+        native, others = dict(self._given), []
         if client is not None:
             native["optimizer"] = optimizers.section_of(client)
-            steps_itself = native["optimizer"] is None
+        steps_itself = client is not None and native["optimizer"] is None
+        if native.get("optimizer") is not None:
+            native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"])
         self._add_leaves(native)
-        self.core = core.Engine(self.world, model, json.dumps({k: v for k, v in native.items() if v is not None}),
-                                [] if steps_itself else optimizers.native_groups(model, groups),
-                                client_optimizer.maker(model, client) if steps_itself else None, output)
+        text = json.dumps({k: v for k, v in native.items() if v is not None})
+        frozen = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
+        try:
+            agreement.check(self.world, json.loads(core.resolve_config(text, self.world.size)))
+            self.core = core.Engine(self.world, model, text, others,
+                                    client_optimizer.maker(model, client) if steps_itself else None, output)
+        except Exception:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            raise
         comm.engines.add(self)
         for parameter in model.parameters():
             zero.number(model, "", parameter)
@@ -54,29 +64,29 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
     def _choose_optimizer(self, optimizer, model_parameters):
         """Parameter groups, and the optimizer object where there is one."""
         if optimizer is None:
-            groups = optimizers.group_parameters(self.module, model_parameters)
-            if self._given.get("optimizer") is not None:
-                self._freeze_others(groups)
-            return groups, None
+            return optimizers.group_parameters(self.module, model_parameters), None
         if not optimizers.is_optimizer(optimizer):
             if not callable(optimizer):
                 raise ConfigError(f"optimizer: {type(optimizer).__name__} is neither a torch.optim.Optimizer nor a callable that makes one")
-            optimizer = optimizer([p for g in optimizers.group_parameters(self.module, model_parameters) for p in g["params"]])
+            optimizer = optimizers.made_by(optimizer, optimizers.group_parameters(self.module, model_parameters))
         if self._given.get("optimizer") is not None:
             logger.info("initialize: the optimizer object is used, not the configuration's optimizer section")
         groups = optimizers.group_parameters(self.module, optimizer.param_groups)
         # As DeepSpeed: groups without parameters go, so that indices of groups are those of the engine.
         optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
-        self._freeze_others(groups)
+        if optimizer.state:
+            logger.warning("initialize: the optimizer has states already, which are dropped; load them with load_checkpoint()")
         return groups, optimizer
 
     def _freeze_others(self, groups):
         chosen = {p for group in groups for p in group["params"]}
-        others = [name for name, p in self.module.named_parameters() if p.requires_grad and p not in chosen]
-        for name in others:
-            self.module.get_parameter(name).requires_grad_(False)
+        others = {name: p for name, p in self.module.named_parameters() if p.requires_grad and p not in chosen}
+        for parameter in others.values():
+            parameter.requires_grad_(False)
         if others:
-            logger.warning("initialize: %d parameters that the optimizer was not given are frozen: %s", len(others), ", ".join(others[:5]))
+            logger.warning("initialize: %d parameters that the optimizer was not given are frozen: %s", len(others),
+                           ", ".join(list(others)[:5]))
+        return list(others.values())
 
     def _add_leaves(self, config):
         """Modules marked by set_z3_leaf_modules()."""

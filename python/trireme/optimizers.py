@@ -84,6 +84,8 @@ def group_parameters(model, model_parameters):
     groups = _as_groups(model_parameters)
     if groups is None:
         groups = [{"params": list(names)}]
+    if not any(group["params"] for group in groups):
+        raise ConfigError("model_parameters holds no parameter: is it a generator that was used up? Pass list(model.parameters())")
     seen = set()
     for index, group in enumerate(groups):
         for parameter in group["params"]:
@@ -97,11 +99,16 @@ def group_parameters(model, model_parameters):
     return [group for group in groups if group["params"]]
 
 
-def native_groups(model, groups):
-    """Groups 1 and up as the library wants them; what they do not name is in group 0."""
-    names = _named(model)
-    return [{"names": [names[p] for p in group["params"]], **{key: group[key] for key in _SHARED if key in group and key != "nesterov"}}
-            for group in groups[1:]]
+def _own(group):
+    return {key: group[key] for key in _SHARED if key in group and key != "nesterov"}
+
+
+def native_groups(model, groups, section):
+    """(the optimizer section with group 0's hyperparameters, groups 1 and up), as the library wants them: what no group names is in
+    group 0. What a group does not say is the section's."""
+    names, params = _named(model), dict(section.get("params") or {})
+    others = [{"names": [names[p] for p in group["params"]], **_own(params), **_own(group)} for group in groups[1:]]
+    return {**section, "params": {**params, **(_own(groups[0]) if groups else {})}}, others
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -184,6 +191,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def optimizer(self):
         """The optimizer that initialize() was given, or this one."""
         return self._client or self
+
+
+def made_by(make, groups):
+    """What a callable makes of parameters, or of groups where these have hyperparameters of their own."""
+    if any(set(group) > {"params"} for group in groups):
+        return make(groups)
+    return make([parameter for group in groups for parameter in group["params"]])
 
 
 def is_optimizer(value):

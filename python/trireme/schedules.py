@@ -25,9 +25,20 @@ class EngineSchedule:
         """Nothing."""
 
 
+def check(scheduler, client):
+    """Raises ConfigError: a scheduler object that steers another optimizer than the one that initialize() was given."""
+    steered = getattr(scheduler, "optimizer", None)
+    if steered is None or (client is not None and getattr(steered, "param_groups", None) is client.param_groups):
+        return
+    raise ConfigError(f"lr_scheduler: this {type(scheduler).__name__} steers another optimizer than initialize() was given; make it of that one, or "
+                      "pass a callable that makes it of the optimizer")
+
+
 def make_client_schedule(scheduler, optimizer):
     """A scheduler object as it is, or what a callable makes of the optimizer."""
-    if scheduler is None or hasattr(scheduler, "step"):
+    if scheduler is None:
+        return None
+    if hasattr(scheduler, "step"):
         return scheduler
     if callable(scheduler):
         return scheduler(optimizer)
