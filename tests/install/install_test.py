@@ -4,6 +4,7 @@ Arguments: cmake, build folder, ninja, compiler, and a Python with torch.
 """
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,8 @@ class Install(unittest.TestCase):
         environment = {"PYTHONPATH": str(package)}
         status, out = run(*launcher, TORCH_PYTHON, "-B", ROOT / "examples/minimal/minimal.py", cwd=run_folder, environment=environment)
         self.assertEqual(status, 0, out)
-        losses = lambda text: [line.split("step ")[1] for line in text.splitlines() if " loss " in line]
+        losses = lambda text: re.findall(r"step \d+ loss \S+", text)
+        self.assertEqual(len(losses(expected)), 4)
         self.assertEqual(losses(out), losses(expected))
         compare = ("import torch; from trireme._native import core; "
                    "cpp, python = (core.fp32_state_dict(folder, '') for folder in ('of_cpp', 'checkpoints')); "
