@@ -7,7 +7,7 @@
 int main() try {
   auto world = trireme::init();    // ranks from `trireme launch`, torchrun, mpirun or srun; without them, one
   torch::manual_seed(world.rank);  // every rank draws its own data; rank 0's weights become everybody's
-  torch::nn::Sequential net(torch::nn::Linear(8, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1));
+  torch::nn::Sequential net{torch::nn::Linear(8, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1)};
   auto engine = trireme::initialize(world, net, {.config = "ds_config.json"});
   for (int step = 1; step <= 200; ++step) {
     auto input = torch::randn({16, 8});
