@@ -18,7 +18,7 @@ class Models(Case):
             for run, losses in found.items():
                 with self.subTest(model=name, run=run):
                     self.assert_close(losses, expected, 1e-5)
-                    self.assertLess(losses[-1], losses[0] * 1.001)
+                    self.assertEqual(len(set(losses)), len(losses))  # weights and batches change
         self.assertGreaterEqual(len(result), 15)
 
 
