@@ -20,7 +20,7 @@ import deepspeed
 parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
 parser.add_argument("--stage", type=int)
 parser.add_argument("--dtype", default="fp32")
-parser.add_argument("--local_rank", type=int, default=0)
+parser.add_argument("--local_rank", type=int, default=int(os.environ["LOCAL_RANK"]))
 arguments = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(1)
