@@ -57,6 +57,8 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         self.client_optimizer = client
         self.client_lr_scheduler = schedules.make_client_schedule(lr_scheduler, client or self.optimizer)
         self.lr_scheduler = self.client_lr_scheduler or self._own_schedule()
+        if self.client_lr_scheduler is None and self.lr_scheduler is not None and self.optimizer is not None:
+            self.optimizer.pull()  # the schedule's first learning rate, not the optimizer's
         self.training_dataloader = None
         self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
         self.loaded_checkpoint_dp_world_size = None
