@@ -4,6 +4,46 @@
 
 namespace trireme::comm {
 
+void GroupState::fail(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RelayedError& failure) {
+    record_failure(failure.code(), failure.what(), failure.cause());
+  } catch (const CommError& failure) {
+    record_failure(failure.code(), failure.what(), failure.what());
+  } catch (const StateError&) {
+    // As the declaration says.
+  } catch (const std::exception& interruption) {  // of the host: a WaitHook threw
+    abort(interruption.what());
+  }
+}
+
+void GroupState::abort(const std::string& reason) noexcept {
+  const std::string message = str("rank ", place_.rank, " gave up group '", name_, "': ", reason);
+  record_failure(ErrorCode::kPeerLost, message, message);
+}
+
+void GroupState::poll(const WaitScope& host) {
+  try {
+    host.poll();
+  } catch (...) {
+    fail(std::current_exception());
+    throw;
+  }
+}
+
+std::exception_ptr GroupState::destroyed_before(const Call& call) const {
+  return std::make_exception_ptr(
+      StateError(str("group '", name_, "' was destroyed before ", describe(call), " was complete")));
+}
+
+void GroupState::record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept {
+  if (!remember_failure(code, message)) return;
+  tell_peers(code, cause);
+  log(LogLevel::kDebug,
+      str(message, "\nlast operations of rank ", place_.rank, " in group '", name_, "':\n", recorder_.text()));
+}
+
 bool GroupState::remember_failure(ErrorCode code, const std::string& message) noexcept {
   std::lock_guard lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return false;
@@ -11,11 +51,6 @@ bool GroupState::remember_failure(ErrorCode code, const std::string& message) no
   message_ = message;
   failed_.store(true, std::memory_order_release);
   return true;
-}
-
-void GroupState::log_failure(const std::string& message) noexcept {
-  log(LogLevel::kDebug,
-      str(message, "\nlast operations of rank ", place_.rank, " in group '", name_, "':\n", recorder_.text()));
 }
 
 void GroupState::throw_failure() const {

@@ -1,14 +1,16 @@
 // What a rank keeps about a group whatever moves the data: who it is, what was called, and the first error, after which
-// the group is dead.
+// the group is dead and peers are told.
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <string>
 
 #include "comm/call.h"
 #include "comm/flight_recorder.h"
 #include "trireme/base/error.h"
+#include "trireme/base/wait_hook.h"
 
 namespace trireme::comm {
 
@@ -26,10 +28,15 @@ class GroupState {
   void throw_if_failed() const {
     if (failed_.load(std::memory_order_acquire)) throw_failure();
   }
-  /// From here on the group is dead; false: it was already.
-  bool remember_failure(ErrorCode code, const std::string& message) noexcept;
-  /// Level debug: `message` and the last operations.
-  void log_failure(const std::string& message) noexcept;
+  /// Marks the group dead here and tells peers, unless `error` is a StateError: of a group that was destroyed under a
+  /// wait, whose destructor tells them. The first one counts.
+  void fail(const std::exception_ptr& error) noexcept;
+  /// The same for a reason that is no error of a call.
+  void abort(const std::string& reason) noexcept;
+  /// Of a wait for the group: peers are told of an interruption.
+  void poll(const WaitScope& host);
+  /// What a call ends with that the group's end overtook.
+  std::exception_ptr destroyed_before(const Call& call) const;
 
   void count(const Call& call) noexcept {
     calls_.fetch_add(1, std::memory_order_relaxed);
@@ -37,12 +44,15 @@ class GroupState {
   }
   CommCounters counters() const noexcept { return {calls_.load(), bytes_.load()}; }
 
-  /// "rank 2 gave up group 'world': no more data"
-  std::string given_up(const std::string& reason) const {
-    return str("rank ", place_.rank, " gave up group '", name_, "': ", reason);
-  }
+ protected:
+  ~GroupState() = default;
 
  private:
+  /// Ends the waits of this rank and, as well as it can, those of its peers.
+  virtual void tell_peers(ErrorCode code, const std::string& cause) noexcept = 0;
+  void record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept;
+  /// From here on the group is dead; false: it was already.
+  bool remember_failure(ErrorCode code, const std::string& message) noexcept;
   [[noreturn]] void throw_failure() const;
 
   const Place place_;

@@ -88,7 +88,7 @@ void check_one_transport(const std::vector<HostRecord>& records) {
     if (records[rank].transport != records[0].transport)
       throw ConfigError(str("rank 0 joins with transport ", name_of_transport(records[0].transport), ", rank ", rank,
                             " with ", name_of_transport(records[rank].transport),
-                            "; give JoinOptions::transport and TRIREME_COMM the same value on every rank"));
+                            "; give TRIREME_COMM, or the transport in the program, the same value on every rank"));
 }
 
 }  // namespace trireme::comm

@@ -86,7 +86,7 @@ struct Choice {
 /// Collective. What keeps the ranks from sharing memory is no error where there is a process group.
 Choice choose(MeetingPoint& point, SharedControl& control, const std::vector<HostRecord>& records) {
   const Transport wish = records.front().transport;
-  if (wish == Transport::kC10d) return {Transport::kC10d, "as JoinOptions::transport or TRIREME_COMM says"};
+  if (wish == Transport::kC10d) return {Transport::kC10d, "as TRIREME_COMM or the program's transport says"};
   std::string obstacle = obstacle_to_sharing(records);
   if (obstacle.empty()) obstacle = control.open(point, records.front().ticket);
   return obstacle.empty() ? Choice{Transport::kShm, ""} : Choice{Transport::kC10d, obstacle};
@@ -143,7 +143,7 @@ World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive
     control.withdraw();
   } else {
     if (options.transport == Transport::kShm)
-      refuse_hosts(choice.why, "set TRIREME_COMM=auto and JoinOptions::transport to kAuto.");
+      refuse_hosts(choice.why, "set TRIREME_COMM=auto, and leave the transport to be chosen.");
     if (!process_group && options.transport == Transport::kC10d)
       throw ConfigError("join: transport c10d needs a process group, got none");
     if (!process_group) refuse_hosts(choice.why, "hand over a process group.");

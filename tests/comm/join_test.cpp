@@ -69,7 +69,7 @@ TEST(Join, TakesTheProcessGroupWhenToldTo) {
     EXPECT_EQ(each.world.local_size, 2);
   }
   EXPECT_EQ(log.text(), "info comm: c10d process group (gloo) among 2 ranks on host " +
-                            HostRecord::of_this_process().host + "; as JoinOptions::transport or TRIREME_COMM says\n");
+                            HostRecord::of_this_process().host + "; as TRIREME_COMM or the program's transport says\n");
 }
 
 TEST(Join, MayBeCalledAgain) {

@@ -64,7 +64,7 @@ void CollectiveQueue::complete(QueuedCall& call) {
     --waiters_;
     if (moved) continue;
     lock.unlock();
-    poll(host);
+    engine_->poll(host);
     lock.lock();
   }
   if (call.error) std::rethrow_exception(call.error);
@@ -81,15 +81,6 @@ void CollectiveQueue::want_background(const Lock&) {
   background_ = true;
   worker_.start_once([this] { work(); });
   work_.notify_one();
-}
-
-void CollectiveQueue::poll(const WaitScope& host) {
-  try {
-    host.poll();
-  } catch (...) {
-    engine_->fail(std::current_exception());
-    throw;
-  }
 }
 
 std::exception_ptr CollectiveQueue::run_front(Lock& lock, Patience patience) {
@@ -137,8 +128,7 @@ void CollectiveQueue::shutdown() noexcept {
   Lock lock(mutex_);
   for (const auto& call : queue_) {
     call->complete = true;
-    call->error = std::make_exception_ptr(StateError(str("group '", engine_->fabric().name(), "' was destroyed before ",
-                                                         describe(call->request.call), " was complete")));
+    call->error = engine_->destroyed_before(call->request.call);
   }
   queue_.clear();
   retired_.clear();

@@ -10,7 +10,6 @@
 #include "comm/fabric/algorithm.h"
 #include "comm/fabric/engine.h"
 #include "comm/fabric/step_runner.h"
-#include "trireme/base/wait_hook.h"
 #include "trireme/base/worker.h"
 
 namespace trireme::comm {
@@ -31,8 +30,6 @@ class CollectiveQueue : public std::enable_shared_from_this<CollectiveQueue> {
 
   void complete(QueuedCall& call);
   bool done_or_hurry(QueuedCall& call) noexcept;
-  /// Peers are told of an interruption.
-  void poll(const WaitScope& host);
   /// Returns what the call ended with, null if it succeeded.
   std::exception_ptr run_front(Lock& lock, Patience patience);
   void want_background(const Lock& lock);

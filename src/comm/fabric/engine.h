@@ -1,7 +1,6 @@
 // What the queues of one group share: the fabric, and the state of the group, whose first error the peers are told.
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <string>
 
@@ -10,20 +9,15 @@
 
 namespace trireme::comm {
 
-class Engine : public GroupState {
+class Engine final : public GroupState {
  public:
   Engine(std::shared_ptr<Segment> segment, const FabricOptions& options)
       : GroupState(options.place, options.name), fabric_(std::move(segment), options) {}
 
   Fabric& fabric() { return fabric_; }
 
-  /// Marks the group dead here and tells peers, if `error` is a CommError. The first one counts.
-  void fail(const std::exception_ptr& error) noexcept;
-  /// The same for a reason that did not come from the fabric.
-  void abort(const std::string& reason) noexcept;
-
  private:
-  void record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept;
+  void tell_peers(ErrorCode code, const std::string& cause) noexcept override { fabric_.abort(code, cause); }
 
   Fabric fabric_;
 };

@@ -104,7 +104,7 @@ std::shared_ptr<SharedMemory> C10dGroup::share(size_t, Share) {
 }
 
 void C10dGroup::wait_slowly(const std::function<bool()>&, const WaitReason& reason) {
-  link_->state().throw_if_failed();
+  link_->throw_if_failed();
   throw StateError(
       str("wait_until: the ranks of group '", name(), "' share no memory, so no peer can complete ", reason.operation));
 }

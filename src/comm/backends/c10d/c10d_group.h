@@ -19,7 +19,7 @@ class C10dGroup final : public Group {
 
   int rank() const override { return link_->place().rank; }
   int size() const override { return link_->place().size; }
-  const std::string& name() const override { return link_->state().name(); }
+  const std::string& name() const override { return link_->name(); }
 
   Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op) override;
   Pending<void> reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override;
@@ -39,8 +39,8 @@ class C10dGroup final : public Group {
   void notify() noexcept override {}
   void abort(const std::string& reason) noexcept override { link_->abort(reason); }
   std::chrono::milliseconds timeout() const override { return link_->wire().timeout(); }
-  CommCounters counters() const override { return link_->state().counters(); }
-  std::string flight_record() const override { return link_->state().recorder().text(); }
+  CommCounters counters() const override { return link_->counters(); }
+  std::string flight_record() const override { return link_->recorder().text(); }
 
  protected:
   void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) override;

@@ -3,8 +3,6 @@
 #include <chrono>
 #include <utility>
 
-#include "trireme/base/wait_hook.h"
-
 namespace trireme::comm {
 
 struct CallQueue::QueuedCall final : public Pending<void>::Operation {
@@ -16,7 +14,7 @@ struct CallQueue::QueuedCall final : public Pending<void>::Operation {
     Lock lock(queue->mutex_);
     while (!queue->progress_.wait_for(lock, kSlice, [this] { return complete; })) {
       lock.unlock();
-      host.poll();
+      queue->link_->poll(host);
       lock.lock();
     }
     if (error) std::rethrow_exception(error);
@@ -41,9 +39,9 @@ std::shared_ptr<Pending<void>::Operation> CallQueue::submit(Request request, Bod
       retired;  // their tensors are released here, in the caller's thread, unlocked
   Lock lock(mutex_);
   retired.swap(retired_);
-  link_->state().throw_if_failed();
+  link_->throw_if_failed();
   call->request.call.seq = next_seq_++;
-  link_->state().count(call->request.call);
+  link_->count(call->request.call);
   queue_.push_back(call);
   worker_.start_once([this] { work(); });
   work_.notify_one();
@@ -55,10 +53,10 @@ void CallQueue::run_front(Lock& lock) {
   lock.unlock();
   std::exception_ptr error;
   try {
-    link_->state().throw_if_failed();
-    const int64_t record = link_->state().recorder().begin(call->request.call);
+    link_->throw_if_failed();
+    const int64_t record = link_->recorder().begin(call->request.call);
     call->body(*link_, call->request);
-    link_->state().recorder().end(record);
+    link_->recorder().end(record);
   } catch (...) {
     error = std::current_exception();
     link_->fail(error);
@@ -90,8 +88,7 @@ void CallQueue::shutdown() noexcept {
   Lock lock(mutex_);
   for (const auto& call : queue_) {
     call->complete = true;
-    call->error = std::make_exception_ptr(StateError(str("group '", link_->state().name(), "' was destroyed before ",
-                                                         describe(call->request.call), " was complete")));
+    call->error = link_->destroyed_before(call->request.call);
   }
   queue_.clear();
   retired_.clear();

@@ -39,13 +39,13 @@ void Link::check(const Letter& letter, const Call& own, int peer) {
     const std::string cause(letter.cause.data());
     throw RelayedError(static_cast<ErrorCode>(letter.code),
                        str("rank ", peer, " failed while rank ", place().rank, " was in ", describe(own), " of group '",
-                           state_.name(), "': ", cause),
+                           name(), "': ", cause),
                        cause);
   }
   if (letter.kind != Letter::kCall)
     throw CommError(ErrorCode::kDiverged,
                     str("rank ", peer, " sent something else than a call to rank ", place().rank, " in ", describe(own),
-                        " of group '", state_.name(),
+                        " of group '", name(),
                         "'; the process group's tags from 16384 to 32767 are Trireme's, and all ranks need one build"));
   {
     std::lock_guard lock(mutex_);
@@ -55,8 +55,7 @@ void Link::check(const Letter& letter, const Call& own, int peer) {
   const Call& other = letter.call;
   const bool fits =
       is_message ? other.numel == own.numel && other.dtype == own.dtype && other.seq == own.seq : other.same_as(own);
-  if (!fits)
-    throw CommError(ErrorCode::kDiverged, describe_mismatch(state_.name(), {place().rank, own}, {peer, other}));
+  if (!fits) throw CommError(ErrorCode::kDiverged, describe_mismatch(name(), {place().rank, own}, {peer, other}));
 }
 
 void Link::meet(const Call& call) {
@@ -137,39 +136,21 @@ std::string Link::last_seen(int peer) const {
 
 void Link::rethrow(const WireError& error, const Call& call) {
   if (error.kind() == WireError::Kind::kCancelled) {
-    state_.throw_if_failed();
-    throw StateError(str("group '", state_.name(), "' was destroyed while ", describe(call), " was under way"));
+    throw_if_failed();
+    throw StateError(str("group '", name(), "' was destroyed while ", describe(call), " was under way"));
   }
   const bool late = error.kind() == WireError::Kind::kTimeout;
   throw CommError(
       late ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
       str("rank ", error.peer(), late ? " did not arrive" : " was lost", " while rank ", place().rank,
-          " waited for it in ", describe(call), " of group '", state_.name(), "' after ",
-          format_seconds(error.waited()), "; ", last_seen(error.peer()), "; the process group says: ", error.what(),
-          late ? ". It may be stopped, stuck or slow; the limit is C10dGroupOptions::timeout or "
+          " waited for it in ", describe(call), " of group '", name(), "' after ", format_seconds(error.waited()), "; ",
+          last_seen(error.peer()), "; the process group says: ", error.what(),
+          late ? ". It may be stopped, stuck or slow; the limit is the timeout given at init, or "
                  "TRIREME_TIMEOUT_S."
                : ""));
 }
 
-void Link::fail(const std::exception_ptr& error) noexcept {
-  try {
-    std::rethrow_exception(error);
-  } catch (const RelayedError& failure) {
-    record_failure(failure.code(), failure.what(), failure.cause());
-  } catch (const CommError& failure) {
-    record_failure(failure.code(), failure.what(), failure.what());
-  } catch (...) {
-    // Not the wire's failure (the group was destroyed under a wait): peers are told by the destructor.
-  }
-}
-
-void Link::abort(const std::string& reason) noexcept {
-  const std::string message = state_.given_up(reason);
-  record_failure(ErrorCode::kPeerLost, message, message);
-}
-
-void Link::record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept {
-  if (!state_.remember_failure(code, message)) return;
+void Link::tell_peers(ErrorCode code, const std::string& cause) noexcept {
   const auto letter = std::make_shared<std::vector<Letter>>(1);
   letter->front().kind = Letter::kFailure;
   letter->front().code = static_cast<int64_t>(code);
@@ -186,7 +167,6 @@ void Link::record_failure(ErrorCode code, const std::string& message, const std:
     notice.leave();
   }
   wire_.cancel();
-  state_.log_failure(message);
 }
 
 }  // namespace trireme::comm

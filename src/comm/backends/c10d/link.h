@@ -2,7 +2,6 @@
 // they do not answer.
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,15 +13,13 @@
 
 namespace trireme::comm {
 
-class Link {
+class Link final : public GroupState {
  public:
   Link(const Place& place, const std::string& name, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
        Wire::Address address, std::chrono::milliseconds timeout)
-      : state_(place, name), wire_(std::move(process_group), std::move(address), timeout) {}
+      : GroupState(place, name), wire_(std::move(process_group), std::move(address), timeout) {}
 
-  GroupState& state() { return state_; }
   Wire& wire() { return wire_; }
-  const Place& place() const { return state_.place(); }
 
   /// Tells every peer what this rank calls and hears what they call: every collective is a meeting of all ranks.
   /// Throws CommError: a peer is gone, late, has failed, or is in another call.
@@ -39,22 +36,17 @@ class Link {
   };
   void move(const Call& call, Channel channel, const Traffic& traffic);
 
-  /// Marks the group dead here and tells peers, if `error` is a CommError. The first one counts.
-  void fail(const std::exception_ptr& error) noexcept;
-  void abort(const std::string& reason) noexcept;
-
  private:
   struct Letter;
   /// What a rank is told in place of the call that it waits for, when there will be none.
   void check(const Letter& letter, const Call& own, int peer);
   [[noreturn]] void rethrow(const WireError& error, const Call& call);
   std::string last_seen(int peer) const;
-  void record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept;
+  void tell_peers(ErrorCode code, const std::string& cause) noexcept override;
 
-  GroupState state_;
   Wire wire_;
   mutable std::mutex mutex_;
-  std::vector<std::optional<Call>> last_calls_{static_cast<size_t>(state_.place().size)};  // guarded by mutex_
+  std::vector<std::optional<Call>> last_calls_{static_cast<size_t>(place().size)};  // guarded by mutex_
 };
 
 }  // namespace trireme::comm
