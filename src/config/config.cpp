@@ -40,8 +40,7 @@ Config read_config(const std::filesystem::path& path, int world_size) {
   return config_from_json(read_json(path), world_size, path.string());
 }
 
-Config parse_config(std::string_view text, int world_size) {
-  const std::string origin = "<string>";
+Config parse_config(std::string_view text, int world_size, const std::string& origin) {
   return config_from_json(parse_json(text, origin), world_size, origin);
 }
 

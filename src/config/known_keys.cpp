@@ -45,7 +45,14 @@ constexpr const char* kZeroWithoutMeaning = R"({
   "stage3_gather_16bit_weights_on_model_save": false,
   "stage3_module_granularity_threshold": 0,
   "stage3_use_all_reduce_for_fetch_params": false,
-  "stage3_allgather_sequential": false
+  "stage3_allgather_sequential": false,
+  "cpu_offload": false,
+  "cpu_offload_param": false,
+  "offload_param": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 5, "buffer_size": 100000000,
+                    "max_in_cpu": 1000000000, "pin_memory": true},
+  "offload_optimizer": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 4, "pin_memory": true,
+                        "pipeline": null, "pipeline_read": false, "pipeline_write": false, "fast_init": false,
+                        "ratio": 1.0, "super_offload": false, "cpuadam_cores_perc": 0.8}
 })";
 
 // Refused when they differ from the default. In a section with a switch (switch_of) only that key counts.
@@ -95,14 +102,7 @@ constexpr const char* kZeroNotThereYet = R"({
   "mics_shard_size": -1,
   "mics_hierarchical_params_gather": false,
   "save_muon_momentum_buffer_in_memory": false,
-  "cpu_offload": false,
-  "cpu_offload_param": false,
-  "zenflow": null,
-  "offload_param": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 5, "buffer_size": 100000000,
-                    "max_in_cpu": 1000000000, "pin_memory": true},
-  "offload_optimizer": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 4, "pin_memory": true,
-                        "pipeline": null, "pipeline_read": false, "pipeline_write": false, "fast_init": false,
-                        "ratio": 1.0, "super_offload": false, "cpuadam_cores_perc": 0.8}
+  "zenflow": null
 })";
 
 // Sections of many or free keys: on when one of their `enabled` is true, or when they have content and no `enabled` at
@@ -155,7 +155,7 @@ bool differs(Section& section, const std::string& key, Json& normal) {
 
 /// The key that switches a section on, or "" when every key counts.
 std::string switch_of(const Json& defaults) {
-  for (const char* key : {"enabled", "device", "autotp_size", "deepcompile"})
+  for (const char* key : {"enabled", "autotp_size", "deepcompile"})
     if (defaults.contains(key)) return key;
   return "";
 }
@@ -215,9 +215,16 @@ void warn_of_old_offload_keys(Section& zero) {
     if (zero.has(section))
       zero.refuse(str("`", zero.path_of(old), "` and `", zero.path_of(section), "` exclude each other; keep `",
                       zero.path_of(section), "`"));
-    zero.flag_or(old, false);
     zero.notes().warnings.push_back(
         str(zero.notes().origin, ": `", zero.path_of(old), "` is deprecated; write `", zero.path_of(section), "`"));
+  }
+}
+
+/// Everything is in host memory already, so that "cpu" is true whatever one says.
+void refuse_nvme(Section& zero) {
+  for (const char* key : {"offload_param", "offload_optimizer"}) {
+    Section offload = zero.section(key);
+    if (offload.text_or("device", "none") == "nvme") offload.not_there_yet("device", R"(set it to "cpu" or "none")");
   }
 }
 
@@ -231,6 +238,7 @@ void read_known_keys(Section& top) {
 
 void read_known_zero_keys(Section& zero) {
   warn_of_old_offload_keys(zero);
+  refuse_nvme(zero);
   read_keys(zero, Json::parse(kZeroWithoutMeaning), Treatment::kWithoutMeaning);
   read_keys(zero, Json::parse(kZeroNotThereYet), Treatment::kNotThereYet);
   const int64_t bucket = zero.integer_or("allgather_bucket_size", 0, kCount);

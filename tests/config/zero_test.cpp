@@ -101,11 +101,9 @@ TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
 }
 
 TEST(Zero, RefusesWhatIsNotThereYet) {
-  EXPECT_EQ(
-      zero_refusal(R"("offload_optimizer": {"device": "cpu", "pin_memory": true})"),
-      not_there(
-          "`zero_optimization.offload_optimizer.device` = \"cpu\" is not there yet; remove it or set it to \"none\""));
-  EXPECT_EQ(zero_refusal(R"("offload_param": {"device": "nvme", "nvme_path": "/nvme"})").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(zero_refusal(R"("offload_param": {"device": "nvme", "nvme_path": "/nvme"})"),
+            not_there("`zero_optimization.offload_param.device` = \"nvme\" is not there yet; set it to \"cpu\" or "
+                      "\"none\""));
   EXPECT_EQ(
       zero_refusal("\"zero_quantized_weights\": true"),
       not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
@@ -115,18 +113,23 @@ TEST(Zero, RefusesWhatIsNotThereYet) {
 }
 
 TEST(Zero, AcceptsThemSwitchedOffOrAtTheirDefault) {
-  EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "none", "pin_memory": false, "ratio": 0.5},
-                       "offload_param": null, "zero_quantized_weights": false, "mics_shard_size": -1,
+  EXPECT_EQ(zero_log(R"("stage": 3, "offload_param": null, "zero_quantized_weights": false, "mics_shard_size": -1,
                        "zero_hpz_partition_size": 1, "elastic_checkpoint": false)"),
             "");
 }
 
-TEST(Zero, WarnsOfDeprecatedOffloadKeysAndRefusesThemWhenOn) {
+TEST(Zero, SaysThatOffloadingToTheHostHasNoMeaningHere) {
+  EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true})"),
+            "info <string>: without a meaning here (docs/config.md says why): "
+            "`zero_optimization.offload_optimizer.device`, `zero_optimization.offload_optimizer.pin_memory`\n");
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "disk"})").code, ErrorCode::kConfig);
+}
+
+TEST(Zero, WarnsOfDeprecatedOffloadKeys) {
   EXPECT_EQ(
-      zero_log("\"cpu_offload\": false"),
-      "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n");
-  EXPECT_EQ(zero_refusal("\"cpu_offload\": true"),
-            not_there("`zero_optimization.cpu_offload` = true is not there yet; remove it or set it to false"));
+      zero_log("\"cpu_offload\": true"),
+      "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n"
+      "info <string>: without a meaning here (docs/config.md says why): `zero_optimization.cpu_offload`\n");
   EXPECT_EQ(zero_refusal(R"("cpu_offload": false, "offload_optimizer": {"device": "none"})"),
             wrong("`zero_optimization.cpu_offload` and `zero_optimization.offload_optimizer` exclude each other; keep "
                   "`zero_optimization.offload_optimizer`"));

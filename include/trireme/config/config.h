@@ -74,10 +74,10 @@ struct Config {
 ///           multiply out; kUnsupported for something that is switched on, but not there yet.
 Config read_config(const std::filesystem::path& path, int world_size);
 
-/// As read_config, from text.
-Config parse_config(std::string_view text, int world_size);
+/// As read_config, from text. `origin` opens every error message.
+Config parse_config(std::string_view text, int world_size, const std::string& origin = "<string>");
 
-/// As read_config, from parsed JSON, e.g. after a program has changed some of it. `origin` opens every error message.
+/// As parse_config, from parsed JSON, e.g. after a program has changed some of it.
 Config config_from_json(const Json& json, int world_size, const std::string& origin = "<json>");
 
 /// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
