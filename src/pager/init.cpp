@@ -15,6 +15,7 @@
 
 #include "pager/held_storage.h"
 #include "trireme/base/error.h"
+#include "trireme/base/heap.h"
 
 namespace trireme::zero {
 
@@ -39,8 +40,9 @@ class InitStorage final : public HeldStorage {
   void shard();
 
  private:
+  void touch(uint64_t serial, Access access);
   void make_whole(Access access);
-  void make_whole(Hold) override { before_access(Access::kRead); }
+  void make_whole(Hold) override { touch(/*serial=*/0, Access::kRead); }
   void release() noexcept override;
   c10::StorageImpl& bytes() override { return storage_; }
   std::shared_ptr<ManagedStorage> self() const;
@@ -67,8 +69,8 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
     auto owner = std::make_shared<InitStorage>(shared_from_this(), storage);
     void* data = storage.mutable_data();
     StorageHandle::point(storage, data, bytes, owner);
+    make_room(bytes, serial());
     add(*owner);
-    make_room();
   }
 
   void add(InitStorage& storage) {
@@ -79,18 +81,28 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
   void remove(InitStorage& storage) {
     whole_.erase(storage.position);
     live_bytes_ -= storage.byte_count();
+    freed_bytes_ += storage.byte_count();
   }
   void touch(InitStorage& storage) { whole_.splice(whole_.end(), whole_, storage.position); }
 
-  // Shards the coldest until the limit holds or only tensors of the running operator are left.
-  void make_room() {
+  /// Of the running operator; 0: none was seen.
+  static uint64_t serial() {
     const RankContext* context = RankContext::current();
-    const uint64_t serial = context != nullptr ? context->serial() : 0;
-    for (auto next = whole_.begin();
-         next != whole_.end() && live_bytes_ > std::max(policy.live_bytes, 2 * largest_bytes_);) {
+    return context != nullptr ? context->serial() : 0;
+  }
+
+  // Shards the coldest until the limit holds with `coming` bytes more, or only those of operator `serial` are left. All
+  // ranks must choose the same ones, so what one rank alone does (in a hold with a modifier_rank) has no part in it.
+  void make_room(int64_t coming, uint64_t serial) {
+    for (auto next = whole_.begin(); next != whole_.end() && live_bytes_ + coming > limit();) {
       InitStorage* storage = *next++;
-      if (storage->last_serial != serial && !storage->is_held()) storage->shard();
+      const bool is_in_use = serial != 0 && storage->last_serial == serial;
+      if (!is_in_use && !storage->is_held()) storage->shard();
     }
+    // Tensors and shards of many sizes leave holes between them that malloc keeps.
+    if (freed_bytes_ < limit()) return;
+    give_back_freed_memory();
+    freed_bytes_ = 0;
   }
 
   Group& group;
@@ -98,14 +110,17 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
   int64_t peak_live_bytes = 0;
 
  private:
+  int64_t limit() const { return std::max(policy.live_bytes, largest_bytes_); }
+
   std::list<InitStorage*> whole_;
   int64_t live_bytes_ = 0;
+  int64_t freed_bytes_ = 0;  ///< since freed memory was given back
   int64_t largest_bytes_ = 0;
 };
 
 InitStorage::InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage)
     : store_(std::move(store)), storage_(storage), bytes_(static_cast<int64_t>(storage.nbytes())) {
-  if (const RankContext* context = RankContext::current()) last_serial = context->serial();
+  last_serial = Init::Store::serial();
   // From now on the storage only points at these bytes.
   std::swap(data_, storage._mutable_data_ptr_no_checks());
   storage.set_data_ptr_noswap(c10::DataPtr(data_.get(), c10::Device(c10::kCPU)));
@@ -115,18 +130,22 @@ InitStorage::~InitStorage() {
   if (is_whole() && !handed_back_) store_->remove(*this);
 }
 
-std::string InitStorage::label() const { return str("a tensor of ", bytes_, " bytes that zero::Init sharded"); }
+std::string InitStorage::label() const { return str("a tensor of ", bytes_, " bytes that zero.Init sharded"); }
 
 Group* InitStorage::group() const { return handed_back_ ? nullptr : &store_->group; }
-void InitStorage::release() noexcept { store_->make_room(); }
+void InitStorage::release() noexcept { store_->make_room(0, /*serial=*/0); }
 
 void InitStorage::before_access(Access access) {
   refuse_write(access);
-  if (const RankContext* context = RankContext::current()) last_serial = context->serial();
+  if (!is_held()) touch(Init::Store::serial(), access);
+}
+
+void InitStorage::touch(uint64_t serial, Access access) {
+  last_serial = serial;
   if (is_whole()) return store_->touch(*this);
+  store_->make_room(bytes_, serial);
   make_whole(access);
   store_->add(*this);
-  store_->make_room();
 }
 
 void InitStorage::make_whole(Access access) {
@@ -148,8 +167,8 @@ void InitStorage::shard() {
   shard_ = std::move(shard);
   StorageHandle::release(
       storage_, self(),
-      "this tensor was sharded by trireme::zero::Init: its data can be read by operators inside of the scope, or "
-      "after trireme::initialize() has taken the model over");
+      "this tensor was sharded by zero.Init: its data can be read by operators inside of the scope, or "
+      "after initialize() has taken the model over");
   data_ = {};
 }
 
@@ -231,10 +250,10 @@ namespace {
 
 void check(const InitPolicy& policy) {
   if (policy.dtype && !at::isFloatingType(*policy.dtype))
-    throw ConfigError(str("zero::Init: dtype=", *policy.dtype, " is not floating; use fp32, bf16 or fp16"));
+    throw ConfigError(str("zero.Init: dtype=", *policy.dtype, " is not floating; use fp32, bf16 or fp16"));
   const std::string& device = policy.remote_device;
   if (device != "" && device != "none" && device != "cpu")
-    throw ConfigError(str("zero::Init: remote_device=\"", device, "\" is not there yet; use \"cpu\" or \"none\""),
+    throw ConfigError(str("zero.Init: remote_device=\"", device, "\" is not there yet; use \"cpu\" or \"none\""),
                       ErrorCode::kUnsupported);
 }
 

@@ -151,7 +151,7 @@ TEST(GatheredUnderInit, AreWholeAndTakeARanksValuesBeforeAnEngineIsThere) {
       for (size_t i = 0; i < weights.size(); ++i)
         EXPECT_EQ(std::memcmp(weights[i].const_data_ptr(), plain->parameters()[i].const_data_ptr(), 6400), 0) << i;
       at::NoGradGuard no_grad;
-      EXPECT_SAYS(error_of([&] { at::Tensor(weights[0]).fill_(1); }), "6400 bytes that zero::Init sharded was written");
+      EXPECT_SAYS(error_of([&] { at::Tensor(weights[0]).fill_(1); }), "6400 bytes that zero.Init sharded was written");
       EXPECT_SAYS(error_of([&] { Pager pager(rank.world(), parameters_of(*net), {}); }), "GatheredParameters scope");
     }
     {
@@ -164,6 +164,25 @@ TEST(GatheredUnderInit, AreWholeAndTakeARanksValuesBeforeAnEngineIsThere) {
     EXPECT_EQ(weights[2].view(-1)[5].item<float>(), 7);
     EXPECT_TRUE(at::equal(weights[1], plain->parameters()[1]));
     EXPECT_TRUE(at::equal(weights[3], plain->parameters()[3]));
+  });
+}
+
+TEST(GatheredUnderInit, AreShardedAlikeWhateverOneRankDoesWithThem) {
+  run_ranks(2, [](Rank& rank) {
+    Chain net = [&] {
+      const zero::Init scope(rank.world(), {.smallest_bytes = 64, .live_bytes = 1});
+      return Chain(4, 40);
+    }();
+    const std::vector<at::Tensor> weights = net->parameters();
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < weights.size(); ++i) {  // as a program loads a checkpoint
+      zero::GatheredParameters whole({weights[i]}, {.modifier_rank = 0});
+      if (rank.id() == 0) at::Tensor(weights[i]).fill_(static_cast<double>(i));
+      whole.close();
+    }
+    Pager pager(rank.world(), parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kCopy});
+    pager.restore();
+    for (size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(weights[i].view(-1)[5].item<float>(), static_cast<float>(i));
   });
 }
 

@@ -16,8 +16,9 @@ namespace trireme::zero {
 struct InitPolicy {
   /// Tensors smaller than this are left alone.
   int64_t smallest_bytes = 4096;
-  /// Whole tensors may hold this many bytes on a rank, the two largest at least; the coldest are sharded first.
-  int64_t live_bytes = 64 << 20;
+  /// Whole tensors may hold this many bytes on a rank, the largest and those of one operator at least; the coldest are
+  /// sharded first.
+  int64_t live_bytes = 16 << 20;
   /// What tensors get that are made without a dtype (parameters, as a rule): the default dtype of this scope. Drawing
   /// random numbers in bf16 takes others than in fp32: the values are those of a plain construction with that default.
   std::optional<at::ScalarType> dtype = {};
