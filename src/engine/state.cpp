@@ -126,11 +126,13 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
   StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
+  if (!options.load_module)
+    std::erase_if(state.tensors, [](const TensorSlice& slice) { return !slice.name.starts_with("optimizer."); });
   (void)wait_for_checkpoint();
   LoadOptions load{.optional = [this](const std::string& values) { return tensors_left_out(*pager_, values); }};
   load.verify = options.verify.value_or(config_.checkpoint.verify);
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
-  if (!options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
+  if (!options.load_module || !options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
   // Between closing and opening a window no peer reads weights, so they may be replaced.
   const Window window = pager_->close_window();

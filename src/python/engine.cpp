@@ -203,10 +203,11 @@ void bind_files(EngineClass& engine) {
           "wait_for_checkpoint", [](ModuleEngine& self) { (void)self.wait_for_checkpoint(); }, WithoutGil())
       .def(
           "load_checkpoint",
-          [](ModuleEngine& self, const std::string& directory, const std::string& tag, bool module_strict,
+          [](ModuleEngine& self, const std::string& directory, const std::string& tag, bool module, bool module_strict,
              bool optimizer_states, bool lr_scheduler_states, bool module_only) {
             std::optional<std::pair<std::string, std::string>> result;
             const auto loaded = self.load_checkpoint(directory, {.tag = tag,
+                                                                 .load_module = module,
                                                                  .load_module_strict = module_strict,
                                                                  .load_optimizer_states = optimizer_states,
                                                                  .load_lr_scheduler_states = lr_scheduler_states,
@@ -214,8 +215,8 @@ void bind_files(EngineClass& engine) {
             if (loaded) result.emplace(loaded->tag, loaded->client_state);
             return result;
           },
-          py::arg("directory"), py::arg("tag"), py::arg("module_strict"), py::arg("optimizer_states"),
-          py::arg("lr_scheduler_states"), py::arg("module_only"), WithoutGil(),
+          py::arg("directory"), py::arg("tag"), py::arg("module"), py::arg("module_strict"),
+          py::arg("optimizer_states"), py::arg("lr_scheduler_states"), py::arg("module_only"), WithoutGil(),
           "(tag, client state as JSON text), or None.")
       .def(
           "save_16bit_model",

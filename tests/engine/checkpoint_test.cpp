@@ -10,6 +10,7 @@
 #include "tests/support/captured_log.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
+#include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/engine/model_engine.h"
 
@@ -91,6 +92,34 @@ TEST_P(Resume, LoadsWeightsAloneAndRefreshesTheMasters) {
     const auto expected = saved.module->named_parameters();
     for (const auto& item : fresh.module->named_parameters())
       EXPECT_TRUE(at::equal(item.value(), expected[item.key()])) << item.key();
+  });
+}
+
+TEST_P(Resume, TakesTheWeightsThatACustomLoadMakesAndTheStatesAsSaved) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    auto saved = testing::make_mlp();
+    Engine engine(rank.world(), *saved.module, {.config = config(2)});
+    train(engine, saved, rank, 4);
+    engine.save_checkpoint(folder.path());
+    auto fresh = testing::make_mlp();
+    auto other = initialize(rank.world(), fresh.module, {.config = config(2)});
+    const auto halve = [&](const std::map<std::string, at::Tensor>& weights, torch::nn::Module& module) {
+      const at::NoGradGuard no_grad;
+      for (auto& item : module.named_parameters())  // rank 0's count
+        item.value().copy_(weights.at(item.key()) * (rank.id() == 0 ? 0.5 : 7));
+    };
+    ASSERT_TRUE(other.load_checkpoint(folder.path(), {}, halve).has_value());
+    EXPECT_EQ(other.global_steps(), 2);
+    for (const auto& item : fresh.module->named_parameters()) {
+      const at::Tensor moment = safe_get_full_optimizer_state(item.value(), "exp_avg");
+      EXPECT_GT(moment.abs().max().item<float>(), 0) << item.key();
+    }
+    engine.destroy();
+    other.destroy();
+    const auto expected = saved.module->named_parameters();
+    for (const auto& item : fresh.module->named_parameters())
+      EXPECT_TRUE(at::equal(item.value(), 0.5 * expected[item.key()])) << item.key();
   });
 }
 

@@ -1,11 +1,12 @@
 // The weights of a checkpoint of any layout and any number of ranks as files that other programs read.
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,6 +55,10 @@ struct ConsolidatedWeights {
 ///           beyond fp16's range. IoError.
 ConsolidatedWeights consolidate(const CheckpointSource& source, const std::filesystem::path& folder,
                                 const ConsolidateOptions& options = {});
+
+/// Weights and buffers of `source` by the model's own names, whole; floating-point ones in fp32, from the masters where
+/// there are any. Local. Throws as TensorReader::read.
+std::map<std::string, at::Tensor> fp32_state_dict(const CheckpointSource& source);
 
 /// A size such as "5GB", "500 MB", "2GiB" or "1000" in bytes; kB, MB, GB and TB are powers of 1000.
 /// Throws    ConfigError.

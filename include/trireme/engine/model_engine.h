@@ -3,11 +3,18 @@
 
 #include <torch/nn/module.h>
 
+#include <concepts>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
+#include "trireme/checkpoint/consolidate.h"
 #include "trireme/comm/world.h"
 #include "trireme/engine/engine.h"
+#include "trireme/pager/gathered.h"
 
 namespace trireme {
 
@@ -36,6 +43,23 @@ class ModelEngine : public Engine {
   template <class... Inputs>
   decltype(auto) operator()(Inputs&&... inputs) {
     return forward(std::forward<Inputs>(inputs)...);
+  }
+
+  using Engine::load_checkpoint;
+  /// The same, with weights and buffers that `custom_load_fn` writes into the module: saved under other names, for
+  /// example. It is called on every rank with what was saved (fp32_state_dict()) and the module, both whole; what rank
+  /// 0 makes of the parameters becomes everybody's. Not called when there is no checkpoint. If it throws, the engine
+  /// refuses to train until a load succeeds.
+  template <std::invocable<const std::map<std::string, at::Tensor>&, Net&> Load>
+  std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory, LoadCheckpointOptions options,
+                                             Load&& custom_load_fn) {
+    options.load_module = false;
+    auto loaded = load_checkpoint(directory, options);
+    if (!loaded) return loaded;
+    zero::GatheredParameters whole(net_, {.modifier_rank = 0});
+    custom_load_fn(fp32_state_dict(open_checkpoint(directory / loaded->tag)), net_);
+    whole.close();
+    return loaded;
   }
 
   void train() { net_.train(); }

@@ -53,6 +53,7 @@ struct SaveCheckpointOptions {
 
 struct LoadCheckpointOptions {
   std::string tag = {};                  ///< empty: the one that the folder's `latest` names
+  bool load_module = true;               ///< false: weights, masters and buffers stay as they are
   bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
   bool load_optimizer_states = true;     ///< masters, moments and step counts
   bool load_lr_scheduler_states = true;  ///< learning rate
