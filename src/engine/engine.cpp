@@ -12,6 +12,7 @@
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/heap.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
@@ -99,6 +100,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
   pager_ = std::make_unique<Pager>(group, std::move(tensors.parameters), policy);
+  give_back_freed_memory();  // the whole model's; malloc would keep it
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
   agree_on_micro_batch_seed();

@@ -3,6 +3,7 @@
 #include <ATen/ops/full_like.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 
@@ -91,6 +92,12 @@ void Engine::finish_step() {
   ++progress_.global_steps;
   progress_.global_samples += train_batch_size();
   if (!step_applied_) ++progress_.skipped_steps;
+  // A loss scale that is sought overflows now and then; without one something is wrong. Told ever more rarely.
+  const bool is_told = std::has_single_bit(static_cast<uint64_t>(progress_.skipped_steps));
+  if (group_.rank() == 0 && !step_applied_ && !loss_scaling_ && is_told)
+    log(LogLevel::kWarning,
+        str("step ", progress_.global_steps, " changed nothing: a gradient is not finite (", progress_.skipped_steps,
+            " such so far); lower the learning rate, or look for what ", "makes the loss overflow"));
   if (step_applied_ && schedule_->options().kind != ScheduleKind::kConstant) follow_schedule();
   if (group_.rank() == 0 && config_.steps_per_print > 0 && progress_.global_steps % config_.steps_per_print == 0)
     log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress_.skipped_steps, ", lr=", get_lr(),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/engine/dot.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
@@ -103,6 +104,7 @@ TEST(EngineStep, ClipsByTheGlobalNorm) {
 }
 
 TEST(EngineStep, IsSkippedOnAllRanksWhenOneGradientIsNotFinite) {
+  const CapturedLog log;
   run_ranks(2, [](Rank& rank) {
     Dot net;
     Config config = sgd_config(2);
@@ -128,6 +130,8 @@ TEST(EngineStep, IsSkippedOnAllRanksWhenOneGradientIsNotFinite) {
     EXPECT_DOUBLE_EQ(engine.get_lr(), 0.6);
     EXPECT_EQ(values(net->w), (Floats{1, 2}));
   });
+  EXPECT_SAYS(log.text(), "warning step 1 changed nothing: a gradient is not finite (1 such so far)");
+  EXPECT_EQ(log.text().find("changed nothing"), log.text().rfind("changed nothing"));  // rank 0 says it for all
 }
 
 TEST(EngineStep, LeavesAParameterWithoutGradientAloneOrNamesIt) {
