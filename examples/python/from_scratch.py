@@ -2,6 +2,7 @@
 
     trireme launch --num_gpus 2 python from_scratch.py [STEPS]
 """
+import itertools
 import pathlib
 import sys
 
@@ -40,19 +41,18 @@ def main():
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     text = torch.frombuffer(bytearray(pathlib.Path(pathlib.__file__).read_bytes()), dtype=torch.uint8).long()
     samples = text[:text.numel() // (SEQUENCE + 1) * (SEQUENCE + 1)].view(-1, SEQUENCE + 1)
-
     torch.manual_seed(0)
     with trireme.zero.Init(config_dict_or_path=CONFIG):  # no rank ever holds the whole model
         model = LanguageModel()
     engine, _, loader, _ = trireme.initialize(model=model, config=CONFIG, training_data=samples)
+    batches = (batch for _ in itertools.count() for batch in loader)  # as many epochs as it takes
     while engine.global_steps < steps:
-        for batch in loader:
-            logits = engine(batch[:, :-1])
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-            engine.backward(loss)
-            engine.step()
-            if engine.global_rank == 0 and engine.micro_steps % 20 == 0:
-                print(f"step {engine.global_steps} loss {loss.item():.4f}", flush=True)
+        batch = next(batches)
+        loss = nn.functional.cross_entropy(engine(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        engine.backward(loss)
+        engine.step()
+        if engine.global_rank == 0 and engine.micro_steps % 20 == 0:
+            print(f"step {engine.global_steps} loss {loss.item():.4f}", flush=True)
     engine.save_checkpoint("checkpoints")
 
 

@@ -38,6 +38,15 @@ __getattr__ = _missing.names_of("trireme", """
 """)
 
 
+def _check_arguments(model, training_data):
+    if not isinstance(model, torch.nn.Module):
+        fix = f"; make one, {model.__name__}(…)" if isinstance(model, type) else "; put several into one torch.nn.Module"
+        raise errors.ConfigError(f"initialize: model is {model!r:.60}; expected a torch.nn.Module{fix}")
+    if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
+        raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
+                                 "could share it; make a DataLoader of this rank's part yourself")
+
+
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
                optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None, model_parameters: Iterable[Any] | None = None,
                training_data: torch.utils.data.Dataset[Any] | None = None, lr_scheduler: Any = None, distributed_port: int = 29500,
@@ -56,6 +65,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     Raises  ConfigError and its subclasses, before the model has been changed.
     """
     assert model is not None, "deepspeed.initialize requires a model"
+    _check_arguments(model, training_data)
+    if config is not None and config_params is not None:
+        raise errors.ConfigError("initialize: config and config_params are two names of one argument; give one of them")
     if mpu is not None or mesh_param is not None:
         raise errors.UnsupportedError("initialize(mpu=…, mesh_param=…): model parallelism is not there yet; leave it out")
     config = _choose(config if config is not None else config_params, args)

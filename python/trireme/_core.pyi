@@ -53,7 +53,7 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 def plain_json(text: str, origin: str) -> str:
     """JSON text without comments. Raises ConfigError, which opens with `origin`."""
 
-def resolve_config(text: str, world_size: int) -> str:
+def resolve_config(text: str, world_size: int, origin: str) -> str:
     """Every option of a configuration (JSON text), spelled out, as JSON text."""
 
 class Schedule:
@@ -146,8 +146,8 @@ class Engine:
 
     def save_checkpoint(self, directory: str, tag: str, client_state: str, exclude_frozen_parameters: bool, save_latest: bool) -> None: ...
     def wait_for_checkpoint(self) -> None: ...
-    def load_checkpoint(self, directory: str, tag: str, module_strict: bool, optimizer_states: bool, lr_scheduler_states: bool,
-                        module_only: bool) -> tuple[str, str] | None:
+    def load_checkpoint(self, directory: str, tag: str, module: bool, module_strict: bool, optimizer_states: bool,
+                        lr_scheduler_states: bool, module_only: bool) -> tuple[str, str] | None:
         """(tag, client state as JSON text), or None where there is no checkpoint."""
     def save_16bit_model(self, directory: str, name: str, exclude_frozen_parameters: bool) -> bool: ...
 

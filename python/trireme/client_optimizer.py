@@ -1,7 +1,15 @@
 """An optimizer that the library has no update for: it steps itself, on this rank's parts of the parameters."""
 from collections import defaultdict
 
+import inspect
+
 import torch
+
+from .errors import UnsupportedError
+
+# What cannot step flat parts of parameters, by the name of a class or of one that it is derived from, and why.
+_NEEDS_MORE = {"LBFGS": "calls back for the loss", "SparseAdam": "wants sparse gradients", "Muon": "wants whole matrices",
+               "Adafactor": "wants the rows and columns of whole matrices", "Shampoo": "wants whole matrices", "SOAP": "wants whole matrices"}
 
 
 class PartOptimizer:
@@ -50,6 +58,17 @@ class PartOptimizer:
     def drop_state(self, part):
         """As if the part had never been stepped."""
         self._own.state.pop(self._parts[part], None)
+
+
+def check(client):
+    """Raises UnsupportedError: an optimizer that cannot work on flat parts of parameters."""
+    reasons = [_NEEDS_MORE[kind.__name__] for kind in type(client).__mro__ if kind.__name__ in _NEEDS_MORE]
+    closure = inspect.signature(client.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        reasons.append("calls back for the loss")
+    if reasons:
+        raise UnsupportedError(f"optimizer: {type(client).__name__} {reasons[0]}, and here it would step this rank's flat parts of the parameters; use "
+                               "one that updates element by element, such as AdamW, or the configuration's optimizer section (Muon, Lamb)")
 
 
 def maker(model, client):

@@ -10,7 +10,17 @@ from .errors import ConfigError
 
 
 def _from_text(text, origin):
-    return json.loads(core.plain_json(text, origin))
+    config = json.loads(core.plain_json(text, origin))
+    if not isinstance(config, dict):
+        raise ConfigError(f"{origin}: expected an object, {{…}}, found {json.dumps(config)[:40]}")
+    return config
+
+
+def origin_of(config):
+    """What opens errors about a configuration: its path, or that it is a dict or base64."""
+    if isinstance(config, dict):
+        return "config"
+    return str(config) if pathlib.Path(config).suffix else "<base64>"
 
 
 def read(config):
@@ -37,18 +47,26 @@ def read(config):
         except (binascii.Error, UnicodeDecodeError, ConfigError):
             pass
     raise ConfigError("Expected a string path to an existing deepspeed config, or a dictionary or a valid base64. "
-                      f"Received: {config!r}")
+                      f"Received: {config!r}" + ("; there is no such file" if isinstance(config, (str, os.PathLike)) else ""))
 
 
 def choose(config, args):
-    """The configuration that initialize() is given, by its argument or by args.deepspeed_config."""
+    """What initialize() is given as its configuration, by its argument or by args.deepspeed_config."""
     named = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
     if named is not None:
         assert config is None, "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments and " \
                                "deepspeed.initialize() function call"
-        return read(named)
+        return named
     assert config is not None, "DeepSpeed requires --deepspeed_config to specify configuration file, or config= of initialize()"
-    return read(config)
+    return config
+
+
+def check_filled(config, origin):
+    """Raises ConfigError: a key of the top level that is still "auto"."""
+    for key, value in config.items():
+        if value == "auto":
+            raise ConfigError(f"{origin}: `{key}` is \"auto\", which transformers or Accelerate fill in before initialize(); without them "
+                              "give it a value, or leave it out")
 
 
 def without_auto(section, depth=0):

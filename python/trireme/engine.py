@@ -1,22 +1,19 @@
 """DeepSpeedEngine: an Engine of the library behind the attributes and methods that PyTorch programs use."""
 import contextlib
 import json
-import os
 
 import torch
 from torch.utils import _pytree
 
-from . import client_state as client_states
-from . import agreement, client_optimizer, comm, config as configs, optimizers, schedules, zero
+from . import agreement, client_optimizer, comm, config as configs, late_parameters, optimizers, schedules, zero
 from ._native import core
-from .errors import ConfigError, ShapeError, UnsupportedError
+from .errors import ConfigError, ShapeError, StateError, UnsupportedError
+from .model_files import ModelFiles
 from .settings import EngineSettings
 from .utils.logging import logger
 
-_SCHEDULER = "trireme.lr_scheduler"
 
-
-class DeepSpeedEngine(EngineSettings, torch.nn.Module):
+class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
     """Trains `module` over the ranks of the job. Made by initialize(); methods have DeepSpeed's names and meanings.
 
     What says collective is called by all ranks in the same order. Errors are those of trireme.errors.
@@ -26,23 +23,28 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
 
     def __init__(self, model, config, *, optimizer=None, model_parameters=None, lr_scheduler=None, output=""):
         super().__init__()
+        self.is_spent = False
         self.module = model
         self.world = comm.world()
-        self._given = configs.without_auto(config)
+        origin, self._given = configs.origin_of(config), configs.without_auto(configs.read(config))
+        configs.check_filled(self._given, origin)
         groups, client = self._choose_optimizer(optimizer, model_parameters)
         schedules.check(lr_scheduler, client)
         native, others = dict(self._given), []
         if client is not None:
             native["optimizer"] = optimizers.section_of(client)
         steps_itself = client is not None and native["optimizer"] is None
+        if steps_itself:
+            client_optimizer.check(client)
         if native.get("optimizer") is not None:
             native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"])
         self._add_leaves(native)
         text = json.dumps({k: v for k, v in native.items() if v is not None})
         frozen = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
         try:
-            agreement.check(self.world, json.loads(core.resolve_config(text, self.world.size)))
-            self.core = core.Engine(self.world, model, text, others,
+            resolved = core.resolve_config(text, self.world.size, origin)
+            agreement.check(self.world, json.loads(resolved))
+            self.core = core.Engine(self.world, model, resolved, others,
                                     client_optimizer.maker(model, client) if steps_itself else None, output)
         except Exception:
             for parameter in frozen:
@@ -59,6 +61,8 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         self.lr_scheduler = self.client_lr_scheduler or self._own_schedule()
         if self.client_lr_scheduler is None and self.lr_scheduler is not None and self.optimizer is not None:
             self.optimizer.pull()  # the schedule's first learning rate, not the optimizer's
+        self._schedule_wants = schedules.arguments_of(self.client_lr_scheduler)
+        late_parameters.watch(self)
         self.training_dataloader = None
         self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
         self.loaded_checkpoint_dp_world_size = None
@@ -129,6 +133,8 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
     def step(self, lr_kwargs=None):
         """At the end of an accumulation window updates the weights and advances the schedule; before it only counts. Collective."""
         before = self.core.global_steps
+        if self._schedule_wants and self.core.is_gradient_accumulation_boundary():
+            schedules.check_arguments(self.client_lr_scheduler, self._schedule_wants, lr_kwargs)
         if self.optimizer is not None:
             self.optimizer.push()
         self.core.step()
@@ -260,71 +266,6 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         zero = self._given.get("zero_optimization") or {}
         return bool(zero.get("stage3_gather_16bit_weights_on_model_save", zero.get("gather_16bit_weights_on_model_save", True)))
 
-    # --- files -------------------------------------------------------------------------------------------------------
-
-    def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False):
-        """Saves all that training needs as save_dir/tag, by default global_stepN. Collective. Returns True.
-
-        `client_state` is a dict, the same on every rank: what JSON has, tensors and plain containers.
-        Raises  CheckpointError, IoError: nothing has changed then.
-        """
-        if self.optimizer is not None:
-            self.optimizer.push()  # the checkpoint has the learning rates of the next step
-        values = dict(client_state or {})
-        if hasattr(self.client_lr_scheduler, "state_dict"):
-            values[_SCHEDULER] = self.client_lr_scheduler.state_dict()
-        self.core.save_checkpoint(os.fspath(save_dir), tag="" if tag is None else str(tag),
-                                  client_state=client_states.to_text(values),
-                                  exclude_frozen_parameters=exclude_frozen_parameters, save_latest=save_latest)
-        return True
-
-    def load_checkpoint(self, load_dir, tag=None, load_module_strict=True, load_optimizer_states=True,
-                        load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
-        """Continues where a checkpoint was saved, at any number of ranks. Collective.
-
-        Returns (its path, client_state), or (None, None) where there is none.
-        Raises  CheckpointError: one that does not fit or is damaged; names what.
-        """
-        if custom_load_fn is not None:
-            raise UnsupportedError("load_checkpoint(custom_load_fn=…) is not there yet; leave it out")
-        if self.optimizer is not None:
-            self.optimizer.push()  # what a checkpoint does not hold stays as the program has it
-        loaded = self.core.load_checkpoint(os.fspath(load_dir), "" if tag is None else str(tag), load_module_strict,
-                                           load_optimizer_states, load_lr_scheduler_states, load_module_only)
-        if loaded is None:
-            return None, None
-        values = client_states.from_text(loaded[1])
-        scheduler = values.pop(_SCHEDULER, None)
-        if scheduler is not None and self.client_lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
-            self.client_lr_scheduler.load_state_dict(scheduler)
-        if self.optimizer is not None:
-            self.optimizer.pull()
-        self.loaded_checkpoint_dp_world_size = self.dp_world_size
-        return os.path.join(os.fspath(load_dir), loaded[0]), values
-
-    def wait_for_checkpoint(self):
-        """Waits for a save in the background. Collective."""
-        self.core.wait_for_checkpoint()
-
-    def save_16bit_model(self, save_dir, save_filename="pytorch_model.bin", exclude_frozen_parameters=False):
-        """Writes the weights, in the dtype that they have, into one file, unit by unit. Collective. Returns True."""
-        return self.core.save_16bit_model(os.fspath(save_dir), save_filename, exclude_frozen_parameters)
-
-    save_fp16_model = save_16bit_model
-
-    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
-        """The whole state dict on rank 0, None elsewhere. Collective."""
-        result = {} if self.world.rank == 0 else None
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
-                continue
-            with core.GatheredContext([tensor], None):
-                if result is not None:
-                    result[name] = tensor.detach().clone()
-        return result
-
-    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
-
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def deepspeed_io(self, dataset, batch_size=None, collate_fn=None, num_local_io_workers=0, data_sampler=None, shuffle=True):
@@ -333,6 +274,15 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
             data_sampler = torch.utils.data.DistributedSampler(dataset, self.world.size, self.world.rank, shuffle=shuffle)
         return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(),
                                            sampler=data_sampler, collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
+
+    def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
+        """Compiles the module's forward() by torch.compile(), once. Raises UnsupportedError: a schedule, compiled autograd."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise UnsupportedError("compile(schedule=…, compiled_autograd_enabled=…) is not there yet; leave it out")
+        if not self.is_compiled:
+            self.module.compile(backend=backend, **(compile_kwargs or {}))
+
+    is_compiled = property(lambda self: self.module._compiled_call_impl is not None)  # pylint: disable=protected-access
 
     def empty_partition_cache(self):
         """Drops what is gathered (stage 3). Every rank alike."""
@@ -348,12 +298,17 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         self.core.reload_states()
 
     def destroy(self):
-        """Gives the module plain, whole parameters again. Collective. The engine is spent."""
-        self.core.destroy()
+        """Gives the module plain, whole parameters again. Collective. The engine is spent; a second call does nothing."""
+        if not self.is_spent:
+            self.core.destroy()
+        self.is_spent = True
 
     def release(self):
         """At the end of the process. Local; the engine is spent, and its module with it."""
         self.core = None
+
+    def __reduce_ex__(self, protocol):
+        raise StateError("an engine cannot be pickled or copied; use save_checkpoint() or save_16bit_model(), or engine.module after destroy()")
 
     def __getattr__(self, name):
         """As the module's, for programs that treat the engine as their model."""

@@ -60,7 +60,7 @@ def _as_groups(parameters):
     if parameters is None:
         return None
     if isinstance(parameters, torch.Tensor):
-        raise TypeError("model_parameters is a single tensor; pass an iterable of tensors or of dicts (parameter groups)")
+        raise ConfigError("model_parameters is a single tensor; pass an iterable of tensors or of dicts (parameter groups)")
     if isinstance(parameters, dict) and "params" not in parameters:
         parameters = parameters.values()
     parameters = [parameters] if isinstance(parameters, dict) else list(parameters)
@@ -69,7 +69,9 @@ def _as_groups(parameters):
     if not parameters or not isinstance(parameters[0], dict):
         return [{"params": parameters}]
     groups = []
-    for group in parameters:
+    for index, group in enumerate(parameters):
+        if "params" not in group:
+            raise ConfigError(f"parameter group {index} has no \"params\", only {sorted(group)}; name the tensors that it is about")
         tensors = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
         groups.append({**group, "params": [p[1] if isinstance(p, tuple) else p for p in tensors]})
     return groups

@@ -1,4 +1,6 @@
 """Who advances the learning rate: the engine's own schedule, or a scheduler of the program's."""
+import inspect
+
 from .errors import ConfigError
 
 
@@ -43,3 +45,21 @@ def make_client_schedule(scheduler, optimizer):
     if callable(scheduler):
         return scheduler(optimizer)
     raise ConfigError(f"lr_scheduler: {type(scheduler).__name__} is neither a scheduler nor a callable that makes one of the optimizer")
+
+
+def arguments_of(scheduler):
+    """Names of the arguments that its step() cannot do without, such as ReduceLROnPlateau's metrics."""
+    if scheduler is None:
+        return set()
+    try:
+        given = inspect.signature(scheduler.step).parameters.values()
+    except (TypeError, ValueError):  # of a compiled class
+        return set()
+    return {p.name for p in given if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def check_arguments(scheduler, wanted, given):
+    """Raises ConfigError, before a step that would not be followed by the schedule's."""
+    for name in wanted - set(given or ()):
+        raise ConfigError(f"{type(scheduler).__name__}.step() wants `{name}`: call engine.step(lr_kwargs={{\"{name}\": …}}), or step the scheduler "
+                          "yourself and leave lr_scheduler= out of initialize()")

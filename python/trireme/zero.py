@@ -40,7 +40,7 @@ class ZeroParamStatus(enum.Enum):
     INFLIGHT = 3
 
 
-_numbers, _number_of = itertools.count(), {}  # by storage: what state_dict() gives is not the parameter itself
+_numbers, _known = itertools.count(), {}  # (number, parameter) by storage: what state_dict() gives is not the parameter itself
 
 
 def number(_module, _name, parameter):
@@ -50,9 +50,14 @@ def number(_module, _name, parameter):
     """
     if parameter is not None:
         key = _storage_of(parameter)
-        if key not in _number_of:
-            weakref.finalize(parameter, _number_of.pop, key, None)
-        _number_of[key] = next(_numbers)
+        if key not in _known:
+            weakref.finalize(parameter, _known.pop, key, None)
+        _known[key] = (next(_numbers), weakref.ref(parameter))
+
+
+def is_numbered(parameter):
+    """Whether an engine or Init knows it."""
+    return _storage_of(parameter) in _known
 
 
 def _storage_of(tensor):
@@ -124,7 +129,14 @@ def _tensors_of(params):
         return list(params.parameters())
     params = params.values() if isinstance(params, dict) else params
     params = dict.fromkeys(param for param in params if param is not None)
-    return sorted(params, key=lambda param: _number_of.get(_storage_of(param), -1))
+    return sorted(params, key=lambda param: _known.get(_storage_of(param), (-1,))[0])
+
+
+def _are_loaded(tensors):
+    """Whether these are what state_dict() gives of parameters that transformers has marked as filled by a checkpoint: it asks for
+    all of them where it means the others alone. What is touched inside of the scope is gathered then."""
+    owners = [(tensor, _known[_storage_of(tensor)][1]()) for tensor in tensors if is_numbered(tensor)]
+    return all(owner is not tensor and getattr(owner, "_is_hf_initialized", False) for tensor, owner in owners)
 
 
 class GatheredParameters:
@@ -136,7 +148,10 @@ class GatheredParameters:
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
         # pylint: disable=unused-argument
-        self._scope = core.GatheredContext(_tensors_of(params), modifier_rank) if enabled else None
+        tensors = _tensors_of(params) if enabled else []
+        if modifier_rank is not None and _are_loaded(tensors):
+            tensors = []
+        self._scope = core.GatheredContext(tensors, modifier_rank) if enabled else None
 
     def __enter__(self):
         if self._scope is not None:

@@ -10,35 +10,9 @@ namespace trireme::python {
 namespace {
 
 const char* type_name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kConfig:
-      return "ConfigError";
-    case ErrorCode::kBatchSize:
-      return "BatchSizeError";
-    case ErrorCode::kUnsupported:
-      return "UnsupportedError";
-    case ErrorCode::kShape:
-      return "ShapeError";
-    case ErrorCode::kState:
-      return "StateError";
-    case ErrorCode::kData:
-      return "DataError";
-    case ErrorCode::kIo:
-      return "IoError";
-    case ErrorCode::kCheckpoint:
-      return "CheckpointError";
-    case ErrorCode::kTornLoad:
-      return "TornLoadError";
-    case ErrorCode::kPeerLost:
-      return "PeerLostError";
-    case ErrorCode::kTimeout:
-      return "CommTimeoutError";
-    case ErrorCode::kDiverged:
-      return "DivergedError";
-    case ErrorCode::kInternal:
-      break;
-  }
-  return "InternalError";
+  if (code == ErrorCode::kTornLoad) return "TornLoadError";
+  if (code == ErrorCode::kTimeout) return "CommTimeoutError";  // TimeoutError is Python's own
+  return name_of(code);
 }
 
 void translate(std::exception_ptr error) {

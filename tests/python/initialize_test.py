@@ -70,6 +70,69 @@ class Initialize(Case):
         self.assertEqual(trainable, [True] * 4)
         self.assertFalse(saved)
 
+    def test_every_refusal_names_what_was_given_and_the_fix(self):
+        path = self.write("broken.json", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 7}}')
+        listed = self.write("list.json", "[1, 2]")
+        result = self.on_ranks(0, _START + f"""
+    net = model()
+    result = dict(
+        list=refusal(model=[net], config=CONFIG), kind=refusal(model=nn.Linear, config=CONFIG),
+        data=refusal(model=net, training_data=5, config=CONFIG), twice=refusal(model=net, config=CONFIG, config_params=CONFIG),
+        group=refusal(model=net, model_parameters=[{{"lr": 1}}], config=SGD), auto=refusal(model=net, config={{**CONFIG, "gradient_clipping": "auto"}}),
+        file=refusal(model=net, config={str(path)!r}), missing=refusal(model=net, config="nowhere.json"),
+        json=refusal(model=net, config={str(listed)!r}), lbfgs=refusal(model=net, config=CONFIG, optimizer=torch.optim.LBFGS(net.parameters())),
+        adafactor=refusal(model=net, config=CONFIG, optimizer=torch.optim.Adafactor(net.parameters())))
+""")
+        for name, text in {"list": "a torch.nn.Module; put several", "kind": "make one, Linear(…)", "data": "training_data is a int",
+                           "twice": "two names of one argument", "group": "parameter group 0 has no \"params\", only ['lr']",
+                           "auto": "config: `gradient_clipping` is \"auto\"", "file": f"{path}: `zero_optimization.stage` is 7",
+                           "missing": "Received: 'nowhere.json'; there is no such file", "json": "expected an object, {…}, found [1, 2]",
+                           "lbfgs": "LBFGS calls back for the loss", "adafactor": "rows and columns"}.items():
+            self.assertIn(text, result[name], name)
+
+    def test_engines_say_what_comes_too_late(self):
+        result = self.on_ranks(1, _START + """
+    import copy, logging
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    deepspeed.utils.logger.addHandler(handler)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, lr_scheduler=plateau, config=CONFIG)
+    def refused(call):
+        try:
+            call()
+        except deepspeed.errors.Error as error:
+            return str(error)
+    def train(**arguments):
+        engine.backward(engine(torch.ones(2, 4)).sum())
+        engine.step(**arguments)
+    texts = [refused(train)]
+    engine.step(lr_kwargs={"metrics": 1.0})
+    for _ in range(2):
+        train(lr_kwargs={"metrics": 2.0})
+    texts.append(refused(lambda: copy.deepcopy(engine)))
+    told.clear()
+    net[0].weight = net[0].weight
+    net.append(nn.Linear(1, 1))
+    net[0].scale = nn.Parameter(torch.ones(1))
+    late = list(told)
+    engine.destroy()
+    engine.destroy()
+    net.append(nn.Linear(1, 1))
+    result = [texts, engine.global_steps if not engine.is_spent else 3, optimizer.param_groups[0]["lr"], late, len(told)]
+""")
+        texts, steps, rate, late, count = result
+        self.assertIn('engine.step(lr_kwargs={"metrics": …})', texts[0])
+        self.assertIn("cannot be pickled or copied", texts[1])
+        self.assertEqual([steps, rate], [3, 0.25])
+        self.assertEqual([text.partition(" after")[0] for text in late],
+                         [f"{owner} got the parameter '{name}'" for owner, name in
+                          (("Sequential", "3.weight"), ("Sequential", "3.bias"), ("Linear", "scale"))])
+        self.assertEqual(count, 3)
+
     def test_configurations_that_differ_by_rank_are_named_on_every_rank(self):
         result = self.on_ranks(2, _START + """
     rank = deepspeed.comm.world().rank

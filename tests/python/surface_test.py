@@ -1,51 +1,9 @@
 """DeepSpeed's Python surface on one process and on two ranks."""
-from harness import Case, main
-
-MODEL = """
-import torch, trireme as deepspeed
-from trireme.errors import *
-def model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.Tanh(),
-                               torch.nn.Linear(32, 1))
-def batch(step):  # of all ranks
-    g = torch.Generator().manual_seed(step)
-    return torch.randn(4, 8, generator=g), torch.randn(4, 1, generator=g)
-def train(engine, steps=4, first=0):
-    losses = []
-    for step in range(first, first + steps):
-        x, y = (t.tensor_split(engine.world_size)[engine.global_rank] for t in batch(step))
-        loss = torch.nn.functional.mse_loss(engine(x), y)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
-def alone(net, optimizer, steps=4, scheduler=None):
-    for step in range(steps):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(net(x), y).backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        if scheduler: scheduler.step()
-    return flat(net)
-def flat(net):
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
-def raised(function):
-    try:
-        function()
-    except BaseException as error:
-        return [kind.__name__ for kind in type(error).__mro__] + [str(error)]
-def config(stage=3, **more):
-    size = deepspeed.comm.get_world_size() if deepspeed.comm.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
-    return {"train_micro_batch_size_per_gpu": 4 // size, "zero_optimization": {"stage": stage}, **more}
-"""
+from harness import main
+from small_model import Case
 
 
 class Surface(Case):
-    def ran(self, ranks, text):
-        return self.on_ranks(ranks, "import os\n" + MODEL + text)
-
     def test_optimizers_step_alone_as_inside_of_an_engine(self):
         result = self.ran(1, """
 from trireme.ops import adam, lion, adagrad, lamb, muon
@@ -224,33 +182,19 @@ result["own"] = [len(loader), optimizer.param_groups[0]["lr"], scheduler.get_las
             self.assertEqual((last, of_engine), (rates, rates))
         self.assertEqual(result["own"], [2, 0.05, [0.05], True])
 
-    def test_checkpoints_become_state_dicts_and_models(self):
+    def test_a_compiled_engine_trains_as_the_plain_model(self):
         result = self.ran(2, """
-from trireme.utils.zero_to_fp32 import *
-adamw = {"type": "AdamW", "params": {"lr": 0.1}}
-engine = deepspeed.initialize(model=model(), config=config(bf16={"enabled": True}, optimizer=adamw))[0]
-def step():
-    x, y = batch(0)
-    engine.backward(torch.nn.functional.mse_loss(engine(x.bfloat16()), y.bfloat16()))
-    engine.step()
-step()
-engine.save_checkpoint(folder + "/saved", tag="one")
-masters = {name: deepspeed.utils.safe_get_full_fp32_param(p) for name, p in engine.module.named_parameters()}
-step()
-engine.save_checkpoint(folder + "/saved")
-if deepspeed.comm.get_rank() == 0:
-    state = get_fp32_state_dict_from_zero_checkpoint(folder + "/saved", tag="one")
-    trained = get_fp32_state_dict_from_zero_checkpoint(folder + "/saved", tag="one", exclude_frozen_parameters=True)
-    latest = get_fp32_state_dict_from_zero_checkpoint(folder + "/saved")
-    net = load_state_dict_from_zero_checkpoint(model(), folder + "/saved", tag="one")
-    convert_zero_checkpoint_to_fp32_state_dict(folder + "/saved", folder + "/out", tag="one")
-    convert_zero_checkpoint_to_fp32_state_dict(folder + "/saved", folder + "/safe", safe_serialization=True)
-    written = torch.load(folder + "/out/pytorch_model.bin", weights_only=True)
-    same = lambda a: set(a) == set(masters) and all(torch.equal(a[k], masters[k]) for k in a)
-    result = [same(state), same(trained), same(written), same(net.state_dict()), same(latest), os.listdir(folder + "/safe"),
-              raised(lambda: get_fp32_state_dict_from_zero_checkpoint(folder))[:1]]
+net = model()
+engine = deepspeed.initialize(model=model(), config=config(gradient_clipping=1.0, optimizer={"type": "SGD", "params": {"lr": 0.1}}))[0]
+engine.compile(backend="aot_eager")
+engine.compile()  # again: nothing
+train(engine)
+expected = alone(net, torch.optim.SGD(net.parameters(), lr=0.1))
+with deepspeed.zero.GatheredParameters(engine.module):
+    result = [engine.is_compiled, (flat(engine.module) - expected).abs().max().item(), raised(lambda: engine.compile(schedule=[]))[0]]
 """)
-        self.assertEqual(result, [True, True, True, True, False, ["model.safetensors"], ["CheckpointError"]])
+        self.assertEqual([result[0], result[2]], [True, "UnsupportedError"])
+        self.assertLess(result[1], 1e-6)
 
     def test_the_rest_by_name(self):
         result = self.ran(0, """

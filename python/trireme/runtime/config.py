@@ -23,7 +23,8 @@ class DeepSpeedConfig:
         self._param_dict = configs.read(config)
         size = comm.get_world_size() if comm.is_initialized() else 1
         self.world_size = size
-        self.resolved = json.loads(core.resolve_config(json.dumps(configs.without_auto(self._param_dict)), size))
+        self.resolved = json.loads(core.resolve_config(json.dumps(configs.without_auto(self._param_dict)), size,
+                                                       configs.origin_of(config)))
         for name in _FIELDS:
             setattr(self, name, self.resolved[name])
         self.zero_optimization_stage = self.resolved["zero_optimization"]["stage"]

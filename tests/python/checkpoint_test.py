@@ -1,0 +1,63 @@
+"""Checkpoints of Python programs, and what becomes of them."""
+from harness import main
+from small_model import Case
+
+
+class Checkpoints(Case):
+    def test_checkpoints_become_state_dicts_and_models(self):
+        result = self.ran(2, """
+from trireme.utils.zero_to_fp32 import *
+adamw = {"type": "AdamW", "params": {"lr": 0.1}}
+engine = deepspeed.initialize(model=model(), config=config(bf16={"enabled": True}, optimizer=adamw))[0]
+def step():
+    x, y = batch(0)
+    engine.backward(torch.nn.functional.mse_loss(engine(x.bfloat16()), y.bfloat16()))
+    engine.step()
+step()
+engine.save_checkpoint(folder + "/saved", tag="one")
+masters = {name: deepspeed.utils.safe_get_full_fp32_param(p) for name, p in engine.module.named_parameters()}
+step()
+engine.save_checkpoint(folder + "/saved")
+if deepspeed.comm.get_rank() == 0:
+    state = get_fp32_state_dict_from_zero_checkpoint(folder + "/saved", tag="one")
+    trained = get_fp32_state_dict_from_zero_checkpoint(folder + "/saved", tag="one", exclude_frozen_parameters=True)
+    latest = get_fp32_state_dict_from_zero_checkpoint(folder + "/saved")
+    net = load_state_dict_from_zero_checkpoint(model(), folder + "/saved", tag="one")
+    convert_zero_checkpoint_to_fp32_state_dict(folder + "/saved", folder + "/out", tag="one")
+    convert_zero_checkpoint_to_fp32_state_dict(folder + "/saved", folder + "/safe", safe_serialization=True)
+    written = torch.load(folder + "/out/pytorch_model.bin", weights_only=True)
+    same = lambda a: set(a) == set(masters) and all(torch.equal(a[k], masters[k]) for k in a)
+    result = [same(state), same(trained), same(written), same(net.state_dict()), same(latest), os.listdir(folder + "/safe"),
+              raised(lambda: get_fp32_state_dict_from_zero_checkpoint(folder))[:1]]
+""")
+        self.assertEqual(result, [True, True, True, True, False, ["model.safetensors"], ["CheckpointError"]])
+
+    def test_weights_may_be_filled_in_by_the_program(self):
+        result = self.ran(2, """
+adamw = {"type": "AdamW", "params": {"lr": 0.1}}
+one = deepspeed.initialize(model=model(), config=config(bf16={"enabled": True}, optimizer=adamw))[0]
+x = torch.ones(2, 8, dtype=torch.bfloat16)
+def step(engine):
+    engine.backward(engine(x).sum().float())
+    engine.step()
+step(one)
+one.save_checkpoint(folder)
+masters = [deepspeed.utils.safe_get_full_fp32_param(p) for p in one.module.parameters()]
+net = torch.nn.ModuleDict({"renamed": model()})
+two = deepspeed.initialize(model=net["renamed"], config=config(bf16={"enabled": True}, optimizer=adamw))[0]
+def fill(src, dst):
+    dst.load_state_dict({name: value + (0 if deepspeed.comm.get_rank() == 0 else 5) for name, value in src.items()})
+path, _ = two.load_checkpoint(folder, custom_load_fn=fill)
+moments = [deepspeed.utils.safe_get_full_optimizer_state(p, "exp_avg") for p in two.module.parameters()]
+found = [deepspeed.utils.safe_get_full_fp32_param(p) for p in two.module.parameters()]
+step(two)
+result = {"steps": [one.global_steps, two.global_steps], "moments": min(m.abs().max().item() for m in moments),
+          "path": os.path.relpath(path, folder),
+          "far": max((a.bfloat16() - b.bfloat16()).abs().max().item() for a, b in zip(masters, found))}
+""")
+        self.assertEqual([result["steps"], result["path"], result["far"]], [[1, 2], "global_step1", 0])
+        self.assertGreater(result["moments"], 0)
+
+
+if __name__ == "__main__":
+    main()
