@@ -24,6 +24,16 @@ __getattr__ = missing.names_of("trireme.zero", """
 """)
 
 
+# transformers replaces the first of these while it makes a model, to keep DeepSpeed from casting what arange() gives: here nothing is
+# wrapped, and a tensor that was told its dtype keeps it.
+_orig_torch_arange = torch.arange
+
+
+def zero_wrapper_for_fp_tensor_constructor(fn, *_args, **_kwargs):
+    """`fn` itself."""
+    return fn
+
+
 class ZeroParamType(enum.Enum):
     """How a parameter lies in memory. Here every one is a NORMAL tensor of its whole shape."""
 

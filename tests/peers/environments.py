@@ -3,15 +3,15 @@
 
     environments.py FOLDER REQUIREMENT ...      prints the environment's Python; exits 77 when PyPI cannot be reached
 
-An environment is made once; requirements have exact versions.
+An environment is made once: its requirements have exact versions, or its folder is new.
 """
 import fcntl
+import importlib.util
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import sysconfig
 
 # deepspeed builds its wheel with what is installed, because it asks for torch while it does so.
 BUILD_TOOLS = ("setuptools==80.9.0", "wheel==0.45.1", "packaging==25.0", "ninja==1.13.0", "numpy==2.3.4")
@@ -42,11 +42,15 @@ def install(python, requirements):
         must(*pip, *requirements)
 
 
+def packages_with_torch():
+    return str(pathlib.Path(importlib.util.find_spec("torch").origin).parents[1])
+
+
 def python_with(root, *requirements):
     """The Python of an environment in the folder `root` that has `requirements`. Throws Unreachable."""
     name = "-".join(requirement.replace("==", "-") for requirement in requirements)
     folder = pathlib.Path(root) / name
-    python, stamp, packages = folder / "bin/python", folder / "complete", sysconfig.get_path("purelib")
+    python, stamp, packages = folder / "bin/python", folder / "complete", packages_with_torch()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.parent / f"{name}.lock", "w", encoding="utf-8") as lock:  # tests run side by side
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -6,7 +6,7 @@ import json
 import sys
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 
 
 class Net(torch.nn.Module):
@@ -39,7 +39,10 @@ def optimizer_of(options, model, accelerator):
 
 
 def main(options):
-    accelerator = Accelerator(deepspeed_plugin=plugin_of(options), gradient_accumulation_steps=options["accumulation"])
+    plugin = plugin_of(options)
+    # Accelerate 1.15 finds no backend by itself on a host without a GPU.
+    handlers = [InitProcessGroupKwargs(backend="gloo")] if plugin else []
+    accelerator = Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=options["accumulation"], kwargs_handlers=handlers)
     generator = torch.Generator().manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=generator), torch.randn(64, 1, generator=generator))
     torch.manual_seed(1)
