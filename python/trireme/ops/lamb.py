@@ -1,10 +1,12 @@
 """LAMB, arXiv:1904.00962."""
 import torch
 
+from .each_parameter import EachParameter
+
 __path__ = []  # ops.lamb.fused_lamb is this module, too
 
 
-class FusedLamb(torch.optim.Optimizer):
+class FusedLamb(EachParameter):
     """Adam's direction with decoupled weight decay, scaled by each parameter's trust ratio within [min_coeff, max_coeff].
 
     Raises  RuntimeError: amsgrad. NotImplementedError: eps_inside_sqrt, max_grad_norm (use gradient_clipping).
@@ -36,17 +38,8 @@ class FusedLamb(torch.optim.Optimizer):
         return (state["exp_avg"] / first / ((state["exp_avg_sq"] / second).sqrt() + group["eps"])).add_(
             parameter, alpha=group["weight_decay"])
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Updates in place by `.grad`; returns closure()'s loss."""
-        with torch.enable_grad():
-            loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                direction = self._direction(parameter, group)
-                weights, update = parameter.norm().item(), direction.norm().item()
-                trust = min(max(weights / update, self._own["min_coeff"]), self._own["max_coeff"]) if weights and update else 1.0
-                parameter.add_(direction, alpha=-group["lr"] * trust)
-        return loss
+    def _update(self, parameter, group):
+        direction = self._direction(parameter, group)
+        weights, update = parameter.norm().item(), direction.norm().item()
+        trust = min(max(weights / update, self._own["min_coeff"]), self._own["max_coeff"]) if weights and update else 1.0
+        parameter.add_(direction, alpha=-group["lr"] * trust)

@@ -1,10 +1,12 @@
 """Lion, arXiv:2302.06675."""
 import torch
 
+from .each_parameter import EachParameter
+
 __path__ = []  # ops.lion.cpu_lion and .fused_lion are this module, too
 
 
-class FusedLion(torch.optim.Optimizer):
+class FusedLion(EachParameter):
     """The sign of an interpolated momentum, with decoupled weight decay."""
 
     trireme_type = ("Lion", {})
@@ -13,22 +15,12 @@ class FusedLion(torch.optim.Optimizer):
         # pylint: disable=unused-argument
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Updates in place by `.grad`; returns closure()'s loss."""
-        with torch.enable_grad():
-            loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                momentum = state.setdefault("exp_avg", torch.zeros_like(parameter))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(torch.lerp(parameter.grad, momentum, beta1).sign_(), alpha=-group["lr"])
-                momentum.lerp_(parameter.grad, 1 - beta2)
-        return loss
+    def _update(self, parameter, group):
+        beta1, beta2 = group["betas"]
+        momentum = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(torch.lerp(parameter.grad, momentum, beta1).sign_(), alpha=-group["lr"])
+        momentum.lerp_(parameter.grad, 1 - beta2)
 
 
 class DeepSpeedCPULion(FusedLion):

@@ -2,6 +2,7 @@
 import torch
 
 from ..missing import names_of
+from .each_parameter import EachParameter
 
 __path__ = []  # runtime.zero.muon.muon_optimizer is this module, too
 __getattr__ = names_of("trireme.ops.muon", "MuonWithAuxAdam SingleDeviceMuon SingleDeviceMuonWithAuxAdam")
@@ -17,7 +18,7 @@ def _orthogonalise(matrix, steps):
     return x.t() if is_tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(EachParameter):
     """Momentum whose matrices are orthogonalised; of matrices alone.
 
     Given to initialize(), matrices of embeddings and output layers (by name) are updated by Adam there.
@@ -38,19 +39,9 @@ class Muon(torch.optim.Optimizer):
         """(type, params) of the configuration's optimizer section that updates alike."""
         return "Muon", {"ns_steps": self._steps}
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Updates in place by `.grad`; returns closure()'s loss."""
-        with torch.enable_grad():
-            loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                momentum = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
-                momentum.lerp_(parameter.grad, 1 - group["momentum"])
-                direction = _orthogonalise(torch.lerp(parameter.grad, momentum, group["momentum"]), self._steps)
-                scale = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"] * scale)
-        return loss
+    def _update(self, parameter, group):
+        momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+        momentum.lerp_(parameter.grad, 1 - group["momentum"])
+        direction = _orthogonalise(torch.lerp(parameter.grad, momentum, group["momentum"]), self._steps)
+        scale = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"] * scale)
