@@ -107,7 +107,8 @@ class Pip(unittest.TestCase):
         names = set(zipfile.ZipFile(self.wheel).namelist())
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         for name in (f"_core{suffix}", "_core.pyi", "py.typed", "_build.py", "__init__.py", "comm/__init__.py", "lib/libtrireme.so",
-                     "bin/trireme", "include/trireme/trireme.h", "lib/cmake/Trireme/TriremeConfig.cmake"):
+                     "bin/trireme", "include/trireme/trireme.h", "lib/cmake/Trireme/TriremeConfig.cmake", "deepspeed_path/deepspeed/__init__.py",
+                     "deepspeed_path/deepspeed-0.19.8.egg-info"):
             self.assertIn(f"trireme/{name}", names)
         self.assertEqual(sum(name.endswith((".so", ".a")) or ".so." in name for name in names), 2, names)
         self.assertFalse([name for name in names if "test" in name.lower() or "__pycache__" in name])
@@ -140,6 +141,10 @@ class Pip(unittest.TestCase):
         losses = [float(loss) for loss in re.findall(r"loss (\S+) of 2 under \S+/environment$", out, re.MULTILINE)]
         self.assertEqual(len(losses), 3, out)
         self.assertEqual(losses, sorted(losses, reverse=True), out)
+
+    def test_it_answers_to_its_other_name(self):
+        script = self.write("named.py", "import importlib.metadata, deepspeed; print(importlib.metadata.version('deepspeed'), deepspeed.__version__)")
+        self.assertEqual(must(self.python, "-W", "ignore", "-m", "trireme.as_deepspeed", script).split()[-2:], ["0.19.8", "0.19.8"])
 
     def test_another_project_builds_against_its_headers_and_library(self):
         prefix = must(self.python, "-c", "import trireme; print(trireme.cmake_prefix_path)").split()[-1]
