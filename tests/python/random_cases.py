@@ -162,7 +162,8 @@ class Mlp(nn.Module):
         super().__init__()
         widths = [3 * 16 * 16, *shape["widths"]]
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=shape["bias"]) for a, b in zip(widths, widths[1:]))
-        self.norms = nn.ModuleList(nn.LayerNorm(b) for b in widths[1:]) if shape["norm"] else None
+        # Normalised alone, a number is 0: the gradient of what made it is all rounding, which Adam and its kin blow up.
+        self.norms = nn.ModuleList(nn.LayerNorm(b) if b > 1 else nn.Identity() for b in widths[1:]) if shape["norm"] else None
         self.square = nn.Linear(widths[-1], widths[-1])
         self.again = self.square if shape["tied"] else None
         self.gain = nn.Parameter(torch.tensor(1.0))

@@ -13,7 +13,7 @@ class RandomTraining(Case):
         result = random_training.train(seed=int(os.environ.get("TRIREME_TEST_SEED", "2026")), cases=200,
                                        minutes=float(os.environ.get("TRIREME_TEST_MINUTES", "30")))
         print(json.dumps({key: value for key, value in result.items() if key != "wrong"}))
-        self.assertEqual(result["wrong"], [])
+        self.assertEqual(result["wrong"], [], "\n".join(result["wrong"]))
         self.assertEqual(result["orphans"], [])
         self.assertGreaterEqual(result["cases"], 200)
         self.assertEqual(len(result["growth"]), 6)
