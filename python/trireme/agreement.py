@@ -16,21 +16,39 @@ def _digest(value):
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
 
 
+def _agree(world, values):
+    """Whether all ranks have the same integer, for each of `values` [n]."""
+    least, most = values.clone(), values.clone()
+    world.all_reduce(least, "min")
+    world.all_reduce(most, "max")
+    return least == most
+
+
+def check_models(world, model):
+    """Collective. Raises ConfigError on every rank: the ranks' models differ, with the first parameter that does."""
+    if world.size == 1:
+        return
+    told = [f"'{name}' {list(p.shape)} {p.dtype}{'' if p.requires_grad else ', frozen'}" for name, p in model.named_parameters()]
+    count = torch.tensor([len(told)])
+    if not _agree(world, count).all():
+        raise ConfigError(f"initialize: the ranks' models differ: this one has {len(told)} parameters; make the same model on every rank")
+    same = _agree(world, torch.tensor([_digest(text) for text in told] + [0]))[:-1]
+    if not same.all():
+        raise ConfigError(f"initialize: the ranks' models differ, first in parameter {told[int((~same).nonzero()[0])]} (as it is here); make the same "
+                          "model on every rank")
+
+
 def check(world, resolved):
     """Collective. Raises ConfigError on every rank, with the keys whose values differ."""
     if world.size == 1:
         return
     options = dict(sorted(_flat(resolved).items()))
     digests = torch.tensor([_digest(list(options)), *(_digest(value) for value in options.values())], dtype=torch.int64)
-    names = digests[:1].clone(), digests[:1].clone()
-    world.all_reduce(names[0], "min")
-    world.all_reduce(names[1], "max")
-    if not torch.equal(*names):
-        raise ConfigError("initialize: the ranks' configurations have different options, such as another optimizer; give every rank the same")
-    least, most = digests.clone(), digests.clone()
-    world.all_reduce(least, "min")
-    world.all_reduce(most, "max")
-    different = [key for key, one, other in zip(options, least[1:], most[1:]) if one != other]
+    if not _agree(world, digests[:1]).all():
+        kind = options.get("optimizer.type")
+        raise ConfigError("initialize: the ranks' configurations have different options, such as another `optimizer.type` (here "
+                          f"{kind!r}); give every rank the same")
+    different = [key for key, same in zip(options, _agree(world, digests)[1:]) if not same]
     if different:
         here = ", ".join(f"`{key}` (here {options[key]!r})" for key in different[:5])
         raise ConfigError(f"initialize: the ranks' configurations differ in {here}; give every rank the same")

@@ -18,7 +18,7 @@ class PartOptimizer:
     The library calls it; learning rates and other hyperparameters are those of the program's own param_groups.
     """
 
-    def __init__(self, client, group_of, parts, names):
+    def __init__(self, client, group_of, parameter_of, parts, names):
         self._client = client
         self._parts = parts
         self._members = [[i for i, name in enumerate(names) if group_of[name] == g] for g in range(len(client.param_groups))]
@@ -26,6 +26,10 @@ class PartOptimizer:
         self._own = object.__new__(type(client))
         self._own.__dict__ = {key: value for key, value in client.__dict__.items() if key != "step"}
         self._own.state = defaultdict(dict)
+        for part, name in zip(parts, names):  # what the constructor made of parameters (Adagrad's does), of parts
+            begun = client.state.get(parameter_of[name]) or {}
+            if is_fresh(begun):
+                self._own.state[part].update((key, _of_part(value, part)) for key, value in begun.items())
         self._own.param_groups = [{**group, "params": [parts[i] for i in members]}
                                   for group, members in zip(client.param_groups, self._members)]
 
@@ -60,6 +64,18 @@ class PartOptimizer:
         self._own.state.pop(self._parts[part], None)
 
 
+def is_fresh(state):
+    """Whether a parameter's state is as its optimizer's constructor made it, before any step: the same at each element."""
+    whole = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
+    return float(state.get("step", 1)) == 0 and all(bool((value == value.flatten()[0]).all()) for value in whole if value.numel())
+
+
+def _of_part(value, part):
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.full_like(part, value.flatten()[0].item()) if value.dim() > 0 else value.clone()
+
+
 def check(client):
     """Raises UnsupportedError: an optimizer that cannot work on flat parts of parameters."""
     reasons = [_NEEDS_MORE[kind.__name__] for kind in type(client).__mro__ if kind.__name__ in _NEEDS_MORE]
@@ -76,5 +92,6 @@ def maker(model, client):
     name_of = {}
     for name, parameter in model.named_parameters():
         name_of.setdefault(parameter, name)
-    group_of = {name_of[p]: g for g, group in enumerate(client.param_groups) for p in group["params"] if p.requires_grad}
-    return lambda parts, names: PartOptimizer(client, group_of, parts, names)
+    trained = [(g, p) for g, group in enumerate(client.param_groups) for p in group["params"] if p.requires_grad]
+    group_of, parameter_of = {name_of[p]: g for g, p in trained}, {name_of[p]: p for _, p in trained}
+    return lambda parts, names: PartOptimizer(client, group_of, parameter_of, parts, names)

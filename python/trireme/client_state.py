@@ -6,25 +6,23 @@ import json
 
 import torch
 
+from . import config as configs
 from .errors import CheckpointError, ConfigError
 
 _BYTES = "torch.save/base64"
 
 
 def _pack(key, value):
-    try:
-        if json.loads(json.dumps(value)) == value:
-            return value
-    except (TypeError, ValueError):
-        pass
+    if configs.unwritable(value, "") is None and json.loads(json.dumps(value)) == value:
+        return value
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
     except Exception as error:
-        raise ConfigError(f"client_state['{key}'] is a {type(value).__module__}.{type(value).__qualname__}, which could not be read back "
-                          "without running code; keep tensors, numbers, texts and plain containers in it") from error
+        raise ConfigError(f"client_state['{key}'] ({_culprit(value, type(value))}) could not be read back without running code; keep tensors, "
+                          "numbers, texts and plain containers in it") from error
     return {_BYTES: base64.b64encode(buffer.getvalue()).decode("ascii")}
 
 
@@ -38,8 +36,21 @@ def _unpack(name, value):
                               "containers: keep these in client_state") from error
 
 
+def _culprit(value, kind):
+    """The innermost thing that is no plain container."""
+    inner = list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple, set)) else []
+    odd = [one for one in inner if configs.unwritable(one, "") is not None and not isinstance(one, torch.Tensor)]
+    return _culprit(odd[0], type(odd[0])) if odd else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def check_keys(values):
+    """Raises ConfigError: no dict, or a key that is no string."""
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"client_state: expected a dict with strings as keys, got {values!r:.80}")
+
+
 def to_text(values):
-    """JSON text of a dict with string keys."""
+    """JSON text of a dict with string keys. Raises ConfigError: what cannot be read back."""
     return json.dumps({key: _pack(key, value) for key, value in values.items()})
 
 

@@ -18,9 +18,31 @@ def _from_text(text, origin):
 
 def origin_of(config):
     """What opens errors about a configuration: its path, or that it is a dict or base64."""
-    if isinstance(config, dict):
+    if not isinstance(config, (str, os.PathLike)):
         return "config"
     return str(config) if pathlib.Path(config).suffix else "<base64>"
+
+
+def unwritable(value, path):
+    """Where in `value`, which stands at `path`, something is that JSON has not: "config['a'] is a torch.Tensor". None: nowhere."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                return f"{path} has the key {key!r}, which is no string"
+        return next(filter(None, (unwritable(inner, f"{path}['{key}']") for key, inner in value.items())), None)
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, (unwritable(inner, f"{path}[{index}]") for index, inner in enumerate(value))), None)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return None
+    return f"{path} is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _what_else_it_is(config):
+    if not isinstance(config, (str, os.PathLike)):
+        return ""
+    if str(config).lstrip().startswith("{"):
+        return "; pass json.loads() of such a text"
+    return "; this is a folder" if os.path.isdir(config) else "; there is no such file"
 
 
 def read(config):
@@ -33,13 +55,15 @@ def read(config):
     if isinstance(config, dict):
         try:
             return json.loads(json.dumps(config))
-        except TypeError as error:
-            raise ConfigError(f"config: {error}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
+        except TypeError:
+            raise ConfigError(f"{unwritable(config, 'config')}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
     if isinstance(config, (str, os.PathLike)):
         path = pathlib.Path(config)
         try:
             if path.is_file():
                 return _from_text(path.read_text(encoding="utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8, {error.reason} at byte {error.start}; save it as UTF-8") from None
         except OSError:  # base64 may be longer than a file name
             pass
         try:
@@ -47,7 +71,7 @@ def read(config):
         except (binascii.Error, UnicodeDecodeError, ConfigError):
             pass
     raise ConfigError("Expected a string path to an existing deepspeed config, or a dictionary or a valid base64. "
-                      f"Received: {config!r}" + ("; there is no such file" if isinstance(config, (str, os.PathLike)) else ""))
+                      f"Received: {config!r}{_what_else_it_is(config)}")
 
 
 def choose(config, args):

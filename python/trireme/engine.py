@@ -1,13 +1,14 @@
 """DeepSpeedEngine: an Engine of the library behind the attributes and methods that PyTorch programs use."""
 import contextlib
 import json
+import numbers
 
 import torch
 from torch.utils import _pytree
 
 from . import agreement, client_optimizer, comm, config as configs, late_parameters, optimizers, schedules, zero
 from ._native import core
-from .errors import ConfigError, ShapeError, StateError, UnsupportedError
+from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
 from .model_files import ModelFiles
 from .settings import EngineSettings
 from .utils.logging import logger
@@ -33,6 +34,8 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         native, others = dict(self._given), []
         if client is not None:
             native["optimizer"] = optimizers.section_of(client)
+        if lr_scheduler is not None and native.pop("scheduler", None) is not None:
+            logger.info("initialize: lr_scheduler is used, not the configuration's scheduler section")
         steps_itself = client is not None and native["optimizer"] is None
         if steps_itself:
             client_optimizer.check(client)
@@ -44,6 +47,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         try:
             resolved = core.resolve_config(text, self.world.size, origin)
             agreement.check(self.world, json.loads(resolved))
+            agreement.check_models(self.world, model)
             self.core = core.Engine(self.world, model, resolved, others,
                                     client_optimizer.maker(model, client) if steps_itself else None, output)
         except Exception:
@@ -75,12 +79,14 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
             if not callable(optimizer):
                 raise ConfigError(f"optimizer: {type(optimizer).__name__} is neither a torch.optim.Optimizer nor a callable that makes one")
             optimizer = optimizers.made_by(optimizer, optimizers.group_parameters(self.module, model_parameters))
+            if not optimizers.is_optimizer(optimizer):
+                raise ConfigError(f"optimizer: the callable gave {optimizer!r:.60}; expected a torch.optim.Optimizer")
         if self._given.get("optimizer") is not None:
             logger.info("initialize: the optimizer object is used, not the configuration's optimizer section")
         groups = optimizers.group_parameters(self.module, optimizer.param_groups)
         # As DeepSpeed: groups without parameters go, so that indices of groups are those of the engine.
         optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
-        if optimizer.state:
+        if not all(map(client_optimizer.is_fresh, optimizer.state.values())):
             logger.warning("initialize: the optimizer has states already, which are dropped; load them with load_checkpoint()")
         return groups, optimizer
 
@@ -183,7 +189,9 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         return [self.core.get_lr(group) for group in range(len(self.optimizer.param_groups))]
 
     def set_lr(self, lr):
-        """For the next step, in every group."""
+        """For the next step, in every group; every rank alike. Raises ConfigError: no number >= 0."""
+        if isinstance(lr, bool) or not isinstance(lr, numbers.Real) or not lr >= 0:
+            raise ConfigError(f"set_lr: {lr!r} is no learning rate; use one number >= 0, or param_groups for one each")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -304,8 +312,19 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         self.is_spent = True
 
     def release(self):
-        """At the end of the process. Local; the engine is spent, and its module with it."""
-        self.core = None
+        """At the end of the process: waits for a save in the background. Whether it, if there was one, is on disk.
+
+        The engine is spent, and its module with it.
+        """
+        saved = True
+        if not self.is_spent:
+            try:
+                self.core.wait_for_checkpoint()
+            except Error as error:
+                logger.error("%s", error)
+                saved = False
+        self.core, self.is_spent = None, True
+        return saved
 
     def __reduce_ex__(self, protocol):
         raise StateError("an engine cannot be pickled or copied; use save_checkpoint() or save_16bit_model(), or engine.module after destroy()")

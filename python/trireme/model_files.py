@@ -5,8 +5,14 @@ import torch
 
 from . import client_state as client_states, zero
 from ._native import core
+from .errors import ConfigError
 
 _SCHEDULER = "trireme.lr_scheduler"
+
+
+def _check_folder(call, argument, folder):
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ConfigError(f"{call}: {argument} is {folder!r}; expected the path of a folder")
 
 
 class ModelFiles:
@@ -20,6 +26,8 @@ class ModelFiles:
         """
         if self.optimizer is not None:
             self.optimizer.push()  # the checkpoint has the learning rates of the next step
+        _check_folder("save_checkpoint", "save_dir", save_dir)
+        client_states.check_keys(client_state or {})
         values = dict(client_state or {})
         if hasattr(self.client_lr_scheduler, "state_dict"):
             values[_SCHEDULER] = self.client_lr_scheduler.state_dict()
@@ -38,6 +46,7 @@ class ModelFiles:
         Returns (its path, client_state), or (None, None) where there is none.
         Raises  CheckpointError: one that does not fit or is damaged; names what.
         """
+        _check_folder("load_checkpoint", "load_dir", load_dir)
         if self.optimizer is not None:
             self.optimizer.push()  # what a checkpoint does not hold stays as the program has it
         loaded = self.core.load_checkpoint(os.fspath(load_dir), "" if tag is None else str(tag), custom_load_fn is None,

@@ -108,9 +108,23 @@ def _own(group):
 def native_groups(model, groups, section):
     """(the optimizer section with group 0's hyperparameters, groups 1 and up), as the library wants them: what no group names is in
     group 0. What a group does not say is the section's."""
+    if not isinstance(section, dict) or not isinstance(section.get("params") or {}, dict):
+        return section, []  # refused by name where it is read
     names, params = _named(model), dict(section.get("params") or {})
     others = [{"names": [names[p] for p in group["params"]], **_own(params), **_own(group)} for group in groups[1:]]
     return {**section, "params": {**params, **(_own(groups[0]) if groups else {})}}, others
+
+
+def _checked(index, key, value):
+    """A hyperparameter that a program wrote, as numbers. Raises ConfigError."""
+    try:
+        if key != "betas":
+            return float(value)
+        first, second = value
+        return float(first), float(second)
+    except (TypeError, ValueError):
+        expected = "two numbers" if key == "betas" else "a number"
+        raise ConfigError(f"param_groups[{index}]['{key}'] is {value!r}; expected {expected}") from None
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -134,10 +148,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def push(self):
         """Gives the engine the hyperparameters that changed since the last step."""
+        if self._engine.is_spent:
+            return  # the call that follows says so
         for index, group in enumerate(self.param_groups):
             now = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "momentum") if key in group}
-            now["lr"] = float(now["lr"])
             if now != self._last[index]:
+                now = {key: _checked(index, key, value) for key, value in now.items()}
                 self._engine.core.set_hyperparameters(index, now)
                 self._last[index] = now
 

@@ -137,7 +137,10 @@ def _tensors_of(params):
         return [params]
     if isinstance(params, torch.nn.Module):
         return list(params.parameters())
-    params = params.values() if isinstance(params, dict) else params
+    params = list(params.values() if isinstance(params, dict) else params)
+    odd = [param for param in params if param is not None and not isinstance(param, torch.Tensor)]
+    if odd:
+        raise ShapeError(f"GatheredParameters: expected tensors or a module, got {odd[0]!r:.60}")
     params = dict.fromkeys(param for param in params if param is not None)
     return sorted(params, key=lambda param: _known.get(_storage_of(param), (-1,))[0])
 

@@ -39,6 +39,8 @@ void refuse_what_else_it_is(const Path& directory, const Path& path) {
 }
 
 std::string find(FileSystem& files, const Path& directory, const std::string& wanted) {
+  if (std::filesystem::is_regular_file(directory))
+    throw IoError(str(directory.string(), ": expected a folder of checkpoints, found a file"));
   std::string tag = wanted;
   if (tag.empty()) {
     const auto latest = latest_tag(directory);
@@ -108,6 +110,8 @@ std::vector<std::string> match_names(Group& group, const Manifest& manifest, con
     problem += str("; ", required.size(), " expected and not in the checkpoint: ", names_text(required));
   if (options.extra == Mismatch::kRefuse && !extra.empty())
     problem += str("; ", extra.size(), " in the checkpoint and not expected: ", names_text(extra));
+  if (problem.find(" optimizer.") != std::string::npos)
+    problem += "; where another optimizer saved it, load without optimizer states";
   if (!problem.empty()) throw CheckpointError(str(path.string(), " has other tensors than this model", problem));
   return missing;
 }

@@ -16,9 +16,10 @@ namespace {
 
 void check_dense_on_host(const char* kind, const std::string& name, const at::Tensor& tensor) {
   if (!tensor.device().is_cpu())
-    throw ConfigError(str(kind, " '", name, "' is on ", tensor.device().str(),
-                          "; only host memory is there yet: call module.to(torch::kCPU)"),
-                      ErrorCode::kUnsupported);
+    throw ConfigError(
+        str(kind, " '", name, "' is on ", tensor.device().str(),
+            "; only host memory is there yet: move the module there, from meta by to_empty() before it gets values"),
+        ErrorCode::kUnsupported);
   if (tensor.layout() != at::kStrided)
     throw ConfigError(str(kind, " '", name, "' is not dense; sparse tensors cannot be sharded: make it dense"));
 }

@@ -61,7 +61,7 @@ void HeldStorage::refuse_write(Access access) const {
   if (readers_ == 0 || access == Access::kRead) return;
   throw StateError(str(label(),
                        " was written inside a GatheredParameters scope without modifier_rank, which would leave each "
-                       "rank its own values; name the rank whose values count: {.modifier_rank = 0}"));
+                       "rank its own values; name the rank whose values count as modifier_rank"));
 }
 
 }  // namespace trireme

@@ -154,6 +154,7 @@ class Pager::Impl {
     for (size_t i = 0; i < managed_.size(); ++i) {
       managed_[i].owner->forget();
       StorageHandle::give(managed_[i].storage(), std::move(privates_[i]), managed_[i].bytes());
+      managed_[i].storage().set_allocator(c10::GetCPUAllocator());  // one of a file, or of numpy, had none
       managed_[i].storage().set_resizable(true);
     }
     privates_.clear();

@@ -71,7 +71,7 @@ TEST_P(Gathered, RefuseAWriteThatNoRankWasNamedFor) {
       const std::string error = error_of([&] { net->parameters()[1].fill_(7); });
       EXPECT_SAYS(error,
                   "parameter 'blocks.1.weight' was written inside a GatheredParameters scope without modifier_rank");
-      EXPECT_SAYS(error, "{.modifier_rank = 0}");
+      EXPECT_SAYS(error, "count as modifier_rank");
     }
     at::NoGradGuard no_grad;
     net->parameters()[0].fill_(7);  // after the scope as ever

@@ -1,5 +1,5 @@
 """Checkpoints of Python programs, and what becomes of them."""
-from harness import main
+from harness import launch, main
 from small_model import Case
 
 
@@ -57,6 +57,40 @@ result = {"steps": [one.global_steps, two.global_steps], "moments": min(m.abs().
 """)
         self.assertEqual([result["steps"], result["path"], result["far"]], [[1, 2], "global_step1", 0])
         self.assertGreater(result["moments"], 0)
+
+    def test_what_cannot_be_saved_or_loaded_is_named(self):
+        result = self.ran(1, """
+engine = deepspeed.initialize(model=model(), config=config(optimizer={"type": "Adam", "params": {"lr": 0.1}}))[0]
+save = lambda state: raised(lambda: engine.save_checkpoint(folder + "/saved", client_state=state))
+open(folder + "/file", "w").close()
+result = [save([1]), save({(1, 2): 3}), save({"o": {"deep": [torch.nn.Linear(2, 2)]}}), raised(lambda: engine.save_checkpoint(None)),
+          raised(lambda: engine.load_checkpoint(folder + "/file"))]
+engine.save_checkpoint(folder + "/saved", client_state={"counts": {5: "five"}})
+other = deepspeed.initialize(model=model(), config=config(optimizer={"type": "SGD", "params": {"lr": 0.1}}))[0]
+result.append(raised(lambda: other.load_checkpoint(folder + "/saved")))
+result.append(other.load_checkpoint(folder + "/saved", load_optimizer_states=False)[1] == {"counts": {5: "five"}})
+""")
+        for text, found in zip(("client_state: expected a dict with strings as keys, got [1]", "got {(1, 2): 3}",
+                                "client_state['o'] (a torch.nn.modules.linear.Linear)", "save_checkpoint: save_dir is None",
+                                "expected a folder of checkpoints, found a file", "load without optimizer states"), result):
+            self.assertIn(text, found[-1])
+        self.assertTrue(result[-1])
+
+    def test_a_save_in_the_background_that_fails_last_fails_the_program(self):
+        status, _, err = launch(1, [self.snippet("""
+import torch, trireme
+engine = trireme.initialize(model=torch.nn.Linear(2, 2), config={"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"},
+                                                                 "checkpoint": {"async_save": True}})[0]
+engine.save_checkpoint(folder + "/saved")
+import resource, signal
+engine.wait_for_checkpoint()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk
+engine.save_checkpoint(folder + "/saved", tag="last")
+result = None
+""")])
+        self.assertNotEqual(status, 0)
+        self.assertIn("failed", err)
 
 
 if __name__ == "__main__":

@@ -66,13 +66,15 @@ class Initialize(Case):
         self.assertIn("a generator that was used up", texts["used up"])
         self.assertIn("this ExponentialLR steers another optimizer", texts["scheduler"])
         self.assertIn("zero_optimization.stage", texts["stage"])
-        self.assertIn("client_state['settings'] is a builtins.object", texts["client_state"])
+        self.assertIn("client_state['settings'] (a builtins.object) could not be read back", texts["client_state"])
         self.assertEqual(trainable, [True] * 4)
         self.assertFalse(saved)
 
     def test_every_refusal_names_what_was_given_and_the_fix(self):
         path = self.write("broken.json", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 7}}')
         listed = self.write("list.json", "[1, 2]")
+        latin = self.folder / "latin.json"
+        latin.write_bytes('{"a": "é"}'.encode("latin-1"))
         result = self.on_ranks(0, _START + f"""
     net = model()
     result = dict(
@@ -81,13 +83,20 @@ class Initialize(Case):
         group=refusal(model=net, model_parameters=[{{"lr": 1}}], config=SGD), auto=refusal(model=net, config={{**CONFIG, "gradient_clipping": "auto"}}),
         file=refusal(model=net, config={str(path)!r}), missing=refusal(model=net, config="nowhere.json"),
         json=refusal(model=net, config={str(listed)!r}), lbfgs=refusal(model=net, config=CONFIG, optimizer=torch.optim.LBFGS(net.parameters())),
-        adafactor=refusal(model=net, config=CONFIG, optimizer=torch.optim.Adafactor(net.parameters())))
+        adafactor=refusal(model=net, config=CONFIG, optimizer=torch.optim.Adafactor(net.parameters())),
+        nothing=refusal(model=net, config=CONFIG, optimizer=lambda p: None), section=refusal(model=net, config={{**CONFIG, "optimizer": "AdamW"}}),
+        params=refusal(model=net, config={{**CONFIG, "optimizer": {{"type": "AdamW", "params": [1]}}}}), number=refusal(model=net, config=5),
+        latin=refusal(model=net, config={str(latin)!r}), folder=refusal(model=net, config=folder), text=refusal(model=net, config='{{"a": 1}}'),
+        tensor=refusal(model=net, config={{**CONFIG, "optimizer": {{"type": "Adam", "params": {{"lr": torch.tensor(1.0)}}}}}}))
 """)
         for name, text in {"list": "a torch.nn.Module; put several", "kind": "make one, Linear(…)", "data": "training_data is a int",
                            "twice": "two names of one argument", "group": "parameter group 0 has no \"params\", only ['lr']",
                            "auto": "config: `gradient_clipping` is \"auto\"", "file": f"{path}: `zero_optimization.stage` is 7",
                            "missing": "Received: 'nowhere.json'; there is no such file", "json": "expected an object, {…}, found [1, 2]",
-                           "lbfgs": "LBFGS calls back for the loss", "adafactor": "rows and columns"}.items():
+                           "nothing": "the callable gave None", "section": "config: `optimizer` is \"AdamW\"",
+                           "params": "config: `optimizer.params` is [1]", "number": "Received: 5", "latin": f"{latin}: not UTF-8",
+                           "folder": "; this is a folder", "text": "; pass json.loads()",
+                           "tensor": "config['optimizer']['params']['lr'] is a torch.Tensor", "lbfgs": "LBFGS calls back for the loss", "adafactor": "rows and columns"}.items():
             self.assertIn(text, result[name], name)
 
     def test_engines_say_what_comes_too_late(self):
@@ -133,15 +142,48 @@ class Initialize(Case):
                           (("Sequential", "3.weight"), ("Sequential", "3.bias"), ("Linear", "scale"))])
         self.assertEqual(count, 3)
 
+    def test_a_scheduler_of_the_program_takes_the_place_of_the_configurations(self):
+        result = self.on_ranks(1, _START + """
+    net = model()
+    section = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}}}
+    engine, optimizer, _, scheduler = deepspeed.initialize(model=net, config={**SGD, **section},
+                                                           lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5))
+    rates = []
+    for _ in range(3):
+        engine.backward(engine(torch.ones(2, 4)).sum())
+        engine.step()
+        rates.append([engine.get_lr()[0], optimizer.param_groups[0]["lr"]])
+    def refused(call):
+        try:
+            call()
+        except deepspeed.errors.Error as error:
+            return str(error)
+    texts = [refused(lambda: engine.set_lr("x"))]
+    optimizer.param_groups[0]["lr"] = "y"
+    texts.append(refused(engine.step))
+    engine.destroy()
+    texts.append(refused(engine.step))
+    result = [type(scheduler).__name__, rates, texts]
+""")
+        self.assertEqual(result[:2], ["StepLR", [[0.005, 0.005], [0.0025, 0.0025], [0.00125, 0.00125]]])
+        for text, found in zip(("set_lr: 'x' is no learning rate", "param_groups[0]['lr'] is 'y'", "step: the engine was destroyed"), result[2]):
+            self.assertIn(text, found)
+
     def test_configurations_that_differ_by_rank_are_named_on_every_rank(self):
         result = self.on_ranks(2, _START + """
     rank = deepspeed.comm.world().rank
     lr = refusal(model=model(), config={**SGD, "optimizer": {"type": "SGD", "params": {"lr": 0.01 + rank}}})
     kind = refusal(model=model(), config={**SGD, "optimizer": {"type": ("SGD", "Lamb")[rank], "params": {"lr": 0.01}}})
-    result = [lr, kind]
+    net = model()
+    net[2] = nn.Linear(8, 1 + rank)
+    wide = refusal(model=net, config=SGD)
+    more = refusal(model=nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + rank)]), config=SGD)
+    result = [lr, kind, wide, more]
 """)
         self.assertIn("differ in `optimizer.params.lr` (here 0.01)", result[0])
-        self.assertRegex(result[1], "^ConfigError: initialize: the ranks' configurations (differ|have different)")
+        self.assertRegex(result[1], "^ConfigError: initialize: the ranks' configurations .*`optimizer.type` \\(here 'SGD'\\)")
+        self.assertIn("models differ, first in parameter '2.weight' [1, 8] torch.float32 (as it is here)", result[2])
+        self.assertIn("models differ: this one has 2 parameters", result[3])
 
 
 if __name__ == "__main__":

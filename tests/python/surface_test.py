@@ -182,6 +182,35 @@ result["own"] = [len(loader), optimizer.param_groups[0]["lr"], scheduler.get_las
             self.assertEqual((last, of_engine), (rates, rates))
         self.assertEqual(result["own"], [2, 0.05, [0.05], True])
 
+    def test_optimizers_whose_constructor_makes_their_states_begin_with_them(self):
+        result = self.ran(2, """
+result = []
+for options in ({"lr_decay": 0.1}, {"initial_accumulator_value": 0.5}, {"maximize": True}):
+    net = model()
+    engine = deepspeed.initialize(model=net, config=config(), optimizer=torch.optim.Adagrad(net.parameters(), lr=0.05, **options))[0]
+    train(engine)
+    plain = model()
+    expected = alone(plain, torch.optim.Adagrad(plain.parameters(), lr=0.05, **options))
+    with deepspeed.zero.GatheredParameters(net):
+        result.append((flat(net) - expected).abs().max().item())
+""")
+        for difference in result:
+            self.assertLess(difference, 1e-5)
+
+    def test_weights_of_files_are_given_back_by_destroy(self):
+        result = self.ran(1, """
+result = []
+torch.save(model().state_dict(), folder + "/weights.pt")
+for stage in (0, 3):
+    net = model()
+    net.load_state_dict(torch.load(folder + "/weights.pt", mmap=True), assign=True)
+    engine = deepspeed.initialize(model=net, config=config(stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}))[0]
+    train(engine, 1)
+    engine.destroy()
+    result.append(torch.isfinite(flat(net)).all().item())
+""")
+        self.assertEqual(result, [True, True])
+
     def test_a_compiled_engine_trains_as_the_plain_model(self):
         result = self.ran(2, """
 net = model()

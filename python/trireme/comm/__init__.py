@@ -6,6 +6,7 @@ Whatever is not defined here is torch.distributed's, such as all_reduce, broadca
 import atexit
 import datetime
 import os
+import sys
 import weakref
 
 import torch
@@ -106,12 +107,16 @@ def _leave_torch():
 def _leave():
     # While Python can still be called: the library's threads give back tensors that Python may know.
     global _world  # pylint: disable=global-statement
-    for engine in list(engines):
-        engine.release()
+    saved = [engine.release() for engine in list(engines)]
     if _world is not None:
         _world.close()
     _world = None
     core.clear_wait_hook()
+    if not all(saved):
+        # Nothing else that is called here can make the exit status say so.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def get_local_rank():

@@ -190,7 +190,8 @@ std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look loo
 Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) const {
   const int self = options_.place.rank;
   const std::string advice =
-      ". It may be stopped, stuck or slow; the limit is the timeout given at init, or TRIREME_TIMEOUT_S.";
+      ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the timeout given at "
+      "init, or TRIREME_TIMEOUT_S.";
   std::string text;
   if (wait.peer < 0) {
     text = str("no peer arrived while rank ", self, " waited ", context, advice);

@@ -145,8 +145,9 @@ void Link::rethrow(const WireError& error, const Call& call) {
       str("rank ", error.peer(), late ? " did not arrive" : " was lost", " while rank ", place().rank,
           " waited for it in ", describe(call), " of group '", name(), "' after ", format_seconds(error.waited()), "; ",
           last_seen(error.peer()), "; the process group says: ", error.what(),
-          late ? ". It may be stopped, stuck or slow; the limit is the timeout given at init, or "
-                 "TRIREME_TIMEOUT_S."
+          late ? ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the "
+                 "timeout "
+                 "given at init, or TRIREME_TIMEOUT_S."
                : ""));
 }
 
