@@ -11,13 +11,11 @@ import time
 import traceback
 
 import random_cases as cases
+import random_compare
 import torch
 import trireme as deepspeed
 import zoo
 
-# Relative: of losses; and of the distance between final weights, to the way that training went. In bf16 a loss that operators
-# compute in it has 8 bits, and a sum that differs in fp32's last bit may round a weight to its neighbour.
-TOLERANCE = {False: (1e-5, 1e-3), True: (2e-2, 1e-1)}
 END = 1 << 40  # a turn that never comes
 
 
@@ -40,10 +38,14 @@ def _wait_for_turn(folder, turn):
 
 
 class Plain:
-    """Plain PyTorch over the whole batch: parameters in fp32, or in bf16 with masters in fp32."""
+    """Plain PyTorch over the whole batch: parameters in fp32, or in bf16 with masters in fp32.
 
-    def __init__(self, training):
-        self.training = training
+    `noise` is added to gradients, with a random sign, times the sum of the absolute values that an element was summed of.
+    """
+
+    def __init__(self, training, noise=0.0):
+        self.training, self.noise = training, noise
+        self.generator = torch.Generator().manual_seed(training.index)
         self.model = cases.build(training)
         if training.bf16:
             self.model.bfloat16()
@@ -60,7 +62,7 @@ class Plain:
 
     def step(self, step, segment):
         """Losses of its micro-batches."""
-        losses, sums, count = [], {}, segment.ranks * segment.accumulation
+        losses, sums, sizes, count = [], {}, {}, segment.ranks * segment.accumulation
         drop = [event[1] for event in self.training.events.get(step, []) if event[0] == "zero_grad"]
         for micro in range(count):
             loss = cases.loss_of(self.training, self.model, step, micro)
@@ -69,11 +71,16 @@ class Plain:
             for p in self.parameters:
                 if p.grad is not None:
                     sums[p] = sums[p] + p.grad.float() if p in sums else p.grad.float()
+                    sizes[p] = sizes.get(p, 0) + p.grad.float().abs()
                     p.grad = None
             if drop and micro == (drop[0] + 1) * segment.ranks - 1:
                 sums.clear()
+                sizes.clear()
         for p, master in self.masters.items():
             master.grad = sums[p] / count if p in sums else None
+            if self.noise and p in sums:
+                signs = torch.randint(0, 2, p.shape, generator=self.generator) * 2 - 1
+                master.grad += self.noise * signs * sizes[p] / count
         if self.training.clip:
             torch.nn.utils.clip_grad_norm_(list(self.masters.values()), self.training.clip)
         self.optimizer.step()
@@ -253,22 +260,6 @@ class Sharded:
         return losses, weights
 
 
-def _differences(training, found, expected, begin):
-    """(what is wrong in words, "" if nothing is; relative distance of weights). Others are (losses, weights) of a segment."""
-    of_losses, of_weights = TOLERANCE[training.bf16]
-    wrong = []
-    for index, (one, other) in enumerate(zip(found[0], expected[0], strict=True)):
-        if not abs(one - other) <= of_losses * abs(other):  # NaN is wrong, too
-            wrong.append(f"loss {index}: {one!r}, plain PyTorch {other!r}")
-    distance = sum((a - b).square().sum().item() for a, b in zip(found[1], expected[1], strict=True)) ** 0.5
-    way = sum((a - b).square().sum().item() for a, b in zip(begin, expected[1])) ** 0.5
-    if not distance <= of_weights * way:
-        names = [f"{i}: {(a - b).norm():.2g} of {(c - b).norm():.2g}"
-                 for i, (a, b, c) in enumerate(zip(found[1], expected[1], begin)) if (a - b).norm() > of_weights * (c - b).norm()]
-        wrong.append(f"weights: distance {distance:.3g}, way {way:.3g}, by parameter: {names[:6]}")
-    return "; ".join(wrong[:4]), distance / max(way, 1e-30)
-
-
 def _memory():
     """kB resident after garbage has gone, of that anonymous and shared; threads; open files."""
     gc.collect()
@@ -289,7 +280,11 @@ def _train_segment(training, number, folder):
     if rank == 0:
         plain = Plain(training)
         losses, weights = plain.run()
-        wrong, distance = _differences(training, found, (losses[number], weights[number]), plain.begin)
+        wrong, distance = random_compare.differences(training, found, (losses[number], weights[number]), plain.begin)
+        if wrong:
+            others = Plain(training, random_compare.LAST_BITS).run()
+            wrong, distance = random_compare.differences(training, found, (losses[number], weights[number]), plain.begin,
+                                           (others[0][number], others[1][number]))
         report.update(wrong=wrong and f"{wrong}; {training.describe()}", distance=distance,
                       finite=all(abs(x) < 1e30 for x in losses[number]))
     report.update(memory=_memory(), seconds=round(time.monotonic() - began, 3))
