@@ -111,7 +111,11 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         config["zero_optimization"] = {**section, "leaf_module": leaves}
 
     def _own_schedule(self):
-        return schedules.EngineSchedule(self) if self._resolved.get("scheduler") is not None else None
+        if self._resolved.get("scheduler") is None:
+            return None
+        if self.optimizer is None:
+            logger.warning("initialize: there is no optimizer whose learning rate the configuration's scheduler could set")
+        return schedules.EngineSchedule(self)
 
     # --- the training step -------------------------------------------------------------------------------------------
 

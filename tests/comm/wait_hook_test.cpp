@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/error_of.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 
@@ -47,26 +48,35 @@ TEST_F(WaitHooks, AreToldOfAWaitThatIsLongAndOfItsEnd) {
   EXPECT_EQ(hook_->begun, hook_->ended);
 }
 
-TEST_F(WaitHooks, EndTheWaitAndTheGroupByWhatTheyThrow) {
+class InterruptedWaits : public WaitHooks, public ::testing::WithParamInterface<RankBackend> {};
+
+TEST_P(InterruptedWaits, EndTheGroupOnEveryRank) {
   std::atomic<int> interrupted{0};
-  run_ranks(2, [&](Rank& rank) {
+  const auto body = [&](Rank& rank) {
     if (rank.id() == 0) {
       hook_->interrupts = true;
       EXPECT_THROW(rank.world().all_reduce(at::zeros({4})).wait(), std::runtime_error);
       hook_->interrupts = false;
+      EXPECT_NE(testing::error_of<CommError>([&] { rank.world().barrier(); }).find("Ctrl-C"), std::string::npos);
       ++interrupted;
       return;
     }
     while (interrupted == 0) std::this_thread::sleep_for(1ms);
-    try {
+    if (GetParam() == RankBackend::kC10d) {
+      // What was sent before comes first: that rank 0 is in another call.
+      EXPECT_THROW(rank.world().barrier(), CommError);
+      return;
+    }
+    const std::string told = testing::error_of<CommError>([&] {
       rank.world().all_reduce(at::zeros({4})).wait();  // rank 0 may have posted its part
       rank.world().barrier();
-      ADD_FAILURE() << "rank 1 did not hear of it";
-    } catch (const CommError& error) {
-      EXPECT_NE(std::string(error.what()).find("Ctrl-C"), std::string::npos) << error.what();
-    }
-  });
+    });
+    EXPECT_NE(told.find("Ctrl-C"), std::string::npos) << told;
+  };
+  run_ranks(2, body, {.backend = GetParam()});
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, InterruptedWaits, ::testing::Values(RankBackend::kThreads, RankBackend::kC10d));
 
 }  // namespace
 }  // namespace trireme
