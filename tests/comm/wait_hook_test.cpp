@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "tests/support/error_of.h"
@@ -76,7 +77,10 @@ TEST_P(InterruptedWaits, EndTheGroupOnEveryRank) {
   run_ranks(2, body, {.backend = GetParam()});
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, InterruptedWaits, ::testing::Values(RankBackend::kThreads, RankBackend::kC10d));
+INSTANTIATE_TEST_SUITE_P(Backends, InterruptedWaits, ::testing::Values(RankBackend::kThreads, RankBackend::kC10d),
+                         [](const auto& info) {
+                           return std::string(info.param == RankBackend::kC10d ? "C10d" : "Threads");
+                         });
 
 }  // namespace
 }  // namespace trireme
