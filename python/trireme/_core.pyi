@@ -188,7 +188,7 @@ def safe_update_full_grad_vectorized(parameters: Sequence[Tensor], update: Calla
 # --- checkpoints without an engine ------------------------------------------------------------------------------------
 
 def latest_tag(directory: str) -> str | None: ...
-def fp32_state_dict(path: str, tag: str) -> dict[str, Tensor]:
+def fp32_state_dict(path: str, tag: str, exclude_frozen_parameters: bool) -> dict[str, Tensor]:
     """Weights and buffers by name; floating-point ones in fp32, from the masters where there are any."""
 
 def consolidate(path: str, folder: str, tag: str, file_name: str, max_shard_size: str, exclude_frozen_parameters: bool) -> list[str]:

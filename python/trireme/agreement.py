@@ -1,4 +1,4 @@
-"""Whether all ranks were given the same configuration, before anything is exchanged that depends on it."""
+"""Whether all ranks were given the same configuration and model, before anything is exchanged that depends on it."""
 import hashlib
 
 import torch

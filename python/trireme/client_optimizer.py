@@ -1,7 +1,6 @@
 """An optimizer that the library has no update for: it steps itself, on this rank's parts of the parameters."""
-from collections import defaultdict
-
 import inspect
+from collections import defaultdict
 
 import torch
 
@@ -65,7 +64,9 @@ class PartOptimizer:
 
 
 def is_fresh(state):
-    """Whether a parameter's state is as its optimizer's constructor made it, before any step: the same at each element."""
+    """Whether a parameter's state, if it has one, is as its optimizer's constructor made it: the same at each element."""
+    if not state:
+        return True
     whole = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
     return float(state.get("step", 1)) == 0 and all(bool((value == value.flatten()[0]).all()) for value in whole if value.numel())
 

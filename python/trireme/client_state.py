@@ -21,7 +21,7 @@ def _pack(key, value):
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
     except Exception as error:
-        raise ConfigError(f"client_state['{key}'] ({_culprit(value, type(value))}) could not be read back without running code; keep tensors, "
+        raise ConfigError(f"client_state['{key}'] ({_culprit(value)}) could not be read back without running code; keep tensors, "
                           "numbers, texts and plain containers in it") from error
     return {_BYTES: base64.b64encode(buffer.getvalue()).decode("ascii")}
 
@@ -36,11 +36,11 @@ def _unpack(name, value):
                               "containers: keep these in client_state") from error
 
 
-def _culprit(value, kind):
+def _culprit(value):
     """The innermost thing that is no plain container."""
     inner = list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, (list, tuple, set)) else []
     odd = [one for one in inner if configs.unwritable(one, "") is not None and not isinstance(one, torch.Tensor)]
-    return _culprit(odd[0], type(odd[0])) if odd else f"a {kind.__module__}.{kind.__qualname__}"
+    return _culprit(odd[0]) if odd else f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 def check_keys(values):

@@ -55,7 +55,7 @@ class ModelFiles:
             return None, None
         if custom_load_fn is not None:
             with zero.GatheredParameters(self.module, modifier_rank=0):
-                custom_load_fn(src=core.fp32_state_dict(os.fspath(load_dir), loaded[0]), dst=self.module)
+                custom_load_fn(src=core.fp32_state_dict(os.fspath(load_dir), loaded[0], False), dst=self.module)
         values = client_states.from_text(loaded[1])
         scheduler = values.pop(_SCHEDULER, None)
         if scheduler is not None and self.client_lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:

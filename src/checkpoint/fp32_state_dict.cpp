@@ -1,26 +1,22 @@
 #include <ATen/ops/empty.h>
 
-#include <string_view>
-
+#include "checkpoint/weights_plan.h"
 #include "trireme/checkpoint/consolidate.h"
 
 namespace trireme {
 
-std::map<std::string, at::Tensor> fp32_state_dict(const CheckpointSource& source) {
-  constexpr std::string_view kModel = "model.", kMaster = "master.";
-  std::map<std::string, size_t> chosen;
-  for (const std::string_view kind : {kModel, kMaster})
-    for (size_t i = 0; i < source.manifest.tensors.size(); ++i)
-      if (const std::string& name = source.manifest.tensors[i].name; name.starts_with(kind))
-        chosen[name.substr(kind.size())] = i;
+std::map<std::string, at::Tensor> fp32_state_dict(const CheckpointSource& source, bool exclude_frozen_parameters) {
+  const WeightsPlan plan =
+      plan_weights(source, {.dtype = at::kFloat, .exclude_frozen_parameters = exclude_frozen_parameters});
   TensorReader reader(source);
   std::map<std::string, at::Tensor> result;
-  for (const auto& [name, index] : chosen) {
-    const SavedTensor& saved = source.manifest.tensors[index];
-    at::Tensor tensor = at::empty(saved.shape, saved.dtype);
-    reader.read(index, 0, tensor.numel(), static_cast<std::byte*>(tensor.data_ptr()));
-    result[name] = at::isFloatingType(saved.dtype) ? tensor.to(at::kFloat) : tensor;
+  for (const PlannedWeight& weight : plan.weights) {
+    const SavedTensor& saved = source.manifest.tensors[weight.tensor];
+    const at::Tensor tensor = at::empty(saved.shape, saved.dtype);
+    reader.read(weight.tensor, 0, weight.numel, static_cast<std::byte*>(tensor.data_ptr()));
+    result[weight.name] = tensor.to(weight.dtype);
   }
+  for (const auto& [alias, name] : plan.aliases) result[alias] = result.at(name);
   return result;
 }
 

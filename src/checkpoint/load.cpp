@@ -106,11 +106,13 @@ std::vector<std::string> match_names(Group& group, const Manifest& manifest, con
   std::vector<std::string> required;
   std::copy_if(missing.begin(), missing.end(), std::back_inserter(required),
                [&](const std::string& name) { return !optional.contains(name); });
-  if (options.missing == Mismatch::kRefuse && !required.empty())
+  if (options.missing == Mismatch::kIgnore) required.clear();
+  if (options.extra == Mismatch::kIgnore) extra.clear();
+  if (!required.empty())
     problem += str("; ", required.size(), " expected and not in the checkpoint: ", names_text(required));
-  if (options.extra == Mismatch::kRefuse && !extra.empty())
-    problem += str("; ", extra.size(), " in the checkpoint and not expected: ", names_text(extra));
-  if (problem.find(" optimizer.") != std::string::npos)
+  if (!extra.empty()) problem += str("; ", extra.size(), " in the checkpoint and not expected: ", names_text(extra));
+  const auto is_state = [](const std::string& name) { return name.starts_with("optimizer."); };
+  if (std::any_of(required.begin(), required.end(), is_state) || std::any_of(extra.begin(), extra.end(), is_state))
     problem += "; where another optimizer saved it, load without optimizer states";
   if (!problem.empty()) throw CheckpointError(str(path.string(), " has other tensors than this model", problem));
   return missing;

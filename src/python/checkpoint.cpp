@@ -24,8 +24,10 @@ std::vector<std::string> consolidate_to(const std::string& path, const std::stri
 void bind_checkpoint(py::module_& module) {
   module.def(
       "fp32_state_dict",
-      [](const std::string& path, const std::string& tag) { return fp32_state_dict(open_checkpoint(path, tag)); },
-      py::arg("path"), py::arg("tag"), WithoutGil());
+      [](const std::string& path, const std::string& tag, bool exclude_frozen_parameters) {
+        return fp32_state_dict(open_checkpoint(path, tag), exclude_frozen_parameters);
+      },
+      py::arg("path"), py::arg("tag"), py::arg("exclude_frozen_parameters"), WithoutGil());
   module.def("consolidate", &consolidate_to, py::arg("path"), py::arg("folder"), py::arg("tag"), py::arg("file_name"),
              py::arg("max_shard_size"), py::arg("exclude_frozen_parameters"), WithoutGil());
   module.def(

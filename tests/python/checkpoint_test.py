@@ -32,6 +32,22 @@ if deepspeed.comm.get_rank() == 0:
 """)
         self.assertEqual(result, [True, True, True, True, False, ["model.safetensors"], ["CheckpointError"]])
 
+    def test_a_tied_weight_has_all_its_names(self):
+        result = self.ran(1, """
+from trireme.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as state_dict
+net = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 1))
+net[1].weight = net[0].weight
+net[2].requires_grad_(False)
+engine = deepspeed.initialize(model=net, config=config(optimizer={"type": "Adam", "params": {"lr": 0.1}}))[0]
+train(engine, 1)
+engine.save_checkpoint(folder)
+state = state_dict(folder)
+engine.destroy()
+result = [set(state) == set(net.state_dict()), state["0.weight"] is state["1.weight"], torch.equal(state["0.weight"], net[0].weight),
+          sorted(state_dict(folder, exclude_frozen_parameters=True))]
+""")
+        self.assertEqual(result, [True, True, True, ["0.weight", "1.weight"]])
+
     def test_weights_may_be_filled_in_by_the_program(self):
         result = self.ran(2, """
 adamw = {"type": "AdamW", "params": {"lr": 0.1}}

@@ -56,9 +56,10 @@ struct ConsolidatedWeights {
 ConsolidatedWeights consolidate(const CheckpointSource& source, const std::filesystem::path& folder,
                                 const ConsolidateOptions& options = {});
 
-/// Weights and buffers of `source` by the model's own names, whole; floating-point ones in fp32, from the masters where
-/// there are any. Local. Throws as TensorReader::read.
-std::map<std::string, at::Tensor> fp32_state_dict(const CheckpointSource& source);
+/// The weights that consolidate() writes, whole and in fp32, by the model's own names; other names of a tied parameter
+/// have the same tensor. Local. Throws as consolidate() before anything is written, and while reading.
+std::map<std::string, at::Tensor> fp32_state_dict(const CheckpointSource& source,
+                                                  bool exclude_frozen_parameters = false);
 
 /// A size such as "5GB", "500 MB", "2GiB" or "1000" in bytes; kB, MB, GB and TB are powers of 1000.
 /// Throws    ConfigError.

@@ -1,8 +1,5 @@
 """Weights in fp32 out of a checkpoint of any number of ranks, without an engine."""
 import os
-import tempfile
-
-import torch
 
 from .._native import core
 
@@ -13,11 +10,7 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag=None, exclude_f
     Raises  CheckpointError, IoError: there is none, or it is damaged.
     """
     # pylint: disable=unused-argument
-    if not exclude_frozen_parameters:
-        return core.fp32_state_dict(os.fspath(checkpoint_dir), "" if tag is None else str(tag))
-    with tempfile.TemporaryDirectory() as folder:
-        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, folder, None, tag=tag, exclude_frozen_parameters=True)
-        return torch.load(os.path.join(folder, "pytorch_model.bin"), weights_only=True)
+    return core.fp32_state_dict(os.fspath(checkpoint_dir), "" if tag is None else str(tag), exclude_frozen_parameters)
 
 
 def load_state_dict_from_zero_checkpoint(model, checkpoint_dir, tag=None):
