@@ -59,6 +59,7 @@ def run_rank(case):
     done.set()
     if rank == 0:
         print(json.dumps({"seconds": seconds, "pss_mib": peak_mib[0] - start_mib if case["memory"] else 0}), flush=True)
+    torch.distributed.destroy_process_group()
 
 
 def run_trireme(case, build):

@@ -54,6 +54,7 @@ def run_rank(case):
     if torch.distributed.get_rank() == 0:
         pss = peak_mib[0] - start_mib if case["memory"] else 0
         print(json.dumps({"seconds": seconds, "pss_mib": pss, "loss": loss}), flush=True)
+    torch.distributed.destroy_process_group()
 
 
 def report(title, results, memory):
