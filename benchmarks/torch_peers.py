@@ -158,6 +158,8 @@ def make_deepspeed(torch, shape, bf16, stage=3, package=None):
     model, _ = make_model(torch, shape)
     config = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": bf16},
               "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+    if bf16:
+        config["data_types"] = {"grad_accum_dtype": "bf16"}  # DeepSpeed's default with ZeRO; Trireme's is fp32
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
     engine = package.initialize(model=model, optimizer=optimizer, config=config)[0]
 
