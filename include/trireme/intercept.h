@@ -9,14 +9,19 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Storage.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace trireme {
+
+/// Included in the dispatch state of threads whose operators are seen.
+inline constexpr c10::DispatchKey kInterceptKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// What an operator does with an argument, by its schema.
 enum class Access : uint8_t {
@@ -137,6 +142,19 @@ class [[nodiscard]] InterceptScope {
   RankContext& context_;
   Watch watch_;
   Pass* pass_;
+};
+
+/// While it lives, operators of this thread are seen by no scope: what the library itself computes and allocates is not
+/// the model's.
+class [[nodiscard]] WithoutInterception {
+ public:
+  WithoutInterception() {
+    // Where no scope is open yet, one that is opened meanwhile must still be able to prove itself.
+    if (c10::impl::tls_is_dispatch_key_included(kInterceptKey)) guard_.emplace(kInterceptKey);
+  }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
 };
 
 }  // namespace trireme

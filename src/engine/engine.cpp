@@ -1,7 +1,5 @@
 #include "trireme/engine/engine.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <cmath>
 #include <utility>
 
@@ -16,6 +14,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/precision/loss_scaling.h"
 
@@ -37,18 +36,6 @@ void write_resolved(const Config& config, const std::filesystem::path& directory
   files.create_directories(directory);
   write_file_atomically(files, directory / "resolved_config.json", to_text(config));
 }
-
-/// What an engine makes is not the model's, whatever zero::Init scope its caller is in.
-class [[nodiscard]] OutsideOfScopes {
- public:
-  OutsideOfScopes() {
-    constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
-    if (c10::impl::tls_is_dispatch_key_included(kKey)) guard_.emplace(kKey);
-  }
-
- private:
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
-};
 
 void check_has_trainable(const ModuleTensors& tensors) {
   for (const NamedParameter& parameter : tensors.parameters)
@@ -80,7 +67,7 @@ void check_client(const Config& config, const InitializeOptions& options) {
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
     : group_(group), config_(resolve(options, group.size())) {
   const CallerScope caller("initialize");
-  const OutsideOfScopes outside;
+  const WithoutInterception own_operators;
   check_precision(config_.precision);
   recompute_layers(module, config_.recompute.mode);
   if (config_.optimizer) check_optimizer(*config_.optimizer);

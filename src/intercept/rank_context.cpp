@@ -18,7 +18,6 @@
 namespace trireme {
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 // ThreadLocalState, which autograd hands from the thread that calls backward to its helpers, carries this slot along.
 constexpr c10::DebugInfoKind kSlot = c10::DebugInfoKind::TEST_INFO_2;
 
@@ -34,8 +33,8 @@ std::mutex default_generator_mutex;
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only top-level operators are of interest; what they call inside goes straight to libtorch.
-  c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-  const c10::DispatchKeySet rest = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  c10::impl::ExcludeDispatchKeyGuard guard(kInterceptKey);
+  const c10::DispatchKeySet rest = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptKey);
   RankContext* context = RankContext::current();
   if (context == nullptr) return op.redispatchBoxed(rest, stack);
   context->call(op, rest, stack);
@@ -226,7 +225,7 @@ InterceptScope::~InterceptScope() { leave(); }
 void InterceptScope::enter() {
   if (context_.scopes_++ == 0) {
     c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<ContextSlot>(&context_));
-    c10::impl::tls_set_dispatch_key_included(kKey, true);
+    c10::impl::tls_set_dispatch_key_included(kInterceptKey, true);
   }
   if (watch_ == Watch::kAll) ++context_.read_scopes_;
   if (pass_ != nullptr) context_.passes_.push_back(pass_);
@@ -237,7 +236,7 @@ void InterceptScope::leave() noexcept {
   if (pass_ != nullptr) passes.erase(std::find(passes.rbegin(), passes.rend(), pass_).base() - 1);
   if (watch_ == Watch::kAll) --context_.read_scopes_;
   if (--context_.scopes_ > 0) return;
-  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  c10::impl::tls_set_dispatch_key_included(kInterceptKey, false);
   try {
     c10::ThreadLocalDebugInfo::_pop(kSlot);
   } catch (const std::exception&) {

@@ -40,14 +40,19 @@ class GatheredParameters::Hold {
  public:
   Hold(at::Tensor tensor, HeldStorage::Hold kind)
       : tensor_(std::move(tensor)), storage_(held_storage_of(tensor_)), kind_(kind) {
+    const WithoutInterception own_operators;
     storage_->hold(kind_);
   }
-  ~Hold() { storage_->let_go(kind_); }
+  ~Hold() {
+    const WithoutInterception own_operators;
+    storage_->let_go(kind_);
+  }
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
   HeldStorage& storage() const { return *storage_; }
 
   void spread(int root) {
+    const WithoutInterception own_operators;
     storage_->spread(root);
     // A graph that read the former values must not run backward over these without a word.
     if (!tensor_.is_inference()) tensor_.unsafeGetTensorImpl()->bump_version();

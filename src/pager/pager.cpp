@@ -126,7 +126,7 @@ class Pager::Impl {
 
   at::Tensor whole(int parameter) {
     // What gathering allocates counts as one operator, so that it does not make room by releasing this unit again.
-    c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::TESTING_ONLY_GenericMode);
+    const WithoutInterception own_operators;
     const WithoutAutocast own_bits;
     weights_->before_access(parameter, Access::kRead);
     return managed_[parameter].tensor;

@@ -169,17 +169,16 @@ TEST(GatheredUnderInit, AreWholeAndTakeARanksValuesBeforeAnEngineIsThere) {
 
 TEST(GatheredUnderInit, AreShardedAlikeWhateverOneRankDoesWithThem) {
   run_ranks(2, [](Rank& rank) {
-    Chain net = [&] {
-      const zero::Init scope(rank.world(), {.smallest_bytes = 64, .live_bytes = 1});
-      return Chain(4, 40);
-    }();
+    std::optional<zero::Init> scope(std::in_place, rank.world(),
+                                    zero::InitPolicy{.smallest_bytes = 64, .live_bytes = 2 * 40 * 40 * 4});
+    const Chain net(4, 40);
     const std::vector<at::Tensor> weights = net->parameters();
     const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < weights.size(); ++i) {  // as a program loads a checkpoint
-      zero::GatheredParameters whole({weights[i]}, {.modifier_rank = 0});
-      if (rank.id() == 0) at::Tensor(weights[i]).fill_(static_cast<double>(i));
-      whole.close();
-    }
+    zero::GatheredParameters whole(weights, {.modifier_rank = 0});
+    if (rank.id() == 0)
+      for (size_t i = weights.size(); i-- > 0;) at::Tensor(weights[i]).fill_(static_cast<double>(i));
+    whole.close();  // shards the coldest: to rank 0 these are others
+    scope.reset();
     Pager pager(rank.world(), parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kCopy});
     pager.restore();
     for (size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(weights[i].view(-1)[5].item<float>(), static_cast<float>(i));
