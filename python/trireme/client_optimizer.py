@@ -45,22 +45,30 @@ class PartOptimizer:
         return [i for i, part in enumerate(self._parts) if self._own.state.get(part)]
 
     def state(self, part):
-        """What it keeps of a part: tensors, and the count of steps as an int."""
-        state = self._own.state.get(self._parts[part], {})
-        return {key: int(value) if key == "step" else value for key, value in state.items() if value is not None}
+        """What it keeps of a part: tensors, and the count of steps as an int. One number, such as NAdam's mu_product, stands at
+        each element, so that it is found by whoever owns a piece of the parameter later."""
+        own = self._parts[part]
+        state = self._own.state.get(own, {})
+        return {key: int(value) if key == "step" else torch.full_like(own, float(value)) if _is_number(value) else value
+                for key, value in state.items() if value is not None}
 
     def set_state(self, part, values):
         """Takes a state over, each value in the form that it has here."""
         state = self._own.state[self._parts[part]]
         for key, value in values.items():
             now = state.get(key)
-            if isinstance(now, torch.Tensor) and not isinstance(value, torch.Tensor):
-                value = torch.full_like(now, value)
+            if _is_number(now):
+                number = value.flatten()[0].item() if isinstance(value, torch.Tensor) else value
+                value = torch.full_like(now, number) if isinstance(now, torch.Tensor) else type(now)(number)
             state[key] = value
 
     def drop_state(self, part):
         """As if the part had never been stepped."""
         self._own.state.pop(self._parts[part], None)
+
+
+def _is_number(value):
+    return value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_fresh(state):

@@ -74,6 +74,29 @@ result = {"steps": [one.global_steps, two.global_steps], "moments": min(m.abs().
         self.assertEqual([result["steps"], result["path"], result["far"]], [[1, 2], "global_step1", 0])
         self.assertGreater(result["moments"], 0)
 
+    def test_states_that_are_one_number_are_saved_and_continue_at_another_world_size(self):
+        program = """
+result = []
+for kind, options in {"NAdam": {"lr": 0.05, "eps": 1e-4}, "ASGD": {"lr": 0.05}}.items():
+    optimizer = lambda net: getattr(torch.optim, kind)(net.parameters(), **options)
+    net = model()
+    engine = deepspeed.initialize(model=net, config=config(gradient_clipping=1.0), optimizer=optimizer(net))[0]
+"""
+        self.ran(2, program + """
+    train(engine, 2)
+    engine.save_checkpoint(f"{folder}/{kind}")
+""")
+        differences = self.ran(1, program + """
+    train(engine, 1)  # what stands there is overwritten
+    engine.load_checkpoint(f"{folder}/{kind}")
+    train(engine, 2, first=2)
+    engine.destroy()
+    plain = model()
+    result.append((flat(net) - alone(plain, optimizer(plain))).abs().max().item())
+""")
+        for difference in differences:
+            self.assertLess(difference, 1e-5)
+
     def test_what_cannot_be_saved_or_loaded_is_named(self):
         result = self.ran(1, """
 engine = deepspeed.initialize(model=model(), config=config(optimizer={"type": "Adam", "params": {"lr": 0.1}}))[0]

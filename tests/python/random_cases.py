@@ -9,7 +9,7 @@ from torch.nn import functional
 
 NATIVE = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch.optim.SGD, "Adagrad": torch.optim.Adagrad}
 STEPS_ITSELF = {"RMSprop": torch.optim.RMSprop, "RAdam": torch.optim.RAdam, "Adamax": torch.optim.Adamax,
-                "Adadelta": torch.optim.Adadelta, "AMSGrad": torch.optim.AdamW, "Damped": torch.optim.SGD}
+                "Adadelta": torch.optim.Adadelta, "NAdam": torch.optim.NAdam, "AMSGrad": torch.optim.AdamW, "Damped": torch.optim.SGD}
 # What takes token ids, so that bf16 weights need no cast of the inputs, and has no routing, where a rounding chooses the way.
 IN_BF16 = ("llama", "llama, tied", "gpt2", "t5", "bert", "lora", "checkpoint, reentrant", "checkpoint", "blocks",
            "blocks, checkpoint, reentrant")
