@@ -75,8 +75,8 @@ class Install(unittest.TestCase):
         losses = lambda text: re.findall(r"step \d+ loss \S+", text)
         self.assertEqual(len(losses(expected)), 4)
         self.assertEqual(losses(out), losses(expected))
-        compare = ("import torch; from trireme._native import core; "
-                   "cpp, python = (core.fp32_state_dict(folder, '') for folder in ('of_cpp', 'checkpoints')); "
+        compare = ("import torch; from trireme.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as state_dict; "
+                   "cpp, python = (state_dict(folder) for folder in ('of_cpp', 'checkpoints')); "
                    "assert cpp.keys() == python.keys() and len(cpp) == 4 and all(torch.equal(cpp[k], python[k]) for k in cpp)")
         status, out = run(TORCH_PYTHON, "-B", "-c", compare, cwd=run_folder, environment=environment)
         self.assertEqual(status, 0, out)
