@@ -93,8 +93,8 @@ TEST_P(Reduction, SendsInTheDtypeThatWasAskedFor) {
 }
 
 TEST_P(Reduction, OfFp16AccumulatesInFp32OrFp16) {
-  PagerPolicy policy = GetParam().policy;
   run_ranks(2, [&](Rank& rank) {
+    PagerPolicy policy = GetParam().policy;
     // The mean of 1 and 1 + 2^-10 lies between two numbers of fp16.
     const Gradients gradients = {.dtype = at::kHalf, .of_rank_0 = 1, .step = 0x1p-10};
     policy.accumulation_dtype = at::kFloat;
