@@ -62,7 +62,7 @@ class PeerFold {
   PeerFold(const Cargo& cargo, const std::byte* own, int64_t bytes)
       : cargo_(cargo),
         bytes_(bytes),
-        staging_(std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(bytes * (cargo.place().size - 1)))) {
+        staging_(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes * (cargo.place().size - 1)))) {
     for (int rank = 0; rank < cargo.place().size; ++rank)
       sources_.push_back(rank == cargo.place().rank ? own : staged(rank));
   }
