@@ -3,9 +3,10 @@
 //   recompute_bench [--model llama-10m] [--dtypes fp32,bf16] [--batch 4] [--seq 256] [--rounds 5] [--steps 2]
 //                   [--extra-compute 0,0.05,0.1] [--smoke]
 //
-// A step is forward, backward and AdamW, by the engine on one rank. *activations* is what forward leaves allocated
-// (libtorch's host allocator; parameters and gradients exist by then), *time* the minimum and median of the thread's
-// processor time in all steps, so that other work on the host counts as little as it can; ratios are to the first row.
+// A step is forward, backward and AdamW, by the engine on one rank. *activations* is what forward leaves allocated, the
+// most of all steps that count (libtorch's host allocator; parameters and gradients exist by then), *time* the minimum
+// and median of the thread's processor time in all steps, so that other work on the host counts as little as it can;
+// ratios are to the first row.
 // --smoke: a small model, one step.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
@@ -80,17 +81,16 @@ void run(Row& row, const Arguments& arguments, const std::string& dtype) {
   const auto inputs = tokens.narrow(1, 0, arguments.seq), targets = tokens.narrow(1, 1, arguments.seq);
   for (int step = 0; step <= arguments.steps; ++step) {
     const double begin_ms = thread_time_ms();
-    at::Tensor loss;
-    if (step == 0) {
+    const auto [loss, activation_bytes] = [&] {
       const trireme::testing::LiveBytes live;
-      loss = model->loss(inputs, targets);
-      row.activation_bytes = live.bytes();
-    } else {
-      loss = model->loss(inputs, targets);
-    }
+      auto value = model->loss(inputs, targets);
+      return std::pair(value, live.bytes());
+    }();
     engine.backward(loss);
     engine.step();
-    if (step > 0) row.times_ms.push_back(thread_time_ms() - begin_ms);
+    if (step == 0) continue;
+    row.activation_bytes = std::max(row.activation_bytes, activation_bytes);
+    row.times_ms.push_back(thread_time_ms() - begin_ms);
   }
   engine.destroy();
 }

@@ -64,6 +64,7 @@ struct OperatorTraits {
   uint64_t written = 0;     ///< bit i: argument i is written (the first 64 arguments)
   bool overwrites = false;  ///< the written argument is not read
   bool random = false;      ///< draws from a generator
+  bool composite = false;   ///< made of other operators, which autograd sees instead of it
 };
 
 /// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are
@@ -73,7 +74,23 @@ struct OperatorCall {
   c10::DispatchKeySet keys;  ///< what is left to dispatch to
   const OperatorTraits& traits;
   torch::jit::Stack& stack;
+  bool open = false;  ///< set by a pass in before(): what it is made of is to be seen, too (unless it draws)
 };
+
+/// Calls `visit` with each tensor in arguments or results, undefined ones included. One value is a list of one.
+template <class Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+        if (tensor.has_value()) visit(*tensor);
+    }
+  }
+}
 
 /// A transformation of the stream of operators.
 class Pass {

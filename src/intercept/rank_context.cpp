@@ -32,7 +32,7 @@ thread_local RankContext* this_context = nullptr;
 std::mutex default_generator_mutex;
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  // Only top-level operators are of interest; what they call inside goes straight to libtorch.
+  // Only top-level operators are of interest, unless a pass opens one; what they call inside goes straight to libtorch.
   c10::impl::ExcludeDispatchKeyGuard guard(kInterceptKey);
   const c10::DispatchKeySet rest = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptKey);
   RankContext* context = RankContext::current();
@@ -76,15 +76,8 @@ void look_at_arguments(const OperatorCall& call, bool reads_too, Touches& touche
   for (uint32_t i = 0; i < call.traits.arguments; ++i) {
     const bool written = i < 64 && (call.traits.written >> i & 1);
     if (!written && !reads_too) continue;
-    const c10::IValue& value = arguments[i];
-    if (value.isTensor()) {
-      look(value.toTensor(), written, call.traits.overwrites, touches);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorList()) look(tensor, written, false, touches);
-    } else if (value.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
-        if (tensor.has_value()) look(*tensor, written, false, touches);
-    }
+    for_each_tensor(arguments[i],
+                    [&](const at::Tensor& tensor) { look(tensor, written, call.traits.overwrites, touches); });
   }
 }
 
@@ -101,6 +94,15 @@ class [[nodiscard]] WriteScope {
 
  private:
   const Touches& touches_;
+};
+
+// While it lives, operators that the running one calls are intercepted.
+class [[nodiscard]] SeenInside {
+ public:
+  SeenInside() { c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, false); }
+  ~SeenInside() { c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, true); }
+  SeenInside(const SeenInside&) = delete;
+  SeenInside& operator=(const SeenInside&) = delete;
 };
 
 // Proves once per process that the key reaches our fallback: libtorch may move or rename a key that is meant for its
@@ -153,6 +155,7 @@ const OperatorTraits& RankContext::traits_of(const c10::OperatorHandle& op) {
   traits.overwrites = writes_without_reading(schema.name()) &&
                       std::count_if(schema.arguments().begin(), schema.arguments().end(), is_tensor) == 1;
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
+  traits.composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   return traits_.emplace(op, traits).first->second;
 }
 
@@ -179,6 +182,8 @@ void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 
 void RankContext::run(OperatorCall& call) {
   if (call.traits.random && generator_.defined()) return run_with_own_generator(call);
+  std::optional<SeenInside> inside;
+  if (call.open && !call.traits.random) inside.emplace();
   call.op.redispatchBoxed(call.keys, &call.stack);
 }
 

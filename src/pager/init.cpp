@@ -188,13 +188,6 @@ std::shared_ptr<ManagedStorage> InitStorage::self() const { return StorageHandle
 
 namespace {
 
-template <class Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) visit(value.toTensor());
-  if (value.isTensorList())
-    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
-}
-
 // Adopts what operators make. A result over the memory of an argument (a view, an in-place result) is not made: that
 // memory is adopted already, or is not ours.
 class AdoptResults final : public Pass {
@@ -204,17 +197,15 @@ class AdoptResults final : public Pass {
   void before(OperatorCall& call) override {
     given_.clear();
     is_told_ = dtype_ && has_dtype(call);
-    for (const c10::IValue& argument : torch::jit::last(call.stack, call.traits.arguments))
-      for_each_tensor(argument, [this](const at::Tensor& tensor) {
-        if (const void* storage = storage_of(tensor)) given_.push_back(storage);
-      });
+    for_each_tensor(torch::jit::last(call.stack, call.traits.arguments), [this](const at::Tensor& tensor) {
+      if (const void* storage = storage_of(tensor)) given_.push_back(storage);
+    });
   }
   void after(OperatorCall& call) override {
     if (dtype_ && given_.empty()) cast(call);
-    for (const c10::IValue& result : torch::jit::last(call.stack, call.op.schema().returns().size()))
-      for_each_tensor(result, [this](const at::Tensor& tensor) {
-        if (std::find(given_.begin(), given_.end(), storage_of(tensor)) == given_.end()) adopt_(tensor);
-      });
+    for_each_tensor(torch::jit::last(call.stack, call.op.schema().returns().size()), [this](const at::Tensor& tensor) {
+      if (std::find(given_.begin(), given_.end(), storage_of(tensor)) == given_.end()) adopt_(tensor);
+    });
   }
 
  private:

@@ -83,7 +83,8 @@ class Recipe {
   /// An ingredient was written before that: it gives something else now.
   bool spoiled = false;
   double multiply_adds = 0;
-  int depth = 0;  ///< recipes in a row that lead here
+  int64_t largest_input = 0;  ///< bytes
+  int depth = 0;              ///< recipes in a row that lead here
 
  private:
   friend class Claim;

@@ -25,25 +25,13 @@ using detail::Yield;
 // Of recipes that lead to one another. What the last one gives is dear otherwise, in time and in what is held
 // meanwhile.
 constexpr int kMaxDepth = 16;
+// A tensor this much smaller than what it is computed from (a row's mean) costs much work and saves little memory.
+constexpr int64_t kMuchSmaller = 16;
 // Backward multiplies twice for each product of forward.
 constexpr double kStepPerForward = 3;
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-}
-
-template <class Visit>
-void for_each_tensor(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
-  for (const c10::IValue& value : values) {
-    if (value.isTensor()) {
-      visit(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
-    } else if (value.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-        if (tensor) visit(*tensor);
-    }
-  }
 }
 
 /// What a saved tensor would cost to compute again.
@@ -103,6 +91,11 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 && at::GradMode::is_enabled();
     if (!is_forward || detail::SaveScope::current() != this) return;
     Running running{.recipe = nullptr, .inputs = {}, .name = call.op.schema().name(), .cost = cost_of(call.op)};
+    // What runs again is then only those of its parts that are needed: a norm's last steps, not its reduction.
+    if (running.cost == OperatorCost::kCheap && call.traits.composite && !call.traits.random) {
+      call.open = true;
+      return;
+    }
     for_each_tensor(arguments, [&](const at::Tensor& tensor) {
       if (const auto* storage = storage_of(tensor)) running.inputs.push_back(storage);
     });
@@ -149,6 +142,8 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   std::shared_ptr<Recipe> make_recipe(const OperatorCall& call, std::vector<c10::IValue> arguments) {
     auto recipe = std::make_shared<Recipe>(shop_, call.op, std::move(arguments), call.traits.random);
     for (Ingredient& ingredient : recipe->ingredients()) {
+      if (ingredient.held.defined())
+        recipe->largest_input = std::max(recipe->largest_input, static_cast<int64_t>(ingredient.held.nbytes()));
       Known* known = find(storage_of(ingredient.held));
       if (known == nullptr || known->recipe == nullptr || known->recipe->depth >= kMaxDepth ||
           known->dtype != ingredient.held.scalar_type())
@@ -261,6 +256,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
 
   /// Whether computing `bytes` by `recipe` takes less memory than holding them, and products within the budget.
   bool is_worth(Recipe& recipe, int64_t bytes) {
+    if (bytes * kMuchSmaller < recipe.largest_input) return false;
     Price price;
     add_price(recipe, price);
     const double budget = policy_.extra_compute * kStepPerForward * forward_multiply_adds_;

@@ -1,6 +1,7 @@
 // Which operators are seen, and what is known of them.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/atleast_2d.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
@@ -8,6 +9,8 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/split.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
@@ -52,7 +55,7 @@ TEST(InterceptScope, SeesOperatorsOfItsThreadWhileItLives) {
   }
   x.mul(2);
   EXPECT_EQ(recorder.finished.back(), "aten::add");
-  EXPECT_FALSE(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::TESTING_ONLY_GenericMode));
+  EXPECT_FALSE(c10::impl::tls_is_dispatch_key_included(kInterceptKey));
 }
 
 TEST(InterceptScope, SeesACompositeOnceAndNothingInside) {
@@ -64,6 +67,29 @@ TEST(InterceptScope, SeesACompositeOnceAndNothingInside) {
   at::linear(x, weight);
   EXPECT_EQ(recorder.names, Names{"aten::linear"});
   EXPECT_EQ(RankContext::current()->serial(), serial + 1);
+}
+
+TEST(InterceptScope, SeesInsideOfACompositeThatAPassOpens) {
+  class Opener final : public Pass {
+   public:
+    void before(OperatorCall& call) override { call.open = call.traits.composite; }
+  };
+  Opener opener;
+  Recorder recorder;
+  const at::Tensor x = at::ones({2, 3});
+  InterceptScope opening(Watch::kWrites, &opener), recording(Watch::kWrites, &recorder);
+  recorder.names.clear();
+  recorder.finished.clear();
+  at::silu(at::atleast_2d(x.flatten()));
+  EXPECT_EQ(recorder.names,
+            (Names{"aten::flatten", "aten::view", "aten::atleast_2d", "aten::unsqueeze", "aten::silu"}));
+  EXPECT_EQ(recorder.finished,
+            (Names{"aten::view", "aten::flatten", "aten::unsqueeze", "aten::atleast_2d", "aten::silu"}));
+  EXPECT_FALSE(recorder.traits.at("aten::silu").composite);
+  EXPECT_THROW(at::rms_norm(x, {4}), c10::Error);
+  recorder.names.clear();
+  x.add(1);
+  EXPECT_EQ(recorder.names, Names{"aten::add"});
 }
 
 TEST(InterceptScope, SeesTheOperatorsOfBackward) {
