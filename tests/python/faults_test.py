@@ -219,8 +219,7 @@ assert [status for status, _ in ends] == [0, 0], ends
 result = json.loads((folder / "told0").read_text())
 """, timeout_s=240)
         for seconds, turns, longest in (waited, saved):
-            self.assertGreater(seconds, 0.1)
-            self.assertGreater(turns, 10)
+            self.assertGreater(turns, 10)  # of two milliseconds each: long enough to tell
             self.assertLess(longest, seconds / 2, (waited, saved))
 
 
