@@ -37,10 +37,12 @@ train: program ## train a Llama with ZeRO-3 on two ranks, on Python sources (TRA
 test: build ## build, then run the fast tests
 	@echo "Running the fast tests."
 	@$(CTEST) -LE slow
+	@tools/count_tests $(BUILD)
 
 test-all: build ## build, then run all tests
 	@echo "Running all tests."
 	@$(CTEST)
+	@tools/count_tests $(BUILD)
 
 bench: build ## run all benchmarks (tools/bench NAME runs one)
 	@tools/bench --build $(BUILD)

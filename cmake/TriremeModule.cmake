@@ -84,7 +84,7 @@ function(trireme_module noun)
   endif()
 endfunction()
 
-# tests/NOUN/*_test.cpp -> NOUN_test, registered test by test. A file named *_slow_test.cpp goes into NOUN_slow_test, with
+# tests/NOUN/*_test.cpp -> NOUN_test, registered suite by suite. A file named *_slow_test.cpp goes into NOUN_slow_test, with
 # the label `slow`.
 function(trireme_test noun)
   cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
@@ -92,8 +92,8 @@ function(trireme_test noun)
   set(slow ${files})
   list(FILTER slow INCLUDE REGEX "_slow_test\\.cpp$")
   list(FILTER files EXCLUDE REGEX "_slow_test\\.cpp$")
-  _trireme_test_target(${noun}_test fast 300 "${files}" "${ARG_LIBRARIES}")
-  _trireme_test_target(${noun}_slow_test slow 1200 "${slow}" "${ARG_LIBRARIES}")
+  _trireme_test_target(${noun}_test fast 600 "${files}" "${ARG_LIBRARIES}")
+  _trireme_test_target(${noun}_slow_test slow 1800 "${slow}" "${ARG_LIBRARIES}")
 endfunction()
 
 function(_trireme_test_target target label timeout_s files libraries)
@@ -106,9 +106,16 @@ function(_trireme_test_target target label timeout_s files libraries)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   _trireme_share_headers(${target})
   # One thread per process: ranks are threads or processes, and tests run side by side.
-  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS ${label} TIMEOUT ${timeout_s}
-    ENVIRONMENT "OMP_NUM_THREADS=1;TRIREME_PROGRAM=${PROJECT_BINARY_DIR}/bin/trireme")
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${target}_suites.cmake")
+  file(GENERATE OUTPUT "${file}" CONTENT "set(program [[$<TARGET_FILE:${target}>]])
+set(includer [[${file}]])
+set(name ${target})
+set(label ${label})
+set(timeout_s ${timeout_s})
+set(environment [[OMP_NUM_THREADS=1;TRIREME_PROGRAM=${PROJECT_BINARY_DIR}/bin/trireme]])
+include([[${PROJECT_SOURCE_DIR}/cmake/TestSuites.cmake]])
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 
 # Links all modules; Google Benchmark only for a file that includes it.
