@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,17 +31,26 @@ double ns_per_call(int calls, const Act& act) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls;
 }
 
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 struct Times {
   const char* name;
-  std::vector<double> ns;
+  std::vector<double> ns;  // one per round
   double min() const { return *std::min_element(ns.begin(), ns.end()); }
-  double median() {
-    std::nth_element(ns.begin(), ns.begin() + static_cast<std::ptrdiff_t>(ns.size() / 2), ns.end());
-    return ns[ns.size() / 2];
+  double median() const { return median_of(ns); }
+  /// The median of what each round took more than the same round of `other`: rounds differ as the host's speed does.
+  double more_than(const Times& other) const {
+    std::vector<double> differences(ns.size());
+    std::transform(ns.begin(), ns.end(), other.ns.begin(), differences.begin(), std::minus<>());
+    return median_of(std::move(differences));
   }
 };
 
-void print(Times& times) { std::printf("  %-52s %9.0f %9.0f\n", times.name, times.min(), times.median()); }
+void print(const Times& times) { std::printf("  %-52s %9.0f %9.0f\n", times.name, times.min(), times.median()); }
 
 /// A model of one unit under the copy policy, whole after the first touch.
 struct Paged {
@@ -80,11 +90,11 @@ int main(int argc, char** argv) {
     paged.pager.restore();
   }
   std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
-  for (Times* times : {&off, &writes, &all, &touch}) print(*times);
+  for (const Times* times : {&off, &writes, &all, &touch}) print(*times);
   std::printf(
       "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
       "150\n",
-      writes.median() - off.median(), all.median() - off.median());
-  std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.median() - off.median());
+      writes.more_than(off), all.more_than(off));
+  std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.more_than(off));
   return 0;
 }

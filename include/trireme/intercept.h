@@ -125,6 +125,7 @@ class RankContext {
   friend class InterceptScope;
   const OperatorTraits& traits_of(const c10::OperatorHandle& op);
   void run(OperatorCall& call);
+  void run_open(OperatorCall& call);
   void run_with_own_generator(OperatorCall& call);
 
   ska::flat_hash_map<c10::OperatorHandle, OperatorTraits> traits_;

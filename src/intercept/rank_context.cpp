@@ -182,8 +182,12 @@ void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 
 void RankContext::run(OperatorCall& call) {
   if (call.traits.random && generator_.defined()) return run_with_own_generator(call);
-  std::optional<SeenInside> inside;
-  if (call.open && !call.traits.random) inside.emplace();
+  if (call.open && !call.traits.random) return run_open(call);
+  call.op.redispatchBoxed(call.keys, &call.stack);
+}
+
+void RankContext::run_open(OperatorCall& call) {
+  const SeenInside inside;
   call.op.redispatchBoxed(call.keys, &call.stack);
 }
 
