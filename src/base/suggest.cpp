@@ -30,6 +30,12 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return last[b.size()];
 }
 
+/// Whether `longer` is `shorter` and then other words.
+bool continues(std::string_view longer, std::string_view shorter) {
+  return longer.size() > shorter.size() && longer.starts_with(shorter) &&
+         (longer[shorter.size()] == '-' || longer[shorter.size()] == '_');
+}
+
 }  // namespace
 
 std::string closest_name(std::string_view name, const std::vector<std::string>& candidates) {
@@ -43,7 +49,11 @@ std::string closest_name(std::string_view name, const std::vector<std::string>& 
     best = candidate;
     best_distance = distance;
   }
-  return best;
+  if (!best.empty()) return best;
+  const auto related = std::find_if(candidates.begin(), candidates.end(), [&](const std::string& candidate) {
+    return continues(wanted, lower(candidate)) || continues(lower(candidate), wanted);
+  });
+  return related == candidates.end() ? "" : *related;
 }
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates) {

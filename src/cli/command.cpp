@@ -81,10 +81,11 @@ size_t program_position(const CLI::App& app, const std::vector<std::string>& arg
   return arguments.size();
 }
 
+// Without their dashes, which would make any two alike.
 std::vector<std::string> flag_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const auto* option : app.get_options()) {
-    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+    for (const auto& name : option->get_lnames()) names.push_back(name);
   }
   return names;
 }
@@ -118,8 +119,8 @@ std::optional<std::string> unexpected_argument(const CLI::App& app) {
     const auto hint = did_you_mean(word, commands);
     return str("there is no command '", word, "'", hint.empty() ? "; there is: " + joined(commands) : "." + hint);
   }
-  const auto hint = did_you_mean(name, flag_names(app));
-  return str("there is no flag ", name, hint.empty() ? "" : "." + hint);
+  const auto meant = closest_name(name.substr(std::min(name.find_first_not_of('-'), name.size())), flag_names(app));
+  return str("there is no flag ", name, meant.empty() ? "" : str(". Did you mean `--", meant, "`?"));
 }
 
 std::string name_of(const CLI::App& app) {

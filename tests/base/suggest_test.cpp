@@ -12,6 +12,13 @@ TEST(Suggest, FindsTheNearestName) {
   EXPECT_EQ(closest_name("ADAMw", {"Adam", "AdamW"}), "AdamW");
 }
 
+TEST(Suggest, FindsANameWithFewerOrMoreWordsWhereNoneIsNear) {
+  EXPECT_EQ(closest_name("batch-size", {"ranks", "batch"}), "batch");
+  EXPECT_EQ(closest_name("data", {"dat", "data-format"}), "dat");  // near: comes first
+  EXPECT_EQ(closest_name("save", {"save-every"}), "save-every");
+  EXPECT_EQ(closest_name("saver", {"save-every"}), "");
+}
+
 TEST(Suggest, SaysNothingWhenNothingIsNear) {
   EXPECT_EQ(closest_name("colour", {"stage", "lr"}), "");
   EXPECT_EQ(closest_name("lr", {"eps"}), "");

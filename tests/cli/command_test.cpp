@@ -45,6 +45,10 @@ TEST(Command, SuggestsTheFlagThatWasMeant) {
   expect_wrong_use(
       {"config", "check", "--wrld", "2", "x.json"},
       "trireme config check: there is no flag --wrld. Did you mean `--world`? (see trireme config check --help)");
+  expect_wrong_use({"train", "--batch-size", "3"},
+                   "trireme train: there is no flag --batch-size. Did you mean `--batch`? (see trireme train --help)");
+  expect_wrong_use({"train", "--stage", "3"}, "trireme train: there is no flag --stage (see trireme train --help)");
+  expect_wrong_use({"train", "---"}, "trireme train: there is no flag --- (see trireme train --help)");
 }
 
 TEST(Command, SuggestsTheCommandBelowACommandThatWasMeant) {
@@ -68,7 +72,8 @@ TEST(Command, SaysWhatAFlagOrArgumentNeeds) {
       "--help)");
   expect_wrong_use({"estimate", "--params", "1", "--model", "gpt2"},
                    "trireme estimate: --params and --model exclude each other; give one (see trireme estimate --help)");
-  expect_wrong_use({"train", "--help-all"}, "trireme train: there is no flag --help-all (see trireme train --help)");
+  expect_wrong_use({"train", "--help-all"},
+                   "trireme train: there is no flag --help-all. Did you mean `--help`? (see trireme train --help)");
 }
 
 // As elsewhere on a command line; `make train` puts its own flags before those of TRAIN_FLAGS.
