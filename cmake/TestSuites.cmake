@@ -23,7 +23,7 @@ if("${program}" IS_NEWER_THAN "${registered}" OR "${includer}" IS_NEWER_THAN "${
       string(REGEX REPLACE "\\.$" "" suite "${suite}")
       string(APPEND lines "add_test([[${name}.${suite}]] [[${program}]] [[--gtest_filter=${suite}.*]])\n"
                           "set_tests_properties([[${name}.${suite}]] PROPERTIES LABELS ${label} TIMEOUT ${timeout_s} "
-                          "ENVIRONMENT [[${environment}]])\n")
+                          "ENVIRONMENT [[${environment}]] FAIL_REGULAR_EXPRESSION [[from 0 test suites ran]])\n")
     endif()
   endforeach()
   file(WRITE "${registered}" "${lines}")

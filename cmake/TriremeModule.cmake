@@ -7,7 +7,6 @@
 # trireme_benchmark(FILE)              one executable from benchmarks/FILE.cpp.
 # trireme_shared_library()             libtrireme.so of all modules above.
 
-include(GoogleTest)
 
 # What a file reaches through its #include lines and those of this project's headers: 2 for torch::nn or torch::optim, 1 for
 # the dispatcher, autograd or all operators, 0 for less.
@@ -106,6 +105,10 @@ function(_trireme_test_target target label timeout_s files libraries)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   _trireme_share_headers(${target})
   # One thread per process: ranks are threads or processes, and tests run side by side.
+  get_property(is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+  if(is_multi_config)
+    message(FATAL_ERROR "The tests are registered for one configuration: use the generator Ninja, or TRIREME_TESTS=OFF.")
+  endif()
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${target}_suites.cmake")
   file(GENERATE OUTPUT "${file}" CONTENT "set(program [[$<TARGET_FILE:${target}>]])
 set(includer [[${file}]])

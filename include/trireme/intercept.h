@@ -64,7 +64,7 @@ struct OperatorTraits {
   uint64_t written = 0;     ///< bit i: argument i is written (the first 64 arguments)
   bool overwrites = false;  ///< the written argument is not read
   bool random = false;      ///< draws from a generator
-  bool composite = false;   ///< made of other operators, which autograd sees instead of it
+  bool composite = false;   ///< may be made of other operators, which autograd then sees instead of it
 };
 
 /// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are
@@ -74,6 +74,7 @@ struct OperatorCall {
   c10::DispatchKeySet keys;  ///< what is left to dispatch to
   const OperatorTraits& traits;
   torch::jit::Stack& stack;
+  int depth = 0;      ///< how many opened operators it runs inside of
   bool open = false;  ///< set by a pass in before(): what it is made of is to be seen, too (unless it draws)
 };
 
@@ -92,7 +93,8 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
   }
 }
 
-/// A transformation of the stream of operators.
+/// A transformation of the stream of operators. Calls nest where a pass opens an operator; there is no after() for one
+/// that threw.
 class Pass {
  public:
   virtual ~Pass() = default;
@@ -109,7 +111,7 @@ class RankContext {
   /// Like current(), made on first use.
   static RankContext& of_this_thread();
 
-  /// The number of the operator that is running; grows by one per intercepted operator.
+  /// The number of the operator that is running, with all that is seen inside of it; grows by one per operator.
   uint64_t serial() const { return serial_; }
 
   /// Gives the thread a random stream of its own, seeded with `seed`: operators draw from it instead of libtorch's
@@ -132,6 +134,7 @@ class RankContext {
   std::vector<Pass*> passes_;
   at::Generator generator_;
   uint64_t serial_ = 0;
+  int depth_ = 0;
   int scopes_ = 0;
   int read_scopes_ = 0;
 };

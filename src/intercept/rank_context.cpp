@@ -99,10 +99,19 @@ class [[nodiscard]] WriteScope {
 // While it lives, operators that the running one calls are intercepted.
 class [[nodiscard]] SeenInside {
  public:
-  SeenInside() { c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, false); }
-  ~SeenInside() { c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, true); }
+  explicit SeenInside(int& depth) : depth_(depth) {
+    ++depth_;
+    c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, false);
+  }
+  ~SeenInside() {
+    --depth_;
+    c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, true);
+  }
   SeenInside(const SeenInside&) = delete;
   SeenInside& operator=(const SeenInside&) = delete;
+
+ private:
+  int& depth_;
 };
 
 // Proves once per process that the key reaches our fallback: libtorch may move or rename a key that is meant for its
@@ -160,10 +169,11 @@ const OperatorTraits& RankContext::traits_of(const c10::OperatorHandle& op) {
 }
 
 void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  ++serial_;
+  // Owners keep what the running operator touched until the serial number grows.
+  if (depth_ == 0) ++serial_;
   // A copy: a pass or an owner may call operators, and the table may move.
   const OperatorTraits traits = traits_of(op);
-  OperatorCall call{op, keys, traits, *stack};
+  OperatorCall call{op, keys, traits, *stack, depth_};
   if (read_scopes_ == 0 && traits.written == 0 && passes_.empty()) return run(call);
 
   Touches touches;
@@ -187,7 +197,7 @@ void RankContext::run(OperatorCall& call) {
 }
 
 void RankContext::run_open(OperatorCall& call) {
-  const SeenInside inside;
+  const SeenInside inside(depth_);
   call.op.redispatchBoxed(call.keys, &call.stack);
 }
 

@@ -195,6 +195,7 @@ class AdoptResults final : public Pass {
   AdoptResults(std::function<void(const at::Tensor&)> adopt, std::optional<at::ScalarType> dtype)
       : adopt_(std::move(adopt)), dtype_(dtype) {}
   void before(OperatorCall& call) override {
+    if (call.depth > 0) return;
     given_.clear();
     is_told_ = dtype_ && has_dtype(call);
     for_each_tensor(torch::jit::last(call.stack, call.traits.arguments), [this](const at::Tensor& tensor) {
@@ -202,6 +203,7 @@ class AdoptResults final : public Pass {
     });
   }
   void after(OperatorCall& call) override {
+    if (call.depth > 0) return;
     if (dtype_ && given_.empty()) cast(call);
     for_each_tensor(torch::jit::last(call.stack, call.op.schema().returns().size()), [this](const at::Tensor& tensor) {
       if (std::find(given_.begin(), given_.end(), storage_of(tensor)) == given_.end()) adopt_(tensor);

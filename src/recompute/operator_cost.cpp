@@ -37,6 +37,8 @@ OperatorCost cost_of(std::string_view name) {
   name.remove_prefix(kNamespace.size());
   if (std::find(kProducts.begin(), kProducts.end(), name) != kProducts.end()) return OperatorCost::kProduct;
   if (std::find(kCostly.begin(), kCostly.end(), name) != kCostly.end()) return OperatorCost::kCostly;
+  // In training it moves the running statistics, of which its schema says nothing.
+  if (name.find("batch_norm") != name.npos) return OperatorCost::kCostly;
   const bool in_family = std::any_of(kCostlyPrefixes.begin(), kCostlyPrefixes.end(),
                                      [&](std::string_view prefix) { return name.starts_with(prefix); });
   return in_family ? OperatorCost::kCostly : OperatorCost::kCheap;

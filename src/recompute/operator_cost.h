@@ -11,7 +11,7 @@ namespace trireme::detail {
 enum class OperatorCost : uint8_t {
   kCheap,    ///< pointwise, norms, reductions, copies
   kProduct,  ///< a matrix product whose multiply-adds are known
-  kCostly,   ///< attention, convolutions, …; and what we know nothing of
+  kCostly,   ///< attention, convolutions, …; what must not run twice, and what we know nothing of
 };
 
 /// By full name ("aten::linear").

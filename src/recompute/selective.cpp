@@ -92,7 +92,8 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     if (!is_forward || detail::SaveScope::current() != this) return;
     Running running{.recipe = nullptr, .inputs = {}, .name = call.op.schema().name(), .cost = cost_of(call.op)};
     // What runs again is then only those of its parts that are needed: a norm's last steps, not its reduction.
-    if (running.cost == OperatorCost::kCheap && call.traits.composite && !call.traits.random) {
+    if (running.cost == OperatorCost::kCheap && call.traits.composite && !call.traits.random &&
+        call.traits.written == 0) {
       call.open = true;
       return;
     }
@@ -113,7 +114,16 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
 
   void after(OperatorCall& call) override {
     const std::lock_guard lock(shop_->mutex);
-    if (!running_) return;
+    if (running_) finish(call);
+    if (call.open) forget_dead();
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
+    return std::make_unique<ClaimHooks>([this](const at::Tensor& tensor) { return choose(tensor); });
+  }
+
+ private:
+  void finish(const OperatorCall& call) {
     const Running running = std::move(*running_);
     running_.reset();
     const auto results = torch::jit::last(call.stack, call.op.schema().returns().size());
@@ -127,11 +137,6 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     if (running.recipe) learn(running, results);
   }
 
-  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
-    return std::make_unique<ClaimHooks>([this](const at::Tensor& tensor) { return choose(tensor); });
-  }
-
- private:
   OperatorCost cost_of(const c10::OperatorHandle& op) {
     const std::string& name = op.schema().name();
     const auto is_named = [&](const std::string& kept) { return name == "aten::" + kept; };
@@ -142,7 +147,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   std::shared_ptr<Recipe> make_recipe(const OperatorCall& call, std::vector<c10::IValue> arguments) {
     auto recipe = std::make_shared<Recipe>(shop_, call.op, std::move(arguments), call.traits.random);
     for (Ingredient& ingredient : recipe->ingredients()) {
-      if (ingredient.held.defined())
+      if (storage_of(ingredient.held) != nullptr && !ingredient.is_parameter)
         recipe->largest_input = std::max(recipe->largest_input, static_cast<int64_t>(ingredient.held.nbytes()));
       Known* known = find(storage_of(ingredient.held));
       if (known == nullptr || known->recipe == nullptr || known->recipe->depth >= kMaxDepth ||
@@ -179,12 +184,14 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   }
 
   void add(const c10::Storage& storage, Known known) {
-    // What a recipe of a dead storage starts from is free again: often enough that little is held in vain.
-    if (known_.size() >= sweep_at_) {
-      std::erase_if(known_, [](const auto& item) { return item.second.storage.expired(); });
-      sweep_at_ = known_.size() + std::max<size_t>(8, known_.size() / 8);
-    }
+    if (known_.size() >= sweep_at_) forget_dead();
     known_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(known));
+  }
+
+  /// What a recipe of a dead storage starts from is free again: when an operator's temporaries die, and now and then.
+  void forget_dead() {
+    std::erase_if(known_, [](const auto& item) { return item.second.storage.expired(); });
+    sweep_at_ = known_.size() + std::max<size_t>(8, known_.size() / 8);
   }
 
   Known* find(const c10::StorageImpl* storage) {

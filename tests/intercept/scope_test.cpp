@@ -38,11 +38,16 @@ class Recorder final : public Pass {
  public:
   void before(OperatorCall& call) override {
     names.push_back(call.op.schema().name());
+    depths.push_back(call.depth);
+    serials.push_back(RankContext::current()->serial() - first);
     traits.insert_or_assign(names.back(), call.traits);
   }
   void after(OperatorCall& call) override { finished.push_back(call.op.schema().name()); }
   Names names;
   Names finished;
+  std::vector<int> depths;
+  uint64_t first = 0;
+  std::vector<uint64_t> serials;  // from `first` on
   std::map<std::string, OperatorTraits> traits;
 };
 
@@ -80,12 +85,17 @@ TEST(InterceptScope, SeesInsideOfACompositeThatAPassOpens) {
   InterceptScope opening(Watch::kWrites, &opener), recording(Watch::kWrites, &recorder);
   recorder.names.clear();
   recorder.finished.clear();
+  recorder.depths.clear();
+  recorder.serials.clear();
+  recorder.first = RankContext::current()->serial();
   at::silu(at::atleast_2d(x.flatten()));
   EXPECT_EQ(recorder.names,
             (Names{"aten::flatten", "aten::view", "aten::atleast_2d", "aten::unsqueeze", "aten::silu"}));
   EXPECT_EQ(recorder.finished,
             (Names{"aten::view", "aten::flatten", "aten::unsqueeze", "aten::atleast_2d", "aten::silu"}));
   EXPECT_FALSE(recorder.traits.at("aten::silu").composite);
+  EXPECT_EQ(recorder.depths, (std::vector{0, 1, 0, 1, 0}));
+  EXPECT_EQ(recorder.serials, (std::vector<uint64_t>{1, 1, 2, 2, 3}));
   EXPECT_THROW(at::rms_norm(x, {4}), c10::Error);
   recorder.names.clear();
   x.add(1);

@@ -1,5 +1,6 @@
 #include "trireme/pager/init.h"
 
+#include <ATen/ops/broadcast_tensors.h>
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -156,6 +157,24 @@ TEST(Init, LeavesTensorsFromBeforeTheScopeAlone) {
     }
     EXPECT_EQ(StorageHandle::owner_of(*before.storage().unsafeGetStorageImpl()), nullptr);
     EXPECT_EQ(before[17].item<int>(), 2 * (rank.id() + 1));
+  });
+}
+
+TEST(Init, LeavesThemAloneInsideOfAnOpenedOperatorToo) {
+  class Opener final : public Pass {
+   public:
+    void before(OperatorCall& call) override { call.open = call.traits.composite; }
+  };
+  run_ranks(2, [](Rank& rank) {
+    Opener opener;
+    const InterceptScope opening(InterceptScope::Watch::kWrites, &opener);
+    const at::Tensor before = at::ones({64, 64}), other = at::ones({1, 64});
+    const zero::Init scope(rank.world(), {.live_bytes = 1});
+    const auto views = at::broadcast_tensors({before, other});
+    const at::Tensor made = at::ones({64, 64}), more = at::ones({64, 64});
+    EXPECT_EQ(views[0].data_ptr(), before.data_ptr());  // neither adopted nor sharded
+    EXPECT_EQ(StorageHandle::owner_of(*before.storage().unsafeGetStorageImpl()), nullptr);
+    EXPECT_NE(StorageHandle::owner_of(*made.storage().unsafeGetStorageImpl()), nullptr);
   });
 }
 

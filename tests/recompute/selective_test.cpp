@@ -1,12 +1,14 @@
 #include "trireme/recompute/selective.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/batch_norm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -124,6 +126,37 @@ TEST_F(Selective, AReductionIsNotRunAgainForTheLittleThatItGives) {
   torch::autograd::grad({y}, {up});
   EXPECT_EQ(products.count, 4);
   EXPECT_EQ(means.count, 1);
+}
+
+TEST_F(Selective, WhatACompositeMadeForItselfIsFreed) {
+  const auto h = at::linear(x, gate).to(at::kBFloat16).detach().requires_grad_();
+  const auto scale = at::ones({kWide}, at::kBFloat16).requires_grad_();
+  const auto weight = down.to(at::kBFloat16).detach().requires_grad_();
+  const SelectiveRecompute scope;
+  const LiveBytes live;
+  const auto y = at::linear(at::rms_norm(h, {kWide}, scale, 1e-6), weight);  // the norm computes in fp32
+  EXPECT_LE(live.bytes(), kNarrowBytes / 2 + kRowBytes + 1024);
+}
+
+TEST_F(Selective, ABatchNormRunsOnce) {
+  const auto means = at::zeros({kWide}), variances = at::ones({kWide});
+  const auto net = [&](const at::Tensor& t) {
+    const auto h = at::linear(t, gate);
+    return at::linear(at::relu(at::batch_norm(h, {}, {}, means, variances, true, 0.1, 1e-5, false)), down);
+  };
+  gradients(net(x).sum());
+  const auto means_of_one = means.clone(), variances_of_one = variances.clone();
+  means.zero_();
+  variances.fill_(1);
+  const SelectiveRecompute scope;
+  gradients(net(x).sum());
+  EXPECT_TRUE(at::equal(means, means_of_one));
+  EXPECT_TRUE(at::equal(variances, variances_of_one));
+}
+
+TEST_F(Selective, SparseArgumentsAreLeftAlone) {
+  const auto sparse = at::ones({kRows, kWide}).to_sparse();
+  compare([&](const at::Tensor& t) { return at::linear(at::silu(at::linear(t, gate) + sparse), down); });
 }
 
 TEST_F(Selective, AResultThatItsOperatorSavesIsRecomputed) {
@@ -252,6 +285,11 @@ TEST_F(Selective, ExtraComputeRecomputesWideProductsWithinItsBudget) {
   // A layer's forward is 3 products of equal cost, its step 9. A ninth pays for one of the two wide ones.
   EXPECT_NEAR(kept(1.0 / 9), all - 8 * kWideBytes, 2 * kWideBytes);
   EXPECT_EQ(kept(1.0 / 3), least);
+}
+
+TEST_F(Selective, ExtraComputeIsSpentOnFewRowsToo) {
+  const Net net = [&](const at::Tensor& t) { return gated(t.narrow(0, 0, 1).tanh()); };  // weights of 32 KiB, one row
+  EXPECT_LT(compare(net, {.keep = {}, .extra_compute = 1.0 / 3}).kept_bytes, compare(net).kept_bytes);
 }
 
 TEST_F(Selective, OperatorsThatThePolicyNamesAreKept) {

@@ -35,8 +35,8 @@ class CountTests(unittest.TestCase):
         self.assertEqual(self.run_on({"comm_test.Comm": SUITE, "python.a_test": "Ran 2 tests in 1.0s\n\nOK",
                                       "python.b_test": "Ran 4 tests in 1.0s\n\nOK (skipped=1)",
                                       "python.c_test": "skipped: no network"}),
-                         "7 tests ran, 3 skipped\n  skipped: Comm.UnderMpirun\n  skipped: python.b_test\n"
-                         "  skipped: python.c_test\n")
+                         "7 tests ran, 2 skipped\n  skipped: Comm.UnderMpirun\n  skipped: python.b_test\n"
+                         "  skipped as a whole, or ended early: python.c_test\n")
 
     def test_a_folder_without_a_log_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:

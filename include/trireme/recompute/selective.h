@@ -19,7 +19,7 @@ namespace trireme {
 
 struct SelectivePolicy {
   /// Operators of the `aten` namespace that are never computed again, by name without overload, beside matrix products,
-  /// convolutions, attention and recurrent nets. Operators of other namespaces never are.
+  /// convolutions, attention, recurrent nets and batch norms. Operators of other namespaces never are.
   std::vector<std::string> keep = {};
   /// Matrix products whose results are larger than their left inputs are computed again too, up to this share of
   /// the multiply-adds of forward and backward. At most 1/3, which is all of forward.
