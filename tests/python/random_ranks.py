@@ -40,12 +40,13 @@ def _wait_for_turn(folder, turn):
 class Plain:
     """Plain PyTorch over the whole batch: parameters in fp32, or in bf16 with masters in fp32.
 
-    `noise` is added to gradients, with a random sign, times the sum of the absolute values that an element was summed of.
+    `noise` is added to gradients, with a random sign (another with each `draw`), times the sum of the absolute values that an
+    element was summed of.
     """
 
-    def __init__(self, training, noise=0.0):
+    def __init__(self, training, noise=0.0, draw=0):
         self.training, self.noise = training, noise
-        self.generator = torch.Generator().manual_seed(training.index)
+        self.generator = torch.Generator().manual_seed(training.index + 1_000_003 * draw)
         self.model = cases.build(training)
         if training.bf16:
             self.model.bfloat16()
@@ -282,9 +283,9 @@ def _train_segment(training, number, folder):
         losses, weights = plain.run()
         wrong, distance = random_compare.differences(training, found, (losses[number], weights[number]), plain.begin)
         if wrong:
-            others = Plain(training, random_compare.LAST_BITS).run()
+            others = [Plain(training, random_compare.LAST_BITS, draw).run() for draw in range(random_compare.DRAWS)]
             wrong, distance = random_compare.differences(training, found, (losses[number], weights[number]), plain.begin,
-                                           (others[0][number], others[1][number]))
+                                                         [(losses[number], weights[number]) for losses, weights in others])
         report.update(wrong=wrong and f"{wrong}; {training.describe()}", distance=distance,
                       finite=all(abs(x) < 1e30 for x in losses[number]))
     report.update(memory=_memory(), seconds=round(time.monotonic() - began, 3))
