@@ -84,14 +84,18 @@ function(trireme_module noun)
 endfunction()
 
 # tests/NOUN/*_test.cpp -> NOUN_test, registered suite by suite. A file named *_slow_test.cpp goes into NOUN_slow_test, with
-# the label `slow`.
+# the label `slow`; those of tests/gpu have the label `gpu`, and skip themselves where there is no GPU.
 function(trireme_test noun)
   cmake_parse_arguments(ARG "" "" "LIBRARIES" ${ARGN})
   file(GLOB_RECURSE files CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/${noun}/*_test.cpp")
   set(slow ${files})
   list(FILTER slow INCLUDE REGEX "_slow_test\\.cpp$")
   list(FILTER files EXCLUDE REGEX "_slow_test\\.cpp$")
-  _trireme_test_target(${noun}_test fast 600 "${files}" "${ARG_LIBRARIES}")
+  set(label fast)
+  if(noun STREQUAL "gpu")
+    set(label gpu)
+  endif()
+  _trireme_test_target(${noun}_test ${label} 600 "${files}" "${ARG_LIBRARIES}")
   _trireme_test_target(${noun}_slow_test slow 1800 "${slow}" "${ARG_LIBRARIES}")
 endfunction()
 

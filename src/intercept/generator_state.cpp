@@ -1,6 +1,7 @@
 #include "trireme/intercept/generator_state.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include <mutex>
@@ -26,10 +27,7 @@ int digit(char character) {
   throw CheckpointError(str("generator state: expected hexadecimal digits, found '", character, "'"));
 }
 
-}  // namespace
-
-std::string generator_state() {
-  at::Generator generator = generator_of_this_rank();
+std::string text_of(at::Generator generator) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
   const at::Tensor state = generator.get_state();
   const uint8_t* bytes = state.const_data_ptr<uint8_t>();
@@ -42,10 +40,7 @@ std::string generator_state() {
   return text;
 }
 
-uint64_t generator_seed() { return generator_of_this_rank().current_seed(); }
-
-void set_generator_state(const std::string& text) {
-  at::Generator generator = generator_of_this_rank();
+void take_text(at::Generator generator, const std::string& text) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
   const int64_t expected = generator.get_state().numel();
   if (static_cast<int64_t>(text.size()) != 2 * expected)
@@ -56,6 +51,27 @@ void set_generator_state(const std::string& text) {
   for (int64_t i = 0; i < expected; ++i)
     bytes[i] = static_cast<uint8_t>(digit(text[2 * i]) * 16 + digit(text[2 * i + 1]));
   generator.set_state(state);
+}
+
+at::Generator generator_of(c10::Device device) { return at::globalContext().defaultGenerator(device); }
+
+}  // namespace
+
+std::string generator_state() { return text_of(generator_of_this_rank()); }
+uint64_t generator_seed() { return generator_of_this_rank().current_seed(); }
+void set_generator_state(const std::string& text) { take_text(generator_of_this_rank(), text); }
+
+std::string device_generator_state(c10::Device device) { return device.is_cpu() ? "" : text_of(generator_of(device)); }
+
+void set_device_generator_state(c10::Device device, const std::string& state) {
+  if (!device.is_cpu() && !state.empty()) take_text(generator_of(device), state);
+}
+
+void manual_seed_device(c10::Device device, uint64_t seed) {
+  if (device.is_cpu()) return;
+  at::Generator generator = generator_of(device);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(seed);
 }
 
 }  // namespace trireme

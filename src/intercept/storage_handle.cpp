@@ -25,14 +25,14 @@ using Owner = std::shared_ptr<ManagedStorage>;
 void StorageHandle::drop(void* context) noexcept { delete static_cast<Owner*>(context); }
 
 void StorageHandle::point(c10::StorageImpl& storage, void* data, size_t bytes, Owner owner) {
-  c10::DataPtr pointer(data, new Owner(std::move(owner)), &StorageHandle::drop, c10::Device(c10::kCPU));
+  c10::DataPtr pointer(data, new Owner(std::move(owner)), &StorageHandle::drop, storage.device());
   throws_on_access(storage) = false;
   storage.set_data_ptr_noswap(std::move(pointer));
   storage.set_nbytes(bytes);
 }
 
 void StorageHandle::release(c10::StorageImpl& storage, Owner owner, const std::string& message) {
-  c10::DataPtr pointer(nullptr, new Owner(std::move(owner)), &StorageHandle::drop, c10::Device(c10::kCPU));
+  c10::DataPtr pointer(nullptr, new Owner(std::move(owner)), &StorageHandle::drop, storage.device());
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   storage.set_data_ptr_noswap(std::move(pointer));
 }

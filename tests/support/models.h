@@ -38,9 +38,13 @@ inline at::Tensor tokens_of(const MicroBatch& batch, int64_t vocab_size, at::Int
   return at::randint(vocab_size, shape, generator_of(batch), at::kLong);
 }
 
-/// Random numbers [shape] in the dtype of the module's weights.
+/// Random numbers [shape] in the dtype of the module's weights, on their device.
 inline at::Tensor input_of(const torch::nn::Module& module, const MicroBatch& batch, at::IntArrayRef shape) {
-  return at::randn(shape, generator_of(batch)).to(module.parameters().front().scalar_type());
+  return at::randn(shape, generator_of(batch)).to(module.parameters().front().options());
+}
+
+inline at::Tensor to_device_of(const torch::nn::Module& module, const at::Tensor& tensor) {
+  return tensor.to(module.parameters().front().device());
 }
 
 /// Draws every parameter anew from a generator of its own: ranks that are threads share libtorch's default one.
@@ -115,14 +119,15 @@ inline TrainedModel make_conv_net() {
   auto net = std::make_shared<ConvNetImpl>();
   return {net, [net](const MicroBatch& batch) {
             const at::Tensor output = net->forward(input_of(*net, batch, {4, 2, 6, 6}));
-            return torch::nn::functional::cross_entropy(output.to(at::kFloat), tokens_of(batch, 3, {4}));
+            return torch::nn::functional::cross_entropy(output.to(at::kFloat),
+                                                        to_device_of(*net, tokens_of(batch, 3, {4})));
           }};
 }
 
 inline TrainedModel make_tied_net() {
   auto net = std::make_shared<TiedNetImpl>();
   return {net, [net](const MicroBatch& batch) {
-            const at::Tensor tokens = tokens_of(batch, 11, {6});
+            const at::Tensor tokens = to_device_of(*net, tokens_of(batch, 11, {6}));
             return torch::nn::functional::cross_entropy(net->forward(tokens, batch).to(at::kFloat), tokens.flip(0));
           }};
 }

@@ -1,0 +1,38 @@
+// Which devices there are, and memory of the host that they reach without waiting.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <string>
+#include <string_view>
+
+namespace trireme {
+
+/// NVIDIA GPUs that this process may use. Asks the driver alone: libtorch's CUDA half is not loaded.
+int count_gpus();
+
+/// The device of a process that is number `local_rank` on its host. `name` is "auto" (a GPU where there is one, else
+/// the host), "cpu", "cuda" (the GPU of that rank) or "cuda:N". More ranks than GPUs share them in turns. Loads
+/// libtorch's CUDA half into the process where a GPU is chosen: a C++ program need not link it, and calls this before
+/// anything else asks libtorch for an accelerator, such as a backward pass.
+///
+/// Throws    ConfigError: another name; a GPU that is not there, with what was found.
+c10::Device choose_device(std::string_view name, int local_rank);
+
+/// "NVIDIA H200", or "cpu".
+std::string device_name(c10::Device device);
+
+/// [numel] of page-locked host memory, from and to which `device` copies while the host goes on; ordinary memory where
+/// `device` is the host.
+at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype, c10::Device device);
+
+/// Bytes of `device` that libtorch's allocator gave out, now and at most since reset_device_peak(). 0 on the host.
+struct DeviceMemory {
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+};
+DeviceMemory device_memory(c10::Device device);
+void reset_device_peak(c10::Device device);
+
+}  // namespace trireme

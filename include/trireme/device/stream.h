@@ -1,0 +1,70 @@
+// The order of work on a device: streams, and points in them that others wait for. On the host everything runs in the
+// order of the program, so all of this is nothing there.
+//
+// Works with every accelerator that libtorch has streams for; what is CUDA's alone is in device.h and in backends.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+#include <memory>
+#include <optional>
+
+namespace trireme {
+
+inline bool is_host(c10::Device device) { return device.is_cpu(); }
+inline bool is_host(const at::Tensor& tensor) { return is_host(tensor.device()); }
+
+/// What this thread enqueues on now. Requires  `device` is no host.
+c10::Stream current_stream(c10::Device device);
+
+/// A point in the order of one stream: all that was enqueued on it before. Copies share it. A default one, and any on
+/// the host, is passed already.
+class Mark {
+ public:
+  Mark() = default;
+  /// Here: behind what this thread has enqueued on its current stream of `device`.
+  static Mark here(c10::Device device);
+  static Mark behind(const c10::Stream& stream);
+
+  /// What this thread enqueues on its current stream from now on starts only after the mark. The host does not wait.
+  void pass() const;
+  /// The same for what is enqueued on `stream`.
+  void pass(const c10::Stream& stream) const {
+    if (event_) event_->block(stream);
+  }
+  /// The host waits. For what a user asks to see, never within a step.
+  void wait() const;
+  bool is_reached() const { return !event_ || event_->query(); }
+
+ private:
+  explicit Mark(std::shared_ptr<c10::Event> event) : event_(std::move(event)) {}
+  std::shared_ptr<c10::Event> event_;  // shared: several streams may wait for one point
+};
+
+/// A stream beside the one that computes. On the host: none, and OnStream is nothing.
+class SideStream {
+ public:
+  explicit SideStream(c10::Device device);
+  c10::Device device() const { return device_; }
+  const std::optional<c10::Stream>& stream() const { return stream_; }
+
+ private:
+  c10::Device device_;
+  std::optional<c10::Stream> stream_;
+};
+
+/// While it lives, this thread enqueues on `side`.
+class [[nodiscard]] OnStream {
+ public:
+  explicit OnStream(const SideStream& side) {
+    if (side.stream()) guard_.emplace(*side.stream());
+  }
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
+
+}  // namespace trireme

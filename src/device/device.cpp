@@ -1,0 +1,92 @@
+#include "trireme/device/device.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+
+#include <charconv>
+#include <optional>
+
+#include "device/driver.h"
+#include "trireme/base/error.h"
+#include "trireme/device/stream.h"
+
+namespace trireme {
+
+namespace {
+
+// The N of "cuda:N".
+std::optional<int> number_of(std::string_view name) {
+  constexpr std::string_view kPrefix = "cuda:";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  int number = 0;
+  const char* end = name.data() + name.size();
+  const auto read = std::from_chars(name.data() + kPrefix.size(), end, number);
+  const bool is_number = read.ec == std::errc() && read.ptr == end && number >= 0;
+  return is_number ? std::optional(number) : std::nullopt;
+}
+
+c10::Device gpu(int number) {
+  load_cuda();
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(number)};
+}
+
+std::optional<c10::CachingDeviceAllocator::DeviceStats> stats_of(c10::Device device) {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return std::nullopt;
+  return allocator->getDeviceStats(device.index());
+}
+
+}  // namespace
+
+int count_gpus() { return ask_driver().gpus; }
+
+c10::Device choose_device(std::string_view name, int local_rank) {
+  if (name == "cpu") return c10::Device(c10::kCPU);
+  if (name == "auto" && count_gpus() == 0) return c10::Device(c10::kCPU);
+  const std::optional<int> number = number_of(name);
+  if (name != "auto" && name != "cuda" && !number)
+    throw ConfigError(str("device \"", name, "\" is none of auto, cpu, cuda and cuda:N (the N-th GPU, from 0)"));
+  const DriverAnswer& driver = ask_driver();
+  if (driver.gpus == 0)
+    throw ConfigError(str("device \"", name, "\": ", driver.problem,
+                          "; use \"cpu\", or \"auto\" to take a GPU where "
+                          "there is one"));
+  if (number && *number >= driver.gpus)
+    throw ConfigError(str("device \"", name, "\": there are ", driver.gpus,
+                          " GPUs, counted from 0; use \"cuda:", driver.gpus - 1, "\" or one below"));
+  return gpu(number.value_or(local_rank % driver.gpus));
+}
+
+std::string device_name(c10::Device device) {
+  if (is_host(device)) return "cpu";
+  if (device.is_cuda()) {
+    if (void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
+      const auto get_name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
+      char name[128] = {};
+      if (get_name != nullptr && get_name(name, sizeof(name) - 1, device.index()) == 0) return name;
+    }
+  }
+  return device.str();
+}
+
+at::Tensor pinned_memory(int64_t numel, at::ScalarType dtype, c10::Device device) {
+  return at::empty({numel}, at::TensorOptions().dtype(dtype).pinned_memory(!is_host(device)));
+}
+
+DeviceMemory device_memory(c10::Device device) {
+  if (is_host(device)) return {};
+  const auto stats = stats_of(device);
+  if (!stats) return {};
+  const auto& bytes = stats->allocated_bytes[0];  // over all pools
+  return {bytes.current, bytes.peak};
+}
+
+void reset_device_peak(c10::Device device) {
+  if (is_host(device)) return;
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator != nullptr && allocator->initialized()) allocator->resetPeakStats(device.index());
+}
+
+}  // namespace trireme

@@ -1,0 +1,50 @@
+#include "device/driver.h"
+
+#include <ATen/Context.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+namespace {
+
+DriverAnswer ask() {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) return {0, "no NVIDIA driver was found (libcuda.so.1)"};
+  // Types of cuda.h that never changed: CUresult is an int, and 0 is success.
+  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
+  if (init == nullptr || count == nullptr) return {0, "libcuda.so.1 is no NVIDIA driver"};
+  if (const int code = init(0); code != 0) return {0, str("the NVIDIA driver finds no GPU (cuInit gives ", code, ")")};
+  int gpus = 0;
+  if (const int code = count(&gpus); code != 0) return {0, str("the NVIDIA driver counts no GPUs (error ", code, ")")};
+  if (gpus == 0) return {0, "the NVIDIA driver shows no GPU (is CUDA_VISIBLE_DEVICES empty?)"};
+  return {gpus, ""};
+}
+
+bool is_registered() { return c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA); }
+
+}  // namespace
+
+const DriverAnswer& ask_driver() {
+  static const DriverAnswer answer = ask();
+  return answer;
+}
+
+void load_cuda() {
+  if (is_registered()) return;  // a Python program, or one that links libtorch_cuda.so
+  // Beside libtorch_cpu.so, where this library's own run path leads. Global: its parts find each other's symbols.
+  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr)
+    throw Error(ErrorCode::kUnsupported, str("libtorch has no CUDA half here (", dlerror(),
+                                             "); install the CUDA build of torch, or use the device \"cpu\""));
+  // libtorch looks for its CUDA half once, at the first question that concerns it.
+  if (!is_registered() || !at::globalContext().hasCUDA())
+    throw Error(
+        ErrorCode::kUnsupported,
+        "libtorch_cuda.so was loaded and brought no CUDA device: libtorch was asked for one before, or the driver "
+        "is older than its CUDA; call choose_device() first in the program, or use the device \"cpu\"");
+}
+
+}  // namespace trireme

@@ -1,0 +1,29 @@
+#include "trireme/device/stream.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace trireme {
+
+c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+Mark Mark::here(c10::Device device) { return is_host(device) ? Mark() : behind(current_stream(device)); }
+
+Mark Mark::behind(const c10::Stream& stream) {
+  auto event = std::make_shared<c10::Event>(stream.device_type());
+  event->record(stream);
+  return Mark(std::move(event));
+}
+
+void Mark::pass() const {
+  if (event_) pass(current_stream(event_->device()));
+}
+
+void Mark::wait() const {
+  if (event_) event_->synchronize();
+}
+
+SideStream::SideStream(c10::Device device) : device_(device) {
+  if (!is_host(device)) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
+}
+
+}  // namespace trireme

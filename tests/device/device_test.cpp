@@ -1,0 +1,96 @@
+#include "trireme/device/device.h"
+
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "device/driver.h"
+#include "tests/support/error_of.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "trireme/base/error.h"
+#include "trireme/device/stream.h"
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+const c10::Device kHost(c10::kCPU);
+
+TEST(Device, AutoIsTheHostWhereThereIsNoGpu) {
+  if (count_gpus() > 0) GTEST_SKIP() << "there is a GPU";
+  EXPECT_EQ(choose_device("auto", 3), kHost);
+}
+
+TEST(Device, RanksTakeTheGpusInTurns) {
+  if (count_gpus() == 0) GTEST_SKIP() << "there is no GPU";
+  EXPECT_EQ(choose_device("auto", count_gpus() + 1).index(), 1 % count_gpus());
+}
+
+TEST(Device, AGpuThatIsNotThereIsRefusedByName) {
+  const std::string text = error_of<ConfigError>([] { choose_device("cuda:99", 0); });
+  EXPECT_SAYS(text, "device \"cuda:99\"");
+}
+
+TEST(Device, AnotherNameIsRefusedWithTheOnesThereAre) {
+  for (const char* name : {"gpu", "cuda:", "cuda:-1", "cuda:1x", ""}) {
+    const std::string text = error_of<ConfigError>([&] { choose_device(name, 0); });
+    EXPECT_SAYS(text, "auto, cpu, cuda and cuda:N");
+  }
+}
+
+// A suite of its own: what is loaded stays.
+TEST(CudaHalf, IsFoundAndSaysWhatItLacks) {
+  if (count_gpus() > 0) GTEST_SKIP() << "there is a GPU";
+  const std::string text = error_of<Error>([] { load_cuda(); });
+  const bool is_there = text.find("was loaded and brought no CUDA device") != std::string::npos;
+  EXPECT_TRUE(is_there || text.find("libtorch has no CUDA half here") != std::string::npos) << text;
+}
+
+TEST(Device, TheHostHasNoDeviceMemoryAndIsNamedCpu) {
+  EXPECT_EQ(device_name(kHost), "cpu");
+  EXPECT_EQ(device_memory(kHost).bytes, 0);
+  EXPECT_FALSE(pinned_memory(4, at::kFloat, kHost).is_pinned());
+}
+
+TEST(Mark, OrdersWhatPassesItAfterWhatWasBefore) {
+  FakeRecord record;
+  const at::Tensor values = at::zeros({4}, at::TensorOptions().device(fake_device()));
+  const Mark written = Mark::here(fake_device());
+  const SideStream side(fake_device());
+  at::Tensor sum;
+  {
+    const OnStream on(side);
+    written.pass();
+    sum = values.add(1);
+  }
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+  EXPECT_EQ(record.host_waits(), 0);
+}
+
+TEST(Mark, HereIsOnTheStreamThatIsCurrent) {
+  FakeRecord record;
+  at::Tensor values = at::zeros({4}, at::TensorOptions().device(fake_device()));
+  const SideStream side(fake_device());
+  {
+    const Mark written = Mark::here(fake_device());
+    const OnStream on(side);
+    written.pass();
+    values.add_(1);
+  }
+  Mark::here(fake_device()).pass();  // of the main stream, which knows nothing of the other one
+  values.add_(1);
+  EXPECT_FALSE(record.races().empty());
+}
+
+TEST(Mark, OnTheHostIsPassedAlready) {
+  const Mark mark = Mark::here(kHost);
+  const OnStream on{SideStream(kHost)};
+  mark.pass();
+  mark.wait();
+  EXPECT_TRUE(mark.is_reached());
+  EXPECT_TRUE(Mark().is_reached());
+}
+
+}  // namespace
+}  // namespace trireme
