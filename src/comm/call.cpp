@@ -21,8 +21,6 @@ std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).
 void check_tensor(CallKind kind, const char* role, const at::Tensor& tensor) {
   if (!tensor.defined())
     throw ShapeError(str(name_of(kind), ": expected a tensor as ", role, ", got an undefined one"));
-  if (!tensor.device().is_cpu())
-    throw ShapeError(str(name_of(kind), ": expected ", role, " on the host, got it on ", tensor.device().str()));
   if (!tensor.is_contiguous())
     throw ShapeError(str(name_of(kind), ": expected a contiguous ", role, ", got sizes ", tensor.sizes(),
                          " with strides ", tensor.strides()));
@@ -136,6 +134,7 @@ std::string describe(const Call& call) {
   if (call.caller.front() != 0) context += str(" in ", call.caller.data());
   if (call.kind == CallKind::kBarrier) return short_name(call) + context;
   std::string text = str(short_name(call), " (numel ", call.numel, ", ", dtype_name(call.dtype));
+  if (call.device != at::kCPU) text += str(" on ", c10::DeviceTypeName(call.device, /*lower_case=*/true));
   if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
   if (call.root >= 0) text += str(", root ", call.root);
   return text + ")" + context;
@@ -239,6 +238,17 @@ Request recv_request(const Place& place, const at::Tensor& tensor, int peer) {
   check_rank(kind, "peer", peer, place.size);
   if (peer == place.rank) throw ShapeError(str("recv: expected another rank as peer, got this rank, ", peer));
   return {{.kind = kind, .dtype = tensor.scalar_type(), .root = peer, .numel = tensor.numel()}, tensor, {}};
+}
+
+Request on_host_only(Request request) {
+  for (const at::Tensor& tensor : {request.output, request.input}) {
+    if (tensor.defined() && !tensor.device().is_cpu())
+      throw ShapeError(str(name_of(request.call.kind), ": expected tensors on the host, got one on ",
+                           tensor.device().str(),
+                           "; a group over that device is made by make_nccl_group() or "
+                           "make_cuda_ipc_group()"));
+  }
+  return request;
 }
 
 Call split_call(const Place& place, const std::vector<int>& members) {

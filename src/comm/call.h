@@ -43,7 +43,8 @@ struct Call {
   ReduceOp op = ReduceOp::kSum;
   int root = -1;      ///< -1: none
   int64_t numel = 0;  ///< of the whole: the tensor that is reduced, gathered or split
-  int64_t seq = 0;    ///< counts the collectives of a group from 1; messages of a pair separately
+  int64_t seq = 0;  ///< counts the collectives of a group from 1; messages of a pair, and calls on a device, separately
+  at::DeviceType device = at::kCPU;  ///< where the tensors are; told in errors, not compared
   Subject subject = current_subject();
   CallerName caller = current_caller();  ///< told in errors, not compared
 
@@ -84,7 +85,7 @@ struct Request {
   int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(call.dtype)); }
 };
 
-// Each checks the arguments of one collective and throws ShapeError (operation, expected, got).
+// Each checks the arguments of one collective, but for their device, and throws ShapeError (operation, expected, got).
 Request all_reduce_request(const at::Tensor& tensor, ReduceOp op);
 Request reduce_scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, ReduceOp op);
 Request all_gather_request(const Place& place, const at::Tensor& output, const at::Tensor& input);
@@ -94,6 +95,8 @@ Request gather_request(const Place& place, const at::Tensor& output, const at::T
 Request scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root);
 Request send_request(const Place& place, const at::Tensor& tensor, int peer);
 Request recv_request(const Place& place, const at::Tensor& tensor, int peer);
+/// The request where its tensors are on the host; throws ShapeError otherwise.
+Request on_host_only(Request request);
 /// The call of split(); ranks that name other members have diverged.
 Call split_call(const Place& place, const std::vector<int>& members);
 

@@ -11,13 +11,20 @@ int64_t FlightRecorder::begin(const Call& call) {
   entry.call = call;
   entry.start = Clock::now();
   entry.end = Clock::time_point::min();
+  entry.failed = false;
   return count_++;
 }
 
-void FlightRecorder::end(int64_t ticket) {
+void FlightRecorder::end(int64_t ticket) { end(ticket, /*failed=*/false); }
+
+void FlightRecorder::fail(int64_t ticket) { end(ticket, /*failed=*/true); }
+
+void FlightRecorder::end(int64_t ticket, bool failed) {
   std::lock_guard lock(mutex_);
   if (ticket + kEntries < count_) return;  // overwritten meanwhile
-  entries_[static_cast<size_t>(ticket % kEntries)].end = Clock::now();
+  Entry& entry = entries_[static_cast<size_t>(ticket % kEntries)];
+  entry.end = Clock::now();
+  entry.failed = failed;
 }
 
 std::string FlightRecorder::text() const {
@@ -31,7 +38,8 @@ std::string FlightRecorder::text() const {
     if (entry.end < entry.start)
       std::snprintf(times, sizeof(times), "at %.6f s, under way", start_s);
     else
-      std::snprintf(times, sizeof(times), "at %.6f s, took %.1f us", start_s, took_us);
+      std::snprintf(times, sizeof(times), "at %.6f s, %s %.1f us", start_s, entry.failed ? "failed after" : "took",
+                    took_us);
     all += describe(entry.call) + " " + times + "\n";
   }
   return all;

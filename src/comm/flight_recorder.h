@@ -16,6 +16,8 @@ class FlightRecorder {
   /// Returns a ticket for end().
   int64_t begin(const Call& call);
   void end(int64_t ticket);
+  /// The same, of an operation that came to nothing.
+  void fail(int64_t ticket);
   /// Oldest first, one operation a line.
   std::string text() const;
 
@@ -26,7 +28,10 @@ class FlightRecorder {
     Call call;
     Clock::time_point start;
     Clock::time_point end;  ///< before `start`: under way
+    bool failed = false;
   };
+
+  void end(int64_t ticket, bool failed);
 
   const Clock::time_point created_ = Clock::now();
   mutable std::mutex mutex_;

@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -43,6 +45,17 @@ class GroupState {
     bytes_.fetch_add(bytes_sent(place_, call), std::memory_order_relaxed);
   }
   CommCounters counters() const noexcept { return {calls_.load(), bytes_.load()}; }
+  bool has_failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+
+  // What a group above this one asks, whose own waits are not on the host. Any thread. Where ranks share no memory
+  // nothing is known of peers.
+  enum class Look { kFlags, kProcesses };  ///< to look at the processes costs a system call per peer
+  /// Why all ranks can never meet again: a peer that failed, or whose process ended. `what` rank `place().rank` was in.
+  virtual std::exception_ptr lost_peer(Look, const std::function<std::string()>& /*what*/, double /*elapsed_s*/) {
+    return nullptr;
+  }
+  /// Whether `peer` destroyed its group in good order.
+  virtual bool has_left(int /*peer*/) const { return false; }
 
  protected:
   ~GroupState() = default;
@@ -64,6 +77,12 @@ class GroupState {
   mutable std::mutex mutex_;
   ErrorCode code_ = ErrorCode::kInternal;  // guarded by mutex_
   std::string message_;                    // guarded by mutex_
+};
+
+/// A Group whose state a group above it shares: one first error, one record, one count of calls.
+class StatefulGroup : public Group {
+ public:
+  virtual std::shared_ptr<GroupState> state() const = 0;
 };
 
 /// What a CommError that is thrown again in another rank must tell: the code and the text of the first cause.

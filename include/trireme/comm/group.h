@@ -1,5 +1,5 @@
-// Collectives over a fixed set of ranks. One interface, several backends: shm (processes of one host), threads (ranks
-// of one process, for tests), fake (counts bytes, for the planner).
+// Collectives over a fixed set of ranks. One interface, several backends: shm (processes of one host), c10d (over
+// torch.distributed), nccl and cuda_ipc (GPUs), threads (ranks of one process, for tests), fake (for the planner).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,11 +70,13 @@ class Group {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
+  /// Whether it moves tensors on `device`; every group moves those on the host.
+  virtual bool serves(c10::Device device) const { return device.is_cpu(); }
 
   // Shapes: tensors are contiguous; n elements. Ranks call in the same order with the same n, dtype and options;
   // otherwise every rank gets CommError(kDiverged) that names both calls. Sums are folded in rank order in fp32 (fp64
   // for fp64, the integer type itself for integers), then rounded once: the same bits on every rank and in every
-  // backend.
+  // backend but nccl, which adds in an order of its own (docs/comm.md).
 
   /// In place. Cost: sends 2 (N-1)/N n elements per rank.
   virtual Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) = 0;

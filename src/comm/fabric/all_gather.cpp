@@ -8,21 +8,28 @@ namespace {
 
 class AllGather final : public Algorithm {
  public:
-  AllGather(const Place& place, const Request& request)
-      : AllGather(place, request.out(), request.in(), request.call.numel, request.itemsize()) {}
-  AllGather(const Place& place, std::byte* output, const std::byte* input, int64_t numel, int64_t itemsize)
-      : place_(place),
-        numel_(numel),
-        parts_(shard_range(numel, place.size, 0).numel(), itemsize, 1),
-        output_(output),
-        input_(input) {}
+  AllGather(const Place& place, const Request& request, const Mover& mover)
+      : AllGather(place, {request.out(), request.in(), request.call.numel, request.itemsize()}, mover) {}
+  struct Bytes {
+    std::byte* output;
+    const std::byte* input;
+    int64_t numel;
+    int64_t itemsize;
+  };
+  AllGather(const Place& place, const Bytes& bytes, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
+        numel_(bytes.numel),
+        parts_({shard_range(numel_, place.size, 0).numel(), bytes.itemsize, 1}, mover.slot_bytes()),
+        output_(bytes.output),
+        input_(bytes.input) {}
 
   int64_t steps() const override { return parts_.steps(); }
   bool reads(int) const override { return true; }
 
   void post(int64_t step, std::byte* slot) override {
     const ShardRange chunk = parts_.chunk(part(place_.rank), step);
-    if (place_.size > 1) copy_bytes(slot, source(chunk), parts_.bytes(chunk));
+    if (place_.size > 1) mover_.copy(slot, source(chunk), parts_.bytes(chunk));
   }
 
   void read(int64_t step, Slots slots) override {
@@ -30,7 +37,7 @@ class AllGather final : public Algorithm {
       const ShardRange chunk = parts_.chunk(part(rank), step);
       std::byte* target = output_ + parts_.offset(chunk);
       const std::byte* from = rank == place_.rank ? source(chunk) : slots[static_cast<size_t>(rank)];
-      copy_bytes(target, from, parts_.bytes(chunk));
+      mover_.copy(target, from, parts_.bytes(chunk));
     }
   }
 
@@ -49,12 +56,13 @@ class AllGather final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_all_gather(const Place& place, const Request& request) {
-  return std::make_unique<AllGather>(place, request);
+std::unique_ptr<Algorithm> make_all_gather(const Place& place, const Request& request, const Mover& mover) {
+  return std::make_unique<AllGather>(place, request, mover);
 }
 
 std::unique_ptr<Algorithm> make_exchange(const Place& place, std::byte* records, int64_t bytes) {
-  return std::make_unique<AllGather>(place, records, records + place.rank * bytes, bytes * place.size, 1);
+  const AllGather::Bytes all{records, records + place.rank * bytes, bytes * place.size, 1};
+  return std::make_unique<AllGather>(place, all, host_mover());
 }
 
 }  // namespace trireme::comm

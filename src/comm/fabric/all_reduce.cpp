@@ -1,6 +1,7 @@
 // Short tensors: everybody posts everything and folds everything, one step. Long ones: in even steps each rank folds
 // its part of a block, in odd steps the results are gathered. Both fold in rank order, so the bits do not depend on the
 // way.
+#include <algorithm>
 #include <vector>
 
 #include "comm/fabric/algorithm.h"
@@ -15,8 +16,9 @@ constexpr int64_t kDirectBytes = 32 << 10;
 
 class DirectAllReduce final : public Algorithm {
  public:
-  DirectAllReduce(const Place& place, const Request& request)
-      : place_(place),
+  DirectAllReduce(const Place& place, const Request& request, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
         numel_(request.call.numel),
         itemsize_(request.itemsize()),
         fold_{request.call.dtype, request.call.dtype, request.call.op},
@@ -25,11 +27,11 @@ class DirectAllReduce final : public Algorithm {
 
   int64_t steps() const override { return 1; }
   bool reads(int) const override { return true; }
-  void post(int64_t, std::byte* slot) override { copy_bytes(slot, data_, numel_ * itemsize_); }
+  void post(int64_t, std::byte* slot) override { mover_.copy(slot, data_, numel_ * itemsize_); }
   void read(int64_t, Slots slots) override {
     for (size_t rank = 0; rank < sources_.size(); ++rank)
       sources_[rank] = static_cast<int>(rank) == place_.rank ? data_ : slots[rank];
-    fold(fold_, data_, sources_, numel_);
+    mover_.fold(fold_, data_, sources_, numel_);
   }
 
  private:
@@ -43,10 +45,11 @@ class DirectAllReduce final : public Algorithm {
 
 class AllReduce final : public Algorithm {
  public:
-  AllReduce(const Place& place, const Request& request)
-      : place_(place),
+  AllReduce(const Place& place, const Request& request, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
         numel_(request.call.numel),
-        parts_(shard_range(numel_, place.size, 0).numel(), request.itemsize(), place.size - 1),
+        parts_({shard_range(numel_, place.size, 0).numel(), request.itemsize(), place.size - 1}, mover.slot_bytes()),
         fold_{request.call.dtype, request.call.dtype, request.call.op},
         data_(request.out()),
         sources_(static_cast<size_t>(place.size)) {}
@@ -57,14 +60,14 @@ class AllReduce final : public Algorithm {
   void post(int64_t step, std::byte* slot) override {
     if (step % 2 == 1) {
       const ShardRange chunk = parts_.chunk(part(place_.rank), step / 2);
-      copy_bytes(slot, data_ + parts_.offset(chunk), parts_.bytes(chunk));
+      mover_.copy(slot, data_ + parts_.offset(chunk), parts_.bytes(chunk));
       return;
     }
     for (int peer = 0; peer < place_.size; ++peer) {
       if (peer == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(part(peer), step / 2);
-      copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), data_ + parts_.offset(chunk),
-                 parts_.bytes(chunk));
+      mover_.copy(slot + lane(place_.rank, peer) * parts_.lane_bytes(), data_ + parts_.offset(chunk),
+                  parts_.bytes(chunk));
     }
   }
 
@@ -73,7 +76,7 @@ class AllReduce final : public Algorithm {
     for (int rank = 0; rank < place_.size; ++rank) {
       if (rank == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(part(rank), step / 2);
-      copy_bytes(data_ + parts_.offset(chunk), slots[static_cast<size_t>(rank)], parts_.bytes(chunk));
+      mover_.copy(data_ + parts_.offset(chunk), slots[static_cast<size_t>(rank)], parts_.bytes(chunk));
     }
   }
 
@@ -87,7 +90,7 @@ class AllReduce final : public Algorithm {
       sources_[static_cast<size_t>(rank)] =
           rank == place_.rank ? target
                               : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
-    fold(fold_, target, sources_, chunk.numel());
+    mover_.fold(fold_, target, sources_, chunk.numel());
   }
 
   const Place place_;
@@ -100,9 +103,11 @@ class AllReduce final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_all_reduce(const Place& place, const Request& request) {
-  if (request.call.numel * request.itemsize() <= kDirectBytes) return std::make_unique<DirectAllReduce>(place, request);
-  return std::make_unique<AllReduce>(place, request);
+std::unique_ptr<Algorithm> make_all_reduce(const Place& place, const Request& request, const Mover& mover) {
+  const int64_t bytes = request.call.numel * request.itemsize();
+  if (bytes <= std::min(kDirectBytes, mover.slot_bytes()))
+    return std::make_unique<DirectAllReduce>(place, request, mover);
+  return std::make_unique<AllReduce>(place, request, mover);
 }
 
 }  // namespace trireme::comm

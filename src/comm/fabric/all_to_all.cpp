@@ -8,10 +8,11 @@ namespace {
 
 class AllToAll final : public Algorithm {
  public:
-  AllToAll(const Place& place, const Request& request)
-      : place_(place),
+  AllToAll(const Place& place, const Request& request, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
         block_numel_(request.call.numel / place.size),
-        parts_(block_numel_, request.itemsize(), place.size - 1),
+        parts_({block_numel_, request.itemsize(), place.size - 1}, mover.slot_bytes()),
         output_(request.out()),
         input_(request.in()) {}
 
@@ -22,8 +23,8 @@ class AllToAll final : public Algorithm {
     for (int peer = 0; peer < place_.size; ++peer) {
       if (peer == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(block(peer), step);
-      copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk),
-                 parts_.bytes(chunk));
+      mover_.copy(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk),
+                  parts_.bytes(chunk));
     }
   }
 
@@ -33,7 +34,7 @@ class AllToAll final : public Algorithm {
       const std::byte* from = rank == place_.rank
                                   ? input_ + parts_.offset(chunk)
                                   : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
-      copy_bytes(output_ + parts_.offset(chunk), from, parts_.bytes(chunk));
+      mover_.copy(output_ + parts_.offset(chunk), from, parts_.bytes(chunk));
     }
   }
 
@@ -49,8 +50,8 @@ class AllToAll final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_all_to_all(const Place& place, const Request& request) {
-  return std::make_unique<AllToAll>(place, request);
+std::unique_ptr<Algorithm> make_all_to_all(const Place& place, const Request& request, const Mover& mover) {
+  return std::make_unique<AllToAll>(place, request, mover);
 }
 
 }  // namespace trireme::comm

@@ -39,8 +39,9 @@ static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>
 void CallRecord::write(const Call& call) {
   seq.store(call.seq, std::memory_order_relaxed);
   numel.store(call.numel, std::memory_order_relaxed);
-  const int64_t packed = (static_cast<int64_t>(call.root) << 32) | (static_cast<int64_t>(call.kind) << 16) |
-                         (static_cast<int64_t>(call.dtype) << 8) | static_cast<int64_t>(call.op);
+  const int64_t packed = (static_cast<int64_t>(call.root) << 32) | (static_cast<int64_t>(call.device) << 24) |
+                         (static_cast<int64_t>(call.kind) << 16) | (static_cast<int64_t>(call.dtype) << 8) |
+                         static_cast<int64_t>(call.op);
   rest.store(packed, std::memory_order_relaxed);
   store(subject, call.subject);
   store(caller, call.caller);
@@ -54,6 +55,7 @@ Call CallRecord::read() const {
           .root = static_cast<int>(packed >> 32),
           .numel = numel.load(std::memory_order_relaxed),
           .seq = seq.load(std::memory_order_relaxed),
+          .device = static_cast<at::DeviceType>((packed >> 24) & 0xff),
           .subject = load<Subject>(subject),
           .caller = load<CallerName>(caller)};
 }

@@ -32,7 +32,7 @@ enum class RankState : uint32_t {
 struct alignas(kLineBytes) CallRecord {
   std::atomic<int64_t> seq;
   std::atomic<int64_t> numel;
-  std::atomic<int64_t> rest;  ///< kind, dtype, op, root: one byte each, root in the upper half
+  std::atomic<int64_t> rest;  ///< device, kind, dtype, op, root: one byte each, root in the upper half
   std::atomic<int64_t> subject[sizeof(Subject) / sizeof(int64_t)];
   std::atomic<int64_t> caller[sizeof(CallerName) / sizeof(int64_t)];
 

@@ -16,6 +16,11 @@ class Engine final : public GroupState {
 
   Fabric& fabric() { return fabric_; }
 
+  std::exception_ptr lost_peer(Look look, const std::function<std::string()>& what, double elapsed_s) override {
+    return fabric_.lost_peer(look == Look::kProcesses, what, elapsed_s);
+  }
+  bool has_left(int peer) const override { return fabric_.control(peer).state.load() == RankState::kLeft; }
+
  private:
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override { fabric_.abort(code, cause); }
 

@@ -151,40 +151,62 @@ bool Fabric::process_is_dead(int rank) {
   return watch.dead();
 }
 
-std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look look, double elapsed_s) {
-  const auto fail = [](ErrorCode code, const std::string& text) {
-    return std::make_unique<Failure>(Failure{code, text, text});
-  };
-  const auto waited = [&](int rank) { return rank == wait.peer ? " waited for it " : " waited "; };
-  const auto context = [&] {
-    return str("in ", wait.what(), " of group '", name(), "' after ", format_seconds(elapsed_s));
-  };
-  const Place& place = options_.place;
-  if (cancelled_.load(std::memory_order_acquire))
-    return fail(ErrorCode::kState, str("group '", name(), "' was destroyed while ", wait.what(), " was under way"));
+std::string Fabric::context_of(const Wait& wait, double elapsed_s) const {
+  return str("in ", wait.what(), " of group '", name(), "' after ", format_seconds(elapsed_s));
+}
 
+std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, Look look, double elapsed_s) {
+  const auto lost = [&](const char* how) {
+    const char* waited = rank == wait.peer ? " waited for it " : " waited ";
+    const std::string text = str(title(rank), how, " while rank ", options_.place.rank, waited,
+                                 context_of(wait, elapsed_s), "; ", last_seen(rank));
+    return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text});
+  };
+  const RankControl& peer = control(rank);
+  const RankState state = peer.state.load(std::memory_order_acquire);
+  if (state == RankState::kAborted)
+    return std::make_unique<Failure>(Failure{static_cast<ErrorCode>(peer.cause_code),
+                                             str(title(rank), " failed while rank ", options_.place.rank, " was ",
+                                                 context_of(wait, elapsed_s), ": ", peer.cause),
+                                             peer.cause});
+  if (state == RankState::kLeft && rank == wait.peer) return lost(" left");
+  if (state == RankState::kAlive && look == Look::kProcesses && process_is_dead(rank) &&
+      peer.state.load(std::memory_order_acquire) == RankState::kAlive)
+    return lost(" died");
+  return nullptr;
+}
+
+std::exception_ptr Fabric::lost_peer(bool with_processes, const std::function<std::string()>& what, double elapsed_s) {
+  const Wait wait{.peer = -1, .patience = Patience::kBackground, .what = what};
+  for (int rank = 0; rank < options_.place.size; ++rank) {
+    if (rank == options_.place.rank) continue;
+    const auto failure = failure_of(rank, wait, with_processes ? Look::kProcesses : Look::kFlags, elapsed_s);
+    if (failure) return std::make_exception_ptr(RelayedError(failure->code, failure->text, failure->cause));
+  }
+  return nullptr;
+}
+
+std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look look, double elapsed_s) {
+  const Place& place = options_.place;
+  if (cancelled_.load(std::memory_order_acquire)) {
+    const std::string text = str("group '", name(), "' was destroyed while ", wait.what(), " was under way");
+    return std::make_unique<Failure>(Failure{ErrorCode::kState, text, text});
+  }
+  // Another thread of this rank has ended the group.
+  if (own().state.load(std::memory_order_acquire) == RankState::kAborted)
+    return std::make_unique<Failure>(Failure{static_cast<ErrorCode>(own().cause_code), own().cause, own().cause});
   bool all_left = place.size > 1;
   for (int rank = 0; rank < place.size; ++rank) {
     if (rank == place.rank) continue;
-    const RankControl& peer = control(rank);
-    const RankState state = peer.state.load(std::memory_order_acquire);
-    if (state != RankState::kLeft) all_left = false;
-    if (state == RankState::kAborted)
-      return std::make_unique<Failure>(Failure{
-          static_cast<ErrorCode>(peer.cause_code),
-          str(title(rank), " failed while rank ", place.rank, " was ", context(), ": ", peer.cause), peer.cause});
-    if (state == RankState::kLeft && rank == wait.peer)
-      return fail(ErrorCode::kPeerLost,
-                  str(title(rank), " left while rank ", place.rank, waited(rank), context(), "; ", last_seen(rank)));
-    if (state == RankState::kAlive && look == Look::kProcesses && process_is_dead(rank) &&
-        peer.state.load(std::memory_order_acquire) == RankState::kAlive)
-      return fail(ErrorCode::kPeerLost,
-                  str(title(rank), " died while rank ", place.rank, waited(rank), context(), "; ", last_seen(rank)));
+    if (control(rank).state.load(std::memory_order_acquire) != RankState::kLeft) all_left = false;
+    if (auto failure = failure_of(rank, wait, look, elapsed_s)) return failure;
   }
-  if (all_left && wait.peer < 0)
-    return fail(ErrorCode::kPeerLost, str("every peer left while rank ", place.rank, " waited ", context()));
+  if (all_left && wait.peer < 0) {
+    const std::string text = str("every peer left while rank ", place.rank, " waited ", context_of(wait, elapsed_s));
+    return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text});
+  }
   if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
-  return std::make_unique<Failure>(timed_out(wait, context()));
+  return std::make_unique<Failure>(timed_out(wait, context_of(wait, elapsed_s)));
 }
 
 Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) const {

@@ -77,6 +77,10 @@ class Fabric {
   /// Waits of this rank end with a StateError.
   void cancel() noexcept;
 
+  /// Why all ranks can never meet again, told as of a wait for `what`: a peer that failed or, `with_processes`, whose
+  /// process ended. Null where none did. Any thread.
+  std::exception_ptr lost_peer(bool with_processes, const std::function<std::string()>& what, double elapsed_s);
+
   /// "rank 1 (pid 123)"
   std::string title(int rank) const;
   /// "rank 1 was last in all_gather #11", and the same of the group that this one was split from.
@@ -107,6 +111,8 @@ class Fabric {
   /// What keeps `wait` from ever ending. To look at the processes costs a system call per peer.
   enum class Look { kFlags, kProcesses };
   std::unique_ptr<Failure> find_failure(const Wait& wait, Look look, double elapsed_s);
+  std::unique_ptr<Failure> failure_of(int rank, const Wait& wait, Look look, double elapsed_s);
+  std::string context_of(const Wait& wait, double elapsed_s) const;
   std::string last_seen_here(int rank) const;
   Failure timed_out(const Wait& wait, const std::string& context) const;
   /// Who holds up a wait for `peer`: a stopped rank, or the end of the chain of ranks that wait for each other.

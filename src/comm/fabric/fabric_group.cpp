@@ -55,46 +55,47 @@ FabricGroup::~FabricGroup() {
   engine_->fabric().leave();
 }
 
-Pending<void> FabricGroup::submit(Request request, Maker make) {
+Pending<void> FabricGroup::submit(Request request) {
   engine_->throw_if_failed();
-  auto algorithm = make(engine_->place(), request);
+  request = on_host_only(std::move(request));
+  auto algorithm = make_algorithm(engine_->place(), request, host_mover());
   return Pending<void>(collectives_->submit(std::move(request), std::move(algorithm)));
 }
 
 Pending<void> FabricGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) {
-  return submit(all_reduce_request(tensor, op), make_all_reduce);
+  return submit(all_reduce_request(tensor, op));
 }
 
 Pending<void> FabricGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  return submit(reduce_scatter_request(engine_->place(), output, input, op), make_reduce_scatter);
+  return submit(reduce_scatter_request(engine_->place(), output, input, op));
 }
 
 Pending<void> FabricGroup::all_gather(const at::Tensor& output, const at::Tensor& input) {
-  return submit(all_gather_request(engine_->place(), output, input), make_all_gather);
+  return submit(all_gather_request(engine_->place(), output, input));
 }
 
 Pending<void> FabricGroup::broadcast(const at::Tensor& tensor, int root) {
-  return submit(broadcast_request(engine_->place(), tensor, root), make_broadcast);
+  return submit(broadcast_request(engine_->place(), tensor, root));
 }
 
 Pending<void> FabricGroup::all_to_all(const at::Tensor& output, const at::Tensor& input) {
-  return submit(all_to_all_request(engine_->place(), output, input), make_all_to_all);
+  return submit(all_to_all_request(engine_->place(), output, input));
 }
 
 Pending<void> FabricGroup::gather(const at::Tensor& output, const at::Tensor& input, int root) {
-  return submit(gather_request(engine_->place(), output, input, root), make_gather);
+  return submit(gather_request(engine_->place(), output, input, root));
 }
 
 Pending<void> FabricGroup::scatter(const at::Tensor& output, const at::Tensor& input, int root) {
-  return submit(scatter_request(engine_->place(), output, input, root), make_scatter);
+  return submit(scatter_request(engine_->place(), output, input, root));
 }
 
 Pending<void> FabricGroup::send(const at::Tensor& tensor, int peer) {
-  return Pending<void>(messages_->submit(send_request(engine_->place(), tensor, peer)));
+  return Pending<void>(messages_->submit(on_host_only(send_request(engine_->place(), tensor, peer))));
 }
 
 Pending<void> FabricGroup::recv(const at::Tensor& tensor, int peer) {
-  return Pending<void>(messages_->submit(recv_request(engine_->place(), tensor, peer)));
+  return Pending<void>(messages_->submit(on_host_only(recv_request(engine_->place(), tensor, peer))));
 }
 
 void FabricGroup::barrier() {

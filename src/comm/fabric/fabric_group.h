@@ -12,7 +12,7 @@
 
 namespace trireme::comm {
 
-class FabricGroup final : public Group {
+class FabricGroup final : public StatefulGroup {
  public:
   /// Joins the group whose control segment is `segment`. `provider` makes the memory of share() and split().
   FabricGroup(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<Segment> segment, const FabricOptions& options);
@@ -42,13 +42,13 @@ class FabricGroup final : public Group {
   std::chrono::milliseconds timeout() const override { return engine_->fabric().timeout(); }
   CommCounters counters() const override { return engine_->counters(); }
   std::string flight_record() const override { return engine_->recorder().text(); }
+  std::shared_ptr<GroupState> state() const override { return engine_; }
 
  protected:
   void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) override;
 
  private:
-  using Maker = std::unique_ptr<Algorithm> (*)(const Place&, const Request&);
-  Pending<void> submit(Request request, Maker make);
+  Pending<void> submit(Request request);
   /// Every rank's segment (kOne: rank 0's) opened by every rank in `readers`; null for ranks that make none.
   std::vector<std::shared_ptr<Segment>> exchange_segments(const Call& call, size_t own_bytes,
                                                           const std::vector<int>& readers);

@@ -8,11 +8,12 @@ namespace {
 
 class Gather final : public Algorithm {
  public:
-  Gather(const Place& place, const Request& request)
-      : place_(place),
+  Gather(const Place& place, const Request& request, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
         root_(request.call.root),
         block_numel_(request.call.numel / place.size),
-        parts_(block_numel_, request.itemsize(), 1),
+        parts_({block_numel_, request.itemsize(), 1}, mover.slot_bytes()),
         output_(request.out()),
         input_(request.in()) {}
 
@@ -21,7 +22,7 @@ class Gather final : public Algorithm {
 
   void post(int64_t step, std::byte* slot) override {
     const ShardRange chunk = parts_.chunk({0, block_numel_}, step);
-    if (place_.rank != root_) copy_bytes(slot, input_ + parts_.offset(chunk), parts_.bytes(chunk));
+    if (place_.rank != root_) mover_.copy(slot, input_ + parts_.offset(chunk), parts_.bytes(chunk));
   }
 
   void read(int64_t step, Slots slots) override {
@@ -30,7 +31,7 @@ class Gather final : public Algorithm {
     for (int rank = 0; rank < place_.size; ++rank) {
       std::byte* target = output_ + rank * parts_.bytes({0, block_numel_}) + parts_.offset(chunk);
       const std::byte* from = rank == root_ ? input_ + parts_.offset(chunk) : slots[static_cast<size_t>(rank)];
-      copy_bytes(target, from, parts_.bytes(chunk));
+      mover_.copy(target, from, parts_.bytes(chunk));
     }
   }
 
@@ -45,8 +46,8 @@ class Gather final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_gather(const Place& place, const Request& request) {
-  return std::make_unique<Gather>(place, request);
+std::unique_ptr<Algorithm> make_gather(const Place& place, const Request& request, const Mover& mover) {
+  return std::make_unique<Gather>(place, request, mover);
 }
 
 }  // namespace trireme::comm

@@ -16,14 +16,20 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-/// The chunk of every part that one step moves. `lanes` chunks share a slot.
+struct PartOptions {
+  int64_t numel;     ///< of the longest part
+  int64_t itemsize;  ///< in bytes
+  int64_t lanes;     ///< chunks that share a slot
+};
+
+/// The chunk of every part that one step moves.
 class Parts {
  public:
-  Parts(int64_t part_numel, int64_t itemsize, int64_t lanes)
-      : part_numel_(part_numel),
-        itemsize_(itemsize),
-        lane_bytes_(std::max<int64_t>(kSlotBytes / std::max<int64_t>(lanes, 1) / kAlign * kAlign, kAlign)),
-        chunk_numel_(lane_bytes_ / itemsize) {}
+  Parts(const PartOptions& options, int64_t slot_bytes)
+      : part_numel_(options.numel),
+        itemsize_(options.itemsize),
+        lane_bytes_(std::max<int64_t>(slot_bytes / std::max<int64_t>(options.lanes, 1) / kAlign * kAlign, kAlign)),
+        chunk_numel_(lane_bytes_ / itemsize_) {}
 
   int64_t steps() const { return std::max<int64_t>(1, (part_numel_ + chunk_numel_ - 1) / chunk_numel_); }
   /// Elements of `part` that step `step` moves.

@@ -10,10 +10,11 @@ namespace {
 
 class ReduceScatter final : public Algorithm {
  public:
-  ReduceScatter(const Place& place, const Request& request)
-      : place_(place),
+  ReduceScatter(const Place& place, const Request& request, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
         numel_(request.call.numel),
-        parts_(shard_range(numel_, place.size, 0).numel(), request.itemsize(), place.size - 1),
+        parts_({shard_range(numel_, place.size, 0).numel(), request.itemsize(), place.size - 1}, mover.slot_bytes()),
         fold_{request.call.dtype, request.output.scalar_type(), request.call.op},
         output_(request.out()),
         output_itemsize_(static_cast<int64_t>(c10::elementSize(request.output.scalar_type()))),
@@ -27,8 +28,8 @@ class ReduceScatter final : public Algorithm {
     for (int peer = 0; peer < place_.size; ++peer) {
       if (peer == place_.rank) continue;
       const ShardRange chunk = parts_.chunk(part(peer), step);
-      copy_bytes(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk),
-                 parts_.bytes(chunk));
+      mover_.copy(slot + lane(place_.rank, peer) * parts_.lane_bytes(), input_ + parts_.offset(chunk),
+                  parts_.bytes(chunk));
     }
   }
 
@@ -39,7 +40,7 @@ class ReduceScatter final : public Algorithm {
       sources_[static_cast<size_t>(rank)] =
           rank == place_.rank ? input_ + parts_.offset(chunk)
                               : slots[static_cast<size_t>(rank)] + lane(rank, place_.rank) * parts_.lane_bytes();
-    fold(fold_, output_ + (chunk.begin - own.begin) * output_itemsize_, sources_, chunk.numel());
+    mover_.fold(fold_, output_ + (chunk.begin - own.begin) * output_itemsize_, sources_, chunk.numel());
   }
 
  private:
@@ -57,8 +58,8 @@ class ReduceScatter final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_reduce_scatter(const Place& place, const Request& request) {
-  return std::make_unique<ReduceScatter>(place, request);
+std::unique_ptr<Algorithm> make_reduce_scatter(const Place& place, const Request& request, const Mover& mover) {
+  return std::make_unique<ReduceScatter>(place, request, mover);
 }
 
 }  // namespace trireme::comm

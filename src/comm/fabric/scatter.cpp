@@ -8,11 +8,12 @@ namespace {
 
 class Scatter final : public Algorithm {
  public:
-  Scatter(const Place& place, const Request& request)
-      : place_(place),
+  Scatter(const Place& place, const Request& request, const Mover& mover)
+      : Algorithm(mover),
+        place_(place),
         root_(request.call.root),
         block_numel_(request.call.numel / place.size),
-        parts_(block_numel_, request.itemsize(), place.size - 1),
+        parts_({block_numel_, request.itemsize(), place.size - 1}, mover.slot_bytes()),
         output_(request.out()),
         input_(request.in()) {}
 
@@ -24,8 +25,8 @@ class Scatter final : public Algorithm {
     const ShardRange chunk = parts_.chunk({0, block_numel_}, step);
     for (int peer = 0; peer < place_.size; ++peer)
       if (peer != root_)
-        copy_bytes(slot + lane(root_, peer) * parts_.lane_bytes(), block(peer) + parts_.offset(chunk),
-                   parts_.bytes(chunk));
+        mover_.copy(slot + lane(root_, peer) * parts_.lane_bytes(), block(peer) + parts_.offset(chunk),
+                    parts_.bytes(chunk));
   }
 
   void read(int64_t step, Slots slots) override {
@@ -33,7 +34,7 @@ class Scatter final : public Algorithm {
     const std::byte* from = place_.rank == root_
                                 ? block(root_) + parts_.offset(chunk)
                                 : slots[static_cast<size_t>(root_)] + lane(root_, place_.rank) * parts_.lane_bytes();
-    copy_bytes(output_ + parts_.offset(chunk), from, parts_.bytes(chunk));
+    mover_.copy(output_ + parts_.offset(chunk), from, parts_.bytes(chunk));
   }
 
  private:
@@ -49,8 +50,8 @@ class Scatter final : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_scatter(const Place& place, const Request& request) {
-  return std::make_unique<Scatter>(place, request);
+std::unique_ptr<Algorithm> make_scatter(const Place& place, const Request& request, const Mover& mover) {
+  return std::make_unique<Scatter>(place, request, mover);
 }
 
 }  // namespace trireme::comm

@@ -27,14 +27,14 @@ C10dGroup::~C10dGroup() {
 }
 
 Pending<void> C10dGroup::submit(Request request, CallQueue::Body body) {
-  return Pending<void>(collectives_->submit(std::move(request), std::move(body)));
+  return Pending<void>(collectives_->submit(on_host_only(std::move(request)), std::move(body)));
 }
 
 Pending<void> C10dGroup::submit_message(Request request, CallQueue::Body body) {
   const int direction = request.call.kind == CallKind::kSend ? 0 : size();
   auto& lane = message_lanes_[static_cast<size_t>(request.call.root + direction)];
   if (!lane) lane = std::make_shared<CallQueue>(link_);
-  return Pending<void>(lane->submit(std::move(request), std::move(body)));
+  return Pending<void>(lane->submit(on_host_only(std::move(request)), std::move(body)));
 }
 
 Pending<void> C10dGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) {

@@ -11,7 +11,7 @@
 
 namespace trireme::comm {
 
-class C10dGroup final : public Group {
+class C10dGroup final : public StatefulGroup {
  public:
   /// `next_number`: of the groups split from the same one, as this rank knows.
   C10dGroup(std::shared_ptr<Link> link, std::shared_ptr<std::atomic<int>> next_number);
@@ -41,6 +41,7 @@ class C10dGroup final : public Group {
   std::chrono::milliseconds timeout() const override { return link_->wire().timeout(); }
   CommCounters counters() const override { return link_->counters(); }
   std::string flight_record() const override { return link_->recorder().text(); }
+  std::shared_ptr<GroupState> state() const override { return link_; }
 
  protected:
   void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) override;

@@ -1,0 +1,70 @@
+#include "comm/backends/cuda_ipc/cuda_api.h"
+
+#ifdef TRIREME_HAS_CUDA
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+namespace {
+
+template <class Function>
+void fill_from_driver(void* driver, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(driver, name));
+  if (function == nullptr)
+    throw ConfigError(str("the NVIDIA driver has no ", name,
+                          ", so that ranks cannot share GPU memory; install a driver "
+                          "of CUDA 12 or later (525 or later)"));
+}
+
+// cuda.h makes macros of the names that have versions: this gives the one that it was compiled with.
+#define TRIREME_SYMBOL_(name) #name
+#define TRIREME_SYMBOL(name) TRIREME_SYMBOL_(name)
+
+CudaApi load_driver() {
+  void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr)
+    throw ConfigError(
+        str("no NVIDIA driver can be loaded (", ::dlerror(), "); take the device \"cpu\", or install it"));
+  CudaApi api{};
+  fill_from_driver(driver, TRIREME_SYMBOL(cuGetErrorString), api.get_error_string);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuDeviceGet), api.device_get);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuDevicePrimaryCtxRetain), api.device_primary_ctx_retain);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuCtxSetCurrent), api.ctx_set_current);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuMemAlloc), api.mem_alloc);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuMemFree), api.mem_free);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuIpcGetMemHandle), api.ipc_get_mem_handle);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuIpcOpenMemHandle), api.ipc_open_mem_handle);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuIpcCloseMemHandle), api.ipc_close_mem_handle);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuMemHostRegister), api.mem_host_register);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuMemHostUnregister), api.mem_host_unregister);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuMemHostGetDevicePointer), api.mem_host_get_device_pointer);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuMemcpyDtoDAsync), api.memcpy_dtod_async);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuStreamWaitValue32), api.stream_wait_value32);
+  fill_from_driver(driver, TRIREME_SYMBOL(cuStreamWriteValue32), api.stream_write_value32);
+  api.process_id = [] { return static_cast<int64_t>(::getpid()); };
+  return api;
+}
+
+#undef TRIREME_SYMBOL
+#undef TRIREME_SYMBOL_
+
+}  // namespace
+
+const CudaApi& load_cuda_driver() {
+  static const CudaApi api = load_driver();
+  return api;
+}
+
+void check_cuda(const CudaApi& api, CUresult result, const char* what) {
+  if (result == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  (void)api.get_error_string(result, &text);
+  throw CommError(ErrorCode::kPeerLost,
+                  str(what, " failed; the NVIDIA driver says: ", text != nullptr ? text : "nothing", " (error ",
+                      static_cast<int>(result), ")"));
+}
+
+}  // namespace trireme::comm
+#endif

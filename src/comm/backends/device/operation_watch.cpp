@@ -1,0 +1,285 @@
+#include "comm/backends/device/operation_watch.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "comm/backends/device/enqueue_scope.h"
+#include "comm/first_line.h"
+#include "trireme/base/log.h"
+#include "trireme/base/wait_hook.h"
+
+namespace trireme::comm {
+namespace {
+
+/// The bound on how late a failure is noticed.
+constexpr std::chrono::milliseconds kLookEvery{20};
+constexpr std::chrono::milliseconds kLookEveryInClose{1};
+/// How long the streams of a group that has failed may take to be free before they are left to themselves.
+constexpr std::chrono::seconds kLongestRelease{10};
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+std::string after_seconds(double elapsed_s) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "after %.1f s", elapsed_s);
+  return text;
+}
+
+}  // namespace
+
+std::shared_ptr<OperationWatch::DeviceCall> OperationWatch::begin(Request request) {
+  check(request.call);
+  options_.state->count(request.call);
+  const int64_t record = options_.state->recorder().begin(request.call);
+  auto call = std::make_shared<DeviceCall>(shared_from_this(), std::move(request), record);
+  std::vector<std::shared_ptr<DeviceCall>> retired;
+  {
+    const Lock lock(mutex_);
+    retired.swap(retired_);
+    calls_.push_back(call);
+    worker_.start_once([this] { watch(); });
+    if (calls_.size() == 1) changed_.notify_all();
+  }
+  release(std::move(retired));
+  return call;
+}
+
+void OperationWatch::release(std::vector<std::shared_ptr<DeviceCall>> retired) {
+  const Lock lock(mutex_);
+  // Who frees memory has to have seen for itself that the device is through with it.
+  for (const auto& call : retired)
+    if (call.use_count() == 1) (void)is_reached(*call);
+}
+
+void OperationWatch::issue(DeviceCall& call, const Mark& inputs, const SideStream& stream,
+                           const std::function<void(const Request&)>& body) {
+  try {
+    options_.state->throw_if_failed();
+    const EnqueueScope scope(stream);
+    inputs.pass();
+    body(call.request_);
+  } catch (const CommError&) {
+    fail(std::current_exception());
+    enqueued(call, stream);  // the stream may hold a part of it
+    options_.state->throw_if_failed();
+  } catch (...) {
+    fail(std::current_exception());
+    enqueued(call, stream);
+    throw;
+  }
+  enqueued(call, stream);
+}
+
+void OperationWatch::enqueued(DeviceCall& call, const SideStream& stream) noexcept {
+  Mark end;
+  try {
+    end = Mark::behind(*stream.stream());
+  } catch (const std::exception& error) {
+    fail(std::make_exception_ptr(std::runtime_error(first_line(error))));
+  }
+  const Lock lock(mutex_);
+  call.end_ = std::move(end);
+  call.is_enqueued_ = true;
+  changed_.notify_all();
+}
+
+void OperationWatch::check(const Call& call) {
+  options_.state->throw_if_failed();
+  const auto what = [&call] { return describe(call); };
+  if (const auto lost = options_.state->lost_peer(GroupState::Look::kFlags, what, 0)) fail(lost);
+  options_.state->throw_if_failed();
+}
+
+void OperationWatch::fail(const std::exception_ptr& error) noexcept {
+  options_.state->fail(error);
+  give_up();
+}
+
+void OperationWatch::give_up() noexcept {
+  std::shared_ptr<DeviceTransport> transport;
+  {
+    const Lock lock(mutex_);
+    for (const auto& call : calls_) {
+      if (call->outcome_ != DeviceCall::Outcome::kUnderWay) continue;
+      call->outcome_ = DeviceCall::Outcome::kFailed;
+      options_.state->recorder().fail(call->record_);
+    }
+    changed_.notify_all();
+    transport = transport_;
+  }
+  if (transport) transport->release();
+}
+
+bool OperationWatch::is_reached(const DeviceCall& call) noexcept {
+  try {
+    return call.end_.is_reached();
+  } catch (const std::exception& error) {  // the device itself has failed: nothing on it goes on
+    device_problem_ = first_line(error);
+    return true;
+  }
+}
+
+void OperationWatch::retire() {
+  const Lock lock(mutex_);
+  std::vector<std::shared_ptr<DeviceCall>> ended;
+  bool later_ones_wait = false;  // collectives end in their order
+  for (const auto& call : calls_) {
+    const bool is_message = call->call_.kind == CallKind::kSend || call->call_.kind == CallKind::kRecv;
+    if (!call->is_enqueued_ || (later_ones_wait && !is_message)) continue;
+    if (is_reached(*call))
+      ended.push_back(call);
+    else if (!is_message)
+      later_ones_wait = true;
+  }
+  if (ended.empty()) return;
+  last_end_ = Clock::now();
+  for (const auto& call : ended) {
+    note_end(*call);
+    calls_.erase(std::find(calls_.begin(), calls_.end(), call));
+    retired_.push_back(call);
+  }
+  changed_.notify_all();
+}
+
+void OperationWatch::note_end(DeviceCall& call) {
+  if (call.outcome_ != DeviceCall::Outcome::kUnderWay) return;
+  // A peer that fails says so before it frees its streams: what ended in good order did so before any peer had failed.
+  const bool in_order = device_problem_.empty() && !options_.state->has_failed() &&
+                        options_.state->lost_peer(
+                            GroupState::Look::kFlags, [] { return std::string(); }, 0) == nullptr;
+  call.outcome_ = in_order ? DeviceCall::Outcome::kOver : DeviceCall::Outcome::kFailed;
+  in_order ? options_.state->recorder().end(call.record_) : options_.state->recorder().fail(call.record_);
+}
+
+void OperationWatch::watch() {
+  (void)::pthread_setname_np(::pthread_self(), kWatchThreadName);
+  Lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopped_ || !calls_.empty(); });
+    if (stopped_) return;
+    lock.unlock();
+    look_around();
+    lock.lock();
+    changed_.wait_for(lock, closing_ ? kLookEveryInClose : kLookEvery,
+                      [this, was = closing_] { return stopped_ || closing_ != was; });
+  }
+}
+
+void OperationWatch::look_around() {
+  retire();
+  if (options_.state->has_failed()) return give_up();
+  if (const auto failure = find_failure()) fail(failure);
+}
+
+std::exception_ptr OperationWatch::find_failure() {
+  Call call;
+  double elapsed_s = 0;
+  std::shared_ptr<DeviceTransport> transport;
+  {
+    const Lock lock(mutex_);
+    if (!device_problem_.empty())
+      return std::make_exception_ptr(
+          CommError(ErrorCode::kPeerLost, str("the device of rank ", options_.state->place().rank, " in group '",
+                                              options_.state->name(), "' has failed: ", device_problem_)));
+    if (calls_.empty()) return nullptr;
+    call = calls_.front()->call_;
+    elapsed_s = seconds_between(std::max(calls_.front()->begun_, last_end_), Clock::now());
+    transport = transport_;
+  }
+  const GroupState& state = *options_.state;
+  const auto what = [&call] { return describe(call); };
+  if (auto lost = options_.state->lost_peer(GroupState::Look::kProcesses, what, elapsed_s)) return lost;
+  if (const std::string problem = transport->problem(); !problem.empty())
+    return std::make_exception_ptr(
+        CommError(ErrorCode::kPeerLost, str("rank ", state.place().rank, " lost its peers in ", what(), " of group '",
+                                            state.name(), "' ", after_seconds(elapsed_s), ": ", problem)));
+  for (int peer = 0; options_.board && peer < state.place().size; ++peer)
+    if (state.has_left(peer) && !options_.board->has_called(peer, call))
+      return std::make_exception_ptr(CommError(
+          ErrorCode::kPeerLost,
+          str("rank ", peer, " left while rank ", state.place().rank, " waited for it in ", what(), " of group '",
+              state.name(), "' ", after_seconds(elapsed_s), "; ", options_.board->last_seen(peer))));
+  if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
+  return std::make_exception_ptr(CommError(ErrorCode::kTimeout, timed_out(call, elapsed_s)));
+}
+
+std::string OperationWatch::timed_out(const Call& call, double elapsed_s) const {
+  const GroupState& state = *options_.state;
+  const std::string where = str(" in ", describe(call), " of group '", state.name(), "' ", after_seconds(elapsed_s));
+  const char* limit = "The limit is the timeout given at init, or TRIREME_TIMEOUT_S.";
+  for (int peer = 0; options_.board && peer < state.place().size; ++peer)
+    if (peer != state.place().rank && !options_.board->has_called(peer, call))
+      return str("rank ", peer, " did not arrive while rank ", state.place().rank, " waited for it", where, "; ",
+                 options_.board->last_seen(peer),
+                 ". It may be stopped, stuck or slow, or not make this call, as all ranks must. ", limit);
+  return str("rank ", state.place().rank, " waited", where,
+             options_.board ? "; all ranks have called it, so a device or the link between them is stuck or very slow"
+                            : "; what its peers are at is not known, for they share no memory",
+             ". ", limit);
+}
+
+void OperationWatch::close() noexcept {
+  std::deque<std::shared_ptr<DeviceCall>> stuck;
+  {
+    Lock lock(mutex_);
+    closing_ = true;
+    changed_.notify_all();
+    while (!options_.state->has_failed() && !calls_.empty()) changed_.wait_for(lock, kLookEvery);
+    if (!changed_.wait_for(lock, kLongestRelease, [this] { return calls_.empty(); })) stuck.swap(calls_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+  worker_.join();
+  if (!stuck.empty()) {
+    log(LogLevel::kWarning, str("comm: the device does not end what group '", options_.state->name(),
+                                "' had under way when it failed; its tensors are never freed"));
+    (void)new auto(std::move(stuck));
+  }
+  std::vector<std::shared_ptr<DeviceCall>> retired;
+  {
+    const Lock lock(mutex_);
+    retired.swap(retired_);
+    transport_.reset();
+  }
+  release(std::move(retired));
+}
+
+void OperationWatch::wait_for_issue(DeviceCall& call) {
+  const WaitScope host;  // outside of the lock: who has the host's may want it
+  Lock lock(mutex_);
+  while (!changed_.wait_for(lock, kLookEvery, [&call] { return call.is_enqueued_; })) {
+    lock.unlock();
+    try {
+      host.poll();
+    } catch (...) {
+      fail(std::current_exception());
+      throw;
+    }
+    lock.lock();
+  }
+}
+
+void OperationWatch::DeviceCall::wait() {
+  const auto outcome = [this] {
+    const Lock lock(watch_->mutex_);
+    return is_enqueued_ ? std::optional(outcome_) : std::nullopt;
+  };
+  if (!outcome()) watch_->wait_for_issue(*this);
+  if (outcome() != Outcome::kOver) watch_->check(call_);
+  end_.pass();
+  request_ = {};
+}
+
+bool OperationWatch::DeviceCall::done() noexcept {
+  const Lock lock(watch_->mutex_);
+  if (is_enqueued_ && watch_->is_reached(*this)) watch_->note_end(*this);
+  return outcome_ != Outcome::kUnderWay;
+}
+
+}  // namespace trireme::comm

@@ -1,0 +1,85 @@
+#include "comm/backends/nccl/nccl_api.h"
+
+#ifdef TRIREME_HAS_NCCL
+#include <c10/core/Device.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme::comm {
+namespace {
+
+constexpr const char* kLibrary = "libnccl.so.2";
+// The first that takes a configuration and whose communicators are made without blocking, with all fixes to it.
+constexpr int kOldest = NCCL_VERSION(2, 18, 3);
+
+/// Where PyPI's wheels put it, from the folder that libtorch's libraries are in.
+std::string beside_torch() {
+  Dl_info torch{};
+  const auto* symbol =
+      reinterpret_cast<const void*>(static_cast<std::string (*)(c10::DeviceType, bool)>(&c10::DeviceTypeName));
+  if (::dladdr(symbol, &torch) == 0 || torch.dli_fname == nullptr) return kLibrary;
+  const auto library = std::filesystem::path(torch.dli_fname).parent_path() / "../../nvidia/nccl/lib" / kLibrary;
+  return library.lexically_normal().string();
+}
+
+void* open_library() {
+  // A process has one NCCL: that of libtorch, where it is loaded.
+  if (void* loaded = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return loaded;
+  if (void* found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return found;
+  const std::string path = beside_torch();
+  if (void* found = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return found;
+  throw ConfigError(str("NCCL cannot be loaded (", ::dlerror(), "); neither the loader nor ", path,
+                        " has it. Install it (pip install nvidia-nccl-cu13, or the CUDA build of torch, which brings "
+                        "it), or add its folder to LD_LIBRARY_PATH"));
+}
+
+template <class Function>
+void fill(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (function == nullptr)
+    throw ConfigError(str(kLibrary, " has no ", name,
+                          ": it is too old, or no NCCL; install nvidia-nccl-cu13 of a "
+                          "version from 2.18.3 on"));
+}
+
+NcclApi load() {
+  void* library = open_library();
+  NcclApi api{};
+  fill(library, "ncclGetVersion", api.get_version);
+  int version = 0;
+  if (api.get_version(&version) != ncclSuccess || version < kOldest)
+    throw ConfigError(str(kLibrary, " is of version ", version, ", and ", kOldest,
+                          " (2.18.3) is the oldest that serves; install a newer nvidia-nccl-cu13"));
+  fill(library, "ncclGetUniqueId", api.get_unique_id);
+  fill(library, "ncclGetErrorString", api.get_error_string);
+  fill(library, "ncclGetLastError", api.get_last_error);
+  fill(library, "ncclCommInitRankConfig", api.comm_init_rank_config);
+  fill(library, "ncclCommGetAsyncError", api.comm_get_async_error);
+  fill(library, "ncclCommFinalize", api.comm_finalize);
+  fill(library, "ncclCommDestroy", api.comm_destroy);
+  fill(library, "ncclCommAbort", api.comm_abort);
+  fill(library, "ncclAllReduce", api.all_reduce);
+  fill(library, "ncclReduceScatter", api.reduce_scatter);
+  fill(library, "ncclAllGather", api.all_gather);
+  fill(library, "ncclBroadcast", api.broadcast);
+  fill(library, "ncclReduce", api.reduce);
+  fill(library, "ncclSend", api.send);
+  fill(library, "ncclRecv", api.recv);
+  fill(library, "ncclGroupStart", api.group_start);
+  fill(library, "ncclGroupEnd", api.group_end);
+  return api;
+}
+
+}  // namespace
+
+const NcclApi& load_nccl() {
+  static const NcclApi api = load();
+  return api;
+}
+
+}  // namespace trireme::comm
+#endif
