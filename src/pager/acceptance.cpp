@@ -4,17 +4,32 @@
 
 #include "pager/managed_parameter.h"
 #include "trireme/base/error.h"
+#include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/init.h"
 
 namespace trireme {
 
-GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group) {
+c10::Device device_of(const std::vector<NamedParameter>& parameters) {
+  if (parameters.empty()) return c10::Device(c10::kCPU);
+  const NamedParameter& first = parameters.front();
+  for (const NamedParameter& parameter : parameters)
+    if (parameter.tensor.device() != first.tensor.device())
+      throw ConfigError(str("parameter '", parameter.name, "' is on ", parameter.tensor.device().str(), " and '",
+                            first.name, "' on ", first.tensor.device().str(),
+                            "; move the module to one device, with to(), before initialize()"));
+  return first.tensor.device();
+}
+
+GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::Device device) {
+  if (policy.gather == GatherPolicy::kShared && !is_host(device))
+    throw ConfigError(str("trireme.gather: \"shared\" is for parameters on the host, and these are on ", device.str(),
+                          "; set it to \"copy\" or \"auto\""));
   if (policy.gather == GatherPolicy::kShared && !group.shares_memory())
     throw ConfigError(str("trireme.gather: \"shared\" needs ranks that share memory, and group '", group.name(),
                           "' does not; set it to \"copy\" or \"auto\""));
   if (policy.gather != GatherPolicy::kAuto) return policy.gather;
-  return group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
+  return is_host(device) && group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
 }
 
 namespace {
@@ -42,7 +57,8 @@ void check(const PagerPolicy& policy) {
 void check(const NamedParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   const auto refuse = [&](const auto&... why) { throw ConfigError(str("parameter '", parameter.name, "' ", why...)); };
-  if (!tensor.device().is_cpu()) refuse("is on ", tensor.device(), "; only the host is there yet");
+  if (tensor.device().is_meta())
+    refuse("is on meta, without values; move the module to its device by to_empty() and give it values");
   if (!is_trainable_dtype(tensor.scalar_type()))
     refuse("is of dtype ", tensor.scalar_type(),
            "; float32, bfloat16 and float16 can be trained: convert it, or make it a buffer");

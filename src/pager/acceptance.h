@@ -6,12 +6,16 @@
 
 namespace trireme {
 
-/// kAuto decided. Throws ConfigError: kShared on ranks that share no memory.
-GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group);
+/// Where all parameters are. Throws ConfigError that names two: they are on different devices.
+c10::Device device_of(const std::vector<NamedParameter>& parameters);
+
+/// kAuto decided. Throws ConfigError: kShared on ranks that share no memory, or for parameters that are not on the
+/// host.
+GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::Device device);
 
 /// Throws ConfigError: a stage or accumulation dtype that is not there.
 void check(const PagerPolicy& policy);
-/// Throws ConfigError that names the parameter: off the host, of a dtype that cannot be trained, no leaf, managed already.
+/// Throws ConfigError that names the parameter: without values, of a dtype that cannot be trained, no leaf, managed already.
 void check(const NamedParameter& parameter);
 
 /// Gives `tensor` a storage that holds just it, from the first byte, in some dense order.

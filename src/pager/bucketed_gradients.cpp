@@ -21,6 +21,7 @@
 #include "pager/gradient_bucket.h"
 #include "pager/gradient_store.h"
 #include "pager/kernels.h"
+#include "pager/ordered_fold.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
 
@@ -29,7 +30,6 @@ namespace {
 
 constexpr size_t kReductionsInFlight = 2;  // one being reduced while the next is filled
 constexpr std::chrono::milliseconds kPatience{20};
-constexpr int64_t kFoldedAtOnce = int64_t{1} << 14;  // elements that stay in the cache while all ranks' are added
 
 struct Reduction {
   int unit;
@@ -142,10 +142,10 @@ class BucketedGradients final : public GradientStore {
   }
 
  private:
-  bool at_boundary() const { return policy().stage <= 1 && !policy().deterministic; }
+  bool at_boundary() const { return (policy().stage <= 1 || is_alone_on_device()) && !policy().deterministic; }
 
   at::Tensor make_buffer(int index, int64_t numel) const {
-    return at::zeros({numel}, at::TensorOptions().dtype(accumulation_dtype(index)));
+    return at::zeros({numel}, at::TensorOptions().dtype(accumulation_dtype(index)).device(device()));
   }
 
   void open(Bucket& bucket, int index) {
@@ -209,14 +209,16 @@ class BucketedGradients final : public GradientStore {
     if (policy().predivide_factor != 1) sum.mul_(static_cast<float>(1 / policy().predivide_factor));
     return sum.to(wire_dtype(index, sum.scalar_type()));
   }
-  void multiply_reduced(at::Tensor reduced) const {
-    const auto factor = static_cast<float>(factor_ * policy().predivide_factor);
-    if (factor != 1) reduced.mul_(factor);
+  void multiply_reduced(const at::Tensor& reduced) const { multiply(reduced, factor_ * policy().predivide_factor); }
+  static void multiply(const at::Tensor& reduced, double factor) {
+    if (static_cast<float>(factor) != 1) reduced.mul_(static_cast<float>(factor));
   }
 
   // Keeps reductions in flight to a few, to save memory. Waits for a peer only so long: one that got no gradient for a
-  // unit sends it no earlier than at the end of its own pass, and may need this rank in a gather before that.
+  // unit sends it no earlier than at the end of its own pass, and may need this rank in a gather before that. On a
+  // device it is the stream that waits, which holds up no call of this rank.
   void make_way() {
+    while (!is_host(device()) && in_flight_.size() >= kReductionsInFlight) complete_oldest();
     const auto end = std::chrono::steady_clock::now() + kPatience;
     while (in_flight_.size() >= kReductionsInFlight) {
       while (!in_flight_.front().pending.done()) {
@@ -232,27 +234,9 @@ class BucketedGradients final : public GradientStore {
     in_flight_.pop_front();
     reduction.pending.wait();
     in_flight_bytes_ -= static_cast<int64_t>(reduction.input.nbytes());
-    if (policy().deterministic) return fold_in_order(reduction);
+    if (policy().deterministic) return fold_in_order(shards_[reduction.unit], reduction.output, reduction.first);
     multiply_reduced(reduction.output);
     if (!reduction.first) shards_[reduction.unit].add_(reduction.output);
-  }
-
-  // shard = ((shard + rank 0's) + rank 1's) + …, rounded to the accumulation dtype after each.
-  void fold_in_order(const Reduction& reduction) {
-    const at::Tensor& shard = shards_[reduction.unit];
-    const at::Tensor& received = reduction.output;
-    const int64_t numel = shard.numel();
-    for (int64_t begin = 0; begin < numel; begin += kFoldedAtOnce)
-      for (int rank = 0; rank < group().size(); ++rank) {
-        ReduceTask task;
-        task.sources = {element(received.data_ptr(), rank * numel + begin, received.element_size())};
-        task.source_dtype = received.scalar_type();
-        task.target = element(shard.data_ptr(), begin, shard.element_size());
-        task.target_dtype = shard.scalar_type();
-        task.numel = std::min(kFoldedAtOnce, numel - begin);
-        task.accumulate = !reduction.first || rank > 0;
-        trireme::reduce(task);
-      }
   }
 
   // The sums get their factor once; nothing can be added to them in order afterwards.
@@ -313,6 +297,7 @@ class BucketedGradients final : public GradientStore {
 
   // `mine` is what this rank keeps of `sum`: all of it at stage 0, its own shard at stage 1.
   void reduce(int index, at::Tensor& sum, at::Tensor mine) {
+    if (is_alone_on_device()) return multiply(mine, factor_);
     const at::Tensor message = message_of(index, sum);
     if (policy().stage == 0) {
       reductions_group_->all_reduce(message, ReduceOp::kSum).wait();

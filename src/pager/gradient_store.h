@@ -8,6 +8,7 @@
 #include "pager/exact_sum.h"
 #include "pager/managed_parameter.h"
 #include "pager/weight_store.h"
+#include "trireme/device/stream.h"
 
 namespace trireme {
 
@@ -31,7 +32,7 @@ class GradientStore {
   virtual void finish() = 0;
   /// After finish(): the owned gradients of `parameter` were written by others.
   virtual void rewritten(int) {}
-  /// After finish(): adds the squares of `parameter`'s gradient over this rank's shard.
+  /// After finish(): adds the squares of `parameter`'s gradient over this rank's shard. On the host.
   virtual void add_squares(int parameter, ExactSum& sum) const = 0;
   /// The owned gradients of `unit`, [numel of OwnedSlice].
   virtual at::Tensor owned(int unit) = 0;
@@ -54,6 +55,9 @@ class GradientStore {
   const ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
   int parameters() const { return static_cast<int>(context_.parameters.size()); }
   const PagerPolicy& policy() const { return context_.policy; }
+  c10::Device device() const { return context_.device; }
+  /// Where nothing is exchanged. (On the host a world of one goes the way of all others.)
+  bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1; }
   at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(context_, index); }
   /// In which dtype gradients of unit `index` travel that are kept in `kept`: a wider one would tell peers no more.
   at::ScalarType wire_dtype(int index, at::ScalarType kept) const {

@@ -37,7 +37,11 @@ void HeldStorage::spread(int root) {
   const auto count = static_cast<int64_t>(bytes().nbytes());
   if (count > 0)
     group()
-        ->broadcast(at::from_blob(bytes().mutable_data(), {count}, at::TensorOptions().dtype(at::kByte)), root)
+        ->broadcast(at::for_blob(bytes().mutable_data(), {count})
+                        .options(at::TensorOptions().dtype(at::kByte).device(bytes().device()))
+                        .target_device(bytes().device())
+                        .make_tensor(),
+                    root)
         .wait();
   after_write();
   unspread_ = false;

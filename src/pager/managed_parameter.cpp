@@ -1,8 +1,7 @@
 #include "pager/managed_parameter.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
-
-#include <cstring>
 
 #include "pager/weight_store.h"
 
@@ -50,10 +49,12 @@ at::Tensor flat_view(void* data, int64_t numel, at::ScalarType dtype, std::share
       data, {numel}, [keep = std::move(keep)](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
-void copy_values(const ManagedParameter& parameter, void* target) {
+void copy_values(const ManagedParameter& parameter, const at::Tensor& target) {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
   // An Init scope may hold the values as shards: the owner makes them whole first.
   if (ManagedStorage* owner = StorageHandle::owner_of(parameter.storage())) owner->before_access(Access::kRead);
-  if (parameter.numel > 0) std::memcpy(target, parameter.storage().data(), parameter.bytes());
+  target.copy_(parameter.flat());
 }
 
 }  // namespace trireme

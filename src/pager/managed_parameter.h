@@ -57,6 +57,8 @@ struct ManagedParameter {
   c10::StorageImpl& storage() const { return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
   size_t itemsize() const { return tensor.element_size(); }
   size_t bytes() const { return static_cast<size_t>(numel) * itemsize(); }
+  /// [numel], its bytes as they stand in memory, which must be there.
+  at::Tensor flat() const { return tensor.detach().as_strided({numel}, {1}, 0); }
 };
 
 /// Elements of `parameter` that lie in [begin, end) of its unit's flat buffer.

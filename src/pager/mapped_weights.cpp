@@ -115,7 +115,8 @@ class MappedWeights final : public WeightStore {
     for (const Placement& placement : unit(index).parameters) {
       const ManagedParameter& managed = parameter(placement.index);
       if (ManagedStorage* owner = StorageHandle::owner_of(managed.storage())) owner->before_access(Access::kRead);
-      if (group().rank() == 0) copy_values(managed, shared_data(managed));
+      if (group().rank() == 0)
+        copy_values(managed, flat_view(shared_data(managed), managed.numel, unit(index).dtype, memory_));
       // What the model held until now is needed no more.
       StorageHandle::give(managed.storage(), c10::GetCPUAllocator()->allocate(0), 0);
     }

@@ -4,16 +4,18 @@
 // What is only read under autocast, by modules whose weights it casts anyway (UnitLayout::communication_dtype), travels
 // in that 16-bit dtype and is rounded. An access that needs the weights' own bits gathers the unit again.
 //
+// On a device gathers have a stream of their own. What may run when is said by marks: a gather starts behind the last
+// write of its shard and the last use of its buffer, and who touches a unit goes on behind its gather.
+//
 // Every decision follows from the touches, autocast's state at them and sizes, never from timing, so ranks that run the
 // same program issue the same collectives in the same order.
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 
+#include "pager/buffer_arena.h"
 #include "pager/kernels.h"
 #include "pager/trace.h"
 #include "pager/weight_store.h"
@@ -28,7 +30,8 @@ enum class UnitState { kReleased, kGathering, kWhole };
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
-  at::Tensor buffer;        // undefined while released
+  Mark written;             // behind the shard's last write
+  ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   Pending<void> gather;
   uint64_t last_serial = 0;  // of the operator that touched it last: an operator's own units are never released
@@ -38,7 +41,8 @@ struct PagedUnit {
 
 class PagedWeights final : public WeightStore {
  public:
-  explicit PagedWeights(const StoreContext& context) : WeightStore(context), paged_(units()), trace_(units()) {
+  explicit PagedWeights(const StoreContext& context)
+      : WeightStore(context), paged_(units()), trace_(units()), gathers_stream_(context.device) {
     int64_t largest = 0;
     for (int i = 0; i < units(); ++i) largest = std::max(largest, unit_bytes(i));
     // An operator may need two units at once (an embedding tied to a head beside a block).
@@ -52,7 +56,7 @@ class PagedWeights final : public WeightStore {
       // What is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release_if_whole(i);
       if (paged_[i].state != UnitState::kWhole) continue;
-      const auto memory = std::make_shared<at::Tensor>(paged_[i].buffer);
+      const auto memory = std::make_shared<at::Tensor>(paged_[i].buffer.memory());
       for (const Placement& placement : unit(i).parameters) parameter(placement.index).owner->memory = memory;
     }
   }
@@ -78,8 +82,15 @@ class PagedWeights final : public WeightStore {
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
     PagedUnit& paged = paged_[managed.unit];
-    std::memcpy(element(paged.shard.data_ptr(), mine.begin - begin, managed.itemsize()),
-                element(paged.buffer.data_ptr(), mine.begin, managed.itemsize()), mine.numel() * managed.itemsize());
+    paged.shard.narrow(0, mine.begin - begin, mine.numel())
+        .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
+    paged.written = Mark::here(device());
+  }
+
+  // Gathers that nobody waited for (the step took another way than the last one) read shards that may be written now.
+  void apply_writes() override {
+    for (int i = 0; i < units(); ++i)
+      if (paged_[i].state == UnitState::kGathering) finish_gather(i);
   }
 
   // Not a touch of the trace: what is looked at now and then is not gathered ahead.
@@ -104,8 +115,7 @@ class PagedWeights final : public WeightStore {
   void release_gathered() override {
     for (int i = 0; i < units(); ++i)
       if (paged_[i].holds == 0) release_if_whole(i);
-    idle_.clear();
-    idle_bytes_ = 0;
+    arena_.trim(0);
   }
 
   OwnedSlice owned(int index) override { return {index, shard_begin(index), paged_[index].shard, {}}; }
@@ -113,6 +123,8 @@ class PagedWeights final : public WeightStore {
   void publish(int index) override { release_if_whole(index); }  // what is gathered is now the old value
 
   void open_window() override {
+    const Mark updated = Mark::here(device());
+    for (PagedUnit& paged : paged_) paged.written = updated;
     trace_.end_step();
     last_prefetched_from_ = -1;
   }
@@ -151,7 +163,8 @@ class PagedWeights final : public WeightStore {
 
   bool may_round(int index, Access access) const {
     return access == Access::kRead && unit(index).dtype == at::kFloat &&
-           unit(index).communication_dtype != at::ScalarType::Undefined && at::autocast::is_autocast_enabled(at::kCPU);
+           unit(index).communication_dtype != at::ScalarType::Undefined &&
+           at::autocast::is_autocast_enabled(device().type());
   }
 
   // Own bits serve where rounded ones would do, not the other way round.
@@ -163,19 +176,20 @@ class PagedWeights final : public WeightStore {
       start_gather(index, rounded);
     }
     if (paged.state == UnitState::kGathering) finish_gather(index);
+    paged_[index].buffer.begin_read();
   }
 
   // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
   void take_over(int index) {
-    const at::TensorOptions options = at::TensorOptions().dtype(unit(index).dtype);
-    at::Tensor whole = at::zeros({unit(index).numel()}, options);
+    at::Tensor whole = at::zeros({unit(index).numel()}, options(index));
     for (const Placement& placement : unit(index).parameters) {
       const ManagedParameter& managed = parameter(placement.index);
-      copy_values(managed, element(whole.data_ptr(), placement.begin, managed.itemsize()));
+      copy_values(managed, whole.narrow(0, placement.begin, placement.numel));
       release_parameter(managed);
     }
     group().broadcast(whole, 0).wait();
     paged_[index].shard = whole.narrow(0, shard_begin(index), unit(index).shard_numel).clone();
+    paged_[index].written = Mark::here(device());
   }
 
   void release_parameter(const ManagedParameter& managed) {
@@ -189,10 +203,15 @@ class PagedWeights final : public WeightStore {
   void start_gather(int index, bool rounded) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
-    paged.buffer = take_buffer(index);
-    const SubjectScope subject(unit(index).name);
+    paged.buffer = arena_.take(unit(index).numel(), options(index), limit_bytes_ - live_bytes_);
     paged.is_rounded = rounded;
-    paged.gather = rounded ? gather_rounded(index) : group().all_gather(paged.buffer, paged.shard);
+    {
+      const OnStream on(gathers_stream_);
+      paged.written.pass();
+      paged.buffer.begin_write();
+      const SubjectScope subject(unit(index).name);
+      paged.gather = rounded ? gather_rounded(index) : group().all_gather(paged.buffer.memory(), paged.shard);
+    }
     paged.state = UnitState::kGathering;
     live_bytes_ += unit_bytes(index);
     peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
@@ -202,22 +221,30 @@ class PagedWeights final : public WeightStore {
   // Into the upper half of the buffer, from where finish_gather() widens it.
   Pending<void> gather_rounded(int index) {
     const PagedUnit& paged = paged_[index];
-    const at::Tensor halves = paged.buffer.view(unit(index).communication_dtype);
-    const at::Tensor rounded = halves.narrow(0, unit(index).numel(), unit(index).numel());
+    const at::Tensor rounded = upper_half(index);
     const at::Tensor own = rounded.narrow(0, shard_begin(index), unit(index).shard_numel);
     own.copy_(paged.shard);
     return group().all_gather(rounded, own);
+  }
+  at::Tensor upper_half(int index) const {
+    const int64_t numel = unit(index).numel();
+    return paged_[index].buffer.memory().view(unit(index).communication_dtype).narrow(0, numel, numel);
+  }
+  void widen(int index) {
+    const at::Tensor& buffer = paged_[index].buffer.memory();
+    if (!is_host(device())) return (void)buffer.copy_(upper_half(index).clone());
+    widen_upper_half(buffer.data_ptr<float>(), unit(index).communication_dtype, unit(index).numel());
   }
 
   void finish_gather(int index) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
     wait_for(paged.gather);
-    if (paged.is_rounded)
-      widen_upper_half(paged.buffer.data_ptr<float>(), unit(index).communication_dtype, unit(index).numel());
+    if (paged.is_rounded) widen(index);
+    paged.buffer.end_write();
     for (const Placement& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
-      std::byte* data = element(paged.buffer.data_ptr(), placement.begin, managed.itemsize());
+      std::byte* data = element(paged.buffer.memory().data_ptr(), placement.begin, managed.itemsize());
       StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
     }
     paged.state = UnitState::kWhole;
@@ -241,14 +268,19 @@ class PagedWeights final : public WeightStore {
     if (paged.state == UnitState::kGathering) finish_gather(index);
     if (paged.state == UnitState::kReleased) return;
     for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
-    if (policy().poison) std::memset(paged.buffer.data_ptr(), 0xFF, paged.buffer.nbytes());  // NaNs
-    keep_buffer(std::move(paged.buffer));
-    paged.buffer = at::Tensor();
+    if (policy().poison) poison(paged.buffer);
+    arena_.keep(std::exchange(paged.buffer, {}));
     paged.state = UnitState::kReleased;
     paged.is_rounded = false;
     live_bytes_ -= unit_bytes(index);
-    trim_idle(0);
+    arena_.trim(limit_bytes_ - live_bytes_);
     ++releases_;
+  }
+
+  static void poison(ArenaBuffer& buffer) {
+    const WithoutInterception own_operators;
+    buffer.begin_read();                          // behind its gather
+    buffer.memory().view(at::kByte).fill_(0xFF);  // NaNs
   }
 
   // Releases what is needed last until `bytes` fit, or until all that is left belongs to the running operator.
@@ -299,40 +331,13 @@ class PagedWeights final : public WeightStore {
     }
   }
 
-  // Buffers of released units are used again, as long as idle ones and live ones together stay within the limit.
-  at::Tensor take_buffer(int index) {
-    const int64_t numel = unit(index).numel();
-    for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
-      if (idle->numel() != numel || idle->scalar_type() != unit(index).dtype) continue;
-      at::Tensor buffer = std::move(*idle);
-      idle_bytes_ -= static_cast<int64_t>(buffer.nbytes());
-      idle_.erase(idle);
-      return buffer;
-    }
-    trim_idle(unit_bytes(index));
-    return at::empty({numel}, at::TensorOptions().dtype(unit(index).dtype));
-  }
-
-  // Frees idle buffers, oldest first, until `bytes` more would fit.
-  void trim_idle(int64_t bytes) {
-    while (!idle_.empty() && live_bytes_ + idle_bytes_ + bytes > limit_bytes_) {
-      idle_bytes_ -= static_cast<int64_t>(idle_.front().nbytes());
-      idle_.erase(idle_.begin());
-    }
-  }
-
-  void keep_buffer(at::Tensor buffer) {
-    idle_bytes_ += static_cast<int64_t>(buffer.nbytes());
-    idle_.push_back(std::move(buffer));
-  }
-
   std::vector<PagedUnit> paged_;
   Trace trace_;
-  std::vector<at::Tensor> idle_;
+  BufferArena arena_;
+  SideStream gathers_stream_;
   int64_t limit_bytes_ = 0;
   int64_t live_bytes_ = 0;
   int64_t peak_live_bytes_ = 0;
-  int64_t idle_bytes_ = 0;
   int64_t touches_ = 0;
   int64_t gathers_ = 0;
   int64_t prefetches_ = 0;

@@ -1,20 +1,22 @@
 #include "trireme/pager/pager.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/CPUAllocator.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <cstring>
 #include <optional>
 #include <unordered_map>
 
 #include "pager/acceptance.h"
 #include "pager/deferred_gradients.h"
+#include "pager/gradient_norm.h"
 #include "pager/gradient_store.h"
 #include "pager/gradient_watch.h"
 #include "pager/weight_store.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -22,7 +24,7 @@ namespace {
 
 /// Weights come with their own bits, whatever autocast is around.
 struct WithoutAutocast {
-  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::AutocastCPU};
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
 };
 
 }  // namespace
@@ -30,10 +32,11 @@ struct WithoutAutocast {
 class Pager::Impl {
  public:
   Impl(Pager& pager, Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
-      : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_} {
+      : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_, device_} {
     check(policy_);
-    policy_.gather = choose_gather(policy, group);
     describe(parameters);
+    device_ = device_of(parameters);
+    policy_.gather = choose_gather(policy, group, device_);
     layout_ = make_layout(specs_, group.size(), policy.units);
     manage(std::move(parameters));
     make_stores();
@@ -147,14 +150,13 @@ class Pager::Impl {
     for (size_t i = 0; i < managed_.size(); ++i) {
       ManagedParameter& managed = managed_[i];
       weights_->before_access(static_cast<int>(i), Access::kRead);
-      c10::DataPtr data = c10::GetCPUAllocator()->allocate(managed.bytes());
-      if (managed.numel > 0) std::memcpy(data.get(), managed.storage().data(), managed.bytes());
-      privates_.push_back(std::move(data));
+      const at::Tensor copy = managed.flat().clone();
+      privates_.push_back(copy.storage().set_data_ptr(c10::DataPtr(nullptr, device_)));
     }
     for (size_t i = 0; i < managed_.size(); ++i) {
       managed_[i].owner->forget();
       StorageHandle::give(managed_[i].storage(), std::move(privates_[i]), managed_[i].bytes());
-      managed_[i].storage().set_allocator(c10::GetCPUAllocator());  // one of a file, or of numpy, had none
+      managed_[i].storage().set_allocator(c10::GetAllocator(device_.type()));  // one of a file, or of numpy, had none
       managed_[i].storage().set_resizable(true);
     }
     privates_.clear();
@@ -190,6 +192,7 @@ class Pager::Impl {
   const Layout& layout() const { return layout_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const PagerPolicy& policy() const { return policy_; }
+  c10::Device device() const { return device_; }
   const std::vector<OwnedSlice>& owned() const { return owned_; }
   const std::vector<OwnedSlice>& owned_frozen() const { return owned_frozen_; }
 
@@ -226,8 +229,10 @@ class Pager::Impl {
 
   void make_stores() {
     const bool shared = policy_.stage == 3 && policy_.gather == GatherPolicy::kShared;
-    if (policy_.stage < 3) weights_ = make_resident_weights(context_);
-    if (policy_.stage == 3) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
+    // A world of one has nothing to gather; on a device a copy of what is there would cost memory and time.
+    const bool stays = policy_.stage < 3 || (!is_host(device_) && group_.size() == 1);
+    if (stays) weights_ = make_resident_weights(context_);
+    if (!stays) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
     const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-steps
     gradients_ = one_sided ? make_one_sided_gradients(context_) : make_bucketed_gradients(context_);
     deferred_.emplace(context_);
@@ -256,21 +261,14 @@ class Pager::Impl {
     return gradient.as_strided({gradient.numel()}, {1});
   }
 
-  double agree_on_sum_of_squares() {
+  at::Tensor agree_on_sum_of_squares() {
+    const WithoutInterception own_operators;
+    const at::NoGradGuard no_grad;
+    if (!is_host(device_) && !owned_.empty()) return sum_of_squares_on_device(group_, layout_, owned_);
     ExactSum mine;
     for (size_t i = 0; i < managed_.size(); ++i)
       if (gradients_->touched(static_cast<int>(i))) gradients_->add_squares(static_cast<int>(i), mine);
-    if (group_.size() == 1) return mine.total();
-    std::vector<ExactSum> all(group_.size());
-    constexpr auto kBytes = static_cast<int64_t>(sizeof(ExactSum));
-    const at::TensorOptions options = at::TensorOptions().dtype(at::kByte);
-    group_
-        .all_gather(at::from_blob(all.data(), {group_.size() * kBytes}, options),
-                    at::from_blob(&mine, {kBytes}, options))
-        .wait();
-    ExactSum sum;
-    for (const ExactSum& part : all) sum.add(part);
-    return sum.total();
+    return at::scalar_tensor(sum_over_ranks(group_, mine), at::kDouble);
   }
 
   void check_storages(const char* call) const {
@@ -291,6 +289,7 @@ class Pager::Impl {
 
   Group& group_;
   PagerPolicy policy_;
+  c10::Device device_{c10::kCPU};
   std::vector<ParameterSpec> specs_;
   Layout layout_;
   std::vector<ManagedParameter> managed_;
@@ -315,6 +314,7 @@ Pager::~Pager() = default;
 const Layout& Pager::layout() const { return impl_->layout(); }
 const std::vector<ParameterSpec>& Pager::parameters() const { return impl_->specs(); }
 const PagerPolicy& Pager::policy() const { return impl_->policy(); }
+c10::Device Pager::device() const { return impl_->device(); }
 const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }
 const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned_frozen(); }
 void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }

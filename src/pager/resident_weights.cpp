@@ -1,4 +1,4 @@
-// Stages 0-2: every rank holds every weight, whole, in one flat buffer per unit.
+// Stages 0-2, and a world of one on a device: every rank holds every weight, whole, in one flat buffer per unit.
 #include <ATen/ops/zeros.h>
 
 #include "pager/weight_store.h"
@@ -22,7 +22,7 @@ class ResidentWeights final : public WeightStore {
   }
 
   void publish(int index) override {
-    if (policy().stage == 0) return;  // every rank computed the same update
+    if (policy().stage == 0 || group().size() == 1) return;  // every rank computed the same update
     gathers_.push_back(group().all_gather(buffers_[index], owned(index).weights));
   }
 
@@ -40,15 +40,15 @@ class ResidentWeights final : public WeightStore {
 
  private:
   at::Tensor take_over(int index) {
-    at::Tensor buffer = at::zeros({unit(index).numel()}, at::TensorOptions().dtype(unit(index).dtype));
+    at::Tensor buffer = at::zeros({unit(index).numel()}, options(index));
     for (const Placement& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
-      std::byte* data = element(buffer.data_ptr(), placement.begin, managed.itemsize());
-      copy_values(managed, data);
+      copy_values(managed, buffer.narrow(0, placement.begin, placement.numel));
       managed.owner->memory = std::make_shared<at::Tensor>(buffer);
-      StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
+      StorageHandle::point(managed.storage(), element(buffer.data_ptr(), placement.begin, managed.itemsize()),
+                           managed.bytes(), managed.owner);
     }
-    group().broadcast(buffer, 0).wait();
+    if (group().size() > 1) group().broadcast(buffer, 0).wait();
     return buffer;
   }
 

@@ -15,6 +15,7 @@ struct StoreContext {
   const Layout& layout;
   const PagerPolicy& policy;
   std::vector<ManagedParameter>& parameters;
+  const c10::Device& device;  ///< of all parameters, and of what is kept for them
 };
 
 class WeightStore {
@@ -60,6 +61,8 @@ class WeightStore {
   int units() const { return static_cast<int>(context_.layout.units.size()); }
   std::vector<ManagedParameter>& parameters() const { return context_.parameters; }
   const PagerPolicy& policy() const { return context_.policy; }
+  c10::Device device() const { return context_.device; }
+  at::TensorOptions options(int index) const { return at::TensorOptions().dtype(unit(index).dtype).device(device()); }
 
   /// First element of this rank's shard of `unit`.
   int64_t shard_begin(int index) const { return unit(index).shard_numel * group().rank(); }
@@ -68,8 +71,8 @@ class WeightStore {
   StoreContext context_;
 };
 
-/// Copies the initial values of `parameter`, which must be whole, to `target`, the start of its place in a flat buffer.
-void copy_values(const ManagedParameter& parameter, void* target);
+/// Copies the initial values of `parameter`, which must be whole, to `target` [numel], its place in a flat buffer.
+void copy_values(const ManagedParameter& parameter, const at::Tensor& target);
 
 std::unique_ptr<WeightStore> make_resident_weights(const StoreContext& context);
 std::unique_ptr<WeightStore> make_mapped_weights(const StoreContext& context);

@@ -133,7 +133,7 @@ TEST_P(EveryDeferral, SumsSixteenBitGradientsInFp32) {
     }
     pager.defer_reductions(false);
     const Window window = sgd_step(pager, 0);
-    EXPECT_EQ(window.sum_of_squares, 64.0 * 512 * 512);
+    EXPECT_EQ(window.sum_of_squares.item<double>(), 64.0 * 512 * 512);
   });
 }
 

@@ -37,8 +37,8 @@ Reduced reduce(Rank& rank, const PagerPolicy& policy, const Gradients& gradients
   weight.backward(at::full({kNumel}, gradients.of_rank_0 + rank.id() * gradients.step, gradients.dtype));
   pager.end_backward();
   const Window window = pager.close_window();
-  const Reduced reduced = {pager.owned()[0].gradients[0].item<double>(), std::sqrt(window.sum_of_squares),
-                           pager.counters().reduced_bytes};
+  const Reduced reduced = {pager.owned()[0].gradients[0].item<double>(),
+                           std::sqrt(window.sum_of_squares.item<double>()), pager.counters().reduced_bytes};
   pager.publish(0);
   pager.open_window();
   return reduced;

@@ -139,7 +139,7 @@ TEST_P(EveryUse, OfAParameterOnSomeRanksOnlyCountsTheOthersAsZero) {
       const Window window = sgd_step(pager, 0.5);
       EXPECT_TRUE(window.touched[0] && window.touched[1]);
       // d/da = 1 on every rank; d/db = ranks on one rank, the mean is 1. 70 + 70 ones.
-      EXPECT_DOUBLE_EQ(window.sum_of_squares, 140);
+      EXPECT_DOUBLE_EQ(window.sum_of_squares.item<double>(), 140);
       pager.restore();
       EXPECT_TRUE(at::equal(net->a, at::full({70}, 0.5f)));
       EXPECT_TRUE(at::equal(net->b, at::full({70}, 0.5f)));

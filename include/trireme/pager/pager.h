@@ -84,7 +84,8 @@ struct OwnedSlice {
 
 /// The gradients of one accumulation window, reduced and averaged. The same on every rank, but for what users wrote.
 struct Window {
-  double sum_of_squares = 0;  ///< of all gradients of all ranks, summed in fp64 over fixed blocks
+  /// [] fp64, of all gradients of all ranks. On the parameters' device: reading it makes the host wait for that.
+  at::Tensor sum_of_squares;
   std::vector<bool> touched;  ///< by parameter index: some rank produced a gradient
   std::vector<bool> written;  ///< by parameter index: the user wrote the parameter since the last step
 };
@@ -102,7 +103,8 @@ class Pager {
  public:
   /// Takes the parameters over: rank 0's values become everybody's. Collective.
   ///
-  /// Requires  `parameters` distinct tensors (ties already removed), floating point, on the host; `group` outlives the pager.
+  /// Requires  `parameters` distinct tensors (ties already removed), floating point, on one device; `group`, of that device
+  ///           where it has several ranks, outlives the pager.
   /// Throws    ConfigError: a parameter that cannot be managed (named), a policy that the group cannot serve.
   Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
   /// Local, on the thread that constructed. Parameters that are whole stay readable; released ones throw an error that
@@ -115,6 +117,7 @@ class Pager {
   const std::vector<ParameterSpec>& parameters() const;
   /// The policy in force: `gather` is never kAuto here.
   const PagerPolicy& policy() const;
+  c10::Device device() const;  ///< of all parameters
 
   /// One per trainable unit, in layout order. Stable over the pager's life.
   const std::vector<OwnedSlice>& owned() const;

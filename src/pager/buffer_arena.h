@@ -1,0 +1,54 @@
+// Buffers of gathered units that come and go: one that is idle is used again for the next unit of its size, so that
+// long runs neither fragment memory nor ask the allocator.
+//
+// On a device a buffer changes hands by marks, and the host never waits: who takes one writes behind its last use, and
+// every stream that reads it does so behind the writing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "trireme/device/stream.h"
+
+namespace trireme {
+
+class ArenaBuffer {
+ public:
+  ArenaBuffer() = default;  ///< no memory
+  explicit ArenaBuffer(at::Tensor memory);
+
+  const at::Tensor& memory() const { return memory_; }
+  /// The current stream may write it from here on.
+  void begin_write() const { free_.pass(); }
+  /// The current stream has written it.
+  void end_write();
+  /// The current stream may read it from here on.
+  void begin_read();
+
+ private:
+  friend class BufferArena;
+  at::Tensor memory_;
+  Mark free_;  // behind its last use
+  Mark written_;
+  std::vector<c10::Stream> readers_;  // since it was written; none on the host
+  std::optional<c10::Stream> owner_;  // whose order the allocator follows; nothing on the host
+};
+
+class BufferArena {
+ public:
+  /// [numel] of `options`, idle or new; afterwards idle ones and this one have no more than `room_bytes`, if possible.
+  ArenaBuffer take(int64_t numel, const at::TensorOptions& options, int64_t room_bytes);
+  /// `buffer`, whose use is enqueued.
+  void keep(ArenaBuffer buffer);
+  /// Frees idle buffers, oldest first, until no more than `bytes` of them are left.
+  void trim(int64_t bytes);
+
+ private:
+  std::vector<ArenaBuffer> idle_;
+  int64_t idle_bytes_ = 0;
+};
+
+}  // namespace trireme

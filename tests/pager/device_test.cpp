@@ -1,0 +1,159 @@
+// The pager's marks, one at a time: what would race on a device if it were left out.
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/error_of.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "tests/support/fake_device/fake_nccl.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
+#include "trireme/device/stream.h"
+#include "trireme/pager/pager.h"
+
+namespace trireme::on_devices {
+namespace {
+
+using namespace testing;
+
+constexpr int64_t kNumel = 64;
+
+/// Parameters, a unit each, at stage 3 over two devices.
+void with_pager(const std::function<void(Rank&, Pager&, std::vector<at::Tensor>&)>& body, int count = 2,
+                PagerPolicy policy = {}) {
+  policy.stage = 3;
+  policy.units.merge_below_bytes = 0;
+  run_ranks(2, [&](Rank& rank) {
+    const auto group = make_fake_nccl_group(rank.world(), fake_device(rank.id()));
+    const at::TensorOptions options = at::TensorOptions().device(fake_device(rank.id()));
+    std::vector<at::Tensor> parameters;
+    std::vector<NamedParameter> named;
+    for (int i = 0; i < count; ++i) {
+      parameters.push_back(at::full({kNumel}, i + 1.0, options).requires_grad_());
+      named.push_back({std::to_string(i) + ".weight", parameters.back()});
+    }
+    Pager pager(*group, named, policy);
+    body(rank, pager, parameters);
+  });
+}
+
+/// What an optimizer would do.
+void update(Pager& pager, double value) {
+  const at::NoGradGuard no_grad;
+  (void)pager.close_window();
+  for (const OwnedSlice& slice : pager.owned()) {
+    at::Tensor(slice.weights).fill_(value);
+    pager.publish(slice.unit);
+  }
+  pager.open_window();
+}
+
+TEST(PagerOnDevices, AGatherStartsBehindTheUpdateOfItsShard) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  with_pager([](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& parameter : parameters) (void)parameter.sum();
+    // Idle buffers are free since before the update, so that they alone would let a gather start too early.
+    for (int unit = 0; unit < 2; ++unit) pager.publish(unit);
+    update(pager, 5);
+    for (const at::Tensor& parameter : parameters) EXPECT_EQ(parameter.sum().item<float>(), 5 * kNumel);
+  });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
+TEST(PagerOnDevices, AnotherStreamMayReadWhatIsGathered) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  with_pager([](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {
+    const SideStream side(fake_device(rank.id()));
+    (void)parameters[0].sum();
+    {
+      const OnStream on(side);
+      (void)parameters[0].sum();
+    }
+    pager.publish(0);  // its buffer serves the other unit, behind both streams
+    EXPECT_EQ(parameters[1].sum().item<float>(), 2 * kNumel);
+  });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
+TEST(PagerOnDevices, AGatherStartsBehindTheUsersWrite) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  with_pager([](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : parameters) (void)parameter.sum();
+    pager.publish(1);  // leaves a buffer that is free since before the write
+    parameters[0].fill_(7);
+    pager.publish(0);
+    EXPECT_EQ(parameters[0].sum().item<float>(), 7 * kNumel);
+  });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
+// What the gathers' stream is for: it does not wait for what was enqueued before and has nothing to do with it.
+TEST(PagerOnDevices, GathersAheadRunBesideWhatComputes) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  with_pager(
+      [](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
+        for (int step = 0; step < 3; ++step) {
+          for (const at::Tensor& parameter : parameters) (void)parameter.sum();
+          update(pager, step);
+        }
+      },
+      4);
+  const auto operations = record.operations();
+  const auto is_beside = [](const FakeOperation& a, const FakeOperation& b) {
+    return a.device == b.device && !runs_after(a, b) && !runs_after(b, a);
+  };
+  int ahead = 0;
+  for (auto sum = operations.begin(); sum != operations.end(); ++sum)
+    for (auto later = sum; later != operations.end(); ++later)
+      ahead += sum->name == "aten::sum" && later->name == "nccl" && is_beside(*sum, *later);
+  EXPECT_GT(ahead, 0);
+}
+
+TEST(PagerOnDevices, ReleasedMemoryIsThatOfTheShards) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  with_pager([&](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {
+    (void)parameters[0].sum();
+    pager.release_gathered();
+    rank.world().barrier();
+    // Per unit half of the weights, and of the gradients' sums.
+    if (rank.id() == 0) {
+      EXPECT_EQ(record.bytes(0), int64_t{2 * 2 * kNumel / 2 * 4});
+    }
+    rank.world().barrier();
+  });
+}
+
+TEST(PagerOnDevices, SharedGathersAreRefused) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  PagerPolicy policy;
+  policy.gather = GatherPolicy::kShared;
+  const std::string text =
+      error_of<Error>([&] { with_pager([](Rank&, Pager&, std::vector<at::Tensor>&) {}, 2, policy); });
+  EXPECT_SAYS(text, "trireme.gather: \"shared\" is for parameters on the host");
+}
+
+TEST(PagerOnDevices, ParametersOnTwoDevicesAreNamed) {
+  FakeRecord record;
+  const std::string text = error_of<Error>([&] {
+    run_ranks(1, [](Rank& rank) {
+      Pager pager(rank.world(),
+                  {{"a", at::ones({4}).requires_grad_()},
+                   {"b", at::ones({4}, at::TensorOptions().device(fake_device())).requires_grad_()}},
+                  {});
+    });
+  });
+  EXPECT_SAYS(text, "parameter 'b' is on fake:0 and 'a' on cpu");
+}
+
+}  // namespace
+}  // namespace trireme::on_devices
