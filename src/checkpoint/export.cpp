@@ -71,7 +71,7 @@ class Export {
         throw CheckpointError(str("tensor \"", expected.name, "\": expected ", expected.dtype, " ",
                                   at::IntArrayRef(expected.shape), ", fetched ", tensor.scalar_type(), " ",
                                   tensor.sizes()));
-      writer_->append(tensor.contiguous());
+      writer_->append(tensor.cpu().contiguous());
     });
   }
 

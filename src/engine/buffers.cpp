@@ -2,11 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "trireme/device/stream.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 
@@ -30,7 +32,9 @@ Buffers::Buffers(Group& group, std::vector<NamedBuffer> buffers) : group_(group)
 }
 
 void Buffers::follow_rank_0() {
-  if (buffers_.empty()) return;
+  if (buffers_.empty() || group_.size() == 1) return;
+  // To look whether one has changed, the host would have to wait for its device.
+  if (!is_host(buffers_.front().tensor)) return broadcast(std::vector<bool>(buffers_.size(), true));
   const auto count = static_cast<int64_t>(buffers_.size());
   at::Tensor changed = at::empty({count}, at::kInt);
   int32_t* flags = changed.mutable_data_ptr<int32_t>();
@@ -48,22 +52,27 @@ std::vector<TensorSlice> Buffers::slices() const {
 }
 
 void Buffers::accept() {
+  if (buffers_.empty() || !is_host(buffers_.front().tensor)) return;
   fingerprints_.clear();
   for (const NamedBuffer& buffer : buffers_) fingerprints_.push_back(fingerprint(buffer.tensor));
 }
 
 void Buffers::broadcast(const std::vector<bool>& chosen) {
+  if (group_.size() == 1) return accept();
   const at::NoGradGuard no_grad;
+  const WithoutInterception own_operators;
   int64_t bytes = 0;
   for (size_t i = 0; i < buffers_.size(); ++i) bytes += chosen[i] ? place_bytes(buffers_[i].tensor) : 0;
-  const at::Tensor message = at::empty({bytes}, at::kByte);
+  const at::Tensor message =
+      at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(buffers_.front().tensor.device()));
   const auto for_each_place = [&](auto visit) {
-    uint8_t* place = message.mutable_data_ptr<uint8_t>();
+    int64_t begin = 0;
     for (size_t i = 0; i < buffers_.size(); ++i) {
       if (!chosen[i]) continue;
       at::Tensor& buffer = buffers_[i].tensor;
-      visit(buffer, at::from_blob(place, buffer.sizes(), buffer.scalar_type()));
-      place += place_bytes(buffer);
+      const at::Tensor place = message.narrow(0, begin, static_cast<int64_t>(buffer.nbytes()));
+      visit(buffer, place.view(buffer.scalar_type()).view(buffer.sizes()));
+      begin += place_bytes(buffer);
     }
   };
   const bool is_root = group_.rank() == 0;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/buffers.h"
+#include "engine/device_step.h"
 #include "engine/loss_checks.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
@@ -14,6 +15,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/comm/device_group.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/precision/loss_scaling.h"
@@ -62,17 +64,22 @@ void check_client(const Config& config, const InitializeOptions& options) {
                           " of them beside a client_optimizer, which has its own; let the factory make them"));
 }
 
+c10::Device device_of(const torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) return parameter.device();
+  return c10::Device(c10::kCPU);
+}
+
 }  // namespace
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-    : group_(group), config_(resolve(options, group.size())) {
+    : group_(group_for(group, device_of(module), device_group_)), config_(resolve(options, group.size())) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   check_precision(config_.precision);
   recompute_layers(module, config_.recompute.mode);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
   check_client(config_, options);
-  if (!options.output.empty() && group.rank() == 0) write_resolved(config_, options.output);
+  if (!options.output.empty() && group_.rank() == 0) write_resolved(config_, options.output);
 
   ModuleTensors tensors = take_tensors(module, config_.precision);
   GroupedParameters grouped;
@@ -86,18 +93,18 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   PagerPolicy policy = config_.pager;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
-  pager_ = std::make_unique<Pager>(group, std::move(tensors.parameters), policy);
+  pager_ = std::make_unique<Pager>(group_, std::move(tensors.parameters), policy);
   give_back_freed_memory();  // the whole model's; malloc would keep it
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
-  buffers_ = std::make_unique<Buffers>(group, std::move(tensors.buffers));
+  buffers_ = std::make_unique<Buffers>(group_, std::move(tensors.buffers));
   agree_on_micro_batch_seed();
-  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, std::move(grouped));
+  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group_, std::move(grouped));
   if (options.client_optimizer) {
-    optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group, options.client_optimizer);
+    optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group_, options.client_optimizer);
     groups_ = optimizer_->client_groups();
     start_schedule();
   }
-  if (optimizer_) make_loss_scaling();
+  if (optimizer_) make_deciders();
   if (config_.checkpoint.async_save) {
     saver_ = std::make_unique<AsyncSaver>(group_);
     saver_->reserve(saved_state(/*with_frozen=*/true));
@@ -105,7 +112,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
-  if (group.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
+  if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
 }
 
 Engine::~Engine() = default;
@@ -132,33 +139,12 @@ void Engine::destroy() {
 at::Tensor Engine::scale(const at::Tensor& output) const {
   require_optimizer("scale");
   check_has_graph(output, "scale");
-  return loss_scaling_ ? loss_scaling_->scale(output) : output;
+  return loss_scaling_
+             ? loss_scaling_->scale(output, device_step_ ? device_step_->decider().loss_scale() : at::Tensor())
+             : output;
 }
 
-double Engine::loss_scale() const { return loss_scaling_ ? loss_scaling_->scaler().scale() : 1; }
-
-void Engine::make_loss_scaling() {
-  if (!config_.precision.needs_loss_scale()) return;
-  const LossScaleOptions& options = config_.precision.loss_scale;
-  loss_scaling_ = std::make_unique<LossScaling>(
-      options, config_.pager.stage == 0 ? LossScaleRule::kClamp : LossScaleRule::kHysteresis);
-  // With a fixed scale of 1 a loss is its own scaled loss.
-  if (options.loss_scale != 1) pager_->set_gradient_check([this] { loss_scaling_->check_gradient(); });
-}
-
-void Engine::explain_autocast() {
-  if (has_explained_autocast_ || !AutocastScope::is_on()) return;
-  has_explained_autocast_ = true;
-  if (group_.rank() != 0) return;
-  const AutocastOptions& autocast = config_.precision.autocast;
-  if (autocast.enabled)
-    log(LogLevel::kInfo,
-        str("forward: autocast is on around it; inside, torch_autocast's dtype holds, ", short_name(autocast.dtype)));
-  else
-    log(LogLevel::kWarning,
-        "forward: autocast is on around it, and torch_autocast.enabled is false: inside, autocast is off. Set "
-        "torch_autocast.enabled=true to have it");
-}
+double Engine::loss_scale() const { return settled().loss_scaling_ ? loss_scaling_->scaler().scale() : 1; }
 
 const OptimizerOptions& Engine::options_of(size_t group, const char* call) const {
   if (group >= groups_.size())
@@ -167,19 +153,23 @@ const OptimizerOptions& Engine::options_of(size_t group, const char* call) const
   return groups_[group];
 }
 
-double Engine::get_lr(size_t group) const { return groups_.empty() && group == 0 ? 0 : options_of(group, "get_lr").lr; }
+double Engine::get_lr(size_t group) const {
+  return groups_.empty() && group == 0 ? 0 : settled().options_of(group, "get_lr").lr;
+}
 
 void Engine::set_lr(double lr, std::optional<size_t> group) {
   require_optimizer("set_lr");
   if (!(lr >= 0) || !std::isfinite(lr)) throw ConfigError(str("set_lr: ", lr, " is no learning rate; use 0 or more"));
   if (group) (void)options_of(*group, "set_lr");
+  (void)settled();  // what a schedule says after the last step comes first
   for (size_t i = 0; i < groups_.size(); ++i)
     if (!group || i == *group) groups_[i].lr = lr;
+  if (device_step_) device_step_->take_given_rates();
 }
 
 const OptimizerOptions& Engine::hyperparameters(size_t group) const {
   require_optimizer("hyperparameters");
-  return options_of(group, "hyperparameters");
+  return settled().options_of(group, "hyperparameters");
 }
 
 void Engine::set_hyperparameters(const OptimizerOptions& options, size_t group) {
@@ -187,7 +177,9 @@ void Engine::set_hyperparameters(const OptimizerOptions& options, size_t group) 
     throw ConfigError(str("set_hyperparameters: group ", group, " is updated by ", optimizer_name(present.kind),
                           ", not by ", optimizer_name(options.kind), "; initialize() a new engine for that"));
   check_optimizer(options);
+  (void)settled();
   groups_[group] = options;
+  if (device_step_) device_step_->take_given_rates();
 }
 
 void Engine::set_train_batch_size(int64_t train_batch_size) {

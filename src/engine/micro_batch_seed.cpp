@@ -31,8 +31,10 @@ void Engine::agree_on_micro_batch_seed() {
 void Engine::seed_micro_batch() const {
   if (!config_.pager.deterministic) return;
   const int64_t before_window = progress_.global_samples / train_micro_batch_size_per_gpu();
-  const int64_t index = before_window + window_micro_steps_ * group_.size() + group_.rank();
-  manual_seed(mix(micro_batch_seed_, static_cast<uint64_t>(index)));
+  const int64_t index = before_window + window_.micro_steps * group_.size() + group_.rank();
+  const uint64_t seed = mix(micro_batch_seed_, static_cast<uint64_t>(index));
+  manual_seed(seed);
+  manual_seed_device(pager_->device(), seed);
 }
 
 }  // namespace trireme

@@ -7,6 +7,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/export.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/stream.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme {
@@ -58,6 +59,10 @@ void Engine::offload_states(const OffloadOptions& options) {
   if (options.device != "cpu")
     throw ConfigError(str("offload_states: device='", options.device, "' is not there yet; use 'cpu'"),
                       ErrorCode::kUnsupported);
+  if (!is_host(pager_->device()))
+    throw ConfigError(
+        str("offload_states: states on ", pager_->device().str(), " cannot be offloaded yet; leave the call out"),
+        ErrorCode::kUnsupported);
   if (!std::exchange(has_explained_offload_, true) && group_.rank() == 0)
     log(LogLevel::kInfo, "offload_states: all states of this engine are in host memory already; nothing moves");
 }

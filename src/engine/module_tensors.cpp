@@ -14,11 +14,11 @@ namespace trireme {
 
 namespace {
 
-void check_dense_on_host(const char* kind, const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.device().is_cpu())
+void check_dense(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  if (tensor.device().is_meta())
     throw ConfigError(
-        str(kind, " '", name, "' is on ", tensor.device().str(),
-            "; only host memory is there yet: move the module there, from meta by to_empty() before it gets values"),
+        str(kind, " '", name, "' is on meta, without values: move the module to its device by to_empty() ",
+            "before it gets values"),
         ErrorCode::kUnsupported);
   if (tensor.layout() != at::kStrided)
     throw ConfigError(str(kind, " '", name, "' is not dense; sparse tensors cannot be sharded: make it dense"));
@@ -64,7 +64,7 @@ ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& pr
       tensors.aliases.emplace(item.key(), first->second);
       continue;
     }
-    check_dense_on_host("parameter", item.key(), parameter);
+    check_dense("parameter", item.key(), parameter);
     check_trainable_dtype(item.key(), parameter, precision);
     owners.add(item.key(), parameter);
     tensors.parameters.push_back(
@@ -73,7 +73,7 @@ ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& pr
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
     if (!buffer.defined() || !first_name.emplace(buffer.unsafeGetTensorImpl(), item.key()).second) continue;
-    check_dense_on_host("buffer", item.key(), buffer);
+    check_dense("buffer", item.key(), buffer);
     owners.add(item.key(), buffer);
     tensors.buffers.push_back({item.key(), buffer});
   }

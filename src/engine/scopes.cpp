@@ -5,23 +5,14 @@
 
 namespace trireme {
 
-void Engine::begin_deferral(const char* call) {
-  require_optimizer(call);
-  if (deferral_ != nullptr) throw StateError(str(call, ": inside another ", deferral_, "() scope; one is enough"));
-}
-
-NoSync Engine::no_sync() {
-  begin_deferral("no_sync");
-  return NoSync(*this);
-}
-
-CoalescedReduction Engine::coalesce_grad_reduction() {
-  begin_deferral("coalesce_grad_reduction");
-  return CoalescedReduction(*this);
-}
+NoSync Engine::no_sync() { return NoSync(*this); }
+CoalescedReduction Engine::coalesce_grad_reduction() { return CoalescedReduction(*this); }
 
 void Engine::defer(const char* scope) {
-  deferral_ = scope;
+  if (scope != nullptr) require_optimizer(scope);
+  if (scope != nullptr && window_.deferral != nullptr)
+    throw StateError(str(scope, ": inside another ", window_.deferral, "() scope; one is enough"));
+  window_.deferral = scope;
   if (pager_) pager_->defer_reductions(scope != nullptr);
 }
 

@@ -6,12 +6,15 @@
 #include <utility>
 
 #include "engine/buffers.h"
+#include "engine/device_step.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/stream.h"
 #include "trireme/engine/engine.h"
+#include "trireme/intercept.h"
 #include "trireme/intercept/generator_state.h"
 #include "trireme/precision/loss_scaling.h"
 
@@ -72,9 +75,24 @@ LossScaler::State scaler_state(const Json& json) {
 }
 
 /// A checkpoint that was converted from another system's has none.
-void take_generator(const Json& rank_values) {
+void take_generator(const Json& rank_values, c10::Device device) {
   if (const auto state = rank_values.find("generator"); state != rank_values.end())
     set_generator_state(state->get<std::string>());
+  set_device_generator_state(device, rank_values.value("device_generator", ""));
+}
+
+/// Checkpoints are of host memory: what is on a device goes through a copy there.
+StateTree host_copy(StateTree state) {
+  const WithoutInterception own_operators;
+  for (TensorSlice& slice : state.tensors) slice.data = slice.data.cpu();
+  return state;
+}
+
+void copy_back(const StateTree& from, const StateTree& to) {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < to.tensors.size(); ++i)
+    if (!from.tensors[i].data.is_same(to.tensors[i].data)) to.tensors[i].data.copy_(from.tensors[i].data);
 }
 
 }  // namespace
@@ -91,7 +109,7 @@ StateTree Engine::saved_state(bool with_frozen) {
   StateTree state = this->state(with_frozen, /*with_optimizer=*/true);
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
-  return state;
+  return host_copy(std::move(state));
 }
 
 SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
@@ -102,7 +120,8 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   take_user_writes();
   StateTree state = saved_state(!options.exclude_frozen_parameters);
   state.values = values_text(options);
-  state.rank_values = Json{{"generator", generator_state()}}.dump();
+  state.rank_values =
+      Json{{"generator", generator_state()}, {"device_generator", device_generator_state(pager_->device())}}.dump();
   const CheckpointOptions& configured = config_.checkpoint;
   const SaveOptions files{.latest = options.latest,
                           .tags = configured.tag_validation,
@@ -136,15 +155,18 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
 
   // Between closing and opening a window no peer reads weights, so they may be replaced.
   const Window window = pager_->close_window();
-  start_window();
+  window_.restart();
   if (optimizer_) optimizer_->refresh_masters(window.written);
   std::optional<LoadedCheckpoint> loaded;
+  StateTree on_host = host_copy(state);
   try {
-    loaded = trireme::load_checkpoint(group_, directory, options.tag, state, load);
+    loaded = trireme::load_checkpoint(group_, directory, options.tag, on_host, load);
+    if (loaded) copy_back(on_host, state);
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kTornLoad) torn_load_ = error.what();
+    const bool has_changed = is_host(pager_->device());  // a device has not been written yet
+    if (error.code() == ErrorCode::kTornLoad && has_changed) torn_load_ = error.what();
     publish_all();  // every rank failed alike: nothing has changed, or a further load mends it
     throw;
   }
@@ -165,7 +187,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (config_.pager.deterministic)
     seed_micro_batch();
   else if (same_world && !options.load_module_only)
-    take_generator(Json::parse(loaded->rank_values[group_.rank()]));
+    take_generator(Json::parse(loaded->rank_values[group_.rank()]), pager_->device());
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
 }
 
@@ -184,6 +206,7 @@ void Engine::publish_all() {
 
 std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   Json values;
+  (void)settled();
   values["global_steps"] = progress_.global_steps;
   values["micro_steps"] = progress_.micro_steps;
   values["skipped_steps"] = progress_.skipped_steps;
@@ -214,6 +237,7 @@ void Engine::take_learning_rates(const std::vector<double>& rates) {
   follow_schedule();  // the momentum has no other source
   if (rates.size() == groups_.size()) {
     for (size_t group = 0; group < rates.size(); ++group) groups_[group].lr = rates[group];
+    if (device_step_) device_step_->take_given_rates();
   } else if (!groups_.empty()) {
     log(LogLevel::kWarning, str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ",
                                 groups_.size(), "; the learning rates are those of its schedule"));
@@ -223,6 +247,7 @@ void Engine::take_learning_rates(const std::vector<double>& rates) {
 void Engine::take_values(const std::string& text, const LoadCheckpointOptions& options) {
   if (options.load_module_only) return;
   const Json values = Json::parse(text);
+  outcome_.is_known = true;
   progress_.global_steps = required<int64_t>(values, "global_steps");
   progress_.micro_steps = required<int64_t>(values, "micro_steps");
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
@@ -236,6 +261,9 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
     loss_scaling_->scaler().set_state(scaler_state(values["loss_scaler"]));
   const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
   std::vector<int64_t> counts;
+  if (device_step_)
+    device_step_->set(progress_.global_steps, progress_.global_steps - progress_.skipped_steps,
+                      loss_scaling_ ? loss_scaling_->scaler().state() : LossScaler::State{});
   for (const ParameterSpec& parameter : pager_->parameters()) {
     const auto found = steps.find(parameter.name);
     counts.push_back(found == steps.end() ? 0 : found->second);

@@ -19,31 +19,45 @@ namespace trireme {
 
 namespace {
 
-/// As torch's clip_grad_norm_: the small number keeps a norm of zero from dividing.
+/// As torch's clip_outcome_.norm: the small number keeps a norm of zero from dividing.
 double clip_factor(double norm, double max_norm) {
   if (max_norm <= 0) return 1;
   return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
+void explain_autocast_around(const AutocastOptions& autocast) {
+  if (autocast.enabled)
+    log(LogLevel::kInfo,
+        str("forward: autocast is on around it; inside, torch_autocast's dtype holds, ", short_name(autocast.dtype)));
+  else
+    log(LogLevel::kWarning,
+        "forward: autocast is on around it, and torch_autocast.enabled is false: inside, autocast is off. Set "
+        "torch_autocast.enabled=true to have it");
 }
 
 }  // namespace
 
 ForwardScope Engine::begin_forward() {
   require_intact("forward");
-  explain_autocast();
-  return ForwardScope(config_.precision);
+  if (!has_explained_autocast_ && AutocastScope::is_on(pager_->device().type())) {
+    has_explained_autocast_ = true;
+    if (group_.rank() == 0) explain_autocast_around(config_.precision.autocast);
+  }
+  return {config_.precision, pager_->device().type()};
 }
 
 at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
   require_optimizer("backward");
   check_loss(loss, "backward");
-  const at::Tensor scaled = loss_scaling_ ? loss_scaling_->scale(loss) : loss;
+  const at::Tensor scaled = scale(loss);
   // The reduction divides by the accumulation steps; who has done so already gets them back here.
   const int64_t accumulation_steps = gradient_accumulation_steps();
   at::Tensor seed;
   if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(scaled, accumulation_steps);
-  has_backward_ = true;
+  window_.has_backward = true;
   const CallerScope caller("backward");
-  const AutocastScope off(AutocastOptions{});  // operators of backward have the dtypes of forward's
+  const AutocastScope off(AutocastOptions{},
+                          pager_->device().type());  // operators of backward have the dtypes of forward's
   scaled.backward(seed, options.retain_graph || options.create_graph, options.create_graph);
   // The deterministic order is by micro-step, so there step() says when one has ended.
   if (!config_.pager.deterministic) pager_->end_backward();
@@ -52,11 +66,11 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
 
 void Engine::step() {
   require_optimizer("step");
-  if (deferral_ != nullptr)
-    throw StateError(str("step: inside a ", deferral_, "() scope, where nothing is reduced; let it end first"));
-  step_applied_ = false;
+  if (window_.deferral != nullptr)
+    throw StateError(str("step: inside a ", window_.deferral, "() scope, where nothing is reduced; let it end first"));
+  outcome_.applied = false;
   if (config_.managed_gradient_accumulation && !is_gradient_accumulation_boundary()) {
-    ++window_micro_steps_;
+    ++window_.micro_steps;
     ++progress_.micro_steps;
     if (config_.pager.deterministic) pager_->end_backward();
     return seed_micro_batch();
@@ -72,13 +86,14 @@ void Engine::step() {
 }
 
 void Engine::update(const Window& window) {
+  if (device_step_)
+    return device_step_->run(*optimizer_, window, groups_, config_.gradient_clipping, progress_.global_steps);
   const double scale = loss_scale();
-  const double norm = std::sqrt(window.sum_of_squares) / scale;
+  const double norm = std::sqrt(window.sum_of_squares.item<double>()) / scale;
   const bool is_finite = std::isfinite(norm);
-  grad_norm_ = is_finite ? norm : -1;
-  const bool may_overflow = config_.precision.weight_dtype == at::kBFloat16 && !config_.precision.check_grad_overflow;
-  step_applied_ = is_finite || may_overflow;
-  if (step_applied_)
+  outcome_.norm = is_finite ? norm : -1;
+  outcome_.applied = is_finite || !skips_overflows(config_.precision);
+  if (outcome_.applied)
     optimizer_->step(window,
                      {.groups = groups_, .gradient_factor = clip_factor(norm, config_.gradient_clipping) / scale});
   else
@@ -86,22 +101,24 @@ void Engine::update(const Window& window) {
 }
 
 void Engine::finish_step() {
-  start_window();
-  if (loss_scaling_) loss_scaling_->scaler().update(!step_applied_);  // throws at the minimum: the step does not count
+  window_.restart();
+  // Throws at the minimum: the step does not count.
+  if (loss_scaling_ && !device_step_) loss_scaling_->scaler().update(!outcome_.applied);
   ++progress_.micro_steps;
   ++progress_.global_steps;
   progress_.global_samples += train_batch_size();
-  if (!step_applied_) ++progress_.skipped_steps;
-  // A loss scale that is sought overflows now and then; without one something is wrong. Told ever more rarely.
-  const bool is_told = std::has_single_bit(static_cast<uint64_t>(progress_.skipped_steps));
-  if (group_.rank() == 0 && !step_applied_ && !loss_scaling_ && is_told)
-    log(LogLevel::kWarning,
-        str("step ", progress_.global_steps, " changed nothing: a gradient is not finite (", progress_.skipped_steps,
-            " such so far); lower the learning rate, or look for what ", "makes the loss overflow"));
-  if (step_applied_ && schedule_->options().kind != ScheduleKind::kConstant) follow_schedule();
+  if (device_step_) {
+    follow_device();
+  } else {
+    if (!outcome_.applied) ++progress_.skipped_steps;
+    if (group_.rank() == 0 && !outcome_.applied && !loss_scaling_)
+      warn_of_skipped_step(progress_.global_steps, progress_.skipped_steps);
+    if (outcome_.applied && schedule_->options().kind != ScheduleKind::kConstant) follow_schedule();
+  }
   if (group_.rank() == 0 && config_.steps_per_print > 0 && progress_.global_steps % config_.steps_per_print == 0)
-    log(LogLevel::kInfo, str("step=", progress_.global_steps, ", skipped=", progress_.skipped_steps, ", lr=", get_lr(),
-                             ", grad_norm=", *grad_norm_, loss_scaling_ ? str(", loss_scale=", loss_scale()) : ""));
+    log(LogLevel::kInfo,
+        str("step=", progress_.global_steps, ", skipped=", skipped_steps(), ", lr=", get_lr(),
+            ", grad_norm=", *get_global_grad_norm(), loss_scaling_ ? str(", loss_scale=", loss_scale()) : ""));
 }
 
 void Engine::follow_schedule() {
@@ -125,7 +142,7 @@ void Engine::check_touched(const Window& window) {
   // Seen by all ranks alike, so all of them reopen the window before they throw.
   skip(window);
   pager_->open_window();
-  start_window();
+  window_.restart();
   if (!any)
     throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
   throw StateError(

@@ -7,7 +7,7 @@ namespace trireme {
 
 bool Engine::is_gradient_accumulation_boundary() const {
   if (!config_.managed_gradient_accumulation) return false;  // step() is one, whenever it comes
-  return boundary_.value_or(window_micro_steps_ + 1 >= gradient_accumulation_steps());
+  return window_.boundary.value_or(window_.micro_steps + 1 >= gradient_accumulation_steps());
 }
 
 void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
@@ -16,12 +16,7 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
     throw StateError(
         "set_gradient_accumulation_boundary: with managed_gradient_accumulation=false every step() ends a window; call "
         "step() where the window ends");
-  boundary_ = is_boundary;
-}
-
-void Engine::start_window() {
-  window_micro_steps_ = 0;
-  has_backward_ = false;
+  window_.boundary = is_boundary;
 }
 
 void Engine::zero_grad() {
@@ -30,11 +25,11 @@ void Engine::zero_grad() {
   const Window window = pager_->close_window();
   if (optimizer_) optimizer_->refresh_masters(window.written);
   pager_->open_window();
-  has_backward_ = false;
+  window_.has_backward = false;
 }
 
 void Engine::require_no_window(const char* call) const {
-  if (window_micro_steps_ != 0 || has_backward_)
+  if (window_.micro_steps != 0 || window_.has_backward)
     throw StateError(str(call, ": inside an accumulation window; call it after the step() that ends one"));
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -10,12 +11,14 @@
 #include <utility>
 
 #include "optim/client.h"
+#include "optim/device_update.h"
 #include "optim/lamb.h"
 #include "optim/muon.h"
 #include "optim/runs.h"
 #include "optim/update.h"
 #include "optim/zero_pages.h"
 #include "trireme/base/error.h"
+#include "trireme/device/stream.h"
 
 namespace trireme {
 
@@ -24,7 +27,16 @@ class ShardedOptimizer::Impl {
   Impl(Pager& pager, Group& group, GroupedParameters parameters)
       : pager_(pager), group_(group), group_of_(std::move(parameters.group_of)), steps_(pager.parameters().size()) {
     const at::NoGradGuard no_grad;
-    for (const OptimizerOptions& group : parameters.options) state_names_.push_back(optimizer_states(group));
+    const c10::Device device = pager.device();
+    if (!is_host(device)) device_steps_.emplace(steps_.size(), device);
+    if (!is_host(device) && parameters.options[0].kind == OptimizerKind::kLamb)
+      throw ConfigError(str("optimizer.type: Lamb is for parameters on the host, and these are on ", device.str(),
+                            "; use AdamW, Adam, Adagrad, Lion, Muon or SGD"),
+                        ErrorCode::kUnsupported);
+    for (const OptimizerOptions& group : parameters.options) {
+      state_names_.push_back(optimizer_states(group));
+      has_muon_ |= group.kind == OptimizerKind::kMuon;
+    }
     size_t states = 0;
     for (const auto& names : state_names_) states = std::max(states, names.size());
     for (const OwnedSlice& slice : pager.owned()) {
@@ -32,8 +44,8 @@ class ShardedOptimizer::Impl {
       UpdateSpan span;
       span.weights = slice.weights;
       span.master = slice.weights.scalar_type() == at::kFloat ? slice.weights : slice.weights.to(at::kFloat);
-      if (states > 0) span.first = zero_pages(numel);
-      if (states > 1) span.second = zero_pages(numel);
+      if (states > 0) span.first = zero_state(numel, device);
+      if (states > 1) span.second = zero_state(numel, device);
       spans_.push_back(std::move(span));
     }
   }
@@ -56,6 +68,7 @@ class ShardedOptimizer::Impl {
     const at::NoGradGuard no_grad;
     refresh_masters(window.written);
     if (client_) return step_client(window, options);
+    if (device_steps_) return step_on_device(window, options);
     const at::Tensor norms = lamb_norms(window, options);
     for (size_t i = 0; i < spans_.size(); ++i) {
       UpdateSpan span = spans_[i];
@@ -148,10 +161,12 @@ class ShardedOptimizer::Impl {
     return groups;
   }
 
-  const std::vector<int64_t>& steps() const { return steps_; }
+  std::vector<int64_t> steps() const { return device_steps_ && !client_ ? device_steps_->read() : steps_; }
+  bool takes_decisions() const { return device_steps_ && !client_ && !has_muon_; }
 
   void set_steps(const std::vector<int64_t>& steps) {
     steps_ = steps;
+    if (device_steps_) device_steps_->set(steps);
     if (!client_) return;
     std::vector<int64_t> by_part;
     for (const Portion& portion : client_portions_) by_part.push_back(steps_[portion.parameter]);
@@ -233,6 +248,40 @@ class ShardedOptimizer::Impl {
     count_step(window);
   }
 
+  // All stretches of a group by one call, and then all units are final.
+  void step_on_device(const Window& window, const StepOptions& options) {
+    const StepDecision decision = options.decision ? *options.decision : decision_of(options.gradient_factor);
+    device_steps_->begin(window.touched);
+    std::vector<std::vector<DeviceRun>> by_group(options.groups.size());
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      UpdateSpan span = spans_[i];
+      span.gradients = pager_.owned()[i].gradients;
+      for (const Run& run : runs(i, window.touched, device_steps_->histories()))
+        by_group[run.group].push_back({span.slice(run.begin, run.end), device_steps_->of(run.parameter)});
+    }
+    for (size_t group = 0; group < by_group.size(); ++group) {
+      if (!is_on_devices(options.groups[group].kind)) continue;
+      const at::Tensor lr = decision.lr.empty() ? number(options.groups[group].lr) : decision.lr[group];
+      update_on_device(by_group[group], options.groups[group], decision, lr);
+    }
+    device_steps_->end(decision.skip);
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      step_muon(i, window, options);
+      pager_.publish(pager_.owned()[i].unit);
+    }
+  }
+
+  // Filled in by a kernel: a copy from the host would be waited for.
+  at::Tensor number(double value) const {
+    return at::full({}, value, at::TensorOptions().dtype(at::kFloat).device(pager_.device()));
+  }
+  StepDecision decision_of(double gradient_factor) const { return {.gradient_factor = number(gradient_factor)}; }
+
+  static at::Tensor zero_state(int64_t numel, c10::Device device) {
+    if (is_host(device)) return zero_pages(numel);
+    return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device));
+  }
+
   void count_step(const Window& window) {
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
   }
@@ -248,7 +297,7 @@ class ShardedOptimizer::Impl {
     if (matrices.empty()) return;
 
     const std::vector<Part> own = parts(i, OptimizerKind::kMuon, window, options);
-    const at::Tensor directions = at::zeros({slice.weights.numel()}, at::kFloat);
+    const at::Tensor directions = at::zeros({slice.weights.numel()}, slice.weights.options().dtype(at::kFloat));
     for (const Part& part : own)
       directions.narrow(0, part.portion.slice_begin, part.portion.numel)
           .copy_(muon_direction(part.span.first, part.span.gradients, part.options.momentum, options.gradient_factor));
@@ -298,11 +347,13 @@ class ShardedOptimizer::Impl {
   Group& group_;
   const std::vector<int> group_of_;                    ///< by parameter
   std::vector<std::vector<std::string>> state_names_;  ///< by group
-  std::vector<UpdateSpan> spans_;                      ///< by owned slice; gradients undefined
-  std::vector<int64_t> steps_;                         ///< by parameter: how often it was updated
-  std::unique_ptr<ClientOptimizer> client_;            ///< instead of our own
-  std::vector<Portion> client_portions_;               ///< by its part
-  std::vector<ClientState> client_states_;             ///< what a load writes into
+  bool has_muon_ = false;
+  std::vector<UpdateSpan> spans_;            ///< by owned slice; gradients undefined
+  std::vector<int64_t> steps_;               ///< by parameter: how often it was updated; on the host
+  std::optional<DeviceSteps> device_steps_;  ///< the same on a device
+  std::unique_ptr<ClientOptimizer> client_;  ///< instead of our own
+  std::vector<Portion> client_portions_;     ///< by its part
+  std::vector<ClientState> client_states_;   ///< what a load writes into
 };
 
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters)
@@ -311,6 +362,7 @@ ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptim
     : impl_(std::make_unique<Impl>(pager, group, factory)) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
 
+bool ShardedOptimizer::takes_decisions() const { return impl_->takes_decisions(); }
 std::vector<OptimizerOptions> ShardedOptimizer::client_groups() const { return impl_->client_groups(); }
 
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }

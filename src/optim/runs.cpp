@@ -19,7 +19,7 @@ std::vector<Run> plan_runs(const UnitLayout& unit, int64_t begin, int64_t numel,
     if (before && before->end == low && before->step == step && before->group == group)
       runs.back().end = high;
     else
-      runs.push_back({low, high, step, group});
+      runs.push_back({low, high, step, group, placement.index});
   }
   return runs;
 }

@@ -15,6 +15,7 @@ struct Run {
   int64_t end = 0;
   int64_t step = 0;
   int group = 0;
+  int parameter = 0;  ///< the first one in it
 };
 
 /// Groups the touched parameters of [begin, begin + numel) into maximal runs of one group (group_of[parameter]) and

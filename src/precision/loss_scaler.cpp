@@ -59,11 +59,14 @@ void LossScaler::lower() {
     --state_.hysteresis;
     return;
   }
-  if (rule_ == LossScaleRule::kHysteresis && state_.scale == options_.min_loss_scale)
-    throw StateError(
-        "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run. Gradients are not finite "
-        "whatever the scale: lower the learning rate, look for NaN in the data, or use bf16.enabled=true");
+  if (rule_ == LossScaleRule::kHysteresis && state_.scale == options_.min_loss_scale) throw_at_minimum();
   state_.scale = std::max(state_.scale / kFactor, options_.min_loss_scale);
+}
+
+void LossScaler::throw_at_minimum() {
+  throw StateError(
+      "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run. Gradients are not finite "
+      "whatever the scale: lower the learning rate, look for NaN in the data, or use bf16.enabled=true");
 }
 
 void LossScaler::set_state(const State& state) {

@@ -28,9 +28,10 @@ class PassEnd {
 LossScaling::LossScaling(const LossScaleOptions& options, LossScaleRule rule)
     : scaler_(options, rule), is_scaled_pass_(std::make_shared<bool>(false)) {}
 
-at::Tensor LossScaling::scale(const at::Tensor& output) const {
+at::Tensor LossScaling::scale(const at::Tensor& output, const at::Tensor& factor) const {
   const at::AutoGradMode with_graph(true);
-  const at::Tensor scaled = output.to(at::kFloat) * scaler_.scale();
+  const at::Tensor wide = output.to(at::kFloat);
+  const at::Tensor scaled = factor.defined() ? wide * factor : wide * scaler_.scale();
   // Runs before anything else of the pass. The pass as a whole is meant: gradients that a nested one produces
   // (recomputation) belong to it.
   scaled.register_hook([pass = is_scaled_pass_](const at::Tensor&) {

@@ -77,7 +77,7 @@ std::vector<at::Tensor> gradients_of(Rank& rank, const PagerPolicy& policy, at::
     engine.pager().end_backward();  // for those that called backward() themselves
   }
   Pager& pager = engine.pager();
-  EXPECT_TRUE(std::isfinite(pager.close_window().sum_of_squares));
+  EXPECT_TRUE(std::isfinite(pager.close_window().sum_of_squares.item<double>()));
   std::vector<at::Tensor> gradients;
   for (const OwnedSlice& slice : pager.owned()) {
     gradients.push_back(slice.gradients.clone());

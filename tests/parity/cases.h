@@ -28,7 +28,7 @@ inline TrainedModel make_llama() {
                                                       .max_position_embeddings = 16});
   draw_weights(*net);
   return {net, [net](const MicroBatch& batch) {
-            const at::Tensor tokens = tokens_of(batch, 13, {2, 9});
+            const at::Tensor tokens = to_device_of(*net, tokens_of(batch, 13, {2, 9}));
             return net->loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8));
           }};
 }

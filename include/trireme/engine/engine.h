@@ -18,6 +18,7 @@
 #include "trireme/engine/forward.h"
 #include "trireme/engine/options.h"
 #include "trireme/engine/scopes.h"
+#include "trireme/engine/step_state.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
@@ -31,6 +32,7 @@ namespace trireme {
 
 class AsyncSaver;
 class Buffers;
+class DeviceStep;
 class LossScaling;
 class ParameterAccess;
 
@@ -65,8 +67,8 @@ class Engine {
   /// what is not finite skips the step on all ranks, but in bf16 without check_grad_overflow. Collective.
   ///
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
-  ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3). Nothing is updated
-  ///           then, and the window's gradients are dropped.
+  ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3; on a device it may be
+  ///           told one step late). Nothing is updated then, and the window's gradients are dropped.
   void step();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
@@ -82,9 +84,10 @@ class Engine {
   /// Drops the gradients of this window. Collective.
   void zero_grad();
 
-  bool was_step_applied() const { return step_applied_; }  ///< the last step() changed the weights
+  /// The last step() changed the weights. On a device this waits for it, as norm, loss scale and skipped steps do.
+  bool was_step_applied() const { return settled().outcome_.applied; }
   /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
-  std::optional<double> get_global_grad_norm() const { return grad_norm_; }
+  std::optional<double> get_global_grad_norm() const { return settled().outcome_.norm; }
   /// Of the next step, in a parameter group (ConfigError: there is none such). 0 without an optimizer.
   double get_lr(size_t group = 0) const;
   /// For the next step, in every group, or in one; a schedule sets its own again after it.
@@ -98,7 +101,7 @@ class Engine {
   size_t group_count() const { return groups_.size(); }
   int64_t global_steps() const { return progress_.global_steps; }
   int64_t micro_steps() const { return progress_.micro_steps; }
-  int64_t skipped_steps() const { return progress_.skipped_steps; }
+  int64_t skipped_steps() const { return settled().progress_.skipped_steps; }
   int64_t global_samples() const { return progress_.global_samples; }
 
   const BatchSizes& get_batch_info() const { return config_.batch; }
@@ -147,24 +150,23 @@ class Engine {
  private:
   friend class NoSync;
   friend class CoalescedReduction;
+  const Engine& settled() const;
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
-  void make_loss_scaling();
-  void explain_autocast();
+  void make_deciders();
   std::string dtypes_in_use() const;
   void update(const Window& window);
   void check_touched(const Window& window);
   void skip(const Window& window);
   void finish_step();
+  void follow_device();
   void start_schedule();
   void follow_schedule();
   const OptimizerOptions& options_of(size_t group, const char* call) const;
-  void start_window();
   void agree_on_micro_batch_seed();
   void seed_micro_batch() const;
   void require_no_window(const char* call) const;
-  void begin_deferral(const char* call);
   void defer(const char* scope);
   void take_user_writes();
   void publish_all();
@@ -173,6 +175,7 @@ class Engine {
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_learning_rates(const std::vector<double>& rates);
+  std::unique_ptr<Group> device_group_;  ///< null where the caller's group serves the module's device
   Group& group_;
   Config config_;
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
@@ -183,18 +186,15 @@ class Engine {
   std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
   std::unique_ptr<LossScaling> loss_scaling_;      ///< where something computes in fp16
+  std::unique_ptr<DeviceStep> device_step_;        ///< what decides over a step on a device; null on the host
   std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
   std::string torn_load_;                          ///< what ended a load half-way; empty: nothing did
   std::vector<OptimizerOptions> groups_;           ///< in force for the next step; empty without an optimizer
   TrainingProgress progress_;
-  uint64_t micro_batch_seed_ = 0;   ///< deterministic mode: rank 0's seed at initialize()
-  int64_t window_micro_steps_ = 0;  ///< step() calls since the accumulation window opened
-  bool has_backward_ = false;       ///< the window holds gradients
-  std::optional<bool> boundary_;    ///< said by the user
-  const char* deferral_ = nullptr;  ///< the scope in which nothing is reduced
+  uint64_t micro_batch_seed_ = 0;  ///< deterministic mode: rank 0's seed at initialize()
   bool has_explained_autocast_ = false, has_explained_offload_ = false;
-  std::optional<double> grad_norm_;
-  bool step_applied_ = false;
+  WindowState window_;
+  StepOutcome outcome_;
 };
 
 }  // namespace trireme

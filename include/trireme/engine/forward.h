@@ -14,7 +14,7 @@ namespace trireme {
 /// Autocast as configured, and inputs in the weights' dtype where fp16.auto_cast asks for that.
 class [[nodiscard]] ForwardScope {
  public:
-  explicit ForwardScope(const PrecisionOptions& precision) : autocast_(precision.autocast) {
+  ForwardScope(const PrecisionOptions& precision, at::DeviceType device) : autocast_(precision.autocast, device) {
     if (precision.casts_inputs) input_dtype_ = precision.weight_dtype;
   }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,19 @@
 
 namespace trireme {
 
+/// What decides over a step without the host: numbers of the parameters' device.
+struct StepDecision {
+  at::Tensor gradient_factor;       ///< [] fp32
+  at::Tensor skip = {};             ///< [] fp32: 1 where nothing may change, else 0; undefined: never
+  std::vector<at::Tensor> lr = {};  ///< by group, [] fp32; empty: as the groups say
+};
+
 /// What one step is taken with.
 struct StepOptions {
   /// In force now, by group: schedules change lr and momentum.
   const std::vector<OptimizerOptions>& groups;
-  double gradient_factor = 1;  ///< gradients are multiplied by this first: clipping
+  double gradient_factor = 1;                 ///< gradients are multiplied by this first: clipping
+  std::optional<StepDecision> decision = {};  ///< in place of the numbers above; where takes_decisions()
 };
 
 /// Updates the slices that `pager` owns. A parameter that got no gradient on any rank is left alone, weight decay
@@ -26,6 +35,7 @@ struct StepOptions {
 class ShardedOptimizer {
  public:
   /// Copies fp32 masters from 16-bit weights. `pager` and its `group` outlive the optimizer; `parameters` are its own.
+  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device.
   ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters);
   /// Steps what `factory` makes of this rank's parts of parameters. Throws ConfigError: it cannot be stepped.
   ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory);
@@ -34,6 +44,9 @@ class ShardedOptimizer {
   /// Unscale, clip and update every owned slice of the closed window, publishing each unit as soon as it is final.
   /// Collective with Lamb and Muon, which need whole parameters.
   void step(const Window& window, const StepOptions& options);
+
+  /// Whether step() can go by a StepDecision: on a device, but for Muon and a client's optimizer, which want numbers.
+  bool takes_decisions() const;
 
   /// The parameter groups of a client's optimizer, of which only the learning rate is known.
   std::vector<OptimizerOptions> client_groups() const;
@@ -51,7 +64,7 @@ class ShardedOptimizer {
   const std::vector<std::string>& state_names(int parameter) const;
   /// Of StepOptions::groups; -1 with a client's optimizer.
   int group_of(int parameter) const;
-  std::vector<int64_t> step_counts() const;  ///< by parameter index
+  std::vector<int64_t> step_counts() const;  ///< by parameter index; waits for a device
   void set_step_counts(const std::vector<int64_t>& counts);
   /// After a load that filled state() except for the tensors named in `missing`, or (`with_states` false) filled
   /// weights alone: a weight becomes its master rounded where that was loaded, else the master follows its weight.

@@ -51,6 +51,9 @@ class LossScaler {
   /// Source    the reference tables of tests/precision/loss_scaler_test.cpp.
   void update(bool overflow);
 
+  /// What update() throws.
+  [[noreturn]] static void throw_at_minimum();
+
   const State& state() const { return state_; }
   /// Throws    CheckpointError: a scale that is no finite number above 0, or counts that cannot be.
   void set_state(const State& state);

@@ -16,8 +16,9 @@ class LossScaling {
   LossScaler& scaler() { return scaler_; }
   const LossScaler& scaler() const { return scaler_; }
 
-  /// `output` in fp32 times the scale. A backward pass through the result counts as scaled until it ends.
-  at::Tensor scale(const at::Tensor& output) const;
+  /// `output` in fp32 times the scale, or times `factor` where a device has it ([] fp32). A backward pass through the
+  /// result counts as scaled until it ends.
+  at::Tensor scale(const at::Tensor& output, const at::Tensor& factor = {}) const;
   /// To be called for each gradient that backward produces. Throws StateError: its pass began elsewhere.
   void check_gradient() const;
 

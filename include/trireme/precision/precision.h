@@ -47,6 +47,11 @@ struct PrecisionOptions {
   }
 };
 
+/// Whether a step whose gradients are not finite changes nothing.
+inline bool skips_overflows(const PrecisionOptions& options) {
+  return options.weight_dtype != at::kBFloat16 || options.check_grad_overflow;
+}
+
 /// Throws    ConfigError: weights that are neither fp32 nor bf16 nor fp16, an accumulation dtype that is neither fp32 nor the
 ///           weights', a communication dtype that the sums cannot be converted from, autocast over 16-bit weights; as
 ///           check_loss_scale() where something computes in fp16.

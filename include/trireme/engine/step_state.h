@@ -1,0 +1,31 @@
+// Where an engine stands between two steps.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace trireme {
+
+/// Since the accumulation window opened.
+struct WindowState {
+  int64_t micro_steps = 0;            ///< step() calls
+  bool has_backward = false;          ///< the window holds gradients
+  std::optional<bool> boundary = {};  ///< whether the next step() ends it, where the user has said so
+  const char* deferral = nullptr;     ///< the scope in which nothing is reduced
+
+  /// Another one opens; scopes and what the user said of its end stay.
+  void restart() {
+    micro_steps = 0;
+    has_backward = false;
+  }
+};
+
+/// How the last step ended.
+struct StepOutcome {
+  std::optional<double> norm = {};  ///< before clipping; -1 if not finite
+  bool applied = false;
+  /// False: a device has not been asked yet. Then this, the skipped steps and the loss scale are of an earlier step.
+  bool is_known = true;
+};
+
+}  // namespace trireme

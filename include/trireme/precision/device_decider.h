@@ -1,0 +1,84 @@
+// What decides over a step on a device: whether it is applied, by what its gradients are multiplied, and the loss scale
+// that follows. All of it stays there, so that the host enqueues the next step before this one has run.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "trireme/device/stream.h"
+#include "trireme/precision/loss_scaler.h"
+
+namespace trireme {
+
+struct DecisionRules {
+  /// A step whose gradients are not finite changes nothing.
+  bool skips = true;
+  /// Where something computes in fp16.
+  std::optional<LossScaleOptions> loss_scale = {};
+  LossScaleRule rule = LossScaleRule::kHysteresis;
+};
+
+class DeviceDecider {
+ public:
+  /// Throws    as check_loss_scale().
+  DeviceDecider(c10::Device device, const DecisionRules& rules);
+
+  struct Decision {
+    at::Tensor gradient_factor;  ///< [] fp32: unscales and clips
+    at::Tensor skip;             ///< [] fp32: 1 where nothing may change, else 0; undefined without `skips`
+  };
+  /// Over a step whose gradients, times the loss scale, have this sum of squares ([] fp64). `max_norm` 0: no clipping.
+  /// The host does not wait. The loss scale is that of the next step afterwards.
+  Decision decide(const at::Tensor& sum_of_squares, double max_norm);
+
+  /// [] fp32: by what the next loss is multiplied; undefined without a loss scale.
+  at::Tensor loss_scale() const { return scale_.defined() ? scale_.to(at::kFloat) : scale_; }
+  /// [] int64: steps that were not skipped.
+  const at::Tensor& applied_steps() const { return applied_; }
+
+  /// All that a host may want to know, after some step.
+  struct Outcome {
+    double norm = 0;  ///< before clipping
+    bool applied = false;
+    int64_t steps = 0;  ///< decided over so far, this one included
+    int64_t applied_steps = 0;
+    LossScaler::State scaler = {};
+    bool at_minimum = false;  ///< an overflow at the smallest loss scale, where that is an error
+  };
+  /// After the last step. The host waits for it.
+  Outcome read();
+  /// After the newest step of which the host can know without waiting; nothing if it has been told already.
+  std::optional<Outcome> look();
+
+  /// Goes on from a checkpoint, after `steps` of which `applied_steps` were not skipped.
+  void set(int64_t steps, int64_t applied_steps, const LossScaler::State& scaler);
+
+ private:
+  /// Numbers on their way to the host.
+  struct Report {
+    at::Tensor values;  // pinned
+    Mark arrived;
+    int64_t steps = 0;
+    bool is_under_way = false;
+  };
+
+  void follow_overflow(const at::Tensor& overflow);
+  at::Tensor present() const;
+  void send_report();
+  static Outcome outcome_of(const at::Tensor& values, int64_t steps);
+
+  const c10::Device device_;
+  const DecisionRules rules_;
+  int64_t steps_so_far_ = 0;
+  at::Tensor norm_, is_applied_, applied_;
+  // The state of a LossScaler, in fp64: every number in it is exact, a scale too that is infinite in fp32 and comes
+  // back.
+  at::Tensor scale_, steps_, last_overflow_, hysteresis_, at_minimum_;
+  std::array<Report, 3> reports_;  // the host may be that many steps ahead and still hear of each
+  size_t next_report_ = 0;
+};
+
+}  // namespace trireme

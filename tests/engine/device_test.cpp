@@ -1,0 +1,212 @@
+// What an engine does beside training when its states are on a device.
+#include <ATen/Parallel.h>
+#include <ATen/ops/full_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/engine/dot.h"
+#include "tests/support/captured_log.h"
+#include "tests/support/error_of.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "tests/support/fake_device/fake_nccl.h"
+#include "tests/support/models.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme::on_devices {
+namespace {
+
+using namespace testing;
+
+enum class Place { kHost, kDevice };
+
+Config make_config(int ranks, int stage, at::ScalarType dtype = at::kFloat) {
+  Config config = default_config(ranks);
+  config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 1e-2};
+  config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 8};
+  config.precision.weight_dtype = dtype;
+  config.precision.loss_scale = {.initial_scale_power = 4, .loss_scale_window = 2};
+  config.gradient_clipping = 1;
+  config.pager.stage = stage;
+  config.pager.units.merge_below_bytes = 0;
+  return config;
+}
+
+using Body = std::function<void(Rank&, Engine&, const TrainedModel&)>;
+
+void with_engine(Place place, int ranks, const Config& config, const Body& body) {
+  run_ranks(ranks, [&](Rank& rank) {
+    at::set_num_threads(1);
+    TrainedModel model = make_mlp();
+    std::unique_ptr<Group> group;
+    if (place == Place::kDevice) {
+      move_to_fake(*model.module, fake_device(rank.id()));
+      if (ranks > 1) group = make_fake_nccl_group(rank.world(), fake_device(rank.id()));
+    }
+    Engine engine(group ? *group : rank.world(), *model.module, {.config = config});
+    body(rank, engine, model);
+  });
+}
+
+std::vector<double> train(Rank& rank, Engine& engine, const TrainedModel& model, int steps) {
+  std::vector<double> losses;
+  for (int i = 0; i < steps; ++i) {
+    const int64_t step = engine.global_steps();
+    at::Tensor loss = model.loss({step * rank.size() + rank.id(), step});
+    if (step == 1) loss = loss * std::numeric_limits<double>::infinity();  // is skipped
+    engine.backward(loss);
+    engine.step();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+class DeviceCheckpoint : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {};
+
+TEST_P(DeviceCheckpoint, ContinuesOnTheHostAndTheOtherWayRound) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  const auto& [stage, dtype] = GetParam();
+  const Config config = make_config(2, stage, dtype);
+  const TemporaryFolder folder;
+  FakeRecord record;
+  std::vector<double> straight, after;
+  double lr = 0, scale = 0;
+  with_engine(Place::kDevice, 2, config, [&](Rank& rank, Engine& engine, const TrainedModel& model) {
+    train(rank, engine, model, 4);
+    engine.save_checkpoint(folder.path());
+    const auto losses = train(rank, engine, model, 3);
+    if (rank.id() == 0) {
+      straight = losses;
+      lr = engine.get_lr();
+      scale = engine.loss_scale();
+    }
+  });
+  for (const Place place : {Place::kDevice, Place::kHost})
+    with_engine(place, 2, config, [&](Rank& rank, Engine& engine, const TrainedModel& model) {
+      ASSERT_TRUE(engine.load_checkpoint(folder.path()).has_value());
+      EXPECT_EQ(engine.global_steps(), 4);
+      EXPECT_EQ(engine.skipped_steps(), 1);
+      const auto losses = train(rank, engine, model, 3);
+      if (rank.id() != 0) return;
+      for (size_t i = 0; i < losses.size(); ++i) {
+        // On the same place the same bits.
+        EXPECT_NEAR(losses[i], straight[i], place == Place::kDevice ? 0 : dtype == at::kFloat ? 1e-5 : 2e-2) << i;
+      }
+      EXPECT_NEAR(engine.get_lr(), lr, 1e-9);
+      EXPECT_EQ(engine.loss_scale(), scale);
+      if (place == Place::kHost) engine.destroy();
+    });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, DeviceCheckpoint,
+                         ::testing::Combine(::testing::Values(0, 2, 3), ::testing::Values(at::kFloat, at::kHalf)),
+                         [](const auto& info) {
+                           return "Stage" + std::to_string(std::get<0>(info.param)) +
+                                  c10::toString(std::get<1>(info.param));
+                         });
+
+TEST(EngineOnDevices, StatesOfSingleParametersAreReadAndWritten) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  FakeRecord record;
+  with_engine(Place::kDevice, 2, make_config(2, 3, at::kBFloat16),
+              [](Rank& rank, Engine& engine, const TrainedModel& model) {
+                train(rank, engine, model, 2);
+                at::Tensor weight = model.module->parameters().front();
+                const at::Tensor value = safe_get_full_fp32_param(weight);
+                EXPECT_TRUE(value.device().is_cpu());
+                EXPECT_GT(value.abs().sum().item<double>(), 0);
+                safe_set_full_fp32_param(weight, at::full_like(value, 0.5));
+                EXPECT_TRUE(safe_get_full_fp32_param(weight).eq(0.5).all().item<bool>());
+                EXPECT_EQ(weight.sum().item<double>(), 0.5 * static_cast<double>(weight.numel()));
+              });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
+TEST(EngineOnDevices, WeightsAreExported) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  const TemporaryFolder folder;
+  FakeRecord record;
+  with_engine(Place::kDevice, 2, make_config(2, 3), [&](Rank& rank, Engine& engine, const TrainedModel& model) {
+    train(rank, engine, model, 1);
+    engine.save_16bit_model(folder.path());
+    engine.destroy();
+    if (rank.id() != 0) return;
+    const auto saved = read_safetensors(folder.path() / "model.safetensors");
+    for (const auto& item : model.module->named_parameters())
+      EXPECT_TRUE(saved.at(item.key()).equal(item.value().detach().cpu())) << item.key();
+  });
+}
+
+TEST(EngineOnDevices, AStepThatChangesNothingIsToldLater) {
+  FakeRecord record;
+  CapturedLog log;
+  with_engine(Place::kDevice, 1, make_config(1, 1), [&](Rank&, Engine& engine, const TrainedModel& model) {
+    engine.backward(model.loss({0, 0}) * std::numeric_limits<double>::infinity());
+    engine.step();
+    EXPECT_FALSE(engine.was_step_applied());
+    EXPECT_EQ(engine.skipped_steps(), 1);
+    engine.backward(model.loss({0, 0}));
+    engine.step();
+    EXPECT_TRUE(engine.was_step_applied());
+  });
+  EXPECT_SAYS(log.text(), "step 1 changed nothing: a gradient is not finite (1 such so far)");
+}
+
+TEST(EngineOnDevices, ARateThatIsSetHoldsForOneStepAndThenTheSchedulesAgain) {
+  FakeRecord record;
+  std::vector<double> rates[2];
+  for (const Place place : {Place::kHost, Place::kDevice})
+    with_engine(place, 1, make_config(1, 1), [&](Rank& rank, Engine& engine, const TrainedModel& model) {
+      for (int i = 0; i < 4; ++i) {
+        if (i == 2) engine.set_lr(0.25);
+        rates[place == Place::kDevice].push_back(engine.get_lr());
+        rates[place == Place::kDevice].push_back(train(rank, engine, model, 1)[0]);
+      }
+    });
+  ASSERT_EQ(rates[0].size(), rates[1].size());
+  for (size_t i = 0; i < rates[0].size(); ++i) {
+    if (std::isfinite(rates[0][i])) {
+      EXPECT_NEAR(rates[0][i], rates[1][i], 1e-5) << i;
+    }
+  }
+}
+
+TEST(EngineOnDevices, OffloadingStatesIsRefusedByName) {
+  FakeRecord record;
+  with_engine(Place::kDevice, 1, make_config(1, 1), [](Rank&, Engine& engine, const TrainedModel&) {
+    const std::string text = error_of<ConfigError>([&] { engine.offload_states(); });
+    EXPECT_SAYS(text, "offload_states: states on fake:0 cannot be offloaded yet");
+  });
+}
+
+TEST(EngineOnDevices, LambIsRefusedByName) {
+  FakeRecord record;
+  Config config = make_config(1, 1);
+  config.optimizer->kind = OptimizerKind::kLamb;
+  const std::string text =
+      error_of<Error>([&] { with_engine(Place::kDevice, 1, config, [](Rank&, Engine&, const TrainedModel&) {}); });
+  EXPECT_SAYS(text, "optimizer.type: Lamb is for parameters on the host, and these are on fake:0");
+}
+
+TEST(EngineOnDevices, RanksWithoutABackendForTheirDeviceAreToldWhatIsThere) {
+  FakeRecord record;
+  const std::string text = error_of<Error>([&] {
+    run_ranks(2, [&](Rank& rank) {
+      TrainedModel model = make_mlp();
+      move_to_fake(*model.module, fake_device(rank.id()));
+      Engine engine(rank.world(), *model.module, {.config = make_config(2, 1)});
+    });
+  });
+  EXPECT_SAYS(text, "there are backends for NVIDIA GPUs alone");
+}
+
+}  // namespace
+}  // namespace trireme::on_devices
