@@ -1,11 +1,13 @@
 """The device that ranks compute on, behind the methods that programs ask."""
 import contextlib
+import functools
 import os
 import resource
 import sys
 
 import torch
 
+from ._native import core
 from .missing import names_of
 
 __path__ = []  # accelerator.real_accelerator is this module, too
@@ -140,12 +142,88 @@ class DeepSpeedAccelerator:
         return []
 
 
-_accelerator = DeepSpeedAccelerator()
+class CudaAccelerator(DeepSpeedAccelerator):
+    """The NVIDIA GPUs of this process, as torch.cuda has them."""
+
+    # pylint: disable=missing-function-docstring,too-many-public-methods
+
+    _name = "cuda"
+    _of_torch = frozenset((
+        "Event", "Stream", "current_stream", "default_stream", "empty_cache", "synchronize", "set_device",
+        "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "device", "current_device",
+        "device_count", "is_available", "is_bf16_supported", "stream", "random", "manual_seed", "manual_seed_all", "initial_seed",
+        "get_rng_state", "set_rng_state", "memory_allocated", "memory_reserved", "memory_cached", "max_memory_allocated",
+        "max_memory_reserved", "max_memory_cached", "memory_stats"))
+
+    def __getattribute__(self, name):
+        if name in CudaAccelerator._of_torch:
+            return getattr(torch.cuda, name)
+        return super().__getattribute__(name)
+
+    def device_name(self, device_index=None):
+        return "cuda" if device_index is None else f"cuda:{device_index}"
+
+    def current_device_name(self):
+        return self.device_name(torch.cuda.current_device())
+
+    def range_push(self, message):
+        torch.cuda.nvtx.range_push(message)
+
+    def range_pop(self):
+        torch.cuda.nvtx.range_pop()
+
+    def lazy_call(self, callback):
+        callback()
+
+    def create_graph(self):
+        return torch.cuda.CUDAGraph()
+
+    def is_synchronized_device(self):
+        return False
+
+    def use_host_timers(self):
+        return False
+
+    def resolves_data_dependency(self):
+        return False
+
+    def handles_memory_backpressure(self):
+        return False
+
+    def communication_backend_name(self):
+        return "nccl"
+
+    def is_triton_supported(self):
+        return torch.cuda.get_device_capability()[0] >= 7
+
+    def default_generator(self, device_index):
+        return torch.cuda.default_generators[device_index]
+
+    def total_memory(self, device_index=None):
+        return torch.cuda.get_device_properties(device_index or torch.cuda.current_device()).total_memory
+
+    def available_memory(self, device_index=None):
+        return torch.cuda.mem_get_info(device_index)[0]
+
+    def pin_memory(self, tensor, align_bytes=1, make_copy=True, match_shape=True):
+        return tensor.pin_memory()
+
+    def on_accelerator(self, tensor):
+        return tensor.is_cuda
 
 
+@functools.cache
 def get_accelerator():
-    """The accelerator of this process: the host."""
-    return _accelerator
+    """The accelerator of this process: the GPU where there is one (and TRIREME_DEVICE is not "cpu"), else the host."""
+    return CudaAccelerator() if local_device().type == "cuda" else DeepSpeedAccelerator()
+
+
+def local_device():
+    """The device that this rank trains on: TRIREME_DEVICE ("auto", "cpu", "cuda", "cuda:N"), which is "auto" where it is not set.
+
+    Raises  ConfigError: there is no such device.
+    """
+    return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE", "auto"), int(os.environ.get("LOCAL_RANK", "0"))))
 
 
 def is_current_accelerator_supported():

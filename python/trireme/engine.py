@@ -8,6 +8,7 @@ from torch.utils import _pytree
 
 from . import agreement, client_optimizer, comm, config as configs, late_parameters, optimizers, schedules, zero
 from ._native import core
+from .accelerator import local_device
 from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
 from .model_files import ModelFiles
 from .settings import EngineSettings
@@ -29,6 +30,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         self.world = comm.world()
         origin, self._given = configs.origin_of(config), configs.without_auto(configs.read(config))
         configs.check_filled(self._given, origin)
+        self._move_to_device()
         groups, client = self._choose_optimizer(optimizer, model_parameters)
         schedules.check(lr_scheduler, client)
         native, others = dict(self._given), []
@@ -70,6 +72,15 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         self.training_dataloader = None
         self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
         self.loaded_checkpoint_dp_world_size = None
+
+    def _move_to_device(self):
+        """What a program has left on the host trains on this rank's GPU where there is one, as with DeepSpeed."""
+        device = local_device()
+        if device.type == "cpu" or any(p.device.type != "cpu" for p in self.module.parameters()):
+            return
+        for tensor in (*self.module.parameters(), *self.module.buffers()):  # one at a time: zero.Init may hold them as shards
+            core.make_whole(tensor)
+            tensor.data = tensor.data.to(device)
 
     def _choose_optimizer(self, optimizer, model_parameters):
         """Parameter groups, and the optimizer object where there is one."""
@@ -240,7 +251,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.world.size)
     mp_world_size = property(lambda self: 1)
-    device = property(lambda self: torch.device("cpu"))
+    device = property(lambda self: torch.device(self.core.device), doc="Where the parameters are.")
     config = property(lambda self: self._given)
     resolved_config = property(lambda self: self._resolved, doc="Every option, spelled out.")
     loss_scale = property(lambda self: self.core.loss_scale)

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/device/device.h"
 
 namespace trireme::python {
 
@@ -77,6 +78,7 @@ void bind_world(py::module_& module) {
         return std::make_shared<WorldHandle>(WorldHandle{init({.timeout = milliseconds(timeout_s)})});
       },
       py::arg("timeout_s"), WithoutGil(), "trireme::init: joins the ranks that the launcher's variables name.");
+  module.def("choose_device", &choose_device, py::arg("name"), py::arg("local_rank"));
   module.def("join", &join_torch, py::arg("store"), py::arg("process_group"), py::arg("rank"), py::arg("size"),
              py::arg("timeout_s"), "trireme::join: joins the ranks that torch.distributed has started.");
 }

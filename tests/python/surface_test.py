@@ -250,6 +250,16 @@ result["device"] = [str(made.weight.dtype), str(made.weight.device), str(torch.o
 from trireme.accelerator import get_accelerator
 accelerator = get_accelerator()
 result["accelerator"] = [accelerator.device_name(), accelerator.is_bf16_supported(), accelerator.memory_allocated() > 2**20]
+import types
+import trireme.engine as engines
+with deepspeed.zero.Init():
+    made = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300))
+moved, kept = [], (engines.local_device, torch.Tensor.to)
+engines.local_device = lambda: types.SimpleNamespace(type="cuda")
+torch.Tensor.to = lambda tensor, device: moved.append(device.type) or tensor.clone()
+engines.DeepSpeedEngine._move_to_device(types.SimpleNamespace(module=made))
+engines.local_device, torch.Tensor.to = kept
+result["moved"] = [moved.count("cuda"), made[0].weight.data_ptr() > 0]
 autocast = deepspeed.runtime.torch_autocast
 net = model()
 result["autocast"] = [autocast.get_default_autocast_lower_precision_modules()[0], autocast.is_autocast_initialized()]
@@ -301,6 +311,7 @@ result["errors"] = [
         self.assertEqual(result["loader"], [1, 2, 1, 2, 1])
         self.assertEqual(result["device"], ["torch.bfloat16", "meta", "torch.float32"])
         self.assertEqual(result["accelerator"], ["cpu", True, True])
+        self.assertEqual(result["moved"], [7, True])
         self.assertEqual(result["autocast"], ["torch.nn.modules.linear.Linear", False, True, "torch.bfloat16", "torch.float32",
                                               "torch.bfloat16"])
         self.assertEqual(result["settings"], [None, True, False, ["torch.float32", "torch.float32"], False])
