@@ -23,13 +23,19 @@ double evaluate(LanguageModel& model, const TokenDataset& data, Group& group, co
     const int64_t own = std::clamp<int64_t>(samples - own_begin, 0, options.micro_batch);
     std::vector<int64_t> indices(std::max<int64_t>(own, 1));
     std::iota(indices.begin(), indices.end(), own > 0 ? own_begin : 0);
-    const auto batch = data.batch(indices);
+    const auto batch = on_device(data.batch(indices), model.device());
     sum += model.loss(batch.input, batch.target).item<double>() * static_cast<double>(own);
   }
   model.train(was_training);
   const auto total = at::tensor({sum}, at::kDouble);
   group.all_reduce(total).wait();
   return total.item<double>() / static_cast<double>(samples);
+}
+
+TokenBatch on_device(TokenBatch batch, c10::Device device) {
+  if (device.is_cpu()) return batch;
+  const auto move = [&](const at::Tensor& tokens) { return tokens.pin_memory().to(device, /*non_blocking=*/true); };
+  return {move(batch.input), move(batch.target)};
 }
 
 }  // namespace trireme::cli

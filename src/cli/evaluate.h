@@ -20,4 +20,7 @@ struct EvaluateOptions {
 /// Requires  a data set that is not empty.
 double evaluate(LanguageModel& model, const TokenDataset& data, Group& group, const EvaluateOptions& options);
 
+/// `batch` where the model is; to a device it goes while the host goes on.
+TokenBatch on_device(TokenBatch batch, c10::Device device);
+
 }  // namespace trireme::cli

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
@@ -40,6 +41,16 @@ CLI::Validator real_number(const RealRange& range) {
         const bool bounded = range.most < std::numeric_limits<double>::max();
         return str("'", text, "' is not a number ", bounded ? "from " : "of at least ", range.least,
                    bounded ? str(" to ", range.most) : "");
+      },
+      "");
+}
+
+CLI::Validator positive_number(const std::string& fix) {
+  return CLI::Validator(
+      [fix](const std::string& text) {
+        double value = 0;
+        if (parse(text, value) && std::isfinite(value) && value > 0) return std::string();
+        return str("'", text, "' is not a number above 0; ", fix);
       },
       "");
 }

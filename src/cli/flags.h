@@ -28,6 +28,9 @@ CLI::Validator whole_number(const WholeRange& range);
 /// Refuses what is no finite number of `range`; accepts 7.5e9.
 CLI::Validator real_number(const RealRange& range);
 
+/// Refuses what is no finite number above 0: "--peak-tflops: '0' is not a number above 0; FIX".
+CLI::Validator positive_number(const std::string& fix);
+
 /// Refuses what is none of `names`: "--dtype: 'fp16' is none of fp32, bf16".
 CLI::Validator one_of(const std::vector<std::string>& names);
 

@@ -12,7 +12,9 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/device/device.h"
 #include "trireme/observe/report.h"
+#include "trireme/plan/device_peak.h"
 #include "trireme/precision/precision.h"
 
 namespace trireme::cli {
@@ -55,6 +57,13 @@ std::vector<int64_t> value_of_ranks(Group& group, int64_t value) {
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + group.size()};
 }
 
+// Of what a rank computes on, in the dtype that it computes in.
+std::optional<double> published_peak(const Engine& engine) {
+  const PrecisionOptions& precision = engine.config().precision;
+  return peak_tflops(device_name(engine.pager().device()),
+                     precision.autocast.enabled ? precision.autocast.dtype : precision.weight_dtype);
+}
+
 }  // namespace
 
 StepAgreement agree_on_step(Group& group, double loss, int signal) {
@@ -64,7 +73,12 @@ StepAgreement agree_on_step(Group& group, double loss, int signal) {
   return {values[0] / group.size(), values[1] > 0};
 }
 
-RunRecord::RunRecord(const TrainSetup& setup, Engine& engine) : setup_(setup), engine_(engine) {
+RunRecord::RunRecord(const TrainSetup& setup, Engine& engine)
+    : setup_(setup),
+      engine_(engine),
+      compute_{.flops_per_token = static_cast<double>(training_flops_per_token(setup.model, setup.options.seq)),
+               .ranks = engine.group().size(),
+               .peak_tflops = setup.options.peak_tflops ? setup.options.peak_tflops : published_peak(engine)} {
   if (engine.group().rank() != 0) return;
   std::filesystem::create_directories(setup.out);
   write_file_atomically(posix_file_system(), setup.out / "resolved_config.json", to_text(engine.config()));
@@ -80,14 +94,18 @@ RunRecord::RunRecord(const TrainSetup& setup, Engine& engine) : setup_(setup), e
                  .total_steps = setup.options.steps,
                  .first_step = first_step,
                  .config = to_text(engine.config()),
-                 .data = describe(setup.data)});
-  progress_ = std::make_unique<Progress>(ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step},
-                                         progress_output());
+                 .data = describe(setup.data),
+                 .flops_per_token = training_flops_per_token(setup.model, setup.options.seq),
+                 .peak_tflops = compute_.peak_tflops});
+  progress_ = std::make_unique<Progress>(
+      ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step, .compute = compute_},
+      progress_output());
   pass_notes_on();
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
            engine.config().pager.stage, " on ", engine.group().size(),
-           engine.group().size() == 1 ? " rank, " : " ranks, ", short_name(engine.config().precision.weight_dtype),
-           ", ", engine.train_batch_size(), " x ", setup.options.seq, " tokens per step"));
+           engine.group().size() == 1 ? " rank (" : " ranks (", device_name(engine.pager().device()), "), ",
+           short_name(engine.config().precision.weight_dtype), ", ", engine.train_batch_size(), " x ",
+           setup.options.seq, " tokens per step"));
   note(str("data: ", describe(setup.data)));
   if (first_step > 0) note(str("continues after step ", first_step));
 }
@@ -123,6 +141,7 @@ void RunRecord::step(double loss, double lr) {
   std::optional<double> scale;
   if (engine_.config().precision.needs_loss_scale()) scale = engine_.loss_scale();
   const int64_t step_tokens = engine_.train_batch_size() * setup_.options.seq;
+  const double tokens_per_s = static_cast<double>(step_tokens) / step_s;
   metrics_->step({.step = step,
                   .samples = engine_.global_samples(),
                   .tokens = engine_.global_samples() * setup_.options.seq,
@@ -130,10 +149,12 @@ void RunRecord::step(double loss, double lr) {
                   .learning_rate = lr,
                   .grad_norm = engine_.get_global_grad_norm(),
                   .step_ms = step_s * 1e3,
-                  .tokens_per_s = static_cast<double>(step_tokens) / step_s,
+                  .tokens_per_s = tokens_per_s,
                   .memory = memory,
                   .skipped_steps = engine_.skipped_steps(),
-                  .loss_scale = scale});
+                  .loss_scale = scale,
+                  .tflops_per_rank = compute_.tflops_per_rank(tokens_per_s),
+                  .mfu = compute_.mfu(tokens_per_s)});
   progress_->update({.step = step, .loss = loss, .learning_rate = lr, .tokens = step_tokens});
   if (!engine_.was_step_applied()) note(str("step ", step, " was skipped: its gradients are not finite"));
 }
@@ -163,8 +184,24 @@ void RunRecord::note(const std::string& line) {
 
 void RunRecord::finish(const std::string& reason) {
   const auto peaks = value_of_ranks(engine_.group(), std::max(peak_pss_bytes_, memory_use().pss_bytes));
-  if (metrics_)
-    end({.step = engine_.global_steps(), .reason = reason, .seconds = seconds(), .peak_memory_bytes_of_rank = peaks});
+  const auto resident = value_of_ranks(engine_.group(), peak_resident_bytes());
+  const auto on_device = value_of_ranks(engine_.group(), device_memory(engine_.pager().device()).peak_bytes);
+  if (!metrics_) return;
+  end({.step = engine_.global_steps(),
+       .reason = reason,
+       .seconds = seconds(),
+       .peak_memory_bytes_of_rank = peaks,
+       .peak_resident_bytes_of_rank = resident,
+       .peak_device_bytes_of_rank = on_device});
+  note_peak("resident", resident);
+  note_peak("device", on_device);
+}
+
+void RunRecord::note_peak(const char* which, const std::vector<int64_t>& bytes_of_rank) {
+  const int64_t largest = *std::max_element(bytes_of_rank.begin(), bytes_of_rank.end());
+  if (largest == 0) return;  // there is none, or the system does not tell
+  note(str("peak ", which, " memory", bytes_of_rank.size() > 1 ? " of the largest rank: " : ": ",
+           short_quantity(static_cast<double>(largest), "B")));
 }
 
 void RunRecord::fail(const std::string& reason) noexcept {

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/train_setup.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/engine/engine.h"
+#include "trireme/observe/compute_rate.h"
 #include "trireme/observe/metrics.h"
 #include "trireme/observe/progress.h"
 
@@ -51,6 +53,7 @@ class RunRecord {
   using Clock = std::chrono::steady_clock;
 
   void pass_notes_on();
+  void note_peak(const char* which, const std::vector<int64_t>& bytes_of_rank);
   void end(const RunEnd& end);
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
@@ -58,6 +61,7 @@ class RunRecord {
   Engine& engine_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point step_start_ = Clock::now();
+  const ComputeRate compute_;
   int64_t peak_pss_bytes_ = 0;
   std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
   std::unique_ptr<Progress> progress_;      // rank 0 only

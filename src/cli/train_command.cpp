@@ -35,49 +35,11 @@ constexpr const char* kTrainFooter =
     "Without --config: AdamW, linear warm-up and cosine decay, ZeRO stage 3. In a configuration, \"auto\" for lr,\n"
     "total_num_steps, warmup_num_steps and the batch size takes the value of the flag.\n"
     "Ctrl-C saves after the current step and ends with code 130; a second one ends at once.\n"
+    "FLOP/s count 6 per weight of a matrix product and 12 * layers * hidden * seq per token (PaLM, appendix B):\n"
+    "without recomputation, and not halved for causality.\n"
     "The last line on stdout is `validation loss X`; everything else that tells of progress goes to stderr.";
 
-void declare(CLI::App& app, TrainOptions& options) {
-  app.add_option("--data", options.data, "file, folder or glob of text, or .bin/.npy of tokens")
-      ->type_name("PATH")
-      ->required()
-      ->group("Data");
-  app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
-      ->capture_default_str()
-      ->type_name("NAME")
-      ->group("Data");
-  app.add_option("--exclude", options.exclude,
-                 "names of files or folders to leave out, such as 'test*'; may be repeated")
-      ->type_name("NAME")
-      ->group("Data");
-  add_whole(app, "--seq", options.seq, "tokens per sample")->capture_default_str()->group("Data");
-
-  app.add_option("--model", options.model,
-                 "llama-3m, llama-10m, llama-130m, gpt2, or a config.json in Hugging Face's form")
-      ->capture_default_str()
-      ->type_name("NAME|FILE")
-      ->group("Model");
-  app.add_option("--init-from", options.init_from, "safetensors file with the first weights")
-      ->type_name("FILE")
-      ->group("Model");
-  add_whole(app, "--seed", options.seed, "of weights, data order and sample", {.least = 0})
-      ->capture_default_str()
-      ->group("Model");
-
-  app.add_option("--config", options.config, "DeepSpeed JSON (see trireme config check)")
-      ->type_name("FILE")
-      ->group("Training");
-  add_whole(app, "--ranks", options.ranks, "processes to start on this machine (default: 1, or those of the launcher)",
-            {.most = 4096})
-      ->group("Training");
-  app.add_flag("--oversubscribe", options.oversubscribe, "allow more than 8 ranks per core")->group("Training");
-  add_whole(app, "--steps", options.steps, "optimizer steps in all")->capture_default_str()->group("Training");
-  add_whole(app, "--batch", options.batch,
-            "samples per rank and micro-step, if the configuration does not say (default: 8)")
-      ->group("Training");
-  add_real(app, "--lr", options.lr, "learning rate, in place of the configuration's (default: 0.001)")
-      ->group("Training");
-
+void declare_output(CLI::App& app, TrainOptions& options) {
   app.add_option("--out", options.out, "folder of the run (default: runs/MODEL, or the next free runs/MODEL-2, ...)")
       ->type_name("DIR")
       ->group("Output");
@@ -105,6 +67,59 @@ void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--prompt", options.prompt, "what the sample at the end continues (default: nothing)")
       ->type_name("TEXT")
       ->group("Output");
+  app.add_option("--peak-tflops", options.peak_tflops,
+                 "dense peak of one rank in TFLOP/s, in the dtype that it computes in;\nshows the part of it that is "
+                 "used (MFU)")
+      ->check(positive_number("give the dense peak of one rank in TFLOP/s, such as 989.4, or leave the flag out"))
+      ->type_name("X")
+      ->group("Output");
+}
+
+void declare(CLI::App& app, TrainOptions& options) {
+  app.add_option("--data", options.data, "file, folder or glob of text, or .bin/.npy of tokens")
+      ->type_name("PATH")
+      ->required()
+      ->group("Data");
+  app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Data");
+  app.add_option("--exclude", options.exclude,
+                 "names of files or folders to leave out, such as 'test*'; may be repeated")
+      ->type_name("NAME")
+      ->group("Data");
+  add_whole(app, "--seq", options.seq, "tokens per sample")->capture_default_str()->group("Data");
+
+  app.add_option("--model", options.model,
+                 "llama-3m, llama-10m, llama-130m, llama-1b, llama-8b, gpt2,\nor a config.json in Hugging Face's form")
+      ->capture_default_str()
+      ->type_name("NAME|FILE")
+      ->group("Model");
+  app.add_option("--init-from", options.init_from, "safetensors file with the first weights")
+      ->type_name("FILE")
+      ->group("Model");
+  add_whole(app, "--seed", options.seed, "of weights, data order and sample", {.least = 0})
+      ->capture_default_str()
+      ->group("Model");
+
+  app.add_option("--config", options.config, "DeepSpeed JSON (see trireme config check)")
+      ->type_name("FILE")
+      ->group("Training");
+  add_whole(app, "--ranks", options.ranks, "processes to start on this machine (default: 1, or those of the launcher)",
+            {.most = 4096})
+      ->group("Training");
+  app.add_option("--device", options.device,
+                 "what a rank computes on: auto (a GPU where there is one), cpu, cuda, or cuda:N for the N-th GPU")
+      ->capture_default_str()
+      ->group("Training");
+  app.add_flag("--oversubscribe", options.oversubscribe, "allow more than 8 ranks per core")->group("Training");
+  add_whole(app, "--steps", options.steps, "optimizer steps in all")->capture_default_str()->group("Training");
+  add_whole(app, "--batch", options.batch,
+            "samples per rank and micro-step, if the configuration does not say (default: 8)")
+      ->group("Training");
+  add_real(app, "--lr", options.lr, "learning rate, in place of the configuration's (default: 0.001)")
+      ->group("Training");
+  declare_output(app, options);
   app.footer(kTrainFooter);
 }
 

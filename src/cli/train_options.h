@@ -17,6 +17,7 @@ struct TrainOptions {
   std::vector<std::string> exclude;  ///< names of files or folders of `data` to leave out
   int64_t seq = 256;
   std::optional<int64_t> ranks;  ///< processes to start; not given: the ones that a launcher started, or 1
+  std::string device = "auto";   ///< of each rank: auto, cpu, cuda or cuda:N
   bool oversubscribe = false;    ///< any number of ranks, whatever the cores
   int64_t steps = 500;
   std::optional<int64_t> batch;  ///< samples per rank and micro-step, where the configuration does not say
@@ -30,6 +31,7 @@ struct TrainOptions {
   int64_t eval_every = 0;       ///< steps; 0: only at the end
   int64_t eval_samples = 256;
   std::string prompt;
+  std::optional<double> peak_tflops;  ///< dense peak of one rank in the dtype that is computed in, 10^12 per second
 };
 
 }  // namespace trireme::cli

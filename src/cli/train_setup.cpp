@@ -9,6 +9,7 @@
 #include "cli/resume_check.h"
 #include "cli/run_lock.h"
 #include "trireme/base/error.h"
+#include "trireme/device/device.h"
 
 namespace trireme::cli {
 namespace {
@@ -24,6 +25,13 @@ constexpr const char* kDefaultConfig = R"({
 
 constexpr int64_t kDefaultBatch = 8;
 constexpr double kDefaultLr = 1e-3;
+
+// bf16 is what GPUs are made for.
+Json built_in_config(bool has_gpu) {
+  Json config = Json::parse(kDefaultConfig);
+  if (has_gpu) config["bf16"] = {{"enabled", true}};
+  return config;
+}
 
 bool is_open(const Json& object, const char* key) {
   const auto found = object.find(key);
@@ -137,8 +145,10 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   TrainSetup setup{
       .options = options, .name = name_of_model(options.model), .config = {}, .model = {}, .data = {}, .out = {}};
   const std::string origin = options.config.empty() ? "the built-in configuration" : options.config;
-  const Json written = options.config.empty() ? parse_json(kDefaultConfig, origin)
-                                              : read_input([&] { return read_json(options.config); });
+  const bool has_gpu = options.device != "cpu" && count_gpus() > 0;
+  if (!has_gpu) (void)choose_device(options.device, 0);  // one that is asked for and is not there
+  const Json written =
+      options.config.empty() ? built_in_config(has_gpu) : read_input([&] { return read_json(options.config); });
   setup.config = config_from_json(complete_config(written, options, origin), world_size, origin);
   setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
   setup.data = open_data({.path = options.data,

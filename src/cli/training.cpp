@@ -1,6 +1,8 @@
 #include "cli/training.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -16,8 +18,10 @@
 #include "cli/text.h"
 #include "trireme/base/error.h"
 #include "trireme/data/loader.h"
+#include "trireme/device/device.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/generator_state.h"
 #include "trireme/models/generate.h"
 #include "trireme/optim/schedule.h"
 
@@ -120,9 +124,12 @@ void conclude(const TrainSetup& setup, Engine& engine, LanguageModel& model, Run
 
 int run_training(const TrainSetup& setup, World& world) {
   const auto& options = setup.options;
+  const c10::Device device = choose_device(options.device, world.local_rank);
   manual_seed(options.seed);
+  manual_seed_device(device, options.seed);
   auto model = make_language_model(setup.model);
   if (!options.init_from.empty()) init_weights(*model, options.init_from);
+  model->to(device);
 
   auto engine = initialize(world, model, {.config = setup.config});
   DataLoader loader(setup.data.train, loader_options(setup, world));
@@ -139,13 +146,14 @@ int run_training(const TrainSetup& setup, World& world) {
     int64_t saved_step = engine.global_steps();
     while (engine.global_steps() < options.steps && !stop) {
       const double lr = engine.get_lr();
-      double loss = 0;
+      at::Tensor loss = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
       for (int64_t micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
-        const auto batch = loader.next();
-        loss += engine.backward(model->loss(batch.input, batch.target)).item<double>();
+        const auto batch = on_device(loader.next(), device);
+        loss += engine.backward(model->loss(batch.input, batch.target));
         engine.step();
       }
-      const auto agreed = agree_on_step(engine.group(), loss, interrupt.signal());
+      // A device is behind by the whole step here, so that nothing of it waits for the host.
+      const auto agreed = agree_on_step(engine.group(), loss.item<double>(), interrupt.signal());
       stop = agreed.stop;
       record.step(agreed.loss, lr);
 
@@ -163,9 +171,10 @@ int run_training(const TrainSetup& setup, World& world) {
       conclude(setup, engine, *model, record);
       return kDone;
     }
+    record.finish("interrupted");
+    // The last line is the one that is read.
     record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string(),
                     " behind the same flags (`make train` takes them in TRAIN_FLAGS)"));
-    record.finish("interrupted");
     return 128 + signal_of_any_rank(engine.group(), interrupt.signal());
   } catch (const IoError& error) {
     const IoError told(str(error.what(), "; ", what_is_left(setup)));

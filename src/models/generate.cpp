@@ -70,8 +70,8 @@ class Reader {
       cache_ = {};
     }
     const std::vector<int64_t> window(begin, tokens.end());
-    const auto logits =
-        model_.decode(at::tensor(window, at::kLong).unsqueeze(0), cache_).to(at::kDouble).cpu().contiguous();
+    const auto tokens_2d = at::tensor(window, at::kLong).unsqueeze(0).to(model_.device());
+    const auto logits = model_.decode(tokens_2d, cache_).to(at::kDouble).cpu().contiguous();
     const auto* first = logits.const_data_ptr<double>();
     return {first, first + logits.numel()};
   }
@@ -81,15 +81,18 @@ class Reader {
   KvCache cache_;
 };
 
-/// Calls `take` with each new token until it returns false or max_new_tokens are made.
+/// Calls `take` with each new token, one of the first `most` of the vocabulary, until it returns false or
+/// max_new_tokens are made.
 template <class Take>
-void continue_prompt(LanguageModel& model, std::vector<int64_t> tokens, const GenerateOptions& o, Take take) {
+void continue_prompt(LanguageModel& model, std::vector<int64_t> tokens, int64_t most, const GenerateOptions& o,
+                     Take take) {
   check(model, tokens, o);
   const at::NoGradGuard no_grad;
   std::mt19937_64 bits(o.seed);
   Reader reader(model);
   for (int64_t i = 0; i < o.max_new_tokens; ++i) {
     auto logits = reader.read(tokens);
+    logits.resize(static_cast<size_t>(most));
     tokens.push_back(o.temperature == 0 ? likeliest(logits) : draw(std::move(logits), o, bits));
     if (!take(tokens.back())) return;
   }
@@ -100,7 +103,7 @@ void continue_prompt(LanguageModel& model, std::vector<int64_t> tokens, const Ge
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options) {
   std::vector<int64_t> made;
-  continue_prompt(model, prompt, options, [&](int64_t token) {
+  continue_prompt(model, prompt, model.vocab_size(), options, [&](int64_t token) {
     made.push_back(token);
     return true;
   });
@@ -108,15 +111,17 @@ std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& 
 }
 
 std::string generate_text(LanguageModel& model, const std::string& prompt, const GenerateOptions& options) {
-  if (model.vocab_size() < 256) {
+  constexpr int64_t kBytes = 256;
+  if (model.vocab_size() < kBytes) {
     throw ConfigError(trireme::str("vocab_size=", model.vocab_size(), ": text as bytes needs a vocabulary of 256"));
   }
   std::vector<int64_t> tokens = {0};
   for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
   std::string text;
-  continue_prompt(model, tokens, options, [&](int64_t token) {
+  // A larger vocabulary has tokens that are no byte, of which a model that has seen little text still thinks much.
+  continue_prompt(model, tokens, kBytes, options, [&](int64_t token) {
     if (token == 0) return false;
-    if (token < 256) text.push_back(static_cast<char>(token));  // beyond: padding of the vocabulary, no byte
+    text.push_back(static_cast<char>(token));
     return true;
   });
   return text;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "models/options_check.h"
+#include "trireme/base/error.h"
 #include "trireme/models/gpt.h"
 #include "trireme/models/llama.h"
 
@@ -12,21 +13,33 @@ namespace trireme {
 namespace {
 
 // Counted apart from construction, so that a model that fits nowhere can be estimated.
-int64_t count(const LlamaOptions& o) {
+int64_t layer_matrices(const LlamaOptions& o) {
   const int64_t q_size = o.num_attention_heads * head_dim(o);
   const int64_t kv_size = o.num_key_value_heads * head_dim(o);
-  const int64_t attention = 2 * o.hidden_size * (q_size + kv_size);
-  const int64_t mlp = 3 * o.hidden_size * o.intermediate_size;
+  return 2 * o.hidden_size * (q_size + kv_size) + 3 * o.hidden_size * o.intermediate_size;
+}
+
+int64_t layer_matrices(const GptOptions& o) { return 4 * o.n_embd * o.n_embd + 2 * o.n_embd * inner_size(o); }
+
+int64_t count(const LlamaOptions& o) {
   const int64_t norms = 2 * o.hidden_size;
   const int64_t embeddings = (o.tie_word_embeddings ? 1 : 2) * o.vocab_size * o.hidden_size;
-  return embeddings + o.num_hidden_layers * (attention + mlp + norms) + o.hidden_size;
+  return embeddings + o.num_hidden_layers * (layer_matrices(o) + norms) + o.hidden_size;
 }
 
 int64_t count(const GptOptions& o) {
-  const int64_t attention = 4 * o.n_embd * o.n_embd + 4 * o.n_embd;
-  const int64_t mlp = 2 * o.n_embd * inner_size(o) + inner_size(o) + o.n_embd;
+  const int64_t biases = 4 * o.n_embd + inner_size(o) + o.n_embd;
   const int64_t norms = 4 * o.n_embd;
-  return (o.vocab_size + o.n_positions) * o.n_embd + o.n_layer * (attention + mlp + norms) + 2 * o.n_embd;
+  return (o.vocab_size + o.n_positions) * o.n_embd + o.n_layer * (layer_matrices(o) + biases + norms) + 2 * o.n_embd;
+}
+
+int64_t training_flops(const LlamaOptions& o, int64_t seq) {
+  const int64_t matrices = o.num_hidden_layers * layer_matrices(o) + o.vocab_size * o.hidden_size;
+  return 6 * matrices + 12 * o.num_hidden_layers * o.num_attention_heads * head_dim(o) * seq;
+}
+
+int64_t training_flops(const GptOptions& o, int64_t seq) {
+  return 6 * (o.n_layer * layer_matrices(o) + o.vocab_size * o.n_embd) + 12 * o.n_layer * o.n_embd * seq;
 }
 
 std::shared_ptr<LanguageModel> make(const LlamaOptions& options) { return std::make_shared<LlamaImpl>(options); }
@@ -41,6 +54,11 @@ at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targe
   return at::cross_entropy_loss(forward(tokens).flatten(0, 1).to(at::kFloat), targets.flatten());
 }
 
+c10::Device LanguageModel::device() const {
+  const auto weights = parameters();
+  return weights.empty() ? c10::Device(c10::kCPU) : weights.front().device();
+}
+
 std::shared_ptr<LanguageModel> make_language_model(const ModelOptions& options) {
   return std::visit([](const auto& o) { return make(o); }, options);
 }
@@ -50,6 +68,16 @@ int64_t parameter_count(const ModelOptions& options) {
       [](const auto& o) {
         check_options(o);
         return count(o);
+      },
+      options);
+}
+
+int64_t training_flops_per_token(const ModelOptions& options, int64_t seq) {
+  if (seq < 1) throw ConfigError(trireme::str("seq=", seq, ": must be at least 1"));
+  return std::visit(
+      [seq](const auto& o) {
+        check_options(o);
+        return training_flops(o, seq);
       },
       options);
 }

@@ -69,6 +69,18 @@ MemoryUse memory_use() {
   return use;
 }
 
+// getrusage() would also count what the program that forked this one had resident.
+int64_t peak_resident_bytes() {
+  std::FILE* file = std::fopen("/proc/self/status", "re");
+  if (!file) return 0;
+  char line[256];
+  long long kilobytes = 0;
+  while (std::fgets(line, sizeof line, file))
+    if (std::sscanf(line, "VmHWM: %lld kB", &kilobytes) == 1) break;
+  std::fclose(file);
+  return kilobytes * 1024;
+}
+
 MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path), file_(open_for_append(path, O_TRUNC)) {}
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, int64_t resumed_step) : path_(path) {
@@ -90,10 +102,12 @@ void MetricsWriter::write_line(const std::string& line) {
 }
 
 void MetricsWriter::run(const RunInfo& info) {
-  const Json fields = {{"model", info.model}, {"parameters", info.parameters},
-                       {"ranks", info.ranks}, {"zero_stage", info.zero_stage},
-                       {"dtype", info.dtype}, {"total_steps", info.total_steps},
-                       {"data", info.data},   {"config", parse_object(info.config, "the configuration")}};
+  Json fields = {{"model", info.model}, {"parameters", info.parameters},
+                 {"ranks", info.ranks}, {"zero_stage", info.zero_stage},
+                 {"dtype", info.dtype}, {"total_steps", info.total_steps},
+                 {"data", info.data},   {"config", parse_object(info.config, "the configuration")}};
+  if (info.flops_per_token > 0) fields["flops_per_token"] = info.flops_per_token;
+  if (info.peak_tflops) fields["peak_tflops"] = number(*info.peak_tflops);
   event("run", info.first_step, fields.dump());
 }
 
@@ -106,6 +120,8 @@ void MetricsWriter::step(const StepMetrics& metrics) {
   if (metrics.grad_norm) json["grad_norm"] = number(*metrics.grad_norm);
   json["step_ms"] = number(metrics.step_ms);
   json["tokens_per_s"] = number(metrics.tokens_per_s);
+  if (metrics.tflops_per_rank) json["tflops_per_rank"] = number(*metrics.tflops_per_rank);
+  if (metrics.mfu) json["mfu"] = number(*metrics.mfu);
   if (metrics.memory.pss_bytes > 0) json["pss_bytes"] = metrics.memory.pss_bytes;
   if (metrics.memory.rss_bytes > 0) json["rss_bytes"] = metrics.memory.rss_bytes;
   json["skipped_steps"] = metrics.skipped_steps;
@@ -131,7 +147,9 @@ void MetricsWriter::end(const RunEnd& end) {
   event("end", end.step,
         Json{{"reason", end.reason},
              {"seconds", number(end.seconds)},
-             {"peak_memory_bytes_of_rank", end.peak_memory_bytes_of_rank}}
+             {"peak_memory_bytes_of_rank", end.peak_memory_bytes_of_rank},
+             {"peak_resident_bytes_of_rank", end.peak_resident_bytes_of_rank},
+             {"peak_device_bytes_of_rank", end.peak_device_bytes_of_rank}}
             .dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 namespace trireme {
 namespace {
@@ -23,6 +25,15 @@ std::string formatted(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof text, format, value);
   return text;
+}
+
+/// What is known of the floating point work, in the order of its worth.
+std::vector<std::string> compute_parts(const ComputeRate& compute, double tokens_per_s) {
+  std::vector<std::string> parts;
+  if (const auto rate = compute.tflops_per_rank(tokens_per_s))
+    parts.push_back(short_quantity(*rate * 1e12, compute.ranks > 1 ? "FLOP/s/rank" : "FLOP/s"));
+  if (const auto mfu = compute.mfu(tokens_per_s)) parts.push_back(formatted("%.3g %% MFU", *mfu * 100));
+  return parts;
 }
 
 std::string bar(double fraction, int width) {
@@ -66,6 +77,12 @@ std::string short_count(double value) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f%s", digits, value, kSuffixes[power]);
   return text;
+}
+
+std::string short_quantity(double value, std::string_view unit) {
+  std::string count = short_count(value);
+  const bool has_suffix = std::isfinite(value) && std::isalpha(static_cast<unsigned char>(count.back()));
+  return count.insert(has_suffix ? count.size() - 1 : count.size(), " ").append(unit);
 }
 
 std::string short_duration(double seconds) {
@@ -157,10 +174,16 @@ std::string Progress::describe(int columns) const {
       steps > 0 ? elapsed_s / static_cast<double>(steps) * static_cast<double>(options_.total_steps - last_.step) : -1;
 
   const std::string head = "step " + std::to_string(last_.step) + "/" + std::to_string(options_.total_steps);
-  const std::string tail =
-      formatted("loss %.4f", loss) + formatted("  lr %.2e", last_.learning_rate) + "  " +
-      short_count(elapsed_s > 0 ? static_cast<double>(tokens_) / elapsed_s : 0) + " tokens/s" +
-      (last_.step >= options_.total_steps ? "  took " + short_duration(elapsed_s) : "  left " + short_duration(left_s));
+  const double tokens_per_s = elapsed_s > 0 ? static_cast<double>(tokens_) / elapsed_s : 0;
+  std::string tail = formatted("loss %.4f", loss) + formatted("  lr %.2e", last_.learning_rate) + "  " +
+                     short_count(tokens_per_s) + " tokens/s";
+  const std::string time =
+      last_.step >= options_.total_steps ? "  took " + short_duration(elapsed_s) : "  left " + short_duration(left_s);
+  for (const auto& part : compute_parts(options_.compute, tokens_per_s)) {
+    const size_t size = head.size() + 2 + tail.size() + 2 + part.size() + time.size();
+    if (columns <= 0 || size < static_cast<size_t>(columns)) tail += "  " + part;
+  }
+  tail += time;
   if (columns <= 0) return head + "  " + tail;
   // The last column stays free: some terminals wrap when it is written.
   const int room = columns - 1 - static_cast<int>(head.size() + tail.size()) - 5;

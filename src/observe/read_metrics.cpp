@@ -1,5 +1,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -18,20 +19,25 @@ double number_from(const Json& json) {
 
 double number_at(const Json& json, const char* key) { return json.contains(key) ? number_from(json[key]) : 0; }
 
+std::optional<double> maybe_at(const Json& json, const char* key) {
+  if (!json.contains(key)) return std::nullopt;
+  return number_from(json[key]);
+}
+
 StepMetrics step_from(const Json& json) {
-  StepMetrics step{.step = json.at("step").get<int64_t>(),
-                   .samples = json.value("samples", int64_t{0}),
-                   .tokens = json.value("tokens", int64_t{0}),
-                   .loss = number_from(json.at("loss")),
-                   .learning_rate = number_at(json, "lr"),
-                   .grad_norm = std::nullopt,
-                   .step_ms = number_at(json, "step_ms"),
-                   .tokens_per_s = number_at(json, "tokens_per_s"),
-                   .memory = {json.value("pss_bytes", int64_t{0}), json.value("rss_bytes", int64_t{0})},
-                   .skipped_steps = json.value("skipped_steps", int64_t{0})};
-  if (json.contains("grad_norm")) step.grad_norm = number_from(json["grad_norm"]);
-  if (json.contains("loss_scale")) step.loss_scale = number_from(json["loss_scale"]);
-  return step;
+  return {.step = json.at("step").get<int64_t>(),
+          .samples = json.value("samples", int64_t{0}),
+          .tokens = json.value("tokens", int64_t{0}),
+          .loss = number_from(json.at("loss")),
+          .learning_rate = number_at(json, "lr"),
+          .grad_norm = maybe_at(json, "grad_norm"),
+          .step_ms = number_at(json, "step_ms"),
+          .tokens_per_s = number_at(json, "tokens_per_s"),
+          .memory = {json.value("pss_bytes", int64_t{0}), json.value("rss_bytes", int64_t{0})},
+          .skipped_steps = json.value("skipped_steps", int64_t{0}),
+          .loss_scale = maybe_at(json, "loss_scale"),
+          .tflops_per_rank = maybe_at(json, "tflops_per_rank"),
+          .mfu = maybe_at(json, "mfu")};
 }
 
 RunInfo run_from(const Json& json) {
@@ -43,7 +49,9 @@ RunInfo run_from(const Json& json) {
           .total_steps = json.value("total_steps", int64_t{0}),
           .first_step = json.value("step", int64_t{0}),
           .config = json.value("config", Json::object()).dump(),
-          .data = json.value("data", "")};
+          .data = json.value("data", ""),
+          .flops_per_token = json.value("flops_per_token", int64_t{0}),
+          .peak_tflops = maybe_at(json, "peak_tflops")};
 }
 
 void add(RunLog& log, const Json& json) {
@@ -61,8 +69,12 @@ void add(RunLog& log, const Json& json) {
         {step, json.value("tag", ""), json.value("bytes", int64_t{0}), number_at(json, "seconds")});
   if (event == "sample") log.samples.push_back({step, json.value("prompt", ""), json.value("text", "")});
   if (event == "end") {
-    log.end = RunEnd{step, json.value("reason", ""), number_at(json, "seconds"),
-                     json.value("peak_memory_bytes_of_rank", std::vector<int64_t>())};
+    log.end = RunEnd{step,
+                     json.value("reason", ""),
+                     number_at(json, "seconds"),
+                     json.value("peak_memory_bytes_of_rank", std::vector<int64_t>()),
+                     json.value("peak_resident_bytes_of_rank", std::vector<int64_t>()),
+                     json.value("peak_device_bytes_of_rank", std::vector<int64_t>())};
     log.seconds += log.end->seconds;
   }
 }

@@ -66,6 +66,12 @@ std::string grouped(int64_t value) {
 
 std::string mebibytes(int64_t bytes) { return grouped(std::llround(static_cast<double>(bytes) / kMiB)) + " MiB"; }
 
+std::string mebibytes(const std::vector<int64_t>& bytes_of_rank) {
+  std::string text;
+  for (const int64_t bytes : bytes_of_rank) text += (text.empty() ? "" : ", ") + mebibytes(bytes);
+  return text;
+}
+
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 /// What the script draws. Values that are not finite become null: a hole in the line.
@@ -94,13 +100,17 @@ std::string curve_data(const RunLog& log) {
   return text;
 }
 
-double median_tokens_per_s(const RunLog& log) {
-  std::vector<double> rates;
-  for (const auto& step : log.steps)
-    if (std::isfinite(step.tokens_per_s)) rates.push_back(step.tokens_per_s);
-  if (rates.empty()) return 0;
-  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
-  std::nth_element(rates.begin(), middle, rates.end());
+/// Of `value_of(step)` over the steps that have a finite one.
+template <class ValueOf>
+std::optional<double> median(const std::vector<StepMetrics>& steps, ValueOf value_of) {
+  std::vector<double> values;
+  for (const auto& step : steps) {
+    const std::optional<double> value = value_of(step);
+    if (value && std::isfinite(*value)) values.push_back(*value);
+  }
+  if (values.empty()) return std::nullopt;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
@@ -123,6 +133,14 @@ std::string tile(const std::string& label, const std::string& value, const std::
              "</small></div>\n");
 }
 
+std::string compute_tile(const RunLog& log) {
+  const auto rate = median(log.steps, [](const StepMetrics& step) { return step.tflops_per_rank; });
+  if (!rate) return "";
+  const auto mfu = median(log.steps, [](const StepMetrics& step) { return step.mfu; });
+  return tile("Compute per rank", short_quantity(*rate * 1e12, "FLOP/s"),
+              mfu ? str("median step, ", fixed(*mfu * 100, 1), " % of the peak (MFU)") : "median step");
+}
+
 std::string tiles(const RunLog& log) {
   std::string page = "<div class=\"tiles\">\n";
   if (!log.validations.empty()) {
@@ -136,7 +154,8 @@ std::string tiles(const RunLog& log) {
     const StepMetrics& last = log.steps.back();
     page += tile("Training loss, smoothed", fixed(smoothed_losses(log.steps).back(), 4),
                  str("last step ", fixed(last.loss, 4)));
-    page += tile("Throughput", short_count(median_tokens_per_s(log)), "tokens/s, median step");
+    const auto tokens_per_s = median(log.steps, [](const StepMetrics& step) { return step.tokens_per_s; });
+    page += tile("Throughput", short_count(tokens_per_s.value_or(0)), "tokens/s, median step") + compute_tile(log);
     page += tile("Duration", short_duration(duration_s(log)),
                  str(grouped(last.step), " steps, ", short_count(static_cast<double>(last.tokens)), " tokens"));
   }
@@ -174,6 +193,9 @@ std::string details_table(const RunLog& log) {
     row("ZeRO stage", std::to_string(log.run->zero_stage));
     row("Weights", log.run->dtype);
     row("Data", log.run->data);
+    if (log.run->flops_per_token > 0)
+      row("Work", short_quantity(static_cast<double>(log.run->flops_per_token), "FLOP") + " per token");
+    if (log.run->peak_tflops) row("Peak of a rank", short_quantity(*log.run->peak_tflops * 1e12, "FLOP/s"));
     if (log.run->first_step > 0) row("Resumed after step", grouped(log.run->first_step));
   }
   if (!log.steps.empty()) {
@@ -182,10 +204,12 @@ std::string details_table(const RunLog& log) {
     row("Samples", grouped(log.steps.back().samples));
     row("Tokens", grouped(log.steps.back().tokens));
   }
-  std::string memory;
-  const auto memory_of_rank = peak_memory_of_rank(log);
-  for (const int64_t bytes : memory_of_rank) memory += (memory.empty() ? "" : ", ") + mebibytes(bytes);
-  row(memory_of_rank.size() > 1 ? "Peak memory of each rank" : "Peak memory", memory);
+  const auto memory = peak_memory_of_rank(log);
+  row(memory.size() > 1 ? "Peak memory of each rank" : "Peak memory", mebibytes(memory));
+  if (log.end) row("Peak resident memory, shared pages counted fully", mebibytes(log.end->peak_resident_bytes_of_rank));
+  const auto is_used = [](int64_t bytes) { return bytes > 0; };
+  if (log.end && std::ranges::any_of(log.end->peak_device_bytes_of_rank, is_used))
+    row("Peak device memory", mebibytes(log.end->peak_device_bytes_of_rank));
   if (!log.checkpoints.empty()) {
     const auto& saved = log.checkpoints.back();
     row("Last checkpoint", str(saved.tag, ", ", mebibytes(saved.bytes), " in ", fixed(saved.seconds, 2), " s (",

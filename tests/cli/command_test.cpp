@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <filesystem>
 
 #include "tests/cli/program.h"
+#include "trireme/models/language_model.h"
 
 namespace trireme::cli {
 namespace {
@@ -130,6 +133,19 @@ TEST(TrainFlags, RefuseValuesThatMakeNoSenseAndSayWhatWould) {
       {{"--lr", "fast"}, "--lr: 'fast' is not a number of at least 0"},
       {{"--lr", "nan"}, "--lr: 'nan' is not a number of at least 0"},
   };
+  for (const std::string peak : {"0", "-1", "nan", "inf", "989TF", "1e999"}) {
+    expect_wrong_use({"train", "--data", "x", "--peak-tflops", peak},
+                     "trireme train: --peak-tflops: '" + peak +
+                         "' is not a number above 0; give the dense peak of one rank in TFLOP/s, such as 989.4, or "
+                         "leave the flag out (see trireme train --help)");
+  }
+  const auto expect_no_device = [](const std::string& device, const std::string& complaint) {
+    const auto said = say({"train", "--data", "x", "--device", device});
+    EXPECT_EQ(said.exit_code, 2) << said.err;
+    EXPECT_NE(said.err.find(complaint), std::string::npos) << said.err;
+  };
+  expect_no_device("gpu", "device \"gpu\" is none of auto, cpu, cuda and cuda:N");
+  expect_no_device("cuda:99", "device \"cuda:99\": ");
   for (const auto& [words, complaint] : cases) {
     std::vector<std::string> arguments = {"train", "--data", "x"};
     arguments.insert(arguments.end(), words.begin(), words.end());
@@ -210,6 +226,22 @@ TEST(EstimateCommand, PrintsThePartsOfOneStage) {
 TEST(EstimateCommand, NamesTheModel) {
   EXPECT_TRUE(
       say({"estimate", "--model", "llama-130m"}).out.starts_with("llama-130m: 134.1 M parameters, bf16 weights"));
+}
+
+TEST(EstimateCommand, KnowsModelsThatThisMachineNeedNotHold) {
+  EXPECT_TRUE(say({"estimate", "--model", "llama-1b"}).out.starts_with("llama-1b: 1.2 B parameters, bf16 weights"));
+  EXPECT_TRUE(say({"estimate", "--model", "llama-8b"}).out.starts_with("llama-8b: 8 B parameters, bf16 weights"));
+}
+
+TEST(TrainCommand, ListsAllBuiltInModelsAndTheConventionOfItsFlops) {
+  auto help = say({"train", "--help"}).out;
+  help.erase(std::unique(help.begin(), help.end(), [](char a, char b) { return std::isspace(a) && std::isspace(b); }),
+             help.end());
+  std::replace(help.begin(), help.end(), '\n', ' ');
+  std::string names;
+  for (const auto& name : model_names()) names += name + ", ";
+  EXPECT_NE(help.find(names), std::string::npos) << help;
+  EXPECT_NE(help.find("PaLM, appendix B"), std::string::npos) << help;
 }
 
 TEST(EstimateCommand, PrintsOneStageAsJson) {

@@ -74,9 +74,8 @@ TEST_F(TrainProgram, SavesAndEndsCleanlyOnCtrlC) {
   program.signal(SIGINT);
   const auto done = program.wait();
   EXPECT_EQ(done.exit_code, 130) << done.err;
-  EXPECT_NE(done.err.find("continue with --resume --out " + (folder_ / "stopped") +
-                          " behind the same flags (`make train` takes them in TRAIN_FLAGS)\n"),
-            std::string::npos)
+  EXPECT_TRUE(done.err.ends_with("continue with --resume --out " + (folder_ / "stopped") +
+                                 " behind the same flags (`make train` takes them in TRAIN_FLAGS)\n"))
       << done.err;
   const auto steps = losses_of("stopped").size();
   EXPECT_TRUE(std::filesystem::exists(folder_ / ("stopped/checkpoints/global_step" + std::to_string(steps))));
@@ -163,6 +162,34 @@ TEST_F(TrainProgram, RecordsTheLearningRateThatAStepWasTakenWith) {
   const std::vector<double> expected = {0,   0,   0.1,
                                         0.2, 0.3, 0.4};  // as DeepSpeed, which starts its schedules at step -1
   for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(rates[i], expected[i], 1e-6) << "step " << i + 1;
+}
+
+// 6 * (2 layers of 4 * 32 * 32 + 3 * 32 * 64, and the tied head of 256 * 32) + 12 * 2 layers * 32 * --seq 32.
+constexpr double kFlopsPerToken = 6 * (2 * (4 * 32 * 32 + 3 * 32 * 64) + 256 * 32) + 12 * 2 * 32 * 32;
+
+TEST_F(TrainProgram, CountsTheWorkOfARankAndItsPartOfThePeak) {
+  const auto done = run_program(train("run", {"--steps", "10", "--peak-tflops", "0.5"}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const auto tokens_per_s = numbers_of("run", "tokens_per_s");
+  const auto tflops = numbers_of("run", "tflops_per_rank");
+  const auto mfu = numbers_of("run", "mfu");
+  ASSERT_EQ(tflops.size(), 10u);
+  for (size_t i = 0; i < tflops.size(); ++i) {
+    EXPECT_DOUBLE_EQ(tflops[i], tokens_per_s[i] * kFlopsPerToken / 2 / 1e12) << "on 2 ranks";
+    EXPECT_DOUBLE_EQ(mfu[i], tflops[i] / 0.5);
+  }
+  EXPECT_TRUE(std::regex_search(done.err, std::regex("step 10/10 .*FLOP/s/rank  [0-9.e-]+ % MFU  took"))) << done.err;
+  EXPECT_TRUE(std::regex_search(done.err, std::regex("\npeak resident memory of the largest rank: [0-9.]+ [MG]B\n")))
+      << done.err;
+  EXPECT_NE(contents_of(folder_ / "run/report.html").find("of the peak (MFU)"), std::string::npos);
+}
+
+TEST_F(TrainProgram, ShowsNoPartOfAPeakThatNobodyKnows) {
+  const auto done = run_program(with(train("run", {"--steps", "2"}), "--ranks", "1"));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_TRUE(std::regex_search(done.err, std::regex("step 2/2 .* tokens/s  [0-9.]+ [kMGT]FLOP/s  took"))) << done.err;
+  EXPECT_EQ(done.err.find("MFU"), std::string::npos) << done.err;
+  EXPECT_EQ(contents_of(folder_ / "run/metrics.jsonl").find("\"mfu\""), std::string::npos);
 }
 
 TEST_F(TrainProgram, CountsTheFilesThatItSkips) {

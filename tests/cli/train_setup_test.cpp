@@ -139,5 +139,18 @@ TEST(PrepareTraining, ReadsConfigurationModelAndData) {
   EXPECT_FALSE(std::filesystem::exists(setup.out));
 }
 
+// A vocabulary beyond the bytes is room that the data leaves unused. Nothing of the model is made here.
+TEST(PrepareTraining, TakesBytesForAModelWithTheVocabularyOfATokenizer) {
+  const TemporaryFolder folder;
+  TrainOptions options;
+  options.model = "llama-1b";
+  options.data = folder.write("a.txt", std::string(30000, 'a'));
+  options.out = folder / "out";
+  const auto setup = prepare_training(options, 1);
+  EXPECT_EQ(setup.name, "llama-1b");
+  EXPECT_EQ(vocab_size(setup.model), 128256);
+  EXPECT_EQ(setup.data.vocab_size, 256);
+}
+
 }  // namespace
 }  // namespace trireme::cli

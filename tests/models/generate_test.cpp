@@ -101,6 +101,16 @@ TEST(Generate, TextEndsAtTheDocumentEnd) {
   EXPECT_EQ(generate_text(ends, "x", {.max_new_tokens = 5}), "");
 }
 
+// As of a model with the vocabulary of a tokenizer that is trained on bytes.
+TEST(Generate, TextIsOfBytesEvenWhereTheModelWantsATokenBeyond) {
+  std::vector<float> logits(300, -100);
+  logits['a'] = 1;
+  logits[299] = 200;
+  Constant wants_more(logits);
+  EXPECT_EQ(generate_text(wants_more, "x", {.max_new_tokens = 5}), "aaaaa");
+  EXPECT_EQ(generate(wants_more, {'x'}, {.max_new_tokens = 1}), std::vector<int64_t>{299});
+}
+
 TEST(Generate, WrongArgumentsAreNamed) {
   auto model = tiny();
   EXPECT_THROW(generate(*model, {}, {}), ShapeError);

@@ -54,7 +54,22 @@ TEST(ModelOptions, TheBuiltInModelsHaveTheSizesTheyAreNamedAfter) {
   EXPECT_EQ(parameter_count(model_options("llama-3m")), 2'689'280);
   EXPECT_EQ(parameter_count(model_options("llama-10m")), 10'720'128);
   EXPECT_EQ(parameter_count(model_options("llama-130m")), 134'105'856);
+  EXPECT_EQ(parameter_count(model_options("llama-1b")), 1'235'814'400);
+  EXPECT_EQ(parameter_count(model_options("llama-8b")), 8'030'261'248);
   EXPECT_EQ(parameter_count(model_options("gpt2")), 124'439'808);
+}
+
+// As Meta's config.json files say, but for rope_scaling, which is not supported, and the positions that come of it.
+TEST(ModelOptions, TheLargeLlamasAreMetas) {
+  const char* common = R"("model_type": "llama", "vocab_size": 128256, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "rope_scaling": null, "hidden_act": "silu", "initializer_range": 0.02)";
+  EXPECT_EQ(config_json(model_options("llama-1b")),
+            config_json(parse(std::string("{") + common + R"(, "hidden_size": 2048, "intermediate_size": 8192,
+                "num_hidden_layers": 16, "head_dim": 64, "tie_word_embeddings": true})")));
+  EXPECT_EQ(config_json(model_options("llama-8b")),
+            config_json(parse(std::string("{") + common + R"(, "hidden_size": 4096, "intermediate_size": 14336,
+                "num_hidden_layers": 32, "tie_word_embeddings": false})")));
 }
 
 TEST(ModelOptions, TheCountIsThatOfTheModelMade) {
@@ -140,7 +155,8 @@ TEST(ModelOptions, AnUnknownNameListsTheKnownOnes) {
     model_options("lama-3m");
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("llama-3m, llama-10m, llama-130m, gpt2"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("llama-3m, llama-10m, llama-130m, llama-1b, llama-8b, gpt2"),
+              std::string::npos);
     EXPECT_NE(std::string(error.what()).find("Did you mean `llama-3m`?"), std::string::npos);
   }
   EXPECT_THROW(model_options("nowhere/config.json"), IoError);

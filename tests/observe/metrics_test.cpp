@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "tests/observe/fixture.h"
 #include "trireme/base/error.h"
@@ -26,28 +27,56 @@ TEST(Metrics, ComeBackAsTheyWereWritten) {
               .total_steps = 7,
               .first_step = 0,
               .config = R"({"a":{"b":1}})",
-              .data = "text"});
-  writer.step(step_metrics(4));
+              .data = "text",
+              .flops_per_token = 16'000'000,
+              .peak_tflops = 989.4});
+  auto step = step_metrics(4);
+  step.tflops_per_rank = 0.32;
+  step.mfu = 0.25;
+  writer.step(step);
   writer.validation(4, 1.25);
   writer.checkpoint({.step = 4, .tag = "step4", .bytes = 99, .seconds = 0.5});
   writer.sample(4, "def ", "f():\n");
-  writer.end({.step = 4, .reason = "interrupted", .seconds = 3, .peak_memory_bytes_of_rank = {10, 20}});
+  writer.end({.step = 4,
+              .reason = "interrupted",
+              .seconds = 3,
+              .peak_memory_bytes_of_rank = {10, 20},
+              .peak_resident_bytes_of_rank = {30, 40},
+              .peak_device_bytes_of_rank = {50, 60}});
 
   const RunLog log = read_metrics(folder / "metrics.jsonl");
   EXPECT_EQ(log.run->model, "llama-3m");
   EXPECT_EQ(log.run->parameters, 3'000'000);
   EXPECT_EQ(log.run->config, R"({"a":{"b":1}})");
+  EXPECT_EQ(log.run->flops_per_token, 16'000'000);
+  EXPECT_EQ(log.run->peak_tflops, 989.4);
   ASSERT_EQ(log.steps.size(), 1u);
   EXPECT_EQ(log.steps[0].tokens, 3200);
   EXPECT_EQ(log.steps[0].loss, 2.5);
   EXPECT_EQ(log.steps[0].grad_norm, 0.5);
+  EXPECT_EQ(log.steps[0].tflops_per_rank, 0.32);
+  EXPECT_EQ(log.steps[0].mfu, 0.25);
   EXPECT_EQ(log.steps[0].memory.pss_bytes, 3 << 20);
   EXPECT_EQ(log.validations[0].loss, 1.25);
   EXPECT_EQ(log.checkpoints[0].tag, "step4");
   EXPECT_EQ(log.samples[0].text, "f():\n");
   EXPECT_EQ(log.end->reason, "interrupted");
   EXPECT_EQ(log.end->peak_memory_bytes_of_rank, (std::vector<int64_t>{10, 20}));
+  EXPECT_EQ(log.end->peak_resident_bytes_of_rank, (std::vector<int64_t>{30, 40}));
+  EXPECT_EQ(log.end->peak_device_bytes_of_rank, (std::vector<int64_t>{50, 60}));
   EXPECT_EQ(log.seconds, 3);
+}
+
+TEST(Metrics, WhatIsNotKnownIsLeftOut) {
+  Folder folder;
+  MetricsWriter writer(folder / "metrics.jsonl");
+  writer.run({});
+  writer.step(step_metrics(1));
+  for (const char* key : {"flops_per_token", "peak_tflops", "tflops_per_rank", "mfu", "loss_scale"})
+    EXPECT_EQ(text_of(folder / "metrics.jsonl").find(key), std::string::npos) << key;
+  const RunLog log = read_metrics(folder / "metrics.jsonl");
+  EXPECT_FALSE(log.run->peak_tflops);
+  EXPECT_FALSE(log.steps[0].tflops_per_rank);
 }
 
 TEST(Metrics, ALineIsInTheFileWhenTheCallReturns) {
@@ -138,6 +167,16 @@ TEST(Metrics, MemoryIsProportionalAndResident) {
   const MemoryUse use = memory_use();
   EXPECT_GT(use.pss_bytes, 1 << 20);
   EXPECT_GE(use.rss_bytes, use.pss_bytes);
+}
+
+TEST(Metrics, ThePeakOfResidentMemoryStaysWhenTheMemoryIsGivenBack) {
+  constexpr size_t kBytes = size_t{64} << 20;
+  const int64_t before = memory_use().rss_bytes;
+  std::vector<char>(kBytes, 1);
+  // The kernel counts pages per thread and adds them up now and then: it may be some behind.
+  constexpr int64_t kUncounted = 4 << 20;
+  EXPECT_GT(peak_resident_bytes(), before + static_cast<int64_t>(kBytes) - kUncounted);
+  EXPECT_LT(memory_use().rss_bytes, before + static_cast<int64_t>(kBytes) - kUncounted);
 }
 
 }  // namespace

@@ -51,6 +51,40 @@ TEST(Progress, SaysStepLossRateSpeedAndWhatIsLeft) {
   EXPECT_EQ(log.text, "step 10/100  loss 2.0000  lr 1.00e-03  2.00k tokens/s  left 0:45\n");
 }
 
+TEST(Progress, SaysTheWorkOfARankAndItsPartOfThePeakWhereTheyAreKnown) {
+  const auto line = [](const ComputeRate& compute) {
+    FakeOutput log;
+    Progress progress({.total_steps = 100, .plain_every_steps = 1, .compute = compute}, log.output());
+    log.now += milliseconds(500);
+    progress.update({1, 2.0, 1e-3, 1000});
+    return log.text;
+  };
+  // 2000 tokens/s of 8e9 operations are 16 TFLOP/s, 4 for each of 4 ranks.
+  EXPECT_EQ(line({.flops_per_token = 8e9, .ranks = 4, .peak_tflops = 10}),
+            "step 1/100  loss 2.0000  lr 1.00e-03  2.00k tokens/s  4.00 TFLOP/s/rank  40 % MFU  left 0:50\n");
+  EXPECT_EQ(line({.flops_per_token = 8e9}),
+            "step 1/100  loss 2.0000  lr 1.00e-03  2.00k tokens/s  16.0 TFLOP/s  left 0:50\n");
+}
+
+TEST(Progress, OnATerminalTheWorkIsShownWhereThereIsRoomForAllTheRest) {
+  const auto shown = [](int columns) {
+    FakeOutput terminal;
+    terminal.columns = columns;
+    Progress progress({.total_steps = 100, .compute = {.flops_per_token = 8e9, .peak_tflops = 100}}, terminal.output());
+    terminal.now += milliseconds(500);
+    progress.update({1, 2.0, 1e-3, 1000});
+    return terminal.shown();
+  };
+  const std::string before = "step 1/100  loss 2.0000  lr 1.00e-03  2.00k tokens/s", after = "  left 0:50";
+  // The lines have 87, 77, 73 and 63 columns, and the last one of a terminal stays free.
+  EXPECT_EQ(shown(88), before + "  16.0 TFLOP/s  16 % MFU" + after);
+  EXPECT_EQ(shown(87), before + "  16.0 TFLOP/s" + after);
+  EXPECT_EQ(shown(78), before + "  16.0 TFLOP/s" + after);
+  EXPECT_EQ(shown(77), before + "  16 % MFU" + after);
+  EXPECT_EQ(shown(73), before + after);
+  EXPECT_TRUE(shown(120).starts_with("step 1/100 [")) << shown(120);
+}
+
 TEST(Progress, SmoothsTheLossWithoutABiasToZero) {
   FakeOutput log;
   Progress progress({.total_steps = 2, .plain_every_steps = 1}, log.output());
@@ -87,7 +121,8 @@ TEST(Progress, ALineNeverWraps) {
   for (const int columns : {1, 10, 40, 80, 100, 300}) {
     FakeOutput terminal;
     terminal.columns = columns;
-    Progress progress({.total_steps = 100'000}, terminal.output());
+    Progress progress({.total_steps = 100'000, .compute = {.flops_per_token = 8e9, .ranks = 2, .peak_tflops = 989.4}},
+                      terminal.output());
     terminal.now += milliseconds(1);
     progress.update({99'999, 2.0, 1e-3, 1'000'000});
     EXPECT_LT(terminal.shown().size(), static_cast<size_t>(columns)) << terminal.shown();
@@ -162,6 +197,9 @@ TEST(ShortText, CountsAndDurationsAreRoundedToWhatOneReads) {
   EXPECT_EQ(short_count(999.7), "1.00k");
   EXPECT_EQ(short_count(12345), "12.3k");
   EXPECT_EQ(short_count(7.5e9), "7.50G");
+  EXPECT_EQ(short_quantity(158e9, "FLOP/s"), "158 GFLOP/s");
+  EXPECT_EQ(short_quantity(7, "B"), "7 B");
+  EXPECT_EQ(short_quantity(std::nan(""), "B"), "nan B");
   EXPECT_EQ(short_duration(65), "1:05");
   EXPECT_EQ(short_duration(3725), "1:02:05");
   EXPECT_EQ(short_duration(-1), "--");

@@ -45,6 +45,21 @@ TEST(Report, HoldsTheNumbersOfTheRun) {
   EXPECT_TRUE(holds(page, R"("loss":[10.0,5.0,3.3333333333333335,2.5])"));
 }
 
+TEST(Report, SaysWhatARankComputedOfItsPeak) {
+  RunLog log = small_log();
+  EXPECT_FALSE(holds(render_report(log), "Compute per rank"));
+  log.run->flops_per_token = 16'000'000;
+  log.run->peak_tflops = 989.4;
+  log.end->peak_resident_bytes_of_rank = {70 << 20, 100 << 20};
+  for (auto& step : log.steps) step.tflops_per_rank = 0.1 * static_cast<double>(step.step);
+  log.steps[0].tflops_per_rank = 50;  // one that is off does not count
+  for (auto& step : log.steps) step.mfu = *step.tflops_per_rank;
+  const std::string page = render_report(log);
+  for (const char* text : {"<b>400 GFLOP/s</b>", "median step, 40.0 % of the peak (MFU)", "16.0 MFLOP per token",
+                           "989 TFLOP/s", "70 MiB, 100 MiB"})
+    EXPECT_TRUE(holds(page, text)) << text;
+}
+
 TEST(Report, NeedsNothingFromElsewhere) {
   const std::string page = render_report(small_log());
   for (const char* text : {"https:", "src=", "href=", "@import", "url("}) EXPECT_FALSE(holds(page, text)) << text;

@@ -25,8 +25,8 @@ struct GenerateOptions {
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt, const GenerateOptions& options);
 
 /// The same for byte-level models: a document end, then the bytes of `prompt`, are continued up to the next document
-/// end. The result may hold bytes that are not valid UTF-8. Throws as generate(), and ConfigError: vocabulary below
-/// 256.
+/// end. Of a larger vocabulary only the 256 tokens that are bytes are drawn. The result may hold bytes that are not
+/// valid UTF-8. Throws as generate(), and ConfigError: vocabulary below 256.
 std::string generate_text(LanguageModel& model, const std::string& prompt, const GenerateOptions& options);
 
 }  // namespace trireme

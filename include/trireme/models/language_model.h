@@ -50,6 +50,9 @@ class LanguageModel : public torch::nn::Module, public RecomputesLayers {
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_positions() const = 0;
 
+  /// Where the weights are; the host for a model without any.
+  c10::Device device() const;
+
  protected:
   bool recomputes_layers() const { return recomputes_layers_; }
 
@@ -69,7 +72,7 @@ ModelOptions model_options(const std::string& name_or_path);
 /// The same from the text of such a file; `origin` opens every error message. Throws ConfigError.
 ModelOptions model_options_from_json(const std::string& text, const std::string& origin);
 
-/// The built-in models: llama-3m, llama-10m, llama-130m, gpt2.
+/// The built-in models: llama-3m, llama-10m, llama-130m, llama-1b, llama-8b, gpt2.
 const std::vector<std::string>& model_names();
 
 /// Makes the model with freshly drawn weights.
@@ -79,6 +82,14 @@ std::shared_ptr<LanguageModel> make_language_model(const ModelOptions& options);
 
 /// Parameters of such a model, tied ones once; nothing is allocated.
 int64_t parameter_count(const ModelOptions& options);
+/// Floating point operations of one token's forward and backward in sequences of `seq` tokens, as PaLM counts them:
+///   6 * (weights that are factors of a matrix product) + 12 * layers * heads * head size * seq.
+/// The output head is such a factor, also where it is the token embedding; looking a row up, norms and biases are not
+/// counted, nor is recomputation; attention is not halved for causality.
+///
+/// Throws    ConfigError: options out of range, `seq` below 1.
+/// Source    PaLM, arXiv:2204.02311, appendix B. Test: training_flops_test.cpp.
+int64_t training_flops_per_token(const ModelOptions& options, int64_t seq);
 int64_t vocab_size(const ModelOptions& options);
 int64_t max_positions(const ModelOptions& options);
 /// The same with room for sequences of `seq` tokens (Llama's positions cost nothing; GPT's are weights).

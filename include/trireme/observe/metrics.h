@@ -18,6 +18,10 @@ struct MemoryUse {
 /// Memory of this process now; zeros where the system does not tell. Cost: walks the page tables, about 1 ms per GB.
 MemoryUse memory_use();
 
+/// The most memory that was resident in this process so far, in bytes; shared pages count fully. 0 where the system
+/// does not tell. Cost: reads one small file.
+int64_t peak_resident_bytes();
+
 struct StepMetrics {
   int64_t step = 0;     ///< optimizer steps done, this one included
   int64_t samples = 0;  ///< since the start of training, all ranks
@@ -26,10 +30,12 @@ struct StepMetrics {
   double learning_rate = 0;
   std::optional<double> grad_norm;  ///< before clipping
   double step_ms = 0;
-  double tokens_per_s = 0;                ///< all ranks
-  MemoryUse memory;                       ///< the largest of any rank; zeros are not written
-  int64_t skipped_steps = 0;              ///< so far, because of an overflow
-  std::optional<double> loss_scale = {};  ///< after this step; nothing where nothing computes in fp16
+  double tokens_per_s = 0;                     ///< all ranks
+  MemoryUse memory;                            ///< the largest of any rank; zeros are not written
+  int64_t skipped_steps = 0;                   ///< so far, because of an overflow
+  std::optional<double> loss_scale = {};       ///< after this step; nothing where nothing computes in fp16
+  std::optional<double> tflops_per_rank = {};  ///< 10^12 floating point operations per second of one rank, of this step
+  std::optional<double> mfu = {};              ///< tflops_per_rank over the peak of a rank; nothing without a known one
 };
 
 /// Opens a run, or a resumed part of it.
@@ -40,9 +46,11 @@ struct RunInfo {
   int zero_stage = 0;
   std::string dtype;  ///< of the weights, e.g. "bf16"
   int64_t total_steps = 0;
-  int64_t first_step = 0;     ///< steps done before: > 0 when resumed
-  std::string config = "{}";  ///< resolved configuration, JSON text
-  std::string data;           ///< a line about the data set
+  int64_t first_step = 0;                  ///< steps done before: > 0 when resumed
+  std::string config = "{}";               ///< resolved configuration, JSON text
+  std::string data;                        ///< a line about the data set
+  int64_t flops_per_token = 0;             ///< that tflops_per_rank counts; 0: not known
+  std::optional<double> peak_tflops = {};  ///< of one rank, that mfu is the part of
 };
 
 struct RunEnd {
@@ -50,6 +58,8 @@ struct RunEnd {
   std::string reason = "finished";                 ///< or "interrupted", or an error's text
   double seconds = 0;                              ///< of this part of the run
   std::vector<int64_t> peak_memory_bytes_of_rank;  ///< proportional set size
+  std::vector<int64_t> peak_resident_bytes_of_rank = {};
+  std::vector<int64_t> peak_device_bytes_of_rank = {};  ///< of the allocator; zeros on the host
 };
 
 struct CheckpointEvent {

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "trireme/observe/compute_rate.h"
+
 namespace trireme {
 
 /// Where progress goes; replaced in tests.
@@ -25,6 +27,7 @@ struct ProgressOptions {
   int64_t total_steps = 0;
   int64_t first_step = 0;          ///< steps done before: the rate and the remaining time count from here
   int64_t plain_every_steps = 10;  ///< without a terminal: a line every so many steps, and one for the last
+  ComputeRate compute = {};        ///< what it knows is shown behind the tokens per second, where the line has room
 };
 
 struct ProgressStep {
@@ -34,7 +37,8 @@ struct ProgressStep {
   int64_t tokens = 0;  ///< of this step, all ranks
 };
 
-/// Shows step, smoothed loss, learning rate, tokens per second and the remaining time.
+/// Shows step, smoothed loss, learning rate, tokens per second of all ranks, floating point work per second of each
+/// rank with its MFU, and the remaining time.
 ///
 /// On a terminal one line is redrawn at most 10 times per second; it never wraps. Elsewhere no control character is
 /// written. Not thread-safe.
@@ -72,6 +76,8 @@ class Progress {
 
 /// 12345 -> "12.3k"; 3 digits, suffixes k M G T P.
 std::string short_count(double value);
+/// 158e9, "FLOP/s" -> "158 GFLOP/s".
+std::string short_quantity(double value, std::string_view unit);
 /// 3725 -> "1:02:05"; 65 -> "1:05".
 std::string short_duration(double seconds);
 
