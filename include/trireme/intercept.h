@@ -43,7 +43,7 @@ class ManagedStorage {
 /// The calls on c10::StorageImpl that managing needs, in one place.
 class StorageHandle {
  public:
-  /// Lets `storage` point at `bytes` bytes at `data`, owned by `owner`; frees what it pointed at before.
+  /// Lets `storage` point at `bytes` bytes at `data` on its device, owned by `owner`; frees what it pointed at before.
   static void point(c10::StorageImpl& storage, void* data, size_t bytes, std::shared_ptr<ManagedStorage> owner);
   /// Takes the bytes away. Until the next point(), reading the data outside of an operator throws `message`.
   static void release(c10::StorageImpl& storage, std::shared_ptr<ManagedStorage> owner, const std::string& message);
