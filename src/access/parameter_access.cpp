@@ -55,6 +55,7 @@ ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSl
 }
 
 ParameterAccess::Part ParameterAccess::value(int parameter) const {
+  pager_.await_published();  // updates beside the program write what is looked at
   const auto& states = states_[parameter];
   const auto master = states.find("master");
   return master != states.end() ? master->second : part_of(parameter, &OwnedSlice::weights);
@@ -65,6 +66,7 @@ ParameterAccess::Part ParameterAccess::gradient(int parameter) const {
 }
 
 ParameterAccess::Part ParameterAccess::state(int parameter, const std::string& state) const {
+  pager_.await_published();
   const auto found = states_[parameter].find(state);
   return found != states_[parameter].end() ? found->second : Part{0, at::empty({0})};
 }

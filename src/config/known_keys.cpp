@@ -45,14 +45,7 @@ constexpr const char* kZeroWithoutMeaning = R"({
   "stage3_gather_16bit_weights_on_model_save": false,
   "stage3_module_granularity_threshold": 0,
   "stage3_use_all_reduce_for_fetch_params": false,
-  "stage3_allgather_sequential": false,
-  "cpu_offload": false,
-  "cpu_offload_param": false,
-  "offload_param": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 5, "buffer_size": 100000000,
-                    "max_in_cpu": 1000000000, "pin_memory": true},
-  "offload_optimizer": {"device": "none|cpu|nvme", "nvme_path": null, "buffer_count": 4, "pin_memory": true,
-                        "pipeline": null, "pipeline_read": false, "pipeline_write": false, "fast_init": false,
-                        "ratio": 1.0, "super_offload": false, "cpuadam_cores_perc": 0.8}
+  "stage3_allgather_sequential": false
 })";
 
 // Refused when they differ from the default. In a section with a switch (switch_of) only that key counts.
@@ -206,28 +199,6 @@ void read_open_sections(Section& top) {
   }
 }
 
-/// Old switches of offloading, each of which a section has replaced.
-void warn_of_old_offload_keys(Section& zero) {
-  for (const auto& [old, section] :
-       {std::pair{"cpu_offload", "offload_optimizer"}, std::pair{"cpu_offload_param", "offload_param"},
-        std::pair{"cpu_offload_use_pin_memory", "offload_optimizer"}}) {
-    if (!zero.has(old)) continue;
-    if (zero.has(section))
-      zero.refuse(str("`", zero.path_of(old), "` and `", zero.path_of(section), "` exclude each other; keep `",
-                      zero.path_of(section), "`"));
-    zero.notes().warnings.push_back(
-        str(zero.notes().origin, ": `", zero.path_of(old), "` is deprecated; write `", zero.path_of(section), "`"));
-  }
-}
-
-/// Everything is in host memory already, so that "cpu" is true whatever one says.
-void refuse_nvme(Section& zero) {
-  for (const char* key : {"offload_param", "offload_optimizer"}) {
-    Section offload = zero.section(key);
-    if (offload.text_or("device", "none") == "nvme") offload.not_there_yet("device", R"(set it to "cpu" or "none")");
-  }
-}
-
 }  // namespace
 
 void read_known_keys(Section& top) {
@@ -236,9 +207,11 @@ void read_known_keys(Section& top) {
   read_open_sections(top);
 }
 
+void read_without_meaning(Section& section, const char* defaults) {
+  read_keys(section, Json::parse(defaults), Treatment::kWithoutMeaning);
+}
+
 void read_known_zero_keys(Section& zero) {
-  warn_of_old_offload_keys(zero);
-  refuse_nvme(zero);
   read_keys(zero, Json::parse(kZeroWithoutMeaning), Treatment::kWithoutMeaning);
   read_keys(zero, Json::parse(kZeroNotThereYet), Treatment::kNotThereYet);
   const int64_t bucket = zero.integer_or("allgather_bucket_size", 0, kCount);

@@ -12,7 +12,11 @@ namespace trireme {
 ///           value of the wrong type.
 void read_known_keys(Section& top);
 
-/// The same for the keys of `zero_optimization`.
+/// Takes the keys of the JSON object `defaults` from `section` as such without a meaning; null: of any type.
+/// Throws    as read_known_keys().
+void read_without_meaning(Section& section, const char* defaults);
+
+/// The same as read_known_keys() for the keys of `zero_optimization`.
 void read_known_zero_keys(Section& zero);
 
 }  // namespace trireme

@@ -22,6 +22,9 @@ std::optional<ScheduleOptions> read_scheduler(Section& top);
 /// `trireme.recompute`.
 RecomputeConfig read_recompute(Section& own);
 
+/// `offload_optimizer` and `offload_param` of `zero_optimization`, and the old switches for them.
+void read_offload(Section& zero, PagerPolicy& pager);
+
 /// `activation_checkpointing`: DeepSpeed's section switches nothing on, it only tunes what a program's own calls do.
 void read_activation_checkpointing(Section& top);
 

@@ -132,6 +132,13 @@ const char* gather_name(GatherPolicy gather) {
   return gather == GatherPolicy::kShared ? "shared" : gather == GatherPolicy::kCopy ? "copy" : "auto";
 }
 
+const char* place_name(bool offloads) { return offloads ? "cpu" : "none"; }
+
+Json offload_json(const PagerPolicy& pager) {
+  const bool offloads = pager.offload_ratio > 0;
+  return {{"device", place_name(offloads)}, {"ratio", offloads ? pager.offload_ratio : 1}};
+}
+
 Json recompute_json(const RecomputeConfig& config) {
   if (config.mode != RecomputeMode::kSelective) return config.mode == RecomputeMode::kFull ? "full" : "none";
   return {{"mode", "selective"}, {"keep", config.selective.keep}, {"extra_compute", config.selective.extra_compute}};
@@ -158,6 +165,8 @@ Json to_json(const Config& config) {
   json["gradient_allreduce_op"] = config.pager.gradient_op == ReduceOp::kSum ? "sum" : "mean";
   json["gradient_predivide_factor"] = config.pager.predivide_factor;
   json["zero_optimization"] = {{"stage", config.pager.stage},
+                               {"offload_optimizer", offload_json(config.pager)},
+                               {"offload_param", {{"device", place_name(config.pager.offload_parameters)}}},
                                {"ignore_unused_parameters", config.ignore_unused_parameters},
                                {"leaf_module",
                                 {{"classes", config.leaf_modules.classes},

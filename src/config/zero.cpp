@@ -99,6 +99,7 @@ void read_zero(Section& top, const PrecisionOptions& precision, Config& config) 
   pager.accumulation_dtype = precision.accumulation_dtype;
   pager.poison = own.flag_or("poison", pager.poison);
   pager.units = read_unit_rules(own);
+  read_offload(zero, pager);
   config.leaf_modules = read_leaf_modules(zero);
   config.recompute = read_recompute(own);
   config.ignore_unused_parameters = zero.flag_or("ignore_unused_parameters", config.ignore_unused_parameters);

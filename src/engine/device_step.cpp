@@ -41,7 +41,9 @@ void DeviceStep::run(ShardedOptimizer& optimizer, const Window& window, const st
   if (skips_ && !takes_given_rates && schedule_.options().kind != ScheduleKind::kConstant)
     lr = rates(groups.size(), attempts);
   const DeviceDecider::Decision decision = decider_.decide(window.sum_of_squares, max_norm);
-  options.decision = StepDecision{decision.gradient_factor, decision.skip, std::move(lr)};
+  // Else what is decided is that each step is applied as it is.
+  if (optimizer.takes_decisions())
+    options.decision = StepDecision{decision.gradient_factor, decision.skip, std::move(lr)};
   optimizer.step(window, options);
 }
 
@@ -75,7 +77,10 @@ void Engine::make_deciders() {
                             .rule = rule};
   // Betas that follow the number of applied steps are numbers of the host.
   const bool cycles_momentum = rules.skips && schedule_->momentum(0).has_value();
-  if (is_host(pager_->device()) || !optimizer_->takes_decisions() || cycles_momentum) return;
+  if (is_host(pager_->device()) || cycles_momentum) return;
+  // The host, which updates what is offloaded, asks for what decides over that, unless nothing does.
+  const bool decides = rules.skips || loss_scaling_ || config_.gradient_clipping > 0;
+  if (!optimizer_->takes_decisions() && decides) return;
   device_step_ = std::make_unique<DeviceStep>(pager_->device(), rules, *schedule_);
 }
 

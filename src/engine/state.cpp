@@ -157,6 +157,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   const Window window = pager_->close_window();
   window_.restart();
   if (optimizer_) optimizer_->refresh_masters(window.written);
+  for (const OwnedSlice& slice : pager_->owned()) pager_->await_owned(slice.unit);
   std::optional<LoadedCheckpoint> loaded;
   StateTree on_host = host_copy(state);
   try {
@@ -165,7 +166,9 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective
   } catch (const Error& error) {
-    const bool has_changed = is_host(pager_->device());  // a device has not been written yet
+    // A device has not been written yet.
+    const bool has_changed = std::any_of(state.tensors.begin(), state.tensors.end(),
+                                         [](const TensorSlice& slice) { return is_host(slice.data); });
     if (error.code() == ErrorCode::kTornLoad && has_changed) torn_load_ = error.what();
     publish_all();  // every rank failed alike: nothing has changed, or a further load mends it
     throw;

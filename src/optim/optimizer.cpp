@@ -12,6 +12,7 @@
 
 #include "optim/client.h"
 #include "optim/device_update.h"
+#include "optim/host_updates.h"
 #include "optim/lamb.h"
 #include "optim/muon.h"
 #include "optim/runs.h"
@@ -29,10 +30,6 @@ class ShardedOptimizer::Impl {
     const at::NoGradGuard no_grad;
     const c10::Device device = pager.device();
     if (!is_host(device)) device_steps_.emplace(steps_.size(), device);
-    if (!is_host(device) && parameters.options[0].kind == OptimizerKind::kLamb)
-      throw ConfigError(str("optimizer.type: Lamb is for parameters on the host, and these are on ", device.str(),
-                            "; use AdamW, Adam, Adagrad, Lion, Muon or SGD"),
-                        ErrorCode::kUnsupported);
     for (const OptimizerOptions& group : parameters.options) {
       state_names_.push_back(optimizer_states(group));
       has_muon_ |= group.kind == OptimizerKind::kMuon;
@@ -44,10 +41,20 @@ class ShardedOptimizer::Impl {
       UpdateSpan span;
       span.weights = slice.weights;
       span.master = slice.weights.scalar_type() == at::kFloat ? slice.weights : slice.weights.to(at::kFloat);
-      if (states > 0) span.first = zero_state(numel, device);
-      if (states > 1) span.second = zero_state(numel, device);
+      if (states > 0) span.first = zero_state(numel, slice.weights.device());
+      if (states > 1) span.second = zero_state(numel, slice.weights.device());
+      (is_host(slice.weights) ? on_host_ : on_device_) = true;
       spans_.push_back(std::move(span));
     }
+    const OptimizerKind first = parameters.options[0].kind;
+    if (on_device_ && first == OptimizerKind::kLamb)
+      throw ConfigError(str("optimizer.type: Lamb is for parameters on the host, and these are on ", device.str(),
+                            "; use AdamW, Adam, Adagrad, Lion, Muon or SGD, or "
+                            "zero_optimization.offload_optimizer.device=cpu with a ratio of 1"),
+                        ErrorCode::kUnsupported);
+    // What needs whole parameters exchanges them with other ranks, and that is for the program's own thread.
+    const bool needs_others = first == OptimizerKind::kLamb || has_muon_ || first == OptimizerKind::kClient;
+    if (on_host_ && !is_host(device) && !needs_others) host_updates_ = std::make_unique<HostUpdates>(pager);
   }
 
   Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory)
@@ -68,18 +75,11 @@ class ShardedOptimizer::Impl {
     const at::NoGradGuard no_grad;
     refresh_masters(window.written);
     if (client_) return step_client(window, options);
-    if (device_steps_) return step_on_device(window, options);
-    const at::Tensor norms = lamb_norms(window, options);
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      UpdateSpan span = spans_[i];
-      span.gradients = pager_.owned()[i].gradients;
-      for (const Run& run : runs(i, window.touched, steps_))
-        if (!needs_whole(options.groups[run.group].kind))
-          update(span.slice(run.begin, run.end), options.groups[run.group], options.gradient_factor, run.step);
-      if (norms.defined()) step_lamb(i, window, options, norms);
-      step_muon(i, window, options);
-      pager_.publish(pager_.owned()[i].unit);
-    }
+    if (on_device_) step_on_device(window, options);
+    if (host_updates_)
+      step_beside(window, options);
+    else if (on_host_)
+      step_on_host(window, options);
     count_step(window);
   }
 
@@ -161,8 +161,9 @@ class ShardedOptimizer::Impl {
     return groups;
   }
 
-  std::vector<int64_t> steps() const { return device_steps_ && !client_ ? device_steps_->read() : steps_; }
-  bool takes_decisions() const { return device_steps_ && !client_ && !has_muon_; }
+  // Where the device decides what is applied, it alone knows how often that was.
+  std::vector<int64_t> steps() const { return takes_decisions() ? device_steps_->read() : steps_; }
+  bool takes_decisions() const { return device_steps_ && !on_host_ && !client_ && !has_muon_; }
 
   void set_steps(const std::vector<int64_t>& steps) {
     steps_ = steps;
@@ -228,6 +229,7 @@ class ShardedOptimizer::Impl {
   }
 
   void step_client(const Window& window, const StepOptions& options) {
+    for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
     client_states_.clear();
     std::vector<at::Tensor> gradients;
     for (size_t i = 0; i < spans_.size(); ++i)
@@ -248,12 +250,55 @@ class ShardedOptimizer::Impl {
     count_step(window);
   }
 
+  void step_on_host(const Window& window, const StepOptions& options) {
+    for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
+    const at::Tensor norms = lamb_norms(window, options);
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      if (!is_host(spans_[i].weights)) continue;
+      update_host_runs(i, host_runs(i, window, options), options.gradient_factor);
+      if (norms.defined()) step_lamb(i, window, options, norms);
+      step_muon(i, window, options);
+      pager_.publish(pager_.owned()[i].unit);
+    }
+  }
+
+  /// step_on_host() by another thread, which goes on when the caller does.
+  void step_beside(const Window& window, const StepOptions& options) {
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      if (!is_host(spans_[i].weights)) continue;
+      host_updates_->enqueue(pager_.owned()[i].unit,
+                             [this, i, runs = host_runs(i, window, options), factor = options.gradient_factor] {
+                               update_host_runs(i, runs, factor);
+                             });
+    }
+  }
+
+  /// A stretch that is updated by one call, and how.
+  struct HostRun {
+    Run run;
+    OptimizerOptions options;
+  };
+
+  std::vector<HostRun> host_runs(size_t i, const Window& window, const StepOptions& options) const {
+    std::vector<HostRun> result;
+    for (const Run& run : runs(i, window.touched, steps_))
+      if (!needs_whole(options.groups[run.group].kind)) result.push_back({run, options.groups[run.group]});
+    return result;
+  }
+
+  void update_host_runs(size_t i, const std::vector<HostRun>& runs, double gradient_factor) const {
+    UpdateSpan span = spans_[i];
+    span.gradients = pager_.owned()[i].gradients;
+    for (const auto& [run, options] : runs) update(span.slice(run.begin, run.end), options, gradient_factor, run.step);
+  }
+
   // All stretches of a group by one call, and then all units are final.
   void step_on_device(const Window& window, const StepOptions& options) {
     const StepDecision decision = options.decision ? *options.decision : decision_of(options.gradient_factor);
     device_steps_->begin(window.touched);
     std::vector<std::vector<DeviceRun>> by_group(options.groups.size());
     for (size_t i = 0; i < spans_.size(); ++i) {
+      if (is_host(spans_[i].weights)) continue;
       UpdateSpan span = spans_[i];
       span.gradients = pager_.owned()[i].gradients;
       for (const Run& run : runs(i, window.touched, device_steps_->histories()))
@@ -266,6 +311,7 @@ class ShardedOptimizer::Impl {
     }
     device_steps_->end(decision.skip);
     for (size_t i = 0; i < spans_.size(); ++i) {
+      if (is_host(spans_[i].weights)) continue;
       step_muon(i, window, options);
       pager_.publish(pager_.owned()[i].unit);
     }
@@ -348,12 +394,14 @@ class ShardedOptimizer::Impl {
   const std::vector<int> group_of_;                    ///< by parameter
   std::vector<std::vector<std::string>> state_names_;  ///< by group
   bool has_muon_ = false;
-  std::vector<UpdateSpan> spans_;            ///< by owned slice; gradients undefined
-  std::vector<int64_t> steps_;               ///< by parameter: how often it was updated; on the host
-  std::optional<DeviceSteps> device_steps_;  ///< the same on a device
-  std::unique_ptr<ClientOptimizer> client_;  ///< instead of our own
-  std::vector<Portion> client_portions_;     ///< by its part
-  std::vector<ClientState> client_states_;   ///< what a load writes into
+  bool on_host_ = false, on_device_ = false;   ///< there are slices
+  std::vector<UpdateSpan> spans_;              ///< by owned slice; gradients undefined
+  std::vector<int64_t> steps_;                 ///< by parameter: how often it was updated; on the host
+  std::optional<DeviceSteps> device_steps_;    ///< the same on a device
+  std::unique_ptr<ClientOptimizer> client_;    ///< instead of our own
+  std::vector<Portion> client_portions_;       ///< by its part
+  std::vector<ClientState> client_states_;     ///< what a load writes into
+  std::unique_ptr<HostUpdates> host_updates_;  ///< of what is offloaded; the last member, its thread uses the others
 };
 
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters)

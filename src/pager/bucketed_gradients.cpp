@@ -21,6 +21,7 @@
 #include "pager/gradient_bucket.h"
 #include "pager/gradient_store.h"
 #include "pager/kernels.h"
+#include "pager/leaving_gradients.h"
 #include "pager/ordered_fold.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
@@ -43,6 +44,8 @@ class BucketedGradients final : public GradientStore {
  public:
   explicit BucketedGradients(const StoreContext& context)
       : GradientStore(context),
+        leaving_(context),
+        leaves_(!context.offload.is_empty()),
         buckets_(units()),
         late_(units()),
         shards_(units()),
@@ -56,7 +59,8 @@ class BucketedGradients final : public GradientStore {
     for (int i = 0; i < units(); ++i) {
       if (!unit(i).trainable) continue;
       if (at_boundary()) buckets_[i].sum = make_buffer(i, unit(i).numel());
-      if (!at_boundary()) shards_[i] = make_buffer(i, unit(i).shard_numel);
+      if (!at_boundary() && (!leaving_.takes(i) || policy().deterministic))
+        shards_[i] = make_buffer(i, unit(i).shard_numel);
       if (!at_boundary() && policy().stage == 0) wholes_[i] = make_buffer(i, unit(i).numel());
     }
   }
@@ -92,6 +96,7 @@ class BucketedGradients final : public GradientStore {
       if (is_backward_open_somewhere()) end_backward();
       while (!in_flight_.empty()) complete_oldest();
       if (policy().deterministic) finish_order();
+      leaving_.finish();
     }
     at::Tensor flags = at::from_blob(touched_.data(), {parameters()}, at::TensorOptions().dtype(at::kByte));
     reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
@@ -110,10 +115,21 @@ class BucketedGradients final : public GradientStore {
   }
 
   at::Tensor owned(int index) override {
+    if (leaving_.takes(index)) return leaving_.on_host(index);
     if (!at_boundary()) return wholes_[index].defined() ? wholes_[index] : shards_[index];
     if (policy().stage == 0) return buckets_[index].sum;
     return buckets_[index].sum.narrow(0, unit(index).shard_numel * group().rank(), unit(index).shard_numel);
   }
+
+  void rewritten(int index) override {
+    const int changed = parameter(index).unit;
+    if (!leaving_.takes(changed)) return;
+    leaving_.rewritten(changed);
+    leaving_.finish();
+  }
+  at::Tensor norm_on_device(int index) override { return leaving_.takes(index) ? leaving_.norm(index) : at::Tensor(); }
+  void await_owned(int index) override { leaving_.await(index); }
+  bool is_owned_there(int index) const override { return leaving_.has_arrived(index); }
 
   void clear() override {
     std::fill(touched_.begin(), touched_.end(), 0);
@@ -142,7 +158,10 @@ class BucketedGradients final : public GradientStore {
   }
 
  private:
-  bool at_boundary() const { return (policy().stage <= 1 || is_alone_on_device()) && !policy().deterministic; }
+  // What leaves does so during backward, at every stage.
+  bool at_boundary() const {
+    return (policy().stage <= 1 || is_alone_on_device()) && !policy().deterministic && !leaves_;
+  }
 
   at::Tensor make_buffer(int index, int64_t numel) const {
     return at::zeros({numel}, at::TensorOptions().dtype(accumulation_dtype(index)).device(device()));
@@ -190,8 +209,11 @@ class BucketedGradients final : public GradientStore {
     has_shard_[index] = 1;
     in_flight_bytes_ += static_cast<int64_t>(reduction.input.nbytes()) - static_cast<int64_t>(bucket.sum.nbytes());
     bucket = Bucket{};
-    if (!policy().deterministic) {
-      reduction.output = reduction.first ? shards_[index] : make_buffer(index, unit(index).shard_numel);
+    if (is_alone_on_device()) {
+      reduction.output = reduction.input;
+    } else if (!policy().deterministic) {
+      const bool in_place = reduction.first && !leaving_.takes(index);
+      reduction.output = in_place ? shards_[index] : make_buffer(index, unit(index).shard_numel);
       reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
     } else if (group().size() == 1) {
       reduction.output = reduction.input;
@@ -207,7 +229,8 @@ class BucketedGradients final : public GradientStore {
   // What ranks exchange of `sum`: `sum` itself, divided in place, where it travels as it is kept.
   at::Tensor message_of(int index, at::Tensor& sum) const {
     if (policy().predivide_factor != 1) sum.mul_(static_cast<float>(1 / policy().predivide_factor));
-    return sum.to(wire_dtype(index, sum.scalar_type()));
+    const bool travels = !is_alone_on_device() || policy().deterministic;
+    return travels ? sum.to(wire_dtype(index, sum.scalar_type())) : sum;
   }
   void multiply_reduced(const at::Tensor& reduced) const { multiply(reduced, factor_ * policy().predivide_factor); }
   static void multiply(const at::Tensor& reduced, double factor) {
@@ -236,7 +259,12 @@ class BucketedGradients final : public GradientStore {
     in_flight_bytes_ -= static_cast<int64_t>(reduction.input.nbytes());
     if (policy().deterministic) return fold_in_order(shards_[reduction.unit], reduction.output, reduction.first);
     multiply_reduced(reduction.output);
-    if (!reduction.first) shards_[reduction.unit].add_(reduction.output);
+    if (leaving_.takes(reduction.unit)) return leaving_.leave(reduction.unit, reduction.output, reduction.first);
+    const at::Tensor& shard = shards_[reduction.unit];
+    if (!reduction.first)
+      shard.add_(reduction.output);
+    else if (!reduction.output.is_same(shard))
+      shard.copy_(reduction.output);
   }
 
   // The sums get their factor once; nothing can be added to them in order afterwards.
@@ -246,6 +274,7 @@ class BucketedGradients final : public GradientStore {
       if (!has_shard_[i]) continue;
       multiply_reduced(shards_[i]);
       if (wholes_[i].defined()) reductions_group_->all_gather(wholes_[i], shards_[i]).wait();
+      if (leaving_.takes(i)) leaving_.leave(i, shards_[i], /*replaces=*/true);
     }
   }
 
@@ -311,6 +340,8 @@ class BucketedGradients final : public GradientStore {
   }
 
   std::unique_ptr<Group> reductions_group_;
+  LeavingGradients leaving_;
+  const bool leaves_;
   std::vector<Bucket> buckets_;     // by unit, of this pass (of the window at stages 0 and 1)
   std::vector<Bucket> late_;        // what arrived after its unit was sent, or reduced
   std::vector<at::Tensor> shards_;  // unless at_boundary()

@@ -27,6 +27,13 @@ void ArenaBuffer::begin_read() {
   readers_.push_back(stream);
 }
 
+void ArenaBuffer::end_use() {
+  if (!owner_) return;
+  for (const c10::Stream& reader : readers_)
+    if (reader != *owner_) Mark::behind(reader).pass(*owner_);
+  free_ = Mark::behind(*owner_);
+}
+
 ArenaBuffer BufferArena::take(int64_t numel, const at::TensorOptions& options, int64_t room_bytes) {
   const auto fits = [&](const ArenaBuffer& buffer) {
     return buffer.memory_.numel() == numel && buffer.memory_.dtype() == options.dtype();
@@ -43,11 +50,7 @@ ArenaBuffer BufferArena::take(int64_t numel, const at::TensorOptions& options, i
 }
 
 void BufferArena::keep(ArenaBuffer buffer) {
-  if (buffer.owner_) {
-    for (const c10::Stream& reader : buffer.readers_)
-      if (reader != *buffer.owner_) Mark::behind(reader).pass(*buffer.owner_);
-    buffer.free_ = Mark::behind(*buffer.owner_);
-  }
+  buffer.end_use();
   idle_bytes_ += static_cast<int64_t>(buffer.memory_.nbytes());
   idle_.push_back(std::move(buffer));
 }

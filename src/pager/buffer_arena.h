@@ -27,6 +27,8 @@ class ArenaBuffer {
   void end_write();
   /// The current stream may read it from here on.
   void begin_read();
+  /// All that uses it is enqueued: what is written next comes behind that.
+  void end_use();
 
  private:
   friend class BufferArena;

@@ -11,7 +11,8 @@ void DeferredGradients::add(int parameter, const at::Tensor& gradient) {
   // A copy even where the dtype is the same: autograd may still hold the gradient, or a peer's turn to read its memory
   // come.
   if (!sum.defined())
-    sum = gradient.to(accumulation_dtype(context_, context_.parameters[parameter].unit), /*non_blocking=*/false,
+    sum = gradient.to(accumulation_dtype(context_.layout.units[context_.parameters[parameter].unit], context_.policy),
+                      /*non_blocking=*/false,
                       /*copy=*/true);
   else
     sum.add_(gradient);

@@ -21,14 +21,23 @@ double sum_over_ranks(Group& group, const ExactSum& mine) {
   return sum.total();
 }
 
-at::Tensor sum_of_squares_on_device(Group& group, const Layout& layout, const std::vector<OwnedSlice>& owned) {
+at::Tensor sum_of_squares_on_device(Group& group, const Layout& layout, const std::vector<OwnedSlice>& owned,
+                                    std::vector<at::Tensor> norms) {
   std::vector<at::Tensor> shards;
-  for (const OwnedSlice& slice : owned) {
-    const int64_t numel = layout.units[slice.unit].shard_numel;
-    const bool is_whole = slice.gradients.numel() > numel;
-    shards.push_back(is_whole ? slice.gradients.narrow(0, numel * group.rank(), numel) : slice.gradients);
+  for (size_t i = 0; i < owned.size(); ++i) {
+    if (norms[i].defined()) continue;
+    const int64_t numel = layout.units[owned[i].unit].shard_numel;
+    const at::Tensor& gradients = owned[i].gradients;
+    const bool is_whole = gradients.numel() > numel;
+    shards.push_back(is_whole ? gradients.narrow(0, numel * group.rank(), numel) : gradients);
   }
-  const at::Tensor squares = at::stack(at::_foreach_norm(shards, 2, at::kDouble)).square();
+  if (!shards.empty()) {
+    const std::vector<at::Tensor> of_shards = at::_foreach_norm(shards, 2, at::kDouble);
+    auto measured = of_shards.begin();
+    for (at::Tensor& norm : norms)
+      if (!norm.defined()) norm = *measured++;
+  }
+  const at::Tensor squares = at::stack(norms).square();
   if (group.size() == 1) return squares.sum();
   const at::Tensor all = at::empty({group.size() * squares.numel()}, squares.options());
   group.all_gather(all, squares).wait();

@@ -13,8 +13,8 @@
 namespace trireme {
 
 /// The dtype in which gradients of `unit` are summed: a 16-bit one is for 16-bit parameters, fp32 is never rounded.
-inline at::ScalarType accumulation_dtype(const StoreContext& context, int unit) {
-  return context.layout.units[unit].dtype == at::kFloat ? at::kFloat : context.policy.accumulation_dtype;
+inline at::ScalarType accumulation_dtype(const UnitLayout& unit, const PagerPolicy& policy) {
+  return unit.dtype == at::kFloat ? at::kFloat : policy.accumulation_dtype;
 }
 
 class GradientStore {
@@ -36,6 +36,11 @@ class GradientStore {
   virtual void add_squares(int parameter, ExactSum& sum) const = 0;
   /// The owned gradients of `unit`, [numel of OwnedSlice].
   virtual at::Tensor owned(int unit) = 0;
+  /// After finish(), of an offloaded unit: their norm, [] fp64 on the device.
+  virtual at::Tensor norm_on_device(int) { return {}; }
+  /// Offloaded: blocks this thread until they are on the host.
+  virtual void await_owned(int) {}
+  virtual bool is_owned_there(int) const { return true; }
   /// The window's gradients are used up.
   virtual void clear() = 0;
   virtual void add_to(PagerMemory& memory) const = 0;
@@ -58,7 +63,7 @@ class GradientStore {
   c10::Device device() const { return context_.device; }
   /// Where nothing is exchanged. (On the host a world of one goes the way of all others.)
   bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1; }
-  at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(context_, index); }
+  at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(unit(index), policy()); }
   /// In which dtype gradients of unit `index` travel that are kept in `kept`: a wider one would tell peers no more.
   at::ScalarType wire_dtype(int index, at::ScalarType kept) const {
     const at::ScalarType asked = unit(index).communication_dtype;

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
+
 #include "pager/weight_store.h"
 
 namespace trireme {
@@ -42,6 +44,11 @@ WeightStore::WeightStore(const StoreContext& context) : context_(context) {
 WeightStore::~WeightStore() {
   for (const ManagedParameter& managed : context_.parameters)
     if (managed.owner) managed.owner->forget();
+}
+
+bool WeightStore::is_written(int index) const {
+  const std::vector<Placement>& places = unit(index).parameters;
+  return std::any_of(places.begin(), places.end(), [&](const Placement& at) { return parameter(at.index).written; });
 }
 
 at::Tensor flat_view(void* data, int64_t numel, at::ScalarType dtype, std::shared_ptr<void> keep) {

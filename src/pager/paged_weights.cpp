@@ -7,6 +7,9 @@
 // On a device gathers have a stream of their own. What may run when is said by marks: a gather starts behind the last
 // write of its shard and the last use of its buffer, and who touches a unit goes on behind its gather.
 //
+// Where a unit is offloaded its shard is updated on the host: the device has a copy of it, or none (HostSlice, and
+// PagedUnit::shard on the host), from where a gather brings it.
+//
 // Every decision follows from the touches, autocast's state at them and sizes, never from timing, so ranks that run the
 // same program issue the same collectives in the same order.
 #include <ATen/autocast_mode.h>
@@ -16,6 +19,7 @@
 #include <span>
 
 #include "pager/buffer_arena.h"
+#include "pager/host_slice.h"
 #include "pager/kernels.h"
 #include "pager/trace.h"
 #include "pager/weight_store.h"
@@ -31,9 +35,12 @@ struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
   Mark written;             // behind the shard's last write
+  HostSlice updated_there;  // where the device's shard is a copy
+  Mark left;                // behind the last copy from a shard on the host
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   Pending<void> gather;
+  Mark brought;              // the same where no peer takes part
   uint64_t last_serial = 0;  // of the operator that touched it last: an operator's own units are never released
   int64_t last_touch = 0;
   int holds = 0;  // parameters of it that are held whole
@@ -42,7 +49,11 @@ struct PagedUnit {
 class PagedWeights final : public WeightStore {
  public:
   explicit PagedWeights(const StoreContext& context)
-      : WeightStore(context), paged_(units()), trace_(units()), gathers_stream_(context.device) {
+      : WeightStore(context),
+        paged_(units()),
+        trace_(units()),
+        gathers_stream_(context.device),
+        returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
     int64_t largest = 0;
     for (int i = 0; i < units(); ++i) largest = std::max(largest, unit_bytes(i));
     // An operator may need two units at once (an embedding tied to a head beside a block).
@@ -82,15 +93,22 @@ class PagedWeights final : public WeightStore {
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
     PagedUnit& paged = paged_[managed.unit];
+    if (offload().keeps_shard(managed.unit)) await_owned(managed.unit);
+    if (has_copy(managed.unit)) paged.updated_there.begin_use();
     paged.shard.narrow(0, mine.begin - begin, mine.numel())
         .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
     paged.written = Mark::here(device());
   }
 
-  // Gathers that nobody waited for (the step took another way than the last one) read shards that may be written now.
   void apply_writes() override {
-    for (int i = 0; i < units(); ++i)
+    for (int i = 0; i < units(); ++i) {
+      // One that nobody waited for (the step took another way than the last one) reads what may be written now.
       if (paged_[i].state == UnitState::kGathering) finish_gather(i);
+      offload().await(i);
+      if (!has_copy(i)) continue;
+      if (is_written(i)) paged_[i].updated_there.fetch();
+      paged_[i].updated_there.end_use();
+    }
   }
 
   // Not a touch of the trace: what is looked at now and then is not gathered ahead.
@@ -118,9 +136,21 @@ class PagedWeights final : public WeightStore {
     arena_.trim(0);
   }
 
-  OwnedSlice owned(int index) override { return {index, shard_begin(index), paged_[index].shard, {}}; }
+  OwnedSlice owned(int index) override {
+    const PagedUnit& paged = paged_[index];
+    return {index, shard_begin(index), has_copy(index) ? paged.updated_there.on_host() : paged.shard, {}};
+  }
+  void await_owned(int index) override {
+    has_copy(index) ? paged_[index].updated_there.await_sent() : paged_[index].left.wait();
+  }
+  bool is_owned_there(int index) const override {
+    return has_copy(index) ? paged_[index].updated_there.is_sent() : paged_[index].left.is_reached();
+  }
 
-  void publish(int index) override { release_if_whole(index); }  // what is gathered is now the old value
+  void outdate(int index) override { release_if_whole(index); }
+  void publish(int index) override {
+    if (has_copy(index)) paged_[index].updated_there.send(returns_stream_);
+  }
 
   void open_window() override {
     const Mark updated = Mark::here(device());
@@ -131,6 +161,7 @@ class PagedWeights final : public WeightStore {
 
   void add_to(PagerMemory& memory) const override {
     for (int i = 0; i < units(); ++i) {
+      if (is_host(paged_[i].shard) && !is_host(device())) continue;  // counted as offloaded
       memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
       memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / group().size();
     }
@@ -162,7 +193,8 @@ class PagedWeights final : public WeightStore {
   }
 
   bool may_round(int index, Access access) const {
-    return access == Access::kRead && unit(index).dtype == at::kFloat &&
+    // What comes from the host saves nothing on its way by being rounded first.
+    return access == Access::kRead && unit(index).dtype == at::kFloat && !offload().keeps_shard(index) &&
            unit(index).communication_dtype != at::ScalarType::Undefined &&
            at::autocast::is_autocast_enabled(device().type());
   }
@@ -187,10 +219,20 @@ class PagedWeights final : public WeightStore {
       copy_values(managed, whole.narrow(0, placement.begin, placement.numel));
       release_parameter(managed);
     }
-    group().broadcast(whole, 0).wait();
-    paged_[index].shard = whole.narrow(0, shard_begin(index), unit(index).shard_numel).clone();
-    paged_[index].written = Mark::here(device());
+    if (!is_alone_on_device()) group().broadcast(whole, 0).wait();
+    PagedUnit& paged = paged_[index];
+    const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
+    if (offload().keeps_shard(index))
+      paged.shard = offload().memory().take(mine.numel(), mine.scalar_type()).copy_(mine);
+    else
+      paged.shard = mine.clone();
+    if (has_copy(index)) paged.updated_there = HostSlice(paged.shard, offload().memory());
+    paged.written = Mark::here(device());
   }
+
+  bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1; }
+  /// The device has this rank's shard, and the host updates it.
+  bool has_copy(int index) const { return offload().owns(index) && !offload().keeps_shard(index); }
 
   void release_parameter(const ManagedParameter& managed) {
     StorageHandle::release(
@@ -203,19 +245,33 @@ class PagedWeights final : public WeightStore {
   void start_gather(int index, bool rounded) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
+    offload().await(index);
     paged.buffer = arena_.take(unit(index).numel(), options(index), limit_bytes_ - live_bytes_);
     paged.is_rounded = rounded;
     {
       const OnStream on(gathers_stream_);
       paged.written.pass();
+      if (has_copy(index)) paged.updated_there.begin_use();
       paged.buffer.begin_write();
       const SubjectScope subject(unit(index).name);
-      paged.gather = rounded ? gather_rounded(index) : group().all_gather(paged.buffer.memory(), paged.shard);
+      paged.gather = rounded ? gather_rounded(index) : gather_exactly(index);
     }
     paged.state = UnitState::kGathering;
     live_bytes_ += unit_bytes(index);
     peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
     ++gathers_;
+  }
+
+  Pending<void> gather_exactly(int index) {
+    PagedUnit& paged = paged_[index];
+    const at::Tensor& whole = paged.buffer.memory();
+    if (!is_alone_on_device() && !offload().keeps_shard(index)) return group().all_gather(whole, paged.shard);
+    const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
+    mine.copy_(paged.shard, /*non_blocking=*/true);
+    paged.left = Mark::here(device());
+    if (!is_alone_on_device()) return group().all_gather(whole, mine);
+    paged.brought = paged.left;
+    return {};
   }
 
   // Into the upper half of the buffer, from where finish_gather() widens it.
@@ -240,6 +296,7 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
     wait_for(paged.gather);
+    paged.brought.pass();
     if (paged.is_rounded) widen(index);
     paged.buffer.end_write();
     for (const Placement& placement : unit(index).parameters) {
@@ -335,6 +392,7 @@ class PagedWeights final : public WeightStore {
   Trace trace_;
   BufferArena arena_;
   SideStream gathers_stream_;
+  SideStream returns_stream_;
   int64_t limit_bytes_ = 0;
   int64_t live_bytes_ = 0;
   int64_t peak_live_bytes_ = 0;

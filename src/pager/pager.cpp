@@ -32,12 +32,13 @@ struct WithoutAutocast {
 class Pager::Impl {
  public:
   Impl(Pager& pager, Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
-      : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_, device_} {
+      : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_, device_, offload_} {
     check(policy_);
     describe(parameters);
     device_ = device_of(parameters);
     policy_.gather = choose_gather(policy, group, device_);
     layout_ = make_layout(specs_, group.size(), policy.units);
+    plan_offload();
     manage(std::move(parameters));
     make_stores();
     for (int i = 0; i < static_cast<int>(layout_.units.size()); ++i) {
@@ -76,6 +77,7 @@ class Pager::Impl {
                            "end first"));
     hand_over_deferred();
     gradients_->finish();
+    for (const OwnedSlice& slice : owned_) await_owned(slice.unit);
     group_.barrier();  // a peer that is still finishing looks at what this rank's next backward writes
   }
 
@@ -99,6 +101,7 @@ class Pager::Impl {
   std::vector<bool> settle_writes() {
     for (const ManagedParameter& managed : managed_)
       managed.owner->require_spread(CallerScope::current("settle_writes"));
+    offload_.await_all();  // who asks looks at weights next
     std::vector<bool> written;
     for (const ManagedParameter& managed : managed_) written.push_back(managed.written);
     uint8_t any = std::find(written.begin(), written.end(), true) != written.end();
@@ -113,7 +116,31 @@ class Pager::Impl {
 
   void publish(int unit) {
     published_ = true;
+    weights_->outdate(unit);
     weights_->publish(unit);
+  }
+
+  void await_owned(int unit) {
+    if (!offload_.owns(unit)) return;
+    gradients_->await_owned(unit);
+    weights_->await_owned(unit);
+  }
+  bool is_owned_there(int unit) const {
+    return !offload_.owns(unit) || (gradients_->is_owned_there(unit) && weights_->is_owned_there(unit));
+  }
+
+  void defer_publish(int unit) {
+    TRIREME_CHECK(offload_.owns(unit), "unit ", layout_.units[unit].name, " is not offloaded");
+    published_ = true;
+    weights_->outdate(unit);
+    offload_.expect(unit);
+  }
+
+  void await_published() { offload_.await_all(); }
+
+  void publish_deferred(int unit, const std::exception_ptr& problem) {
+    if (!problem) weights_->publish(unit);
+    offload_.arrive(unit, problem);
   }
 
   void open_window() {
@@ -178,6 +205,7 @@ class Pager::Impl {
     weights_->add_to(memory);
     gradients_->add_to(memory);
     deferred_->add_to(memory);
+    memory.offloaded_bytes = offload_.memory().bytes();
     return memory;
   }
 
@@ -227,10 +255,19 @@ class Pager::Impl {
     }
   }
 
+  // What is on the host already is updated there.
+  void plan_offload() {
+    if (is_host(device_) || policy_.stage == 0) policy_.offload_ratio = 0;
+    policy_.offload_parameters &= policy_.offload_ratio > 0 && policy_.stage == 3;
+    offload_.decide(layout_, policy_);
+    offload_.reserve(layout_, policy_, device_);
+  }
+
   void make_stores() {
     const bool shared = policy_.stage == 3 && policy_.gather == GatherPolicy::kShared;
     // A world of one has nothing to gather; on a device a copy of what is there would cost memory and time.
-    const bool stays = policy_.stage < 3 || (!is_host(device_) && group_.size() == 1);
+    const bool is_alone_on_device = !is_host(device_) && group_.size() == 1;
+    const bool stays = policy_.stage < 3 || (is_alone_on_device && !policy_.offload_parameters);
     if (stays) weights_ = make_resident_weights(context_);
     if (!stays) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
     const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-steps
@@ -264,7 +301,11 @@ class Pager::Impl {
   at::Tensor agree_on_sum_of_squares() {
     const WithoutInterception own_operators;
     const at::NoGradGuard no_grad;
-    if (!is_host(device_) && !owned_.empty()) return sum_of_squares_on_device(group_, layout_, owned_);
+    if (!is_host(device_) && !owned_.empty()) {
+      std::vector<at::Tensor> norms;
+      for (const OwnedSlice& slice : owned_) norms.push_back(gradients_->norm_on_device(slice.unit));
+      return sum_of_squares_on_device(group_, layout_, owned_, std::move(norms));
+    }
     ExactSum mine;
     for (size_t i = 0; i < managed_.size(); ++i)
       if (gradients_->touched(static_cast<int>(i))) gradients_->add_squares(static_cast<int>(i), mine);
@@ -293,6 +334,7 @@ class Pager::Impl {
   std::vector<ParameterSpec> specs_;
   Layout layout_;
   std::vector<ManagedParameter> managed_;
+  Offload offload_;
   const StoreContext context_;
   std::unique_ptr<WeightStore> weights_;
   std::unique_ptr<GradientStore> gradients_;
@@ -329,6 +371,11 @@ void Pager::require_free() const { impl_->require_free(); }
 Window Pager::close_window() { return impl_->close_window(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::publish(int unit) { impl_->publish(unit); }
+void Pager::await_owned(int unit) { impl_->await_owned(unit); }
+bool Pager::is_owned_there(int unit) const { return impl_->is_owned_there(unit); }
+void Pager::defer_publish(int unit) { impl_->defer_publish(unit); }
+void Pager::await_published() { impl_->await_published(); }
+void Pager::publish_deferred(int unit, const std::exception_ptr& problem) { impl_->publish_deferred(unit, problem); }
 void Pager::open_window() { impl_->open_window(); }
 at::Tensor Pager::whole(int parameter) { return impl_->whole(parameter); }
 void Pager::restore() { impl_->restore(); }

@@ -1,6 +1,7 @@
 // Stages 0-2, and a world of one on a device: every rank holds every weight, whole, in one flat buffer per unit.
 #include <ATen/ops/zeros.h>
 
+#include "pager/host_slice.h"
 #include "pager/weight_store.h"
 
 namespace trireme {
@@ -8,25 +9,53 @@ namespace {
 
 class ResidentWeights final : public WeightStore {
  public:
-  explicit ResidentWeights(const StoreContext& context) : WeightStore(context) {
-    for (int i = 0; i < units(); ++i) buffers_.push_back(take_over(i));
+  explicit ResidentWeights(const StoreContext& context)
+      : WeightStore(context), slices_(units()), returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
+    for (int i = 0; i < units(); ++i) {
+      buffers_.push_back(take_over(i));
+      if (offload().owns(i)) slices_[i] = HostSlice(device_slice(i), offload().memory());
+    }
   }
 
-  void before_access(int, Access) override {}
+  bool pages() const override { return !offload().is_empty(); }
+
+  void before_access(int index, Access) override {
+    const int touched = parameter(index).unit;
+    if (!offload().owns(touched)) return;
+    offload().await(touched);
+    slices_[touched].begin_use();
+  }
   void after_write(int index) override { parameter(index).written = true; }
 
   OwnedSlice owned(int index) override {
-    if (policy().stage == 0) return {index, 0, buffers_[index], {}};
-    const int64_t begin = shard_begin(index);
-    return {index, begin, buffers_[index].narrow(0, begin, unit(index).shard_numel), {}};
+    const int64_t begin = policy().stage == 0 ? 0 : shard_begin(index);
+    return {index, begin, offload().owns(index) ? slices_[index].on_host() : device_slice(index), {}};
+  }
+  void await_owned(int index) override { slices_[index].await_sent(); }
+  bool is_owned_there(int index) const override { return slices_[index].is_sent(); }
+
+  void apply_writes() override {
+    for (int i = 0; i < units(); ++i) {
+      if (!offload().owns(i)) continue;
+      offload().await(i);
+      if (is_written(i)) slices_[i].fetch();
+      slices_[i].end_use();
+    }
   }
 
   void publish(int index) override {
+    if (offload().owns(index)) return slices_[index].send(returns_stream_);
     if (policy().stage == 0 || group().size() == 1) return;  // every rank computed the same update
     gathers_.push_back(group().all_gather(buffers_[index], owned(index).weights));
   }
 
   void open_window() override {
+    for (int i = 0; i < units(); ++i) {
+      if (!offload().owns(i) || group().size() == 1) continue;
+      offload().await(i);
+      slices_[i].begin_use();
+      gathers_.push_back(group().all_gather(buffers_[i], device_slice(i)));
+    }
     for (Pending<void>& gather : gathers_) gather.wait();
     gathers_.clear();
   }
@@ -52,7 +81,14 @@ class ResidentWeights final : public WeightStore {
     return buffer;
   }
 
+  at::Tensor device_slice(int index) const {
+    if (policy().stage == 0) return buffers_[index];
+    return buffers_[index].narrow(0, shard_begin(index), unit(index).shard_numel);
+  }
+
   std::vector<at::Tensor> buffers_;
+  std::vector<HostSlice> slices_;  // of what is offloaded
+  SideStream returns_stream_;
   std::vector<Pending<void>> gathers_;
 };
 

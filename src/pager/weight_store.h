@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pager/managed_parameter.h"
+#include "pager/offload.h"
 
 namespace trireme {
 
@@ -15,7 +16,8 @@ struct StoreContext {
   const Layout& layout;
   const PagerPolicy& policy;
   std::vector<ManagedParameter>& parameters;
-  const c10::Device& device;  ///< of all parameters, and of what is kept for them
+  const c10::Device& device;  ///< of all parameters, and of what is kept for them but for what is offloaded
+  Offload& offload;
 };
 
 class WeightStore {
@@ -43,7 +45,13 @@ class WeightStore {
   virtual void apply_writes() {}
   /// After apply_writes() on every rank: what was private is everybody's.
   virtual void settle_writes() {}
+  /// The owned weights of `unit` are about to change.
+  virtual void outdate(int) {}
+  /// They are final. Any thread, of an offloaded unit; what peers need of it goes out in open_window().
   virtual void publish(int unit) = 0;
+  /// Offloaded: blocks this thread until the owned weights may be written by the host.
+  virtual void await_owned(int) {}
+  virtual bool is_owned_there(int) const { return true; }
   /// On return every parameter has its new value on every rank, or will be gathered with it.
   virtual void open_window() = 0;
 
@@ -62,6 +70,8 @@ class WeightStore {
   std::vector<ManagedParameter>& parameters() const { return context_.parameters; }
   const PagerPolicy& policy() const { return context_.policy; }
   c10::Device device() const { return context_.device; }
+  Offload& offload() const { return context_.offload; }
+  bool is_written(int index) const;  ///< by the user, since the window opened: some parameter of the unit
   at::TensorOptions options(int index) const { return at::TensorOptions().dtype(unit(index).dtype).device(device()); }
 
   /// First element of this rank's shard of `unit`.

@@ -67,7 +67,9 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("hysteresis":2,"consecutive_hysteresis":false,"min_loss_scale":1.0},"torch_autocast":{"enabled":false,)"
       R"("dtype":"bf16","lower_precision_safe_modules":["torch.nn.Linear","torch.nn.Conv1d","torch.nn.Conv2d",)"
       R"("torch.nn.Conv3d"]},"data_types":{"grad_accum_dtype":"fp32"},"gradient_allreduce_op":"mean",)"
-      R"("gradient_predivide_factor":1.0,"zero_optimization":{"stage":0,"ignore_unused_parameters":true},)"
+      R"("gradient_predivide_factor":1.0,"zero_optimization":{"stage":0,)"
+      R"("offload_optimizer":{"device":"none","ratio":1.0},"offload_param":{"device":"none"},)"
+      R"("ignore_unused_parameters":true},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
       R"("poison":false,"recompute":"none"},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"deterministic":false,)"
       R"("steps_per_print":0})");

@@ -118,18 +118,43 @@ TEST(Zero, AcceptsThemSwitchedOffOrAtTheirDefault) {
             "");
 }
 
-TEST(Zero, SaysThatOffloadingToTheHostHasNoMeaningHere) {
+PagerPolicy offload_of(const std::string& keys) {
+  return parse_config(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3, )" + keys + "}}", 1).pager;
+}
+
+TEST(Zero, ReadsWhatIsOffloaded) {
+  EXPECT_EQ(offload_of(R"("offload_optimizer": {"device": "none", "ratio": 0.5})").offload_ratio, 0);
+  EXPECT_EQ(offload_of(R"("offload_optimizer": {"device": "cpu"})").offload_ratio, 1);
+  const PagerPolicy part =
+      offload_of(R"("offload_optimizer": {"device": "cpu", "ratio": 0.25}, "offload_param": null)");
+  EXPECT_EQ(part.offload_ratio, 0.25);
+  EXPECT_FALSE(part.offload_parameters);
+  // Weights that the host keeps are updated there.
+  const PagerPolicy weights = offload_of(R"("offload_param": {"device": "cpu", "max_in_cpu": 5})");
+  EXPECT_EQ(weights.offload_ratio, 1);
+  EXPECT_TRUE(weights.offload_parameters);
+  EXPECT_EQ(offload_of(R"("cpu_offload": true)").offload_ratio, 1);
+  EXPECT_TRUE(offload_of(R"("cpu_offload_param": true)").offload_parameters);
+  EXPECT_EQ(offload_of(R"("cpu_offload": false)").offload_ratio, 0);
+}
+
+TEST(Zero, RefusesOffloadingThatCannotBe) {
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "disk"})").code, ErrorCode::kConfig);
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "cpu", "ratio": 1.5})"),
+            wrong("`zero_optimization.offload_optimizer.ratio` is 1.5; expected a number from 0 to 1"));
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"devise": "cpu"})").code, ErrorCode::kConfig);
+}
+
+TEST(Zero, NamesTheKeysOfOffloadingWithoutAMeaning) {
   EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true})"),
             "info <string>: without a meaning here (docs/config.md says why): "
-            "`zero_optimization.offload_optimizer.device`, `zero_optimization.offload_optimizer.pin_memory`\n");
-  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "disk"})").code, ErrorCode::kConfig);
+            "`zero_optimization.offload_optimizer.pin_memory`\n");
 }
 
 TEST(Zero, WarnsOfDeprecatedOffloadKeys) {
   EXPECT_EQ(
       zero_log("\"cpu_offload\": true"),
-      "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n"
-      "info <string>: without a meaning here (docs/config.md says why): `zero_optimization.cpu_offload`\n");
+      "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n");
   EXPECT_EQ(zero_refusal(R"("cpu_offload": false, "offload_optimizer": {"device": "none"})"),
             wrong("`zero_optimization.cpu_offload` and `zero_optimization.offload_optimizer` exclude each other; keep "
                   "`zero_optimization.offload_optimizer`"));

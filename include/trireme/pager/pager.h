@@ -4,8 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,39 +13,9 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/pager/layout.h"
+#include "trireme/pager/policy.h"
 
 namespace trireme {
-
-/// How a released unit becomes whole again at stage 3.
-enum class GatherPolicy {
-  kAuto,    ///< kShared where the group shares memory, else kCopy
-  kShared,  ///< all ranks' shards are one mapped segment: a gather moves no byte
-  kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
-};
-
-struct PagerPolicy {
-  int stage = 0;  ///< ZeRO stage, 0-3
-  GatherPolicy gather = GatherPolicy::kAuto;
-  /// kCopy: gathered units may hold this many bytes, the two largest units at least.
-  int64_t live_bytes = std::numeric_limits<int64_t>::max();
-  /// kCopy: bytes of units gathered ahead of their use, by the recorded trace.
-  int64_t prefetch_bytes = 64 << 20;
-  /// Gradients are summed over ranks and micro-batches in this dtype (fp32 or the parameter's own).
-  at::ScalarType accumulation_dtype = at::kFloat;
-  /// Gradients are summed as one left fold over the window's micro-batches, the ranks of a micro-step in order, and
-  /// norms over fixed blocks: the same bits at any number of ranks and any stage. Needs end_backward() at the end of
-  /// each micro-step, and one gradient per parameter in it. Reduces in each micro-step at every stage.
-  bool deterministic = false;
-  /// What ranks' gradients become: kMean or kSum.
-  ReduceOp gradient_op = ReduceOp::kMean;
-  /// Gradients are divided by this before they travel, and their sum is multiplied by it: sums of a 16-bit dtype stay
-  /// in its range. Without effect under kShared at stage 3, which sums in fp32.
-  double predivide_factor = 1;
-  /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
-  bool poison = false;
-  UnitRules units = {};
-  bool operator==(const PagerPolicy&) const = default;
-};
 
 struct NamedParameter {
   std::string name;
@@ -62,7 +32,8 @@ struct PagerMemory {
   int64_t peak_live_bytes = 0;  ///< most that live_bytes ever was
   int64_t in_flight_bytes = 0;  ///< gradients between backward and their reduction
   int64_t peak_in_flight_bytes = 0;
-  int64_t deferred_bytes = 0;  ///< gradients summed on this rank alone (defer_reductions)
+  int64_t deferred_bytes = 0;   ///< gradients summed on this rank alone (defer_reductions)
+  int64_t offloaded_bytes = 0;  ///< page-locked memory of the host
 };
 
 struct PagerCounters {
@@ -80,6 +51,7 @@ struct OwnedSlice {
   int64_t begin = 0;
   at::Tensor weights;    ///< [numel], the unit's dtype; writing it changes the parameters (after publish())
   at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and publish()
+  // Both on the host where the unit is offloaded, for use behind Pager::await_owned().
 };
 
 /// The gradients of one accumulation window, reduced and averaged. The same on every rank, but for what users wrote.
@@ -161,6 +133,16 @@ class Pager {
 
   /// Owned weights of `unit` are final for this step: others may have them. Call once per trainable unit, in order.
   void publish(int unit);
+
+  /// Offloaded: blocks the calling thread, any one, until gradients have arrived on the host and weights have left it.
+  void await_owned(int unit);
+  bool is_owned_there(int unit) const;  ///< whether await_owned() would return at once
+  /// Instead of publish(), of an offloaded unit: another thread will call publish_deferred(), with what went wrong
+  /// where something did. Until then who needs the unit waits.
+  void defer_publish(int unit);
+  void publish_deferred(int unit, const std::exception_ptr& problem = nullptr);
+  /// Blocks until all that was deferred is published.
+  void await_published();
 
   /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and
   /// version counters are bumped, so that backward through a graph kept across the step raises.

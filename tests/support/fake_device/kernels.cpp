@@ -4,6 +4,7 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/view_native.h>
@@ -42,6 +43,10 @@ void host_waits_for(const at::Tensor& tensor) {
   guard.synchronizeStream(current_stream(tensor));
 }
 
+int stream_number(const FakePart& part) {
+  return part.stream.device_index() * kStreamsPerDevice + static_cast<int>(part.stream.id());
+}
+
 bool is_pinned(const at::Tensor& tensor) {
   Order& order = Order::get();
   std::lock_guard lock(order.mutex);
@@ -59,28 +64,30 @@ void copy_from_device(const at::Tensor& source, const at::Tensor& target, bool n
     return;
   }
   fake_launch("copy to host", part, [] {});
-  const at::Tensor values = on_host(source).to(target.scalar_type()).contiguous().clone();
+  const at::Tensor values = on_host(source).to(target.scalar_type()).contiguous();
+  const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
   Order& order = Order::get();
   std::lock_guard lock(order.mutex);
-  const int stream = part.stream.device_index() * kStreamsPerDevice + static_cast<int>(part.stream.id());
-  Arrival arrival{stream, order.streams[stream].clock[stream], {}, static_cast<std::byte*>(target.data_ptr())};
-  const auto* bytes = static_cast<const std::byte*>(values.const_data_ptr());
-  arrival.values.assign(bytes, bytes + values.nbytes());
-  std::memset(arrival.target, 0xFF, values.nbytes());  // until the host has waited
-  order.arrivals.push_back(std::move(arrival));
+  order.arrive(static_cast<std::byte*>(target.data_ptr()), {bytes, bytes + values.nbytes()}, stream_number(part));
 }
 
 void copy_to_device(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   FakePart part = part_of(target);
   part.writes = {bytes_of(target)};
-  fake_launch("copy to device", part, [&] { on_host(target).copy_(source); });
-  if (!non_blocking || !is_pinned(source)) return host_waits_for(target);
-  Order& order = Order::get();
-  std::lock_guard lock(order.mutex);
-  const int stream = part.stream.device_index() * kStreamsPerDevice + static_cast<int>(part.stream.id());
-  const auto* bytes = static_cast<const std::byte*>(source.const_data_ptr());
-  order.departures.push_back(
-      {stream, order.streams[stream].clock[stream], std::vector<std::byte>(bytes, bytes + source.nbytes()), bytes});
+  if (!non_blocking || !is_pinned(source)) {
+    fake_launch("copy to device", part, [&] { on_host(target).copy_(source); });
+    return host_waits_for(target);
+  }
+  fake_launch("copy to device", part, [&] {
+    Order& order = Order::get();
+    at::Tensor values = at::empty_like(source);
+    {
+      std::lock_guard lock(order.mutex);
+      const auto bytes = order.depart({source.const_data_ptr(), source.nbytes()}, stream_number(part));
+      std::memcpy(values.data_ptr(), bytes.data(), bytes.size());
+    }
+    on_host(target).copy_(values);
+  });
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {

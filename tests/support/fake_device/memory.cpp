@@ -45,7 +45,7 @@ struct PinnedAllocator final : c10::Allocator {
     void* data = std::aligned_alloc(64, (bytes / 64 + 1) * 64);
     Order& order = Order::get();
     std::lock_guard lock(order.mutex);
-    order.pinned.insert(data);
+    order.pinned.emplace(data, bytes);
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -55,10 +55,11 @@ struct PinnedAllocator final : c10::Allocator {
   static void release(void* data) {
     Order& order = Order::get();
     std::lock_guard lock(order.mutex);
+    const FakeBytes all{data, order.pinned.at(data)};
     order.pinned.erase(data);
     // What has not arrived has nowhere to arrive any more; libtorch's pinned allocator keeps it until then.
-    std::erase_if(order.arrivals, [&](const Arrival& arrival) { return arrival.target == data; });
-    std::erase_if(order.departures, [&](const Departure& departure) { return departure.source == data; });
+    std::erase_if(order.arrivals, [&](const Arrival& arrival) { return overlap(all, arrival.bytes()); });
+    std::erase_if(order.departures, [&](const Departure& departure) { return overlap(all, departure.bytes()); });
     std::free(data);
   }
 };

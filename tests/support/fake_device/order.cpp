@@ -13,10 +13,6 @@ namespace trireme::testing {
 
 namespace {
 
-bool knows(const Clock& clock, int stream, uint64_t tick) {
-  return static_cast<size_t>(stream) < clock.size() && clock[stream] >= tick;
-}
-
 /// Whether `joint` is one of `open`, or comes before one of them.
 bool is_within(const JointState& joint, const std::vector<JointState>& open) {
   return joint != nullptr && std::any_of(open.begin(), open.end(), [&](const JointState& each) {
@@ -139,6 +135,45 @@ void Order::access(const FakeBytes& range, bool writes, int stream, uint64_t tic
                         std::max(offset, past_begin), " to ", std::min(end, past_end), " of ", block.bytes, ")"));
   }
   block.accesses[{offset, end, stream, writes}] = {stream, tick, name};
+}
+
+bool knows(const Clock& clock, int stream, uint64_t tick) {
+  return static_cast<size_t>(stream) < clock.size() && clock[stream] >= tick;
+}
+
+bool overlap(const FakeBytes& a, const FakeBytes& b) {
+  const auto *begin_a = static_cast<const std::byte*>(a.data), *begin_b = static_cast<const std::byte*>(b.data);
+  return begin_a < begin_b + b.bytes && begin_b < begin_a + a.bytes;
+}
+
+std::vector<std::byte> Order::depart(const FakeBytes& source, int stream) {
+  const auto* begin = static_cast<const std::byte*>(source.data);
+  std::vector<std::byte> values(begin, begin + source.bytes);
+  const Clock& clock = streams[stream].clock;
+  for (const Arrival& arrival : arrivals) {
+    if (!overlap(source, arrival.bytes())) continue;
+    if (!knows(clock, arrival.stream, arrival.tick))
+      races.push_back("host memory is copied to the device while a copy to it is under way");
+    for (size_t i = 0; i < arrival.values.size(); ++i)
+      if (const std::byte* at = arrival.target + i; at >= begin && at < begin + source.bytes)
+        values[static_cast<size_t>(at - begin)] = arrival.values[i];
+  }
+  departures.push_back({stream, clock[stream], values, begin});
+  return values;
+}
+
+void Order::arrive(std::byte* target, std::vector<std::byte> values, int stream) {
+  const Clock& clock = streams[stream].clock;
+  const FakeBytes bytes{target, values.size()};
+  // Copies from there that this one is behind are over: what they read may change.
+  std::erase_if(departures, [&](const Departure& departure) {
+    if (!overlap(bytes, departure.bytes())) return false;
+    if (!knows(clock, departure.stream, departure.tick))
+      races.push_back("host memory is overwritten while it is being copied to the device");
+    return true;
+  });
+  std::memset(target, 0xFF, values.size());  // until the host has waited
+  arrivals.push_back({stream, clock[stream], std::move(values), target});
 }
 
 void Order::host_knows(int device, const Clock& clock) {

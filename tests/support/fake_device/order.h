@@ -21,6 +21,8 @@ inline constexpr int kStreamsPerDevice = 32;
 /// By stream: the last tick that is known to be over.
 using Clock = std::vector<uint64_t>;
 void join(Clock& clock, const Clock& other);
+bool knows(const Clock& clock, int stream, uint64_t tick);
+bool overlap(const FakeBytes& a, const FakeBytes& b);
 
 using JointState = std::shared_ptr<FakeJoint::State>;
 
@@ -76,6 +78,7 @@ struct Arrival {
   uint64_t tick;
   std::vector<std::byte> values;
   std::byte* target;
+  FakeBytes bytes() const { return {target, values.size()}; }
 };
 
 /// A copy to the device that the host has not waited for.
@@ -84,6 +87,7 @@ struct Departure {
   uint64_t tick;
   std::vector<std::byte> values;
   const std::byte* source;
+  FakeBytes bytes() const { return {source, values.size()}; }
 };
 
 /// A word of memory that streams write and wait for.
@@ -100,7 +104,7 @@ struct Order {
   std::vector<JointState> blocked;                              // joints that have all parts, and parts that must wait
   std::vector<Clock> hosts = std::vector<Clock>(kFakeDevices);  // what the host of each device has waited for
   std::map<const std::byte*, Block> blocks;                     // device memory, freed ones too
-  std::set<const void*> pinned;
+  std::map<const void*, size_t> pinned;                         // page-locked memory of the host, and its bytes
   std::vector<Arrival> arrivals;
   std::vector<Departure> departures;
   std::vector<std::string> races;
@@ -126,6 +130,11 @@ struct Order {
   /// `joint`: the one that this is a part of.
   void access(const FakeBytes& range, bool writes, int stream, uint64_t tick, const Clock& clock,
               const std::string& name, const JointState& joint = nullptr);
+  /// `stream` copies `source` to the device, pinned memory of the host: its bytes when the copy runs, which what is
+  /// still on its way there may change before.
+  std::vector<std::byte> depart(const FakeBytes& source, int stream);
+  /// `stream` copies `values` to pinned memory, which has them when the host has waited.
+  void arrive(std::byte* target, std::vector<std::byte> values, int stream);
   /// The host of `device` has waited for all that `clock` knows.
   void host_knows(int device, const Clock& clock);
   void* allocate(size_t bytes, int stream);

@@ -1,0 +1,73 @@
+#include "optim/host_updates.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <exception>
+#include <utility>
+
+namespace trireme {
+
+HostUpdates::HostUpdates(Pager& pager)
+    : pager_(pager), thread_([this, threads = at::get_num_threads()] { run(threads); }) {}
+
+HostUpdates::~HostUpdates() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void HostUpdates::enqueue(int unit, std::function<void()> update) {
+  pager_.defer_publish(unit);
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace(unit, std::move(update));
+  }
+  changed_.notify_all();
+}
+
+void HostUpdates::run(int threads) {
+  at::set_num_threads(threads);  // OpenMP keeps the number by thread
+  const c10::DeviceGuard device(pager_.device());
+  const at::NoGradGuard no_grad;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    std::exception_ptr problem;
+    int unit = waiting_.rbegin()->first;
+    try {
+      unit = next(lock);
+      const std::function<void()> update = std::move(waiting_.at(unit));
+      lock.unlock();
+      update();
+    } catch (...) {
+      problem = std::current_exception();
+    }
+    if (lock.owns_lock()) lock.unlock();
+    try {
+      pager_.publish_deferred(unit, problem);
+    } catch (...) {
+      pager_.publish_deferred(unit, std::current_exception());
+    }
+    lock.lock();
+    waiting_.erase(unit);
+  }
+}
+
+int HostUpdates::next(std::unique_lock<std::mutex>& lock) const {
+  for (const auto& [unit, update] : waiting_)
+    if (pager_.is_owned_there(unit)) return unit;
+  // Backward ends at the first unit, so that the last one comes first.
+  const int soonest = waiting_.rbegin()->first;
+  lock.unlock();
+  pager_.await_owned(soonest);
+  lock.lock();
+  return soonest;
+}
+
+}  // namespace trireme

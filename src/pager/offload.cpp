@@ -1,0 +1,66 @@
+#include "pager/offload.h"
+
+#include "pager/gradient_store.h"
+
+namespace trireme {
+
+void Offload::decide(const Layout& layout, const PagerPolicy& policy) {
+  const size_t units = layout.units.size();
+  owns_.assign(units, 0);
+  keeps_shard_.assign(units, 0);
+  expected_.assign(units, 0);
+  int64_t total = 0, offloaded = 0;
+  for (const UnitLayout& unit : layout.units) total += unit.trainable ? unit.numel() : 0;
+  for (size_t i = units; i-- > 0;) {
+    const UnitLayout& unit = layout.units[i];
+    const bool is_wanted = static_cast<double>(offloaded) < policy.offload_ratio * static_cast<double>(total);
+    owns_[i] = unit.trainable && is_wanted;
+    if (owns_[i]) offloaded += unit.numel();
+    keeps_shard_[i] = policy.offload_parameters && (owns_[i] || !unit.trainable);
+    is_empty_ &= !owns_[i] && !keeps_shard_[i];
+  }
+}
+
+void Offload::reserve(const Layout& layout, const PagerPolicy& policy, c10::Device device) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < layout.units.size(); ++i) {
+    const UnitLayout& unit = layout.units[i];
+    const auto gradient = static_cast<int64_t>(c10::elementSize(accumulation_dtype(unit, policy)));
+    if (owns_[i] || keeps_shard_[i]) bytes += unit.shard_numel * static_cast<int64_t>(c10::elementSize(unit.dtype));
+    if (owns_[i]) bytes += unit.shard_numel * gradient;
+  }
+  memory_ = PinnedArena(bytes, device);
+}
+
+void Offload::expect(int unit) {
+  const std::lock_guard lock(mutex_);
+  expected_[unit] = 1;
+  ++expected_count_;
+}
+
+void Offload::arrive(int unit, const std::exception_ptr& problem) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (problem && !problem_) problem_ = problem;
+    expected_[unit] = 0;
+    if (!problem) --expected_count_;
+  }
+  changed_.notify_all();
+}
+
+void Offload::await_if(const std::function<bool()>& is_there) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return problem_ || is_there(); });
+  // Weights that are half new stay so: every later use fails alike.
+  if (problem_) std::rethrow_exception(problem_);
+}
+
+void Offload::await(int unit) {
+  if (expected_count_ > 0) await_if([&] { return expected_[unit] == 0; });
+}
+
+void Offload::await_all() {
+  if (expected_count_ > 0) await_if([&] { return expected_count_ == 0; });
+}
+
+}  // namespace trireme

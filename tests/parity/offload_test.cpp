@@ -1,0 +1,215 @@
+// Offloading on the fake device: what is updated on the host learns what the host learns, no copy races with another or
+// with the host, and where nothing decides over a step nobody waits but for the weights that it needs.
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/parity/device_cases.h"
+
+namespace trireme::on_devices {
+namespace {
+
+struct Offloading {
+  const char* name;
+  double ratio;
+  bool parameters;
+};
+
+Configure offloading(const Offloading& what, const Configure& more = {}) {
+  return [=](Config& config) {
+    config.pager.offload_ratio = what.ratio;
+    config.pager.offload_parameters = what.parameters;
+    if (more) more(config);
+  };
+}
+
+class OffloadOneDevice : public ::testing::TestWithParam<std::tuple<ModelCase, int, at::ScalarType, Offloading>> {};
+
+TEST_P(OffloadOneDevice, LearnsWhatTheHostLearns) {
+  const auto& [model_case, stage, dtype, what] = GetParam();
+  const Outcome host = train(model_case, config_of(stage, dtype, {}), Place::kHost);
+  for (const double clipping : {0.0, 0.5}) {
+    const auto clip = [&](Config& config) { config.gradient_clipping = clipping; };
+    const Outcome on_host = clipping == 0 ? train(model_case, config_of(stage, dtype, clip), Place::kHost) : host;
+    FakeRecord record;
+    const Outcome device = train(model_case, config_of(stage, dtype, offloading(what, clip)), Place::kOneDevice);
+    expect_same(device, on_host, dtype);
+    EXPECT_GT(device.offloaded_bytes, 0);
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+    EXPECT_EQ(record.recorded_streams(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Stages, OffloadOneDevice,
+    ::testing::Combine(::testing::ValuesIn(kModels), ::testing::Values(1, 3),
+                       ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                       ::testing::Values(Offloading{"Optimizer", 1, false}, Offloading{"Part", 0.5, false},
+                                         Offloading{"Parameters", 1, true}, Offloading{"PartOfParameters", 0.5, true})),
+    [](const auto& info) {
+      return std::get<0>(info.param).name + "Stage" + std::to_string(std::get<1>(info.param)) +
+             c10::toString(std::get<2>(info.param)) + std::get<3>(info.param).name;
+    });
+
+class OffloadSeveralDevices : public ::testing::TestWithParam<std::tuple<int, at::ScalarType, Offloading>> {};
+
+TEST_P(OffloadSeveralDevices, LearnWhatTheHostLearns) {
+  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
+  const auto& [stage, dtype, what] = GetParam();
+  for (const Configure& more : {Configure(), Configure([](Config& config) { config.gradient_clipping = 0; })}) {
+    const Outcome host = train(kModels[1], config_of(stage, dtype, more, 2), Place::kHost, 2);
+    FakeRecord record;
+    const Outcome device = train(kModels[1], config_of(stage, dtype, offloading(what, more), 2), Place::kNccl, 2);
+    expect_same(device, host, dtype);
+    EXPECT_GT(device.offloaded_bytes, 0);
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, OffloadSeveralDevices,
+                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values(at::kFloat, at::kBFloat16),
+                                            ::testing::Values(Offloading{"Optimizer", 1, false},
+                                                              Offloading{"Part", 0.5, false},
+                                                              Offloading{"Parameters", 1, true})),
+                         [](const auto& info) {
+                           return "Stage" + std::to_string(std::get<0>(info.param)) +
+                                  c10::toString(std::get<1>(info.param)) + std::get<2>(info.param).name;
+                         });
+
+class OffloadOptimizer : public ::testing::TestWithParam<OptimizerKind> {};
+
+TEST_P(OffloadOptimizer, UpdatesAsTheHostDoes) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto choose = [](Config& c) {
+      c.optimizer = OptimizerOptions{.kind = GetParam(), .lr = 2e-3, .weight_decay = 0.05, .momentum = 0.9};
+    };
+    const Outcome host = train(kModels[1], config_of(2, dtype, choose), Place::kHost);
+    FakeRecord record;
+    expect_same(train(kModels[1], config_of(2, dtype, offloading({"", 1, false}, choose)), Place::kOneDevice), host,
+                dtype);
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, OffloadOptimizer,
+                         ::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdagrad, OptimizerKind::kLion,
+                                           OptimizerKind::kLamb, OptimizerKind::kMuon, OptimizerKind::kSgd),
+                         [](const auto& info) { return std::string(optimizer_name(info.param)); });
+
+// Sums of several backward passes are made on the way: what has left comes back and is added to.
+TEST(Offload, SumsTheGradientsOfAWindow) {
+  for (const bool deterministic : {false, true})
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const auto accumulate = [&](Config& c) {
+        c.batch.gradient_accumulation_steps = 3;
+        c.batch.train_batch_size = 3;
+        c.pager.deterministic = deterministic;
+      };
+      const Outcome host = train(kModels[2], config_of(2, dtype, accumulate), Place::kHost);
+      FakeRecord record;
+      const Config config = config_of(2, dtype, offloading({"", 1, false}, accumulate));
+      expect_same(train(kModels[2], config, Place::kOneDevice), host, dtype);
+      EXPECT_EQ(record.races(), std::vector<std::string>());
+    }
+}
+
+TEST(Offload, SkipsAndFollowsTheScheduleAsTheHostDoes) {
+  const auto overflow = [](int step) { return step == 1 || step == 3 ? std::numeric_limits<double>::infinity() : 1; };
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+    const auto warm_up = [](Config& c) {
+      c.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 4};
+      c.precision.loss_scale = {.initial_scale_power = 8, .loss_scale_window = 2, .hysteresis = 1};
+    };
+    const Outcome host = train(kModels[0], config_of(2, dtype, warm_up), Place::kHost, 1, overflow);
+    FakeRecord record;
+    const Outcome device =
+        train(kModels[0], config_of(2, dtype, offloading({"", 1, false}, warm_up)), Place::kOneDevice, 1, overflow);
+    EXPECT_EQ(device.skipped_steps, 2);
+    expect_close(device.rates, host.rates, 1e-6, "lr");
+    EXPECT_EQ(device.scales, host.scales);
+    EXPECT_EQ(device.norms[1], -1);
+    for (const auto& [name, tensor] : host.tensors)
+      EXPECT_TRUE(device.tensors.at(name).allclose(tensor, dtype == at::kFloat ? 1e-5 : 1e-2, 1e-3)) << name;
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+  }
+}
+
+/// bf16 in which nothing decides whether, or how, a step is applied.
+void leave_undecided(Config& config) {
+  config.gradient_clipping = 0;
+  config.precision.check_grad_overflow = false;
+  config.pager.offload_ratio = 1;
+}
+
+/// A model of `layers` linear ones, each a unit, trained for `steps`.
+void train_layers(int layers, int steps, const Configure& configure,
+                  const std::function<void(Engine&, int)>& after_step = {}) {
+  run_ranks(1, [&](Rank& rank) {
+    at::set_num_threads(1);
+    torch::nn::Sequential net;
+    for (int i = 0; i < layers; ++i) net->push_back(torch::nn::Linear(16, 16));
+    move_to_fake(*net, fake_device());
+    Engine engine(rank.world(), *net, {.config = config_of(2, at::kBFloat16, configure)});
+    const at::Tensor input = at::ones({2, 16}, at::TensorOptions().dtype(at::kBFloat16).device(fake_device()));
+    for (int step = 0; step < steps; ++step) {
+      engine.backward(net->forward(input).square().mean());
+      engine.step();
+      if (after_step) after_step(engine, step);
+    }
+  });
+}
+
+TEST(Offload, WhereNothingDecidesTheHostWaitsForNoDevice) {
+  FakeRecord record;
+  int64_t before = 0;
+  train_layers(4, 4, leave_undecided, [&](Engine&, int step) {
+    if (step == 0) before = record.host_waits();
+    EXPECT_EQ(record.host_waits(), before) << "step " << step;
+  });
+}
+
+TEST(Offload, GradientsLeaveBesideBackwardAndWeightsReturnBesideForward) {
+  FakeRecord record;
+  train_layers(6, 3, leave_undecided);
+  const std::vector<FakeOperation> operations = record.operations();
+  const auto is_beside = [](const FakeOperation& a, const FakeOperation& b) {
+    return a.stream != b.stream && !runs_after(a, b) && !runs_after(b, a);
+  };
+  const auto count_beside = [&](const std::string& copy, const std::string& computes) {
+    int count = 0;
+    for (const FakeOperation& a : operations)
+      for (const FakeOperation& b : operations) count += a.name == copy && b.name == computes && is_beside(a, b);
+    return count;
+  };
+  EXPECT_GT(count_beside("copy to host", "aten::mm"), 0);
+  EXPECT_GT(count_beside("copy to device", "aten::addmm"), 0);
+}
+
+// fp32 masters, moments and gradients are on the host: 2 bytes per weight stay, and gradients on their way.
+TEST(Offload, TheDeviceKeepsWeightsAlone) {
+  constexpr int64_t kLayers = 40, kUnitBytes = 2 * (16 * 16 + 16 + 16);  // with padding
+  for (const bool parameters : {false, true}) {
+    FakeRecord record;
+    train_layers(
+        kLayers, 3,
+        [&](Config& config) {
+          leave_undecided(config);
+          config.pager.stage = 3;
+          config.pager.offload_parameters = parameters;
+          config.pager.live_bytes = 2 * kUnitBytes;
+        },
+        [&](Engine& engine, int step) {
+          if (step < 2) return;
+          engine.pager().release_gathered();
+          EXPECT_LE(record.bytes(0), (parameters ? 0 : kLayers * kUnitBytes) + 4096);
+        });
+  }
+}
+
+}  // namespace
+}  // namespace trireme::on_devices
