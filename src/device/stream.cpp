@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <exception>
+
 namespace trireme {
 
 c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
@@ -16,6 +18,14 @@ Mark Mark::behind(const c10::Stream& stream) {
 
 void Mark::pass() const {
   if (event_) pass(current_stream(event_->device()));
+}
+
+void Mark::pass_quietly() const noexcept {
+  try {
+    pass();
+  } catch (const std::exception&) {
+    // What has failed was told to whoever used the device.
+  }
 }
 
 void Mark::wait() const {

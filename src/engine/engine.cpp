@@ -64,13 +64,6 @@ void check_client(const Config& config, const InitializeOptions& options) {
                           " of them beside a client_optimizer, which has its own; let the factory make them"));
 }
 
-void explain_offload(const PagerPolicy& asked, const Pager& pager) {
-  if (asked.offload_ratio == 0 || pager.policy().offload_ratio > 0) return;
-  const char* why = is_host(pager.device()) ? "the model is on the host, where all is that would be offloaded"
-                                            : "stage 0 shards nothing; use stage 1, 2 or 3";
-  log(LogLevel::kInfo, str("zero_optimization.offload_optimizer and offload_param: without effect, ", why));
-}
-
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -119,9 +112,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
-  if (group_.rank() != 0) return;
-  explain_offload(policy, *pager_);
-  log(LogLevel::kInfo, dtypes_in_use());
+  if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
 }
 
 Engine::~Engine() = default;

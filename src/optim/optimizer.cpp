@@ -1,9 +1,7 @@
 #include "trireme/optim/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/eq.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -15,9 +13,8 @@
 #include "optim/host_updates.h"
 #include "optim/lamb.h"
 #include "optim/muon.h"
-#include "optim/runs.h"
+#include "optim/slices.h"
 #include "optim/update.h"
-#include "optim/zero_pages.h"
 #include "trireme/base/error.h"
 #include "trireme/device/stream.h"
 
@@ -26,35 +23,23 @@ namespace trireme {
 class ShardedOptimizer::Impl {
  public:
   Impl(Pager& pager, Group& group, GroupedParameters parameters)
-      : pager_(pager), group_(group), group_of_(std::move(parameters.group_of)), steps_(pager.parameters().size()) {
-    const at::NoGradGuard no_grad;
+      : pager_(pager),
+        group_(group),
+        slices_(pager, parameters.options, std::move(parameters.group_of)),
+        steps_(pager.parameters().size()) {
     const c10::Device device = pager.device();
     if (!is_host(device)) device_steps_.emplace(steps_.size(), device);
-    for (const OptimizerOptions& group : parameters.options) {
-      state_names_.push_back(optimizer_states(group));
-      has_muon_ |= group.kind == OptimizerKind::kMuon;
-    }
-    size_t states = 0;
-    for (const auto& names : state_names_) states = std::max(states, names.size());
-    for (const OwnedSlice& slice : pager.owned()) {
-      const int64_t numel = slice.weights.numel();
-      UpdateSpan span;
-      span.weights = slice.weights;
-      span.master = slice.weights.scalar_type() == at::kFloat ? slice.weights : slice.weights.to(at::kFloat);
-      if (states > 0) span.first = zero_state(numel, slice.weights.device());
-      if (states > 1) span.second = zero_state(numel, slice.weights.device());
-      (is_host(slice.weights) ? on_host_ : on_device_) = true;
-      spans_.push_back(std::move(span));
-    }
+    for (const OptimizerOptions& group : parameters.options) has_muon_ |= group.kind == OptimizerKind::kMuon;
     const OptimizerKind first = parameters.options[0].kind;
-    if (on_device_ && first == OptimizerKind::kLamb)
+    if (slices_.any_on_device() && first == OptimizerKind::kLamb)
       throw ConfigError(str("optimizer.type: Lamb is for parameters on the host, and these are on ", device.str(),
                             "; use AdamW, Adam, Adagrad, Lion, Muon or SGD, or "
                             "zero_optimization.offload_optimizer.device=cpu with a ratio of 1"),
                         ErrorCode::kUnsupported);
     // What needs whole parameters exchanges them with other ranks, and that is for the program's own thread.
     const bool needs_others = first == OptimizerKind::kLamb || has_muon_ || first == OptimizerKind::kClient;
-    if (on_host_ && !is_host(device) && !needs_others) host_updates_ = std::make_unique<HostUpdates>(pager);
+    if (slices_.any_on_host() && !is_host(device) && !needs_others)
+      host_updates_ = std::make_unique<HostUpdates>(pager);
   }
 
   Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory)
@@ -62,10 +47,10 @@ class ShardedOptimizer::Impl {
              {.options = {{.kind = OptimizerKind::kClient}}, .group_of = std::vector<int>(pager.parameters().size())}) {
     std::vector<at::Tensor> parts;
     std::vector<std::string> names;
-    for (size_t i = 0; i < spans_.size(); ++i)
-      for (const Portion& portion : portions(i)) {
+    for (size_t i = 0; i < slices_.count(); ++i)
+      for (const Portion& portion : slices_.portions(i)) {
         client_portions_.push_back(portion);
-        parts.push_back(spans_[i].master.narrow(0, portion.slice_begin, portion.numel));
+        parts.push_back(slices_.span(i).master.narrow(0, portion.slice_begin, portion.numel));
         names.push_back(pager_.parameters()[portion.parameter].name);
       }
     client_ = std::make_unique<ClientOptimizer>(factory, std::move(parts), std::move(names));
@@ -73,37 +58,18 @@ class ShardedOptimizer::Impl {
 
   void step(const Window& window, const StepOptions& options) {
     const at::NoGradGuard no_grad;
-    refresh_masters(window.written);
+    slices_.refresh_masters(window.written);
     if (client_) return step_client(window, options);
-    if (on_device_) step_on_device(window, options);
+    if (slices_.any_on_device()) step_on_device(window, options);
     if (host_updates_)
       step_beside(window, options);
-    else if (on_host_)
+    else if (slices_.any_on_host())
       step_on_host(window, options);
     count_step(window);
   }
 
-  void refresh_masters(const std::vector<bool>& chosen) {
-    const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < spans_.size(); ++i) refresh_master(i, chosen);
-  }
-
-  std::vector<TensorSlice> own_state() const {
-    std::vector<TensorSlice> slices;
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      const UpdateSpan& span = spans_[i];
-      for (const Portion& portion : portions(i)) {
-        if (span.has_master()) append(slices, "master.", portion, span.master);
-        const std::vector<std::string>& names = state_names(portion.parameter);
-        for (size_t state = 0; state < names.size(); ++state)
-          append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
-      }
-    }
-    return slices;
-  }
-
   std::vector<TensorSlice> state() {
-    std::vector<TensorSlice> slices = own_state();
+    std::vector<TensorSlice> slices = slices_.state();
     if (!client_) return slices;
     client_states_ = client_->states();
     for (const ClientState& state : client_states_) {
@@ -115,44 +81,17 @@ class ShardedOptimizer::Impl {
     return slices;
   }
 
-  int group_of(int parameter) const { return client_ ? -1 : group_of_[parameter]; }
-  const std::vector<std::string>& state_names(int parameter) const { return state_names_[group_of_[parameter]]; }
+  int group_of(int parameter) const { return client_ ? -1 : slices_.group_of(parameter); }
+  const OptimizerSlices& slices() const { return slices_; }
 
   void match_masters(bool with_states, const std::vector<std::string>& missing) {
     std::vector<bool> has_master(steps_.size(), with_states);
     const std::set<std::string> without(missing.begin(), missing.end());
     for (size_t i = 0; i < has_master.size(); ++i)
       if (without.contains("master." + pager_.parameters()[i].name)) has_master[i] = false;
-    write_back_masters(has_master);
+    slices_.write_back_masters(has_master);
     has_master.flip();
-    refresh_masters(has_master);
-  }
-
-  void write_back_masters(const std::vector<bool>& chosen) {
-    const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      if (!spans_[i].has_master()) continue;
-      for (const Portion& portion : portions(i)) {
-        if (!chosen[portion.parameter]) continue;
-        const UpdateSpan part = spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel);
-        part.weights.copy_(part.master);
-      }
-    }
-  }
-
-  int64_t master_bytes() const {
-    int64_t bytes = 0;
-    for (const UpdateSpan& span : spans_) bytes += span.has_master() ? static_cast<int64_t>(span.master.nbytes()) : 0;
-    return bytes;
-  }
-
-  int64_t state_bytes() const {
-    int64_t bytes = 0;
-    const std::vector<bool> all(steps_.size(), true);
-    for (size_t i = 0; i < spans_.size(); ++i)
-      for (const Run& run : runs(i, all, steps_))
-        bytes += (run.end - run.begin) * static_cast<int64_t>(sizeof(float) * state_names_[run.group].size());
-    return bytes;
+    slices_.refresh_masters(has_master);
   }
 
   std::vector<OptimizerOptions> client_groups() const {
@@ -163,7 +102,7 @@ class ShardedOptimizer::Impl {
 
   // Where the device decides what is applied, it alone knows how often that was.
   std::vector<int64_t> steps() const { return takes_decisions() ? device_steps_->read() : steps_; }
-  bool takes_decisions() const { return device_steps_ && !on_host_ && !client_ && !has_muon_; }
+  bool takes_decisions() const { return device_steps_ && !slices_.any_on_host() && !client_ && !has_muon_; }
 
   void set_steps(const std::vector<int64_t>& steps) {
     steps_ = steps;
@@ -186,16 +125,15 @@ class ShardedOptimizer::Impl {
   static bool needs_whole(OptimizerKind kind) { return kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon; }
 
   bool is_updated_by(OptimizerKind kind, int parameter, const Window& window, const StepOptions& options) const {
-    return window.touched[parameter] && options.groups[group_of_[parameter]].kind == kind;
+    return window.touched[parameter] && options.groups[slices_.group_of(parameter)].kind == kind;
   }
 
   std::vector<Part> parts(size_t i, OptimizerKind kind, const Window& window, const StepOptions& options) const {
     std::vector<Part> result;
-    UpdateSpan span = spans_[i];
-    span.gradients = pager_.owned()[i].gradients;
-    for (const Portion& portion : portions(i)) {
+    const UpdateSpan span = slices_.span(i);
+    for (const Portion& portion : slices_.portions(i)) {
       if (!is_updated_by(kind, portion.parameter, window, options)) continue;
-      result.push_back({portion, options.groups[group_of_[portion.parameter]], steps_[portion.parameter] + 1,
+      result.push_back({portion, options.groups[slices_.group_of(portion.parameter)], steps_[portion.parameter] + 1,
                         span.slice(portion.slice_begin, portion.slice_begin + portion.numel)});
     }
     return result;
@@ -207,7 +145,7 @@ class ShardedOptimizer::Impl {
     if (options.groups[0].kind != OptimizerKind::kLamb) return {};
     at::Tensor norms = at::zeros({2, static_cast<int64_t>(steps_.size())}, at::kDouble);
     auto sums = norms.accessor<double, 2>();
-    for (size_t i = 0; i < spans_.size(); ++i)
+    for (size_t i = 0; i < slices_.count(); ++i)
       for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
         const LambNorms own = lamb_moments(part.span.master, part.span.gradients.to(at::kFloat), part.span.first,
                                            part.span.second, part.options, options.gradient_factor, part.step);
@@ -224,7 +162,7 @@ class ShardedOptimizer::Impl {
       const int parameter = part.portion.parameter;
       const double trust = lamb_trust({sums[0][parameter], sums[1][parameter]}, part.options);
       lamb_apply(part.span.master, part.span.first, part.span.second, part.options, trust, part.step);
-      round_weights(part.span);
+      OptimizerSlices::round_weights(part.span);
     }
   }
 
@@ -232,8 +170,8 @@ class ShardedOptimizer::Impl {
     for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
     client_states_.clear();
     std::vector<at::Tensor> gradients;
-    for (size_t i = 0; i < spans_.size(); ++i)
-      for (const Portion& portion : portions(i)) {
+    for (size_t i = 0; i < slices_.count(); ++i)
+      for (const Portion& portion : slices_.portions(i)) {
         const at::Tensor& flat = pager_.owned()[i].gradients;
         gradients.emplace_back();
         if (!window.touched[portion.parameter]) continue;
@@ -243,9 +181,9 @@ class ShardedOptimizer::Impl {
     std::vector<double> learning_rates;
     for (const OptimizerOptions& group : options.groups) learning_rates.push_back(group.lr);
     client_->step(gradients, learning_rates);
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      round_weights(spans_[i]);
-      pager_.publish(pager_.owned()[i].unit);
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      OptimizerSlices::round_weights(slices_.span(i));
+      pager_.publish(slices_.unit(i));
     }
     count_step(window);
   }
@@ -253,20 +191,20 @@ class ShardedOptimizer::Impl {
   void step_on_host(const Window& window, const StepOptions& options) {
     for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
     const at::Tensor norms = lamb_norms(window, options);
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      if (!is_host(spans_[i].weights)) continue;
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      if (!slices_.is_on_host(i)) continue;
       update_host_runs(i, host_runs(i, window, options), options.gradient_factor);
       if (norms.defined()) step_lamb(i, window, options, norms);
       step_muon(i, window, options);
-      pager_.publish(pager_.owned()[i].unit);
+      pager_.publish(slices_.unit(i));
     }
   }
 
   /// step_on_host() by another thread, which goes on when the caller does.
   void step_beside(const Window& window, const StepOptions& options) {
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      if (!is_host(spans_[i].weights)) continue;
-      host_updates_->enqueue(pager_.owned()[i].unit,
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      if (!slices_.is_on_host(i)) continue;
+      host_updates_->enqueue(slices_.unit(i),
                              [this, i, runs = host_runs(i, window, options), factor = options.gradient_factor] {
                                update_host_runs(i, runs, factor);
                              });
@@ -281,14 +219,13 @@ class ShardedOptimizer::Impl {
 
   std::vector<HostRun> host_runs(size_t i, const Window& window, const StepOptions& options) const {
     std::vector<HostRun> result;
-    for (const Run& run : runs(i, window.touched, steps_))
+    for (const Run& run : slices_.runs(i, window.touched, steps_))
       if (!needs_whole(options.groups[run.group].kind)) result.push_back({run, options.groups[run.group]});
     return result;
   }
 
   void update_host_runs(size_t i, const std::vector<HostRun>& runs, double gradient_factor) const {
-    UpdateSpan span = spans_[i];
-    span.gradients = pager_.owned()[i].gradients;
+    const UpdateSpan span = slices_.span(i);
     for (const auto& [run, options] : runs) update(span.slice(run.begin, run.end), options, gradient_factor, run.step);
   }
 
@@ -297,11 +234,10 @@ class ShardedOptimizer::Impl {
     const StepDecision decision = options.decision ? *options.decision : decision_of(options.gradient_factor);
     device_steps_->begin(window.touched);
     std::vector<std::vector<DeviceRun>> by_group(options.groups.size());
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      if (is_host(spans_[i].weights)) continue;
-      UpdateSpan span = spans_[i];
-      span.gradients = pager_.owned()[i].gradients;
-      for (const Run& run : runs(i, window.touched, device_steps_->histories()))
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      if (slices_.is_on_host(i)) continue;
+      const UpdateSpan span = slices_.span(i);
+      for (const Run& run : slices_.runs(i, window.touched, device_steps_->histories()))
         by_group[run.group].push_back({span.slice(run.begin, run.end), device_steps_->of(run.parameter)});
     }
     for (size_t group = 0; group < by_group.size(); ++group) {
@@ -310,10 +246,10 @@ class ShardedOptimizer::Impl {
       update_on_device(by_group[group], options.groups[group], decision, lr);
     }
     device_steps_->end(decision.skip);
-    for (size_t i = 0; i < spans_.size(); ++i) {
-      if (is_host(spans_[i].weights)) continue;
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      if (slices_.is_on_host(i)) continue;
       step_muon(i, window, options);
-      pager_.publish(pager_.owned()[i].unit);
+      pager_.publish(slices_.unit(i));
     }
   }
 
@@ -322,11 +258,6 @@ class ShardedOptimizer::Impl {
     return at::full({}, value, at::TensorOptions().dtype(at::kFloat).device(pager_.device()));
   }
   StepDecision decision_of(double gradient_factor) const { return {.gradient_factor = number(gradient_factor)}; }
-
-  static at::Tensor zero_state(int64_t numel, c10::Device device) {
-    if (is_host(device)) return zero_pages(numel);
-    return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device));
-  }
 
   void count_step(const Window& window) {
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
@@ -339,7 +270,7 @@ class ShardedOptimizer::Impl {
     for (const Placement& placement : unit.parameters)
       if (is_updated_by(OptimizerKind::kMuon, placement.index, window, options))
         matrices.push_back({placement.begin, pager_.parameters()[placement.index].shape,
-                            options.groups[group_of_[placement.index]].ns_steps});
+                            options.groups[slices_.group_of(placement.index)].ns_steps});
     if (matrices.empty()) return;
 
     const std::vector<Part> own = parts(i, OptimizerKind::kMuon, window, options);
@@ -351,51 +282,14 @@ class ShardedOptimizer::Impl {
     for (const Part& part : own) {
       muon_apply(part.span.master, updates.narrow(0, part.portion.slice_begin, part.portion.numel), part.options,
                  pager_.parameters()[part.portion.parameter].shape);
-      round_weights(part.span);
-    }
-  }
-
-  static void round_weights(const UpdateSpan& span) {
-    if (span.has_master()) span.weights.copy_(span.master);
-  }
-
-  std::vector<Run> runs(size_t i, const std::vector<bool>& touched, const std::vector<int64_t>& steps) const {
-    const OwnedSlice& slice = pager_.owned()[i];
-    return plan_runs(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel(), touched, steps, group_of_);
-  }
-
-  std::vector<Portion> portions(size_t i) const {
-    const OwnedSlice& slice = pager_.owned()[i];
-    return portions_of(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel());
-  }
-
-  void append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion,
-              const at::Tensor& flat) const {
-    const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
-    slices.push_back({prefix + parameter.name, parameter.shape, portion.parameter_begin,
-                      flat.narrow(0, portion.slice_begin, portion.numel)});
-  }
-
-  /// What the user wrote into 16-bit weights is the new truth; an older master would undo it.
-  void refresh_master(size_t i, const std::vector<bool>& written) {
-    UpdateSpan& span = spans_[i];
-    if (!span.has_master()) return;
-    for (const Portion& portion : portions(i)) {
-      if (!written[portion.parameter]) continue;
-      const UpdateSpan part = span.slice(portion.slice_begin, portion.slice_begin + portion.numel);
-      // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
-      const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
-      part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
+      OptimizerSlices::round_weights(part.span);
     }
   }
 
   Pager& pager_;
   Group& group_;
-  const std::vector<int> group_of_;                    ///< by parameter
-  std::vector<std::vector<std::string>> state_names_;  ///< by group
+  OptimizerSlices slices_;
   bool has_muon_ = false;
-  bool on_host_ = false, on_device_ = false;   ///< there are slices
-  std::vector<UpdateSpan> spans_;              ///< by owned slice; gradients undefined
   std::vector<int64_t> steps_;                 ///< by parameter: how often it was updated; on the host
   std::optional<DeviceSteps> device_steps_;    ///< the same on a device
   std::unique_ptr<ClientOptimizer> client_;    ///< instead of our own
@@ -414,11 +308,11 @@ bool ShardedOptimizer::takes_decisions() const { return impl_->takes_decisions()
 std::vector<OptimizerOptions> ShardedOptimizer::client_groups() const { return impl_->client_groups(); }
 
 void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
-void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->refresh_masters(chosen); }
+void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->slices().refresh_masters(chosen); }
 std::vector<TensorSlice> ShardedOptimizer::state() { return impl_->state(); }
-std::vector<TensorSlice> ShardedOptimizer::own_state() const { return impl_->own_state(); }
+std::vector<TensorSlice> ShardedOptimizer::own_state() const { return impl_->slices().state(); }
 const std::vector<std::string>& ShardedOptimizer::state_names(int parameter) const {
-  return impl_->state_names(parameter);
+  return impl_->slices().state_names(parameter);
 }
 int ShardedOptimizer::group_of(int parameter) const { return impl_->group_of(parameter); }
 std::vector<int64_t> ShardedOptimizer::step_counts() const { return impl_->steps(); }
@@ -433,7 +327,7 @@ void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {
 void ShardedOptimizer::match_masters(bool with_states, const std::vector<std::string>& missing) {
   impl_->match_masters(with_states, missing);
 }
-int64_t ShardedOptimizer::master_bytes() const { return impl_->master_bytes(); }
-int64_t ShardedOptimizer::state_bytes() const { return impl_->state_bytes(); }
+int64_t ShardedOptimizer::master_bytes() const { return impl_->slices().master_bytes(); }
+int64_t ShardedOptimizer::state_bytes() const { return impl_->slices().state_bytes(); }
 
 }  // namespace trireme

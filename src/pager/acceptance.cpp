@@ -1,6 +1,7 @@
 #include "pager/acceptance.h"
 
 #include <cmath>
+#include <unordered_map>
 
 #include "pager/managed_parameter.h"
 #include "trireme/base/error.h"
@@ -78,12 +79,41 @@ bool has_storage_of_its_own(const at::Tensor& tensor) {
   return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == bytes;
 }
 
-}  // namespace
-
 void normalise(const at::Tensor& tensor) {
   if (has_storage_of_its_own(tensor)) return;
   zero::make_whole(tensor);  // an Init scope may hold it as shards
   at::Tensor(tensor).set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
+}
+
+}  // namespace
+
+ParameterSpec spec_of(const NamedParameter& parameter) {
+  check(parameter);
+  const at::Tensor& tensor = parameter.tensor;
+  return {parameter.name, tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad(),
+          parameter.communication_dtype};
+}
+
+std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, const Layout& layout) {
+  std::vector<ManagedParameter> managed;
+  std::unordered_map<c10::StorageImpl*, std::string> names;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    NamedParameter& parameter = parameters[i];
+    normalise(parameter.tensor);
+    c10::StorageImpl* storage = parameter.tensor.storage().unsafeGetStorageImpl();
+    const auto [first, is_new] = names.emplace(storage, parameter.name);
+    if (!is_new)
+      throw ConfigError(str("parameters '", first->second, "' and '", parameter.name,
+                            "' are two tensors over the same memory; "
+                            "tie them by registering one tensor under both names"));
+    parameter.tensor.mutable_grad().reset();
+    // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
+    storage->set_resizable(false);
+    const Placement& placement = layout.placement(static_cast<int>(i));
+    managed.push_back({std::move(parameter.name), std::move(parameter.tensor), layout.unit_of[i], placement.begin,
+                       placement.numel, nullptr});
+  }
+  return managed;
 }
 
 }  // namespace trireme

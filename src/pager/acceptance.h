@@ -1,6 +1,9 @@
 // What a pager takes over, and what it refuses before anything is changed.
 #pragma once
 
+#include <vector>
+
+#include "pager/managed_parameter.h"
 #include "trireme/comm/group.h"
 #include "trireme/pager/pager.h"
 
@@ -18,7 +21,12 @@ void check(const PagerPolicy& policy);
 /// Throws ConfigError that names the parameter: without values, of a dtype that cannot be trained, no leaf, managed already.
 void check(const NamedParameter& parameter);
 
-/// Gives `tensor` a storage that holds just it, from the first byte, in some dense order.
-void normalise(const at::Tensor& tensor);
+/// Throws    as check().
+ParameterSpec spec_of(const NamedParameter& parameter);
+
+/// Gives each parameter a storage that holds just it, from the first byte, in some dense order, and that nobody
+/// resizes.
+/// Throws    ConfigError: two of them are over the same memory.
+std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, const Layout& layout);
 
 }  // namespace trireme

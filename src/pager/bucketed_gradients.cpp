@@ -127,7 +127,9 @@ class BucketedGradients final : public GradientStore {
     leaving_.rewritten(changed);
     leaving_.finish();
   }
-  at::Tensor norm_on_device(int index) override { return leaving_.takes(index) ? leaving_.norm(index) : at::Tensor(); }
+  at::Tensor norm_on_device(int index) const override {
+    return leaving_.takes(index) ? leaving_.norm(index) : at::Tensor();
+  }
   void await_owned(int index) override { leaving_.await(index); }
   bool is_owned_there(int index) const override { return leaving_.has_arrived(index); }
 

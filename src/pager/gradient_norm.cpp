@@ -1,12 +1,21 @@
 #include "pager/gradient_norm.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
+
+#include "pager/exact_sum.h"
+#include "trireme/device/stream.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 
+namespace {
+
+/// The ranks' parts, added without rounding. Collective.
 double sum_over_ranks(Group& group, const ExactSum& mine) {
   if (group.size() == 1) return mine.total();
   std::vector<ExactSum> all(group.size());
@@ -21,15 +30,17 @@ double sum_over_ranks(Group& group, const ExactSum& mine) {
   return sum.total();
 }
 
-at::Tensor sum_of_squares_on_device(Group& group, const Layout& layout, const std::vector<OwnedSlice>& owned,
-                                    std::vector<at::Tensor> norms) {
-  std::vector<at::Tensor> shards;
-  for (size_t i = 0; i < owned.size(); ++i) {
-    if (norms[i].defined()) continue;
-    const int64_t numel = layout.units[owned[i].unit].shard_numel;
-    const at::Tensor& gradients = owned[i].gradients;
-    const bool is_whole = gradients.numel() > numel;
-    shards.push_back(is_whole ? gradients.narrow(0, numel * group.rank(), numel) : gradients);
+// Every rank adds up the shares of its own shards, at stage 0 too, so that the bits do not depend on the stage.
+at::Tensor sum_on_device(const StoreContext& context, const std::vector<OwnedSlice>& owned,
+                         const GradientStore& gradients) {
+  Group& group = context.group;
+  std::vector<at::Tensor> norms, shards;
+  for (const OwnedSlice& slice : owned) {
+    norms.push_back(gradients.norm_on_device(slice.unit));
+    if (norms.back().defined()) continue;
+    const int64_t numel = context.layout.units[slice.unit].shard_numel;
+    const bool is_whole = slice.gradients.numel() > numel;
+    shards.push_back(is_whole ? slice.gradients.narrow(0, numel * group.rank(), numel) : slice.gradients);
   }
   if (!shards.empty()) {
     const std::vector<at::Tensor> of_shards = at::_foreach_norm(shards, 2, at::kDouble);
@@ -42,6 +53,19 @@ at::Tensor sum_of_squares_on_device(Group& group, const Layout& layout, const st
   const at::Tensor all = at::empty({group.size() * squares.numel()}, squares.options());
   group.all_gather(all, squares).wait();
   return all.sum();
+}
+
+}  // namespace
+
+at::Tensor sum_of_squares(const StoreContext& context, const std::vector<OwnedSlice>& owned,
+                          const GradientStore& gradients) {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  if (!is_host(context.device) && !owned.empty()) return sum_on_device(context, owned, gradients);
+  ExactSum mine;
+  for (int i = 0; i < static_cast<int>(context.parameters.size()); ++i)
+    if (gradients.touched(i)) gradients.add_squares(i, mine);
+  return at::scalar_tensor(sum_over_ranks(context.group, mine), at::kDouble);
 }
 
 }  // namespace trireme

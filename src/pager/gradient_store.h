@@ -37,7 +37,7 @@ class GradientStore {
   /// The owned gradients of `unit`, [numel of OwnedSlice].
   virtual at::Tensor owned(int unit) = 0;
   /// After finish(), of an offloaded unit: their norm, [] fp64 on the device.
-  virtual at::Tensor norm_on_device(int) { return {}; }
+  virtual at::Tensor norm_on_device(int) const { return {}; }
   /// Offloaded: blocks this thread until they are on the host.
   virtual void await_owned(int) {}
   virtual bool is_owned_there(int) const { return true; }

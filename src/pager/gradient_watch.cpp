@@ -1,5 +1,6 @@
 #include "pager/gradient_watch.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -33,6 +34,16 @@ void GradientWatch::add(const at::Tensor& parameter, int index) {
 void GradientWatch::end() {
   for (Watched& watched : watched_) watched.accumulator->del_post_hook(watched.hook);
   watched_.clear();
+}
+
+at::Tensor flat_gradient(const at::Tensor& parameter, at::Tensor gradient) {
+  if (gradient.is_sparse()) gradient = gradient.to_dense();
+  if (gradient.scalar_type() != parameter.scalar_type()) gradient = gradient.to(parameter.scalar_type());
+  if (gradient.strides() != parameter.strides() || !gradient.is_non_overlapping_and_dense()) {
+    at::Tensor ordered = at::empty_strided(parameter.sizes(), parameter.strides(), gradient.options());
+    gradient = ordered.copy_(gradient);
+  }
+  return gradient.as_strided({gradient.numel()}, {1});
 }
 
 }  // namespace trireme

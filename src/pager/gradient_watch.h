@@ -31,4 +31,7 @@ class GradientWatch {
   std::vector<Watched> watched_;
 };
 
+/// `gradient` [numel], in the order in which the parameter's bytes stand in memory, in its dtype.
+at::Tensor flat_gradient(const at::Tensor& parameter, at::Tensor gradient);
+
 }  // namespace trireme

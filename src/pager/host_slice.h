@@ -11,7 +11,11 @@ namespace trireme {
 
 class HostSlice {
  public:
-  HostSlice() = default;
+  HostSlice() = default;  ///< of nothing
+  HostSlice(HostSlice&&) = default;
+  HostSlice& operator=(HostSlice&&) = default;
+  /// The memory of the device's copy may go: who gets it next comes behind what is still on its way there.
+  ~HostSlice() { sent_.pass_quietly(); }
   /// Of the values that `on_device` has.
   HostSlice(const at::Tensor& on_device, PinnedArena& memory);
 

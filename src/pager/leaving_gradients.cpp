@@ -31,6 +31,10 @@ LeavingGradients::LeavingGradients(const StoreContext& context)
   norms_ = at::zeros({static_cast<int64_t>(places_.size())}, at::TensorOptions().dtype(at::kDouble).device(device_));
 }
 
+LeavingGradients::~LeavingGradients() {
+  for (const UnderWay& each : under_way_) each.left.pass_quietly();
+}
+
 void LeavingGradients::leave(int unit, at::Tensor reduced, bool replaces) {
   const at::NoGradGuard no_grad;
   Place& place = places_[unit];

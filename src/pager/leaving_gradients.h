@@ -14,6 +14,9 @@ namespace trireme {
 class LeavingGradients {
  public:
   explicit LeavingGradients(const StoreContext& context);
+  ~LeavingGradients();
+  LeavingGradients(const LeavingGradients&) = delete;
+  LeavingGradients& operator=(const LeavingGradients&) = delete;
 
   bool takes(int unit) const { return offload_.owns(unit); }
   /// `reduced` [shard_numel], which the current stream has made, leaves; unless `replaces`, on top of what has left.

@@ -64,6 +64,7 @@ class PagedWeights final : public WeightStore {
   ~PagedWeights() override {
     for (int i = 0; i < units(); ++i) {
       paged_[i].gather = {};
+      paged_[i].brought.pass_quietly();
       // What is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release_if_whole(i);
       if (paged_[i].state != UnitState::kWhole) continue;

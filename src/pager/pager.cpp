@@ -1,13 +1,10 @@
 #include "trireme/pager/pager.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
-#include <unordered_map>
 
 #include "pager/acceptance.h"
 #include "pager/deferred_gradients.h"
@@ -15,6 +12,7 @@
 #include "pager/gradient_store.h"
 #include "pager/gradient_watch.h"
 #include "pager/weight_store.h"
+#include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
@@ -34,12 +32,12 @@ class Pager::Impl {
   Impl(Pager& pager, Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
       : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_, device_, offload_} {
     check(policy_);
-    describe(parameters);
+    for (const NamedParameter& parameter : parameters) specs_.push_back(spec_of(parameter));
     device_ = device_of(parameters);
     policy_.gather = choose_gather(policy, group, device_);
     layout_ = make_layout(specs_, group.size(), policy.units);
     plan_offload();
-    manage(std::move(parameters));
+    managed_ = take_over(std::move(parameters), layout_);
     make_stores();
     for (int i = 0; i < static_cast<int>(layout_.units.size()); ++i) {
       OwnedSlice slice = weights_->owned(i);
@@ -89,7 +87,7 @@ class Pager::Impl {
     hand_over_deferred();
     gradients_->finish();
     Window window;
-    window.sum_of_squares = agree_on_sum_of_squares();
+    window.sum_of_squares = sum_of_squares(context_, owned_, *gradients_);
     weights_->apply_writes();
     for (size_t i = 0; i < managed_.size(); ++i) {
       window.touched.push_back(gradients_->touched(static_cast<int>(i)));
@@ -194,7 +192,7 @@ class Pager::Impl {
     managed_[index].tensor.mutable_grad().reset();
     if (!gradient.defined()) return;
     if (gradient_check_) gradient_check_();
-    gradient = flatten(managed_[index].tensor, gradient.detach());
+    gradient = flat_gradient(managed_[index].tensor, gradient.detach());
     if (!defers() && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
     deferred_->add(index, gradient);
     if (!defers()) gradients_->accept(index, deferred_->take(index));
@@ -228,36 +226,14 @@ class Pager::Impl {
   // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
   bool defers() const { return deferring_ && policy_.stage >= 2; }
 
-  void describe(const std::vector<NamedParameter>& parameters) {
-    for (const NamedParameter& parameter : parameters) {
-      check(parameter);
-      specs_.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(),
-                        parameter.tensor.requires_grad(), parameter.communication_dtype});
-    }
-  }
-
-  void manage(std::vector<NamedParameter> parameters) {
-    std::unordered_map<c10::StorageImpl*, std::string> names;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const Placement& placement = layout_.placement(static_cast<int>(i));
-      normalise(parameters[i].tensor);
-      const auto [first, is_new] =
-          names.emplace(parameters[i].tensor.storage().unsafeGetStorageImpl(), parameters[i].name);
-      if (!is_new)
-        throw ConfigError(str("parameters '", first->second, "' and '", parameters[i].name,
-                              "' are two tensors over the same memory; "
-                              "tie them by registering one tensor under both names"));
-      parameters[i].tensor.mutable_grad().reset();
-      // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
-      parameters[i].tensor.storage().unsafeGetStorageImpl()->set_resizable(false);
-      managed_.push_back({std::move(parameters[i].name), std::move(parameters[i].tensor), layout_.unit_of[i],
-                          placement.begin, placement.numel, nullptr});
-    }
-  }
-
   // What is on the host already is updated there.
   void plan_offload() {
-    if (is_host(device_) || policy_.stage == 0) policy_.offload_ratio = 0;
+    const bool has_effect = !is_host(device_) && policy_.stage > 0;
+    if (policy_.offload_ratio > 0 && !has_effect && group_.rank() == 0)
+      log(LogLevel::kInfo, str("zero_optimization.offload_optimizer and offload_param: without effect, ",
+                               is_host(device_) ? "the model is on the host, where all is that would be offloaded"
+                                                : "stage 0 shards nothing; use stage 1, 2 or 3"));
+    if (!has_effect) policy_.offload_ratio = 0;
     policy_.offload_parameters &= policy_.offload_ratio > 0 && policy_.stage == 3;
     offload_.decide(layout_, policy_);
     offload_.reserve(layout_, policy_, device_);
@@ -285,31 +261,6 @@ class Pager::Impl {
     // From the last parameter on: the order in which backward would have produced them.
     for (int i = static_cast<int>(managed_.size()) - 1; i >= 0; --i)
       if (deferred_->has(i)) gradients_->accept(i, deferred_->take(i));
-  }
-
-  // Flat, in the order in which the parameter's bytes stand in memory.
-  static at::Tensor flatten(const at::Tensor& parameter, at::Tensor gradient) {
-    if (gradient.is_sparse()) gradient = gradient.to_dense();
-    if (gradient.scalar_type() != parameter.scalar_type()) gradient = gradient.to(parameter.scalar_type());
-    if (gradient.strides() != parameter.strides() || !gradient.is_non_overlapping_and_dense()) {
-      at::Tensor ordered = at::empty_strided(parameter.sizes(), parameter.strides(), gradient.options());
-      gradient = ordered.copy_(gradient);
-    }
-    return gradient.as_strided({gradient.numel()}, {1});
-  }
-
-  at::Tensor agree_on_sum_of_squares() {
-    const WithoutInterception own_operators;
-    const at::NoGradGuard no_grad;
-    if (!is_host(device_) && !owned_.empty()) {
-      std::vector<at::Tensor> norms;
-      for (const OwnedSlice& slice : owned_) norms.push_back(gradients_->norm_on_device(slice.unit));
-      return sum_of_squares_on_device(group_, layout_, owned_, std::move(norms));
-    }
-    ExactSum mine;
-    for (size_t i = 0; i < managed_.size(); ++i)
-      if (gradients_->touched(static_cast<int>(i))) gradients_->add_squares(static_cast<int>(i), mine);
-    return at::scalar_tensor(sum_over_ranks(group_, mine), at::kDouble);
   }
 
   void check_storages(const char* call) const {

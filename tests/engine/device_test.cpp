@@ -1,6 +1,7 @@
 // What an engine does beside training when its states are on a device.
 #include <ATen/Parallel.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -68,12 +69,14 @@ std::vector<double> train(Rank& rank, Engine& engine, const TrainedModel& model,
   return losses;
 }
 
-class DeviceCheckpoint : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {};
+class DeviceCheckpoint : public ::testing::TestWithParam<std::tuple<int, at::ScalarType, double>> {};
 
 TEST_P(DeviceCheckpoint, ContinuesOnTheHostAndTheOtherWayRound) {
   if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
-  const auto& [stage, dtype] = GetParam();
-  const Config config = make_config(2, stage, dtype);
+  const auto& [stage, dtype, offload_ratio] = GetParam();
+  Config config = make_config(2, stage, dtype);
+  config.pager.offload_ratio = offload_ratio;
+  config.pager.offload_parameters = stage == 3 && offload_ratio > 0;
   const TemporaryFolder folder;
   FakeRecord record;
   std::vector<double> straight, after;
@@ -107,26 +110,46 @@ TEST_P(DeviceCheckpoint, ContinuesOnTheHostAndTheOtherWayRound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, DeviceCheckpoint,
-                         ::testing::Combine(::testing::Values(0, 2, 3), ::testing::Values(at::kFloat, at::kHalf)),
+                         ::testing::Combine(::testing::Values(0, 2, 3), ::testing::Values(at::kFloat, at::kHalf),
+                                            ::testing::Values(0.0, 0.5, 1.0)),
                          [](const auto& info) {
+                           const double ratio = std::get<2>(info.param);
                            return "Stage" + std::to_string(std::get<0>(info.param)) +
-                                  c10::toString(std::get<1>(info.param));
+                                  c10::toString(std::get<1>(info.param)) +
+                                  (ratio == 0   ? ""
+                                   : ratio == 1 ? "Offload"
+                                                : "OffloadHalf");
                          });
 
-TEST(EngineOnDevices, StatesOfSingleParametersAreReadAndWritten) {
+class OffloadRatio : public ::testing::TestWithParam<double> {};
+INSTANTIATE_TEST_SUITE_P(EngineOnDevices, OffloadRatio, ::testing::Values(0, 1),
+                         [](const auto& info) { return info.param == 0 ? "None" : "All"; });
+
+TEST_P(OffloadRatio, StatesOfSingleParametersAreReadAndWritten) {
   if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
-  with_engine(Place::kDevice, 2, make_config(2, 3, at::kBFloat16),
-              [](Rank& rank, Engine& engine, const TrainedModel& model) {
-                train(rank, engine, model, 2);
-                at::Tensor weight = model.module->parameters().front();
-                const at::Tensor value = safe_get_full_fp32_param(weight);
-                EXPECT_TRUE(value.device().is_cpu());
-                EXPECT_GT(value.abs().sum().item<double>(), 0);
-                safe_set_full_fp32_param(weight, at::full_like(value, 0.5));
-                EXPECT_TRUE(safe_get_full_fp32_param(weight).eq(0.5).all().item<bool>());
-                EXPECT_EQ(weight.sum().item<double>(), 0.5 * static_cast<double>(weight.numel()));
-              });
+  Config config = make_config(2, 3, at::kBFloat16);
+  config.pager.offload_ratio = GetParam();
+  with_engine(Place::kDevice, 2, config, [](Rank& rank, Engine& engine, const TrainedModel& model) {
+    train(rank, engine, model, 2);
+    at::Tensor weight = model.module->parameters().front();
+    const at::Tensor value = safe_get_full_fp32_param(weight);
+    EXPECT_TRUE(value.device().is_cpu());
+    EXPECT_GT(value.abs().sum().item<double>(), 0);
+    safe_set_full_fp32_param(weight, at::full_like(value, 0.5));
+    EXPECT_TRUE(safe_get_full_fp32_param(weight).eq(0.5).all().item<bool>());
+    EXPECT_EQ(weight.sum().item<double>(), 0.5 * static_cast<double>(weight.numel()));
+    const at::Tensor state = safe_get_full_optimizer_state(weight, "exp_avg");
+    EXPECT_GT(state.abs().sum().item<double>(), 0);
+    // A gradient that the user writes is what counts, for the norm too.
+    engine.backward(model.loss({rank.id(), 0}));
+    safe_set_full_grad(weight, at::zeros_like(value));
+    EXPECT_EQ(safe_get_full_grad(weight)->abs().sum().item<double>(), 0);
+    for (const at::Tensor& other : model.module->parameters())
+      if (!other.is_same(weight)) safe_set_full_grad(other, at::full_like(other.detach().cpu(), 0.0, at::kFloat));
+    engine.step();
+    EXPECT_EQ(engine.get_global_grad_norm().value(), 0);
+  });
   EXPECT_EQ(record.races(), std::vector<std::string>());
 }
 
@@ -191,9 +214,22 @@ TEST(EngineOnDevices, LambIsRefusedByName) {
   FakeRecord record;
   Config config = make_config(1, 1);
   config.optimizer->kind = OptimizerKind::kLamb;
+  config.pager.offload_ratio = 0.5;  // of two units the first stays
   const std::string text =
       error_of<Error>([&] { with_engine(Place::kDevice, 1, config, [](Rank&, Engine&, const TrainedModel&) {}); });
   EXPECT_SAYS(text, "optimizer.type: Lamb is for parameters on the host, and these are on fake:0");
+}
+
+TEST(EngineOnDevices, OffloadingIsToldWhereItHasNoEffect) {
+  FakeRecord record;
+  Config config = make_config(1, 0);
+  config.pager.offload_ratio = 1;
+  for (const auto& [place, why] : {std::pair{Place::kDevice, "stage 0 shards nothing; use stage 1, 2 or 3"},
+                                   std::pair{Place::kHost, "the model is on the host"}}) {
+    CapturedLog log;
+    with_engine(place, 1, config, [](Rank&, Engine&, const TrainedModel&) {});
+    EXPECT_SAYS(log.text(), std::string("offload_optimizer and offload_param: without effect, ") + why);
+  }
 }
 
 TEST(EngineOnDevices, RanksWithoutABackendForTheirDeviceAreToldWhatIsThere) {

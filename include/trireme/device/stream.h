@@ -35,6 +35,8 @@ class Mark {
   void pass(const c10::Stream& stream) const {
     if (event_) event_->block(stream);
   }
+  /// pass() for destructors: on a device that has failed nothing is in order any more.
+  void pass_quietly() const noexcept;
   /// The host waits. For what a user asks to see, never within a step.
   void wait() const;
   bool is_reached() const { return !event_ || event_->query(); }

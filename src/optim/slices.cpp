@@ -1,0 +1,130 @@
+#include "optim/slices.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "optim/zero_pages.h"
+#include "trireme/base/error.h"
+#include "trireme/device/stream.h"
+
+namespace trireme {
+
+namespace {
+
+at::Tensor zero_state(int64_t numel, c10::Device device) {
+  if (is_host(device)) return zero_pages(numel);
+  return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
+}  // namespace
+
+OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of)
+    : pager_(pager), group_of_(std::move(group_of)) {
+  const at::NoGradGuard no_grad;
+  size_t states = 0;
+  for (const OptimizerOptions& group : groups) {
+    state_names_.push_back(optimizer_states(group));
+    states = std::max(states, state_names_.back().size());
+  }
+  for (const OwnedSlice& slice : pager.owned()) {
+    const at::Tensor& weights = slice.weights;
+    UpdateSpan span;
+    span.weights = weights;
+    span.master = weights.scalar_type() == at::kFloat ? weights : weights.to(at::kFloat);
+    if (states > 0) span.first = zero_state(weights.numel(), weights.device());
+    if (states > 1) span.second = zero_state(weights.numel(), weights.device());
+    spans_.push_back(std::move(span));
+    is_on_host_.push_back(is_host(weights));
+  }
+}
+
+UpdateSpan OptimizerSlices::span(size_t i) const {
+  UpdateSpan span = spans_[i];
+  span.gradients = pager_.owned()[i].gradients;
+  return span;
+}
+
+bool OptimizerSlices::any(bool on_host) const {
+  return std::find(is_on_host_.begin(), is_on_host_.end(), on_host) != is_on_host_.end();
+}
+
+std::vector<Run> OptimizerSlices::runs(size_t i, const std::vector<bool>& touched,
+                                       const std::vector<int64_t>& steps) const {
+  const OwnedSlice& slice = pager_.owned()[i];
+  return plan_runs(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel(), touched, steps, group_of_);
+}
+
+std::vector<Portion> OptimizerSlices::portions(size_t i) const {
+  const OwnedSlice& slice = pager_.owned()[i];
+  return portions_of(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel());
+}
+
+void OptimizerSlices::round_weights(const UpdateSpan& span) {
+  if (span.has_master()) span.weights.copy_(span.master);
+}
+
+// What the user wrote into 16-bit weights is the new truth; an older master would undo it.
+void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    if (!spans_[i].has_master()) continue;
+    for (const Portion& portion : portions(i)) {
+      if (!chosen[portion.parameter]) continue;
+      const UpdateSpan part = spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel);
+      // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
+      const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
+      part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
+    }
+  }
+}
+
+void OptimizerSlices::write_back_masters(const std::vector<bool>& chosen) const {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < spans_.size(); ++i)
+    for (const Portion& portion : portions(i))
+      if (chosen[portion.parameter])
+        round_weights(spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel));
+}
+
+std::vector<TensorSlice> OptimizerSlices::state() const {
+  std::vector<TensorSlice> slices;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const UpdateSpan& span = spans_[i];
+    for (const Portion& portion : portions(i)) {
+      if (span.has_master()) append(slices, "master.", portion, span.master);
+      const std::vector<std::string>& names = state_names(portion.parameter);
+      for (size_t state = 0; state < names.size(); ++state)
+        append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
+    }
+  }
+  return slices;
+}
+
+int64_t OptimizerSlices::master_bytes() const {
+  int64_t bytes = 0;
+  for (const UpdateSpan& span : spans_) bytes += span.has_master() ? static_cast<int64_t>(span.master.nbytes()) : 0;
+  return bytes;
+}
+
+int64_t OptimizerSlices::state_bytes() const {
+  int64_t bytes = 0;
+  const size_t parameters = group_of_.size();
+  for (size_t i = 0; i < spans_.size(); ++i)
+    for (const Run& run : runs(i, std::vector<bool>(parameters, true), std::vector<int64_t>(parameters)))
+      bytes += (run.end - run.begin) * static_cast<int64_t>(sizeof(float) * state_names_[run.group].size());
+  return bytes;
+}
+
+void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion,
+                             const at::Tensor& flat) const {
+  const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
+  slices.push_back({prefix + parameter.name, parameter.shape, portion.parameter_begin,
+                    flat.narrow(0, portion.slice_begin, portion.numel)});
+}
+
+}  // namespace trireme
