@@ -58,7 +58,7 @@ def run_rank(case):
     torch.distributed.barrier()
     done.set()
     if rank == 0:
-        print(json.dumps({"seconds": seconds, "pss_mib": peak_mib[0] - start_mib if case["memory"] else 0}), flush=True)
+        print(json.dumps({"seconds": seconds, "mib": peak_mib[0] - start_mib if case["memory"] else 0}), flush=True)
     torch.distributed.destroy_process_group()
 
 
@@ -104,7 +104,7 @@ def main():
             if not rows:
                 continue
             seconds = [second for row in rows for second in row["seconds"]]
-            memory = f"  {max(row['pss_mib'] for row in rows):6.0f} MiB PSS" if arguments.memory else ""
+            memory = f"  {max(row['mib'] for row in rows):6.0f} MiB PSS" if arguments.memory else ""
             print(f"{dtype}  {system:10}  min {1e3 * min(seconds):8.1f} ms  median {1e3 * statistics.median(seconds):8.1f} ms"
                   f"  {min(seconds) / base:5.2f} x {systems[0]}{memory}", flush=True)
     return 1 if failed else 0

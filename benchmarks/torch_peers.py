@@ -1,4 +1,5 @@
 """Data-parallel systems of Python on one Llama, as two ranks over gloo, for the benchmarks that run beside them."""
+import functools
 import json
 import os
 import socket
@@ -14,29 +15,36 @@ ADAMW = dict(lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 
 def make_llama(torch, shape):
-    """Untied Llama with RMSNorm, rotary embeddings and SwiGLU; returns (model, list of blocks)."""
+    """Llama with RMSNorm, rotary embeddings and SwiGLU; returns (model, list of blocks)."""
     nn, functional = torch.nn, torch.nn.functional
     head = shape["hidden"] // shape["heads"]
-    angles = torch.outer(torch.arange(shape["length"]), 1e4 ** (-torch.arange(0, head, 2) / head)).repeat(1, 2)
-    cos, sin = angles.cos(), angles.sin()
+    kv_heads = shape.get("kv_heads", shape["heads"])
+    angles = torch.outer(torch.arange(shape["length"]), shape.get("theta", 1e4) ** (-torch.arange(0, head, 2) / head)).repeat(1, 2)
+
+    @functools.cache
+    def cos_and_sin(dtype, device):
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
     def rotate(x):
+        cos, sin = cos_and_sin(x.dtype, x.device)
         a, b = x.chunk(2, -1)
-        return x * cos.to(x.dtype) + torch.cat((-b, a), -1) * sin.to(x.dtype)
+        return x * cos + torch.cat((-b, a), -1) * sin
 
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
             hidden, inner = shape["hidden"], shape["inner"]
             self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=1e-6) for _ in range(2))
-            self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+            self.q, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(2))
+            self.k, self.v = (nn.Linear(hidden, kv_heads * head, bias=False) for _ in range(2))
             self.gate, self.up = nn.Linear(hidden, inner, bias=False), nn.Linear(hidden, inner, bias=False)
             self.down = nn.Linear(inner, hidden, bias=False)
 
         def forward(self, x):
             y = self.norms[0](x)
             q, k, v = (w(y).view(*y.shape[:2], -1, head).transpose(1, 2) for w in (self.q, self.k, self.v))
-            y = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+            y = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True,
+                                                        enable_gqa=kv_heads != shape["heads"])
             x = x + self.o(y.transpose(1, 2).flatten(2))
             y = self.norms[1](x)
             return x + self.down(functional.silu(self.gate(y)) * self.up(y))
@@ -48,6 +56,8 @@ def make_llama(torch, shape):
             self.blocks = nn.ModuleList(Block() for _ in range(shape["layers"]))
             self.norm = nn.RMSNorm(shape["hidden"], eps=1e-6)
             self.output = nn.Linear(shape["hidden"], shape["vocabulary"], bias=False)
+            if shape.get("tied"):
+                self.output.weight = self.embedding.weight
 
         def forward(self, tokens, targets):
             x = self.embedding(tokens)
@@ -102,7 +112,7 @@ class Peer:
         self.step, self.module, self.optimizer, self.engine = step, module, optimizer, engine
 
 
-def torch_peer(torch, module, parameters, masters):
+def torch_peer(torch, module, parameters, masters, clips=True, reads_loss=True):
     """AdamW on `parameters`, or on fp32 `masters` of them."""
     optimizer = torch.optim.AdamW(masters or parameters, fused=True, **ADAMW)
 
@@ -111,13 +121,14 @@ def torch_peer(torch, module, parameters, masters):
         loss.backward()
         for master, parameter in zip(masters or (), parameters):
             master.grad, parameter.grad = parameter.grad.float(), None
-        torch.nn.utils.clip_grad_norm_(masters or parameters, 1.0)
+        if clips:
+            torch.nn.utils.clip_grad_norm_(masters or parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if masters:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, masters)
-        return loss.item()
+        return loss.item() if reads_loss else loss.detach()
 
     return Peer(step, module, optimizer)
 
@@ -198,8 +209,9 @@ def run_ranks(script, case, size=2):
 
 
 def _run_ranks_once(script, case, size):
-    environment = dict(os.environ, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
-                       MASTER_PORT=str(free_port()), DS_ACCELERATOR="cpu", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo",
+    accelerator = {} if case.get("gpu") else dict(DS_ACCELERATOR="cpu")
+    environment = dict(os.environ, **accelerator, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
+                       MASTER_PORT=str(free_port()), PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo",
                        PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])  # ninja, for DeepSpeed
     command = [sys.executable, script, "--rank-of", json.dumps(case)]
     with tempfile.TemporaryFile("w+") as log:  # the peers' many warnings are shown only where one failed

@@ -2,15 +2,19 @@
 // one run.
 //
 //   train_bench [--models llama-130m,llama-9m,tiny64,mlp64] [--dtypes fp32,bf16]
-//               [--systems nocomm,zero3,zero3copy,zero3det] [--ranks 2] [--threads 1]
+//               [--systems nocomm,zero3,zero3copy,zero3det,offload,offloadparam] [--ranks 2] [--threads 1]
+//               [--device cpu] [--samples 2] [--length 128] [--undecided]
 //               [--rounds 3] [--steps 8] [--memory] [--json] [--smoke]
 //
 // --steps counts per round and system, tenfold for models smaller than llama-130m. --smoke runs everything once.
-// Both sides run the same module, the same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1.
-// nocomm does the whole update on each rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in
-// bf16, libtorch's default allocator. zero3det is zero3 with `deterministic`. Times are of rank 0, each step begun at a
-// barrier that is not timed. --memory polls the proportional set size instead, peak above what it was before the model
-// was built; its times do not count.
+// --device cuda trains on GPUs, llama-1b and mlp1024 (64 layers of 1024, 8 samples) among others; a row's times are
+// then means over a round, whose end alone is waited for, and --memory is the most that libtorch's allocator gave out,
+// after 10 steps and at the end. --undecided: no clipping, no look for overflows. Both sides run the same module, the
+// same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1. nocomm does the whole update on each
+// rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in bf16, libtorch's default allocator.
+// zero3det is zero3 with `deterministic`. Times are of rank 0, each step begun at a barrier that is not timed. --memory
+// polls the proportional set size instead, peak above what it was before the model was built; its times do not count.
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -30,6 +34,8 @@
 #include "benchmarks/train_models.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
+#include "trireme/device/device.h"
+#include "trireme/device/stream.h"
 #include "trireme/engine/model_engine.h"
 
 namespace {
@@ -48,16 +54,20 @@ struct Arguments {
   int threads = 1;
   int rounds = 3;
   int steps = 8;
+  std::string device = "cpu";
+  int64_t samples = 2;  // of a step, over all ranks
+  int64_t length = 128;
+  bool undecided = false;
   bool memory = false;
   bool json = false;
 };
 
 constexpr double kLr = 3e-4, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kWeightDecay = 0.01, kMaxNorm = 1;
 
-/// One step of training: a system under test.
-using Step = std::function<double(const Batch&)>;
+/// One step of training, whose loss it returns: a system under test.
+using Step = std::function<at::Tensor(const Batch&)>;
 
-Step make_nocomm(const std::shared_ptr<Model>& model, bool bf16) {
+Step make_nocomm(const std::shared_ptr<Model>& model, bool bf16, bool clips) {
   if (bf16) model->to(at::kBFloat16);
   struct State {
     std::vector<at::Tensor> parameters, masters, exp_avgs, exp_avg_sqs, steps;
@@ -68,9 +78,9 @@ Step make_nocomm(const std::shared_ptr<Model>& model, bool bf16) {
     state->masters.push_back(bf16 ? parameter.detach().to(at::kFloat) : parameter.detach());
     state->exp_avgs.push_back(at::zeros_like(state->masters.back()));
     state->exp_avg_sqs.push_back(at::zeros_like(state->masters.back()));
-    state->steps.push_back(at::zeros({}));
+    state->steps.push_back(at::zeros({}, state->masters.back().options()));
   }
-  return [model, state, bf16](const Batch& batch) {
+  return [model, state, bf16, clips](const Batch& batch) {
     const at::Tensor loss = model->forward(batch);
     loss.backward();
     at::NoGradGuard no_grad;
@@ -79,23 +89,29 @@ Step make_nocomm(const std::shared_ptr<Model>& model, bool bf16) {
       gradients.push_back(bf16 ? parameter.grad().to(at::kFloat) : parameter.grad());
       parameter.mutable_grad().reset();
     }
-    const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
-    at::_foreach_mul_(gradients, (kMaxNorm / (norm + 1e-6)).clamp_max(1));
-    for (at::Tensor& step : state->steps) step.add_(1);
+    if (clips) {
+      const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
+      at::_foreach_mul_(gradients, (kMaxNorm / (norm + 1e-6)).clamp_max(1));
+    }
+    at::_foreach_add_(state->steps, 1);
     at::_fused_adamw_(state->masters, gradients, state->exp_avgs, state->exp_avg_sqs, {}, state->steps, kLr, kBeta1,
                       kBeta2, kWeightDecay, kEps, false, false);
     gradients.clear();
     if (bf16) at::_foreach_copy_(state->parameters, state->masters);
-    return loss.item<double>();
+    return loss.detach();
   };
 }
 
-Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool bf16, const std::string& system) {
+Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool bf16, const std::string& system,
+                bool clips) {
   trireme::Config config = trireme::default_config(world.size());
   config.optimizer = {.kind = trireme::OptimizerKind::kAdamW, .lr = kLr, .weight_decay = kWeightDecay};
-  config.gradient_clipping = kMaxNorm;
+  config.gradient_clipping = clips ? kMaxNorm : 0;
+  config.precision.check_grad_overflow = clips;
   config.pager.stage = 3;
-  config.pager.gather = system == "zero3copy" ? trireme::GatherPolicy::kCopy : trireme::GatherPolicy::kShared;
+  if (system == "zero3copy") config.pager.gather = trireme::GatherPolicy::kCopy;
+  if (system.starts_with("offload")) config.pager.offload_ratio = 1;
+  config.pager.offload_parameters = system == "offloadparam";
   config.pager.deterministic = system == "zero3det";
   if (bf16) config.precision.weight_dtype = at::kBFloat16;
   auto engine =
@@ -104,7 +120,7 @@ Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool
     const at::Tensor loss = engine->forward(batch);
     engine->backward(loss);
     engine->step();
-    return loss.item<double>();
+    return loss.detach();
   };
 }
 
@@ -139,6 +155,58 @@ class PeakPss {
   std::thread thread_;
 };
 
+constexpr int kWarmUp = 3;
+
+struct Measured {
+  std::vector<double> seconds;
+  double loss = 0;
+  double mib = 0;           ///< of a device, at most
+  double mib_after_10 = 0;  ///< the same after 10 steps
+};
+
+/// Each step is begun together, and timed.
+Measured run_on_host(trireme::Group& group, const Model& model, const Step& step, int steps,
+                     const trireme::World& world) {
+  Measured measured;
+  for (int i = 0; i < kWarmUp + steps; ++i) {
+    const Batch batch = model.batch(i, world.rank, world.size);
+    group.barrier();
+    const auto start = Clock::now();
+    measured.loss = step(batch).item<double>();
+    if (i >= kWarmUp) measured.seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  group.barrier();
+  return measured;
+}
+
+/// The steps go on one after the other, as in training: the host waits for the last one.
+Measured run_on_device(trireme::Group& group, const Model& model, const Step& step, int steps,
+                       const trireme::World& world, c10::Device device) {
+  std::vector<Batch> batches;
+  for (int i = 0; i < 4; ++i) {
+    const Batch batch = model.batch(i, world.rank, world.size);
+    batches.push_back({batch.input.to(device), batch.target.to(device)});
+  }
+  const auto peak_mib = [&] { return static_cast<double>(trireme::device_memory(device).peak_bytes) / (1 << 20); };
+  Measured measured;
+  at::Tensor loss;
+  for (int i = 0; i < kWarmUp; ++i) loss = step(batches[i % 4]);
+  (void)loss.item<double>();
+  trireme::reset_device_peak(device);
+  group.barrier();
+  const auto start = Clock::now();
+  for (int i = 0; i < steps; ++i) {
+    loss = step(batches[i % 4]);
+    if (i == 9) measured.mib_after_10 = peak_mib();
+  }
+  measured.loss = loss.item<double>();
+  trireme::Mark::here(device).wait();  // the update comes after the loss
+  measured.seconds = {std::chrono::duration<double>(Clock::now() - start).count() / steps};
+  measured.mib = peak_mib();
+  group.barrier();
+  return measured;
+}
+
 int run_rank(const Arguments& arguments) {
   at::set_num_threads(arguments.threads);
   const trireme::World world = trireme::init();
@@ -147,22 +215,21 @@ int run_rank(const Arguments& arguments) {
   world.group->barrier();
   std::optional<PeakPss> peak;
   if (arguments.memory) peak.emplace();
-  const auto model = make_model(arguments.models.front());
-  const Step step = system == "nocomm" ? make_nocomm(model, bf16) : make_zero3(*world.group, model, bf16, system);
-  std::vector<double> seconds;
-  double loss = 0;
-  constexpr int kWarmUp = 3;
-  for (int i = 0; i < kWarmUp + arguments.steps; ++i) {
-    const Batch batch = model->batch(i, world.rank, world.size);
-    world.group->barrier();
-    const auto start = Clock::now();
-    loss = step(batch);
-    if (i >= kWarmUp) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-  }
-  world.group->barrier();
-  double pss = peak ? peak->above_start() : 0;
-  world.group->all_reduce(at::from_blob(&pss, {1}, at::kDouble), trireme::ReduceOp::kMax).wait();
-  if (world.rank == 0) std::printf("%s\n", Json{{"seconds", seconds}, {"pss_mib", pss}, {"loss", loss}}.dump().c_str());
+  const c10::Device device = trireme::choose_device(arguments.device, world.local_rank);
+  const auto model = make_model(arguments.models.front(), arguments.samples, arguments.length);
+  model->to(device);
+  const bool clips = !arguments.undecided;
+  const Step step =
+      system == "nocomm" ? make_nocomm(model, bf16, clips) : make_zero3(*world.group, model, bf16, system, clips);
+  Measured measured = trireme::is_host(device)
+                          ? run_on_host(*world.group, *model, step, arguments.steps, world)
+                          : run_on_device(*world.group, *model, step, arguments.steps, world, device);
+  double mib = peak ? peak->above_start() : 0;
+  if (!trireme::is_host(device)) mib = measured.mib;
+  world.group->all_reduce(at::from_blob(&mib, {1}, at::kDouble), trireme::ReduceOp::kMax).wait();
+  const Json row = {
+      {"seconds", measured.seconds}, {"mib", mib}, {"mib_after_10", measured.mib_after_10}, {"loss", measured.loss}};
+  if (world.rank == 0) std::printf("%s\n", row.dump().c_str());
   std::fflush(stdout);
   return 0;
 }
@@ -180,18 +247,23 @@ Arguments parse(int argc, char** argv) {
     const std::string flag = argv[i];
     if (flag == "--memory") arguments.memory = true;
     if (flag == "--json") arguments.json = true;
+    if (flag == "--undecided") arguments.undecided = true;
     if (flag == "--smoke") {
       arguments.models = {"tiny64"};
-      arguments.systems = {"nocomm", "zero3", "zero3copy", "zero3det"};
+      arguments.systems = {"nocomm", "zero3", "zero3copy", "zero3det", "offload"};
       arguments.rounds = arguments.steps = 1;
     }
-    if (flag == "--memory" || flag == "--json" || flag == "--smoke" || i + 1 >= argc) continue;
+    const bool has_value = flag != "--memory" && flag != "--json" && flag != "--smoke" && flag != "--undecided";
+    if (!has_value || i + 1 >= argc) continue;
     const std::string value = argv[++i];
     if (flag == "--models") arguments.models = split(value);
     if (flag == "--dtypes") arguments.dtypes = split(value);
     if (flag == "--systems") arguments.systems = split(value);
     if (flag == "--ranks") arguments.ranks = std::stoi(value);
     if (flag == "--threads") arguments.threads = std::stoi(value);
+    if (flag == "--device") arguments.device = value;
+    if (flag == "--samples") arguments.samples = std::stoll(value);
+    if (flag == "--length") arguments.length = std::stoll(value);
     if (flag == "--rounds") arguments.rounds = std::stoi(value);
     if (flag == "--steps") arguments.steps = std::stoi(value);
   }
@@ -200,7 +272,7 @@ Arguments parse(int argc, char** argv) {
 
 struct Result {
   std::vector<double> seconds;
-  double pss_mib = 0;
+  double mib = 0, mib_after_10 = 0;
   double loss = 0;
   double quantile(double q) const {
     auto sorted = seconds;
@@ -212,19 +284,24 @@ struct Result {
 void compare(const Arguments& arguments, const std::string& program, const std::string& model,
              const std::string& dtype) {
   std::map<std::string, Result> results;
-  const bool small = model != "llama-130m";
+  const bool small = model != "llama-130m" && arguments.device == "cpu";
   for (int round = 0; round < arguments.rounds; ++round) {
     for (const std::string& system : arguments.systems) {
       std::vector<std::string> flags = {"--models",  model,
                                         "--dtypes",  dtype,
                                         "--systems", system,
                                         "--threads", std::to_string(arguments.threads),
+                                        "--device",  arguments.device,
+                                        "--samples", std::to_string(arguments.samples),
+                                        "--length",  std::to_string(arguments.length),
                                         "--steps",   std::to_string(small ? 10 * arguments.steps : arguments.steps)};
       if (arguments.memory) flags.push_back("--memory");
+      if (arguments.undecided) flags.push_back("--undecided");
       const Json row = benchmarks::run_own_ranks({arguments.ranks, arguments.threads, program, flags});
       Result& result = results[system];
       for (const double seconds : row["seconds"]) result.seconds.push_back(seconds);
-      result.pss_mib = std::max(result.pss_mib, row["pss_mib"].get<double>());
+      result.mib = std::max(result.mib, row["mib"].get<double>());
+      result.mib_after_10 = std::max(result.mib_after_10, row["mib_after_10"].get<double>());
       result.loss = row["loss"];
     }
   }
@@ -237,7 +314,8 @@ void compare(const Arguments& arguments, const std::string& program, const std::
                                {"system", system},
                                {"ranks", arguments.ranks},
                                {"seconds", result.seconds},
-                               {"pss_mib", result.pss_mib},
+                               {"mib", result.mib},
+                               {"mib_after_10", result.mib_after_10},
                                {"loss", result.loss}}
                               .dump()
                               .c_str());
@@ -246,7 +324,8 @@ void compare(const Arguments& arguments, const std::string& program, const std::
     std::printf("%-11s %-5s %-10s %9.2f %9.2f %8.2f %8.2f", model.c_str(), dtype.c_str(), system.c_str(),
                 1e3 * result.quantile(0), 1e3 * result.quantile(0.5), result.quantile(0) / base.quantile(0),
                 result.quantile(0.5) / base.quantile(0.5));
-    if (arguments.memory) std::printf(" %9.0f", result.pss_mib);
+    if (arguments.memory) std::printf(" %9.0f", result.mib);
+    if (arguments.memory && arguments.device != "cpu") std::printf(" (%.0f after 10)", result.mib_after_10);
     std::printf("   loss %.4f\n", result.loss);
   }
   std::fflush(stdout);
@@ -260,7 +339,7 @@ int main(int argc, char** argv) {
     if (benchmarks::is_own_rank()) return run_rank(arguments);
     if (!arguments.json)
       std::printf("%-11s %-5s %-10s %9s %9s %8s %8s%s\n", "model", "dtype", "system", "min ms", "median", "/ min",
-                  "/ median", arguments.memory ? "   PSS MiB" : "");
+                  "/ median", arguments.memory ? "       MiB" : "");
     for (const std::string& model : arguments.models)
       for (const std::string& dtype : arguments.dtypes) compare(arguments, argv[0], model, dtype);
     return 0;

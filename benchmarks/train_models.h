@@ -27,7 +27,8 @@ class Model : public torch::nn::Module {
 
 class Mlp final : public Model {
  public:
-  explicit Mlp(int64_t width) : width_(width), layers_(register_module("layers", torch::nn::Sequential())) {
+  Mlp(int64_t width, int64_t samples)
+      : width_(width), samples_(samples), layers_(register_module("layers", torch::nn::Sequential())) {
     for (int i = 0; i < 64; ++i) {
       layers_->push_back(torch::nn::Linear(width, width));
       layers_->push_back(torch::nn::Tanh());
@@ -39,12 +40,13 @@ class Mlp final : public Model {
   }
   Batch batch(int step, int rank, int ranks) const override {
     torch::manual_seed(9000 + step % 4);
-    const int64_t mine = 32 / ranks;
-    return {at::randn({32, width_}).narrow(0, rank * mine, mine), at::randn({32, width_}).narrow(0, rank * mine, mine)};
+    const int64_t mine = samples_ / ranks;
+    return {at::randn({samples_, width_}).narrow(0, rank * mine, mine),
+            at::randn({samples_, width_}).narrow(0, rank * mine, mine)};
   }
 
  private:
-  int64_t width_;
+  int64_t width_, samples_;
   torch::nn::Sequential layers_;
 };
 
@@ -67,10 +69,12 @@ class Llama final : public Model {
   std::shared_ptr<trireme::LanguageModel> net_;
 };
 
-inline std::shared_ptr<Model> make_model(const std::string& name) {
+/// `samples` of `length` tokens are what a Llama is trained on in a step, by all ranks together.
+inline std::shared_ptr<Model> make_model(const std::string& name, int64_t samples = 2, int64_t length = 128) {
   torch::manual_seed(1234);
-  if (name == "tiny64") return std::make_shared<Mlp>(16);
-  if (name == "mlp64") return std::make_shared<Mlp>(256);
+  if (name == "tiny64") return std::make_shared<Mlp>(16, 32);
+  if (name == "mlp64") return std::make_shared<Mlp>(256, 32);
+  if (name == "mlp1024") return std::make_shared<Mlp>(1024, 8);
   if (name == "llama-9m")
     return std::make_shared<Llama>(trireme::LlamaOptions{.vocab_size = 4096,
                                                          .hidden_size = 256,
@@ -79,7 +83,17 @@ inline std::shared_ptr<Model> make_model(const std::string& name) {
                                                          .num_attention_heads = 8,
                                                          .num_key_value_heads = 8},
                                    4, 64);
-  return std::make_shared<Llama>(trireme::model_options(name), 2, 128);
+  // For offloading: its states take 64 GB.
+  if (name == "llama-4b")
+    return std::make_shared<Llama>(trireme::LlamaOptions{.vocab_size = 128256,
+                                                         .hidden_size = 3072,
+                                                         .intermediate_size = 8192,
+                                                         .num_hidden_layers = 36,
+                                                         .num_attention_heads = 24,
+                                                         .num_key_value_heads = 8,
+                                                         .tie_word_embeddings = true},
+                                   samples, length);
+  return std::make_shared<Llama>(trireme::model_options(name), samples, length);
 }
 
 }  // namespace benchmarks

@@ -17,8 +17,7 @@ void HostSlice::send(const SideStream& side) {
 }
 
 void HostSlice::fetch() {
-  await_sent();
-  begin_use();
+  begin_use();  // behind the way there, so that nothing is still read from the host
   on_host_.copy_(on_device_.memory());
 }
 

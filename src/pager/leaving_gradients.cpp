@@ -54,9 +54,7 @@ void LeavingGradients::leave(int unit, at::Tensor reduced, bool replaces) {
 
 void LeavingGradients::rewritten(int unit) {
   const at::NoGradGuard no_grad;
-  const Mark read = Mark::here(device_);  // the last norm
   const OnStream on(stream_);
-  read.pass();
   measure(unit, places_[unit].on_host.to(device_, /*non_blocking=*/true));
   places_[unit].arrived = Mark::here(device_);
   under_way_.push_back({{}, places_[unit].arrived});

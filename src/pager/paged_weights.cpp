@@ -94,8 +94,7 @@ class PagedWeights final : public WeightStore {
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
     PagedUnit& paged = paged_[managed.unit];
-    if (offload().keeps_shard(managed.unit)) await_owned(managed.unit);
-    if (has_copy(managed.unit)) paged.updated_there.begin_use();
+    // What is whole has come from there, so the shard, wherever it is, is read by nobody.
     paged.shard.narrow(0, mine.begin - begin, mine.numel())
         .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
     paged.written = Mark::here(device());

@@ -121,6 +121,32 @@ INSTANTIATE_TEST_SUITE_P(Stages, DeviceCheckpoint,
                                                 : "OffloadHalf");
                          });
 
+// Weights that are still on their way to the device may not be overwritten by a load.
+TEST(EngineOnDevices, WhatIsOffloadedIsLoadedWhenItHasLeft) {
+  const TemporaryFolder folder;
+  FakeRecord record;
+  Config config = make_config(1, 2, at::kBFloat16);
+  config.gradient_clipping = 0;  // no norm for which the host waits
+  config.precision.check_grad_overflow = false;
+  config.pager.offload_ratio = 1;
+  with_engine(Place::kDevice, 1, config, [&](Rank&, Engine& engine, const TrainedModel& model) {
+    const auto step = [&] {
+      engine.backward(model.loss({engine.global_steps(), 0}));
+      engine.step();
+    };
+    step();
+    engine.save_checkpoint(folder.path());
+    step();
+    ASSERT_TRUE(engine.load_checkpoint(folder.path()).has_value());
+    step();
+    const double norm = engine.get_global_grad_norm().value();
+    ASSERT_TRUE(engine.load_checkpoint(folder.path()).has_value());
+    step();
+    EXPECT_EQ(engine.get_global_grad_norm().value(), norm);
+  });
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
 class OffloadRatio : public ::testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(EngineOnDevices, OffloadRatio, ::testing::Values(0, 1),
                          [](const auto& info) { return info.param == 0 ? "None" : "All"; });

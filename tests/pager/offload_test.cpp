@@ -80,6 +80,32 @@ TEST_P(PagerOffload, GradientsAndWeightsOfTheHostAreThoseOfTheDevice) {
   EXPECT_EQ(record.races(), std::vector<std::string>());
 }
 
+// Nothing but the marks says that a use after backward is over before the new weights come.
+TEST_P(PagerOffload, NewWeightsComeBehindTheLastUseOfTheOld) {
+  FakeRecord record;
+  with_offload(
+      [](Pager& pager, std::vector<at::Tensor>& parameters) {
+        for (int step = 0; step < 2; ++step) {
+          (parameters[0].sum() + parameters[1].sum()).backward();
+          {
+            const at::NoGradGuard no_grad;
+            for (const at::Tensor& parameter : parameters) (void)parameter.sum();
+          }
+          (void)pager.close_window();
+          for (const OwnedSlice& slice : pager.owned()) {
+            pager.await_owned(slice.unit);
+            at::Tensor(slice.weights).fill_(step);
+            pager.publish(slice.unit);
+          }
+          pager.open_window();
+        }
+        const at::NoGradGuard no_grad;
+        EXPECT_EQ(parameters[0].sum().item<float>(), kOffloadNumel);
+      },
+      1, GetParam());
+  EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
 TEST_P(PagerOffload, WhatTheUserWritesReachesTheHost) {
   FakeRecord record;
   with_offload(
