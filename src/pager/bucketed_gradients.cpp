@@ -226,6 +226,7 @@ class BucketedGradients final : public GradientStore {
     reduced_bytes_ += static_cast<int64_t>(reduction.input.nbytes());
     in_flight_.push_back(std::move(reduction));
     ++reductions_;
+    if (is_alone_on_device()) complete_oldest();  // there is nobody to wait for
   }
 
   // What ranks exchange of `sum`: `sum` itself, divided in place, where it travels as it is kept.

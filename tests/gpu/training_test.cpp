@@ -23,7 +23,7 @@ struct Losses {
   std::vector<double> losses, norms;
 };
 
-Losses train(const char* device_name, int stage, at::ScalarType dtype) {
+Losses train(const char* device_name, int stage, at::ScalarType dtype, const PagerPolicy& offload = {}) {
   Losses result;
   run_ranks(1, [&](Rank& rank) {
     at::set_num_threads(1);
@@ -34,6 +34,8 @@ Losses train(const char* device_name, int stage, at::ScalarType dtype) {
     config.precision.weight_dtype = dtype;
     config.gradient_clipping = 0.5;
     config.pager.stage = stage;
+    config.pager.offload_ratio = offload.offload_ratio;
+    config.pager.offload_parameters = offload.offload_parameters;
     Engine engine(rank.world(), *model.module, {.config = config});
     for (int step = 0; step < kSteps; ++step) {
       const at::Tensor loss = model.loss({step, step});
@@ -65,6 +67,29 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       return "Stage" + std::to_string(std::get<0>(info.param)) + c10::toString(std::get<1>(info.param));
     });
+
+class GpuOffload : public ::testing::TestWithParam<std::tuple<bool, at::ScalarType>> {};
+
+TEST_P(GpuOffload, LearnsWhatTheHostLearns) {
+  if (count_gpus() == 0) GTEST_SKIP() << "there is no GPU";
+  const auto& [parameters, dtype] = GetParam();
+  PagerPolicy offload;
+  offload.offload_ratio = 1;
+  offload.offload_parameters = parameters;
+  const Losses host = train("cpu", 3, dtype), gpu = train("cuda", 3, dtype, offload);
+  const double tolerance = dtype == at::kFloat ? 1e-4 : 3e-2;
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(gpu.losses[step], host.losses[step], tolerance * std::abs(host.losses[step])) << step;
+    EXPECT_NEAR(gpu.norms[step], host.norms[step], tolerance * std::abs(host.norms[step])) << step;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(What, GpuOffload,
+                         ::testing::Combine(::testing::Bool(), ::testing::Values(at::kFloat, at::kBFloat16)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "Parameters" : "Optimizer") +
+                                  c10::toString(std::get<1>(info.param));
+                         });
 
 // A cached block that is kept for another stream would make a long run grow.
 TEST(GpuMemory, IsTheSameAfterManySteps) {
