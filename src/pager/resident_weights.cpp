@@ -1,6 +1,8 @@
 // Stages 0-2, and a world of one on a device: every rank holds every weight, whole, in one flat buffer per unit.
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "pager/host_slice.h"
 #include "pager/weight_store.h"
 
@@ -46,15 +48,20 @@ class ResidentWeights final : public WeightStore {
   void publish(int index) override {
     if (offload().owns(index)) return slices_[index].send(returns_stream_);
     if (policy().stage == 0 || group().size() == 1) return;  // every rank computed the same update
-    gathers_.push_back(group().all_gather(buffers_[index], owned(index).weights));
+    // The host gathers while the next unit is updated; a device has all updates before it, and gathers in one launch.
+    if (is_host(device()))
+      gathers_.push_back(group().all_gather(buffers_[index], owned(index).weights));
+    else
+      published_.push_back(index);
   }
 
   void open_window() override {
+    gather_together(std::exchange(published_, {}));
     for (int i = 0; i < units(); ++i) {
       if (!offload().owns(i) || group().size() == 1) continue;
       offload().await(i);
       slices_[i].begin_use();
-      gathers_.push_back(group().all_gather(buffers_[i], device_slice(i)));
+      gather_together({i});  // while the next ones are updated
     }
     for (Pending<void>& gather : gathers_) gather.wait();
     gathers_.clear();
@@ -86,7 +93,17 @@ class ResidentWeights final : public WeightStore {
     return buffers_[index].narrow(0, shard_begin(index), unit(index).shard_numel);
   }
 
+  void gather_together(const std::vector<int>& chosen) {
+    std::vector<at::Tensor> wholes, slices;
+    for (const int index : chosen) {
+      wholes.push_back(buffers_[index]);
+      slices.push_back(device_slice(index));
+    }
+    for (Pending<void>& gather : group().all_gather_coalesced(wholes, slices)) gathers_.push_back(std::move(gather));
+  }
+
   std::vector<at::Tensor> buffers_;
+  std::vector<int> published_;     // on a device, and not gathered yet
   std::vector<HostSlice> slices_;  // of what is offloaded
   SideStream returns_stream_;
   std::vector<Pending<void>> gathers_;

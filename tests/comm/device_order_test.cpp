@@ -52,6 +52,39 @@ TEST_P(DeviceOrder, ACallIsBehindWhatWasEnqueuedAndBesideWhatComesNext) {
   });
 }
 
+TEST_P(DeviceOrder, GathersThatAreCoalescedAreOneLaunchWhereThereIsOne) {
+  const size_t before = operations_named(record(), "nccl", fake_device(0)).size();
+  run(2, [&](DeviceRank& rank) {
+    std::vector<at::Tensor> wholes, shards;
+    for (const int64_t numel : {600, 0, 7, 4096}) {  // 7 is no multiple of 2
+      wholes.push_back(at::zeros({numel}, rank.on_device()));
+      const ShardRange own = shard_range(numel, 2, rank.id());
+      shards.push_back(at::full({own.numel()}, rank.id() + numel, rank.on_device()));
+    }
+    rank.host().barrier();
+    auto pending = rank.group().all_gather_coalesced(wholes, shards);
+    ASSERT_EQ(pending.size(), 4);
+    for (size_t i = 0; i < wholes.size(); ++i) {
+      pending[i].wait();
+      const int64_t numel = wholes[i].numel(), first = shard_range(numel, 2, 0).numel();
+      const at::Tensor expected = at::full({numel}, static_cast<double>(numel));
+      expected.slice(0, first).add_(1);
+      EXPECT_TRUE(wholes[i].cpu().equal(expected)) << numel;
+    }
+    EXPECT_NE(line_of(rank.group().flight_record(), "all_gather #3"), "");  // each has its number
+    rank.host().barrier();
+  });
+  if (data_operation(GetParam()) == "nccl") {
+    EXPECT_EQ(operations_named(record(), "nccl", fake_device(0)).size() - before, 1);
+  }
+}
+
+TEST_P(DeviceOrder, CoalescedGathersAreInputsAndOutputs) {
+  run(2, [&](DeviceRank& rank) {
+    EXPECT_THROW((void)rank.group().all_gather_coalesced({at::zeros({2}, rank.on_device())}, {}), ShapeError);
+  });
+}
+
 TEST_P(DeviceOrder, AResultThatIsUsedWithoutWaitIsARace) {
   let_race();
   run(2, [](DeviceRank& rank) {

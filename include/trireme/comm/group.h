@@ -85,6 +85,9 @@ class Group {
                                        ReduceOp op = ReduceOp::kSum) = 0;
   /// input [shard_range(n, size, rank).numel()] -> output [n]; `input` may be output's own slice (in place).
   virtual Pending<void> all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
+  /// all_gather() of each output with its input, in one launch where the backend can. Cost: theirs.
+  std::vector<Pending<void>> all_gather_coalesced(const std::vector<at::Tensor>& outputs,
+                                                  const std::vector<at::Tensor>& inputs);
   virtual Pending<void> broadcast(const at::Tensor& tensor, int root) = 0;
   /// input [size * n], block i goes to rank i -> output [size * n], block i from rank i.
   virtual Pending<void> all_to_all(const at::Tensor& output, const at::Tensor& input) = 0;
@@ -136,6 +139,9 @@ class Group {
 
  protected:
   Group() = default;
+  /// all_gather_coalesced() of as many inputs as outputs.
+  virtual std::vector<Pending<void>> gather_each(const std::vector<at::Tensor>& outputs,
+                                                 const std::vector<at::Tensor>& inputs);
   /// wait_until() when the first look was in vain.
   virtual void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) = 0;
 };

@@ -60,16 +60,26 @@ bool DeviceGroup::is_for_host(CallKind kind, const at::Tensor& first, const at::
   return false;
 }
 
-Pending<void> DeviceGroup::submit(Request request) {
-  request.call.device = device_.type();
-  request.call.seq = next_seq_;
-  const auto pending = watch_->begin(std::move(request));
-  ++next_seq_;
-  watch_->issue(*pending, Mark::here(device_), stream_, [this](const Request& collective) {
-    if (board_) board_->post(collective.call);
-    if (collective.call.numel > 0) transport_->collect(collective);
+Pending<void> DeviceGroup::submit(Request request) { return std::move(submit_all({std::move(request)}).front()); }
+
+std::vector<Pending<void>> DeviceGroup::submit_all(std::vector<Request> requests) {
+  OperationWatch::Calls calls;
+  for (Request& request : requests) {
+    request.call.device = device_.type();
+    request.call.seq = next_seq_;
+    calls.push_back(watch_->begin(std::move(request)));
+    ++next_seq_;
+  }
+  watch_->issue(calls, Mark::here(device_), stream_, [this](const OperationWatch::Requests& collectives) {
+    OperationWatch::Requests moving;
+    for (const Request* collective : collectives) {
+      if (board_) board_->post(collective->call);
+      if (collective->call.numel > 0) moving.push_back(collective);
+    }
+    if (moving.size() == 1) transport_->collect(*moving.front());
+    if (moving.size() > 1) transport_->gather_all(moving);
   });
-  return Pending<void>(pending);
+  return {calls.begin(), calls.end()};
 }
 
 Pending<void> DeviceGroup::submit_message(Request request) {
@@ -101,6 +111,16 @@ Pending<void> DeviceGroup::reduce_scatter(const at::Tensor& output, const at::Te
 Pending<void> DeviceGroup::all_gather(const at::Tensor& output, const at::Tensor& input) {
   if (is_for_host(CallKind::kAllGather, output, input)) return host_->all_gather(output, input);
   return submit(all_gather_request(state_->place(), output, input));
+}
+
+std::vector<Pending<void>> DeviceGroup::gather_each(const std::vector<at::Tensor>& outputs,
+                                                    const std::vector<at::Tensor>& inputs) {
+  std::vector<Request> requests;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (is_for_host(CallKind::kAllGather, outputs[i], inputs[i])) return Group::gather_each(outputs, inputs);
+    requests.push_back(all_gather_request(state_->place(), outputs[i], inputs[i]));
+  }
+  return submit_all(std::move(requests));
 }
 
 Pending<void> DeviceGroup::broadcast(const at::Tensor& tensor, int root) {

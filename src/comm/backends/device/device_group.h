@@ -54,6 +54,8 @@ class DeviceGroup final : public StatefulGroup {
   std::shared_ptr<GroupState> state() const override { return state_; }
 
  protected:
+  std::vector<Pending<void>> gather_each(const std::vector<at::Tensor>& outputs,
+                                         const std::vector<at::Tensor>& inputs) override;
   void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) override {
     host_->wait_until(ready, reason);
   }
@@ -62,6 +64,8 @@ class DeviceGroup final : public StatefulGroup {
   /// Whether the group beneath has to do it. Throws ShapeError for tensors on two devices, or on another one.
   bool is_for_host(CallKind kind, const at::Tensor& first, const at::Tensor& second = {}) const;
   Pending<void> submit(Request request);
+  /// One request, or several all-gathers, each of which has a number of its own.
+  std::vector<Pending<void>> submit_all(std::vector<Request> requests);
   Pending<void> submit_message(Request request);
 
   const std::unique_ptr<Group> host_;

@@ -20,7 +20,8 @@ void MessageLane::work() {
     queue_.pop_front();
     lock.unlock();
     try {
-      watch_->issue(*item.call, item.inputs, stream_, body_);
+      watch_->issue({item.call}, item.inputs, stream_,
+                    [this](const OperationWatch::Requests& message) { body_(*message.front()); });
     } catch (const std::exception&) {
       // The group has failed of it; whoever waits for the message is told so.
     }

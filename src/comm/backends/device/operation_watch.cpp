@@ -57,26 +57,28 @@ void OperationWatch::release(std::vector<std::shared_ptr<DeviceCall>> retired) {
     if (call.use_count() == 1) (void)is_reached(*call);
 }
 
-void OperationWatch::issue(DeviceCall& call, const Mark& inputs, const SideStream& stream,
-                           const std::function<void(const Request&)>& body) {
+void OperationWatch::issue(const Calls& calls, const Mark& inputs, const SideStream& stream,
+                           const std::function<void(const Requests&)>& body) {
   try {
+    Requests requests;
+    for (const auto& call : calls) requests.push_back(&call->request_);
     options_.state->throw_if_failed();
     const EnqueueScope scope(stream);
     inputs.pass();
-    body(call.request_);
+    body(requests);
   } catch (const CommError&) {
     fail(std::current_exception());
-    enqueued(call, stream);  // the stream may hold a part of it
+    enqueued(calls, stream);  // the stream may hold a part of them
     options_.state->throw_if_failed();
   } catch (...) {
     fail(std::current_exception());
-    enqueued(call, stream);
+    enqueued(calls, stream);
     throw;
   }
-  enqueued(call, stream);
+  enqueued(calls, stream);
 }
 
-void OperationWatch::enqueued(DeviceCall& call, const SideStream& stream) noexcept {
+void OperationWatch::enqueued(const Calls& calls, const SideStream& stream) noexcept {
   Mark end;
   try {
     end = Mark::behind(*stream.stream());
@@ -84,8 +86,10 @@ void OperationWatch::enqueued(DeviceCall& call, const SideStream& stream) noexce
     fail(std::make_exception_ptr(std::runtime_error(first_line(error))));
   }
   const Lock lock(mutex_);
-  call.end_ = std::move(end);
-  call.is_enqueued_ = true;
+  for (const auto& call : calls) {
+    call->end_ = end;
+    call->is_enqueued_ = true;
+  }
   changed_.notify_all();
 }
 

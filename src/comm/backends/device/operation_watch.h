@@ -36,11 +36,13 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
       : options_(std::move(options)), transport_(std::move(transport)) {}
 
   class DeviceCall;
+  using Calls = std::vector<std::shared_ptr<DeviceCall>>;
+  using Requests = std::vector<const Request*>;
   /// Numbers nothing, counts `request` and watches it from here on. Throws the error of a group that has failed.
   std::shared_ptr<DeviceCall> begin(Request request);
-  /// Enqueues on `stream`, behind `inputs`, what `body` does for the request. What it throws ends the group.
-  void issue(DeviceCall& call, const Mark& inputs, const SideStream& stream,
-             const std::function<void(const Request&)>& body);
+  /// Enqueues on `stream`, behind `inputs`, what `body` does for the calls' requests. What it throws ends the group.
+  void issue(const Calls& calls, const Mark& inputs, const SideStream& stream,
+             const std::function<void(const Requests&)>& body);
   /// Throws if the group has failed, here or, as far as can be seen without asking the system, on a peer.
   void check(const Call& call);
   /// Marks the group dead here, tells peers, and frees the streams.
@@ -62,7 +64,7 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   void release(std::vector<std::shared_ptr<DeviceCall>> retired);
   /// All that is not over has failed; may be repeated until the streams are free.
   void give_up() noexcept;
-  void enqueued(DeviceCall& call, const SideStream& stream) noexcept;
+  void enqueued(const Calls& calls, const SideStream& stream) noexcept;
   bool is_reached(const DeviceCall& call) noexcept;
   void wait_for_issue(DeviceCall& call);
   /// Why the device has failed, or the oldest call will never be over, if so.

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/call.h"
 #include "comm/group_state.h"
@@ -18,6 +19,10 @@ class DeviceTransport {
   /// Enqueues this rank's part of a collective. One thread at a time, in the same order on every rank.
   /// Throws CommError: what the transport says. The group is dead then.
   virtual void collect(const Request& request) = 0;
+  /// The same for several all-gathers.
+  virtual void gather_all(const std::vector<const Request*>& requests) {
+    for (const Request* request : requests) collect(*request);
+  }
   /// The same for a message: at most one thread per peer and direction, which may wait for the peer's.
   virtual void pass(const Request& request) = 0;
 

@@ -156,7 +156,9 @@ void NcclTransport::all_reduce(const Request& request) {
   }
   const ShardRange own = shard(request, place_.rank);
   fold_shard(request, request.output.view({-1}).slice(0, own.begin, own.end));
-  gather_shards(request, request.out(), request.out() + own.begin * request.itemsize());
+  enqueue(*comm_, request.call, [&](const Batch& batch) {
+    gather_shards(batch, request, request.out(), request.out() + own.begin * request.itemsize());
+  });
 }
 
 void NcclTransport::reduce_scatter(const Request& request) {
@@ -198,19 +200,24 @@ void NcclTransport::fold_shard(const Request& request, const at::Tensor& output)
   fold_on_device({request.call.dtype, output.scalar_type(), request.call.op}, output, sources);
 }
 
-void NcclTransport::gather_shards(const Request& request, std::byte* output, const std::byte* own) {
+void NcclTransport::gather_shards(const Batch& batch, const Request& request, std::byte* output,
+                                  const std::byte* own) const {
   const int64_t bytes = request.call.numel * request.itemsize();
-  enqueue(*comm_, request.call, [&](const Batch& batch) {
-    if (request.call.numel % place_.size == 0) return batch.all_gather(own, output, bytes / place_.size);
-    for (int rank = 0; rank < place_.size; ++rank) {
-      const ShardRange range = shard(request, rank);
-      std::byte* const to = output + range.begin * request.itemsize();
-      batch.broadcast(rank == place_.rank ? own : to, to, range.numel() * request.itemsize(), rank);
-    }
+  if (request.call.numel % place_.size == 0) return batch.all_gather(own, output, bytes / place_.size);
+  for (int rank = 0; rank < place_.size; ++rank) {
+    const ShardRange range = shard(request, rank);
+    std::byte* const to = output + range.begin * request.itemsize();
+    batch.broadcast(rank == place_.rank ? own : to, to, range.numel() * request.itemsize(), rank);
+  }
+}
+
+void NcclTransport::gather_all(const std::vector<const Request*>& requests) {
+  enqueue(*comm_, requests.front()->call, [&](const Batch& batch) {
+    for (const Request* request : requests) gather_shards(batch, *request, request->out(), request->in());
   });
 }
 
-void NcclTransport::all_gather(const Request& request) { gather_shards(request, request.out(), request.in()); }
+void NcclTransport::all_gather(const Request& request) { gather_all({&request}); }
 
 void NcclTransport::broadcast(const Request& request) {
   const int64_t bytes = request.call.numel * request.itemsize();

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "comm/backends/device/transport.h"
 #include "trireme/comm/nccl.h"
@@ -23,6 +24,8 @@ class NcclTransport final : public DeviceTransport {
   NcclTransport(const NcclApi& api, const NcclGroupOptions& options, const TransportSite& site);
 
   void collect(const Request& request) override;
+  /// As one group of NCCL calls, which it launches together.
+  void gather_all(const std::vector<const Request*>& requests) override;
   void pass(const Request& request) override;
   std::string problem() noexcept override;
   void release() noexcept override;
@@ -41,11 +44,11 @@ class NcclTransport final : public DeviceTransport {
   bool reduces_natively(const Request& request) const;
   /// This rank's shard of the fold of all inputs, into `output`.
   void fold_shard(const Request& request, const at::Tensor& output);
+  class Batch;
   /// `output` [n] of everybody's shards, this rank's being at `own`.
-  void gather_shards(const Request& request, std::byte* output, const std::byte* own);
+  void gather_shards(const Batch& batch, const Request& request, std::byte* output, const std::byte* own) const;
 
   /// One group of NCCL calls on the current stream. `body` gets a Batch.
-  class Batch;
   template <class Body>
   void enqueue(NcclComm& comm, const Call& call, const Body& body);
   /// The communicator of messages from one rank to another; made when first needed, for `call`, which meets the other.
