@@ -1,8 +1,15 @@
 #include "pager/offload.h"
 
+#include <chrono>
+
 #include "pager/gradient_store.h"
+#include "trireme/base/wait_hook.h"
 
 namespace trireme {
+
+namespace {
+constexpr std::chrono::milliseconds kPollEvery{20};
+}
 
 void Offload::decide(const Layout& layout, const PagerPolicy& policy) {
   const size_t units = layout.units.size();
@@ -49,8 +56,13 @@ void Offload::arrive(int unit, const std::exception_ptr& problem) {
 }
 
 void Offload::await_if(const std::function<bool()>& is_there) {
+  const WaitScope host;  // a Python program's other threads go on, and Ctrl-C is heard
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return problem_ || is_there(); });
+  while (!changed_.wait_for(lock, kPollEvery, [&] { return problem_ || is_there(); })) {
+    lock.unlock();
+    host.poll();
+    lock.lock();
+  }
   // Weights that are half new stay so: every later use fails alike.
   if (problem_) std::rethrow_exception(problem_);
 }
