@@ -152,7 +152,7 @@ int run_training(const TrainSetup& setup, World& world) {
         loss += engine.backward(model->loss(batch.input, batch.target));
         engine.step();
       }
-      // A device is behind by the whole step here, so that nothing of it waits for the host.
+      // Waits for the device; what it shows the user is of this step.
       const auto agreed = agree_on_step(engine.group(), loss.item<double>(), interrupt.signal());
       stop = agreed.stop;
       record.step(agreed.loss, lr);

@@ -2,14 +2,16 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <charconv>
+#include <mutex>
 #include <optional>
 
 #include "device/driver.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/device/stream.h"
 
 namespace trireme {
@@ -29,7 +31,21 @@ std::optional<int> number_of(std::string_view name) {
 
 c10::Device gpu(int number) {
   load_cuda();
-  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(number)};
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(number));
+  // Else each rank of a host would have a context on its first GPU too, and programs that say "cuda" would be there.
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return device;
+}
+
+/// A GPU of the driver, as far as libtorch can use it.
+c10::Device gpu_or_host(int number) {
+  try {
+    return gpu(number);
+  } catch (const Error& error) {
+    static std::once_flag told;
+    std::call_once(told, [&] { log(LogLevel::kWarning, str("device \"auto\" is the host: ", error.what())); });
+    return c10::Device(c10::kCPU);
+  }
 }
 
 std::optional<c10::CachingDeviceAllocator::DeviceStats> stats_of(c10::Device device) {
@@ -48,6 +64,7 @@ c10::Device choose_device(std::string_view name, int local_rank) {
   const std::optional<int> number = number_of(name);
   if (name != "auto" && name != "cuda" && !number)
     throw ConfigError(str("device \"", name, "\" is none of auto, cpu, cuda and cuda:N (the N-th GPU, from 0)"));
+  if (name == "auto") return gpu_or_host(local_rank % count_gpus());
   const DriverAnswer& driver = ask_driver();
   if (driver.gpus == 0)
     throw ConfigError(str("device \"", name, "\": ", driver.problem,

@@ -34,7 +34,12 @@ const DriverAnswer& ask_driver() {
 }
 
 void load_cuda() {
-  if (is_registered()) return;  // a Python program, or one that links libtorch_cuda.so
+  if (is_registered()) {  // a Python program, or one that links libtorch_cuda.so
+    if (at::globalContext().hasCUDA()) return;
+    throw Error(ErrorCode::kUnsupported,
+                "libtorch's CUDA finds no GPU, though the driver does: it is older than libtorch's CUDA; update the "
+                "driver, or use the device \"cpu\"");
+  }
   // Beside libtorch_cpu.so, where this library's own run path leads. Global: its parts find each other's symbols.
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr)
     throw Error(ErrorCode::kUnsupported, str("libtorch has no CUDA half here (", dlerror(),

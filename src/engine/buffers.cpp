@@ -34,7 +34,7 @@ Buffers::Buffers(Group& group, std::vector<NamedBuffer> buffers) : group_(group)
 void Buffers::follow_rank_0() {
   if (buffers_.empty() || group_.size() == 1) return;
   // To look whether one has changed, the host would have to wait for its device.
-  if (!is_host(buffers_.front().tensor)) return broadcast(std::vector<bool>(buffers_.size(), true));
+  if (!are_on_host()) return broadcast(std::vector<bool>(buffers_.size(), true));
   const auto count = static_cast<int64_t>(buffers_.size());
   at::Tensor changed = at::empty({count}, at::kInt);
   int32_t* flags = changed.mutable_data_ptr<int32_t>();
@@ -42,6 +42,11 @@ void Buffers::follow_rank_0() {
   group_.all_reduce(changed, ReduceOp::kMax).wait();
   std::vector<bool> chosen(flags, flags + count);
   if (std::find(chosen.begin(), chosen.end(), true) != chosen.end()) broadcast(chosen);
+}
+
+bool Buffers::are_on_host() const {
+  return std::all_of(buffers_.begin(), buffers_.end(),
+                     [](const NamedBuffer& buffer) { return is_host(buffer.tensor); });
 }
 
 std::vector<TensorSlice> Buffers::slices() const {
@@ -52,7 +57,7 @@ std::vector<TensorSlice> Buffers::slices() const {
 }
 
 void Buffers::accept() {
-  if (buffers_.empty() || !is_host(buffers_.front().tensor)) return;
+  if (!are_on_host()) return;
   fingerprints_.clear();
   for (const NamedBuffer& buffer : buffers_) fingerprints_.push_back(fingerprint(buffer.tensor));
 }

@@ -28,6 +28,7 @@ class Buffers {
   void accept();
 
  private:
+  bool are_on_host() const;
   void broadcast(const std::vector<bool>& chosen);
 
   Group& group_;

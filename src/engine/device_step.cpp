@@ -20,6 +20,17 @@ namespace {
 // Steps for which rates are laid out at once; at their end the host asks once how many were applied.
 constexpr int64_t kTableSteps = 4096;
 
+/// With a loss scale, skipped steps are how it finds its value.
+bool warns(const std::unique_ptr<LossScaling>& loss_scaling, const Group& group) {
+  return !loss_scaling && group.rank() == 0;
+}
+
+/// What is told once, whoever learns of it: the look after each step, or one who asks.
+void note(const DeviceDecider::Outcome& seen, StepOutcome& outcome, bool warns) {
+  outcome.at_minimum |= seen.at_minimum;
+  if (!seen.applied && warns) warn_of_skipped_step(seen.steps, seen.steps - seen.applied_steps);
+}
+
 }  // namespace
 
 DeviceStep::DeviceStep(c10::Device device, const DecisionRules& rules, const Schedule& schedule)
@@ -87,10 +98,8 @@ void Engine::make_deciders() {
 // What the host knows of this step without waiting for it: that it was enqueued.
 void Engine::follow_device() {
   outcome_.is_known = false;
-  const auto seen = device_step_->decider().look();
-  if (seen && seen->at_minimum) LossScaler::throw_at_minimum();
-  if (seen && !seen->applied && !loss_scaling_ && group_.rank() == 0)
-    warn_of_skipped_step(seen->steps, seen->steps - seen->applied_steps);
+  if (const auto seen = device_step_->decider().look()) note(*seen, outcome_, warns(loss_scaling_, group_));
+  if (outcome_.at_minimum) LossScaler::throw_at_minimum();
   if (!device_step_->skips()) {
     outcome_.applied = true;
     if (schedule_->options().kind != ScheduleKind::kConstant) follow_schedule();
@@ -104,11 +113,13 @@ const Engine& Engine::settled() const {
   const DeviceDecider::Outcome outcome = device_step_->decider().read();
   self.outcome_.is_known = true;
   self.outcome_.norm = std::isfinite(outcome.norm) ? outcome.norm : -1;
-  self.outcome_.applied = outcome.applied;
+  self.outcome_.applied = outcome.applied && window_.micro_steps == 0;  // else the last step() was inside a window
+  note(outcome, self.outcome_, warns(loss_scaling_, group_));
   self.progress_.skipped_steps = outcome.steps - outcome.applied_steps;
   if (loss_scaling_) self.loss_scaling_->scaler().set_state(outcome.scaler);
-  const bool follows = device_step_->skips() && outcome.applied && schedule_->options().kind != ScheduleKind::kConstant;
-  if (follows) self.follow_schedule();
+  const bool has_moved = std::exchange(self.outcome_.applied_steps, outcome.applied_steps) != outcome.applied_steps;
+  if (has_moved && device_step_->skips() && schedule_->options().kind != ScheduleKind::kConstant)
+    self.follow_schedule();
   return *this;
 }
 

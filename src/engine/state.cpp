@@ -251,6 +251,7 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   if (options.load_module_only) return;
   const Json values = Json::parse(text);
   outcome_.is_known = true;
+  outcome_.at_minimum = false;
   progress_.global_steps = required<int64_t>(values, "global_steps");
   progress_.micro_steps = required<int64_t>(values, "micro_steps");
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
@@ -258,15 +259,17 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
   if (options.load_lr_scheduler_states)
     take_learning_rates(values.value("group_lrs", std::vector<double>{required<double>(values, "lr")}));
-  if (!optimizer_ || !options.load_optimizer_states) return;
+  const bool loads_optimizer = optimizer_ && options.load_optimizer_states;
   // A checkpoint of a run that needed none leaves the scale as it is.
-  if (loss_scaling_ && values.contains("loss_scaler"))
+  if (loads_optimizer && loss_scaling_ && values.contains("loss_scaler"))
     loss_scaling_->scaler().set_state(scaler_state(values["loss_scaler"]));
+  outcome_.applied_steps = progress_.global_steps - progress_.skipped_steps;
+  if (device_step_)
+    device_step_->set(progress_.global_steps, outcome_.applied_steps,
+                      loss_scaling_ ? loss_scaling_->scaler().state() : LossScaler::State{});
+  if (!loads_optimizer) return;
   const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
   std::vector<int64_t> counts;
-  if (device_step_)
-    device_step_->set(progress_.global_steps, progress_.global_steps - progress_.skipped_steps,
-                      loss_scaling_ ? loss_scaling_->scaler().state() : LossScaler::State{});
   for (const ParameterSpec& parameter : pager_->parameters()) {
     const auto found = steps.find(parameter.name);
     counts.push_back(found == steps.end() ? 0 : found->second);

@@ -45,7 +45,8 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
 void lion_on_device(const DeviceRun& run, const OptimizerOptions& optimizer, const StepDecision& decision,
                     const at::Tensor& lr) {
   const UpdateSpan& span = run.span;
-  const at::Tensor gradients = span.gradients.to(at::kFloat) * decision.gradient_factor;
+  at::Tensor gradients = span.gradients.to(at::kFloat);
+  if (decision.gradient_factor.defined()) gradients = gradients * decision.gradient_factor;
   const at::Tensor sign = (span.first * optimizer.beta1 + gradients * (1 - optimizer.beta1)).sign();
   at::Tensor weights = span.master * (1 - lr * optimizer.weight_decay) - sign * lr;
   at::Tensor momentum = span.first * optimizer.beta2 + gradients * (1 - optimizer.beta2);
@@ -65,8 +66,9 @@ void update_masters(const std::vector<DeviceRun>& runs, const OptimizerOptions& 
     return;
   }
   Lists lists = lists_of(runs);
-  // The kernels divide by the scale.
-  const std::optional<at::Tensor> scale = decision.gradient_factor.reciprocal();
+  // The kernels divide by the scale, and write back what comes of it.
+  std::optional<at::Tensor> scale;
+  if (decision.gradient_factor.defined()) scale = decision.gradient_factor.reciprocal();
   const std::optional<at::Tensor> skip = if_defined(decision.skip);
   const at::TensorList none;
   switch (optimizer.kind) {
@@ -86,9 +88,11 @@ void update_masters(const std::vector<DeviceRun>& runs, const OptimizerOptions& 
                                                        /*maximize=*/false, scale, skip);
     case OptimizerKind::kSgd:
       // A momentum of zero is what the first step would set it to.
-      return at::_ops::_fused_sgd__tensor_lr::call(lists.masters, lists.gradients, lists.first, optimizer.weight_decay,
-                                                   optimizer.momentum, lr, /*dampening=*/0, optimizer.nesterov,
-                                                   /*maximize=*/false, /*is_first_step=*/false, scale, skip);
+      // Another group may have momentum, and then all have room for it.
+      return at::_ops::_fused_sgd__tensor_lr::call(
+          lists.masters, lists.gradients, optimizer.momentum != 0 ? at::TensorList(lists.first) : none,
+          optimizer.weight_decay, optimizer.momentum, lr, /*dampening=*/0, optimizer.nesterov,
+          /*maximize=*/false, /*is_first_step=*/false, scale, skip);
     default:
       TRIREME_CHECK(false, optimizer_name(optimizer.kind), " has no kernels on a device");
   }

@@ -26,13 +26,12 @@ at::Tensor zero_state(int64_t numel, c10::Device device) {
 OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of)
     : pager_(pager), group_of_(std::move(group_of)) {
   const at::NoGradGuard no_grad;
-  size_t states = 0;
-  for (const OptimizerOptions& group : groups) {
-    state_names_.push_back(optimizer_states(group));
-    states = std::max(states, state_names_.back().size());
-  }
+  for (const OptimizerOptions& group : groups) state_names_.push_back(optimizer_states(group));
   for (const OwnedSlice& slice : pager.owned()) {
     const at::Tensor& weights = slice.weights;
+    size_t states = 0;  // of the groups that the unit has parameters of
+    for (const Placement& placement : pager.layout().units[slice.unit].parameters)
+      states = std::max(states, state_names(placement.index).size());
     UpdateSpan span;
     span.weights = weights;
     span.master = weights.scalar_type() == at::kFloat ? weights : weights.to(at::kFloat);

@@ -276,7 +276,10 @@ class BucketedGradients final : public GradientStore {
     for (int i = 0; i < units(); ++i) {
       if (!has_shard_[i]) continue;
       multiply_reduced(shards_[i]);
-      if (wholes_[i].defined()) reductions_group_->all_gather(wholes_[i], shards_[i]).wait();
+      if (wholes_[i].defined() && is_alone_on_device())
+        wholes_[i].copy_(shards_[i]);
+      else if (wholes_[i].defined())
+        reductions_group_->all_gather(wholes_[i], shards_[i]).wait();
       if (leaving_.takes(i)) leaving_.leave(i, shards_[i], /*replaces=*/true);
     }
   }

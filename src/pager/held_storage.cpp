@@ -35,7 +35,7 @@ void HeldStorage::let_go(Hold hold) noexcept {
 
 void HeldStorage::spread(int root) {
   const auto count = static_cast<int64_t>(bytes().nbytes());
-  if (count > 0)
+  if (count > 0 && group()->size() > 1)
     group()
         ->broadcast(at::for_blob(bytes().mutable_data(), {count})
                         .options(at::TensorOptions().dtype(at::kByte).device(bytes().device()))

@@ -37,6 +37,7 @@ LeavingGradients::~LeavingGradients() {
 
 void LeavingGradients::leave(int unit, at::Tensor reduced, bool replaces) {
   const at::NoGradGuard no_grad;
+  offload_.await(unit);  // one that this forward did not use may still be being updated
   Place& place = places_[unit];
   const Mark made = Mark::here(device_);
   {

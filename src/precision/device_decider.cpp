@@ -49,11 +49,13 @@ DeviceDecider::Decision DeviceDecider::decide(const at::Tensor& sum_of_squares, 
   if (scale_.defined()) norm_ = norm_ / scale_;
   const at::Tensor is_finite = at::isfinite(norm_);
   // As torch's clip_grad_norm_: the small number keeps a norm of zero from dividing.
-  at::Tensor factor = max_norm > 0 ? (max_norm / (norm_ + 1e-6)).clamp_max(1) : number_on(device_, 1, at::kDouble);
-  if (scale_.defined()) factor = factor / scale_;
+  at::Tensor factor;
+  if (max_norm > 0) factor = (max_norm / (norm_ + 1e-6)).clamp_max(1);
+  if (scale_.defined()) factor = factor.defined() ? factor / scale_ : scale_.reciprocal();
   is_applied_ = rules_.skips ? is_finite.to(at::kDouble) : number_on(device_, 1, at::kDouble);
   applied_ = applied_ + is_applied_.to(at::kLong);
-  Decision decision{factor.to(at::kFloat), {}};
+  Decision decision;
+  if (factor.defined()) decision.gradient_factor = factor.to(at::kFloat);
   if (rules_.skips) decision.skip = 1 - is_applied_.to(at::kFloat);
   if (rules_.loss_scale && rules_.loss_scale->loss_scale == 0) follow_overflow(is_finite.logical_not());
   send_report();

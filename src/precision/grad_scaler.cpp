@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cmath>
+#include <unordered_map>
 #include <vector>
 
 #include "precision/positive.h"
@@ -75,13 +76,18 @@ GradScaler::PerOptimizer& GradScaler::unscaled(torch::optim::Optimizer& optimize
     optimizers_.erase(entry);
     throw;
   }
-  at::Tensor found = at::zeros({}, at::kFloat);
-  const at::Tensor inverse = at::scalar_tensor(1 / state_.scale, at::kFloat);
-  for (const at::Tensor& gradient : gradients) {
-    std::vector<at::Tensor> one = {gradient};
-    at::_amp_foreach_non_finite_check_and_unscale_(one, found, inverse);
+  std::unordered_map<c10::Device, std::vector<at::Tensor>> by_device;
+  for (const at::Tensor& gradient : gradients) by_device[gradient.device()].push_back(gradient);
+  for (const auto& [device, there] : by_device) {
+    const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat).device(device);
+    at::Tensor found = at::zeros({}, options);
+    const at::Tensor inverse = at::scalar_tensor(1 / state_.scale, options);
+    for (const at::Tensor& gradient : there) {
+      std::vector<at::Tensor> one = {gradient};
+      at::_amp_foreach_non_finite_check_and_unscale_(one, found, inverse);
+    }
+    entry->second.overflow |= found.item<float>() != 0;
   }
-  entry->second.overflow = found.item<float>() != 0;
   return entry->second;
 }
 

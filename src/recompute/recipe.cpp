@@ -26,6 +26,13 @@ void replace_tensors(c10::IValue& value, const Visit& visit) {
   }
 }
 
+std::vector<at::Tensor> tensors_in(const std::vector<c10::IValue>& arguments) {
+  std::vector<at::Tensor> tensors;
+  for (c10::IValue argument : arguments)
+    replace_tensors(argument, [&](const at::Tensor& tensor) { return tensors.emplace_back(tensor); });
+  return tensors;
+}
+
 /// Collects what autograd saves while a recipe runs.
 class SavedCollector final : public SavePolicy {
  public:
@@ -78,7 +85,7 @@ Recipe::Recipe(std::shared_ptr<RecipeShop> shop, const c10::OperatorHandle& op, 
     : shop_(std::move(shop)),
       op_(op),
       arguments_(std::move(arguments)),
-      surroundings_(std::in_place, std::vector<at::Tensor>(), is_random),
+      surroundings_(std::in_place, tensors_in(arguments_), is_random),
       is_random_(is_random) {
   for (c10::IValue& argument : arguments_)
     replace_tensors(argument, [&](const at::Tensor& tensor) {
@@ -132,6 +139,7 @@ void Recipe::run() {
   given_.clear();
   auto ingredient = ingredients_.begin();
   torch::jit::Stack stack;
+  std::vector<at::Tensor> tensors;
   for (const c10::IValue& argument : arguments_) {
     c10::IValue value = argument;
     replace_tensors(value, [&](const at::Tensor&) {
@@ -142,11 +150,12 @@ void Recipe::run() {
         throw RecomputeError(str("selective recomputation: an argument ", tensor.sizes(), " of ", op_.schema().name(),
                                  " was written between forward and backward"));
       if (wants_saved_ && next.requires_grad) tensor.requires_grad_();
+      tensors.push_back(tensor);
       return tensor;
     });
     stack.push_back(std::move(value));
   }
-  const SurroundingsScope surroundings(*surroundings_, {}, is_random_);
+  const SurroundingsScope surroundings(*surroundings_, tensors, is_random_);
   SavedCollector collector;
   const SaveScope scope(collector);
   const at::AutoGradMode grad_mode(wants_saved_);

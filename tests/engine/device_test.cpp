@@ -20,6 +20,7 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/engine/engine.h"
+#include "trireme/pager/gathered.h"
 
 namespace trireme::on_devices {
 namespace {
@@ -226,6 +227,89 @@ TEST(EngineOnDevices, ARateThatIsSetHoldsForOneStepAndThenTheSchedulesAgain) {
       EXPECT_NEAR(rates[0][i], rates[1][i], 1e-5) << i;
     }
   }
+}
+
+TEST(EngineOnDevices, ARateThatIsAskedForSeldomIsThatOfTheLastAppliedStep) {
+  FakeRecord record;
+  std::vector<double> rates[2];
+  for (const Place place : {Place::kHost, Place::kDevice})
+    with_engine(place, 1, make_config(1, 1), [&](Rank&, Engine& engine, const TrainedModel& model) {
+      for (int step = 0; step < 5; ++step) {
+        const double factor = step == 4 ? std::numeric_limits<double>::infinity() : 1;
+        engine.backward(model.loss({step, step}) * factor);
+        engine.step();
+        if (step == 1 || step == 4) rates[place == Place::kDevice].push_back(engine.get_lr());
+      }
+    });
+  EXPECT_NE(rates[0][0], rates[0][1]);
+  EXPECT_EQ(rates[0], rates[1]);
+}
+
+TEST(EngineOnDevices, InsideAWindowNoStepWasApplied) {
+  FakeRecord record;
+  Config config = make_config(1, 1);
+  config.batch.train_batch_size = config.batch.gradient_accumulation_steps = 2;
+  with_engine(Place::kDevice, 1, config, [&](Rank&, Engine& engine, const TrainedModel& model) {
+    for (int micro = 0; micro < 3; ++micro) {
+      engine.backward(model.loss({micro, micro}));
+      engine.step();
+    }
+    EXPECT_FALSE(engine.was_step_applied());
+    EXPECT_GT(engine.get_global_grad_norm().value(), 0);
+  });
+}
+
+TEST(EngineOnDevices, TheSmallestLossScaleEndsARunInWhichSomebodyAsks) {
+  FakeRecord record;
+  Config config = make_config(1, 1, at::kHalf);
+  config.precision.loss_scale = {.initial_scale_power = 1, .hysteresis = 1, .min_loss_scale = 1};
+  with_engine(Place::kDevice, 1, config, [&](Rank&, Engine& engine, const TrainedModel& model) {
+    const std::string text = error_of<Error>([&] {
+      for (int step = 0; step < 6; ++step) {
+        engine.backward(model.loss({step, step}) * std::numeric_limits<double>::infinity());
+        engine.step();
+        (void)engine.get_global_grad_norm();
+      }
+    });
+    EXPECT_SAYS(text, "minimum");
+  });
+}
+
+TEST(EngineOnDevices, AScheduleGoesOnWithoutTheOptimizersStates) {
+  const TemporaryFolder folder;
+  FakeRecord record;
+  std::vector<double> rates[2];
+  for (const Place place : {Place::kHost, Place::kDevice})
+    with_engine(place, 1, make_config(1, 1), [&](Rank& rank, Engine& engine, const TrainedModel& model) {
+      train(rank, engine, model, 4);
+      const std::string tag = place == Place::kHost ? "host" : "device";
+      engine.save_checkpoint(folder.path(), {.tag = tag});
+      (void)engine.load_checkpoint(folder.path(), {.tag = tag, .load_optimizer_states = false});
+      train(rank, engine, model, 2);
+      rates[place == Place::kDevice] = {engine.get_lr(), static_cast<double>(engine.skipped_steps())};
+    });
+  EXPECT_EQ(rates[0], rates[1]);
+}
+
+TEST(EngineOnDevices, OneRankGathersParametersForWriting) {
+  FakeRecord record;
+  for (const bool offloads : {false, true}) {
+    Config config = make_config(1, 3);
+    config.pager.offload_ratio = offloads;
+    config.pager.offload_parameters = offloads;
+    with_engine(Place::kDevice, 1, config, [&](Rank&, Engine&, const TrainedModel& model) {
+      const at::Tensor weight = model.module->parameters().front();
+      zero::GatheredParameters whole({weight}, {.modifier_rank = 0});
+      {
+        const at::NoGradGuard no_grad;
+        at::Tensor(weight).fill_(3);
+      }
+      whole.close();
+      EXPECT_EQ(weight.sum().item<double>(), 3.0 * static_cast<double>(weight.numel()));
+      EXPECT_EQ(safe_get_full_fp32_param(weight).sum().item<double>(), 3.0 * static_cast<double>(weight.numel()));
+    });
+  }
+  EXPECT_EQ(record.races(), std::vector<std::string>());
 }
 
 TEST(EngineOnDevices, OffloadingStatesIsRefusedByName) {

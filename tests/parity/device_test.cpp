@@ -89,6 +89,15 @@ INSTANTIATE_TEST_SUITE_P(Kinds, DeviceOptimizer,
                                            OptimizerKind::kLion, OptimizerKind::kMuon, OptimizerKind::kSgd),
                          [](const auto& info) { return std::string(optimizer_name(info.param)); });
 
+TEST(Device, AloneInTheDeterministicOrderItLearnsWhatTheHostLearns) {
+  for (int stage = 0; stage < 4; ++stage) {
+    const Config config = config_of(stage, at::kFloat, [](Config& c) { c.pager.deterministic = true; });
+    FakeRecord record;
+    expect_same(train(kModels[1], config, Place::kOneDevice), train(kModels[1], config, Place::kHost), at::kFloat);
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+  }
+}
+
 void warm_up(Config& config) {
   config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 4};
 }

@@ -148,6 +148,21 @@ TEST(Offload, SkipsAndFollowsTheScheduleAsTheHostDoes) {
   }
 }
 
+// A unit that one forward did not use may still be being updated when the next gradients of it, zeros, arrive.
+TEST(Offload, UnitsThatARoundDoesNotUseAreLeftToTheirUpdate) {
+  FakeRecord record;
+  const auto undecided = [](Config& config) {
+    config.gradient_clipping = 0;
+    config.precision.check_grad_overflow = false;
+    config.pager.units.merge_below_bytes = 0;
+  };
+  const Outcome host = train(kModels[2], config_of(2, at::kBFloat16, undecided), Place::kHost);
+  for (int round = 0; round < 3; ++round)
+    expect_same(
+        train(kModels[2], config_of(2, at::kBFloat16, offloading({"", 1, false}, undecided)), Place::kOneDevice), host,
+        at::kBFloat16);
+}
+
 /// bf16 in which nothing decides whether, or how, a step is applied.
 void leave_undecided(Config& config) {
   config.gradient_clipping = 0;

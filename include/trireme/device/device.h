@@ -15,9 +15,10 @@ int count_gpus();
 /// The device of a process that is number `local_rank` on its host. `name` is "auto" (a GPU where there is one, else
 /// the host), "cpu", "cuda" (the GPU of that rank) or "cuda:N". More ranks than GPUs share them in turns. Loads
 /// libtorch's CUDA half into the process where a GPU is chosen: a C++ program need not link it, and calls this before
-/// anything else asks libtorch for an accelerator, such as a backward pass.
+/// anything else asks libtorch for an accelerator, such as a backward pass. A GPU becomes this thread's current device.
 ///
-/// Throws    ConfigError: another name; a GPU that is not there, with what was found.
+/// Throws    ConfigError: another name; a GPU that is not there, with what was found. Error: libtorch cannot use the GPU
+///           ("auto" then warns, once, and takes the host).
 c10::Device choose_device(std::string_view name, int local_rank);
 
 /// "NVIDIA H200", or "cpu".

@@ -26,6 +26,8 @@ struct StepOutcome {
   bool applied = false;
   /// False: a device has not been asked yet. Then this, the skipped steps and the loss scale are of an earlier step.
   bool is_known = true;
+  int64_t applied_steps = 0;  ///< so far, by a device's count when it was last known
+  bool at_minimum = false;    ///< an overflow at the smallest loss scale was seen; the next step throws
 };
 
 }  // namespace trireme

@@ -17,7 +17,7 @@ namespace trireme {
 
 /// What decides over a step without the host: numbers of the parameters' device.
 struct StepDecision {
-  at::Tensor gradient_factor;       ///< [] fp32
+  at::Tensor gradient_factor = {};  ///< [] fp32; undefined: 1
   at::Tensor skip = {};             ///< [] fp32: 1 where nothing may change, else 0; undefined: never
   std::vector<at::Tensor> lr = {};  ///< by group, [] fp32; empty: as the groups say
 };

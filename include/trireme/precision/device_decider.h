@@ -27,7 +27,7 @@ class DeviceDecider {
   DeviceDecider(c10::Device device, const DecisionRules& rules);
 
   struct Decision {
-    at::Tensor gradient_factor;  ///< [] fp32: unscales and clips
+    at::Tensor gradient_factor;  ///< [] fp32: unscales and clips; undefined where nothing does
     at::Tensor skip;             ///< [] fp32: 1 where nothing may change, else 0; undefined without `skips`
   };
   /// Over a step whose gradients, times the loss scale, have this sum of squares ([] fp64). `max_norm` 0: no clipping.

@@ -192,7 +192,13 @@ class Kernel {
   }
 
   at::Tensor host_tensor(const at::Tensor& tensor, bool written) {
-    if (!is_fake(tensor)) return tensor;
+    if (!is_fake(tensor)) {
+      const std::string& name = op_.schema().name();
+      // As CUDA's kernels, but for single numbers, and for the indices of these.
+      if (tensor.defined() && tensor.dim() > 0 && !name.starts_with("aten::index") && name != "aten::_index_put_impl_")
+        throw Error(ErrorCode::kShape, "expected all tensors on one device, and " + name + " got one on the host");
+      return tensor;
+    }
     fakes_.push_back(tensor);
     (written ? writes_ : reads_).push_back(bytes_of(tensor));
     return on_host(tensor);

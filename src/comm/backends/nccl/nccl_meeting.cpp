@@ -53,8 +53,13 @@ std::unique_ptr<NcclComm> meet_all(const NcclApi& api, const TransportSite& site
   refuse_ranks_on_one_device(site);
   const c10::DeviceGuard on(site.device);
   ncclUniqueId id{};
-  if (site.host.rank() == 0) api.get_unique_id(&id);
+  // An id of zeros says that rank 0 could not make one, so that all ranks fail alike.
+  if (site.host.rank() == 0 && api.get_unique_id(&id) != ncclSuccess) id = {};
   site.host.broadcast(bytes_of_id(id), 0).wait();
+  if (bytes_of_id(id).eq(0).all().item<bool>())
+    throw CommError(ErrorCode::kPeerLost,
+                    "NCCL: rank 0 could not open a socket for the others to meet at (NCCL_DEBUG=INFO, and "
+                    "NCCL_SOCKET_IFNAME for the network to use)");
   try {
     return std::make_unique<NcclComm>(api, id, site.state.place(), poll_peers(site.state, site.host.timeout()));
   } catch (...) {

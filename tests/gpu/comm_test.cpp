@@ -155,16 +155,6 @@ TEST(OnGpus, CudaIpcBetweenProcessesGivesTheBitsOfTheHost) {
   for (const int size : {1, 2, 3}) expect_success(run_processes(size, compare_with_host, {.argument = "cuda_ipc"}));
 }
 
-TEST(OnGpus, CudaIpcBetweenThreadsGivesTheBitsOfTheHost) {
-  SKIP_WITH_FEWER_GPUS_THAN(1);
-  run_ranks(2, [](Rank& rank) {
-    const c10::Device device = choose_device("cuda", rank.id());
-    const OnStream own{SideStream(device)};
-    const auto group = make_cuda_ipc_group(whole_of(rank.world()), device);
-    EXPECT_EQ(Differences(*group, rank.world(), device, true).find(), "");
-  });
-}
-
 TEST(OnGpus, TwoRanksOnOneAreRefusedByNccl) {
   SKIP_WITH_FEWER_GPUS_THAN(1);
   run_ranks(2, [](Rank& rank) {
