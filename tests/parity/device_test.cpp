@@ -98,6 +98,24 @@ TEST(Device, AloneInTheDeterministicOrderItLearnsWhatTheHostLearns) {
   }
 }
 
+TEST(Device, RecomputesWhatTheHostDoes) {
+  for (const RecomputeMode mode : {RecomputeMode::kFull, RecomputeMode::kSelective})
+    for (const bool autocast : {false, true}) {
+      const Config config = config_of(3, at::kFloat, [&](Config& c) {
+        c.recompute.mode = mode;
+        c.precision.autocast.enabled = autocast;
+      });
+      FakeRecord record;
+      const Outcome plain =
+          train(kModels[1], config_of(3, at::kFloat, [&](Config& c) { c.precision.autocast.enabled = autocast; }),
+                Place::kOneDevice);
+      const Outcome device = train(kModels[1], config, Place::kOneDevice);
+      EXPECT_EQ(device.losses, plain.losses);
+      EXPECT_EQ(device.norms, plain.norms);
+      EXPECT_EQ(record.races(), std::vector<std::string>());
+    }
+}
+
 void warm_up(Config& config) {
   config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 4};
 }

@@ -4,12 +4,14 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
 
 #include "tests/support/fake_device/fake_device.h"
+#include "trireme/precision/grad_scaler.h"
 
 namespace trireme {
 namespace {
@@ -18,6 +20,20 @@ using namespace testing;
 
 at::Tensor squares(double norm) {
   return at::full({}, norm * norm, at::TensorOptions().dtype(at::kDouble).device(fake_device()));
+}
+
+TEST(GradScalerOnDevices, UnscalesAndFindsOverflowsThere) {
+  FakeRecord record;
+  const at::TensorOptions options = at::TensorOptions().device(fake_device());
+  at::Tensor parameter = at::full({4}, 1.0, options).requires_grad_();
+  torch::optim::SGD optimizer({parameter}, torch::optim::SGDOptions(0.5));
+  GradScaler scaler({.init_scale = 8});
+  for (const double gradient : {2.0, std::numeric_limits<double>::infinity()}) {
+    parameter.mutable_grad() = at::full({4}, 8 * gradient, options);
+    EXPECT_EQ(scaler.step(optimizer), std::isfinite(gradient));
+    scaler.update();
+  }
+  EXPECT_TRUE(parameter.detach().cpu().eq(0).all().item<bool>());
 }
 
 struct Case {
@@ -96,7 +112,7 @@ TEST(DeviceDecider, WithoutSkippingEveryStepCounts) {
   DeviceDecider decider(fake_device(), {.skips = false});
   const DeviceDecider::Decision decision = decider.decide(squares(NAN), 0);
   EXPECT_FALSE(decision.skip.defined());
-  EXPECT_EQ(decision.gradient_factor.item<float>(), 1);
+  EXPECT_FALSE(decision.gradient_factor.defined());
   EXPECT_EQ(decider.read().applied_steps, 1);
   EXPECT_FALSE(decider.loss_scale().defined());
 }
