@@ -165,14 +165,25 @@ def main():
     arguments = parse()
     if arguments.rank_of:
         return run_rank(json.loads(arguments.rank_of))
-    systems = [s for s in arguments.systems.split(",") if s != "deepspeed" or importlib.util.find_spec("deepspeed")]
+    systems = arguments.systems.split(",")
+    for kind, given, known in (("system", systems, [*IN_CPP, *IN_PYTHON]), ("model", arguments.models.split(","), MODELS)):
+        for name in set(given) - set(known):
+            print(f"gpu_bench: there is no {kind} {name}; there are {', '.join(known)}")
+            return 2
+    if "deepspeed" in systems and importlib.util.find_spec("deepspeed") is None:
+        print("deepspeed is not installed (pip install deepspeed): left out")
+        systems.remove("deepspeed")
     if not has_gpu():
         if not arguments.smoke:
             print("gpu_bench: there is no GPU, and nothing to measure")
             return 0
+        print("there is no GPU: only the code of the systems in Python is run, on the host")
         systems = [s for s in systems if s not in IN_CPP]
     if arguments.smoke:
         arguments.models, arguments.rounds, arguments.steps, arguments.length = "small", 1, 1, 16
+    if not systems:
+        print("gpu_bench: no system is left to run")
+        return 2
     failed = False
     print(f"{'model':9} {'system':12} {'min ms':>9} {'median':>9} {'/ first':>8} {'samples/s':>10} {'MiB':>8} {'after 10':>8}  idle")
     for model in arguments.models.split(","):

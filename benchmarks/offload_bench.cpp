@@ -16,10 +16,14 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "benchmarks/train_models.h"
+#include "trireme/base/error.h"
 #include "trireme/comm/world.h"
 #include "trireme/device/device.h"
 #include "trireme/device/stream.h"
@@ -120,25 +124,49 @@ double step_seconds(const Arguments& arguments, trireme::Group& group, const Bat
   return seconds_of(device, arguments.rounds, run) / arguments.steps;
 }
 
-Arguments parse(int argc, char** argv) {
+constexpr const char* kUsage =
+    "offload_bench [--model llama-4b] [--samples 1] [--length 4096] [--device auto] [--threads N] [--gradients "
+    "fp32|bf16]\n"
+    "              [--ratio 1] [--parameters] [--steps 5] [--rounds 3] [--smoke]\n";
+
+/// Throws ConfigError for what it does not know.
+Arguments parse(const std::vector<std::string>& flags) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
+  if (std::find(flags.begin(), flags.end(), "--smoke") != flags.end())
+    arguments = {.model = "llama-3m", .length = 16, .copied_bytes = 1 << 20, .threads = 1, .steps = 1, .rounds = 1};
+  const auto refuse = [](const std::string& flag, const std::string& value) {
+    throw trireme::ConfigError(trireme::str(flag, value.empty() ? "" : " ", value, " is not known\n", kUsage));
+  };
+  std::string gradients = "fp32";
+  const std::map<std::string, std::string*> texts = {
+      {"--model", &arguments.model}, {"--device", &arguments.device}, {"--gradients", &gradients}};
+  const std::map<std::string, std::function<void(const std::string&)>> numbers = {
+      {"--samples", [&](const std::string& value) { arguments.samples = std::stoll(value); }},
+      {"--length", [&](const std::string& value) { arguments.length = std::stoll(value); }},
+      {"--threads", [&](const std::string& value) { arguments.threads = std::stoi(value); }},
+      {"--steps", [&](const std::string& value) { arguments.steps = std::stoi(value); }},
+      {"--rounds", [&](const std::string& value) { arguments.rounds = std::stoi(value); }},
+      {"--ratio", [&](const std::string& value) { arguments.ratio = std::stod(value); }}};
+  for (size_t i = 0; i < flags.size(); ++i) {
+    const std::string& flag = flags[i];
+    if (flag == "--smoke") continue;
     if (flag == "--parameters") arguments.parameters = true;
-    if (flag == "--smoke")
-      arguments = {.model = "llama-3m", .length = 16, .copied_bytes = 1 << 20, .threads = 1, .steps = 1, .rounds = 1};
-    if (flag == "--parameters" || flag == "--smoke" || i + 1 >= argc) continue;
-    const std::string value = argv[++i];
-    if (flag == "--model") arguments.model = value;
-    if (flag == "--device") arguments.device = value;
-    if (flag == "--gradients") arguments.gradients = value == "bf16" ? at::kBFloat16 : at::kFloat;
-    if (flag == "--samples") arguments.samples = std::stoll(value);
-    if (flag == "--length") arguments.length = std::stoll(value);
-    if (flag == "--threads") arguments.threads = std::stoi(value);
-    if (flag == "--steps") arguments.steps = std::stoi(value);
-    if (flag == "--rounds") arguments.rounds = std::stoi(value);
-    if (flag == "--ratio") arguments.ratio = std::stod(value);
+    if (flag == "--parameters") continue;
+    const auto text = texts.find(flag);
+    const auto number = numbers.find(flag);
+    if ((text == texts.end() && number == numbers.end()) || i + 1 == flags.size()) refuse(flag, "");
+    const std::string& value = flags[++i];
+    if (text != texts.end()) *text->second = value;
+    if (number == numbers.end()) continue;
+    try {
+      number->second(value);
+    } catch (const std::logic_error&) {
+      refuse(flag, value);
+    }
   }
+  if (gradients != "fp32" && gradients != "bf16") refuse("--gradients", gradients);
+  if (!(arguments.ratio > 0 && arguments.ratio <= 1)) refuse("--ratio", std::to_string(arguments.ratio));
+  arguments.gradients = gradients == "bf16" ? at::kBFloat16 : at::kFloat;
   return arguments;
 }
 
@@ -150,7 +178,10 @@ void run(const Arguments& arguments) {
   at::set_num_threads(arguments.threads);
   const trireme::World world = trireme::init();
   const c10::Device device = trireme::choose_device(arguments.device, 0);
-  if (trireme::is_host(device)) std::printf("there is no GPU: nothing is offloaded, and the figures mean nothing\n");
+  if (trireme::is_host(device)) {
+    std::printf("there is no GPU: nothing is offloaded, and figures would mean nothing\n");
+    if (arguments.model == "llama-4b") return;
+  }
   auto model = benchmarks::make_model(arguments.model, arguments.samples, arguments.length);
   model->to(device, at::kBFloat16);
   Batch batch = model->batch(0, 0, 1);
@@ -179,7 +210,11 @@ void run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   try {
-    run(parse(argc, argv));
+    const std::vector<std::string> flags(argv + 1, argv + argc);
+    if (std::find(flags.begin(), flags.end(), "--help") != flags.end())
+      std::printf("%s", kUsage);
+    else
+      run(parse(flags));
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "offload_bench: %s\n", error.what());

@@ -91,6 +91,7 @@ inline std::shared_ptr<Model> make_model(const std::string& name, int64_t sample
                                                          .num_hidden_layers = 36,
                                                          .num_attention_heads = 24,
                                                          .num_key_value_heads = 8,
+                                                         .max_position_embeddings = 8192,
                                                          .tie_word_embeddings = true},
                                    samples, length);
   return std::make_shared<Llama>(trireme::model_options(name), samples, length);

@@ -223,7 +223,7 @@ def local_device():
 
     Raises  ConfigError: there is no such device.
     """
-    return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE", "auto"), int(os.environ.get("LOCAL_RANK", "0"))))
+    return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE") or "auto", int(os.environ.get("LOCAL_RANK", "0"))))
 
 
 def is_current_accelerator_supported():

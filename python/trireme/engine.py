@@ -30,7 +30,6 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         self.world = comm.world()
         origin, self._given = configs.origin_of(config), configs.without_auto(configs.read(config))
         configs.check_filled(self._given, origin)
-        self._move_to_device()
         groups, client = self._choose_optimizer(optimizer, model_parameters)
         schedules.check(lr_scheduler, client)
         native, others = dict(self._given), []
@@ -50,6 +49,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
             resolved = core.resolve_config(text, self.world.size, origin)
             agreement.check(self.world, json.loads(resolved))
             agreement.check_models(self.world, model)
+            self._move_to_device()
             self.core = core.Engine(self.world, model, resolved, others,
                                     client_optimizer.maker(model, client) if steps_itself else None, output)
         except Exception:

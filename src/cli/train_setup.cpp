@@ -145,8 +145,8 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   TrainSetup setup{
       .options = options, .name = name_of_model(options.model), .config = {}, .model = {}, .data = {}, .out = {}};
   const std::string origin = options.config.empty() ? "the built-in configuration" : options.config;
+  check_device(options.device);
   const bool has_gpu = options.device != "cpu" && count_gpus() > 0;
-  if (!has_gpu) (void)choose_device(options.device, 0);  // one that is asked for and is not there
   const Json written =
       options.config.empty() ? built_in_config(has_gpu) : read_input([&] { return read_json(options.config); });
   setup.config = config_from_json(complete_config(written, options, origin), world_size, origin);

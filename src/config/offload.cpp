@@ -55,8 +55,21 @@ void read_offload(Section& zero, PagerPolicy& pager) {
   read_without_meaning(optimizer, kOptimizerKeys);
   optimizer.finish();
 
+  if (pager.offload_parameters && pager.stage < 3) {
+    zero.notes().warnings.push_back(str(zero.notes().origin, ": `", zero.path_of("offload_param"),
+                                        "` has no effect at `", zero.path_of("stage"), "` ", pager.stage,
+                                        "; set the stage to 3"));
+    pager.offload_parameters = false;
+  }
   // What the host keeps it updates too.
   pager.offload_ratio = offloads ? ratio : pager.offload_parameters ? 1 : 0;
+  if (pager.offload_ratio > 0 && pager.stage == 0) {
+    zero.notes().warnings.push_back(str(zero.notes().origin, ": `", zero.path_of("offload_optimizer"),
+                                        "` has no effect at `", zero.path_of("stage"),
+                                        "` 0; set the stage to 1, 2 or 3"));
+    pager.offload_ratio = 0;
+  }
+  pager.offload_parameters &= pager.offload_ratio > 0;
 }
 
 }  // namespace trireme

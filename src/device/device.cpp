@@ -58,13 +58,11 @@ std::optional<c10::CachingDeviceAllocator::DeviceStats> stats_of(c10::Device dev
 
 int count_gpus() { return ask_driver().gpus; }
 
-c10::Device choose_device(std::string_view name, int local_rank) {
-  if (name == "cpu") return c10::Device(c10::kCPU);
-  if (name == "auto" && count_gpus() == 0) return c10::Device(c10::kCPU);
+void check_device(std::string_view name) {
+  if (name == "cpu" || name == "auto") return;
   const std::optional<int> number = number_of(name);
-  if (name != "auto" && name != "cuda" && !number)
+  if (name != "cuda" && !number)
     throw ConfigError(str("device \"", name, "\" is none of auto, cpu, cuda and cuda:N (the N-th GPU, from 0)"));
-  if (name == "auto") return gpu_or_host(local_rank % count_gpus());
   const DriverAnswer& driver = ask_driver();
   if (driver.gpus == 0)
     throw ConfigError(str("device \"", name, "\": ", driver.problem,
@@ -73,7 +71,13 @@ c10::Device choose_device(std::string_view name, int local_rank) {
   if (number && *number >= driver.gpus)
     throw ConfigError(str("device \"", name, "\": there are ", driver.gpus,
                           " GPUs, counted from 0; use \"cuda:", driver.gpus - 1, "\" or one below"));
-  return gpu(number.value_or(local_rank % driver.gpus));
+}
+
+c10::Device choose_device(std::string_view name, int local_rank) {
+  check_device(name);
+  const int gpus = name == "cpu" ? 0 : count_gpus();
+  if (gpus == 0) return c10::Device(c10::kCPU);
+  return name == "auto" ? gpu_or_host(local_rank % gpus) : gpu(number_of(name).value_or(local_rank % gpus));
 }
 
 std::string device_name(c10::Device device) {

@@ -72,7 +72,7 @@ c10::Device device_of(const torch::nn::Module& module) {
 }  // namespace
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-    : group_(group_for(group, device_of(module), device_group_)), config_(resolve(options, group.size())) {
+    : config_(resolve(options, group.size())), group_(group_for(group, device_of(module), device_group_)) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   check_precision(config_.precision);

@@ -38,36 +38,25 @@ void HostUpdates::run(int threads) {
   for (;;) {
     changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
-    std::exception_ptr problem;
-    int unit = waiting_.rbegin()->first;
+    // Taken out now: as soon as it is published the program may enqueue the unit's next update.
+    const auto chosen = waiting_.extract(next());
+    lock.unlock();
+    const int unit = chosen.key();
     try {
-      unit = next(lock);
-      const std::function<void()> update = std::move(waiting_.at(unit));
-      lock.unlock();
-      update();
-    } catch (...) {
-      problem = std::current_exception();
-    }
-    if (lock.owns_lock()) lock.unlock();
-    try {
-      pager_.publish_deferred(unit, problem);
+      pager_.await_owned(unit);
+      chosen.mapped()();
+      pager_.publish_deferred(unit);
     } catch (...) {
       pager_.publish_deferred(unit, std::current_exception());
     }
     lock.lock();
-    waiting_.erase(unit);
   }
 }
 
-int HostUpdates::next(std::unique_lock<std::mutex>& lock) const {
+int HostUpdates::next() const {
   for (const auto& [unit, update] : waiting_)
     if (pager_.is_owned_there(unit)) return unit;
-  // Backward ends at the first unit, so that the last one comes first.
-  const int soonest = waiting_.rbegin()->first;
-  lock.unlock();
-  pager_.await_owned(soonest);
-  lock.lock();
-  return soonest;
+  return waiting_.rbegin()->first;  // backward ends at the first unit, so that the last one comes first
 }
 
 }  // namespace trireme

@@ -27,8 +27,8 @@ class HostUpdates {
 
  private:
   void run(int threads);
-  /// The unit to update next, the host's memory of which is there.
-  int next(std::unique_lock<std::mutex>& lock) const;
+  /// The unit to update next.
+  int next() const;
 
   Pager& pager_;
   std::mutex mutex_;

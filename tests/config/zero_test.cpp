@@ -133,9 +133,21 @@ TEST(Zero, ReadsWhatIsOffloaded) {
   const PagerPolicy weights = offload_of(R"("offload_param": {"device": "cpu", "max_in_cpu": 5})");
   EXPECT_EQ(weights.offload_ratio, 1);
   EXPECT_TRUE(weights.offload_parameters);
+  const PagerPolicy none =
+      offload_of(R"("offload_optimizer": {"device": "cpu", "ratio": 0}, "offload_param": {"device": "cpu"})");
+  EXPECT_FALSE(none.offload_parameters);
   EXPECT_EQ(offload_of(R"("cpu_offload": true)").offload_ratio, 1);
   EXPECT_TRUE(offload_of(R"("cpu_offload_param": true)").offload_parameters);
   EXPECT_EQ(offload_of(R"("cpu_offload": false)").offload_ratio, 0);
+}
+
+TEST(Zero, SaysWhereOffloadingHasNoEffect) {
+  EXPECT_EQ(zero_log(R"("stage": 0, "offload_optimizer": {"device": "cpu"})"),
+            "warning <string>: `zero_optimization.offload_optimizer` has no effect at `zero_optimization.stage` 0; set "
+            "the stage to 1, 2 or 3\n");
+  EXPECT_EQ(zero_log(R"("stage": 2, "offload_param": {"device": "cpu"})"),
+            "warning <string>: `zero_optimization.offload_param` has no effect at `zero_optimization.stage` 2; set the "
+            "stage to 3\n");
 }
 
 TEST(Zero, RefusesOffloadingThatCannotBe) {
@@ -153,7 +165,7 @@ TEST(Zero, NamesTheKeysOfOffloadingWithoutAMeaning) {
 
 TEST(Zero, WarnsOfDeprecatedOffloadKeys) {
   EXPECT_EQ(
-      zero_log("\"cpu_offload\": true"),
+      zero_log("\"stage\": 2, \"cpu_offload\": true"),
       "warning <string>: `zero_optimization.cpu_offload` is deprecated; write `zero_optimization.offload_optimizer`\n");
   EXPECT_EQ(zero_refusal(R"("cpu_offload": false, "offload_optimizer": {"device": "none"})"),
             wrong("`zero_optimization.cpu_offload` and `zero_optimization.offload_optimizer` exclude each other; keep "

@@ -21,6 +21,9 @@ int count_gpus();
 ///           ("auto" then warns, once, and takes the host).
 c10::Device choose_device(std::string_view name, int local_rank);
 
+/// Throws as choose_device() what the driver alone can tell, and loads nothing.
+void check_device(std::string_view name);
+
 /// "NVIDIA H200", or "cpu".
 std::string device_name(c10::Device device);
 

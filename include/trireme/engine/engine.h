@@ -175,9 +175,9 @@ class Engine {
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_learning_rates(const std::vector<double>& rates);
+  Config config_;                        ///< first: what is wrong with it is told before anything is made
   std::unique_ptr<Group> device_group_;  ///< null where the caller's group serves the module's device
   Group& group_;
-  Config config_;
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <random>
+
 #include "trireme/base/error.h"
 
 namespace trireme::comm {
@@ -43,7 +45,9 @@ CudaApi load_driver() {
   fill_from_driver(driver, TRIREME_SYMBOL(cuMemcpyDtoDAsync), api.memcpy_dtod_async);
   fill_from_driver(driver, TRIREME_SYMBOL(cuStreamWaitValue32), api.stream_wait_value32);
   fill_from_driver(driver, TRIREME_SYMBOL(cuStreamWriteValue32), api.stream_write_value32);
-  api.process_id = [] { return static_cast<int64_t>(::getpid()); };
+  // Of two containers that share a host's memory processes may have one number.
+  static const auto drawn = static_cast<int64_t>(std::random_device{}());
+  api.process_id = [] { return (drawn << 31) ^ static_cast<int64_t>(::getpid()); };
   return api;
 }
 

@@ -11,8 +11,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// NCCL is polled for that long before the thread sleeps in between.
-constexpr std::chrono::microseconds kPoll{50};
+/// NCCL is polled for that long before the thread sleeps in between: a call that is connected takes some 10 µs, in a
+/// thread of NCCL's, and one that connects takes long.
+constexpr std::chrono::microseconds kPoll{1000};
 constexpr std::chrono::microseconds kSleep{100};
 /// How long close() waits for peers to part, too: each does when it is destroyed.
 constexpr std::chrono::seconds kPart{2};
@@ -75,7 +76,9 @@ void NcclComm::settle(const char* what, const Poll& poll) {
   const auto start = Clock::now();
   ncclResult_t state = progress();
   while (state == ncclInProgress) {
-    if (Clock::now() - start > kPoll) {
+    if (Clock::now() - start <= kPoll) {
+      std::this_thread::yield();
+    } else {
       std::this_thread::sleep_for(kSleep);
       poll();
     }
