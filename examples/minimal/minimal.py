@@ -12,7 +12,7 @@ torch.manual_seed(rank)                       # every rank draws its own data; r
 net = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 engine, *_ = trireme.initialize(model=net, config="ds_config.json")
 for step in range(1, 201):
-    inputs = torch.randn(16, 8)
+    inputs = torch.randn(16, 8).to(engine.device)
     loss = torch.nn.functional.mse_loss(engine(inputs), inputs.sum(1, keepdim=True))
     engine.backward(loss)
     engine.step()

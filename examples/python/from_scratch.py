@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens):
         hidden = self.embed(tokens) + self.position.weight[:tokens.shape[1]]
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
         return self.head(self.layers(hidden, mask=mask, is_causal=True))
 
 
@@ -47,7 +47,7 @@ def main():
     engine, _, loader, _ = trireme.initialize(model=model, config=CONFIG, training_data=samples)
     batches = (batch for _ in itertools.count() for batch in loader)  # as many epochs as it takes
     while engine.global_steps < steps:
-        batch = next(batches)
+        batch = next(batches).to(engine.device)
         loss = nn.functional.cross_entropy(engine(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         engine.backward(loss)
         engine.step()

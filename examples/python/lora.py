@@ -24,7 +24,7 @@ def main():
     text = torch.frombuffer(bytearray(pathlib.Path(__file__).read_bytes()), dtype=torch.uint8).long()
     for step in range(1, 61):
         start = torch.randint(0, text.numel() - 33, (4,), generator=torch.Generator().manual_seed(4 * step + engine.global_rank))
-        ids = torch.stack([text[s:s + 32] for s in start])
+        ids = torch.stack([text[s:s + 32] for s in start]).to(engine.device)
         loss = engine(input_ids=ids, labels=ids).loss
         engine.backward(loss)
         engine.step()

@@ -20,7 +20,7 @@ def main():
     decoder, *_ = trireme.initialize(model=nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 32)), config=config(2, 1e-3))
     basis = torch.randn(4, 32, generator=torch.Generator().manual_seed(5))
     for step in range(1, 201):
-        x = torch.randn(16, 4) @ basis  # 32 numbers that 4 explain
+        x = (torch.randn(16, 4) @ basis).to(encoder.device)  # 32 numbers that 4 explain
         loss = nn.functional.mse_loss(decoder(encoder(x)), x)
         loss.backward()  # one backward pass through both
         encoder.step()
