@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace torch::nn {
@@ -57,6 +58,7 @@ class FakeRecord {
   std::vector<FakeOperation> operations() const;
   /// Waits of the host for the device so far: for streams, events, the device, numbers and copies that block.
   int64_t host_waits() const;
+  int64_t host_waits(std::thread::id thread) const;  ///< of one thread
   /// Calls of record_stream().
   int64_t recorded_streams() const;
   /// Bytes of device memory allocated now, and the most that there were since reset_peak().

@@ -238,7 +238,8 @@ FakeRecord::FakeRecord() {
   order.operations.clear();
   order.arrivals.clear();
   order.departures.clear();
-  order.host_waits = order.recorded_streams = 0;
+  order.host_waits.clear();
+  order.recorded_streams = 0;
   order.peak_bytes = order.bytes;
 }
 
@@ -253,7 +254,12 @@ static Value read(Value Order::*member) {
 
 std::vector<std::string> FakeRecord::races() const { return read(&Order::races); }
 std::vector<FakeOperation> FakeRecord::operations() const { return read(&Order::operations); }
-int64_t FakeRecord::host_waits() const { return read(&Order::host_waits); }
+int64_t FakeRecord::host_waits() const {
+  int64_t sum = 0;
+  for (const auto& [thread, waits] : read(&Order::host_waits)) sum += waits;
+  return sum;
+}
+int64_t FakeRecord::host_waits(std::thread::id thread) const { return read(&Order::host_waits)[thread]; }
 int64_t FakeRecord::recorded_streams() const { return read(&Order::recorded_streams); }
 int64_t FakeRecord::bytes(int device) const { return read(&Order::bytes)[device]; }
 int64_t FakeRecord::peak_bytes(int device) const { return read(&Order::peak_bytes)[device]; }

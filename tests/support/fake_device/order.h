@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -109,7 +110,7 @@ struct Order {
   std::vector<Departure> departures;
   std::vector<std::string> races;
   std::vector<FakeOperation> operations;
-  int64_t host_waits = 0;
+  std::map<std::thread::id, int64_t> host_waits;
   int64_t recorded_streams = 0;
   std::vector<int64_t> bytes = std::vector<int64_t>(kFakeDevices);
   std::vector<int64_t> peak_bytes = std::vector<int64_t>(kFakeDevices);

@@ -111,7 +111,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return;
     Order& order = Order::get();
     std::unique_lock lock(order.mutex);
-    ++order.host_waits;
+    ++order.host_waits[std::this_thread::get_id()];
     EventState& known = *static_cast<EventState*>(event);
     order.settle(lock, known);
     order.host_knows(current_device, known.clock);
@@ -126,7 +126,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override {
     Order& order = Order::get();
     std::unique_lock lock(order.mutex);
-    ++order.host_waits;
+    ++order.host_waits[std::this_thread::get_id()];
     StreamState& state = order.streams[key_of(stream)];
     order.settle(lock, state);
     order.host_knows(stream.device_index(), state.clock);
@@ -134,7 +134,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     Order& order = Order::get();
     std::unique_lock lock(order.mutex);
-    ++order.host_waits;
+    ++order.host_waits[std::this_thread::get_id()];
     for (int i = 0; i < kStreamsPerDevice; ++i) {
       StreamState& state = order.streams[device * kStreamsPerDevice + i];
       order.settle(lock, state);
