@@ -1,13 +1,12 @@
 #include "comm/backends/nccl/nccl_api.h"
 
 #ifdef TRIREME_HAS_NCCL
-#include <c10/core/Device.h>
 #include <dlfcn.h>
 
-#include <filesystem>
 #include <string>
 
 #include "trireme/base/error.h"
+#include "trireme/device/nvidia_library.h"
 
 namespace trireme::comm {
 namespace {
@@ -16,25 +15,13 @@ constexpr const char* kLibrary = "libnccl.so.2";
 // The first that takes a configuration and whose communicators are made without blocking, with all fixes to it.
 constexpr int kOldest = NCCL_VERSION(2, 18, 3);
 
-/// Where PyPI's wheels put it, from the folder that libtorch's libraries are in.
-std::string beside_torch() {
-  Dl_info torch{};
-  const auto* symbol =
-      reinterpret_cast<const void*>(static_cast<std::string (*)(c10::DeviceType, bool)>(&c10::DeviceTypeName));
-  if (::dladdr(symbol, &torch) == 0 || torch.dli_fname == nullptr) return kLibrary;
-  const auto library = std::filesystem::path(torch.dli_fname).parent_path() / "../../nvidia/nccl/lib" / kLibrary;
-  return library.lexically_normal().string();
-}
-
 void* open_library() {
-  // A process has one NCCL: that of libtorch, where it is loaded.
-  if (void* loaded = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return loaded;
-  if (void* found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return found;
-  const std::string path = beside_torch();
-  if (void* found = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return found;
-  throw ConfigError(str("NCCL cannot be loaded (", ::dlerror(), "); neither the loader nor ", path,
-                        " has it. Install it (pip install nvidia-nccl-cu13, or the CUDA build of torch, which brings "
-                        "it), or add its folder to LD_LIBRARY_PATH"));
+  std::string problem;
+  if (void* library = open_nvidia_library(kLibrary, "nccl", problem)) return library;
+  throw ConfigError(
+      str("NCCL cannot be loaded (", problem,
+          "). Install it (pip install nvidia-nccl-cu13, or the CUDA build of torch, which brings it), or add "
+          "its folder to LD_LIBRARY_PATH"));
 }
 
 template <class Function>
