@@ -2,10 +2,9 @@
 
 #include <ATen/Parallel.h>
 
+#include "optim/adam_element.h"
 #include "optim/grain.h"
-#include "optim/moments.h"
 #include "trireme/base/error.h"
-#include "trireme/base/float16.h"
 #include "trireme/base/vectorised.h"
 
 namespace trireme {
@@ -25,11 +24,6 @@ struct Arrays {
   }
 };
 
-struct AdamFactors {
-  MomentFactors moments;
-  float step_size, shrink, l2;  // AdamW shrinks the weights, Adam adds its decay to the gradients
-};
-
 template <class Weight, class Gradient>
 __attribute__((always_inline)) inline void update_all(const Arrays<Weight, Gradient>& arrays,
                                                       const AdamFactors& factors) {
@@ -40,12 +34,7 @@ __attribute__((always_inline)) inline void update_all(const Arrays<Weight, Gradi
   float* __restrict first = arrays.first;
   float* __restrict second = arrays.second;
   const int64_t numel = arrays.numel;
-  for (int64_t i = 0; i < numel; ++i) {
-    move_moments(f.moments.gradient * widen(gradients[i]) + f.l2 * master[i], first[i], second[i], f.moments);
-    const float updated = f.shrink * master[i] - f.step_size * moment_ratio(first[i], second[i], f.moments);
-    master[i] = updated;
-    weights[i] = narrow<Weight>(updated);
-  }
+  for (int64_t i = 0; i < numel; ++i) update_adam(master[i], weights[i], widen(gradients[i]), first[i], second[i], f);
 }
 
 // Cloned functions cannot be templates, so each pair of types has one.
@@ -83,10 +72,9 @@ void update_weights(const UpdateSpan& span, const AdamFactors& factors) {
 }  // namespace
 
 void adam_in_one_pass(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
-  const bool decoupled = optimizer.kind == OptimizerKind::kAdamW;
-  const AdamFactors factors{MomentFactors(optimizer, gradient_factor, step), static_cast<float>(optimizer.lr),
-                            static_cast<float>(decoupled ? 1 - optimizer.lr * optimizer.weight_decay : 1),
-                            static_cast<float>(decoupled ? 0 : optimizer.weight_decay)};
+  const AdamFactors factors = adam_factors(
+      moment_factors(optimizer.beta1, optimizer.beta2, optimizer.eps, gradient_factor, static_cast<double>(step)),
+      optimizer.lr, optimizer.weight_decay, optimizer.kind == OptimizerKind::kAdamW);
   if (span.weights.scalar_type() == at::kHalf) return update_weights<Float16>(span, factors);
   TRIREME_CHECK(span.weights.scalar_type() == at::kBFloat16, "16-bit weights expected, got ",
                 at::toString(span.weights.scalar_type()));

@@ -10,9 +10,11 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 
+#include "optim/device_adam.h"
 #include "trireme/base/error.h"
 #include "trireme/device/device.h"
 
@@ -35,6 +37,15 @@ Lists lists_of(const std::vector<DeviceRun>& runs) {
     lists.steps.push_back(run.step);
   }
   return lists;
+}
+
+void append(AdamLists& lists, const DeviceRun& run) {
+  lists.masters.push_back(run.span.master);
+  lists.weights.push_back(run.span.weights);
+  lists.gradients.push_back(run.span.gradients);
+  lists.first.push_back(run.span.first);
+  lists.second.push_back(run.span.second);
+  lists.steps.push_back(run.step);
 }
 
 std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
@@ -61,6 +72,7 @@ void lion_on_device(const DeviceRun& run, const OptimizerOptions& optimizer, con
 
 void update_masters(const std::vector<DeviceRun>& runs, const OptimizerOptions& optimizer, const StepDecision& decision,
                     const at::Tensor& lr) {
+  if (runs.empty()) return;
   if (optimizer.kind == OptimizerKind::kLion) {
     for (const DeviceRun& run : runs) lion_on_device(run, optimizer, decision, lr);
     return;
@@ -106,14 +118,24 @@ bool is_on_devices(OptimizerKind kind) {
 
 void update_on_device(const std::vector<DeviceRun>& runs, const OptimizerOptions& optimizer,
                       const StepDecision& decision, const at::Tensor& lr) {
-  if (runs.empty()) return;
-  update_masters(runs, optimizer, decision, lr);
+  const bool is_adam = optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW;
+  const auto has_master = [](const DeviceRun& run) { return run.span.has_master(); };
+  const bool has_kernel = is_adam && std::any_of(runs.begin(), runs.end(), has_master) && has_adam_kernel(lr.device());
+  AdamLists in_one_pass;
+  std::vector<DeviceRun> others;
   std::vector<at::Tensor> weights, masters;
   for (const DeviceRun& run : runs) {
-    if (!run.span.has_master()) continue;
+    if (has_kernel && has_master(run)) {
+      append(in_one_pass, run);
+      continue;
+    }
+    others.push_back(run);
+    if (!has_master(run)) continue;
     weights.push_back(run.span.weights);
     masters.push_back(run.span.master);
   }
+  if (!in_one_pass.masters.empty()) adam_on_device(in_one_pass, optimizer, lr, decision.gradient_factor, decision.skip);
+  update_masters(others, optimizer, decision, lr);
   if (!weights.empty()) at::_foreach_copy_(weights, masters);
 }
 

@@ -49,7 +49,8 @@ bool is_on_devices(OptimizerKind kind);
 
 /// update() for all `runs` of one group, with `decision` in place of numbers. Gradients may be overwritten.
 ///
-/// Cost      ATen's multi-tensor kernels: one pass as update()'s, and one that rounds where weights have 16 bits.
+/// Cost      16-bit weights under Adam and AdamW: one pass (device_adam.h). Else ATen's multi-tensor kernels: one pass as
+///           update()'s, and one that rounds where weights have 16 bits.
 /// Source    as update()'s; Lion with ATen's element-wise operators.
 void update_on_device(const std::vector<DeviceRun>& runs, const OptimizerOptions& optimizer,
                       const StepDecision& decision, const at::Tensor& lr);

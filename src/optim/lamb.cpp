@@ -16,7 +16,8 @@ constexpr int64_t kLanes = 16;  // sums side by side, one per vector element
 
 struct LambFactors {
   LambFactors(const OptimizerOptions& options, double gradient_factor, int64_t step)
-      : moments(options, gradient_factor, step, options.bias_correction),
+      : moments(moment_factors(options.beta1, options.beta2, options.eps, gradient_factor,
+                               options.bias_correction ? static_cast<double>(step) : HUGE_VAL)),
         decay(static_cast<float>(options.weight_decay)) {}
 
   MomentFactors moments;

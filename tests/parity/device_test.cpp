@@ -89,6 +89,18 @@ INSTANTIATE_TEST_SUITE_P(Kinds, DeviceOptimizer,
                                            OptimizerKind::kLion, OptimizerKind::kMuon, OptimizerKind::kSgd),
                          [](const auto& info) { return std::string(optimizer_name(info.param)); });
 
+TEST(Device, RoundsWeightsInTheSamePassAsAdam) {
+  FakeRecord record;
+  (void)train(kModels[1], config_of(1, at::kBFloat16, {}), Place::kOneDevice);
+  int passes = 0;
+  for (const FakeOperation& operation : record.operations()) {
+    passes += operation.name == "trireme::adam_";
+    EXPECT_NE(operation.name, "aten::_fused_adamw_");
+    EXPECT_NE(operation.name, "aten::_foreach_copy_");
+  }
+  EXPECT_EQ(passes, kSteps);
+}
+
 TEST(Device, AloneInTheDeterministicOrderItLearnsWhatTheHostLearns) {
   for (int stage = 0; stage < 4; ++stage) {
     const Config config = config_of(stage, at::kFloat, [](Config& c) { c.pager.deterministic = true; });

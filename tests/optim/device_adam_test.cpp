@@ -1,0 +1,110 @@
+// The kernel that a GPU runs, on the host and on the fake device: the bits of adam_in_one_pass(), whatever the
+// stretches. And that NVRTC takes its text, which needs no GPU.
+#include "optim/device_adam.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "optim/adam.h"
+#include "tests/optim/adam_lists.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+class DeviceAdam : public ::testing::TestWithParam<std::tuple<OptimizerKind, at::ScalarType, at::ScalarType>> {
+ protected:
+  OptimizerOptions options() const {
+    return {.kind = std::get<0>(GetParam()), .lr = 3e-3, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1};
+  }
+  AdamLists lists(const std::vector<int64_t>& sizes) const {
+    return adam_lists(sizes, std::get<1>(GetParam()), std::get<2>(GetParam()));
+  }
+};
+
+TEST_P(DeviceAdam, HasTheBitsOfTheHost) {
+  const AdamLists expected = lists(kAdamSizes);
+  adam_on_host(expected, options(), 0.25);
+  for (const c10::Device device : {c10::Device(c10::kCPU), fake_device()}) {
+    FakeRecord record;
+    ASSERT_TRUE(has_adam_kernel(device));
+    const AdamLists got = to_device(lists(kAdamSizes), device);
+    adam_on_device(got, options(), number(3e-3, device), number(0.25, device), number(0, device));
+    EXPECT_EQ(difference(got, expected), "") << device;
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+  }
+}
+
+TEST_P(DeviceAdam, LeavesASkippedStepAlone) {
+  const AdamLists got = lists({100, 20000});
+  adam_on_device(got, options(), number(3e-3), number(1), number(1));
+  EXPECT_EQ(difference(got, lists({100, 20000})), "");
+}
+
+TEST_P(DeviceAdam, WithoutAFactorAndASkipTakesGradientsAsTheyAre) {
+  const AdamLists got = lists({8191}), expected = lists({8191});
+  adam_on_device(got, options(), number(3e-3), {}, {});
+  adam_on_host(expected, options(), 1);
+  EXPECT_EQ(difference(got, expected), "");
+}
+
+// More than one launch takes; each stretch is at another step.
+TEST_P(DeviceAdam, TakesMoreStretchesThanALaunch) {
+  for (const int64_t count : {55, 56, 57, 150}) {
+    const std::vector<int64_t> sizes(static_cast<size_t>(count), 33);
+    const AdamLists got = lists(sizes), expected = lists(sizes);
+    adam_on_device(got, options(), number(3e-3), {}, {});
+    adam_on_host(expected, options(), 1);
+    EXPECT_EQ(difference(got, expected), "") << count;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, DeviceAdam,
+                         ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW),
+                                            ::testing::Values(at::kBFloat16, at::kHalf),
+                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
+                         [](const auto& info) {
+                           return std::string(optimizer_name(std::get<0>(info.param))) +
+                                  c10::toString(std::get<1>(info.param)) + "By" +
+                                  c10::toString(std::get<2>(info.param));
+                         });
+
+bool has_nvrtc() {
+  try {
+    (void)compile_kernel({"nothing", "extern \"C\" __global__ void nothing() {}", {}}, "sm_80");
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+TEST(AdamKernel, IsTakenByNvrtcForEveryArchitecture) {
+  if (!has_nvrtc()) GTEST_SKIP() << "NVRTC is not installed";
+  for (const char* architecture : {"sm_80", "sm_90"}) {
+    const std::string code = compile_kernel(adam_kernel_text(), architecture);
+    EXPECT_EQ(code.substr(1, 3), "ELF");
+    EXPECT_NE(code.find("trireme_adam"), std::string::npos);
+  }
+}
+
+TEST(CompileKernel, SaysWhatIsWrong) {
+  if (!has_nvrtc()) GTEST_SKIP() << "NVRTC is not installed";
+  const auto message = [](const char* text, const char* architecture) -> std::string {
+    try {
+      (void)compile_kernel({"broken", text, {}}, architecture);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(message("not_a_type x;", "sm_80").find("not_a_type"), std::string::npos);
+  EXPECT_NE(message("", "sm_1").find("sm_1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace trireme
