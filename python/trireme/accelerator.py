@@ -8,6 +8,7 @@ import sys
 import torch
 
 from ._native import core
+from .errors import ConfigError
 from .missing import names_of
 
 __path__ = []  # accelerator.real_accelerator is this module, too
@@ -223,7 +224,10 @@ def local_device():
 
     Raises  ConfigError: there is no such device.
     """
-    return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE") or "auto", int(os.environ.get("LOCAL_RANK", "0"))))
+    try:
+        return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE") or "auto", int(os.environ.get("LOCAL_RANK", "0"))))
+    except ConfigError as error:
+        raise ConfigError(f"TRIREME_DEVICE: {error}") from None
 
 
 def is_current_accelerator_supported():

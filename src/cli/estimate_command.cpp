@@ -24,7 +24,8 @@ constexpr const char* kEstimateFooter =
     "come on top.\n\n"
     "Examples:\n"
     "  trireme estimate --params 7.5e9 --world 64\n"
-    "  trireme estimate --model llama-130m --dtype fp32 --world 2 --stage 3 --json";
+    "  trireme estimate --model llama-130m --dtype fp32 --world 2 --stage 3 --json\n"
+    "  trireme estimate --model llama-8b --world 1 --offload optimizer";
 
 struct EstimateFlags {
   std::optional<double> parameters;
@@ -33,6 +34,8 @@ struct EstimateFlags {
   std::optional<int> stage;
   std::string dtype = "bf16";
   std::string accumulation = "both";
+  std::string offload = "nothing";
+  std::optional<double> offload_ratio;
   bool json = false;
 };
 
@@ -61,6 +64,15 @@ void declare(CLI::App& app, EstimateFlags& flags) {
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Ranks");
+  app.add_option("--offload", flags.offload,
+                 "what a GPU leaves to the host: nothing, optimizer (with masters and gradients) or parameters too")
+      ->check(one_of({"nothing", "optimizer", "parameters"}))
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Ranks");
+  add_real(app, "--offload-ratio", flags.offload_ratio, "of the parameters, with --offload (default: 1)",
+           {.least = 0, .most = 1})
+      ->group("Ranks");
   app.add_flag("--json", flags.json, "bytes, for programs")->group("Output");
   app.footer(kEstimateFooter);
 }
@@ -74,6 +86,11 @@ EstimateRequest request_of(const EstimateFlags& flags) {
   }
   if (flags.accumulation == "fp32") request.accumulation_dtypes = {at::kFloat};
   if (flags.accumulation == "bf16") request.accumulation_dtypes = {at::kBFloat16};
+  const bool offloads = flags.offload != "nothing";
+  if (flags.offload_ratio && !offloads)
+    throw ConfigError("--offload-ratio: nothing is offloaded; give --offload optimizer or --offload parameters too");
+  request.offload_ratio = offloads ? flags.offload_ratio.value_or(1) : 0;
+  request.offload_parameters = flags.offload == "parameters";
   return request;
 }
 

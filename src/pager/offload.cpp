@@ -11,19 +11,26 @@ namespace {
 constexpr std::chrono::milliseconds kPollEvery{20};
 }
 
-void Offload::decide(const Layout& layout, const PagerPolicy& policy) {
-  const size_t units = layout.units.size();
-  owns_.assign(units, 0);
-  keeps_shard_.assign(units, 0);
-  expected_.assign(units, 0);
+std::vector<bool> offloaded_units(const Layout& layout, double ratio) {
+  std::vector<bool> result(layout.units.size());
   int64_t total = 0, offloaded = 0;
   for (const UnitLayout& unit : layout.units) total += unit.trainable ? unit.numel() : 0;
-  for (size_t i = units; i-- > 0;) {
+  for (size_t i = result.size(); i-- > 0;) {
     const UnitLayout& unit = layout.units[i];
-    const bool is_wanted = static_cast<double>(offloaded) < policy.offload_ratio * static_cast<double>(total);
-    owns_[i] = unit.trainable && is_wanted;
-    if (owns_[i]) offloaded += unit.numel();
-    keeps_shard_[i] = policy.offload_parameters && (owns_[i] || !unit.trainable);
+    if (!unit.trainable || static_cast<double>(offloaded) >= ratio * static_cast<double>(total)) continue;
+    result[i] = true;
+    offloaded += unit.numel();
+  }
+  return result;
+}
+
+void Offload::decide(const Layout& layout, const PagerPolicy& policy) {
+  const size_t units = layout.units.size();
+  owns_ = offloaded_units(layout, policy.offload_ratio);
+  keeps_shard_.assign(units, false);
+  expected_.assign(units, 0);
+  for (size_t i = 0; i < units; ++i) {
+    keeps_shard_[i] = policy.offload_parameters && (owns_[i] || !layout.units[i].trainable);
     is_empty_ &= !owns_[i] && !keeps_shard_[i];
   }
 }

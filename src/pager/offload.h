@@ -23,9 +23,9 @@ class Offload {
   void reserve(const Layout& layout, const PagerPolicy& policy, c10::Device device);
 
   /// What this rank updates of `unit` stands on the host.
-  bool owns(int unit) const { return owns_[unit] != 0; }
+  bool owns(int unit) const { return owns_[unit]; }
   /// No device keeps this rank's shard of `unit`.
-  bool keeps_shard(int unit) const { return keeps_shard_[unit] != 0; }
+  bool keeps_shard(int unit) const { return keeps_shard_[unit]; }
   bool is_empty() const { return is_empty_; }
   PinnedArena& memory() { return memory_; }
   const PinnedArena& memory() const { return memory_; }
@@ -42,7 +42,7 @@ class Offload {
   void await_if(const std::function<bool()>& is_there);
 
   bool is_empty_ = true;
-  std::vector<uint8_t> owns_, keeps_shard_;  // by unit
+  std::vector<bool> owns_, keeps_shard_;  // by unit
   PinnedArena memory_;
 
   std::atomic<int> expected_count_ = 0;  // where nothing is under way no lock is taken; stays above 0 after a problem

@@ -1,6 +1,9 @@
 #include "trireme/plan/estimate.h"
 
+#include <cmath>
+
 #include "trireme/base/error.h"
+#include "trireme/pager/policy.h"
 
 namespace trireme {
 namespace {
@@ -12,6 +15,8 @@ void check(const EstimateOptions& options) {
   if (options.stage < 0 || options.stage >= kStages)
     throw ConfigError(str("ZeRO stage ", options.stage, "; expected an integer from 0 to 3"));
   if (options.world < 1) throw ConfigError(str("a world of ", options.world, " ranks; expected 1 or more"));
+  if (!(options.offload_ratio >= 0 && options.offload_ratio <= 1))
+    throw ConfigError(str("an offload ratio of ", options.offload_ratio, "; expected a number from 0 to 1"));
 }
 
 int64_t optimizer_bytes_per_parameter(const OptimizerOptions& optimizer) {
@@ -26,18 +31,38 @@ struct Held {
   int64_t numel(const EstimateOptions& options, int stage) const { return options.stage >= stage ? shard : whole; }
 };
 
-ModelStates states_of(const Held& held, at::ScalarType weight_dtype, bool trainable, const EstimateOptions& options) {
+ModelStates states_of(const Held& held, at::ScalarType weight_dtype, bool trainable, bool offloaded,
+                      const EstimateOptions& options) {
   const auto itemsize = static_cast<int64_t>(c10::elementSize(weight_dtype));
   ModelStates states;
   states.weight_bytes = held.numel(options, 3) * itemsize;
   const int64_t master = trainable && weight_dtype != at::kFloat ? kMasterBytes : 0;
   const int64_t optimizer = trainable ? optimizer_bytes_per_parameter(options.optimizer) : 0;
   states.snapshot_bytes = held.shard * (itemsize + master + optimizer);
-  if (!trainable) return states;
-  states.gradient_bytes = held.numel(options, 2) * (options.accumulation_dtype == at::kFloat ? int64_t{4} : itemsize);
+  const int64_t gradient = !trainable ? 0 : options.accumulation_dtype == at::kFloat ? int64_t{4} : itemsize;
+  const bool keeps_shard = options.offload_parameters && options.offload_ratio > 0 && options.stage == 3;
+  if (options.stage > 0 && (trainable ? offloaded : keeps_shard)) {
+    states.host_bytes = held.shard * (itemsize + gradient + master + optimizer);
+    if (keeps_shard) states.weight_bytes = 0;
+    return states;
+  }
+  states.gradient_bytes = held.numel(options, 2) * gradient;
   states.master_bytes = held.numel(options, 1) * master;
   states.optimizer_bytes = held.numel(options, 1) * optimizer;
   return states;
+}
+
+void add(ModelStates& sum, const ModelStates& states) {
+  sum.weight_bytes += states.weight_bytes;
+  sum.gradient_bytes += states.gradient_bytes;
+  sum.master_bytes += states.master_bytes;
+  sum.optimizer_bytes += states.optimizer_bytes;
+  sum.host_bytes += states.host_bytes;
+  sum.snapshot_bytes += states.snapshot_bytes;
+}
+
+Held held_of(int64_t parameters, int world) {
+  return {.whole = parameters, .shard = parameters / world + (parameters % world != 0 ? 1 : 0)};
 }
 
 template <class StatesOf>
@@ -52,7 +77,9 @@ Estimate tabulate(int64_t parameters, const EstimateRequest& request, StatesOf s
                                                          .world = world,
                                                          .weight_dtype = request.weight_dtype,
                                                          .accumulation_dtype = accumulation,
-                                                         .optimizer = request.optimizer}));
+                                                         .optimizer = request.optimizer,
+                                                         .offload_ratio = request.offload_ratio,
+                                                         .offload_parameters = request.offload_parameters}));
       result.rows.push_back(std::move(row));
     }
   }
@@ -64,21 +91,22 @@ Estimate tabulate(int64_t parameters, const EstimateRequest& request, StatesOf s
 ModelStates estimate_model_states(int64_t parameters, const EstimateOptions& options) {
   check(options);
   if (parameters < 0) throw ConfigError(str(parameters, " parameters; expected 0 or more"));
-  const Held held{.whole = parameters, .shard = parameters / options.world + (parameters % options.world != 0 ? 1 : 0)};
-  return states_of(held, options.weight_dtype, true, options);
+  const auto offloaded = std::llround(options.offload_ratio * static_cast<double>(parameters));
+  ModelStates sum;
+  for (const bool on_host : {true, false})
+    add(sum, states_of(held_of(on_host ? offloaded : parameters - offloaded, options.world), options.weight_dtype, true,
+                       on_host, options));
+  return sum;
 }
 
 ModelStates estimate_model_states(const Layout& layout, const EstimateOptions& options) {
   check(options);
+  const std::vector<bool> offloaded = offloaded_units(layout, options.offload_ratio);
   ModelStates sum;
-  for (const UnitLayout& unit : layout.units) {
+  for (size_t i = 0; i < layout.units.size(); ++i) {
+    const UnitLayout& unit = layout.units[i];
     const Held held{.whole = unit.numel(), .shard = unit.shard_numel};
-    const ModelStates states = states_of(held, unit.dtype, unit.trainable, options);
-    sum.weight_bytes += states.weight_bytes;
-    sum.gradient_bytes += states.gradient_bytes;
-    sum.master_bytes += states.master_bytes;
-    sum.optimizer_bytes += states.optimizer_bytes;
-    sum.snapshot_bytes += states.snapshot_bytes;
+    add(sum, states_of(held, unit.dtype, unit.trainable, offloaded[i], options));
   }
   return sum;
 }

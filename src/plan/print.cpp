@@ -23,6 +23,7 @@ Unit unit_for(double largest, std::initializer_list<Unit> units) {
 
 /// One digit after the point from 1 on (none when it is 0), two below.
 std::string figure(double value) {
+  if (value == 0) return "0";
   char text[32];
   std::snprintf(text, sizeof text, value < 1 ? "%.2f" : "%.1f", value);
   std::string result = text;
@@ -68,9 +69,24 @@ std::string snapshot_line(const Estimate& estimate) {
 }
 
 Json states_json(const ModelStates& states) {
-  return {{"weight_bytes", states.weight_bytes}, {"gradient_bytes", states.gradient_bytes},
-          {"master_bytes", states.master_bytes}, {"optimizer_bytes", states.optimizer_bytes},
-          {"total_bytes", states.total()},       {"async_save_snapshot_bytes", states.snapshot_bytes}};
+  return {{"weight_bytes", states.weight_bytes},
+          {"gradient_bytes", states.gradient_bytes},
+          {"master_bytes", states.master_bytes},
+          {"optimizer_bytes", states.optimizer_bytes},
+          {"total_bytes", states.total()},
+          {"host_bytes", states.host_bytes},
+          {"async_save_snapshot_bytes", states.snapshot_bytes}};
+}
+
+bool offloads(const Estimate& estimate) { return estimate.request.offload_ratio > 0; }
+
+/// What the column "host" is of, where there is one.
+std::string offload_line(const Estimate& estimate) {
+  if (!offloads(estimate)) return "";
+  const EstimateRequest& request = estimate.request;
+  return str("\nWith offload_optimizer", request.offload_ratio < 1 ? str(" (ratio ", request.offload_ratio, ")") : "",
+             request.offload_parameters ? " and, at stage 3, offload_param" : "",
+             ": \"host\" is in the host's memory, from stage 1 on; the rest is left on the device.\n");
 }
 
 }  // namespace
@@ -78,31 +94,36 @@ Json states_json(const ModelStates& states) {
 std::string to_table(const Estimate& estimate) {
   int64_t largest = 0;
   for (const EstimateRow& row : estimate.rows)
-    for (const ModelStates& states : row.by_stage) largest = std::max(largest, states.total());
+    for (const ModelStates& states : row.by_stage) largest = std::max({largest, states.total(), states.host_bytes});
   const Unit unit = unit_for_bytes(largest);
   std::string table =
-      str(heading(estimate), " in ", unit.name, "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n");
+      str(heading(estimate), " in ", unit.name, "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3",
+          offloads(estimate) ? "      host\n" : "\n");
   for (const EstimateRow& row : estimate.rows) {
     std::vector<int64_t> totals;
     for (const ModelStates& states : row.by_stage) totals.push_back(states.total());
+    if (offloads(estimate)) totals.push_back(row.by_stage.back().host_bytes);  // as at stages 1 and 2, and frozen ones
     table += row_of(row, totals, unit);
   }
-  return table + snapshot_line(estimate);
+  return table + offload_line(estimate) + snapshot_line(estimate);
 }
 
 std::string to_table(const Estimate& estimate, int stage) {
   int64_t largest = 0;
-  for (const EstimateRow& row : estimate.rows) largest = std::max(largest, row.by_stage.at(stage).total());
+  for (const EstimateRow& row : estimate.rows)
+    largest = std::max({largest, row.by_stage.at(stage).total(), row.by_stage[stage].host_bytes});
   const Unit unit = unit_for_bytes(largest);
   std::string table = str(heading(estimate), " at ZeRO stage ", stage, " in ", unit.name,
-                          "\n\n ranks  accumulation   weights gradients   masters optimizer     total\n");
+                          "\n\n ranks  accumulation   weights gradients   masters optimizer     total",
+                          offloads(estimate) ? "      host\n" : "\n");
   for (const EstimateRow& row : estimate.rows) {
     const ModelStates& states = row.by_stage[stage];
-    table += row_of(
-        row, {states.weight_bytes, states.gradient_bytes, states.master_bytes, states.optimizer_bytes, states.total()},
-        unit);
+    std::vector<int64_t> parts = {states.weight_bytes, states.gradient_bytes, states.master_bytes,
+                                  states.optimizer_bytes, states.total()};
+    if (offloads(estimate)) parts.push_back(states.host_bytes);
+    table += row_of(row, parts, unit);
   }
-  return table + snapshot_line(estimate);
+  return table + offload_line(estimate) + snapshot_line(estimate);
 }
 
 Json to_json(const Estimate& estimate) {

@@ -223,6 +223,25 @@ TEST(EstimateCommand, PrintsThePartsOfOneStage) {
             "With checkpoint.async_save each rank holds a snapshot besides: 105 GB / ranks.\n");
 }
 
+TEST(EstimateCommand, SaysWhatOffloadingLeavesToTheDevice) {
+  const auto said = say({"estimate", "--params", "1e9", "--world", "1", "--accumulation", "fp32", "--offload",
+                         "optimizer", "--stage", "2"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_NE(said.out.find("total      host\n     1          fp32         2         0         0         0         2"
+                          "        18\n"),
+            std::string::npos)
+      << said.out;
+  const auto half = say({"estimate", "--params", "1e9", "--world", "1", "--stage", "3", "--offload", "parameters",
+                         "--offload-ratio", "0.5", "--json"});
+  EXPECT_NE(half.out.find("\"host_bytes\": 9000000000"), std::string::npos) << half.out;
+  expect_wrong_use({"estimate", "--params", "1", "--offload-ratio", "0.5"},
+                   "trireme estimate: --offload-ratio: nothing is offloaded; give --offload optimizer or --offload "
+                   "parameters too");
+  expect_wrong_use({"estimate", "--params", "1", "--offload", "gpu"},
+                   "trireme estimate: --offload: 'gpu' is none of nothing, optimizer, parameters (see trireme estimate "
+                   "--help)");
+}
+
 TEST(EstimateCommand, NamesTheModel) {
   EXPECT_TRUE(
       say({"estimate", "--model", "llama-130m"}).out.starts_with("llama-130m: 134.1 M parameters, bf16 weights"));

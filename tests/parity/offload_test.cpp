@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/parity/device_cases.h"
+#include "trireme/plan/estimate.h"
 
 namespace trireme::on_devices {
 namespace {
@@ -247,6 +248,39 @@ TEST(Offload, TheDeviceKeepsWeightsAlone) {
           EXPECT_LE(record.bytes(0), (parameters ? 0 : kLayers * kUnitBytes) + 4096);
         });
   }
+}
+
+// What `trireme estimate` says is on the device is there, to the byte; what it says of the host is page-locked but for
+// masters and moments.
+TEST(Offload, TheEstimateIsWhatTheDeviceKeeps) {
+  for (const int stage : {1, 2, 3})
+    for (const double ratio : {0.0, 0.5, 1.0})
+      for (const bool parameters : {false, true}) {
+        FakeRecord record;
+        train_layers(
+            6, 1,
+            [&](Config& config) {
+              leave_undecided(config);
+              config.pager.stage = stage;
+              config.pager.offload_ratio = ratio;
+              config.pager.offload_parameters = parameters && stage == 3 && ratio > 0;
+            },
+            [&](Engine& engine, int) {
+              engine.pager().release_gathered();
+              const PagerPolicy& policy = engine.pager().policy();
+              const ModelStates states =
+                  estimate_model_states(engine.pager().layout(), {.stage = stage,
+                                                                  .optimizer = *engine.config().optimizer,
+                                                                  .offload_ratio = policy.offload_ratio,
+                                                                  .offload_parameters = policy.offload_parameters});
+              constexpr int64_t kNumbers = 2048;  // norms, step counts
+              EXPECT_GE(record.bytes(0), states.total());
+              EXPECT_LE(record.bytes(0), states.total() + kNumbers) << "stage " << stage << ", ratio " << ratio;
+              const int64_t on_host = engine.pager().memory().offloaded_bytes;
+              EXPECT_EQ(states.host_bytes == 0, on_host == 0);
+              EXPECT_LE(on_host, states.host_bytes);
+            });
+      }
 }
 
 }  // namespace

@@ -75,6 +75,7 @@ TEST(Estimate, RefusesWhatCannotBe) {
   EXPECT_THROW(estimate_model_states(1, {.stage = 4, .optimizer = {}}), ConfigError);
   EXPECT_THROW(estimate_model_states(1, {.world = 0, .optimizer = {}}), ConfigError);
   EXPECT_THROW(estimate_model_states(-1, {.optimizer = {}}), ConfigError);
+  EXPECT_THROW(estimate_model_states(1, {.optimizer = {}, .offload_ratio = 1.5}), ConfigError);
 }
 
 TEST(Estimate, OfALayoutCountsPaddingOnTrainableAndFrozenUnits) {
@@ -102,6 +103,63 @@ TEST(Estimate, OfALayoutWithoutPaddingIsTheClosedForm) {
     EXPECT_EQ(estimate_model_states(make_layout(parameters, 8), options),
               estimate_model_states(64 * kAlignment, options));
   }
+}
+
+TEST(Estimate, OfWhatIsOffloadedLeavesWeightsToTheDevice) {
+  for (const int stage : {1, 2, 3}) {
+    EstimateOptions options{.stage = stage, .world = 4, .optimizer = {}, .offload_ratio = 1};
+    const int64_t weights = stage == 3 ? 500 : 2000;
+    EXPECT_EQ(estimate_model_states(1000, options),
+              (ModelStates{.weight_bytes = weights, .host_bytes = 250 * 18, .snapshot_bytes = 250 * 14}));
+    options.offload_parameters = true;
+    EXPECT_EQ(estimate_model_states(1000, options).weight_bytes, stage == 3 ? 0 : weights);
+    EXPECT_EQ(estimate_model_states(1000, options).host_bytes, 250 * 18);
+  }
+  const EstimateOptions at_stage_0{.optimizer = {}, .offload_ratio = 1, .offload_parameters = true};
+  EXPECT_EQ(estimate_model_states(1000, at_stage_0), estimate_model_states(1000, {.optimizer = {}}));
+}
+
+TEST(Estimate, OfAPartThatIsOffloadedIsASumOfBoth) {
+  const EstimateOptions options{.stage = 2, .world = 2, .optimizer = {}, .offload_ratio = 0.25};
+  EXPECT_EQ(estimate_model_states(1000, options), (ModelStates{.weight_bytes = 2000,
+                                                               .gradient_bytes = 375 * 4,
+                                                               .master_bytes = 375 * 4,
+                                                               .optimizer_bytes = 375 * 8,
+                                                               .host_bytes = 125 * 18,
+                                                               .snapshot_bytes = 500 * 14}));
+}
+
+TEST(Estimate, OffloadsTheLastUnitsOfALayoutAndFrozenShards) {
+  std::vector<ParameterSpec> parameters;
+  for (const char* name : {"a.weight", "b.weight", "frozen.weight"})
+    parameters.push_back({.name = name, .shape = {kAlignment}, .dtype = at::kBFloat16, .trainable = name[0] != 'f'});
+  const Layout layout = make_layout(parameters, 1, {.merge_below_bytes = 0});
+  ASSERT_EQ(layout.units.size(), 3u);
+  const EstimateOptions half{.stage = 3, .optimizer = {}, .offload_ratio = 0.4};
+  EXPECT_EQ(offloaded_units(layout, 0.4), (std::vector<bool>{false, true, false}));
+  EXPECT_EQ(estimate_model_states(layout, half).host_bytes, kAlignment * 18);
+  EXPECT_EQ(estimate_model_states(layout, half).weight_bytes, 3 * kAlignment * 2);
+  EstimateOptions parameters_too = half;
+  parameters_too.offload_parameters = true;
+  EXPECT_EQ(estimate_model_states(layout, parameters_too).host_bytes, kAlignment * (18 + 2));
+  EXPECT_EQ(estimate_model_states(layout, parameters_too).weight_bytes, kAlignment * 2);
+}
+
+TEST(EstimateTable, HasAColumnForWhatIsOffloaded) {
+  EXPECT_EQ(to_table(estimate(1'000'000'000, {.worlds = {2},
+                                              .accumulation_dtypes = {at::kFloat},
+                                              .optimizer = {},
+                                              .offload_ratio = 0.5,
+                                              .offload_parameters = true})),
+            "1 B parameters, bf16 weights, AdamW: model states per rank in GB\n"
+            "\n"
+            " ranks  accumulation   stage 0   stage 1   stage 2   stage 3      host\n"
+            "     2          fp32        18         7         6       4.5       4.5\n"
+            "\n"
+            "With offload_optimizer (ratio 0.5) and, at stage 3, offload_param: \"host\" is in the host's memory, from "
+            "stage 1 on; the rest is left on the device.\n"
+            "\n"
+            "With checkpoint.async_save each rank holds a snapshot besides: 14 GB / ranks.\n");
 }
 
 TEST(EstimateTable, PrintsThePapersFigures) {
@@ -141,9 +199,10 @@ TEST(EstimateTable, GivesBytesAsJson) {
   const Json json = to_json(estimate(100, {.worlds = {2}, .accumulation_dtypes = {at::kBFloat16}, .optimizer = {}}));
   EXPECT_EQ(json["parameters"], 100);
   ASSERT_EQ(json["per_rank"].size(), 4u);
-  EXPECT_EQ(json["per_rank"][1].dump(),
-            R"({"world":2,"accumulation_dtype":"bf16","stage":1,"weight_bytes":200,"gradient_bytes":200,)"
-            R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000,"async_save_snapshot_bytes":700})");
+  EXPECT_EQ(
+      json["per_rank"][1].dump(),
+      R"({"world":2,"accumulation_dtype":"bf16","stage":1,"weight_bytes":200,"gradient_bytes":200,)"
+      R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000,"host_bytes":0,"async_save_snapshot_bytes":700})");
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 """What it costs to import the package, what it refuses to be imported with, and what type checkers see of it."""
 import ast
+import importlib.util
 import os
 import pathlib
+import shutil
 import statistics
 import sys
 import unittest
@@ -49,6 +51,23 @@ class Package(Case):
         status, _, err = run([sys.executable, "-c", "import trireme"], environment={"PYTHONPATH": path})
         self.assertEqual(status, 1)
         self.assertRegex(err, r"ImportError: trireme: built against torch \d+\.\d+\.\d+, but torch 9\.8\.7\+cpu is installed; install torch==")
+
+    def test_a_package_without_its_extension_says_why(self):
+        package = self.folder / "trireme"
+        shutil.copytree(pathlib.Path(importlib.util.find_spec("trireme").origin).parent, package,
+                        ignore=shutil.ignore_patterns("_core.*.so", "__pycache__"))
+        for made, said in ((None, "is not built yet; run `make build`"), ("_core.cpython-39.so", r"another Python \(_core.cpython-39.so\)")):
+            if made:
+                (package / made).touch()
+            status, _, err = run([sys.executable, "-c", "import trireme"], environment={"PYTHONPATH": str(self.folder)})
+            self.assertEqual(status, 1)
+            self.assertRegex(err, f"ImportError: trireme: the extension .*{said}")
+
+    def test_a_device_that_is_not_there_is_refused_by_the_variable_that_asked_for_it(self):
+        asked = "from trireme import accelerator; accelerator.local_device()"
+        status, _, err = run([sys.executable, "-c", asked], environment={"TRIREME_DEVICE": "gpu"})
+        self.assertEqual(status, 1)
+        self.assertIn('ConfigError: TRIREME_DEVICE: device "gpu" is none of auto, cpu', err)
 
     def test_the_stub_has_the_names_of_the_extension(self):
         from trireme._native import core  # pylint: disable=import-outside-toplevel

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/pager/layout.h"
@@ -47,5 +48,9 @@ struct PagerPolicy {
   UnitRules units = {};
   bool operator==(const PagerPolicy&) const = default;
 };
+
+/// By unit: whether it is updated on the host, so that trainable ones of at least `ratio` (0 to 1) of their elements
+/// are.
+std::vector<bool> offloaded_units(const Layout& layout, double ratio);
 
 }  // namespace trireme

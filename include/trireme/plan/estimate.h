@@ -19,14 +19,17 @@ struct EstimateOptions {
   at::ScalarType weight_dtype = at::kBFloat16;
   at::ScalarType accumulation_dtype = at::kFloat;
   OptimizerOptions optimizer = {};
+  double offload_ratio = 0;         ///< PagerPolicy::offload_ratio; from stage 1 on
+  bool offload_parameters = false;  ///< PagerPolicy::offload_parameters; at stage 3
 };
 
-/// Bytes on one rank, the one that holds most.
+/// Bytes on one rank, the one that holds most: where it computes, and on the host besides what it has offloaded.
 struct ModelStates {
   int64_t weight_bytes = 0;
   int64_t gradient_bytes = 0;
   int64_t master_bytes = 0;     ///< fp32 copies of 16-bit weights
   int64_t optimizer_bytes = 0;  ///< Adam: two fp32 moments
+  int64_t host_bytes = 0;       ///< all that is offloaded; no part of the others
   int64_t snapshot_bytes = 0;   ///< with checkpoint.async_save, besides: 1/N of weights, masters and optimizer states
   int64_t total() const { return weight_bytes + gradient_bytes + master_bytes + optimizer_bytes; }
   bool operator==(const ModelStates&) const = default;
@@ -36,9 +39,10 @@ struct ModelStates {
 /// accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per parameter
 /// are
 ///   stage 0: w + g + s    stage 1: w + g + s/N    stage 2: w + (g + s)/N    stage 3: (w + g + s)/N.
+/// Of offloaded ones (w + g + s)/N are on the host, and w, at stage 3 w/N, is left; nothing with offload_parameters.
 /// Units gathered for computing, activations and gradients in flight come on top: docs/plan.md.
 ///
-/// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1.
+/// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1.
 /// Source    "P_os, P_os+g, P_os+g+p" of ZeRO, arXiv:1910.02054, section 5. Test: estimate_test.cpp.
 ModelStates estimate_model_states(int64_t parameters, const EstimateOptions& options);
 
@@ -53,6 +57,8 @@ struct EstimateRequest {
                                                      at::kBFloat16};  ///< those narrower than the weights are left out
   at::ScalarType weight_dtype = at::kBFloat16;
   OptimizerOptions optimizer = {};
+  double offload_ratio = 0;         ///< as in EstimateOptions
+  bool offload_parameters = false;  ///< as in EstimateOptions
 };
 
 /// Of one world and accumulation dtype.
