@@ -1,10 +1,11 @@
 // One optimizer step over a shard with 16-bit weights: unscale, clip, AdamW, rounding of the weights. Separate passes,
-// against the library's one pass (optim/adam.h).
+// against the library's one pass (optim/adam.h, on a GPU optim/device_adam.h).
 //
-//   update_bench [--smoke]     100 M parameters, one thread; --smoke: 1 M, one round
+//   update_bench [--smoke] [--device cuda]     100 M parameters, one thread of the host; --smoke: 1 M, one round
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
@@ -12,10 +13,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "optim/device_update.h"
 #include "optim/update.h"
+#include "trireme/base/error.h"
+#include "trireme/device/device.h"
+#include "trireme/device/stream.h"
 
 namespace {
 
@@ -24,14 +32,20 @@ using namespace trireme;
 constexpr double kUnscale = 1.0 / 1024, kClip = 0.37;
 const OptimizerOptions kOptions{.lr = 1e-3, .weight_decay = 0.01};
 
+// Per element, at least: master, gradient and moments are read in fp32, and all but the gradient written, and the
+// weight. weight.
+constexpr double kBytes = 4 * 4 + 3 * 4 + 2;
+
 struct Shard {
   UpdateSpan span;
   int64_t step = 0;
 };
 
-Shard make_shard(int64_t numel) {
-  const at::Tensor master = at::randn({numel});
-  return {{master, master.to(at::kBFloat16), at::randn({numel}), at::zeros({numel}), at::zeros({numel})}};
+Shard make_shard(int64_t numel, c10::Device device) {
+  const auto options = at::TensorOptions().device(device);
+  const at::Tensor master = at::randn({numel}, options);
+  return {{master, master.to(at::kBFloat16), at::randn({numel}, options), at::zeros({numel}, options),
+           at::zeros({numel}, options)}};
 }
 
 void separate_passes(Shard& shard) {
@@ -46,36 +60,90 @@ void separate_passes(Shard& shard) {
 
 void one_pass(Shard& shard) { update(shard.span, kOptions, kUnscale * kClip, ++shard.step); }
 
+/// Numbers of a device, in place of kernels' arguments.
+struct DeviceNumbers {
+  explicit DeviceNumbers(c10::Device device)
+      : lr(at::full({}, kOptions.lr, at::TensorOptions().dtype(at::kFloat).device(device))),
+        factor(at::full({}, kUnscale * kClip, lr.options())),
+        step(at::zeros({}, lr.options())) {}
+  at::Tensor lr, factor, step;
+};
+
+void separate_passes_on_device(Shard& shard, DeviceNumbers& numbers) {
+  const UpdateSpan& s = shard.span;
+  numbers.step.add_(1);
+  at::_fused_adamw_(s.master, s.gradients, s.first, s.second, at::TensorList(), numbers.step, numbers.lr,
+                    kOptions.beta1, kOptions.beta2, kOptions.weight_decay, kOptions.eps, /*amsgrad=*/false,
+                    /*maximize=*/false, numbers.factor.reciprocal());
+  s.weights.copy_(s.master);
+}
+
+void one_pass_on_device(Shard& shard, DeviceNumbers& numbers) {
+  numbers.step.add_(1);
+  update_on_device({{shard.span, numbers.step}}, kOptions, {.gradient_factor = numbers.factor}, numbers.lr);
+}
+
 struct Variant {
   const char* name;
-  void (*act)(Shard&);
+  std::function<void(Shard&)> act;
   std::vector<double> ms = {};
 };
 
-}  // namespace
+std::vector<Variant> variants_on(c10::Device device) {
+  if (is_host(device)) return {{"separate passes", separate_passes}, {"one pass", one_pass}};
+  const auto numbers = std::make_shared<DeviceNumbers>(device);
+  return {{"separate passes", [=](Shard& shard) { separate_passes_on_device(shard, *numbers); }},
+          {"one pass", [=](Shard& shard) { one_pass_on_device(shard, *numbers); }}};
+}
 
-int main(int argc, char** argv) {
-  const bool smoke = argc > 1 && std::strcmp(argv[1], "--smoke") == 0;
-  const at::NoGradGuard no_grad;
-  at::set_num_threads(1);
-  Shard shard = make_shard(smoke ? 1'000'000 : 100'000'000);
-  Variant variants[] = {{"separate passes", separate_passes}, {"one pass", one_pass}};
+void measure(bool smoke, const std::string& device_name) {
+  const c10::Device device = choose_device(device_name, 0);
+  const int64_t numel = smoke ? 1'000'000 : 100'000'000;
+  Shard shard = make_shard(numel, device);
+  std::vector<Variant> variants = variants_on(device);
   const at::Tensor gradients = shard.span.gradients.clone();
-  for (Variant& variant : variants) variant.act(shard);  // every page is there
+  for (Variant& variant : variants) variant.act(shard);  // every page is there, every kernel is loaded
   for (int round = 0; round < (smoke ? 1 : 15); ++round)
     for (Variant& variant : variants) {
       shard.span.gradients.copy_(gradients);  // separate passes scale them in place, in the end to denormal numbers
+      Mark::here(device).wait();
       const auto start = std::chrono::steady_clock::now();
       variant.act(shard);
+      Mark::here(device).wait();
       variant.ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
-  std::printf("%-16s %10s %10s %8s\n", "variant", "min ms", "median ms", "ratio");
+  std::printf("%-16s %10s %10s %8s %14s\n", "variant", "min ms", "median ms", "ratio", "useful GB/s");
   double reference = 0;
   for (Variant& variant : variants) {
     std::sort(variant.ms.begin(), variant.ms.end());
     const double median = variant.ms[variant.ms.size() / 2];
     if (reference == 0) reference = median;
-    std::printf("%-16s %10.2f %10.2f %8.2f\n", variant.name, variant.ms.front(), median, reference / median);
+    std::printf("%-16s %10.2f %10.2f %8.2f %14.1f\n", variant.name, variant.ms.front(), median, reference / median,
+                kBytes * static_cast<double>(numel) / median / 1e6);
   }
-  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const at::NoGradGuard no_grad;
+  at::set_num_threads(1);
+  try {
+    bool smoke = false;
+    std::string device = "cpu";
+    for (int i = 1; i < argc; ++i) {
+      const std::string flag = argv[i];
+      if (flag == "--smoke")
+        smoke = true;
+      else if (flag == "--device" && i + 1 < argc)
+        device = argv[++i];
+      else
+        throw ConfigError(str("unknown flag ", flag, "; update_bench takes --smoke and --device cpu or cuda"));
+    }
+    measure(smoke, device);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "update_bench: %s\n", error.what());
+    return 2;
+  }
 }
