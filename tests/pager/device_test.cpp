@@ -94,27 +94,31 @@ TEST(PagerOnDevices, AGatherStartsBehindTheUsersWrite) {
   EXPECT_EQ(record.races(), std::vector<std::string>());
 }
 
-// What the gathers' stream is for: it does not wait for what was enqueued before and has nothing to do with it.
-TEST(PagerOnDevices, GathersAheadRunBesideWhatComputes) {
+// What the gathers' stream is for: they do not wait for what was enqueued before and has nothing to do with them. (A
+// buffer's first gather does: its memory comes from the stream that computes.)
+TEST(PagerOnDevices, AGatherWaitsForNothingThatComputesElsewhere) {
   if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
-  with_pager(
-      [](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
-        for (int step = 0; step < 3; ++step) {
-          for (const at::Tensor& parameter : parameters) (void)parameter.sum();
-          update(pager, step);
-        }
-      },
-      4);
-  const auto operations = record.operations();
-  const auto is_beside = [](const FakeOperation& a, const FakeOperation& b) {
-    return a.device == b.device && !runs_after(a, b) && !runs_after(b, a);
-  };
-  int beside = 0;  // a gather is on record when its last rank has come, before or after the sums that it is beside
-  for (const FakeOperation& sum : operations)
-    for (const FakeOperation& gather : operations)
-      beside += sum.name == "aten::sum" && gather.name == "nccl" && is_beside(sum, gather);
-  EXPECT_GT(beside, 0);
+  with_pager([](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& parameter : parameters) (void)parameter.sum();
+    update(pager, 5);
+    at::Tensor other = at::ones({kNumel}, at::TensorOptions().device(fake_device(rank.id())));
+    (void)other.exp();
+    for (const at::Tensor& parameter : parameters) (void)parameter.sum();
+  });
+  for (int device = 0; device < 2; ++device) {
+    std::vector<FakeOperation> elsewhere, sums, gathers;
+    for (const FakeOperation& operation : record.operations()) {
+      if (operation.device != device) continue;
+      if (operation.name == "aten::exp") elsewhere.push_back(operation);
+      if (operation.name == "aten::sum") sums.push_back(operation);
+      if (operation.name == "nccl") gathers.push_back(operation);
+    }
+    ASSERT_EQ(elsewhere.size(), 1u);
+    ASSERT_GE(gathers.size(), 4u);
+    EXPECT_TRUE(runs_after(sums.back(), gathers.back()));
+    for (const FakeOperation& gather : gathers) EXPECT_FALSE(runs_after(gather, elsewhere[0])) << "device " << device;
+  }
 }
 
 TEST(PagerOnDevices, ReleasedMemoryIsThatOfTheShards) {
