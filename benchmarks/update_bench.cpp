@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "optim/device_adam.h"
 #include "optim/device_update.h"
 #include "optim/update.h"
 #include "trireme/base/error.h"
@@ -32,8 +33,7 @@ using namespace trireme;
 constexpr double kUnscale = 1.0 / 1024, kClip = 0.37;
 const OptimizerOptions kOptions{.lr = 1e-3, .weight_decay = 0.01};
 
-// Per element, at least: master, gradient and moments are read in fp32, and all but the gradient written, and the
-// weight. weight.
+// Per element, at least: master, gradient and moments are read in fp32; master, moments and the weight are written.
 constexpr double kBytes = 4 * 4 + 3 * 4 + 2;
 
 struct Shard {
@@ -80,7 +80,8 @@ void separate_passes_on_device(Shard& shard, DeviceNumbers& numbers) {
 
 void one_pass_on_device(Shard& shard, DeviceNumbers& numbers) {
   numbers.step.add_(1);
-  update_on_device({{shard.span, numbers.step}}, kOptions, {.gradient_factor = numbers.factor}, numbers.lr);
+  update_on_device({{shard.span, numbers.step}}, kOptions, {.gradient_factor = numbers.factor}, numbers.lr,
+                   has_adam_kernel(numbers.lr.device()));
 }
 
 struct Variant {

@@ -35,11 +35,20 @@ struct Nvrtc {
   const char* (*error)(int);
 };
 
+/// libtorch's own one, of its CUDA's version, hangs on a library of its that needs the driver. Without a driver: any.
+Handle open_nvrtc() {
+  if (Handle torch = ::dlopen("libcaffe2_nvrtc.so", RTLD_NOW | RTLD_LOCAL)) return torch;
+  std::string problem = ::dlerror();
+  for (const auto& [name, wheel] : {std::pair("libnvrtc.so.13", "cu13"), std::pair("libnvrtc.so.12", "cuda_nvrtc")}) {
+    std::string why;
+    if (Handle library = open_nvidia_library(name, wheel, why)) return library;
+    problem += "; " + why;
+  }
+  throw Error(ErrorCode::kUnsupported, str("NVRTC cannot be loaded: ", problem));
+}
+
 Nvrtc load_nvrtc() {
-  std::string problem;
-  Handle library = open_nvidia_library("libnvrtc.so.13", "cu13", problem);
-  if (library == nullptr) library = open_nvidia_library("libnvrtc.so.12", "cuda_nvrtc", problem);
-  if (library == nullptr) throw Error(ErrorCode::kUnsupported, str("NVRTC cannot be loaded (", problem, ")"));
+  const Handle library = open_nvrtc();
   Nvrtc api{};
   fill_from(library, "nvrtcCreateProgram", api.create);
   fill_from(library, "nvrtcDestroyProgram", api.destroy);
@@ -104,17 +113,17 @@ struct Driver {
                 Handle stream, void** arguments, void** extra);
   int (*error_text)(int, const char**);
 
-  void check(int result, const char* what) const {
-    if (result == 0) return;
+  std::string words(int result) const {
     const char* text = nullptr;
     (void)error_text(result, &text);
-    throw Error(ErrorCode::kUnsupported,
-                str(what, " failed; the NVIDIA driver says: ", text ? text : "nothing", " (error ", result, ")"));
+    return str("the NVIDIA driver says: ", text != nullptr ? text : "nothing", " (error ", result, ")");
+  }
+  void check(int result, const char* what) const {
+    if (result != 0) throw Error(ErrorCode::kUnsupported, str(what, " failed; ", words(result)));
   }
 };
 
 Driver load_driver() {
-  std::string problem;
   Handle library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw Error(ErrorCode::kUnsupported, str("no NVIDIA driver was found (", ::dlerror(), ")"));
   Driver api{};
@@ -153,27 +162,30 @@ class DeviceKernel::Impl {
 
   const std::string& prepare(c10::Device device) {
     const std::lock_guard lock(mutex_);
-    const auto [place, is_new] = loaded_.try_emplace(device.index());
-    if (is_new) {
-      try {
-        load(device, place->second);
-      } catch (const Error& error) {
-        place->second.problem = error.what();
-      }
+    const auto found = loaded_.find(device.index());
+    if (found != loaded_.end()) return found->second.problem;
+    Loaded loaded;
+    try {
+      loaded = load(device);
+    } catch (const std::exception& error) {
+      loaded.problem = error.what();
     }
-    return place->second.problem;
+    return loaded_.emplace(device.index(), std::move(loaded)).first->second.problem;
   }
 
   void launch(c10::Device device, int blocks, int threads, const void* argument) {
+    if (const std::string& problem = prepare(device); !problem.empty()) throw Error(ErrorCode::kUnsupported, problem);
     const Loaded& here = loaded(device);
     // A thread that libtorch's runtime has not been used in has no context yet.
     const c10::DeviceGuard guard(device);
     driver().check(driver().set_context(here.context), "cuCtxSetCurrent");
     void* arguments[] = {const_cast<void*>(argument)};
-    driver().check(
+    const int result =
         driver().launch(here.function, static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(threads), 1, 1, 0,
-                        reinterpret_cast<Handle>(current_stream(device).native_handle()), arguments, nullptr),
-        text_.function.c_str());
+                        reinterpret_cast<Handle>(current_stream(device).native_handle()), arguments, nullptr);
+    if (result != 0)
+      throw Error(ErrorCode::kInternal, str(text_.function, ", or something enqueued before it, failed on ",
+                                            device.str(), ": ", driver().words(result)));
   }
 
  private:
@@ -188,24 +200,28 @@ class DeviceKernel::Impl {
     return loaded_.at(device.index());  // a map's entries stay where they are
   }
 
-  void load(c10::Device device, Loaded& result) const {
+  Loaded load(c10::Device device) {
+    Loaded result;
     const c10::DeviceGuard guard(device);
     const Driver& api = driver();
     int number = 0, major = 0, minor = 0;
     api.check(api.device(&number, device.index()), "cuDeviceGet");
     api.check(api.attribute(&major, kMajor, number), "cuDeviceGetAttribute");
     api.check(api.attribute(&minor, kMinor, number), "cuDeviceGetAttribute");
-    const std::string code = compile_kernel(text_, str("sm_", major, minor));
+    std::string& code = code_[str("sm_", major, minor)];
+    if (code.empty()) code = compile_kernel(text_, str("sm_", major, minor));
     api.check(api.primary_context(&result.context, number), "cuDevicePrimaryCtxRetain");
     api.check(api.set_context(result.context), "cuCtxSetCurrent");
     Handle module = nullptr;
     api.check(api.load_module(&module, code.data()), "cuModuleLoadData");
     api.check(api.function(&result.function, module, text_.function.c_str()), "cuModuleGetFunction");
+    return result;
   }
 
   const KernelText text_;
   std::mutex mutex_;
-  std::map<int, Loaded> loaded_;  // by device; guarded by mutex_
+  std::map<int, Loaded> loaded_;             // by device; guarded by mutex_
+  std::map<std::string, std::string> code_;  // by architecture; guarded by mutex_
 };
 
 DeviceKernel::DeviceKernel(KernelText text) : impl_(std::make_unique<Impl>(std::move(text))) {}

@@ -35,7 +35,8 @@ struct AdamCall {
   int count;
   AdamRun runs[kMaxRuns];
 };
-static_assert(sizeof(AdamCall) <= 4096, "launches take no more");
+static_assert(sizeof(AdamRun) == 64 && sizeof(AdamCall) == 64 + AdamCall::kMaxRuns * 64 && sizeof(AdamCall) <= 4096,
+              "both compilers lay it out alike, and launches take no more");
 
 inline bool is_skipped(const AdamCall& call) { return call.skip != nullptr && *call.skip != 0; }
 

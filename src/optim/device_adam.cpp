@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <initializer_list>
 #include <mutex>
 #include <optional>
 
@@ -62,6 +63,20 @@ const float* number_of(const std::optional<at::Tensor>& tensor) {
   return tensor && tensor->defined() ? tensor->const_data_ptr<float>() : nullptr;
 }
 
+// A kernel sees addresses alone.
+void check_numbers(const at::Tensor& lr, std::initializer_list<at::Tensor> numbers) {
+  for (const at::Tensor& number : numbers)
+    TRIREME_CHECK(number.device() == lr.device() && number.numel() == 1, "one number on ", lr.device().str(),
+                  " expected, got ", number.numel(), " on ", number.device().str());
+}
+void check_stretch(const at::Tensor& lr, std::initializer_list<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors)
+    TRIREME_CHECK(
+        tensor.device() == lr.device() && tensor.is_contiguous() && tensor.numel() == tensors.begin()->numel(),
+        tensors.begin()->numel(), " neighbours on ", lr.device().str(), " expected, got ", tensor.numel(), " on ",
+        tensor.device().str());
+}
+
 /// The operator's kernel: stretches go by calls of as many as one takes.
 template <class Place>
 void run_adam(at::TensorList masters, at::TensorList weights, at::TensorList gradients, at::TensorList first,
@@ -83,7 +98,12 @@ void run_adam(at::TensorList masters, at::TensorList weights, at::TensorList gra
     if (blocks > 0) Place::launch(call, blocks, lr.device());
     call.count = blocks = 0;
   };
+  check_numbers(lr, {lr, gradient_factor.value_or(lr), skip.value_or(lr)});
+  for (const at::TensorList list : {weights, gradients, first, second, steps})
+    TRIREME_CHECK(list.size() == masters.size(), masters.size(), " stretches, and a list of ", list.size());
   for (size_t i = 0; i < masters.size(); ++i) {
+    check_stretch(lr, {masters[i], weights[i], gradients[i], first[i], second[i]});
+    check_numbers(lr, {steps[i]});
     const AdamType type = type_of(weights[i]);
     TRIREME_CHECK(type != kAdamFloat, "weights of 16 bits expected");
     const int64_t numel = masters[i].numel();
@@ -133,8 +153,7 @@ const KernelText& adam_kernel_text() {
 }
 
 bool has_adam_kernel(c10::Device device) {
-  if (!device.is_cuda())
-    return adam_operator().hasComputedKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
+  if (!device.is_cuda()) return adam_operator().hasKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
   const std::string& problem = adam_kernel().prepare(device);
   if (problem.empty()) return true;
   static std::once_flag told;
@@ -148,9 +167,6 @@ bool has_adam_kernel(c10::Device device) {
 void adam_on_device(const AdamLists& lists, const OptimizerOptions& optimizer, const at::Tensor& lr,
                     const at::Tensor& gradient_factor, const at::Tensor& skip) {
   const at::AutoDispatchBelowADInplaceOrView below;  // there is nothing to differentiate
-  const auto if_defined = [](const at::Tensor& tensor) {
-    return tensor.defined() ? std::optional(tensor) : std::nullopt;
-  };
   adam_operator().call(lists.masters, lists.weights, lists.gradients, lists.first, lists.second, lists.steps, lr,
                        if_defined(gradient_factor), if_defined(skip), optimizer.beta1, optimizer.beta2, optimizer.eps,
                        optimizer.weight_decay, optimizer.kind == OptimizerKind::kAdamW);

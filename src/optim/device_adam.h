@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "trireme/device/kernel.h"
@@ -24,6 +25,10 @@ struct AdamLists {
 /// Whether adam_on_device() works on `device`. Its first call for a GPU compiles the kernel; where that fails, a
 /// warning says why, once, and ATen's kernels are there.
 bool has_adam_kernel(c10::Device device);
+
+inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
 
 /// What NVRTC compiles for it.
 const KernelText& adam_kernel_text();

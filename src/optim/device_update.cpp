@@ -10,7 +10,6 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <functional>
 #include <optional>
 
@@ -46,10 +45,6 @@ void append(AdamLists& lists, const DeviceRun& run) {
   lists.first.push_back(run.span.first);
   lists.second.push_back(run.span.second);
   lists.steps.push_back(run.step);
-}
-
-std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
 /// Element-wise, as lion.h has it. What a skipped step computes may be NaN and is thrown away.
@@ -112,25 +107,25 @@ void update_masters(const std::vector<DeviceRun>& runs, const OptimizerOptions& 
 
 }  // namespace
 
+bool is_adam(OptimizerKind kind) { return kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamW; }
+
 bool is_on_devices(OptimizerKind kind) {
   return kind != OptimizerKind::kLamb && kind != OptimizerKind::kMuon && kind != OptimizerKind::kClient;
 }
 
 void update_on_device(const std::vector<DeviceRun>& runs, const OptimizerOptions& optimizer,
-                      const StepDecision& decision, const at::Tensor& lr) {
-  const bool is_adam = optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW;
-  const auto has_master = [](const DeviceRun& run) { return run.span.has_master(); };
-  const bool has_kernel = is_adam && std::any_of(runs.begin(), runs.end(), has_master) && has_adam_kernel(lr.device());
+                      const StepDecision& decision, const at::Tensor& lr, bool by_adam_kernel) {
+  by_adam_kernel &= is_adam(optimizer.kind);
   AdamLists in_one_pass;
   std::vector<DeviceRun> others;
   std::vector<at::Tensor> weights, masters;
   for (const DeviceRun& run : runs) {
-    if (has_kernel && has_master(run)) {
+    if (by_adam_kernel && run.span.has_master()) {
       append(in_one_pass, run);
       continue;
     }
     others.push_back(run);
-    if (!has_master(run)) continue;
+    if (!run.span.has_master()) continue;
     weights.push_back(run.span.weights);
     masters.push_back(run.span.master);
   }

@@ -15,7 +15,7 @@ struct MomentFactors {
   float eps, gradient;               ///< gradients are multiplied by the latter
 };
 
-/// Update number `step`, the first of which is 1.
+/// Update number `step`, the first of which is 1; an infinite one is without bias correction.
 inline MomentFactors moment_factors(double beta1, double beta2, double eps, double gradient, double step) {
   return {static_cast<float>(beta1),
           static_cast<float>(1 - beta1),

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "optim/client.h"
+#include "optim/device_adam.h"
 #include "optim/device_update.h"
 #include "optim/host_updates.h"
 #include "optim/lamb.h"
@@ -36,6 +37,7 @@ class ShardedOptimizer::Impl {
                             "; use AdamW, Adam, Adagrad, Lion, Muon or SGD, or "
                             "zero_optimization.offload_optimizer.device=cpu with a ratio of 1"),
                         ErrorCode::kUnsupported);
+    by_adam_kernel_ = slices_.any_on_device() && agree_on_adam_kernel(parameters.options);
     // What needs whole parameters exchanges them with other ranks, and that is for the program's own thread.
     const bool needs_others = first == OptimizerKind::kLamb || has_muon_ || first == OptimizerKind::kClient;
     if (slices_.any_on_host() && !is_host(device) && !needs_others)
@@ -243,7 +245,7 @@ class ShardedOptimizer::Impl {
     for (size_t group = 0; group < by_group.size(); ++group) {
       if (!is_on_devices(options.groups[group].kind)) continue;
       const at::Tensor lr = decision.lr.empty() ? number(options.groups[group].lr) : decision.lr[group];
-      update_on_device(by_group[group], options.groups[group], decision, lr);
+      update_on_device(by_group[group], options.groups[group], decision, lr, by_adam_kernel_);
     }
     device_steps_->end(decision.skip);
     for (size_t i = 0; i < slices_.count(); ++i) {
@@ -258,6 +260,17 @@ class ShardedOptimizer::Impl {
     return at::full({}, value, at::TensorOptions().dtype(at::kFloat).device(pager_.device()));
   }
   StepDecision decision_of(double gradient_factor) const { return {.gradient_factor = number(gradient_factor)}; }
+
+  /// Collective. Before training: to compile takes a while, and later there may be no memory for a kernel.
+  bool agree_on_adam_kernel(const std::vector<OptimizerOptions>& options) const {
+    bool has_adam = false, has_master = false;
+    for (const OptimizerOptions& group : options) has_adam |= is_adam(group.kind);
+    for (size_t i = 0; i < slices_.count(); ++i) has_master |= slices_.span(i).has_master();
+    if (!has_adam || !has_master) return false;
+    const at::Tensor has_kernel = at::full({1}, has_adam_kernel(pager_.device()) ? 1 : 0, at::kInt);
+    if (group_.size() > 1) group_.all_reduce(has_kernel, ReduceOp::kMin).wait();
+    return has_kernel.item<int>() == 1;
+  }
 
   void count_step(const Window& window) {
     for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
@@ -290,6 +303,7 @@ class ShardedOptimizer::Impl {
   Group& group_;
   OptimizerSlices slices_;
   bool has_muon_ = false;
+  bool by_adam_kernel_ = false;
   std::vector<int64_t> steps_;                 ///< by parameter: how often it was updated; on the host
   std::optional<DeviceSteps> device_steps_;    ///< the same on a device
   std::unique_ptr<ClientOptimizer> client_;    ///< instead of our own

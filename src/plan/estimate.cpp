@@ -46,7 +46,8 @@ ModelStates states_of(const Held& held, at::ScalarType weight_dtype, bool traina
     if (keeps_shard) states.weight_bytes = 0;
     return states;
   }
-  states.gradient_bytes = held.numel(options, 2) * gradient;
+  // Where some gradients leave for the host, all are reduced during backward.
+  states.gradient_bytes = held.numel(options, options.offload_ratio > 0 ? 1 : 2) * gradient;
   states.master_bytes = held.numel(options, 1) * master;
   states.optimizer_bytes = held.numel(options, 1) * optimizer;
   return states;

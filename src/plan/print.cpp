@@ -138,6 +138,8 @@ Json to_json(const Estimate& estimate) {
   return {{"parameters", estimate.parameters},
           {"weight_dtype", short_name(estimate.request.weight_dtype)},
           {"optimizer", words_for(estimate.request.optimizer)},
+          {"offload_ratio", estimate.request.offload_ratio},
+          {"offload_parameters", estimate.request.offload_parameters},
           {"per_rank", std::move(rows)}};
 }
 

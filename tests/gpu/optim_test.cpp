@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
 #include <tuple>
 
 #include "tests/optim/adam_lists.h"
 #include "trireme/device/device.h"
+#include "trireme/device/stream.h"
 
 namespace trireme {
 namespace {
@@ -20,16 +22,26 @@ TEST_P(GpuAdam, HasTheBitsOfTheHost) {
   const auto& [kind, weights, gradients] = GetParam();
   const c10::Device device = choose_device("cuda", 0);
   ASSERT_TRUE(has_adam_kernel(device)) << "the warning above says why";
-  const OptimizerOptions options{.kind = kind, .lr = 3e-3, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1};
+  const OptimizerOptions options{.kind = kind, .lr = 3e-3, .weight_decay = 0.1};
   std::vector<int64_t> sizes = kAdamSizes;
-  sizes.resize(150, 5000);
-  for (const double skip : {0.0, 1.0}) {
-    const AdamLists expected = adam_lists(sizes, weights, gradients);
-    if (skip == 0) adam_on_host(expected, options, 0.25);
-    const AdamLists got = to_device(adam_lists(sizes, weights, gradients), device);
-    adam_on_device(got, options, number(3e-3, device), number(0.25, device), number(skip, device));
-    EXPECT_EQ(difference(got, expected), "") << "skip " << skip;
-  }
+  sizes.resize(150, 5003);  // most begin where nothing is aligned
+  const AdamLists before = adam_lists(sizes, weights, gradients);
+  const AdamLists expected = adam_lists(sizes, weights, gradients), unscaled = adam_lists(sizes, weights, gradients);
+  adam_on_host(expected, options, 0.25);
+  adam_on_host(unscaled, options, 1);
+  // On another stream, by a thread that has done nothing on the GPU yet.
+  std::thread([&] {
+    const SideStream side(device);
+    const OnStream on(side);
+    const AdamLists got = adam_lists(sizes, weights, gradients, device);
+    adam_on_device(got, options, number(3e-3, device), number(0.25, device), number(1, device));
+    EXPECT_EQ(difference(got, before), "") << "skipped";
+    adam_on_device(got, options, number(3e-3, device), number(0.25, device), number(0, device));
+    EXPECT_EQ(difference(got, expected), "");
+    const AdamLists plain = adam_lists(sizes, weights, gradients, device);
+    adam_on_device(plain, options, number(3e-3, device), {}, {});
+    EXPECT_EQ(difference(plain, unscaled), "") << "without a factor";
+  }).join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, GpuAdam,

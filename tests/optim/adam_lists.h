@@ -7,6 +7,10 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -19,15 +23,29 @@ namespace trireme::testing {
 /// Around the blocks of a launch and the elements that one thread has on their way, and none.
 inline const std::vector<int64_t> kAdamSizes = {1, 0, 33, 1023, 1024, 1025, 8191, 8192, 8193, 3 * 8192 + 769, 40000};
 
-/// Side by side in memory, so that what is written past the end of one is seen in the next.
-inline AdamLists adam_lists(const std::vector<int64_t>& sizes, at::ScalarType weights, at::ScalarType gradients) {
+/// Zeros, ties of rounding, what 16 bits cannot hold, and what is no number.
+inline at::Tensor with_hard_values(const at::Tensor& values) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float hard[] = {0.F,           -0.F,          1e-40F,         -1e-40F,        6e-8F,
+                        3e-8F,         65519.F,       65520.F,        70000.F,        -1e38F,
+                        1 + 1 / 256.F, 1 + 3 / 256.F, 1 + 1 / 2048.F, 1 + 3 / 2048.F, kInfinity,
+                        -kInfinity,    std::nanf("")};
+  const auto count = std::min<int64_t>(std::size(hard), values.numel());
+  for (int64_t i = 0; i < count; ++i) values.data_ptr<float>()[values.numel() - 1 - i] = hard[i];
+  return values;
+}
+
+/// Side by side in memory of `device`, so that what is written past the end of one is seen in the next.
+inline AdamLists adam_lists(const std::vector<int64_t>& sizes, at::ScalarType weights, at::ScalarType gradients,
+                            c10::Device device = c10::Device(c10::kCPU)) {
   const at::Generator random = at::detail::createCPUGenerator(11);
   const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  const at::Tensor master = at::randn({numel}, random);
-  const at::Tensor rounded = master.to(weights);
-  const at::Tensor gradient = at::randn({numel}, random).to(gradients);
-  const at::Tensor first = at::randn({numel}, random);
-  const at::Tensor second = at::rand({numel}, random);
+  const at::Tensor masters = with_hard_values(at::randn({numel}, random));
+  const at::Tensor master = masters.to(device);
+  const at::Tensor rounded = masters.to(weights).to(device);
+  const at::Tensor gradient = with_hard_values(at::randn({numel}, random)).flip(0).to(gradients).to(device);
+  const at::Tensor first = at::randn({numel}, random).to(device);
+  const at::Tensor second = at::rand({numel}, random).to(device);
   AdamLists lists;
   int64_t begin = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -36,7 +54,7 @@ inline AdamLists adam_lists(const std::vector<int64_t>& sizes, at::ScalarType we
     lists.gradients.push_back(gradient.narrow(0, begin, sizes[i]));
     lists.first.push_back(first.narrow(0, begin, sizes[i]));
     lists.second.push_back(second.narrow(0, begin, sizes[i]));
-    lists.steps.push_back(at::full({}, static_cast<float>(i % 7 + 1)));
+    lists.steps.push_back(at::full({}, i % 2 == 0 ? static_cast<float>(i + 1) : 20000.F).to(device));
     begin += sizes[i];
   }
   return lists;
@@ -44,12 +62,6 @@ inline AdamLists adam_lists(const std::vector<int64_t>& sizes, at::ScalarType we
 
 inline at::Tensor number(double value, c10::Device device = c10::Device(c10::kCPU)) {
   return at::full({}, static_cast<float>(value), at::TensorOptions().dtype(at::kFloat).device(device));
-}
-
-inline AdamLists to_device(AdamLists lists, c10::Device device) {
-  for (auto* list : {&lists.masters, &lists.weights, &lists.gradients, &lists.first, &lists.second, &lists.steps})
-    for (at::Tensor& tensor : *list) tensor = tensor.to(device);
-  return lists;
 }
 
 /// What the host's own loops make of it.
@@ -64,12 +76,15 @@ inline void adam_on_host(const AdamLists& lists, OptimizerOptions options, doubl
                      options, gradient_factor, lists.steps[i].item<int64_t>());
 }
 
-/// The lists that differ in a bit; empty: none.
+/// The lists that differ in a bit, NaN or not; empty: none.
 inline std::string difference(const AdamLists& a, const AdamLists& b) {
   std::string text;
+  const auto bits = [](const at::Tensor& values) {
+    return values.cpu().view(values.element_size() == 2 ? at::kShort : at::kInt);
+  };
   const auto compare = [&](const char* name, const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& y) {
     for (size_t i = 0; i < x.size(); ++i)
-      if (!at::equal(x[i].cpu(), y[i].cpu())) text += std::string(name) + " " + std::to_string(i) + "\n";
+      if (!at::equal(bits(x[i]), bits(y[i]))) text += std::string(name) + " " + std::to_string(i) + "\n";
   };
   compare("master", a.masters, b.masters);
   compare("weights", a.weights, b.weights);

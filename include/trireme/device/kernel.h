@@ -1,4 +1,4 @@
-// Kernels in CUDA C++ that are compiled where they run, by NVRTC, which comes with libtorch: the library is built
+// Kernels in CUDA C++ that are compiled where they run, by the NVRTC that libtorch's CUDA brings: the library is built
 // without CUDA's compiler, and every GPU gets code of its own.
 #pragma once
 
@@ -33,8 +33,8 @@ class DeviceKernel {
   /// Compiles and loads it, a fraction of a second at the first call for `device`. Why it cannot be launched there;
   /// empty: it can.
   const std::string& prepare(c10::Device device);
-  /// Enqueues it on this thread's current stream of `device`. Requires prepare() was empty. `argument` is copied.
-  /// Throws    Error(kUnsupported): what the driver says.
+  /// Enqueues it on this thread's current stream of `device`. `argument` is copied.
+  /// Throws    Error(kUnsupported): prepare()'s words; Error(kInternal): the driver's, of this or of earlier work.
   void launch(c10::Device device, int blocks, int threads, const void* argument);
 
  private:

@@ -40,7 +40,8 @@ struct ModelStates {
 /// are
 ///   stage 0: w + g + s    stage 1: w + g + s/N    stage 2: w + (g + s)/N    stage 3: (w + g + s)/N.
 /// Of offloaded ones (w + g + s)/N are on the host, and w, at stage 3 w/N, is left; nothing with offload_parameters.
-/// Units gathered for computing, activations and gradients in flight come on top: docs/plan.md.
+/// Beside them stage 1 has the others' gradients as stage 2 does. Units gathered for computing, activations and
+/// gradients in flight come on top: docs/plan.md.
 ///
 /// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1.
 /// Source    "P_os, P_os+g, P_os+g+p" of ZeRO, arXiv:1910.02054, section 5. Test: estimate_test.cpp.

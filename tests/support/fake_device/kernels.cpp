@@ -264,6 +264,11 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
+// The library's own operator has no kernel by the fallback: whether a device has one is asked.
+TORCH_LIBRARY_IMPL(trireme, PrivateUse1, library) {
+  library.impl("adam_", torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty_fake);
   library.impl("empty_strided", &empty_strided_fake);
