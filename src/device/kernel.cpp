@@ -160,22 +160,11 @@ class DeviceKernel::Impl {
  public:
   explicit Impl(KernelText text) : text_(std::move(text)) {}
 
-  const std::string& prepare(c10::Device device) {
-    const std::lock_guard lock(mutex_);
-    const auto found = loaded_.find(device.index());
-    if (found != loaded_.end()) return found->second.problem;
-    Loaded loaded;
-    try {
-      loaded = load(device);
-    } catch (const std::exception& error) {
-      loaded.problem = error.what();
-    }
-    return loaded_.emplace(device.index(), std::move(loaded)).first->second.problem;
-  }
+  const std::string& prepare(c10::Device device) { return loaded(device).problem; }
 
   void launch(c10::Device device, int blocks, int threads, const void* argument) {
-    if (const std::string& problem = prepare(device); !problem.empty()) throw Error(ErrorCode::kUnsupported, problem);
     const Loaded& here = loaded(device);
+    if (!here.problem.empty()) throw Error(ErrorCode::kUnsupported, here.problem);
     // A thread that libtorch's runtime has not been used in has no context yet.
     const c10::DeviceGuard guard(device);
     driver().check(driver().set_context(here.context), "cuCtxSetCurrent");
@@ -195,9 +184,18 @@ class DeviceKernel::Impl {
     std::string problem;
   };
 
+  /// Or why it is not. A map's entries stay where they are.
   const Loaded& loaded(c10::Device device) {
     const std::lock_guard lock(mutex_);
-    return loaded_.at(device.index());  // a map's entries stay where they are
+    const auto found = loaded_.find(device.index());
+    if (found != loaded_.end()) return found->second;
+    Loaded result;
+    try {
+      result = load(device);
+    } catch (const std::exception& error) {
+      result.problem = error.what();
+    }
+    return loaded_.emplace(device.index(), std::move(result)).first->second;
   }
 
   Loaded load(c10::Device device) {

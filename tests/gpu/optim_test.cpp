@@ -4,7 +4,6 @@
 
 #include <string>
 #include <thread>
-#include <tuple>
 
 #include "tests/optim/adam_lists.h"
 #include "trireme/device/device.h"
@@ -15,7 +14,7 @@ namespace {
 
 using namespace testing;
 
-class GpuAdam : public ::testing::TestWithParam<std::tuple<OptimizerKind, at::ScalarType, at::ScalarType>> {};
+class GpuAdam : public ::testing::TestWithParam<AdamTypes> {};
 
 TEST_P(GpuAdam, HasTheBitsOfTheHost) {
   if (count_gpus() == 0) GTEST_SKIP() << "there is no GPU";
@@ -44,15 +43,7 @@ TEST_P(GpuAdam, HasTheBitsOfTheHost) {
   }).join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, GpuAdam,
-                         ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW),
-                                            ::testing::Values(at::kBFloat16, at::kHalf),
-                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
-                         [](const auto& info) {
-                           return std::string(optimizer_name(std::get<0>(info.param))) +
-                                  c10::toString(std::get<1>(info.param)) + "By" +
-                                  c10::toString(std::get<2>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Types, GpuAdam, all_adam_types(), adam_types_name);
 
 }  // namespace
 }  // namespace trireme

@@ -27,6 +27,18 @@ struct Losses {
   std::vector<double> losses, norms;
 };
 
+Losses take_steps(Engine& engine, TrainedModel& model, int steps) {
+  Losses result;
+  for (int step = 0; step < steps; ++step) {
+    const at::Tensor loss = model.loss({step, step});
+    engine.backward(loss);
+    engine.step();
+    result.losses.push_back(loss.item<double>());
+    result.norms.push_back(engine.get_global_grad_norm().value());
+  }
+  return result;
+}
+
 Losses train(const char* device_name, int stage, at::ScalarType dtype, const PagerPolicy& offload = {}) {
   Losses result;
   run_ranks(1, [&](Rank& rank) {
@@ -41,13 +53,7 @@ Losses train(const char* device_name, int stage, at::ScalarType dtype, const Pag
     config.pager.offload_ratio = offload.offload_ratio;
     config.pager.offload_parameters = offload.offload_parameters;
     Engine engine(rank.world(), *model.module, {.config = config});
-    for (int step = 0; step < kSteps; ++step) {
-      const at::Tensor loss = model.loss({step, step});
-      engine.backward(loss);
-      engine.step();
-      result.losses.push_back(loss.item<double>());
-      result.norms.push_back(engine.get_global_grad_norm().value());
-    }
+    result = take_steps(engine, model, kSteps);
   });
   return result;
 }
@@ -99,21 +105,13 @@ INSTANTIATE_TEST_SUITE_P(What, GpuOffload,
 
 /// Losses and norms of a run in which all ranks have the same batches, so that any number of them learns alike.
 Losses train_alike(Group& group, c10::Device device, int stage, int steps) {
-  Losses result;
   TrainedModel model = make_llama();
   model.module->to(device);
   Config config = default_config(group.size());
   config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 2e-3};
   config.pager.stage = stage;
   Engine engine(group, *model.module, {.config = config});
-  for (int step = 0; step < steps; ++step) {
-    const at::Tensor loss = model.loss({step, step});
-    engine.backward(loss);
-    engine.step();
-    result.losses.push_back(loss.item<double>());
-    result.norms.push_back(engine.get_global_grad_norm().value());
-  }
-  return result;
+  return take_steps(engine, model, steps);
 }
 
 /// On one GPU, over CUDA IPC: the same bits at every stage, and what one rank learns.

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "optim/adam.h"
@@ -22,6 +24,19 @@ namespace trireme::testing {
 
 /// Around the blocks of a launch and the elements that one thread has on their way, and none.
 inline const std::vector<int64_t> kAdamSizes = {1, 0, 33, 1023, 1024, 1025, 8191, 8192, 8193, 3 * 8192 + 769, 40000};
+
+/// An optimizer, the dtype of weights and that of gradients.
+using AdamTypes = std::tuple<OptimizerKind, at::ScalarType, at::ScalarType>;
+
+inline auto all_adam_types() {
+  return ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW),
+                            ::testing::Values(at::kBFloat16, at::kHalf),
+                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
+}
+inline std::string adam_types_name(const ::testing::TestParamInfo<AdamTypes>& info) {
+  const auto& [kind, weights, gradients] = info.param;
+  return std::string(optimizer_name(kind)) + c10::toString(weights) + "By" + c10::toString(gradients);
+}
 
 /// Zeros, ties of rounding, what 16 bits cannot hold, and what is no number.
 inline at::Tensor with_hard_values(const at::Tensor& values) {

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <tuple>
 
 #include "optim/adam.h"
 #include "optim/device_update.h"
@@ -19,7 +18,7 @@ namespace {
 
 using namespace testing;
 
-class DeviceAdam : public ::testing::TestWithParam<std::tuple<OptimizerKind, at::ScalarType, at::ScalarType>> {
+class DeviceAdam : public ::testing::TestWithParam<AdamTypes> {
  protected:
   OptimizerOptions options() const {
     return {.kind = std::get<0>(GetParam()), .lr = 3e-3, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1};
@@ -91,15 +90,7 @@ TEST(AdamKernel, RefusesWhatNoKernelCouldSee) {
   EXPECT_THROW(step(), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, DeviceAdam,
-                         ::testing::Combine(::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW),
-                                            ::testing::Values(at::kBFloat16, at::kHalf),
-                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
-                         [](const auto& info) {
-                           return std::string(optimizer_name(std::get<0>(info.param))) +
-                                  c10::toString(std::get<1>(info.param)) + "By" +
-                                  c10::toString(std::get<2>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Types, DeviceAdam, all_adam_types(), adam_types_name);
 
 bool has_nvrtc() {
   std::string problem;
