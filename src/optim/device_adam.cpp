@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/full.h>
 #include <torch/library.h>
 
 #include <initializer_list>
@@ -162,6 +163,12 @@ bool has_adam_kernel(c10::Device device) {
         str("Adam on ", device.str(), " takes ATen's kernels and a pass more to round weights: ", problem));
   });
   return false;
+}
+
+bool is_true_on_all(Group& group, bool own) {
+  const at::Tensor all = at::full({1}, own ? 1 : 0, at::kInt);
+  group.all_reduce(all, ReduceOp::kMin).wait();
+  return all.item<int>() == 1;
 }
 
 void adam_on_device(const AdamLists& lists, const OptimizerOptions& optimizer, const at::Tensor& lr,

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "trireme/comm/group.h"
 #include "trireme/device/kernel.h"
 #include "trireme/optim/options.h"
 
@@ -32,6 +33,9 @@ inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
 
 /// What NVRTC compiles for it.
 const KernelText& adam_kernel_text();
+
+/// Collective: whether `own` is true on every rank.
+bool is_true_on_all(Group& group, bool own);
 
 /// adam_in_one_pass() for all stretches, 56 per launch, by numbers of the device.
 ///

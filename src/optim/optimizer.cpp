@@ -266,10 +266,7 @@ class ShardedOptimizer::Impl {
     bool has_adam = false, has_master = false;
     for (const OptimizerOptions& group : options) has_adam |= is_adam(group.kind);
     for (size_t i = 0; i < slices_.count(); ++i) has_master |= slices_.span(i).has_master();
-    if (!has_adam || !has_master) return false;
-    const at::Tensor has_kernel = at::full({1}, has_adam_kernel(pager_.device()) ? 1 : 0, at::kInt);
-    if (group_.size() > 1) group_.all_reduce(has_kernel, ReduceOp::kMin).wait();
-    return has_kernel.item<int>() == 1;
+    return has_adam && has_master && is_true_on_all(group_, has_adam_kernel(pager_.device()));
   }
 
   void count_step(const Window& window) {

@@ -10,6 +10,7 @@
 #include "optim/device_update.h"
 #include "tests/optim/adam_lists.h"
 #include "tests/support/fake_device/fake_device.h"
+#include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/device/nvidia_library.h"
 
@@ -91,6 +92,13 @@ TEST(AdamKernel, RefusesWhatNoKernelCouldSee) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, DeviceAdam, all_adam_types(), adam_types_name);
+
+TEST(AdamKernel, IsForAllRanksOrNone) {
+  run_ranks(3, [](Rank& rank) {
+    EXPECT_TRUE(is_true_on_all(rank.world(), true));
+    EXPECT_FALSE(is_true_on_all(rank.world(), rank.id() != 1));
+  });
+}
 
 bool has_nvrtc() {
   std::string problem;
