@@ -137,6 +137,7 @@ std::string describe(const Call& call) {
   if (call.device != at::kCPU) text += str(" on ", c10::DeviceTypeName(call.device, /*lower_case=*/true));
   if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
   if (call.root >= 0) text += str(", root ", call.root);
+  if (call.is_registered) text += ", registered";
   return text + ")" + context;
 }
 

@@ -44,13 +44,14 @@ struct Call {
   int root = -1;      ///< -1: none
   int64_t numel = 0;  ///< of the whole: the tensor that is reduced, gathered or split
   int64_t seq = 0;  ///< counts the collectives of a group from 1; messages of a pair, and calls on a device, separately
+  bool is_registered = false;        ///< between memory of Group::registered_zeros()
   at::DeviceType device = at::kCPU;  ///< where the tensors are; told in errors, not compared
   Subject subject = current_subject();
   CallerName caller = current_caller();  ///< told in errors, not compared
 
   bool same_as(const Call& other) const {
     return kind == other.kind && dtype == other.dtype && op == other.op && root == other.root && numel == other.numel &&
-           seq == other.seq && subject == other.subject;
+           seq == other.seq && is_registered == other.is_registered && subject == other.subject;
   }
 };
 

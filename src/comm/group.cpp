@@ -1,8 +1,14 @@
 #include "trireme/comm/group.h"
 
+#include <ATen/ops/zeros.h>
+
 #include "trireme/base/error.h"
 
 namespace trireme {
+
+at::Tensor Group::registered_zeros(int64_t bytes, c10::Device device) {
+  return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+}
 
 std::vector<Pending<void>> Group::all_gather_coalesced(const std::vector<at::Tensor>& outputs,
                                                        const std::vector<at::Tensor>& inputs) {

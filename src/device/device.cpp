@@ -104,6 +104,12 @@ DeviceMemory device_memory(c10::Device device) {
   return {bytes.current, bytes.peak};
 }
 
+void give_back_idle_memory(c10::Device device) {
+  if (is_host(device)) return;
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator != nullptr && allocator->initialized()) allocator->emptyCache();
+}
+
 void reset_device_peak(c10::Device device) {
   if (is_host(device)) return;
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));

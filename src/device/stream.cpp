@@ -8,6 +8,14 @@ namespace trireme {
 
 c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
+void wait_quietly(c10::Device device) noexcept {
+  try {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  } catch (const std::exception&) {
+    // What has failed was told to whoever used the device.
+  }
+}
+
 Mark Mark::here(c10::Device device) { return is_host(device) ? Mark() : behind(current_stream(device)); }
 
 Mark Mark::behind(const c10::Stream& stream) {

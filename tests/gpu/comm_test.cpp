@@ -37,6 +37,7 @@ class Differences {
     for (const at::ScalarType dtype : all_dtypes())
       for (const int64_t numel : {0, 1, 3, 1000, 8209, 3000017}) compare_all(numel, dtype);
     compare_messages();
+    for (const int64_t numel : {1024, 3000000}) compare_registered(numel / group_.size() * group_.size());
     return text_;
   }
 
@@ -85,6 +86,27 @@ class Differences {
               [](Group& g, const at::Tensor& out, const at::Tensor& in) { return g.reduce_scatter(out, in); });
   }
 
+  /// In memory that the group has registered, and releases meanwhile.
+  void compare_registered(int64_t numel) {
+    const int64_t bytes = numel * 4, shard = numel / group_.size(), begin = shard * group_.rank();
+    const at::Tensor slab = group_.registered_zeros(2 * bytes, device_);
+    if (slab.any().item<bool>()) text_ += "registered memory that is not zero\n";
+    const at::Tensor input = slab.narrow(0, 0, bytes).view(at::kFloat);
+    const at::Tensor output = slab.narrow(0, bytes, bytes).view(at::kFloat);
+    const at::Tensor on_host = numbers(numel, group_.rank(), at::kFloat);
+    const auto expect = [&](const char* name, const at::Tensor& got, const at::Tensor& expected) {
+      if (!at::allclose(got.cpu(), expected, 1e-2, 1e-2)) text_ += std::string("registered ") + name + "\n";
+    };
+    input.copy_(on_host);
+    group_.reduce_scatter(output.narrow(0, begin, shard), input).wait();
+    host_.all_reduce(on_host).wait();
+    expect("reduce_scatter", output.narrow(0, begin, shard), on_host.narrow(0, begin, shard));
+    group_.all_gather(output, output.narrow(0, begin, shard)).wait();
+    expect("all_gather", output, on_host);
+    group_.all_reduce(input).wait();
+    expect("all_reduce", input, on_host);
+  }
+
   void compare_messages() {
     if (group_.size() == 1) return;
     const int next = (group_.rank() + 1) % group_.size();
@@ -110,10 +132,13 @@ int compare_with_host(Group& world, const std::string& argument) {
   const c10::Device device = choose_device("cuda", world.rank());
   NcclGroupOptions nccl;
   if (argument == "nccl in rank order") nccl.sums = NcclGroupOptions::Sums::kInRankOrder;
-  const auto group = argument == "cuda_ipc" ? make_cuda_ipc_group(whole_of(world), device)
-                                            : make_nccl_group(whole_of(world), device, nccl);
+  auto group = argument == "cuda_ipc" ? make_cuda_ipc_group(whole_of(world), device)
+                                      : make_nccl_group(whole_of(world), device, nccl);
   const std::string differences = Differences(*group, world, device, argument != "nccl").find();
+  const at::Tensor outlives = group->registered_zeros(4096, device);
+  group.reset();
   if (!differences.empty()) std::fprintf(stderr, "%s", differences.c_str());
+  if (outlives.any().item<bool>()) return 2;
   return differences.empty() ? 0 : 1;
 }
 

@@ -101,6 +101,15 @@ class Group {
   virtual Pending<void> recv(const at::Tensor& tensor, int peer) = 0;
   virtual void barrier() = 0;
 
+  /// Whether registered_zeros() on `device` are more than zeros.
+  virtual bool registers(c10::Device) const { return false; }
+  /// [bytes] of zeros on `device` for all_reduce(), reduce_scatter() and all_gather() over and over: NCCL moves what is
+  /// there without a copy of its own. It may outlive the group. Collective. Ask for few and large ones, for long: NCCL
+  /// rounds each up to what the driver recommends for multicast, and what is dropped is freed when all is, by the next
+  /// call, or with the group.
+  /// Throws    ConfigError (kUnsupported): an NCCL that cannot. CommError: what it says, such as too little memory.
+  virtual at::Tensor registered_zeros(int64_t bytes, c10::Device device);
+
   /// Collective over this group: ranks that stand in `members` (ranks of this group, ascending) get the new group,
   /// others nullptr.
   virtual std::unique_ptr<Group> split(const std::vector<int>& members, const std::string& name) = 0;

@@ -20,6 +20,9 @@ inline bool is_host(const at::Tensor& tensor) { return is_host(tensor.device());
 /// What this thread enqueues on now. Requires  `device` is no host.
 c10::Stream current_stream(c10::Device device);
 
+/// The host waits for all that is on `device`. For what is released at the end, never within a step.
+void wait_quietly(c10::Device device) noexcept;
+
 /// A point in the order of one stream: all that was enqueued on it before. Copies share it. A default one, and any on
 /// the host, is passed already.
 class Mark {

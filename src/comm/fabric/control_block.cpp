@@ -41,7 +41,7 @@ void CallRecord::write(const Call& call) {
   numel.store(call.numel, std::memory_order_relaxed);
   const int64_t packed = (static_cast<int64_t>(call.root) << 32) | (static_cast<int64_t>(call.device) << 24) |
                          (static_cast<int64_t>(call.kind) << 16) | (static_cast<int64_t>(call.dtype) << 8) |
-                         static_cast<int64_t>(call.op);
+                         (static_cast<int64_t>(call.is_registered) << 7) | static_cast<int64_t>(call.op);
   rest.store(packed, std::memory_order_relaxed);
   store(subject, call.subject);
   store(caller, call.caller);
@@ -51,10 +51,11 @@ Call CallRecord::read() const {
   const int64_t packed = rest.load(std::memory_order_relaxed);
   return {.kind = static_cast<CallKind>((packed >> 16) & 0xff),
           .dtype = static_cast<at::ScalarType>((packed >> 8) & 0xff),
-          .op = static_cast<ReduceOp>(packed & 0xff),
+          .op = static_cast<ReduceOp>(packed & 0x7f),
           .root = static_cast<int>(packed >> 32),
           .numel = numel.load(std::memory_order_relaxed),
           .seq = seq.load(std::memory_order_relaxed),
+          .is_registered = ((packed >> 7) & 1) != 0,
           .device = static_cast<at::DeviceType>((packed >> 24) & 0xff),
           .subject = load<Subject>(subject),
           .caller = load<CallerName>(caller)};

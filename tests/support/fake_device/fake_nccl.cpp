@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "comm/fabric/fold.h"
+#include "tests/support/fake_device/nccl_memory.h"
 #include "trireme/base/error.h"
 
 #ifdef TRIREME_HAS_NCCL
@@ -31,6 +32,18 @@ struct NcclCall {
   ncclDataType_t type;
   ncclRedOp_t op;
   int peer;  // or root
+  // Offsets in memory that is registered; -1: it is not.
+  int64_t from_place = -1;
+  int64_t to_place = -1;
+
+  bool is_registered() const { return from_place >= 0 || to_place >= 0; }
+  /// What NCCL asks for, where it does not work otherwise: see its documentation of user buffer registration.
+  bool is_registered_as(const NcclCall& other) const {
+    const bool gathers = kind == NcclKind::kAllGather, scatters = kind == NcclKind::kReduceScatter;
+    return (from_place < 0) == (other.from_place < 0) && (to_place < 0) == (other.to_place < 0) &&
+           (from_place < 0) == (to_place < 0) && (gathers || from_place == other.from_place) &&
+           (scatters || to_place == other.to_place);
+  }
 };
 
 /// What all ranks of a communicator do between one ncclGroupStart and ncclGroupEnd.
@@ -99,6 +112,8 @@ class Exchange {
       if (call.kind != calls_[0].kind || call.count != calls_[0].count || call.type != calls_[0].type ||
           call.op != calls_[0].op || call.peer != calls_[0].peer)
         throw std::logic_error("fake NCCL: ranks call different things, where NCCL would hang");
+      else if (!call.is_registered_as(calls_[0]))
+        throw std::logic_error("fake NCCL: memory that is not registered alike, with NCCL undefined behavior");
   }
 
   void run() const {
@@ -177,6 +192,8 @@ void pass_messages(const Meeting& meeting) {
           next(static_cast<size_t>(call.peer), NcclKind::kRecv, static_cast<int>(rank), sent[call.peer]++);
       if (other.count != call.count)
         throw std::logic_error("fake NCCL: a message of another length than its other end");
+      if ((call.from_place < 0) != (other.to_place < 0))
+        throw std::logic_error("fake NCCL: a message between memory that is registered and such that is not");
       std::memmove(other.to, call.from, call.count * bytes_of_type(call.type));
     }
   }
@@ -246,7 +263,17 @@ void submit() {
   FakeJoint::enqueue(meeting->joint, part, [meeting] { run_meeting(*meeting); });
 }
 
-ncclResult_t add(const NcclCall& call, ncclComm* comm, cudaStream_t stream) {
+void look_up_memory(NcclCall& call, const ncclComm* comm) {
+  const auto size = static_cast<size_t>(comm->clique->size);
+  const size_t bytes = call.count * bytes_of_type(call.type);
+  const bool scatters = call.kind == NcclKind::kReduceScatter, gathers = call.kind == NcclKind::kAllGather;
+  if (call.from != nullptr) call.from_place = nccl_place_of(comm, {call.from, scatters ? bytes * size : bytes});
+  if (call.to != nullptr) call.to_place = nccl_place_of(comm, {call.to, gathers ? bytes * size : bytes});
+  if (scatters || gathers || call.kind == NcclKind::kAllReduce) nccl_count(call.is_registered());
+}
+
+ncclResult_t add(NcclCall call, ncclComm* comm, cudaStream_t stream) {
+  look_up_memory(call, comm);
   if (group.comm != nullptr && (group.comm != comm || group.stream != stream)) return ncclInvalidUsage;
   group.comm = comm;
   group.stream = stream;
@@ -294,6 +321,7 @@ ncclResult_t abort(ncclComm* comm) {
   for (const auto& [joint, device] : comm->joints) FakeJoint::release(joint, device);
   all_comms.erase(comm);
   broken.erase(comm);
+  nccl_forget(comm);
   delete comm;
   return ncclSuccess;
 }
@@ -310,7 +338,7 @@ comm::NcclApi make_api() {
   api.comm_init_rank_config = init;
   api.comm_get_async_error = get_async_error;
   api.comm_finalize = [](ncclComm*) { return ncclSuccess; };
-  api.comm_destroy = abort;
+  api.comm_destroy = [](ncclComm* comm) { return nccl_check_unused(comm), abort(comm); };
   api.comm_abort = abort;
   api.all_reduce = [](const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm* comm,
                       cudaStream_t stream) {
@@ -343,9 +371,18 @@ comm::NcclApi make_api() {
   return api;
 }
 
+std::atomic<bool> can_register = true;
+
 const comm::NcclApi& fake_nccl() {
-  static const comm::NcclApi api = make_api();
-  return api;
+  static const comm::NcclApi old_api = make_api();
+  static const comm::NcclApi api = [] {
+    comm::NcclApi with_memory = old_api;
+    with_memory.mem_alloc = nccl_mem_alloc;
+    with_memory.mem_free = nccl_mem_free;
+    with_memory.comm_register = nccl_comm_register;
+    return with_memory;
+  }();
+  return can_register ? api : old_api;
 }
 
 }  // namespace
@@ -354,6 +391,8 @@ std::unique_ptr<Group> make_fake_nccl_group(std::unique_ptr<Group> host, c10::De
                                             const NcclGroupOptions& options) {
   return comm::make_nccl_group(fake_nccl(), std::move(host), device, options);
 }
+
+void let_fake_nccl_register(bool can) { can_register = can; }
 
 void break_fake_nccl() {
   const std::lock_guard lock(nccl_mutex);
@@ -368,6 +407,8 @@ std::unique_ptr<Group> make_fake_nccl_group(std::unique_ptr<Group> host, c10::De
                                             const NcclGroupOptions& options) {
   return make_nccl_group(std::move(host), device, options);  // says what is missing
 }
+
+void let_fake_nccl_register(bool) {}
 
 void break_fake_nccl() {}
 

@@ -221,6 +221,15 @@ void Order::free(void* data) {
   bytes[block.device] -= static_cast<int64_t>(block.bytes);
 }
 
+void Order::take_from_device(const FakeBytes& range, const std::string& name, const std::string& by) {
+  for (auto& [data, block] : blocks) {
+    if (block.is_free || !overlap(range, {data, block.bytes})) continue;
+    for (const auto& [key, access] : block.accesses)
+      if ((by.empty() || access.name == by) && !knows(hosts[block.device], access.stream, access.tick))
+        races.push_back(name + " of memory that " + access.name + " may still use");
+  }
+}
+
 bool runs_after(const FakeOperation& later, const FakeOperation& earlier) {
   return knows(later.clock, earlier.stream, earlier.tick);
 }

@@ -140,6 +140,9 @@ struct Order {
   void host_knows(int device, const Clock& clock);
   void* allocate(size_t bytes, int stream);
   void free(void* data);
+  /// The host takes memory from under what accesses it: a race with those it has not waited for. `by`: operations of
+  /// that name alone, or all.
+  void take_from_device(const FakeBytes& range, const std::string& name, const std::string& by = "");
 };
 
 }  // namespace trireme::testing

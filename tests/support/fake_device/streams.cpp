@@ -101,7 +101,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     order.look_at_flags();
     known.settle_what_is_over();
     // Who is told knows all that was before. What a group's own watch sees is told to nobody.
-    if (known.open.empty() && !is_watch_of_group()) order.host_knows(current_device, known.clock);
+    if (known.open.empty() && !is_watch_of_group()) order.host_knows(known.device, known.clock);
     return known.open.empty();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
@@ -114,7 +114,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     ++order.host_waits[std::this_thread::get_id()];
     EventState& known = *static_cast<EventState*>(event);
     order.settle(lock, known);
-    order.host_knows(current_device, known.clock);
+    order.host_knows(known.device, known.clock);
   }
   bool queryStream(const c10::Stream& stream) const override {
     Order& order = Order::get();

@@ -67,6 +67,7 @@ std::vector<Pending<void>> DeviceGroup::submit_all(std::vector<Request> requests
   for (Request& request : requests) {
     request.call.device = device_.type();
     request.call.seq = next_seq_;
+    request.call.is_registered = transport_->is_registered(request);
     calls.push_back(watch_->begin(std::move(request)));
     ++next_seq_;
   }
@@ -151,6 +152,12 @@ Pending<void> DeviceGroup::send(const at::Tensor& tensor, int peer) {
 Pending<void> DeviceGroup::recv(const at::Tensor& tensor, int peer) {
   if (is_for_host(CallKind::kRecv, tensor)) return host_->recv(tensor, peer);
   return submit_message(recv_request(state_->place(), tensor, peer));
+}
+
+at::Tensor DeviceGroup::registered_zeros(int64_t bytes, c10::Device device) {
+  if (device != device_) return host_->registered_zeros(bytes, device);
+  state_->throw_if_failed();
+  return transport_->registered_zeros(bytes, device);
 }
 
 std::unique_ptr<Group> DeviceGroup::split(const std::vector<int>& members, const std::string& name) {

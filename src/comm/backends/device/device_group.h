@@ -41,6 +41,9 @@ class DeviceGroup final : public StatefulGroup {
   /// The ranks meet, on the host; devices go on with what they have.
   void barrier() override { host_->barrier(); }
 
+  bool registers(c10::Device device) const override { return device == device_ && transport_->registers(); }
+  at::Tensor registered_zeros(int64_t bytes, c10::Device device) override;
+
   std::unique_ptr<Group> split(const std::vector<int>& members, const std::string& name) override;
   /// What is on a device is not shared, so that share() is not offered either.
   bool shares_memory() const override { return false; }

@@ -243,6 +243,7 @@ void OperationWatch::close() noexcept {
   if (!stuck.empty()) {
     log(LogLevel::kWarning, str("comm: the device does not end what group '", options_.state->name(),
                                 "' had under way when it failed; its tensors are never freed"));
+    transport_->abandon();
     (void)new auto(std::move(stuck));
   }
   std::vector<std::shared_ptr<DeviceCall>> retired;

@@ -1,6 +1,8 @@
 // What moves the bytes of a device group: NCCL, or memory that the ranks of one GPU map.
 #pragma once
 
+#include <ATen/ops/zeros.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +28,14 @@ class DeviceTransport {
   /// The same for a message: at most one thread per peer and direction, which may wait for the peer's.
   virtual void pass(const Request& request) = 0;
 
+  virtual bool registers() const { return false; }
+  /// Whether `collective` moves between such memory alone.
+  virtual bool is_registered(const Request&) { return false; }
+  /// Group::registered_zeros() on the group's device. Not while another thread is in collect().
+  virtual at::Tensor registered_zeros(int64_t bytes, c10::Device device) {
+    return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  }
+
   /// What went wrong behind this rank's back; empty: nothing. Any thread.
   virtual std::string problem() noexcept = 0;
   /// Lets what is under way end, whatever becomes of its data, so that streams are free again; calls that are being
@@ -33,6 +43,8 @@ class DeviceTransport {
   virtual void release() noexcept = 0;
   /// Nothing more will be enqueued and all of it has run.
   virtual void close() noexcept = 0;
+  /// The device does not end what it has: nothing that it may still use is ever freed.
+  virtual void abandon() noexcept {}
 };
 
 /// Where a transport is made.

@@ -24,9 +24,15 @@ void* open_library() {
           "its folder to LD_LIBRARY_PATH"));
 }
 
+/// Stays null where the library is too old to have it.
+template <class Function>
+void fill_if_there(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+}
+
 template <class Function>
 void fill(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
+  fill_if_there(library, name, function);
   if (function == nullptr)
     throw ConfigError(str(kLibrary, " has no ", name,
                           ": it is too old, or no NCCL; install nvidia-nccl-cu13 of a "
@@ -58,6 +64,9 @@ NcclApi load() {
   fill(library, "ncclRecv", api.recv);
   fill(library, "ncclGroupStart", api.group_start);
   fill(library, "ncclGroupEnd", api.group_end);
+  fill_if_there(library, "ncclMemAlloc", api.mem_alloc);
+  fill_if_there(library, "ncclMemFree", api.mem_free);
+  fill_if_there(library, "ncclCommRegister", api.comm_register);
   return api;
 }
 

@@ -26,6 +26,10 @@ struct NcclApi {
   decltype(&::ncclRecv) recv;
   decltype(&::ncclGroupStart) group_start;
   decltype(&::ncclGroupEnd) group_end;
+  // All three, or none: since 2.19.
+  decltype(&::ncclMemAlloc) mem_alloc;
+  decltype(&::ncclMemFree) mem_free;
+  decltype(&::ncclCommRegister) comm_register;
 };
 
 /// From the libnccl.so.2 that libtorch has loaded, or else from one that the loader or libtorch's package has. Loaded

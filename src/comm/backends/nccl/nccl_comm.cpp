@@ -63,6 +63,14 @@ void NcclComm::enqueue(const char* what, const std::function<void(ncclComm_t)>& 
   settle(what, [] {});
 }
 
+void NcclComm::register_memory(const NcclMemory& memory) {
+  const std::lock_guard lock(mutex_);
+  if (comm_ == nullptr)
+    throw CommError(ErrorCode::kPeerLost, "ncclCommRegister comes after its communicator was aborted");
+  void* handle = nullptr;
+  check(api_.comm_register(comm_, memory.data(), static_cast<size_t>(memory.bytes()), &handle), "ncclCommRegister");
+}
+
 ncclResult_t NcclComm::progress() {
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) throw CommError(ErrorCode::kPeerLost, "the communicator was aborted");

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "comm/backends/nccl/nccl_memory.h"
 #include "comm/call.h"
 
 namespace trireme::comm {
@@ -27,6 +28,10 @@ class NcclComm {
   void enqueue(const char* what, const std::function<void(ncclComm_t)>& calls);
   /// Within `calls` of enqueue().
   void check(ncclResult_t result, const char* what) const;
+
+  /// From now on calls here move `memory` without a copy through NCCL's own buffers, until this is gone: to take it
+  /// back before would be to wait for peers. Throws CommError: NCCL's, or abort() was called.
+  void register_memory(const NcclMemory& memory);
 
   /// What NCCL found in the background; empty: nothing.
   std::string problem() noexcept;

@@ -2,59 +2,20 @@
 
 #ifdef TRIREME_HAS_NCCL
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "comm/backends/device/device_fold.h"
 #include "comm/backends/nccl/nccl_meeting.h"
+#include "comm/backends/nccl/nccl_types.h"
 #include "comm/fabric/parts.h"
 #include "trireme/base/error.h"
 #include "trireme/device/stream.h"
 
 namespace trireme::comm {
-namespace {
-
-/// What NCCL can reduce. Nothing for 16-bit integers.
-std::optional<ncclDataType_t> nccl_type(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return ncclFloat32;
-    case at::kDouble:
-      return ncclFloat64;
-    case at::kHalf:
-      return ncclFloat16;
-    case at::kBFloat16:
-      return ncclBfloat16;
-    case at::kChar:
-      return ncclInt8;
-    case at::kByte:
-    case at::kBool:  // 0 and 1: larger is or, smaller is and
-      return ncclUint8;
-    case at::kInt:
-      return ncclInt32;
-    case at::kLong:
-      return ncclInt64;
-    default:
-      return std::nullopt;
-  }
-}
-
-ncclRedOp_t nccl_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return ncclSum;
-    case ReduceOp::kMean:
-      return ncclAvg;
-    case ReduceOp::kMax:
-      return ncclMax;
-    case ReduceOp::kMin:
-      return ncclMin;
-  }
-  return ncclSum;
-}
-
-}  // namespace
 
 /// Calls of one group, in bytes and on one stream.
 class NcclTransport::Batch {
@@ -119,6 +80,52 @@ void NcclTransport::enqueue(NcclComm& comm, const Call& call, const Body& body) 
   comm.enqueue(name_of(call.kind), [&](ncclComm_t handle) { body(Batch(api_, comm, handle, stream)); });
 }
 
+std::shared_ptr<RegisteredMemory> NcclTransport::registered() {
+  const std::lock_guard lock(mutex_);
+  return registered_;
+}
+
+bool NcclTransport::is_registered(const Request& request) {
+  const CallKind kind = request.call.kind;
+  const bool reduces = kind == CallKind::kAllReduce || kind == CallKind::kReduceScatter;
+  if (kind != CallKind::kAllGather && !(reduces && reduces_natively(request))) return false;
+  if (kind != CallKind::kAllReduce && request.call.numel % place_.size != 0) return false;
+  const auto memory = registered();
+  const auto has = [&](const at::Tensor& tensor) {
+    return memory->has(static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<int64_t>(tensor.nbytes()));
+  };
+  return memory && has(request.input) && has(request.output);
+}
+
+NcclComm& NcclTransport::comm_of(const Request& request) {
+  return request.call.is_registered ? registered()->comm() : *comm_;
+}
+
+at::Tensor NcclTransport::registered_zeros(int64_t bytes, c10::Device device) {
+  if (api_.comm_register == nullptr)
+    throw ConfigError(
+        "NCCL cannot register buffers before version 2.19; set trireme.register_buffers to false, or install a newer "
+        "nvidia-nccl-cu13",
+        ErrorCode::kUnsupported);
+  auto memory = registered();
+  // Ranks drop their tensors when they like, and must agree on when a communicator ends.
+  uint8_t is_new = !memory || memory->is_idle();
+  try {
+    ids_->all_reduce(at::from_blob(&is_new, {1}, at::kByte), ReduceOp::kMin).wait();
+  } catch (const CommError&) {
+    state_.throw_if_failed();  // a group that fails gives up its ids
+    throw;
+  }
+  if (is_new != 0) {
+    wait_quietly(device);
+    if (memory) memory->comm().close();
+    memory = std::make_shared<RegisteredMemory>(api_, meet_all(api_, {*ids_, state_, device}));
+    const std::lock_guard lock(mutex_);
+    registered_ = memory;
+  }
+  return memory->zeros(bytes, device);
+}
+
 void NcclTransport::collect(const Request& request) {
   switch (request.call.kind) {
     case CallKind::kAllReduce:
@@ -152,7 +159,7 @@ void NcclTransport::all_reduce(const Request& request) {
   if (reduces_natively(request)) {
     const Batch::Reduction all{request.in(), request.out(), request.call.numel, *nccl_type(request.call.dtype),
                                nccl_op(request.call.op)};
-    return enqueue(*comm_, request.call, [&](const Batch& batch) { batch.all_reduce(all); });
+    return enqueue(comm_of(request), request.call, [&](const Batch& batch) { batch.all_reduce(all); });
   }
   const ShardRange own = shard(request, place_.rank);
   fold_shard(request, request.output.view({-1}).slice(0, own.begin, own.end));
@@ -166,7 +173,7 @@ void NcclTransport::reduce_scatter(const Request& request) {
   Batch::Reduction part{request.in(), request.out(), request.call.numel / place_.size, *nccl_type(request.call.dtype),
                         nccl_op(request.call.op)};
   if (request.call.numel % place_.size == 0)
-    return enqueue(*comm_, request.call, [&](const Batch& batch) { batch.reduce_scatter(part); });
+    return enqueue(comm_of(request), request.call, [&](const Batch& batch) { batch.reduce_scatter(part); });
   enqueue(*comm_, request.call, [&](const Batch& batch) {
     for (int rank = 0; rank < place_.size; ++rank) {
       const ShardRange range = shard(request, rank);
@@ -212,7 +219,10 @@ void NcclTransport::gather_shards(const Batch& batch, const Request& request, st
 }
 
 void NcclTransport::gather_all(const std::vector<const Request*>& requests) {
-  enqueue(*comm_, requests.front()->call, [&](const Batch& batch) {
+  const auto is_plain = [](const Request* request) { return !request->call.is_registered; };
+  const auto plain = std::ranges::find_if(requests, is_plain);
+  const Request& decisive = plain == requests.end() ? *requests.front() : **plain;
+  enqueue(comm_of(decisive), requests.front()->call, [&](const Batch& batch) {
     for (const Request* request : requests) gather_shards(batch, *request, request->out(), request->in());
   });
 }
@@ -294,6 +304,7 @@ NcclComm& NcclTransport::lane(int from, int to, const Call& call) {
 std::string NcclTransport::problem() noexcept {
   const std::lock_guard lock(mutex_);
   std::string text = comm_->problem();
+  if (text.empty() && registered_) text = registered_->comm().problem();
   for (const auto& [ranks, comm] : lanes_)
     if (text.empty()) text = comm->problem();
   return text;
@@ -304,13 +315,20 @@ void NcclTransport::release() noexcept {
   ids_->abort("its device group has failed");
   comm_->abort();
   const std::lock_guard lock(mutex_);
+  if (registered_) registered_->comm().abort();
   for (const auto& [ranks, comm] : lanes_) comm->abort();
 }
 
 void NcclTransport::close() noexcept {
   comm_->close();
   const std::lock_guard lock(mutex_);
+  if (registered_) registered_->comm().close();
   for (const auto& [ranks, comm] : lanes_) comm->close();
+}
+
+void NcclTransport::abandon() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (registered_) registered_->abandon();
 }
 
 }  // namespace trireme::comm

@@ -1,7 +1,7 @@
 // NCCL behind a device group: which of its functions does what, and what is folded here instead.
 #pragma once
 
-#include "comm/backends/nccl/nccl_comm.h"
+#include "comm/backends/nccl/registered_memory.h"
 
 #ifdef TRIREME_HAS_NCCL
 #include <c10/core/Stream.h>
@@ -27,9 +27,13 @@ class NcclTransport final : public DeviceTransport {
   /// As one group of NCCL calls, which it launches together.
   void gather_all(const std::vector<const Request*>& requests) override;
   void pass(const Request& request) override;
+  bool registers() const override { return true; }
+  bool is_registered(const Request& request) override;
+  at::Tensor registered_zeros(int64_t bytes, c10::Device device) override;
   std::string problem() noexcept override;
   void release() noexcept override;
   void close() noexcept override;
+  void abandon() noexcept override;
 
  private:
   void all_reduce(const Request& request);
@@ -40,6 +44,9 @@ class NcclTransport final : public DeviceTransport {
   void gather(const Request& request);
   void scatter(const Request& request);
 
+  /// That of `request`, or of several that are alike in this.
+  NcclComm& comm_of(const Request& request);
+  std::shared_ptr<RegisteredMemory> registered();
   /// Whether NCCL's own reduction keeps the contract of `request`, but for the order of its sums.
   bool reduces_natively(const Request& request) const;
   /// This rank's shard of the fold of all inputs, into `output`.
@@ -68,6 +75,7 @@ class NcclTransport final : public DeviceTransport {
   std::atomic<bool> released_{false};
   std::mutex mutex_;
   std::map<std::pair<int, int>, std::unique_ptr<NcclComm>> lanes_;  // guarded by mutex_
+  std::shared_ptr<RegisteredMemory> registered_;                    // guarded by mutex_; null before it is asked for
 };
 
 }  // namespace trireme::comm
