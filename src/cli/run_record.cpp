@@ -185,7 +185,9 @@ void RunRecord::note(const std::string& line) {
 void RunRecord::finish(const std::string& reason) {
   const auto peaks = value_of_ranks(engine_.group(), std::max(peak_pss_bytes_, memory_use().pss_bytes));
   const auto resident = value_of_ranks(engine_.group(), peak_resident_bytes());
-  const auto on_device = value_of_ranks(engine_.group(), device_memory(engine_.pager().device()).peak_bytes);
+  const Pager& pager = engine_.pager();
+  const auto on_device =
+      value_of_ranks(engine_.group(), device_memory(pager.device()).peak_bytes + pager.memory().registered_bytes);
   if (!metrics_) return;
   end({.step = engine_.global_steps(),
        .reason = reason,

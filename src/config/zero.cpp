@@ -98,6 +98,7 @@ void read_zero(Section& top, const PrecisionOptions& precision, Config& config) 
   pager.prefetch_bytes = read_budget(zero, own, kPrefetch, precision);
   pager.accumulation_dtype = precision.accumulation_dtype;
   pager.poison = own.flag_or("poison", pager.poison);
+  pager.register_buffers = own.flag_or("register_buffers", pager.register_buffers);
   pager.units = read_unit_rules(own);
   read_offload(zero, pager);
   config.leaf_modules = read_leaf_modules(zero);

@@ -18,7 +18,9 @@
 #include <thread>
 #include <utility>
 
+#include "pager/flat_buffers.h"
 #include "pager/gradient_bucket.h"
+#include "pager/gradient_messages.h"
 #include "pager/gradient_store.h"
 #include "pager/kernels.h"
 #include "pager/leaving_gradients.h"
@@ -46,6 +48,7 @@ class BucketedGradients final : public GradientStore {
       : GradientStore(context),
         leaving_(context),
         leaves_(!context.offload.is_empty()),
+        kept_(context.device),
         buckets_(units()),
         late_(units()),
         shards_(units()),
@@ -56,11 +59,13 @@ class BucketedGradients final : public GradientStore {
     std::vector<int> everybody(group().size());
     for (int rank = 0; rank < group().size(); ++rank) everybody[rank] = rank;
     reductions_group_ = group().split(everybody, group().name() + "/gradients");
+    messages_ = std::make_unique<GradientMessages>(*reductions_group_, context, at_boundary());
+    if (!policy().deterministic) kept_ = FlatBuffers(*reductions_group_, context, kept_bytes());
     for (int i = 0; i < units(); ++i) {
       if (!unit(i).trainable) continue;
-      if (at_boundary()) buckets_[i].sum = make_buffer(i, unit(i).numel());
+      if (at_boundary()) buckets_[i].sum = kept_.zeros(unit(i).numel(), accumulation_dtype(i));
       if (!at_boundary() && (!leaving_.takes(i) || policy().deterministic))
-        shards_[i] = make_buffer(i, unit(i).shard_numel);
+        shards_[i] = kept_.zeros(unit(i).shard_numel, accumulation_dtype(i));
       if (!at_boundary() && policy().stage == 0) wholes_[i] = make_buffer(i, unit(i).numel());
     }
   }
@@ -145,6 +150,7 @@ class BucketedGradients final : public GradientStore {
   }
 
   void add_to(PagerMemory& memory) const override {
+    memory.registered_bytes += kept_.registered_bytes() + messages_->registered_bytes();
     const auto add = [&](int i, const at::Tensor& kept, int sharers) {
       if (!kept.defined()) return;
       memory.gradient_bytes += static_cast<int64_t>(kept.nbytes());
@@ -163,6 +169,14 @@ class BucketedGradients final : public GradientStore {
   // What leaves does so during backward, at every stage.
   bool at_boundary() const {
     return (policy().stage <= 1 || is_alone_on_device()) && !policy().deterministic && !leaves_;
+  }
+
+  int64_t kept_bytes() const {
+    int64_t bytes = 0;
+    for (int i = 0; i < units(); ++i)
+      if (unit(i).trainable && (at_boundary() || !leaving_.takes(i)))
+        bytes += bytes_in_slab(at_boundary() ? unit(i).numel() : unit(i).shard_numel, accumulation_dtype(i));
+    return bytes;
   }
 
   at::Tensor make_buffer(int index, int64_t numel) const {
@@ -207,15 +221,17 @@ class BucketedGradients final : public GradientStore {
     if (bucket.seen.empty()) open(bucket, index);
     make_way();
     const SubjectScope subject(unit(index).name);
-    Reduction reduction{index, !has_shard_[index], message_of(index, bucket.sum), {}, {}};
+    Reduction reduction{index, !has_shard_[index], messages_->of(unit(index), bucket.sum), {}, {}};
     has_shard_[index] = 1;
     in_flight_bytes_ += static_cast<int64_t>(reduction.input.nbytes()) - static_cast<int64_t>(bucket.sum.nbytes());
     bucket = Bucket{};
     if (is_alone_on_device()) {
       reduction.output = reduction.input;
     } else if (!policy().deterministic) {
-      const bool in_place = reduction.first && !leaving_.takes(index);
-      reduction.output = in_place ? shards_[index] : make_buffer(index, unit(index).shard_numel);
+      if (leaving_.takes(index))
+        reduction.output = make_buffer(index, unit(index).shard_numel);  // leaves beside the messages after the next
+      else
+        reduction.output = reduction.first ? shards_[index] : messages_->reduced(unit(index));
       reduction.pending = reductions_group_->reduce_scatter(reduction.output, reduction.input, ReduceOp::kSum);
     } else if (group().size() == 1) {
       reduction.output = reduction.input;
@@ -229,12 +245,6 @@ class BucketedGradients final : public GradientStore {
     if (is_alone_on_device()) complete_oldest();  // there is nobody to wait for
   }
 
-  // What ranks exchange of `sum`: `sum` itself, divided in place, where it travels as it is kept.
-  at::Tensor message_of(int index, at::Tensor& sum) const {
-    if (policy().predivide_factor != 1) sum.mul_(static_cast<float>(1 / policy().predivide_factor));
-    const bool travels = !is_alone_on_device() || policy().deterministic;
-    return travels ? sum.to(wire_dtype(index, sum.scalar_type())) : sum;
-  }
   void multiply_reduced(const at::Tensor& reduced) const { multiply(reduced, factor_ * policy().predivide_factor); }
   static void multiply(const at::Tensor& reduced, double factor) {
     if (static_cast<float>(factor) != 1) reduced.mul_(static_cast<float>(factor));
@@ -333,7 +343,7 @@ class BucketedGradients final : public GradientStore {
   // `mine` is what this rank keeps of `sum`: all of it at stage 0, its own shard at stage 1.
   void reduce(int index, at::Tensor& sum, at::Tensor mine) {
     if (is_alone_on_device()) return multiply(mine, factor_);
-    const at::Tensor message = message_of(index, sum);
+    const at::Tensor message = messages_->of(unit(index), sum);
     if (policy().stage == 0) {
       reductions_group_->all_reduce(message, ReduceOp::kSum).wait();
       if (!message.is_same(mine)) mine.copy_(message);
@@ -348,6 +358,8 @@ class BucketedGradients final : public GradientStore {
   std::unique_ptr<Group> reductions_group_;
   LeavingGradients leaving_;
   const bool leaves_;
+  FlatBuffers kept_;  // sums, or shards of them
+  std::unique_ptr<GradientMessages> messages_;
   std::vector<Bucket> buckets_;     // by unit, of this pass (of the window at stages 0 and 1)
   std::vector<Bucket> late_;        // what arrived after its unit was sent, or reduced
   std::vector<at::Tensor> shards_;  // unless at_boundary()

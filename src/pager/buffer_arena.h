@@ -3,6 +3,9 @@
 //
 // On a device a buffer changes hands by marks, and the host never waits: who takes one writes behind its last use, and
 // every stream that reads it does so behind the writing.
+//
+// Where buffers are to be registered with the group (PagerPolicy::register_buffers) they are cut from one slab. Who
+// takes the same sizes in the same order has them at the same places, on every rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +22,8 @@ class ArenaBuffer {
  public:
   ArenaBuffer() = default;  ///< no memory
   explicit ArenaBuffer(at::Tensor memory);
+  /// Memory whose last use is before `used`.
+  ArenaBuffer(at::Tensor memory, Mark used);
 
   const at::Tensor& memory() const { return memory_; }
   /// The current stream may write it from here on.
@@ -41,16 +46,34 @@ class ArenaBuffer {
 
 class BufferArena {
  public:
+  BufferArena() = default;
+  /// From `slab` [bytes] as long as it has room in one piece. Nothing is idle then: what is not from there is freed.
+  explicit BufferArena(at::Tensor slab);
+
   /// [numel] of `options`, idle or new; afterwards idle ones and this one have no more than `room_bytes`, if possible.
   ArenaBuffer take(int64_t numel, const at::TensorOptions& options, int64_t room_bytes);
   /// `buffer`, whose use is enqueued.
   void keep(ArenaBuffer buffer);
   /// Frees idle buffers, oldest first, until no more than `bytes` of them are left.
   void trim(int64_t bytes);
+  int64_t slab_bytes() const { return slab_.defined() ? slab_.numel() : 0; }
 
  private:
+  /// Bytes [begin, end) of the slab that nobody has.
+  struct Room {
+    int64_t begin;
+    int64_t end;
+    c10::Stream owner;  // of what was there last
+    Mark free;          // behind the last use of all of it, on the owner
+    int64_t bytes() const { return end - begin; }
+  };
+  std::optional<ArenaBuffer> cut(int64_t numel, at::ScalarType dtype);
+  void give_back(const ArenaBuffer& buffer);
+
   std::vector<ArenaBuffer> idle_;
   int64_t idle_bytes_ = 0;
+  at::Tensor slab_;
+  std::vector<Room> rooms_;  // in their order, none beside another
 };
 
 }  // namespace trireme

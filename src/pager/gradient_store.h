@@ -17,6 +17,12 @@ inline at::ScalarType accumulation_dtype(const UnitLayout& unit, const PagerPoli
   return unit.dtype == at::kFloat ? at::kFloat : policy.accumulation_dtype;
 }
 
+/// In which dtype gradients of `unit` travel that are kept in `kept`: a wider one would tell peers no more.
+inline at::ScalarType wire_dtype(const UnitLayout& unit, at::ScalarType kept) {
+  const at::ScalarType asked = unit.communication_dtype;
+  return asked == at::ScalarType::Undefined || asked == at::kFloat ? kept : asked;
+}
+
 class GradientStore {
  public:
   explicit GradientStore(const StoreContext& context) : context_(context), touched_(context.parameters.size()) {}
@@ -64,11 +70,6 @@ class GradientStore {
   /// Where nothing is exchanged. (On the host a world of one goes the way of all others.)
   bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1; }
   at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(unit(index), policy()); }
-  /// In which dtype gradients of unit `index` travel that are kept in `kept`: a wider one would tell peers no more.
-  at::ScalarType wire_dtype(int index, at::ScalarType kept) const {
-    const at::ScalarType asked = unit(index).communication_dtype;
-    return asked == at::ScalarType::Undefined || asked == at::kFloat ? kept : asked;
-  }
   Overlap in_shard(const ManagedParameter& managed) const {
     const int64_t begin = unit(managed.unit).shard_numel * group().rank();
     return overlap(managed, begin, begin + unit(managed.unit).shard_numel);

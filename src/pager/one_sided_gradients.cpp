@@ -170,7 +170,7 @@ class OneSidedGradients final : public GradientStore {
   bool is_small(int index) const { return wire_bytes(index) < kSmallGradient; }
   // Peers read a gradient in the parameter's dtype, or in the one that it is to travel in.
   at::ScalarType wire_dtype_of(int index) const {
-    return wire_dtype(parameter(index).unit, parameter(index).tensor.scalar_type());
+    return wire_dtype(unit(parameter(index).unit), parameter(index).tensor.scalar_type());
   }
   size_t wire_bytes(int index) const {
     return static_cast<size_t>(parameter(index).numel) * c10::elementSize(wire_dtype_of(index));

@@ -19,6 +19,7 @@
 #include <span>
 
 #include "pager/buffer_arena.h"
+#include "pager/flat_buffers.h"
 #include "pager/host_slice.h"
 #include "pager/kernels.h"
 #include "pager/trace.h"
@@ -50,6 +51,7 @@ class PagedWeights final : public WeightStore {
  public:
   explicit PagedWeights(const StoreContext& context)
       : WeightStore(context),
+        shards_(context.group, context, shard_bytes()),
         paged_(units()),
         trace_(units()),
         gathers_stream_(context.device),
@@ -58,6 +60,8 @@ class PagedWeights final : public WeightStore {
     for (int i = 0; i < units(); ++i) largest = std::max(largest, unit_bytes(i));
     // An operator may need two units at once (an embedding tied to a head beside a block).
     limit_bytes_ = std::max(policy().live_bytes, 2 * largest);
+    if (registers_buffers(context))
+      arena_ = BufferArena(group().registered_zeros(bytes_of_units_in_slab(context.layout, limit_bytes_), device()));
     for (int i = 0; i < units(); ++i) take_over(i);
   }
 
@@ -68,8 +72,7 @@ class PagedWeights final : public WeightStore {
       // What is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release_if_whole(i);
       if (paged_[i].state != UnitState::kWhole) continue;
-      const auto memory = std::make_shared<at::Tensor>(paged_[i].buffer.memory());
-      for (const Placement& placement : unit(i).parameters) parameter(placement.index).owner->memory = memory;
+      leave_whole(i);
     }
   }
 
@@ -160,6 +163,7 @@ class PagedWeights final : public WeightStore {
   }
 
   void add_to(PagerMemory& memory) const override {
+    memory.registered_bytes += shards_.registered_bytes() + arena_.slab_bytes();
     for (int i = 0; i < units(); ++i) {
       if (is_host(paged_[i].shard) && !is_host(device())) continue;  // counted as offloaded
       memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
@@ -176,6 +180,12 @@ class PagedWeights final : public WeightStore {
   }
 
  private:
+  int64_t shard_bytes() const {
+    int64_t bytes = 0;
+    for (int i = 0; i < units(); ++i)
+      if (!offload().keeps_shard(i)) bytes += bytes_in_slab(unit(i).shard_numel, unit(i).dtype);
+    return bytes;
+  }
   int64_t unit_bytes(int index) const {
     return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
   }
@@ -225,7 +235,7 @@ class PagedWeights final : public WeightStore {
     if (offload().keeps_shard(index))
       paged.shard = offload().memory().take(mine.numel(), mine.scalar_type()).copy_(mine);
     else
-      paged.shard = mine.clone();
+      paged.shard = shards_.zeros(mine.numel(), mine.scalar_type()).copy_(mine);
     if (has_copy(index)) paged.updated_there = HostSlice(paged.shard, offload().memory());
     paged.written = Mark::here(device());
   }
@@ -240,6 +250,27 @@ class PagedWeights final : public WeightStore {
         str("parameter '", managed.name, "' is sharded over ", group().size(),
             " ranks (ZeRO stage 3) and released: its data can be read by operators (they make it whole), or "
             "its clone() read directly"));
+  }
+
+  // The parameters stay in the unit's buffer, or in a copy where that would keep a whole slab.
+  void leave_whole(int index) noexcept {
+    at::Tensor memory = paged_[index].buffer.memory();
+    try {
+      paged_[index].buffer.begin_read();
+      if (arena_.slab_bytes() > 0) memory = memory.clone();
+    } catch (const std::exception&) {
+      // There is no room for a copy.
+    }
+    const auto kept = std::make_shared<at::Tensor>(memory);
+    for (const Placement& placement : unit(index).parameters) parameter(placement.index).owner->memory = kept;
+    point_at(index, memory);
+  }
+  void point_at(int index, const at::Tensor& memory) {
+    for (const Placement& placement : unit(index).parameters) {
+      ManagedParameter& managed = parameter(placement.index);
+      std::byte* data = element(memory.data_ptr(), placement.begin, managed.itemsize());
+      StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
+    }
   }
 
   void start_gather(int index, bool rounded) {
@@ -299,11 +330,7 @@ class PagedWeights final : public WeightStore {
     paged.brought.pass();
     if (paged.is_rounded) widen(index);
     paged.buffer.end_write();
-    for (const Placement& placement : unit(index).parameters) {
-      ManagedParameter& managed = parameter(placement.index);
-      std::byte* data = element(paged.buffer.memory().data_ptr(), placement.begin, managed.itemsize());
-      StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
-    }
+    point_at(index, paged.buffer.memory());
     paged.state = UnitState::kWhole;
   }
 
@@ -388,6 +415,7 @@ class PagedWeights final : public WeightStore {
     }
   }
 
+  FlatBuffers shards_;
   std::vector<PagedUnit> paged_;
   Trace trace_;
   BufferArena arena_;

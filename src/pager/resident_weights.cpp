@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "pager/flat_buffers.h"
 #include "pager/host_slice.h"
 #include "pager/weight_store.h"
 
@@ -12,7 +13,10 @@ namespace {
 class ResidentWeights final : public WeightStore {
  public:
   explicit ResidentWeights(const StoreContext& context)
-      : WeightStore(context), slices_(units()), returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
+      : WeightStore(context),
+        flats_(context.group, context, gathered_bytes()),
+        slices_(units()),
+        returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
     for (int i = 0; i < units(); ++i) {
       buffers_.push_back(take_over(i));
       if (offload().owns(i)) slices_[i] = HostSlice(device_slice(i), offload().memory());
@@ -68,6 +72,7 @@ class ResidentWeights final : public WeightStore {
   }
 
   void add_to(PagerMemory& memory) const override {
+    memory.registered_bytes += flats_.registered_bytes();
     for (int i = 0; i < units(); ++i) {
       memory.weight_bytes += static_cast<int64_t>(buffers_[i].nbytes());
       memory.padding_bytes += unit(i).padding() * buffers_[i].element_size();
@@ -75,8 +80,19 @@ class ResidentWeights final : public WeightStore {
   }
 
  private:
+  // Frozen weights stay what they are.
+  bool is_gathered(int index) const { return policy().stage > 0 && unit(index).trainable; }
+  int64_t gathered_bytes() const {
+    int64_t bytes = 0;
+    for (int i = 0; i < units(); ++i)
+      if (is_gathered(i)) bytes += bytes_in_slab(unit(i).numel(), unit(i).dtype);
+    return bytes;
+  }
+
   at::Tensor take_over(int index) {
-    at::Tensor buffer = at::zeros({unit(index).numel()}, options(index));
+    const int64_t numel = unit(index).numel();
+    at::Tensor buffer =
+        is_gathered(index) ? flats_.zeros(numel, unit(index).dtype) : at::zeros({numel}, options(index));
     for (const Placement& placement : unit(index).parameters) {
       ManagedParameter& managed = parameter(placement.index);
       copy_values(managed, buffer.narrow(0, placement.begin, placement.numel));
@@ -102,6 +118,7 @@ class ResidentWeights final : public WeightStore {
     for (Pending<void>& gather : group().all_gather_coalesced(wholes, slices)) gathers_.push_back(std::move(gather));
   }
 
+  FlatBuffers flats_;
   std::vector<at::Tensor> buffers_;
   std::vector<int> published_;     // on a device, and not gathered yet
   std::vector<HostSlice> slices_;  // of what is offloaded

@@ -38,7 +38,8 @@ TEST(Config, ReadsItsOwnResolvedFormBack) {
           "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.1, 0.2], "eps": 1e-3, "weight_decay": 0.3, "adam_w_mode": false}},
           "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr": "auto", "warmup_min_lr": 0.01, "warmup_type": "linear"}},
           "zero_optimization": {"stage": 3, "ignore_unused_parameters": false, "max_live_parameters": 1e30},
-          "trireme": {"gather": "shared", "merge_below_bytes": 3, "unit_patterns": ["a", "b\\."], "poison": true},
+          "trireme": {"gather": "shared", "merge_below_bytes": 3, "unit_patterns": ["a", "b\\."], "poison": true,
+                      "register_buffers": true},
           "checkpoint": {"tag_validation": "FAIL"}})",
       R"({"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"momentum": 0.9, "nesterov": true}},
           "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9, "warmup_min_ratio": 0.5, "cos_min_ratio": 0.1}},
@@ -71,7 +72,7 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("offload_optimizer":{"device":"none","ratio":1.0},"offload_param":{"device":"none"},)"
       R"("ignore_unused_parameters":true},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
-      R"("poison":false,"recompute":"none"},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"deterministic":false,)"
+      R"("poison":false,"register_buffers":false,"recompute":"none"},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"deterministic":false,)"
       R"("steps_per_print":0})");
 }
 

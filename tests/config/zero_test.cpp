@@ -206,7 +206,8 @@ TEST(Zero, ReadsLeafModulesAsOneTextOrAList) {
 
 TEST(TriremeSection, ReadsThePagersOwnKeys) {
   const auto pager = read_with(R"("trireme": {"gather": "copy", "live_bytes": 100, "prefetch_bytes": 50,
-                                  "merge_below_bytes": 7, "unit_patterns": ["block[0-9]+"], "poison": true})")
+                                  "merge_below_bytes": 7, "unit_patterns": ["block[0-9]+"], "poison": true,
+                                  "register_buffers": true})")
                          .pager;
   EXPECT_EQ(pager.gather, GatherPolicy::kCopy);
   EXPECT_EQ(pager.live_bytes, 100);
@@ -214,6 +215,7 @@ TEST(TriremeSection, ReadsThePagersOwnKeys) {
   EXPECT_EQ(pager.units.merge_below_bytes, 7);
   EXPECT_EQ(pager.units.patterns, std::vector<std::string>{"block[0-9]+"});
   EXPECT_TRUE(pager.poison);
+  EXPECT_TRUE(pager.register_buffers);
 }
 
 TEST(TriremeSection, RefusesWhatDoesNotFit) {

@@ -47,13 +47,15 @@ struct Outcome {
 /// Multiplies a loss, by step.
 using Disturb = std::function<double(int)>;
 
-enum class Place { kHost, kOneDevice, kNccl, kIpc };
+/// kNcclFast: with NCCL's own sums, which the fake one makes in rank order, too.
+enum class Place { kHost, kOneDevice, kNccl, kNcclFast, kIpc };
 
 // Rank r has fake device r.
 inline std::unique_ptr<Group> make_group(Rank& rank, Place place) {
   const c10::Device device = fake_device(rank.id());
   if (place == Place::kNccl)
     return make_fake_nccl_group(rank.world(), device, {.sums = NcclGroupOptions::Sums::kInRankOrder});
+  if (place == Place::kNcclFast) return make_fake_nccl_group(rank.world(), device);
   return place == Place::kIpc ? make_fake_cuda_ipc_group(rank.world(), device) : nullptr;
 }
 

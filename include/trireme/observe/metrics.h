@@ -59,7 +59,7 @@ struct RunEnd {
   double seconds = 0;                              ///< of this part of the run
   std::vector<int64_t> peak_memory_bytes_of_rank;  ///< proportional set size
   std::vector<int64_t> peak_resident_bytes_of_rank = {};
-  std::vector<int64_t> peak_device_bytes_of_rank = {};  ///< of the allocator; zeros on the host
+  std::vector<int64_t> peak_device_bytes_of_rank = {};  ///< of the allocator, and registered ones; zeros on the host
 };
 
 struct CheckpointEvent {

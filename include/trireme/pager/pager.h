@@ -34,6 +34,8 @@ struct PagerMemory {
   int64_t peak_in_flight_bytes = 0;
   int64_t deferred_bytes = 0;   ///< gradients summed on this rank alone (defer_reductions)
   int64_t offloaded_bytes = 0;  ///< page-locked memory of the host
+  /// On the device, beside what libtorch's allocator counts: with register_buffers, where some of the above stands.
+  int64_t registered_bytes = 0;
 };
 
 struct PagerCounters {

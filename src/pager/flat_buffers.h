@@ -1,0 +1,57 @@
+// Flat buffers that collectives move over and over; with PagerPolicy::register_buffers cut from few allocations that
+// the group has registered.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "pager/weight_store.h"
+
+namespace trireme {
+
+/// Whether `context`'s policy asks for it, and there are peers and a group that does.
+bool registers_buffers(const StoreContext& context);
+
+/// Bytes of one buffer in an allocation of several.
+int64_t bytes_in_slab(int64_t numel, at::ScalarType dtype);
+/// Of the units of `layout` that may be whole at a time: `limit_bytes` together, or all.
+int64_t bytes_of_units_in_slab(const Layout& layout, int64_t limit_bytes);
+/// [numel] of `dtype`, which begin at byte `begin` of `slab` [bytes].
+at::Tensor buffer_in_slab(const at::Tensor& slab, int64_t begin, int64_t numel, at::ScalarType dtype);
+
+/// Buffers that are there as long as a store is.
+class FlatBuffers {
+ public:
+  explicit FlatBuffers(c10::Device device) : device_(device) {}
+  /// As above, or one allocation that `group` has registered, of `bytes`: the sum of bytes_in_slab() of all.
+  /// Collective.
+  FlatBuffers(Group& group, const StoreContext& context, int64_t bytes);
+  at::Tensor zeros(int64_t numel, at::ScalarType dtype);
+  int64_t registered_bytes() const { return slab_.defined() ? slab_.numel() : 0; }
+
+ private:
+  c10::Device device_;
+  at::Tensor slab_;  // undefined: each buffer is an allocation of its own
+  int64_t used_bytes_ = 0;
+};
+
+/// What is to be sent stands in one of two registered buffers, by turns: the collective before the last one must be
+/// over on the current stream.
+class AlternatingBuffers {
+ public:
+  AlternatingBuffers() = default;  ///< there are none
+  /// Each of `bytes`. Collective.
+  AlternatingBuffers(Group& group, c10::Device device, int64_t bytes);
+  bool are_there() const { return slab_.defined(); }
+  at::Tensor next(int64_t numel, at::ScalarType dtype);
+  int64_t registered_bytes() const { return 2 * bytes_; }
+
+ private:
+  at::Tensor slab_;
+  int64_t bytes_ = 0;
+  int turn_ = 0;
+};
+
+}  // namespace trireme
