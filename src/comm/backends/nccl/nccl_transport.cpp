@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/backends/device/device_fold.h"
@@ -71,6 +72,7 @@ NcclTransport::NcclTransport(const NcclApi& api, const NcclGroupOptions& options
       place_(site.state.place()),
       device_(site.device),
       state_(site.state),
+      host_(site.host),
       ids_(group_for_ids(site.host)),
       comm_(meet_all(api, site)) {}
 
@@ -110,16 +112,12 @@ at::Tensor NcclTransport::registered_zeros(int64_t bytes, c10::Device device) {
   auto memory = registered();
   // Ranks drop their tensors when they like, and must agree on when a communicator ends.
   uint8_t is_new = !memory || memory->is_idle();
-  try {
-    ids_->all_reduce(at::from_blob(&is_new, {1}, at::kByte), ReduceOp::kMin).wait();
-  } catch (const CommError&) {
-    state_.throw_if_failed();  // a group that fails gives up its ids
-    throw;
-  }
+  host_.all_reduce(at::from_blob(&is_new, {1}, at::kByte), ReduceOp::kMin).wait();
   if (is_new != 0) {
     wait_quietly(device);
     if (memory) memory->comm().close();
-    memory = std::make_shared<RegisteredMemory>(api_, meet_all(api_, {*ids_, state_, device}));
+    auto before =
+        std::exchange(memory, std::make_shared<RegisteredMemory>(api_, meet_all(api_, {host_, state_, device})));
     const std::lock_guard lock(mutex_);
     registered_ = memory;
   }

@@ -69,6 +69,7 @@ class NcclTransport final : public DeviceTransport {
   const Place place_;
   const c10::Device device_;
   GroupState& state_;
+  Group& host_;  // of the program's thread
   /// Carries the ids of lanes only, so that they do not mix with the program's messages.
   const std::unique_ptr<Group> ids_;
   const std::unique_ptr<NcclComm> comm_;
