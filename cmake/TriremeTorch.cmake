@@ -55,6 +55,3 @@ if(NOT TARGET torch::core)
     target_link_options(torch::core INTERFACE "LINKER:-rpath,${TRIREME_TORCH_DIR}/lib")
   endif()
 endif()
-
-# Only needed to build Trireme: the installed package has none.
-include("${CMAKE_CURRENT_LIST_DIR}/TriremeCuda.cmake" OPTIONAL)

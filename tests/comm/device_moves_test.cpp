@@ -5,7 +5,6 @@
 #include "tests/support/becomes_true.h"
 
 // Without the headers of NCCL and CUDA there are no such groups to test.
-#if defined(TRIREME_HAS_NCCL) && defined(TRIREME_HAS_CUDA)
 namespace trireme {
 namespace {
 
@@ -250,4 +249,3 @@ TRIREME_ON_EVERY_TRANSPORT(DeviceCollectives);
 
 }  // namespace
 }  // namespace trireme
-#endif

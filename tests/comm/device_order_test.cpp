@@ -6,7 +6,6 @@
 #include "tests/support/becomes_true.h"
 
 // Without the headers of NCCL and CUDA there are no such groups to test.
-#if defined(TRIREME_HAS_NCCL) && defined(TRIREME_HAS_CUDA)
 namespace trireme {
 namespace {
 
@@ -262,4 +261,3 @@ TRIREME_ON_EVERY_TRANSPORT(DeviceOrder);
 
 }  // namespace
 }  // namespace trireme
-#endif

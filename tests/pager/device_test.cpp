@@ -52,7 +52,6 @@ void update(Pager& pager, double value) {
 }
 
 TEST(PagerOnDevices, AGatherStartsBehindTheUpdateOfItsShard) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   with_pager([](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
     for (const at::Tensor& parameter : parameters) (void)parameter.sum();
@@ -65,7 +64,6 @@ TEST(PagerOnDevices, AGatherStartsBehindTheUpdateOfItsShard) {
 }
 
 TEST(PagerOnDevices, AnotherStreamMayReadWhatIsGathered) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   with_pager([](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {
     const SideStream side(fake_device(rank.id()));
@@ -81,7 +79,6 @@ TEST(PagerOnDevices, AnotherStreamMayReadWhatIsGathered) {
 }
 
 TEST(PagerOnDevices, AGatherStartsBehindTheUsersWrite) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   with_pager([](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
     const at::NoGradGuard no_grad;
@@ -97,7 +94,6 @@ TEST(PagerOnDevices, AGatherStartsBehindTheUsersWrite) {
 // What the gathers' stream is for: they do not wait for what was enqueued before and has nothing to do with them. (A
 // buffer's first gather does: its memory comes from the stream that computes.)
 TEST(PagerOnDevices, AGatherWaitsForNothingThatComputesElsewhere) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   with_pager([](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {
     for (const at::Tensor& parameter : parameters) (void)parameter.sum();
@@ -122,7 +118,6 @@ TEST(PagerOnDevices, AGatherWaitsForNothingThatComputesElsewhere) {
 }
 
 TEST(PagerOnDevices, ReleasedMemoryIsThatOfTheShards) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   with_pager([&](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {
     (void)parameters[0].sum();
@@ -137,7 +132,6 @@ TEST(PagerOnDevices, ReleasedMemoryIsThatOfTheShards) {
 }
 
 TEST(PagerOnDevices, SharedGathersAreRefused) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   PagerPolicy policy;
   policy.gather = GatherPolicy::kShared;

@@ -24,7 +24,6 @@ struct Registered {
 class RegisteredBuffers : public ::testing::TestWithParam<std::tuple<ModelCase, Registered>> {};
 
 TEST_P(RegisteredBuffers, LearnTheSameBits) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   const auto& [model_case, registered] = GetParam();
   Config config = config_of(registered.stage, registered.dtype, registered.configure, kRanks);
   const Outcome plain = train(model_case, config, registered.place, kRanks);
@@ -123,7 +122,6 @@ Steady steady_steps(const ModelCase& model_case, const Config& config) {
 class SteadyStep : public ::testing::TestWithParam<std::tuple<int, at::ScalarType, int64_t>> {};
 
 TEST_P(SteadyStep, MovesWeightsAndGradientsInPlaceAndRegistersNothing) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   const auto& [stage, dtype, live_bytes] = GetParam();
   Config config = config_of(
       stage, dtype,
@@ -156,7 +154,6 @@ INSTANTIATE_TEST_SUITE_P(Stages, SteadyStep,
 
 // What the second micro-step adds, and what travels in another dtype than it is kept in.
 TEST(RegisteredBuffers, ThatCudaIpcDoesNotHaveAreNotTaken) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without CUDA's headers";
   run_ranks(kRanks, [](Rank& rank) {
     at::set_num_threads(1);
     TrainedModel model = make_llama();
@@ -171,7 +168,6 @@ TEST(RegisteredBuffers, ThatCudaIpcDoesNotHaveAreNotTaken) {
 
 // The slab goes with the engine; what was whole stays readable.
 TEST(RegisteredBuffers, GoWithTheEngine) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   FakeRecord record;
   run_ranks(kRanks, [&](Rank& rank) {
     at::set_num_threads(1);
@@ -198,7 +194,6 @@ TEST(RegisteredBuffers, GoWithTheEngine) {
 }
 
 TEST(SteadyStep, MovesEveryMicroStepsGradientsInPlace) {
-  if (!kHasFakeNccl) GTEST_SKIP() << "built without NCCL's headers";
   for (int stage = 0; stage < 4; ++stage)
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       Config config = config_of(stage, dtype, accumulate, kRanks);

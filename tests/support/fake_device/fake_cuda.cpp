@@ -9,8 +9,10 @@
 
 #include "tests/support/fake_device/order.h"
 
-#ifdef TRIREME_HAS_CUDA
 namespace trireme::testing {
+
+using namespace comm;  // the types of NVIDIA's libraries
+
 namespace {
 
 std::atomic<FakeCudaFault> fault{FakeCudaFault::kNothing};
@@ -95,14 +97,14 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+CUresult wait_value(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags) {
   if (fault == FakeCudaFault::kNoStreamMemoryOperations) return CUDA_ERROR_NOT_SUPPORTED;
-  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != kStreamWaitValueGeq) return CUDA_ERROR_INVALID_VALUE;
   fake_wait_for_flag(fake_stream_of(stream), reinterpret_cast<uint32_t*>(address), value);
   return CUDA_SUCCESS;
 }
 
-CUresult write_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+CUresult write_value(CUstream stream, CUdeviceptr address, uint32_t value, unsigned) {
   fake_write_flag(fake_stream_of(stream), reinterpret_cast<uint32_t*>(address), value);
   return CUDA_SUCCESS;
 }
@@ -153,26 +155,6 @@ int fake_cuda_allocations() {
   const std::lock_guard lock(cuda_mutex);
   return static_cast<int>(allocations.size());
 }
-
-}  // namespace trireme::testing
-#else
-namespace trireme::testing {
-namespace {
-
-std::unique_ptr<Group> over_fake_driver(std::unique_ptr<Group> host, c10::Device device,
-                                        const CudaIpcOptions& options) {
-  return make_cuda_ipc_group(std::move(host), device, options);  // says what is missing
-}
-
-}  // namespace
-
-void set_fake_cuda_fault(FakeCudaFault) {}
-int fake_cuda_allocations() { return 0; }
-
-}  // namespace trireme::testing
-#endif
-
-namespace trireme::testing {
 
 std::unique_ptr<Group> make_fake_cuda_ipc_group(Group& host, c10::Device device, const CudaIpcOptions& options) {
   std::vector<int> everybody(static_cast<size_t>(host.size()));

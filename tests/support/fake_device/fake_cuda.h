@@ -9,19 +9,11 @@
 
 namespace trireme::testing {
 
-/// Whether CUDA's headers were there to build it: they come with the CUDA build of torch.
-#ifdef TRIREME_HAS_CUDA
-inline constexpr bool kHasFakeCuda = true;
-#else
-inline constexpr bool kHasFakeCuda = false;
-#endif
-
 /// A group over `device`, a fake one, whose calls go through the cuda_ipc backend and a fake driver. Collective over
 /// `host`: it is made over a group split from it, so that `host` may be the harness's. Ranks may share a device.
 ///
 /// The fake runs operators when they are enqueued, so that, unlike with a GPU, a call blocks in the host until its
 /// peers have made theirs.
-/// Throws ConfigError (kUnsupported) without kHasFakeCuda.
 std::unique_ptr<Group> make_fake_cuda_ipc_group(Group& host, c10::Device device, const CudaIpcOptions& options = {});
 
 /// What the fake driver refuses from now on, until it is told kNothing.

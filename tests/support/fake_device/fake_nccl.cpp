@@ -18,8 +18,10 @@
 #include "tests/support/fake_device/nccl_memory.h"
 #include "trireme/base/error.h"
 
-#ifdef TRIREME_HAS_NCCL
 namespace trireme::testing {
+
+using namespace comm;  // the types of NVIDIA's libraries
+
 namespace {
 
 enum class NcclKind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kSend, kRecv };
@@ -222,7 +224,7 @@ thread_local OpenGroup group;
 }  // namespace trireme::testing
 
 /// NCCL's own name for what a handle points to.
-struct ncclComm {
+struct trireme::comm::ncclComm {
   std::shared_ptr<trireme::testing::Clique> clique;
   int rank = 0;
   int64_t next_meeting = 0;
@@ -331,7 +333,7 @@ const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(
 
 comm::NcclApi make_api() {
   comm::NcclApi api{};
-  api.get_version = [](int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; };
+  api.get_version = [](int* version) { return *version = nccl_version(2, 28, 0), ncclSuccess; };
   api.get_unique_id = get_unique_id;
   api.get_error_string = [](ncclResult_t result) { return result == ncclRemoteError ? "remote error" : "an error"; };
   api.get_last_error = [](ncclComm*) { return "a peer has gone"; };
@@ -398,24 +400,6 @@ void break_fake_nccl() {
   const std::lock_guard lock(nccl_mutex);
   broken = all_comms;
 }
-
-}  // namespace trireme::testing
-#else
-namespace trireme::testing {
-
-std::unique_ptr<Group> make_fake_nccl_group(std::unique_ptr<Group> host, c10::Device device,
-                                            const NcclGroupOptions& options) {
-  return make_nccl_group(std::move(host), device, options);  // says what is missing
-}
-
-void let_fake_nccl_register(bool) {}
-
-void break_fake_nccl() {}
-
-}  // namespace trireme::testing
-#endif
-
-namespace trireme::testing {
 
 std::unique_ptr<Group> make_fake_nccl_group(Group& host, c10::Device device, const NcclGroupOptions& options) {
   std::vector<int> everybody(static_cast<size_t>(host.size()));

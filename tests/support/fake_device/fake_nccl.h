@@ -10,16 +10,8 @@
 
 namespace trireme::testing {
 
-/// Whether NCCL's headers were there to build it: they come with the CUDA build of torch.
-#ifdef TRIREME_HAS_NCCL
-inline constexpr bool kHasFakeNccl = true;
-#else
-inline constexpr bool kHasFakeNccl = false;
-#endif
-
 /// A group over `device`, a fake one, whose calls go through the NCCL backend and a fake NCCL. Collective over `host`:
 /// it is made over a group split from it, so that `host` may be the harness's. Sums are made in rank order.
-/// Throws ConfigError (kUnsupported) without kHasFakeNccl.
 std::unique_ptr<Group> make_fake_nccl_group(Group& host, c10::Device device, const NcclGroupOptions& options = {});
 /// The same over a group that it takes.
 std::unique_ptr<Group> make_fake_nccl_group(std::unique_ptr<Group> host, c10::Device device,

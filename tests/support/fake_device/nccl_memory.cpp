@@ -12,7 +12,8 @@
 
 namespace trireme::testing {
 
-#ifdef TRIREME_HAS_NCCL
+using namespace comm;  // the types of NVIDIA's libraries
+
 namespace {
 
 struct Registration {
@@ -105,10 +106,5 @@ void limit_fake_nccl_memory(size_t bytes) {
   const std::lock_guard lock(nccl_memory.mutex);
   nccl_memory.limit = bytes;
 }
-#else
-void limit_fake_nccl_memory(size_t) {}
-
-FakeNcclMemory fake_nccl_memory() { return {}; }
-#endif
 
 }  // namespace trireme::testing

@@ -1,6 +1,5 @@
 #include "comm/backends/cuda_ipc/cuda_api.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -20,39 +19,32 @@ void fill_from_driver(void* driver, const char* name, Function& function) {
                           "of CUDA 12 or later (525 or later)"));
 }
 
-// cuda.h makes macros of the names that have versions: this gives the one that it was compiled with.
-#define TRIREME_SYMBOL_(name) #name
-#define TRIREME_SYMBOL(name) TRIREME_SYMBOL_(name)
-
 CudaApi load_driver() {
   void* driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr)
     throw ConfigError(
         str("no NVIDIA driver can be loaded (", ::dlerror(), "); take the device \"cpu\", or install it"));
   CudaApi api{};
-  fill_from_driver(driver, TRIREME_SYMBOL(cuGetErrorString), api.get_error_string);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuDeviceGet), api.device_get);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuDevicePrimaryCtxRetain), api.device_primary_ctx_retain);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuCtxSetCurrent), api.ctx_set_current);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuMemAlloc), api.mem_alloc);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuMemFree), api.mem_free);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuIpcGetMemHandle), api.ipc_get_mem_handle);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuIpcOpenMemHandle), api.ipc_open_mem_handle);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuIpcCloseMemHandle), api.ipc_close_mem_handle);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuMemHostRegister), api.mem_host_register);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuMemHostUnregister), api.mem_host_unregister);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuMemHostGetDevicePointer), api.mem_host_get_device_pointer);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuMemcpyDtoDAsync), api.memcpy_dtod_async);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuStreamWaitValue32), api.stream_wait_value32);
-  fill_from_driver(driver, TRIREME_SYMBOL(cuStreamWriteValue32), api.stream_write_value32);
+  fill_from_driver(driver, "cuGetErrorString", api.get_error_string);
+  fill_from_driver(driver, "cuDeviceGet", api.device_get);
+  fill_from_driver(driver, "cuDevicePrimaryCtxRetain", api.device_primary_ctx_retain);
+  fill_from_driver(driver, "cuCtxSetCurrent", api.ctx_set_current);
+  fill_from_driver(driver, "cuMemAlloc_v2", api.mem_alloc);
+  fill_from_driver(driver, "cuMemFree_v2", api.mem_free);
+  fill_from_driver(driver, "cuIpcGetMemHandle", api.ipc_get_mem_handle);
+  fill_from_driver(driver, "cuIpcOpenMemHandle_v2", api.ipc_open_mem_handle);
+  fill_from_driver(driver, "cuIpcCloseMemHandle", api.ipc_close_mem_handle);
+  fill_from_driver(driver, "cuMemHostRegister_v2", api.mem_host_register);
+  fill_from_driver(driver, "cuMemHostUnregister", api.mem_host_unregister);
+  fill_from_driver(driver, "cuMemHostGetDevicePointer_v2", api.mem_host_get_device_pointer);
+  fill_from_driver(driver, "cuMemcpyDtoDAsync_v2", api.memcpy_dtod_async);
+  fill_from_driver(driver, "cuStreamWaitValue32_v2", api.stream_wait_value32);
+  fill_from_driver(driver, "cuStreamWriteValue32_v2", api.stream_write_value32);
   // Of two containers that share a host's memory processes may have one number.
   static const auto drawn = static_cast<int64_t>(std::random_device{}());
   api.process_id = [] { return (drawn << 31) ^ static_cast<int64_t>(::getpid()); };
   return api;
 }
-
-#undef TRIREME_SYMBOL
-#undef TRIREME_SYMBOL_
 
 }  // namespace
 
@@ -71,4 +63,3 @@ void check_cuda(const CudaApi& api, CUresult result, const char* what) {
 }
 
 }  // namespace trireme::comm
-#endif

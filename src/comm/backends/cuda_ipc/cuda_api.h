@@ -2,30 +2,29 @@
 // have.
 #pragma once
 
-#if __has_include(<cuda.h>)
-#define TRIREME_HAS_CUDA 1
-#include <cuda.h>
-
+#include <cstddef>
 #include <cstdint>
+
+#include "comm/backends/cuda_ipc/cuda_abi.h"
 
 namespace trireme::comm {
 
 struct CudaApi {
-  decltype(&::cuGetErrorString) get_error_string;
-  decltype(&::cuDeviceGet) device_get;
-  decltype(&::cuDevicePrimaryCtxRetain) device_primary_ctx_retain;
-  decltype(&::cuCtxSetCurrent) ctx_set_current;
-  decltype(&::cuMemAlloc) mem_alloc;
-  decltype(&::cuMemFree) mem_free;
-  decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle;
-  decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle;
-  decltype(&::cuIpcCloseMemHandle) ipc_close_mem_handle;
-  decltype(&::cuMemHostRegister) mem_host_register;
-  decltype(&::cuMemHostUnregister) mem_host_unregister;
-  decltype(&::cuMemHostGetDevicePointer) mem_host_get_device_pointer;
-  decltype(&::cuMemcpyDtoDAsync) memcpy_dtod_async;
-  decltype(&::cuStreamWaitValue32) stream_wait_value32;
-  decltype(&::cuStreamWriteValue32) stream_write_value32;
+  CUresult (*get_error_string)(CUresult error, const char** text);
+  CUresult (*device_get)(CUdevice* device, int number);
+  CUresult (*device_primary_ctx_retain)(CUcontext* context, CUdevice device);
+  CUresult (*ctx_set_current)(CUcontext context);
+  CUresult (*mem_alloc)(CUdeviceptr* data, size_t bytes);
+  CUresult (*mem_free)(CUdeviceptr data);
+  CUresult (*ipc_get_mem_handle)(CUipcMemHandle* handle, CUdeviceptr data);
+  CUresult (*ipc_open_mem_handle)(CUdeviceptr* data, CUipcMemHandle handle, unsigned flags);
+  CUresult (*ipc_close_mem_handle)(CUdeviceptr data);
+  CUresult (*mem_host_register)(void* data, size_t bytes, unsigned flags);
+  CUresult (*mem_host_unregister)(void* data);
+  CUresult (*mem_host_get_device_pointer)(CUdeviceptr* device, void* host, unsigned flags);
+  CUresult (*memcpy_dtod_async)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+  CUresult (*stream_wait_value32)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
+  CUresult (*stream_write_value32)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
   /// Of the driver's client: memory of one process is opened by others only.
   int64_t (*process_id)();
 };
@@ -38,4 +37,3 @@ const CudaApi& load_cuda_driver();
 void check_cuda(const CudaApi& api, CUresult result, const char* what);
 
 }  // namespace trireme::comm
-#endif

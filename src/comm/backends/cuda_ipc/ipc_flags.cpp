@@ -1,6 +1,5 @@
 #include "comm/backends/cuda_ipc/ipc_flags.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <map>
 #include <mutex>
 
@@ -27,7 +26,7 @@ void register_memory(const CudaApi& api, void* data, size_t bytes) {
   Registrations& all = registrations();
   const std::lock_guard lock(all.mutex);
   if (all.users[data] == 0)
-    check_cuda(api, api.mem_host_register(data, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+    check_cuda(api, api.mem_host_register(data, bytes, kMemHostRegisterPortable | kMemHostRegisterDeviceMap),
                "cuMemHostRegister");
   ++all.users[data];
 }
@@ -72,17 +71,17 @@ size_t IpcFlags::offset(const Flag& flag) const {
 }
 
 void IpcFlags::wait(CUstream stream, const Flag& flag, int64_t value) const {
-  check_cuda(api_,
-             api_.stream_wait_value32(stream, address_ + offset(flag), static_cast<cuuint32_t>(value),
-                                      CU_STREAM_WAIT_VALUE_GEQ),
-             "cuStreamWaitValue32");
+  check_cuda(
+      api_,
+      api_.stream_wait_value32(stream, address_ + offset(flag), static_cast<uint32_t>(value), kStreamWaitValueGeq),
+      "cuStreamWaitValue32");
 }
 
 void IpcFlags::write(CUstream stream, const Flag& flag, int64_t value) const {
   // The default form makes what the stream did before visible to the whole system first.
   check_cuda(api_,
-             api_.stream_write_value32(stream, address_ + offset(flag), static_cast<cuuint32_t>(value),
-                                       CU_STREAM_WRITE_VALUE_DEFAULT),
+             api_.stream_write_value32(stream, address_ + offset(flag), static_cast<uint32_t>(value),
+                                       kStreamWriteValueDefault),
              "cuStreamWriteValue32");
 }
 
@@ -105,4 +104,3 @@ void IpcFlags::release(int64_t steps, int64_t chunks) const noexcept {
 }
 
 }  // namespace trireme::comm
-#endif

@@ -7,7 +7,6 @@
 
 #include "comm/backends/cuda_ipc/cuda_api.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <atomic>
 #include <memory>
 
@@ -51,4 +50,3 @@ class IpcFlags {
 };
 
 }  // namespace trireme::comm
-#endif

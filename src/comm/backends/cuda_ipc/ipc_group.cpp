@@ -8,7 +8,6 @@
 
 namespace trireme {
 
-#ifdef TRIREME_HAS_CUDA
 std::unique_ptr<Group> comm::make_cuda_ipc_group(const CudaApi& api, std::unique_ptr<Group> host, c10::Device device,
                                                  const CudaIpcOptions& options) {
   return std::make_unique<DeviceGroup>(std::move(host), device, [&api, options](const TransportSite& site) {
@@ -21,13 +20,5 @@ std::unique_ptr<Group> make_cuda_ipc_group(std::unique_ptr<Group> host, c10::Dev
   if (!device.is_cuda()) throw ConfigError(str("cuda_ipc serves NVIDIA GPUs, such as cuda:0, and not ", device.str()));
   return comm::make_cuda_ipc_group(comm::load_cuda_driver(), std::move(host), device, options);
 }
-#else
-std::unique_ptr<Group> make_cuda_ipc_group(std::unique_ptr<Group>, c10::Device, const CudaIpcOptions&) {
-  throw ConfigError(
-      "cuda_ipc: Trireme was built without CUDA's headers, which lie beside the CUDA build of torch "
-      "(nvidia/cu13 in site-packages); build it with that torch, or take the device \"cpu\"",
-      ErrorCode::kUnsupported);
-}
-#endif
 
 }  // namespace trireme

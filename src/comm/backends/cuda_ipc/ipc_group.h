@@ -4,7 +4,6 @@
 #include "comm/backends/cuda_ipc/cuda_api.h"
 #include "trireme/comm/cuda_ipc.h"
 
-#ifdef TRIREME_HAS_CUDA
 namespace trireme::comm {
 
 /// `api` outlives the process's last group.
@@ -12,4 +11,3 @@ std::unique_ptr<Group> make_cuda_ipc_group(const CudaApi& api, std::unique_ptr<G
                                            const CudaIpcOptions& options = {});
 
 }  // namespace trireme::comm
-#endif

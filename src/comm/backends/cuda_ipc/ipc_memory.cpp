@@ -1,6 +1,5 @@
 #include "comm/backends/cuda_ipc/ipc_memory.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -119,8 +118,7 @@ void IpcMemory::open(const std::vector<Offer>& offers) {
       part = offer.part;
       continue;
     }
-    check_cuda(api_, api_.ipc_open_mem_handle(&part, offer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-               "cuIpcOpenMemHandle");
+    check_cuda(api_, api_.ipc_open_mem_handle(&part, offer.handle, kIpcMemLazyEnablePeerAccess), "cuIpcOpenMemHandle");
     opened_.push_back(rank);
   }
 }
@@ -153,4 +151,3 @@ void IpcMemory::give_back() noexcept {
 }
 
 }  // namespace trireme::comm
-#endif

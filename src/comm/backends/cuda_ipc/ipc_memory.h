@@ -3,7 +3,6 @@
 
 #include "comm/backends/cuda_ipc/cuda_api.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -43,4 +42,3 @@ class IpcMemory {
 };
 
 }  // namespace trireme::comm
-#endif

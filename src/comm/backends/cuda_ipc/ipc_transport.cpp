@@ -1,6 +1,5 @@
 #include "comm/backends/cuda_ipc/ipc_transport.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -195,4 +194,3 @@ void IpcTransport::release() noexcept {
 }
 
 }  // namespace trireme::comm
-#endif

@@ -7,7 +7,6 @@
 
 #include "comm/backends/cuda_ipc/cuda_api.h"
 
-#ifdef TRIREME_HAS_CUDA
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -57,4 +56,3 @@ class IpcTransport final : public DeviceTransport {
 };
 
 }  // namespace trireme::comm
-#endif

@@ -1,6 +1,5 @@
 #include "comm/backends/nccl/nccl_api.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <dlfcn.h>
 
 #include <string>
@@ -13,7 +12,7 @@ namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
 // The first that takes a configuration and whose communicators are made without blocking, with all fixes to it.
-constexpr int kOldest = NCCL_VERSION(2, 18, 3);
+constexpr int kOldest = nccl_version(2, 18, 3);
 
 void* open_library() {
   std::string problem;
@@ -78,4 +77,3 @@ const NcclApi& load_nccl() {
 }
 
 }  // namespace trireme::comm
-#endif

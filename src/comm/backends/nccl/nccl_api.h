@@ -1,35 +1,39 @@
 // The functions of NCCL that are used, as a table: nothing links NCCL, and a machine without it runs everything else.
 #pragma once
 
-#if __has_include(<nccl.h>) && __has_include(<cuda_runtime_api.h>)
-#define TRIREME_HAS_NCCL 1
-#include <nccl.h>
+#include "comm/backends/nccl/nccl_abi.h"
 
 namespace trireme::comm {
 
 struct NcclApi {
-  decltype(&::ncclGetVersion) get_version;
-  decltype(&::ncclGetUniqueId) get_unique_id;
-  decltype(&::ncclGetErrorString) get_error_string;
-  decltype(&::ncclGetLastError) get_last_error;
-  decltype(&::ncclCommInitRankConfig) comm_init_rank_config;
-  decltype(&::ncclCommGetAsyncError) comm_get_async_error;
-  decltype(&::ncclCommFinalize) comm_finalize;
-  decltype(&::ncclCommDestroy) comm_destroy;
-  decltype(&::ncclCommAbort) comm_abort;
-  decltype(&::ncclAllReduce) all_reduce;
-  decltype(&::ncclReduceScatter) reduce_scatter;
-  decltype(&::ncclAllGather) all_gather;
-  decltype(&::ncclBroadcast) broadcast;
-  decltype(&::ncclReduce) reduce;
-  decltype(&::ncclSend) send;
-  decltype(&::ncclRecv) recv;
-  decltype(&::ncclGroupStart) group_start;
-  decltype(&::ncclGroupEnd) group_end;
+  ncclResult_t (*get_version)(int* version);
+  ncclResult_t (*get_unique_id)(ncclUniqueId* id);
+  const char* (*get_error_string)(ncclResult_t result);
+  const char* (*get_last_error)(ncclComm_t comm);
+  ncclResult_t (*comm_init_rank_config)(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
+  ncclResult_t (*comm_get_async_error)(ncclComm_t comm, ncclResult_t* error);
+  ncclResult_t (*comm_finalize)(ncclComm_t comm);
+  ncclResult_t (*comm_destroy)(ncclComm_t comm);
+  ncclResult_t (*comm_abort)(ncclComm_t comm);
+  ncclResult_t (*all_reduce)(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                             ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t (*reduce_scatter)(const void* from, void* to, size_t count_of_shard, ncclDataType_t type, ncclRedOp_t op,
+                                 ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t (*all_gather)(const void* from, void* to, size_t count_of_shard, ncclDataType_t type, ncclComm_t comm,
+                             cudaStream_t stream);
+  ncclResult_t (*broadcast)(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                            cudaStream_t stream);
+  ncclResult_t (*reduce)(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                         ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t (*send)(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                       cudaStream_t stream);
+  ncclResult_t (*recv)(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t (*group_start)();
+  ncclResult_t (*group_end)();
   // All three, or none: since 2.19.
-  decltype(&::ncclMemAlloc) mem_alloc;
-  decltype(&::ncclMemFree) mem_free;
-  decltype(&::ncclCommRegister) comm_register;
+  ncclResult_t (*mem_alloc)(void** data, size_t bytes);
+  ncclResult_t (*mem_free)(void* data);
+  ncclResult_t (*comm_register)(const ncclComm_t comm, void* data, size_t bytes, void** handle);
 };
 
 /// From the libnccl.so.2 that libtorch has loaded, or else from one that the loader or libtorch's package has. Loaded
@@ -38,4 +42,3 @@ struct NcclApi {
 const NcclApi& load_nccl();
 
 }  // namespace trireme::comm
-#endif

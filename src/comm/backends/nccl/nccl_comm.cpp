@@ -1,6 +1,5 @@
 #include "comm/backends/nccl/nccl_comm.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <chrono>
 #include <thread>
 
@@ -21,7 +20,7 @@ constexpr std::chrono::seconds kPart{2};
 }  // namespace
 
 NcclComm::NcclComm(const NcclApi& api, const ncclUniqueId& id, const Place& place, const Poll& poll) : api_(api) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclConfig_t config;
   config.blocking = 0;
   const ncclResult_t started = api_.comm_init_rank_config(&comm_, place.size, id, place.rank, &config);
   try {
@@ -130,4 +129,3 @@ void NcclComm::close() noexcept {
 }
 
 }  // namespace trireme::comm
-#endif

@@ -3,7 +3,6 @@
 
 #include "comm/backends/nccl/nccl_api.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <functional>
 #include <mutex>
 #include <string>
@@ -52,4 +51,3 @@ class NcclComm {
 };
 
 }  // namespace trireme::comm
-#endif

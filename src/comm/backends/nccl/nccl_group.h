@@ -4,7 +4,6 @@
 #include "comm/backends/nccl/nccl_api.h"
 #include "trireme/comm/nccl.h"
 
-#ifdef TRIREME_HAS_NCCL
 namespace trireme::comm {
 
 /// `api` outlives the group.
@@ -12,4 +11,3 @@ std::unique_ptr<Group> make_nccl_group(const NcclApi& api, std::unique_ptr<Group
                                        const NcclGroupOptions& options = {});
 
 }  // namespace trireme::comm
-#endif

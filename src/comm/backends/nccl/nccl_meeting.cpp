@@ -1,6 +1,5 @@
 #include "comm/backends/nccl/nccl_meeting.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -69,4 +68,3 @@ std::unique_ptr<NcclComm> meet_all(const NcclApi& api, const TransportSite& site
 }
 
 }  // namespace trireme::comm
-#endif

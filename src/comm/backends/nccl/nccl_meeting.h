@@ -3,7 +3,6 @@
 
 #include "comm/backends/nccl/nccl_comm.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <chrono>
 #include <memory>
 
@@ -24,4 +23,3 @@ at::Tensor bytes_of_id(ncclUniqueId& id);
 NcclComm::Poll poll_peers(GroupState& state, std::chrono::milliseconds timeout);
 
 }  // namespace trireme::comm
-#endif

@@ -1,6 +1,5 @@
 #include "comm/backends/nccl/nccl_memory.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <c10/core/DeviceGuard.h>
 
 #include <utility>
@@ -34,4 +33,3 @@ NcclMemory::~NcclMemory() {
 }
 
 }  // namespace trireme::comm
-#endif

@@ -3,7 +3,6 @@
 
 #include "comm/backends/nccl/nccl_api.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <c10/core/Device.h>
 
 #include <atomic>
@@ -33,4 +32,3 @@ class NcclMemory {
 };
 
 }  // namespace trireme::comm
-#endif

@@ -1,6 +1,5 @@
 #include "comm/backends/nccl/nccl_transport.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -330,4 +329,3 @@ void NcclTransport::abandon() noexcept {
 }
 
 }  // namespace trireme::comm
-#endif

@@ -3,7 +3,6 @@
 
 #include "comm/backends/nccl/registered_memory.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <c10/core/Stream.h>
 
 #include <atomic>
@@ -80,4 +79,3 @@ class NcclTransport final : public DeviceTransport {
 };
 
 }  // namespace trireme::comm
-#endif

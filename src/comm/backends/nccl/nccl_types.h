@@ -3,7 +3,6 @@
 
 #include "comm/backends/nccl/nccl_api.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <c10/core/ScalarType.h>
 
 #include <optional>
@@ -52,4 +51,3 @@ inline ncclRedOp_t nccl_op(ReduceOp op) {
 }
 
 }  // namespace trireme::comm
-#endif

@@ -1,6 +1,5 @@
 #include "comm/backends/nccl/registered_memory.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -64,4 +63,3 @@ bool RegisteredMemory::is_idle() const {
 }
 
 }  // namespace trireme::comm
-#endif

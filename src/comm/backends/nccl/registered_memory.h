@@ -6,7 +6,6 @@
 
 #include "comm/backends/nccl/nccl_comm.h"
 
-#ifdef TRIREME_HAS_NCCL
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
@@ -51,4 +50,3 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
 };
 
 }  // namespace trireme::comm
-#endif
