@@ -1,6 +1,6 @@
 # What a person types. CMake does the work: see CMakePresets.json for the other builds (PRESET=debug, asan, tsan, ci).
 .DEFAULT_GOAL := help
-.PHONY: help setup configure build program train test test-all bench bench-smoke check format install clean
+.PHONY: help setup configure build program train test test-all test-fresh bench bench-smoke check format install clean
 
 PRESET ?= release
 PREFIX ?= /usr/local
@@ -20,16 +20,13 @@ setup: ## install what is missing (scripts/setup says how to choose compiler, Py
 	@scripts/setup
 
 configure: setup
-	@cmake --preset $(PRESET) -DCMAKE_MAKE_PROGRAM=$(VENV)/ninja --log-level=WARNING \
-	  -DTRIREME_PYTHON=$$(cat .venv/torch-python 2>/dev/null || echo $(VENV)/python)
+	@PRESET=$(PRESET) scripts/build --configure-only
 
-build: configure ## build everything: library, program, tests, benchmarks
-	@echo "Building into $(BUILD) with $(JOBS) jobs."
-	@cmake --build $(BUILD) -j $(JOBS)
+build: setup ## build everything: library, program, tests, benchmarks
+	@PRESET=$(PRESET) JOBS=$(JOBS) scripts/build
 
-program: configure
-	@echo "Building the program into $(BUILD) with $(JOBS) jobs."
-	@cmake --build $(BUILD) -j $(JOBS) --target trireme_program
+program: setup
+	@PRESET=$(PRESET) JOBS=$(JOBS) scripts/build trireme_program
 
 train: program ## train a Llama with ZeRO-3 on two ranks, on Python sources (TRAIN_FLAGS="--steps 1000")
 	@PRESET=$(PRESET) scripts/train $(TRAIN_FLAGS)
@@ -43,6 +40,9 @@ test-all: build ## build, then run all tests
 	@echo "Running all tests."
 	@$(CTEST)
 	@tools/count_tests $(BUILD)
+
+test-fresh: ## try the README's commands on fresh systems: Debian 12, Ubuntu 22.04 and newer (root; an hour and more)
+	@scripts/test-fresh $(FRESH)
 
 bench: build ## run all benchmarks (tools/bench NAME runs one)
 	@tools/bench --build $(BUILD)
