@@ -87,7 +87,62 @@ class Scripts(unittest.TestCase):
     def test_make_install_builds_the_library_and_the_program_alone(self):
         status, out = run("make", "-n", "-C", ROOT, "install")
         self.assertEqual(status, 0, out)
-        self.assertEqual(re.findall(r"cmake --build .* -j \d+ *(.*)", out), ["--target trireme_program"])
+        self.assertEqual(re.findall(r"JOBS=\d+ scripts/build *(.*)", out), ["trireme_program"])
+
+    # A CMake that prints `text` when it is called with `word`, and ends with `status`.
+    def build(self, text, word="--build", status=1, on=run):
+        shutil.copy(ROOT / "scripts/build", self.root / "scripts")
+        (self.root / "said").write_text(text)
+        self.write(".venv/bin/cmake", f'#!/bin/sh\n[ "$1" != {word} ] || {{ cat {self.root}/said; exit {status}; }}\n')
+        return on(self.root / "scripts/build", environment={"PRESET": "release", "JOBS": "2"})
+
+    def test_a_failed_build_ends_with_one_sentence_that_says_what_to_do(self):
+        for printed, advice in (
+                ("a.h:1:10: fatal error: nlohmann/json.hpp: No such file or directory\ncompilation terminated.\n", "apt-get install nlohmann-json3-dev"),
+                ("a.h:1:10: fatal error: 'CLI/CLI.hpp' file not found\n", "apt-get install libcli11-dev"),
+                ("a.h:1:10: fatal error: crt/host_config.h: No such file or directory\n", "<crt/host_config.h> is missing: install the Debian package that holds it"),
+                ("a.h:1:10: fatal error: ATen/Tensor.h: No such file or directory\n", "TORCH_PYTHON="),
+                ("a.h:1:10: fatal error: trireme/engine.h: No such file or directory\n", "git status"),
+                ("a.h:1:10: fatal error: span: No such file or directory\n", "apt-get install g++"),
+                ("c++: fatal error: Killed signal terminated program cc1plus\n", "make JOBS=1"),
+                ("a.o: No space left on device\n", "The disk is full"),
+                ("/usr/bin/ld: cannot find -lz: No such file or directory\n", "libz.so"),
+                ("a.cpp: internal compiler error: Segmentation fault\n", "another compiler by CXX="),
+                ("a.cpp:1:1: error: 'x' was not declared in this scope\n", "The first error above is the cause")):
+            with self.subTest(printed=printed):
+                status, out = self.build(printed)
+                self.assertEqual(status, 1)
+                self.assertTrue(out.startswith("Building into build/release with 2 jobs.\n" + printed), out)
+                last = out.splitlines()[-1]
+                self.assertTrue(last.startswith("build: error: "), out)
+                self.assertIn(advice, last)
+
+    def test_a_failed_configuration_does_so_too(self):
+        for printed, advice in (
+                ('  Could not find a package configuration file provided by "CLI11" with any of\n', "apt-get install libcli11-dev"),
+                ("  Could NOT find GTest (missing: GTEST_LIBRARY)\n", "apt-get install libgtest-dev"),
+                ("  No CMAKE_CXX_COMPILER could be found.\n", "apt-get install g++"),
+                ("/usr/bin/python3 has no torch. Install it\n", "make clean")):
+            with self.subTest(printed=printed):
+                status, out = self.build(printed, word="--preset")
+                self.assertEqual((status, out.count("build: error: ")), (1, 1))
+                self.assertIn(advice, out.splitlines()[-1])
+
+    def test_a_build_that_succeeds_adds_no_word(self):
+        self.assertEqual(self.build("[1/1] Linking\n", status=0), (0, "Building into build/release with 2 jobs.\n[1/1] Linking\n"))
+
+    def test_who_watches_a_build_sees_what_a_terminal_shows_and_the_same_sentence(self):
+        status, out = self.build("\x1b[1mfatal error: \x1b[0mspan: No such file\n", on=run_on_terminal)
+        self.assertEqual(status, 1)
+        self.assertIn("\x1b[1mfatal error", out)
+        self.assertIn("build: error: ", out.splitlines()[-1])
+        self.assertIn("apt-get install g++", self.build("a: fatal error: span: No such file\n", on=run_on_terminal)[1])
+
+    def test_a_build_before_setup_says_so(self):
+        shutil.copy(ROOT / "scripts/build", self.root / "scripts")
+        status, out = run(self.root / "scripts/build")
+        self.assertEqual(status, 1)
+        self.assertIn("make setup", out)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ struct CudaIpcOptions {
 ///           enqueued.
 /// Cost      2 slot_bytes + 2 host->size() message_bytes of memory on each rank's GPU.
 /// Throws    ConfigError: ranks that share no memory, GPUs without peer access, streams that cannot wait for memory;
-///           kUnsupported: built without CUDA's headers.
+///           no driver, or one older than CUDA 12.
 std::unique_ptr<Group> make_cuda_ipc_group(std::unique_ptr<Group> host, c10::Device device,
                                            const CudaIpcOptions& options = {});
 
