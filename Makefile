@@ -50,9 +50,9 @@ bench: build ## run all benchmarks (tools/bench NAME runs one)
 bench-smoke: build ## run every benchmark briefly, to see that it works
 	@tools/bench --build $(BUILD) --smoke
 
-check: setup ## layers, budgets, format
-	@tools/check_layers
+check: setup ## layers and format; a report of sizes
 	@tools/check_budgets
+	@tools/check_layers
 	@tools/check_format
 
 format: setup ## apply clang-format
