@@ -13,7 +13,7 @@ namespace {
 
 using torch::autograd::Engine;
 
-thread_local SavePolicy* policy_of_thread = nullptr;
+thread_local SaveScope* innermost = nullptr;
 
 /// libtorch offers saved-tensor hooks to C++ through its engine only. This one hands everything else to the engine that
 /// was there before (Python's, where Python is).
@@ -36,7 +36,8 @@ class HookingEngine final : public Engine {
     return real_.make_anomaly_metadata();
   }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return policy_of_thread != nullptr ? policy_of_thread->hooks() : real_.get_default_saved_variable_hooks();
+    SavePolicy* policy = SaveScope::current();
+    return policy != nullptr ? policy->hooks() : real_.get_default_saved_variable_hooks();
   }
 
  private:
@@ -60,13 +61,17 @@ void install() {
 
 }  // namespace
 
-SaveScope::SaveScope(SavePolicy& policy) : outer_(policy_of_thread) {
+SaveScope::SaveScope(SavePolicy& policy) : policy_(policy), outer_(innermost) {
   install();
-  policy_of_thread = &policy;
+  innermost = this;
 }
 
-SaveScope::~SaveScope() { policy_of_thread = outer_; }
+SaveScope::~SaveScope() {
+  SaveScope** link = &innermost;
+  while (*link != this) link = &(*link)->outer_;
+  *link = outer_;
+}
 
-SavePolicy* SaveScope::current() noexcept { return policy_of_thread; }
+SavePolicy* SaveScope::current() noexcept { return innermost != nullptr ? &innermost->policy_ : nullptr; }
 
 }  // namespace trireme::detail

@@ -15,7 +15,8 @@ class SavePolicy {
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() = 0;
 };
 
-/// `policy` decides on this thread while the innermost scope is this one. Construct and destroy on the same thread.
+/// `policy` decides on this thread while it is the innermost scope. Construct and destroy on the same thread, in any order:
+/// the scopes of two engines do not nest.
 class [[nodiscard]] SaveScope {
  public:
   explicit SaveScope(SavePolicy& policy);
@@ -27,7 +28,8 @@ class [[nodiscard]] SaveScope {
   static SavePolicy* current() noexcept;
 
  private:
-  SavePolicy* outer_;
+  SavePolicy& policy_;
+  SaveScope* outer_;
 };
 
 }  // namespace trireme::detail

@@ -18,6 +18,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "recompute/save_hooks.h"
 #include "tests/recompute/gradients.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/intercept.h"
@@ -272,6 +273,16 @@ TEST_F(Selective, GraphsOutliveTheScope) {
   }
   const auto got = gradients(loss);
   for (const size_t i : {0, 1, 2, 3}) EXPECT_TRUE(at::equal(got[i], expected[i]));
+}
+
+TEST_F(Selective, ScopesEndInAnyOrder) {  // as those of two engines do
+  auto first = std::make_unique<SelectiveRecompute>();
+  auto second = std::make_unique<SelectiveRecompute>();
+  first.reset();
+  EXPECT_EQ(gradients(gated(x).sum()).size(), 5);
+  EXPECT_GT(second->counters().dropped_bytes, 0);  // it still decides
+  second.reset();
+  EXPECT_EQ(detail::SaveScope::current(), nullptr);  // and nobody decides now
 }
 
 TEST_F(Selective, ExtraComputeRecomputesWideProductsWithinItsBudget) {
