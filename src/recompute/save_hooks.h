@@ -15,8 +15,8 @@ class SavePolicy {
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() = 0;
 };
 
-/// `policy` decides on this thread while it is the innermost scope. Construct and destroy on the same thread, in any order:
-/// the scopes of two engines do not nest.
+/// `policy` decides on this thread while it is the innermost scope. Construct and destroy on the same thread, in any
+/// order: the scopes of two engines do not nest.
 class [[nodiscard]] SaveScope {
  public:
   explicit SaveScope(SavePolicy& policy);

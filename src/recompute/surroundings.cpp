@@ -51,4 +51,11 @@ void Surroundings::apply() const {
   }
 }
 
+SurroundingsScope::SurroundingsScope(const Surroundings& then, const std::vector<at::Tensor>& inputs,
+                                     bool with_generators)
+    : before_(inputs, with_generators) {
+  then.apply();
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
 }  // namespace trireme::detail

@@ -34,13 +34,12 @@ class Surroundings {
   bool autocast_cache_;
 };
 
-/// Puts `then` in force, and at its end what was in force before.
+/// Puts `then` in force, and at its end what was in force before. Between them autocast neither reads nor fills its
+/// cache of cast weights: libtorch empties that at the end of a forward, so a cast that is made during backward would
+/// still be there after the weights' update, and the next forward would compute with old weights.
 class [[nodiscard]] SurroundingsScope {
  public:
-  SurroundingsScope(const Surroundings& then, const std::vector<at::Tensor>& inputs, bool with_generators)
-      : before_(inputs, with_generators) {
-    then.apply();
-  }
+  SurroundingsScope(const Surroundings& then, const std::vector<at::Tensor>& inputs, bool with_generators);
   ~SurroundingsScope() { before_.apply(); }
   SurroundingsScope(const SurroundingsScope&) = delete;
   SurroundingsScope& operator=(const SurroundingsScope&) = delete;

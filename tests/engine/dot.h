@@ -4,12 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme::testing {
@@ -36,21 +35,5 @@ inline std::vector<float> values(const at::Tensor& tensor) {
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 using Floats = std::vector<float>;
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "trireme-engine-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;  // the overload that throws is libtorch's own copy at run time, and broken there
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace trireme::testing

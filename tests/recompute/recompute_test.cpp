@@ -196,6 +196,29 @@ TEST_F(Recompute, ComputesUnderTheAutocastOfForward) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
+TEST_F(Recompute, LeavesNoCastOfAWeightForTheNextForward) {  // which runs after the weight's update
+  const auto under_autocast = [&](const auto& function) {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor result = function();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    return result;
+  };
+  const auto run = [&](const at::Tensor& t) {
+    return at::tanh(at::mm(at::tanh(at::mm(t, layer.weight)), layer.weight));
+  };
+  const auto y = under_autocast([&] { return recompute(run, x).to(at::kFloat).sum(); });
+  at::autocast::clear_cache();  // as the end of autocast's scope does
+  gradients(y, {x, layer.weight});
+  {
+    const at::NoGradGuard no_grad;
+    layer.weight.mul_(2);
+  }
+  const at::Tensor next = under_autocast([&] { return run(x); });
+  at::autocast::clear_cache();
+  EXPECT_TRUE(at::equal(next, under_autocast([&] { return run(x); })));
+  at::autocast::clear_cache();
+}
+
 TEST_F(Recompute, ResultsMayBeMapsAndTuples) {
   const auto split = [&](const at::Tensor& t) {
     const auto y = layer(t);
