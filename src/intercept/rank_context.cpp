@@ -13,6 +13,7 @@
 
 #include "intercept/transforms.h"
 #include "trireme/base/error.h"
+#include "trireme/base/error_hook.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -37,7 +38,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   const c10::DispatchKeySet rest = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptKey);
   RankContext* context = RankContext::current();
   if (context == nullptr) return op.redispatchBoxed(rest, stack);
-  context->call(op, rest, stack);
+  run_below_libtorch([&] { context->call(op, rest, stack); });
 }
 
 bool writes_without_reading(std::string_view name) {

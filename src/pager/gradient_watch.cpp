@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "trireme/base/error_hook.h"
+
 namespace trireme {
 
 namespace {
@@ -14,7 +16,7 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
   GradientHook(const std::function<void(int)>& accept, int parameter) : accept_(accept), parameter_(parameter) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
-    accept_(parameter_);
+    run_below_libtorch([this] { accept_(parameter_); });
     return outputs;
   }
 
