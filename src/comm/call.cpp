@@ -67,6 +67,15 @@ void check_reducible(CallKind kind, at::ScalarType dtype, ReduceOp op) {
   }
 }
 
+/// Of two calls that do not fit: ranks are in different methods of the engine.
+std::string advice_on_methods(const Call& own, const Call& other) {
+  if (own.caller == other.caller) return "";
+  if (own.caller.front() == 0) return advice_on_method(other);
+  if (other.caller.front() == 0) return advice_on_method(own);
+  return str("; every rank must call ", own.caller.data(), "() and ", other.caller.data(),
+             "() as often as the others and in the same order");
+}
+
 }  // namespace
 
 CallerName current_caller() noexcept {
@@ -146,7 +155,14 @@ std::string describe_mismatch(const std::string& group, const CallOfRank& own, c
   const auto calls =
       str("rank ", own.rank, " called ", describe(own.call), ", rank ", other.rank, " called ", describe(other.call));
   return messages ? str("messages in group '", group, "' do not match: ", calls)
-                  : str("ranks called different operations in group '", group, "': ", calls);
+                  : str("ranks called different operations in group '", group, "': ", calls,
+                        advice_on_methods(own.call, other.call));
+}
+
+std::string advice_on_method(const Call& call) {
+  return call.caller.front() == 0
+             ? ""
+             : str("; every rank must call ", call.caller.data(), "(), as often as the others and in the same order");
 }
 
 Request all_reduce_request(const at::Tensor& tensor, ReduceOp op) {

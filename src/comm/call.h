@@ -60,6 +60,9 @@ std::string short_name(const Call& call);
 /// "all_gather #3 (numel 1000, float32) of layers.3 in step"
 std::string describe(const Call& call);
 
+/// The fix where a rank does not come to `call`: "; every rank must call step(), …"; nothing where no method is known.
+std::string advice_on_method(const Call& call);
+
 /// A call and the rank that made it.
 struct CallOfRank {
   int rank;

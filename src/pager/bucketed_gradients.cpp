@@ -209,6 +209,7 @@ class BucketedGradients final : public GradientStore {
   // A rank whose micro-batch reached no parameter must join in all the same. Asked in the group's own sequence: on
   // other ranks reductions may be under way.
   bool is_backward_open_somewhere() {
+    const SubjectScope subject("the end of a window");
     uint8_t open = is_backward_open();
     group().all_reduce(at::from_blob(&open, {1}, at::TensorOptions().dtype(at::kByte)), ReduceOp::kMax).wait();
     return open != 0;
@@ -294,12 +295,14 @@ class BucketedGradients final : public GradientStore {
     }
   }
 
-  // Units that any rank has more of after they were sent; usually none.
+  // Units that any rank has more of after they were sent; usually none. Asked in the group's own sequence, where a rank
+  // that is in another method is: two ranks that waited for each other in two groups would do so until the timeout.
   std::vector<uint8_t> agree_on_late() {
+    const SubjectScope subject("the end of a backward pass");
     std::vector<uint8_t> more(units());
     for (int i = 0; i < units(); ++i) more[i] = late_[i].arrived > 0;
     at::Tensor flags = at::from_blob(more.data(), {units()}, at::TensorOptions().dtype(at::kByte));
-    reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
+    group().all_reduce(flags, ReduceOp::kMax).wait();
     return more;
   }
 

@@ -156,10 +156,10 @@ std::string Fabric::context_of(const Wait& wait, double elapsed_s) const {
 }
 
 std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, Look look, double elapsed_s) {
-  const auto lost = [&](const char* how) {
+  const auto lost = [&](const char* how, const std::string& advice) {
     const char* waited = rank == wait.peer ? " waited for it " : " waited ";
     const std::string text = str(title(rank), how, " while rank ", options_.place.rank, waited,
-                                 context_of(wait, elapsed_s), "; ", last_seen(rank));
+                                 context_of(wait, elapsed_s), "; ", last_seen(rank), advice);
     return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text});
   };
   const RankControl& peer = control(rank);
@@ -169,10 +169,11 @@ std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, 
                                              str(title(rank), " failed while rank ", options_.place.rank, " was ",
                                                  context_of(wait, elapsed_s), ": ", peer.cause),
                                              peer.cause});
-  if (state == RankState::kLeft && rank == wait.peer) return lost(" left");
+  if (state == RankState::kLeft && rank == wait.peer)
+    return lost(" left", wait.call ? advice_on_method(*wait.call) : "");
   if (state == RankState::kAlive && look == Look::kProcesses && process_is_dead(rank) &&
       peer.state.load(std::memory_order_acquire) == RankState::kAlive)
-    return lost(" died");
+    return lost(" died", "");
   return nullptr;
 }
 

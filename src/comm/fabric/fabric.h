@@ -55,6 +55,7 @@ class Fabric {
     int peer = -1;
     Patience patience = Patience::kCaller;
     const std::function<std::string()>& what;
+    const Call* call = nullptr;  ///< the collective that it is a part of, for the fix in an error
   };
   /// Returns when `ready()`. Throws CommError: a peer is gone, or the timeout has passed; StateError after cancel().
   template <class Ready>

@@ -173,6 +173,7 @@ std::unique_ptr<Group> FabricGroup::split(const std::vector<int>& members, const
 
 void FabricGroup::wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) {
   engine_->throw_if_failed();
+  const Call call;  // of the method that waits
   const std::function<std::string()> what = [&reason] {
     std::string text(reason.operation);
     if (reason.seq > 0) text += str(" #", reason.seq);
@@ -180,7 +181,7 @@ void FabricGroup::wait_slowly(const std::function<bool()>& ready, const WaitReas
     return detail.empty() ? text : str(text, " (", detail, ")");
   };
   try {
-    engine_->fabric().wait(ready, {reason.peer, Patience::kCaller, what});
+    engine_->fabric().wait(ready, {reason.peer, Patience::kCaller, what, &call});
   } catch (...) {
     engine_->fail(std::current_exception());
     throw;

@@ -36,7 +36,8 @@ void StepRunner::run(const Job& job, bool posted, Patience patience) {
     const int64_t step = job.first_step + index;
     if (index > 0 || !posted) {
       for (int peer = 0; peer < place.size; ++peer)
-        if (peer != place.rank) fabric_.wait([&] { return slot_is_free(step, peer); }, {peer, patience, what});
+        if (peer != place.rank)
+          fabric_.wait([&] { return slot_is_free(step, peer); }, {peer, patience, what, &job.call});
       post(job, index);
     }
     wait_for_peers(job, index, patience);
@@ -55,7 +56,8 @@ void StepRunner::wait_for_peers(const Job& job, int64_t index, Patience patience
   for (int peer = 0; peer < fabric_.place().size; ++peer) {
     if (peer == fabric_.place().rank || (index > 0 && !job.algorithm.reads(peer))) continue;
     RankControl& control = fabric_.control(peer);
-    fabric_.wait([&] { return control.posted.load(std::memory_order_acquire) > step; }, {peer, patience, what});
+    fabric_.wait([&] { return control.posted.load(std::memory_order_acquire) > step; },
+                 {peer, patience, what, &job.call});
   }
 }
 

@@ -148,7 +148,7 @@ void Link::rethrow(const WireError& error, const Call& call) {
           late ? ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the "
                  "timeout "
                  "given at init, or TRIREME_TIMEOUT_S."
-               : ""));
+               : advice_on_method(call)));
 }
 
 void Link::tell_peers(ErrorCode code, const std::string& cause) noexcept {
