@@ -33,6 +33,7 @@ std::string tag_problem(const std::string& tag) {
   if (tag.empty()) return "it is empty";
   if (tag.size() > kTagLimit) return str("it has ", tag.size(), " characters, more than ", kTagLimit);
   if (tag[0] == '.') return "it begins with a dot";
+  if (tag.front() == ' ' || tag.back() == ' ') return "it begins or ends with a blank";
   if (tag == kLatestName) return "that file names the tag to resume from";
   if (tag.starts_with(kLatestTemporaryPrefix)) return "such names are temporary files of `latest`";
   for (const unsigned char c : tag)

@@ -192,7 +192,7 @@ TEST(Checkpoint, KeepsTheLastOnesAndWhatLatestNames) {
 
 TEST(Checkpoint, ATagThatIsNoPlainNameIsRefused) {
   Folder folder;
-  for (const std::string tag : {"", "a/b", "..", ".hidden", "latest", "latest.tmp7", "a\nb"}) {
+  for (const std::string tag : {"", "a/b", "..", ".hidden", "latest", "latest.tmp7", "a\nb", "blank ", " blank"}) {
     run_ranks(1, [&](Rank& rank) {
       const auto error = error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), tag, state_of(0, 1, 1)); });
       EXPECT_NE(error.find("cannot name a checkpoint"), std::string::npos) << tag << error;
