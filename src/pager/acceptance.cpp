@@ -56,13 +56,18 @@ void check(const PagerPolicy& policy) {
 }
 
 void check(const NamedParameter& parameter) {
+  check_place(parameter);
+  const at::Tensor& tensor = parameter.tensor;
+  if (!is_trainable_dtype(tensor.scalar_type()))
+    throw ConfigError(str("parameter '", parameter.name, "' is of dtype ", tensor.scalar_type(),
+                          "; float32, bfloat16 and float16 can be trained: convert it, or make it a buffer"));
+}
+
+void check_place(const NamedParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   const auto refuse = [&](const auto&... why) { throw ConfigError(str("parameter '", parameter.name, "' ", why...)); };
   if (tensor.device().is_meta())
     refuse("is on meta, without values; move the module to its device by to_empty() and give it values");
-  if (!is_trainable_dtype(tensor.scalar_type()))
-    refuse("is of dtype ", tensor.scalar_type(),
-           "; float32, bfloat16 and float16 can be trained: convert it, or make it a buffer");
   if (!tensor.is_leaf()) refuse("is no leaf of the autograd graph: it was computed from other tensors");
   if (!tensor.has_storage() || tensor.is_sparse()) refuse("has no dense storage");
   const auto* owner =
@@ -92,6 +97,17 @@ ParameterSpec spec_of(const NamedParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   return {parameter.name, tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad(),
           parameter.communication_dtype};
+}
+
+void check_manageable(const Group& group, const std::vector<NamedParameter>& parameters, const PagerPolicy& policy) {
+  check(policy);
+  std::vector<ParameterSpec> specs;
+  for (const NamedParameter& parameter : parameters) {
+    check_place(parameter);
+    specs.push_back({parameter.name, parameter.tensor.sizes().vec()});
+  }
+  (void)choose_gather(policy, group, device_of(parameters));
+  (void)make_layout(specs, group.size(), policy.units);
 }
 
 std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, const Layout& layout) {

@@ -18,7 +18,9 @@ GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::D
 
 /// Throws ConfigError: a stage or accumulation dtype that is not there.
 void check(const PagerPolicy& policy);
-/// Throws ConfigError that names the parameter: without values, of a dtype that cannot be trained, no leaf, managed already.
+/// Throws ConfigError that names the parameter: without values, no leaf, managed already.
+void check_place(const NamedParameter& parameter);
+/// check_place(), and throws ConfigError for a dtype that cannot be trained.
 void check(const NamedParameter& parameter);
 
 /// Throws    as check().

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <regex>
 #include <set>
 
@@ -16,18 +17,19 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// "layers.7.experts." of a parameter below that leaf; otherwise nothing.
-std::string leaf_of(const std::string& name, const std::vector<std::string>& leaves) {
-  std::string outermost;
-  for (const std::string& leaf : leaves)
-    if (name.starts_with(leaf + ".") && (outermost.empty() || leaf.size() + 1 < outermost.size()))
-      outermost = leaf + ".";
+// "layers.7.experts." of a parameter below that leaf, "" where the model itself is one; otherwise nothing.
+std::optional<std::string> leaf_of(const std::string& name, const std::vector<std::string>& leaves) {
+  std::optional<std::string> outermost;
+  for (const std::string& leaf : leaves) {
+    const std::string prefix = leaf.empty() ? "" : leaf + ".";
+    if (name.starts_with(prefix) && (!outermost || prefix.size() < outermost->size())) outermost = prefix;
+  }
   return outermost;
 }
 
 // The text that names a parameter's leaf or repeated block ("layers.7."), or else its module ("lm_head.").
 std::string block_of(const std::string& name, const UnitRules& rules, const std::vector<std::regex>& patterns) {
-  if (std::string leaf = leaf_of(name, rules.leaves); !leaf.empty()) return leaf;
+  if (const auto leaf = leaf_of(name, rules.leaves)) return *leaf;
   std::smatch match;
   for (const std::regex& pattern : patterns)
     if (std::regex_search(name, match, pattern)) return name.substr(0, match.position() + match.length());
@@ -111,8 +113,7 @@ std::vector<std::vector<int>> find_leaf_mates(const std::vector<ParameterSpec>& 
                                               const std::vector<std::string>& leaves) {
   std::map<std::string, std::set<int>> units_of;
   for (size_t i = 0; i < parameters.size(); ++i)
-    if (const std::string leaf = leaf_of(parameters[i].name, leaves); !leaf.empty())
-      units_of[leaf].insert(layout.unit_of[i]);
+    if (const auto leaf = leaf_of(parameters[i].name, leaves)) units_of[*leaf].insert(layout.unit_of[i]);
   std::vector<std::vector<int>> mates(layout.units.size());
   for (const auto& [leaf, units] : units_of)
     for (const int unit : units)

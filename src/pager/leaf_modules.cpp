@@ -37,14 +37,16 @@ std::vector<std::string> find_leaf_modules(const torch::nn::Module& module, cons
   std::set<std::string> classes;
   for (const std::string& name : options.classes) classes.insert(short_class_name(name));
   Names found;
-  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
-    const std::string& name = item.key();
+  const auto look = [&](const std::string& name, const torch::nn::Module& part) {
     names.insert(name);
-    const std::string type = short_class_name(item.value()->name());
-    if (!classes.contains(type)) continue;
+    const std::string type = short_class_name(part.name());
+    if (!classes.contains(type)) return;
     found.insert(type);
     leaves.insert(name);
-  }
+  };
+  look("", module);  // named_modules() with the module itself would have to share in its ownership
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
+    look(item.key(), *item.value());
   const LeafModuleOptions defaults;
   for (const std::string& name : options.classes)
     if (!found.contains(short_class_name(name)) && std::ranges::find(defaults.classes, name) == defaults.classes.end())

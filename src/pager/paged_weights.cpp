@@ -245,11 +245,12 @@ class PagedWeights final : public WeightStore {
   bool has_copy(int index) const { return offload().owns(index) && !offload().keeps_shard(index); }
 
   void release_parameter(const ManagedParameter& managed) {
-    StorageHandle::release(
-        managed.storage(), managed.owner,
-        str("parameter '", managed.name, "' is sharded over ", group().size(),
-            " ranks (ZeRO stage 3) and released: its data can be read by operators (they make it whole), or "
-            "its clone() read directly"));
+    StorageHandle::release(managed.storage(), managed.owner,
+                           str("parameter '", managed.name, "' is sharded over ", group().size(),
+                               " ranks (ZeRO stage 3) and released: operators make it whole, in the thread that called "
+                               "initialize() and in no "
+                               "other. Use the model in that thread, read a clone() of it, or wrap the access in "
+                               "zero::GatheredParameters"));
   }
 
   // The parameters stay in the unit's buffer, or in a copy where that would keep a whole slab.
@@ -326,7 +327,12 @@ class PagedWeights final : public WeightStore {
   void finish_gather(int index) {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
-    wait_for(paged.gather);
+    try {
+      wait_for(paged.gather);
+    } catch (...) {
+      forget_buffer(index);  // a later access must not take what never came for the weights
+      throw;
+    }
     paged.brought.pass();
     if (paged.is_rounded) widen(index);
     paged.buffer.end_write();
@@ -353,12 +359,17 @@ class PagedWeights final : public WeightStore {
     if (paged.state == UnitState::kReleased) return;
     for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
     if (policy().poison) poison(paged.buffer);
+    forget_buffer(index);
+    arena_.trim(limit_bytes_ - live_bytes_);
+    ++releases_;
+  }
+
+  void forget_buffer(int index) {
+    PagedUnit& paged = paged_[index];
     arena_.keep(std::exchange(paged.buffer, {}));
     paged.state = UnitState::kReleased;
     paged.is_rounded = false;
     live_bytes_ -= unit_bytes(index);
-    arena_.trim(limit_bytes_ - live_bytes_);
-    ++releases_;
   }
 
   static void poison(ArenaBuffer& buffer) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "pager/acceptance.h"
@@ -44,6 +45,8 @@ class Pager::Impl {
       if (layout_.units[i].trainable) slice.gradients = gradients_->owned(i);
       (layout_.units[i].trainable ? owned_ : owned_frozen_).push_back(std::move(slice));
     }
+    is_published_.assign(layout_.units.size(), false);
+    arrivals_.assign(managed_.size(), 0);
     set_gradient_factor(1);
     watch_gradients();
     for (ManagedParameter& managed : managed_) managed.owner->pager = &pager;
@@ -113,7 +116,7 @@ class Pager::Impl {
   }
 
   void publish(int unit) {
-    published_ = true;
+    mark_published(unit);
     weights_->outdate(unit);
     weights_->publish(unit);
   }
@@ -129,7 +132,7 @@ class Pager::Impl {
 
   void defer_publish(int unit) {
     TRIREME_CHECK(offload_.owns(unit), "unit ", layout_.units[unit].name, " is not offloaded");
-    published_ = true;
+    mark_published(unit);
     weights_->outdate(unit);
     offload_.expect(unit);
   }
@@ -147,9 +150,26 @@ class Pager::Impl {
     for (ManagedParameter& managed : managed_) {
       managed.written = false;
       // A graph from before the step must not run backward over the new values without a word.
-      if (published_ && layout_.units[managed.unit].trainable) managed.tensor.unsafeGetTensorImpl()->bump_version();
+      if (has_published_ && layout_.units[managed.unit].trainable) managed.tensor.unsafeGetTensorImpl()->bump_version();
     }
-    published_ = false;
+    has_published_ = false;
+    is_published_.assign(layout_.units.size(), false);
+    arrivals_.assign(managed_.size(), 0);
+  }
+
+  void abandon_window() {
+    for (const OwnedSlice& slice : owned_)
+      if (!is_published_[slice.unit]) publish(slice.unit);
+    open_window();
+  }
+
+  GradientsSoFar gradients_so_far() const {
+    GradientsSoFar so_far;
+    for (const int64_t arrivals : arrivals_) {
+      so_far.count += arrivals;
+      so_far.passes = std::max(so_far.passes, arrivals);
+    }
+    return so_far;
   }
 
   at::Tensor whole(int parameter) {
@@ -192,6 +212,7 @@ class Pager::Impl {
     managed_[index].tensor.mutable_grad().reset();
     if (!gradient.defined()) return;
     if (gradient_check_) gradient_check_();
+    ++arrivals_[index];
     gradient = flat_gradient(managed_[index].tensor, gradient.detach());
     if (!defers() && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
     deferred_->add(index, gradient);
@@ -223,6 +244,11 @@ class Pager::Impl {
   const std::vector<OwnedSlice>& owned_frozen() const { return owned_frozen_; }
 
  private:
+  void mark_published(int unit) {
+    has_published_ = true;
+    is_published_[unit] = true;
+  }
+
   // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
   bool defers() const { return deferring_ && policy_.stage >= 2; }
 
@@ -297,7 +323,9 @@ class Pager::Impl {
   GradientWatch watch_{[this](int parameter) { accept_gradient(parameter); }};
   std::vector<c10::DataPtr> privates_;
   std::optional<InterceptScope> scope_;
-  bool published_ = false;
+  std::vector<int64_t> arrivals_;   // of gradients, by parameter, in this window
+  std::vector<bool> is_published_;  // by unit, in this window
+  bool has_published_ = false;
 };
 
 Pager::Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
@@ -328,6 +356,8 @@ void Pager::defer_publish(int unit) { impl_->defer_publish(unit); }
 void Pager::await_published() { impl_->await_published(); }
 void Pager::publish_deferred(int unit, const std::exception_ptr& problem) { impl_->publish_deferred(unit, problem); }
 void Pager::open_window() { impl_->open_window(); }
+void Pager::abandon_window() { impl_->abandon_window(); }
+GradientsSoFar Pager::gradients_so_far() const { return impl_->gradients_so_far(); }
 at::Tensor Pager::whole(int parameter) { return impl_->whole(parameter); }
 void Pager::restore() { impl_->restore(); }
 PagerMemory Pager::memory() const { return impl_->memory(); }

@@ -53,7 +53,7 @@ struct UnitRules {
   /// grouped by the module that holds them. Default: a repeated block such as `layers.7.`.
   std::vector<std::string> patterns = {"(^|\\.)[0-9]+\\."};
   /// Modules, by name, whose parameters are gathered all together, whatever the patterns say: for parts that a rank may
-  /// use or not, such as the experts of a mixture. Of nested ones the outermost counts.
+  /// use or not, such as the experts of a mixture. Of nested ones the outermost counts; "" is the model itself.
   std::vector<std::string> leaves = {};
   /// Neighbouring units smaller than this are merged, so that small layers do not cost a collective each.
   int64_t merge_below_bytes = 1 << 16;

@@ -16,7 +16,7 @@ struct LeafModuleOptions {
   std::vector<std::string> classes = {"transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
                                       "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
                                       "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock"};
-  std::vector<std::string> names = {};          ///< as named_modules() has them
+  std::vector<std::string> names = {};          ///< as named_modules() has them; "" is the model itself
   std::vector<std::string> name_suffixes = {};  ///< of those names
   bool operator==(const LeafModuleOptions&) const = default;
 };

@@ -64,6 +64,12 @@ struct Window {
   std::vector<bool> written;  ///< by parameter index: the user wrote the parameter since the last step
 };
 
+/// Of backward passes on this rank since the window opened.
+struct GradientsSoFar {
+  int64_t count = 0;   ///< gradients that parameters got
+  int64_t passes = 0;  ///< the most that one parameter got
+};
+
 class PagerCompanion {
  public:
   virtual ~PagerCompanion() = default;
@@ -120,6 +126,7 @@ class Pager {
   ///
   /// Throws    StateError: reductions are deferred; as close_window().
   void reduce_now();
+  GradientsSoFar gradients_so_far() const;
   /// After reduce_now(): some rank produced a gradient of `parameter`.
   bool has_gradient(int parameter) const;
   /// After reduce_now(): the caller has written the owned gradients of `parameter`, which has some, on every rank.
@@ -150,6 +157,10 @@ class Pager {
   /// version counters are bumped, so that backward through a graph kept across the step raises.
   void open_window();
 
+  /// open_window() where the step failed: units that were not published yet are, as they are. Collective, and peers
+  /// whose step did not fail call open_window().
+  void abandon_window();
+
   /// Drops gathered units (kCopy) and the buffers that wait for the next ones. Every rank alike.
   void release_gathered();
   /// Throws StateError that names the parameter: a zero::GatheredParameters scope holds one.
@@ -172,6 +183,11 @@ class Pager {
   std::unique_ptr<Impl> impl_;
   PagerCompanion* companion_ = nullptr;
 };
+
+/// Everything that a Pager over `parameters` would refuse, but for their dtypes: nothing is changed.
+///
+/// Throws    ConfigError, as Pager::Pager.
+void check_manageable(const Group& group, const std::vector<NamedParameter>& parameters, const PagerPolicy& policy);
 
 struct ManagedPlace {
   Pager* pager = nullptr;
