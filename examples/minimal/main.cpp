@@ -17,7 +17,10 @@ int main() try {
     if (world.rank == 0 && step % 50 == 0) std::cout << "step " << step << " loss " << loss.item<double>() << "\n";
   }
   engine.save_checkpoint("checkpoints");
-} catch (const std::exception& error) {  // trireme::Error, or one of libtorch's
+} catch (const c10::Error& error) {  // libtorch's, whose what() has a stack trace of every rank
+  std::cerr << "minimal: " << error.what_without_backtrace() << "\n";
+  return 1;
+} catch (const std::exception& error) {  // trireme::Error
   std::cerr << "minimal: " << error.what() << "\n";
   return 1;
 }

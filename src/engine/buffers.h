@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "engine/module_tensors.h"
@@ -10,31 +12,43 @@
 
 namespace trireme {
 
+/// The buffers that a module has when it is asked: it may replace one, or make its first one in forward.
 class Buffers {
  public:
-  /// Rank 0's values become everybody's. Collective.
-  Buffers(Group& group, std::vector<NamedBuffer> buffers);
+  using Source = std::function<std::vector<NamedBuffer>()>;
+  /// Rank 0's values become everybody's. Collective. `device`: of the model's parameters. What `source` refers to
+  /// outlives this.
+  Buffers(Group& group, c10::Device device, Source source);
 
-  /// Copies rank 0's values of those buffers that have changed on any rank since the last call. Collective.
+  /// Copies rank 0's values of those buffers that have changed on any rank since the last call. One that is not alike
+  /// on all ranks (name, shape, dtype) stays each rank's own, which is told once. Collective.
   ///
-  /// Cost      nothing without buffers; else one pass over them, one all-reduce of a flag per buffer and, if one is set, one
-  ///           broadcast.
+  /// Cost      one pass over the buffers, one all-reduce of a flag per buffer and of one more, and, if one is set, one
+  ///           broadcast. On a device just the broadcast, so that the host does not wait for it.
   void follow_rank_0();
 
-  const std::vector<NamedBuffer>& all() const { return buffers_; }
+  std::vector<NamedBuffer> all() const { return source_(); }
   /// Whole buffers, as they are saved and loaded.
   std::vector<TensorSlice> slices() const;
   /// Their present values count as seen.
   void accept();
 
  private:
-  bool are_on_host() const;
-  void broadcast(const std::vector<bool>& chosen);
+  /// The buffers that all ranks have alike, in rank 0's order.
+  std::vector<NamedBuffer> shared(const std::vector<NamedBuffer>& present) const;
+  void agree(const std::vector<NamedBuffer>& present);
+  void tell_others(const std::vector<NamedBuffer>& present);
+  void remember(const std::vector<NamedBuffer>& shared);
+  void broadcast(const std::vector<NamedBuffer>& shared, const std::vector<bool>& chosen);
 
   Group& group_;
-  std::vector<NamedBuffer> buffers_;
-  /// Of the values that all ranks last agreed on. Version counters would be cheaper, but batch_norm writes its running
-  /// statistics without counting.
+  const bool is_on_host_;
+  const Source source_;
+  std::vector<uint64_t> known_;   ///< signatures of this rank's buffers when ranks last agreed
+  std::vector<uint64_t> agreed_;  ///< of these, those that all ranks have, in rank 0's order
+  bool has_told_ = false;
+  /// Of the values that all ranks last agreed on, by agreed_. Version counters would be cheaper, but batch_norm writes
+  /// its running statistics without counting.
   std::vector<uint64_t> fingerprints_;
 };
 

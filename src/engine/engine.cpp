@@ -16,6 +16,7 @@
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/device_group.h"
+#include "trireme/engine/model_agreement.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/precision/loss_scaling.h"
@@ -46,10 +47,11 @@ void check_has_trainable(const ModuleTensors& tensors) {
       "optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
 }
 
-std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors) {
+/// As the parameters will be when they are cast.
+std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors, const PrecisionOptions& precision) {
   std::vector<ParameterSpec> specs;
   for (const NamedParameter& parameter : tensors.parameters)
-    specs.push_back({parameter.name, parameter.tensor.sizes().vec(), parameter.tensor.scalar_type(),
+    specs.push_back({parameter.name, parameter.tensor.sizes().vec(), dtype_of_weight(parameter.tensor, precision),
                      parameter.tensor.requires_grad()});
   return specs;
 }
@@ -64,6 +66,11 @@ void check_client(const Config& config, const InitializeOptions& options) {
                           " of them beside a client_optimizer, which has its own; let the factory make them"));
 }
 
+std::function<PresentBuffers()> list_of_buffers(const torch::nn::Module& module, const InitializeOptions& options) {
+  if (options.present_buffers) return options.present_buffers;
+  return [&module] { return buffers_of(module); };
+}
+
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -75,28 +82,34 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
     : config_(resolve(options, group.size())), group_(group_for(group, device_of(module), device_group_)) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
+  // First all that can be refused, then what changes the module.
   check_precision(config_.precision);
-  recompute_layers(module, config_.recompute.mode);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
   check_client(config_, options);
-  if (!options.output.empty() && group_.rank() == 0) write_resolved(config_, options.output);
-
-  ModuleTensors tensors = take_tensors(module, config_.precision);
+  ModuleTensors tensors = list_tensors(module, config_.precision);
   GroupedParameters grouped;
   if (config_.optimizer || options.client_optimizer) check_has_trainable(tensors);
-  if (config_.optimizer) {
-    grouped = group_parameters(*config_.optimizer, options.parameter_groups, specs_of(tensors));
-  }
+  if (config_.optimizer)
+    grouped = group_parameters(*config_.optimizer, options.parameter_groups, specs_of(tensors, config_.precision));
   groups_ = grouped.options;
   if (!options.client_optimizer) start_schedule();
-  aliases_ = std::move(tensors.aliases);
   PagerPolicy policy = config_.pager;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
+  check_manageable(group_, tensors.parameters, policy);
+  check_same_model(group_, tensors);
+  if (!options.output.empty() && group_.rank() == 0) write_resolved(config_, options.output);
+
+  recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one
+  cast_tensors(tensors, config_.precision);
+  aliases_ = std::move(tensors.aliases);
+  const TensorSet parameters = parameters_of(tensors);
   pager_ = std::make_unique<Pager>(group_, std::move(tensors.parameters), policy);
   give_back_freed_memory();  // the whole model's; malloc would keep it
   pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
-  buffers_ = std::make_unique<Buffers>(group_, std::move(tensors.buffers));
+  buffers_ = std::make_unique<Buffers>(group_, pager_->device(), [list = list_of_buffers(module, options), parameters] {
+    return present_buffers(list(), parameters);
+  });
   agree_on_micro_batch_seed();
   if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group_, std::move(grouped));
   if (options.client_optimizer) {
@@ -112,6 +125,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
+  knows_micro_batch_ = !std::holds_alternative<std::monostate>(options.config);
   if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
 }
 

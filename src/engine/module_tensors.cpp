@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/intercept.h"
 #include "trireme/pager/init.h"
 
 namespace trireme {
@@ -53,33 +54,6 @@ class StorageOwners {
   std::unordered_map<const void*, std::string> owners_;
 };
 
-ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
-  ModuleTensors tensors;
-  StorageOwners owners;
-  std::unordered_map<const void*, std::string> first_name;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& parameter = item.value();
-    const auto [first, is_new] = first_name.emplace(parameter.unsafeGetTensorImpl(), item.key());
-    if (!is_new) {
-      tensors.aliases.emplace(item.key(), first->second);
-      continue;
-    }
-    check_dense("parameter", item.key(), parameter);
-    check_trainable_dtype(item.key(), parameter, precision);
-    owners.add(item.key(), parameter);
-    tensors.parameters.push_back(
-        {item.key(), parameter, precision.communication_dtype.value_or(at::ScalarType::Undefined)});
-  }
-  for (const auto& item : module.named_buffers()) {
-    const at::Tensor& buffer = item.value();
-    if (!buffer.defined() || !first_name.emplace(buffer.unsafeGetTensorImpl(), item.key()).second) continue;
-    check_dense("buffer", item.key(), buffer);
-    owners.add(item.key(), buffer);
-    tensors.buffers.push_back({item.key(), buffer});
-  }
-  return tensors;
-}
-
 /// The class itself: "torch.nn.Linear" and "torch::nn::LinearImpl" are both "Linear".
 std::string class_in(std::string name) {
   name = name.substr(name.find_last_of(".:") + 1);
@@ -109,7 +83,7 @@ void send_in_autocast_dtype(torch::nn::Module& module, const AutocastOptions& au
 }
 
 /// Same tensor object, other memory: the module and whoever else holds it see the change.
-void cast_in_place(at::Tensor& tensor, at::ScalarType dtype) {
+void cast_in_place(const at::Tensor& tensor, at::ScalarType dtype) {
   const bool casts = at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != dtype;
   if (!casts && tensor.is_contiguous()) return;
   zero::make_whole(tensor);  // an Init scope may hold it as shards
@@ -119,22 +93,78 @@ void cast_in_place(at::Tensor& tensor, at::ScalarType dtype) {
 
 }  // namespace
 
-ModuleTensors take_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
-  ModuleTensors tensors = list_tensors(module, precision);
-  if (precision.autocast.enabled) send_in_autocast_dtype(module, precision.autocast, tensors.parameters);
-  const at::NoGradGuard no_grad;
-  // fp32 is what modules are made of: what somebody made bf16 on purpose stays so, with an fp32 master.
-  const auto target = [&](const at::Tensor& tensor) {
-    return precision.weight_dtype == at::kFloat ? tensor.scalar_type() : precision.weight_dtype;
-  };
-  for (NamedParameter& parameter : tensors.parameters) {
-    parameter.tensor.mutable_grad().reset();
-    cast_in_place(parameter.tensor, target(parameter.tensor));
+ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
+  ModuleTensors tensors;
+  StorageOwners owners;
+  std::unordered_map<const void*, std::string> first_name;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    const auto [first, is_new] = first_name.emplace(parameter.unsafeGetTensorImpl(), item.key());
+    if (!is_new) {
+      tensors.aliases.emplace(item.key(), first->second);
+      continue;
+    }
+    check_dense("parameter", item.key(), parameter);
+    check_trainable_dtype(item.key(), parameter, precision);
+    owners.add(item.key(), parameter);
+    tensors.parameters.push_back(
+        {item.key(), parameter, precision.communication_dtype.value_or(at::ScalarType::Undefined)});
   }
-  for (NamedBuffer& buffer : tensors.buffers) zero::make_whole(buffer.tensor);  // rank 0 alone will read them
-  for (NamedBuffer& buffer : tensors.buffers)
-    cast_in_place(buffer.tensor, precision.buffer_dtype.value_or(target(buffer.tensor)));
+  for (const auto& [name, buffer] : buffers_of(module)) {
+    if (!buffer.defined() || !first_name.emplace(buffer.unsafeGetTensorImpl(), name).second) continue;
+    check_dense("buffer", name, buffer);
+    owners.add(name, buffer);
+    tensors.buffers.push_back({name, buffer});
+  }
+  if (precision.autocast.enabled) send_in_autocast_dtype(module, precision.autocast, tensors.parameters);
   return tensors;
+}
+
+at::ScalarType dtype_of_weight(const at::Tensor& parameter, const PrecisionOptions& precision) {
+  // Modules are made in fp32: a parameter that somebody made bf16 on purpose stays so, with an fp32 master.
+  return precision.weight_dtype == at::kFloat ? parameter.scalar_type() : precision.weight_dtype;
+}
+
+void cast_tensors(const ModuleTensors& tensors, const PrecisionOptions& precision) {
+  const at::NoGradGuard no_grad;
+  for (const NamedParameter& parameter : tensors.parameters) {
+    parameter.tensor.mutable_grad().reset();
+    cast_in_place(parameter.tensor, dtype_of_weight(parameter.tensor, precision));
+  }
+  for (const NamedBuffer& buffer : tensors.buffers) zero::make_whole(buffer.tensor);  // rank 0 alone will read them
+  for (const NamedBuffer& buffer : tensors.buffers)
+    cast_in_place(buffer.tensor, precision.buffer_dtype.value_or(buffer.tensor.scalar_type()));
+}
+
+TensorSet parameters_of(const ModuleTensors& tensors) {
+  TensorSet parameters;
+  for (const NamedParameter& parameter : tensors.parameters) parameters.insert(parameter.tensor.unsafeGetTensorImpl());
+  return parameters;
+}
+
+std::vector<NamedBuffer> present_buffers(const PresentBuffers& all, const TensorSet& parameters) {
+  const at::NoGradGuard no_grad;
+  const WithoutInterception own_operators;
+  std::vector<NamedBuffer> present;
+  TensorSet seen = parameters;
+  for (const auto& [name, buffer] : all) {
+    if (!buffer.defined() || !seen.insert(buffer.unsafeGetTensorImpl()).second) continue;
+    if (buffer.device().is_meta() || buffer.layout() != at::kStrided)
+      throw StateError(str("buffer '", name, "' is ", buffer.device().is_meta() ? "on meta" : "not dense",
+                           " since initialize(), so ranks cannot share it: give it a dense tensor with values"));
+    if (StorageHandle::owner_of(*buffer.storage().unsafeGetStorageImpl()) != nullptr)
+      throw StateError(str("buffer '", name,
+                           "' is a view of a parameter since initialize(), and parameters are sharded: clone() it"));
+    if (!buffer.is_contiguous()) buffer.set_data(buffer.detach().contiguous());
+    present.push_back({name, buffer});
+  }
+  return present;
+}
+
+PresentBuffers buffers_of(const torch::nn::Module& module) {
+  PresentBuffers buffers;
+  for (const auto& item : module.named_buffers()) buffers.emplace_back(item.key(), item.value());
+  return buffers;
 }
 
 }  // namespace trireme

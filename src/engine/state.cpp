@@ -66,7 +66,30 @@ Json to_json(const OptimizerOptions& group) {
           {"betas", {group.beta1, group.beta2}},
           {"eps", group.eps},
           {"weight_decay", group.weight_decay},
+          {"momentum", group.momentum},
+          {"nesterov", group.nesterov},
+          {"min_coeff", group.min_coeff},
+          {"max_coeff", group.max_coeff},
+          {"bias_correction", group.bias_correction},
+          {"ns_steps", group.ns_steps},
           {"names", Json::array()}};
+}
+
+/// Takes over what `saved` has of a group's hyperparameters, but for the learning rate.
+void take(OptimizerOptions& group, const Json& saved) {
+  const auto betas = saved.value("betas", std::vector<double>{});
+  if (betas.size() == 2) {
+    group.beta1 = betas[0];
+    group.beta2 = betas[1];
+  }
+  group.eps = saved.value("eps", group.eps);
+  group.weight_decay = saved.value("weight_decay", group.weight_decay);
+  group.momentum = saved.value("momentum", group.momentum);
+  group.nesterov = saved.value("nesterov", group.nesterov);
+  group.min_coeff = saved.value("min_coeff", group.min_coeff);
+  group.max_coeff = saved.value("max_coeff", group.max_coeff);
+  group.bias_correction = saved.value("bias_correction", group.bias_correction);
+  group.ns_steps = saved.value("ns_steps", group.ns_steps);
 }
 
 LossScaler::State scaler_state(const Json& json) {
@@ -142,6 +165,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
                                                    const LoadCheckpointOptions& options) {
   require_alive("load_checkpoint");
   const CallerScope caller("load_checkpoint");
+  if (is_host(pager_->device())) group_.barrier();  // a rank that is in another method is named here
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
   StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
@@ -224,7 +248,6 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
     const std::vector<int64_t> counts = optimizer_->step_counts();
     Json& steps = values["parameter_steps"];
     for (size_t i = 0; i < counts.size(); ++i) steps[pager_->parameters()[i].name] = counts[i];
-    // Nothing here needs them, but DeepSpeed keeps its states by group.
     Json& groups = values["parameter_groups"] = Json::array();
     for (const OptimizerOptions& group : groups_) groups.push_back(to_json(group));
     for (size_t i = 0; i < counts.size(); ++i)
@@ -236,8 +259,16 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   return values.dump();
 }
 
+// Those of a checkpoint of other groups are left alone: take_learning_rates() says so.
+void Engine::take_hyperparameters(const std::string& values) {
+  const Json groups = Json::parse(values).value("parameter_groups", Json::array());
+  if (groups.size() != groups_.size()) return;
+  for (size_t group = 0; group < groups_.size(); ++group)
+    if (groups_[group].kind != OptimizerKind::kClient) take(groups_[group], groups[group]);
+}
+
 void Engine::take_learning_rates(const std::vector<double>& rates) {
-  follow_schedule();  // the momentum has no other source
+  follow_schedule();  // a momentum that cycles
   if (rates.size() == groups_.size()) {
     for (size_t group = 0; group < rates.size(); ++group) groups_[group].lr = rates[group];
     if (device_step_) device_step_->take_given_rates();
@@ -257,9 +288,10 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
   progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
   progress_.global_samples = required<int64_t>(values, "global_samples");
   micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
+  const bool loads_optimizer = optimizer_ && options.load_optimizer_states;
+  if (loads_optimizer) take_hyperparameters(text);
   if (options.load_lr_scheduler_states)
     take_learning_rates(values.value("group_lrs", std::vector<double>{required<double>(values, "lr")}));
-  const bool loads_optimizer = optimizer_ && options.load_optimizer_states;
   // A checkpoint of a run that needed none leaves the scale as it is.
   if (loads_optimizer && loss_scaling_ && values.contains("loss_scaler"))
     loss_scaling_->scaler().set_state(scaler_state(values["loss_scaler"]));

@@ -39,6 +39,8 @@ void explain_autocast_around(const AutocastOptions& autocast) {
 
 ForwardScope Engine::begin_forward() {
   require_intact("forward");
+  require_operators_seen();
+  tell_missing_step();
   if (!has_explained_autocast_ && AutocastScope::is_on(pager_->device().type())) {
     has_explained_autocast_ = true;
     if (group_.rank() == 0) explain_autocast_around(config_.precision.autocast);
@@ -54,7 +56,9 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   const int64_t accumulation_steps = gradient_accumulation_steps();
   at::Tensor seed;
   if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(scaled, accumulation_steps);
+  tell_missing_step();
   window_.has_backward = true;
+  ++window_.backward_passes;
   const CallerScope caller("backward");
   const AutocastScope off(AutocastOptions{},
                           pager_->device().type());  // operators of backward have the dtypes of forward's
@@ -69,7 +73,9 @@ void Engine::step() {
   if (window_.deferral != nullptr)
     throw StateError(str("step: inside a ", window_.deferral, "() scope, where nothing is reduced; let it end first"));
   outcome_.applied = false;
+  const bool has_backward = has_new_backward();
   if (config_.managed_gradient_accumulation && !is_gradient_accumulation_boundary()) {
+    if (!has_backward) tell_missing_backward();
     ++window_.micro_steps;
     ++progress_.micro_steps;
     if (config_.pager.deterministic) pager_->end_backward();
@@ -77,11 +83,27 @@ void Engine::step() {
   }
   const CallerScope caller("step");
   buffers_->follow_rank_0();
+  const int64_t samples = samples_of_window();
   const Window window = pager_->close_window();
   check_touched(window);
-  update(window);
+  if (!has_backward) tell_missing_backward();
+  try {
+    update(window);
+  } catch (const CommError&) {
+    throw;  // the group is dead, and with it every collective
+  } catch (...) {
+    give_up_window();
+    throw;
+  }
   pager_->open_window();
-  finish_step();
+  finish_step(samples);
+  seed_micro_batch();
+}
+
+// The gradients of a step that failed must not join those of the next one.
+void Engine::give_up_window() {
+  pager_->abandon_window();
+  window_.restart();
   seed_micro_batch();
 }
 
@@ -100,13 +122,13 @@ void Engine::update(const Window& window) {
     skip(window);
 }
 
-void Engine::finish_step() {
+void Engine::finish_step(int64_t samples) {
   window_.restart();
   // Throws at the minimum: the step does not count.
   if (loss_scaling_ && !device_step_) loss_scaling_->scaler().update(!outcome_.applied);
   ++progress_.micro_steps;
   ++progress_.global_steps;
-  progress_.global_samples += train_batch_size();
+  progress_.global_samples += samples;
   if (device_step_) {
     follow_device();
   } else {
@@ -140,9 +162,8 @@ void Engine::check_touched(const Window& window) {
   }
   if (any && (config_.ignore_unused_parameters || missing < 0)) return;
   // Seen by all ranks alike, so all of them reopen the window before they throw.
-  skip(window);
-  pager_->open_window();
-  window_.restart();
+  optimizer_->refresh_masters(window.written);
+  give_up_window();
   if (!any)
     throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
   throw StateError(

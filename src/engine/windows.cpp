@@ -1,6 +1,7 @@
 // Where an accumulation window begins and ends.
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/stream.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme {
@@ -22,10 +23,11 @@ void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
 void Engine::zero_grad() {
   require_alive("zero_grad");
   const CallerScope caller("zero_grad");
+  if (is_host(pager_->device())) group_.barrier();  // a rank that is in another method is named here
   const Window window = pager_->close_window();
   if (optimizer_) optimizer_->refresh_masters(window.written);
   pager_->open_window();
-  window_.has_backward = false;
+  window_.drop_gradients();
 }
 
 void Engine::require_no_window(const char* call) const {

@@ -6,6 +6,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
+
 #include "trireme/comm/group.h"
 
 namespace trireme::python {
@@ -16,6 +18,9 @@ using WithoutGil = py::call_guard<py::gil_scoped_release>;
 /// A group that Python holds; null after close().
 struct WorldHandle;
 Group& group_of(const WorldHandle& world);
+
+/// `object`, for C++ threads that may let it go without the GIL.
+std::shared_ptr<py::object> shared(py::object object);
 
 void bind_errors(py::module_& module);
 void bind_log(py::module_& module);

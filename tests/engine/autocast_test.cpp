@@ -81,6 +81,7 @@ std::vector<at::Tensor> plain_weights() {
 
 Config autocast_config(const PagerPolicy& policy, at::ScalarType dtype, int world) {
   Config config = sgd_config(world, kAccumulation);
+  config.batch = {4 * kAccumulation * world, 4, kAccumulation};
   config.pager = policy;
   // Sums of two micro-batches would be rounded on their way, at some stages after both, at others after each.
   config.precision.autocast = {.enabled = true, .dtype = dtype, .lower_precision_safe_modules = {}};
@@ -153,7 +154,9 @@ TEST(Autocast, OfTheProgramAroundTheEngineNeverShowsStaleWeights) {
 TEST(Autocast, OfTheProgramAroundTheEngineIsOffInsideUnlessConfigured) {
   run_ranks(1, [](Rank& rank) {
     Net net;
-    auto engine = initialize(rank.world(), net, {.config = sgd_config(1)});
+    Config config = sgd_config(1);
+    config.batch = {4, 4, 1};
+    auto engine = initialize(rank.world(), net, {.config = config});
     const AutocastScope around({.enabled = true});
     const CapturedLog log;
     for (int i = 0; i < 2; ++i) EXPECT_EQ(engine(input_of_round(0)).scalar_type(), at::kFloat);

@@ -233,6 +233,7 @@ TEST(EngineInitialize, CastsToBf16InTheTensorsThatTheModuleHolds) {
     const at::Tensor held = net.head->weight;
     Config config = sgd_config(1);
     config.precision.weight_dtype = at::kBFloat16;
+    config.precision.buffer_dtype = at::kBFloat16;
     Engine engine(rank.world(), net, {.config = config});
     EXPECT_EQ(held.scalar_type(), at::kBFloat16);
     EXPECT_TRUE(held.is_same(net.head->weight));

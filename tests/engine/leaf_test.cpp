@@ -111,6 +111,9 @@ TEST(ExpertsThatDifferByRank, TrainUnderCopyAsALeaf) {
   EXPECT_EQ(by([](LeafModuleOptions& leaves) { leaves.names = {"mixture.experts"}; }), expected);
   EXPECT_EQ(by([](LeafModuleOptions& leaves) { leaves.name_suffixes = {"ture"}; }), expected);
   EXPECT_EQ(by([](LeafModuleOptions& leaves) { leaves.classes = {"my_package.Mixture"}; }), expected);
+  // The model itself.
+  EXPECT_EQ(by([](LeafModuleOptions& leaves) { leaves.names = {""}; }), expected);
+  EXPECT_EQ(by([](LeafModuleOptions& leaves) { leaves.classes = {"SparseNet"}; }), expected);
 }
 
 TEST(LeafModules, ThatTheModelLacksAreNamed) {

@@ -263,12 +263,12 @@ TEST(Fp16, CastsInputsWhereAutoCastAsksForIt) {
   });
 }
 
-TEST(Fp16, CastsBuffersUnlessTheyHaveADtypeOfTheirOwn) {
+TEST(Fp16, LeavesBuffersInTheirDtypeUnlessTheConfigurationGivesThemOne) {
   run_ranks(1, [](Rank& rank) {
     for (const at::ScalarType dtype : {at::kHalf, at::kFloat}) {
       auto model = make_conv_net();
       Config config = scaled_config({}, at::kHalf, 1);
-      if (dtype == at::kFloat) config.precision.buffer_dtype = dtype;
+      if (dtype == at::kHalf) config.precision.buffer_dtype = dtype;
       Engine engine(rank.world(), *model.module, {.config = config});
       EXPECT_EQ(model.module->named_buffers()["norm.running_mean"].scalar_type(), dtype);
     }
@@ -295,7 +295,7 @@ TEST(Dtypes, AreToldInOneLineAtTheStart) {
   EXPECT_EQ(
       line_of(half),
       "info dtypes: weights fp16, gradients summed in fp32 and sent in bf16, masters fp32, optimizer states fp32, "
-      "buffers fp16, loss scale 65536 (dynamic)\n");
+      "buffers fp32, loss scale 65536 (dynamic)\n");
   Config autocast = sgd_config(2);
   autocast.precision.autocast = {.enabled = true};
   EXPECT_EQ(line_of(autocast),

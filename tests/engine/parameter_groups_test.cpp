@@ -111,6 +111,36 @@ TEST(EngineParameterGroups, KeepTheirLearningRatesInACheckpoint) {
   });
 }
 
+TEST(EngineParameterGroups, ComeBackFromACheckpointWithAllTheirHyperparameters) {
+  const TemporaryFolder folder;
+  run_ranks(1, [&](Rank& rank) {
+    Affine net, other_net, weights_net;
+    InitializeOptions options{.config = sgd_config(1), .parameter_groups = kBiasAlone};
+    std::get<Config>(options.config).optimizer->momentum = 0.875;
+    auto engine = initialize(rank.world(), net, options);
+    OptimizerOptions changed = engine.hyperparameters(1);
+    changed.lr = 0.125;
+    changed.momentum = 0.25;
+    changed.weight_decay = 0.0625;
+    changed.nesterov = true;
+    engine.set_hyperparameters(changed, 1);
+    engine.save_checkpoint(folder.path());
+
+    auto other = initialize(rank.world(), other_net, options);
+    other.load_checkpoint(folder.path(), {.load_lr_scheduler_states = false});
+    OptimizerOptions with_own_rate = changed;
+    with_own_rate.lr = other.get_lr(1);
+    EXPECT_EQ(other.hyperparameters(1), with_own_rate);
+    other.load_checkpoint(folder.path());
+    EXPECT_EQ(other.hyperparameters(1), changed);
+    EXPECT_EQ(other.hyperparameters(0), engine.hyperparameters(0));
+
+    auto weights = initialize(rank.world(), weights_net, options);
+    weights.load_checkpoint(folder.path(), {.load_optimizer_states = false});
+    EXPECT_EQ(weights.hyperparameters(1).momentum, 0.875);
+  });
+}
+
 TEST(EngineSchedule, OfOneCycleMovesTheMomentumOfTheNextStep) {
   const TemporaryFolder folder;
   run_ranks(1, [&](Rank& rank) {

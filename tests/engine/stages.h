@@ -40,6 +40,7 @@ inline std::vector<Stage> all_stages() {
 /// `config` sharded as `stage` says, in small units that are released and gathered many times.
 inline Config with_stage(Config config, const Stage& stage) {
   config.precision.weight_dtype = stage.dtype;
+  config.precision.buffer_dtype = stage.dtype;  // libtorch's BatchNorm wants its averages in it
   config.pager.stage = stage.stage;
   config.pager.gather = stage.gather;
   config.pager.live_bytes = 1;

@@ -60,6 +60,7 @@ Config config_of(const ShardedRun& run) {
   config.batch = {kMicroBatches, 1, kMicroBatches / run.world};
   config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05};
   config.precision.weight_dtype = run.dtype;
+  config.precision.buffer_dtype = run.dtype;  // libtorch's BatchNorm wants its averages in it
   config.precision.accumulation_dtype = run.accumulation;
   config.gradient_clipping = 0.5;  // small enough that the norm counts in most steps
   config.pager = harsh_policy(run.variant);

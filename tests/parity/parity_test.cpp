@@ -58,6 +58,7 @@ Config config_of(const Setting& setting, const Variant& variant) {
   config.batch = {setting.accumulation * setting.world, 1, setting.accumulation};
   config.optimizer = optimizer_options();
   config.precision.weight_dtype = setting.dtype;
+  config.precision.buffer_dtype = setting.dtype;  // libtorch's BatchNorm wants its averages in it
   if (setting.dtype == at::kHalf) config.precision.loss_scale.loss_scale = loss_scale_of(setting.dtype);
   config.gradient_clipping = kMaxNorm;
   config.pager = harsh_policy(variant);

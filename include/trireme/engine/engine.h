@@ -38,14 +38,16 @@ class ParameterAccess;
 
 /// Owns what training adds to a model: the pager of its parameters, masters and optimizer states, counters.
 ///
-/// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it.
+/// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it:
+/// only there are the module's operators seen, so at ZeRO stage 3 with gather="copy" no other thread can compute with
+/// the module (StateError). Elsewhere another thread may run forward(), while nobody calls a method of the engine.
 class Engine {
  public:
   /// Takes `module`'s parameters and buffers over; rank 0's values become everybody's. Collective.
   ///
-  /// Requires  `group` and `module` outlive the engine, or its destroy(). bf16 and fp16 cast floating parameters and buffers once.
-  /// Throws    before the first collective: ConfigError and IoError as read_config; ConfigError that names a parameter or buffer
-  ///           that cannot be managed, and why.
+  /// Requires  `group` and `module` outlive the engine, or its destroy(). bf16 and fp16 cast floating parameters once.
+  /// Throws    before the module is changed: ConfigError and IoError as read_config; ConfigError that names a parameter or buffer
+  ///           that cannot be managed, or is not the same on all ranks, and why.
   Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options = {});
   /// Local. Released parameters (ZeRO stage 3) cannot be read afterwards; destroy() gives them back.
   ~Engine();
@@ -68,7 +70,8 @@ class Engine {
   ///
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
   ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3; on a device it may be
-  ///           told one step late). Nothing is updated then, and the window's gradients are dropped.
+  ///           told one step late). Nothing is updated then, and the window's gradients are dropped. They are also
+  ///           dropped where the optimizer throws; this rank's part of the weights is then as it left it.
   void step();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
@@ -146,6 +149,11 @@ class Engine {
 
  protected:
   ForwardScope begin_forward();
+  /// Tells once of inputs that have another number of samples than the configured micro-batch. One smaller batch may be
+  /// the last of an epoch.
+  void look_at(const at::Tensor& input);
+  /// Throws ShapeError where a forward with inputs of these dtypes failed by `problem` because of a dtype.
+  void explain_forward(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:
   friend class NoSync;
@@ -158,8 +166,15 @@ class Engine {
   std::string dtypes_in_use() const;
   void update(const Window& window);
   void check_touched(const Window& window);
+  void give_up_window();
   void skip(const Window& window);
-  void finish_step();
+  void require_operators_seen() const;
+  int64_t passes_of_window() const;
+  bool has_new_backward();
+  void tell_missing_backward();
+  void tell_missing_step();
+  int64_t samples_of_window() const;
+  void finish_step(int64_t samples);
   void follow_device();
   void start_schedule();
   void follow_schedule();
@@ -174,6 +189,7 @@ class Engine {
   StateTree saved_state(bool with_frozen);
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
+  void take_hyperparameters(const std::string& values);
   void take_learning_rates(const std::vector<double>& rates);
   Config config_;                        ///< first: what is wrong with it is told before anything is made
   std::unique_ptr<Group> device_group_;  ///< null where the caller's group serves the module's device
@@ -193,6 +209,8 @@ class Engine {
   TrainingProgress progress_;
   uint64_t micro_batch_seed_ = 0;  ///< deterministic mode: rank 0's seed at initialize()
   bool has_explained_autocast_ = false, has_explained_offload_ = false;
+  bool knows_micro_batch_ = false, has_told_batch_ = false, has_told_backward_ = false, has_told_step_ = false;
+  int smaller_batches_ = 0;  ///< in a row
   WindowState window_;
   StepOutcome outcome_;
 };

@@ -1,6 +1,7 @@
 // An Engine that is called like the module it trains.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <concepts>
@@ -10,6 +11,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "trireme/checkpoint/consolidate.h"
 #include "trireme/comm/world.h"
@@ -35,10 +37,20 @@ class ModelEngine : public Engine {
   ModelEngine(Group& group, Net& net, const InitializeOptions& options = {}) : Engine(group, net, options), net_(net) {}
 
   /// net.forward(inputs...), under autocast where torch_autocast.enabled says so.
+  ///
+  /// Throws    StateError: at ZeRO stage 3 with gather="copy", in another thread than the engine's. ShapeError: an input, or a
+  ///           buffer, has another dtype than the weights, and the module cannot compute with both.
   template <class... Inputs>
   decltype(auto) forward(Inputs&&... inputs) {
     ForwardScope scope = begin_forward();
-    return net_.forward(scope.input(std::forward<Inputs>(inputs))...);
+    std::vector<at::ScalarType> dtypes;
+    (look_at_if_tensor(inputs, dtypes), ...);
+    try {
+      return net_.forward(scope.input(std::forward<Inputs>(inputs))...);
+    } catch (const c10::Error& error) {
+      explain_forward(error.what_without_backtrace(), dtypes);
+      throw;
+    }
   }
   template <class... Inputs>
   decltype(auto) operator()(Inputs&&... inputs) {
@@ -67,6 +79,15 @@ class ModelEngine : public Engine {
   Net& module() const { return net_; }
 
  private:
+  template <class Input>
+  void look_at_if_tensor(const Input& input, std::vector<at::ScalarType>& dtypes) {
+    if constexpr (std::is_same_v<Input, at::Tensor>) {
+      if (!input.defined()) return;
+      if (dtypes.empty()) look_at(input);
+      dtypes.push_back(input.scalar_type());
+    }
+  }
+
   Net& net_;
 };
 

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -23,14 +25,19 @@ struct InitializeOptions {
   std::vector<ParameterGroup> parameter_groups = {};
   /// Any torch::optim optimizer over this rank's parts of parameters, in place of one that the configuration names.
   ClientOptimizerFactory client_optimizer = {};
+  /// The buffers of the module as they are when it is called, by name; nothing: module.named_buffers(). For a module
+  /// that stands for one of another language, which may replace its buffers.
+  std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
 };
 
 /// Counters, the same on every rank; a load sets them to those of the checkpoint.
 struct TrainingProgress {
-  int64_t micro_steps = 0;     ///< calls of step() that did not throw
-  int64_t global_steps = 0;    ///< of these, at the end of an accumulation window; skipped ones included
-  int64_t skipped_steps = 0;   ///< of these, without an update because a gradient was not finite
-  int64_t global_samples = 0;  ///< the train_batch_size of every global step, summed
+  int64_t micro_steps = 0;    ///< calls of step() that did not throw
+  int64_t global_steps = 0;   ///< of these, at the end of an accumulation window; skipped ones included
+  int64_t skipped_steps = 0;  ///< of these, without an update because a gradient was not finite
+  /// The train_batch_size of every global step, summed; without managed_gradient_accumulation the micro-batch of every
+  /// backward pass that came, times the ranks.
+  int64_t global_samples = 0;
 };
 
 struct BackwardOptions {
@@ -55,7 +62,7 @@ struct LoadCheckpointOptions {
   std::string tag = {};                  ///< empty: the one that the folder's `latest` names
   bool load_module = true;               ///< false: weights, masters and buffers stay as they are
   bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
-  bool load_optimizer_states = true;     ///< masters, moments and step counts
+  bool load_optimizer_states = true;     ///< masters, moments, step counts and hyperparameters but the learning rate
   bool load_lr_scheduler_states = true;  ///< learning rate
   bool load_module_only = false;         ///< weights and buffers, nothing else
   std::optional<Verify> verify = {};     ///< nothing: the configuration's checkpoint.verify

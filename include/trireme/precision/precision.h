@@ -24,13 +24,13 @@ struct AutocastOptions {
 
 /// Masters and optimizer states are fp32 in every mode.
 struct PrecisionOptions {
-  /// fp32, or bf16, or fp16: parameters and floating buffers are cast once, at initialize.
+  /// fp32, or bf16, or fp16: parameters are cast once, at initialize.
   at::ScalarType weight_dtype = at::kFloat;
   /// Gradients are summed over ranks and micro-batches in this dtype: fp32, or weight_dtype.
   at::ScalarType accumulation_dtype = at::kFloat;
   /// Gradients travel between ranks in this dtype where it is 16 bit. Nothing, or fp32: in the one they are kept in.
   std::optional<at::ScalarType> communication_dtype = {};
-  /// Of floating buffers. Nothing: the weights'.
+  /// Floating buffers are cast to it, once. Nothing: they keep the dtype that the model gave them.
   std::optional<at::ScalarType> buffer_dtype = {};
   /// A step whose gradients are not finite is skipped on all ranks. Off: in bf16 it is applied, and the weights become
   /// NaN; in fp32 and fp16 it is skipped all the same.
