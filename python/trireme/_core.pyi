@@ -93,6 +93,9 @@ class _PartOptimizer(Protocol):
     def set_state(self, part: int, values: dict[str, Any]) -> None: ...
     def drop_state(self, part: int) -> None: ...
 
+def check_models(world: World, module: torch.nn.Module, config: str) -> None:
+    """Collective. Raises ConfigError: the ranks' models differ, with the first parameter or buffer that does."""
+
 class Engine:
     """trireme::Engine over a Python module, which the caller keeps. trireme.DeepSpeedEngine says what its methods do."""
 

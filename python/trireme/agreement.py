@@ -1,4 +1,4 @@
-"""Whether all ranks were given the same configuration and model, before anything is exchanged that depends on it."""
+"""Whether all ranks were given the same configuration, before anything is exchanged that depends on it."""
 import hashlib
 
 import torch
@@ -22,20 +22,6 @@ def _agree(world, values):
     world.all_reduce(least, "min")
     world.all_reduce(most, "max")
     return least == most
-
-
-def check_models(world, model):
-    """Collective. Raises ConfigError on every rank: the ranks' models differ, with the first parameter that does."""
-    if world.size == 1:
-        return
-    told = [f"'{name}' {list(p.shape)} {p.dtype}{'' if p.requires_grad else ', frozen'}" for name, p in model.named_parameters()]
-    count = torch.tensor([len(told)])
-    if not _agree(world, count).all():
-        raise ConfigError(f"initialize: the ranks' models differ: this one has {len(told)} parameters; make the same model on every rank")
-    same = _agree(world, torch.tensor([_digest(text) for text in told] + [0]))[:-1]
-    if not same.all():
-        raise ConfigError(f"initialize: the ranks' models differ, first in parameter {told[int((~same).nonzero()[0])]} (as it is here); make the same "
-                          "model on every rank")
 
 
 def check(world, resolved):

@@ -43,6 +43,15 @@ def _culprit(value):
     return _culprit(odd[0]) if odd else f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
+def is_plain(value):
+    """Whether a value, or what it contains, is a number, a text, None or a tensor: from_text() reads it back."""
+    if isinstance(value, dict):
+        return all(map(is_plain, (*value.keys(), *value.values())))
+    if isinstance(value, (list, tuple)):
+        return type(value) in (list, tuple) and all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+
+
 def check_keys(values):
     """Raises ConfigError: no dict, or a key that is no string."""
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -6,7 +6,7 @@ import numbers
 import torch
 from torch.utils import _pytree
 
-from . import agreement, client_optimizer, comm, config as configs, late_parameters, optimizers, schedules, zero
+from . import agreement, beside, client_optimizer, comm, config as configs, late_parameters, optimizers, schedules, zero
 from ._native import core
 from .accelerator import local_device
 from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
@@ -48,7 +48,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         try:
             resolved = core.resolve_config(text, self.world.size, origin)
             agreement.check(self.world, json.loads(resolved))
-            agreement.check_models(self.world, model)
+            core.check_models(self.world, model, resolved)
             self._move_to_device()
             self.core = core.Engine(self.world, model, resolved, others,
                                     client_optimizer.maker(model, client) if steps_itself else None, output)
@@ -69,6 +69,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
             self.optimizer.pull()  # the schedule's first learning rate, not the optimizer's
         self._schedule_wants = schedules.arguments_of(self.client_lr_scheduler)
         late_parameters.watch(self)
+        beside.watch()
         self.training_dataloader = None
         self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
         self.loaded_checkpoint_dp_world_size = None
@@ -133,10 +134,18 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
     def forward(self, *inputs, **kwargs):
         """The module's forward(), under autocast and with cast inputs where the configuration says so."""
         with self.core.forward_scope() as scope:
+            tensors = [value for value in _pytree.tree_leaves((inputs, kwargs)) if isinstance(value, torch.Tensor)]
+            if tensors:
+                self.core.look_at(tensors[0])
             if self._casts_inputs:
                 cast = lambda value: scope.input(value) if isinstance(value, torch.Tensor) else value
                 inputs, kwargs = _pytree.tree_map(cast, (inputs, kwargs))
-            return self.module(*inputs, **kwargs)
+            try:
+                return self.module(*inputs, **kwargs)
+            except RuntimeError as error:
+                if type(error) is RuntimeError:  # libtorch's, not one of ours
+                    self.core.explain_forward(str(error), [tensor.dtype for tensor in tensors])
+                raise
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
         """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at stages 2, 3.

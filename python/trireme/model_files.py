@@ -7,7 +7,7 @@ from . import client_state as client_states, zero
 from ._native import core
 from .errors import ConfigError
 
-_SCHEDULER = "trireme.lr_scheduler"
+_SCHEDULER, _GROUPS = "trireme.lr_scheduler", "trireme.param_groups"
 
 
 def _check_folder(call, argument, folder):
@@ -31,6 +31,8 @@ class ModelFiles:
         values = dict(client_state or {})
         if hasattr(self.client_lr_scheduler, "state_dict"):
             values[_SCHEDULER] = self.client_lr_scheduler.state_dict()
+        if self.optimizer is not None:
+            values[_GROUPS] = self.optimizer.group_values()
         self.core.save_checkpoint(os.fspath(save_dir), tag="" if tag is None else str(tag),
                                   client_state=client_states.to_text(values),
                                   exclude_frozen_parameters=exclude_frozen_parameters, save_latest=save_latest)
@@ -57,11 +59,13 @@ class ModelFiles:
             with zero.GatheredParameters(self.module, modifier_rank=0):
                 custom_load_fn(src=core.fp32_state_dict(os.fspath(load_dir), loaded[0], False), dst=self.module)
         values = client_states.from_text(loaded[1])
-        scheduler = values.pop(_SCHEDULER, None)
-        if scheduler is not None and self.client_lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
-            self.client_lr_scheduler.load_state_dict(scheduler)
+        scheduler, groups = values.pop(_SCHEDULER, None), values.pop(_GROUPS, None)
         if self.optimizer is not None:
             self.optimizer.pull()
+            if groups is not None and load_optimizer_states and not load_module_only:
+                self.optimizer.set_group_values(groups)
+        if scheduler is not None and self.client_lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
+            self.client_lr_scheduler.load_state_dict(scheduler)
         self.loaded_checkpoint_dp_world_size = self.dp_world_size
         return os.path.join(os.fspath(load_dir), loaded[0]), values
 

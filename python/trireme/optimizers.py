@@ -3,12 +3,15 @@ import inspect
 
 import torch
 
+from . import client_state
 from .errors import ConfigError, UnsupportedError
 
 # Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off. With
 # another one the object itself steps.
 _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening": 0, "lr_decay": 0,
         "initial_accumulator_value": 0}
+# Of a parameter group: tensors, names, and what the library saves itself.
+_NOT_SAVED = {"params", "param_names", "lr"}
 _SHARED = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
 
 
@@ -162,6 +165,19 @@ class ZeroOptimizer(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             native = self._engine.core.hyperparameters(index)
             group.update({key: value for key, value in native.items() if key in group})
+            self._last[index] = None
+
+    def group_values(self):
+        """What the groups hold beside parameters and learning rates, for a checkpoint; values that only code can make are left out."""
+        return [{key: value for key, value in group.items() if key not in _NOT_SAVED and client_state.is_plain(value)}
+                for group in self.param_groups]
+
+    def set_group_values(self, groups):
+        """Takes group_values() of as many groups over."""
+        if len(groups) != len(self.param_groups):
+            return
+        for index, saved in enumerate(groups):
+            self.param_groups[index].update(saved)
             self._last[index] = None
 
     def mark_stepped(self):

@@ -9,14 +9,6 @@
 namespace trireme::python {
 namespace {
 
-/// Python objects that C++ threads may let go.
-std::shared_ptr<py::object> shared(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* held) {
-            const py::gil_scoped_acquire gil;
-            delete held;
-          }};
-}
-
 class RateOptions final : public torch::optim::OptimizerOptions {
  public:
   explicit RateOptions(double lr) : lr_(lr) {}

@@ -5,6 +5,7 @@
 #include "python/client_optimizer.h"
 #include "python/module_mirror.h"
 #include "trireme/base/json.h"
+#include "trireme/engine/model_agreement.h"
 
 namespace trireme::python {
 namespace {
@@ -38,6 +39,10 @@ std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& wo
   for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
   if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
   options.output = output;
+  options.present_buffers = [held = shared(module)] {
+    const py::gil_scoped_acquire gil;
+    return persistent_buffers(*held);
+  };
   const auto mirror = mirror_of(module);
   const py::gil_scoped_release no_gil;
   // Its end waits for a save in the background, whose thread may want the lock, for a message or to look for signals.
@@ -151,6 +156,8 @@ void bind_steps(EngineClass& engine) {
       .def("get_global_grad_norm", &ModuleEngine::get_global_grad_norm)
       .def("empty_partition_cache", &ModuleEngine::empty_partition_cache, WithoutGil())
       .def("destroy", &ModuleEngine::destroy, WithoutGil())
+      .def("look_at", &ModuleEngine::look_at)
+      .def("explain_forward", &ModuleEngine::explain_forward)
       .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
       .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
       .def("coalesce_grad_reduction",
@@ -227,10 +234,19 @@ void bind_files(EngineClass& engine) {
           py::arg("directory"), py::arg("name"), py::arg("exclude_frozen_parameters"), WithoutGil());
 }
 
+void check_models(const WorldHandle& world, const py::object& module, const std::string& config) {
+  const auto mirror = mirror_of(module);
+  Group& group = group_of(world);
+  const PrecisionOptions precision = parse_config(config, group.size()).precision;
+  const py::gil_scoped_release no_gil;
+  check_same_model(group, *mirror, precision);
+}
+
 }  // namespace
 
 void bind_engine(py::module_& module) {
   bind_scopes(module);
+  module.def("check_models", &check_models, py::arg("world"), py::arg("module"), py::arg("config"));
   EngineClass engine(module, "Engine", "trireme::Engine over a Python module, which the caller keeps.");
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
              py::arg("make_client"), py::arg("output"));

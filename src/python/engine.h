@@ -16,6 +16,8 @@ class ModuleEngine final : public Engine {
       : Engine(group_of(*world), *mirror, options), world_(std::move(world)), mirror_(std::move(mirror)) {}
 
   using Engine::begin_forward;
+  using Engine::explain_forward;
+  using Engine::look_at;
 
  private:
   const std::shared_ptr<WorldHandle> world_;

@@ -1,5 +1,16 @@
 #include "python/bindings.h"
 
+namespace trireme::python {
+
+std::shared_ptr<py::object> shared(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+}  // namespace trireme::python
+
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ library as the Python package uses it. Programs import trireme.";
   trireme::python::bind_errors(module);

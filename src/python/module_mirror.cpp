@@ -1,6 +1,7 @@
 #include "python/module_mirror.h"
 
 #include <string>
+#include <utility>
 
 namespace trireme::python {
 namespace {
@@ -16,6 +17,23 @@ std::string class_name(const py::handle& module) {
          py::str(type.attr("__qualname__")).cast<std::string>();
 }
 
+/// visit(name, tensor) for each persistent buffer that `module` holds itself.
+template <class Visit>
+void for_each_persistent_buffer(const py::handle& module, const Visit& visit) {
+  const py::object not_persistent = module.attr("_non_persistent_buffers_set");
+  for (const auto& [name, buffer] : module.attr("_buffers").cast<py::dict>())
+    if (!buffer.is_none() && !not_persistent.contains(name)) visit(name.cast<std::string>(), buffer.cast<at::Tensor>());
+}
+
+void append_buffers(const py::handle& module, const std::string& prefix,
+                    std::vector<std::pair<std::string, at::Tensor>>& buffers) {
+  for_each_persistent_buffer(module, [&](const std::string& name, at::Tensor buffer) {
+    buffers.emplace_back(prefix + name, std::move(buffer));
+  });
+  for (const auto& [name, child] : module.attr("_modules").cast<py::dict>())
+    if (!child.is_none()) append_buffers(child, prefix + name.cast<std::string>() + ".", buffers);
+}
+
 }  // namespace
 
 std::shared_ptr<torch::nn::Module> mirror_of(const py::handle& module) {
@@ -25,13 +43,17 @@ std::shared_ptr<torch::nn::Module> mirror_of(const py::handle& module) {
     const auto tensor = parameter.cast<at::Tensor>();
     mirror->register_parameter(name.cast<std::string>(), tensor, tensor.requires_grad());
   }
-  const py::object not_persistent = module.attr("_non_persistent_buffers_set");
-  for (const auto& [name, buffer] : module.attr("_buffers").cast<py::dict>())
-    if (!buffer.is_none() && !not_persistent.contains(name))
-      mirror->register_buffer(name.cast<std::string>(), buffer.cast<at::Tensor>());
+  for_each_persistent_buffer(
+      module, [&](const std::string& name, at::Tensor buffer) { mirror->register_buffer(name, std::move(buffer)); });
   for (const auto& [name, child] : module.attr("_modules").cast<py::dict>())
     if (!child.is_none()) mirror->register_module(name.cast<std::string>(), mirror_of(child));
   return mirror;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> persistent_buffers(const py::handle& module) {
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  append_buffers(module, "", buffers);
+  return buffers;
 }
 
 }  // namespace trireme::python

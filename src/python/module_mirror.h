@@ -4,6 +4,9 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "python/bindings.h"
 
@@ -14,5 +17,8 @@ namespace trireme::python {
 ///
 /// Requires  the GIL; the Python module keeps its parameters for as long as the mirror is used.
 std::shared_ptr<torch::nn::Module> mirror_of(const py::handle& module);
+
+/// The persistent buffers that `module` has now, by name. Requires the GIL.
+std::vector<std::pair<std::string, at::Tensor>> persistent_buffers(const py::handle& module);
 
 }  // namespace trireme::python
