@@ -30,11 +30,9 @@ class Place {
     if (!access->has_optimizer())
       throw StateError(str(call, ": the engine of parameter '", spec().name,
                            "' has no optimizer, so it holds nothing but the weights; read the parameter itself"));
-    if (!spec().trainable)
-      throw StateError(str(call, ": parameter '", spec().name,
-                           "' is frozen: it has no fp32 master, states or gradient; read the parameter itself"));
   }
 
+  bool is_frozen() const { return !spec().trainable; }
   ParameterAccess& access() const { return *access_; }
   int index() const { return index_; }
 
@@ -84,6 +82,12 @@ class Place {
     return value.detach().to(at::kFloat);
   }
 
+  /// Where nothing is reduced: what this rank alone has summed.
+  std::optional<at::Tensor> gradient_of_this_rank() const {
+    std::optional<at::Tensor> sum = access_->pager().sum_of_this_rank(index_);
+    if (sum) sum = sum->view(weight_.sizes()).div_(access_->loss_scale());
+    return sum;
+  }
   at::Tensor full_gradient() const { return full(access_->gradient(index_)).div_(access_->loss_scale()); }
   void write_gradient(const at::Tensor& whole) const {
     write(access_->gradient(index_), whole * access_->loss_scale());
@@ -93,9 +97,10 @@ class Place {
     at::Tensor(part.data).copy_(whole.narrow(0, part.begin, part.data.numel()));
   }
 
- private:
+ protected:
   const ParameterSpec& spec() const { return access_->spec(index_); }
 
+ private:
   const at::NoGradGuard no_grad_;
   const CallerScope caller_;
   const at::Tensor weight_;
@@ -104,61 +109,77 @@ class Place {
   int index_ = 0;
 };
 
+/// A parameter that is trained, so that it has a master, states and a gradient to write.
+class WritablePlace : public Place {
+ public:
+  WritablePlace(const at::Tensor& parameter, const char* call) : Place(parameter, call) {
+    if (is_frozen())
+      throw StateError(str(call, ": parameter '", spec().name,
+                           "' is frozen: it has no fp32 master, states or gradient; write the parameter itself"));
+  }
+};
+
 }  // namespace
 
-at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
+std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_full_fp32_param");
+  if (place.is_frozen()) return std::nullopt;
   place.access().settle();
   return place.full(place.access().value(place.index()));
 }
 
-at::Tensor safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state) {
+std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state) {
   const Place place(parameter, "safe_get_full_optimizer_state");
+  if (place.is_frozen()) return std::nullopt;
   return place.full(place.state(state));
 }
 
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_full_grad");
+  if (place.is_frozen()) return std::nullopt;
+  if (place.access().pager().defers_reductions()) return place.gradient_of_this_rank();
   if (!place.reduce()) return std::nullopt;
   return place.full_gradient();
 }
 
 void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
-  const Place place(parameter, "safe_set_full_fp32_param");
+  const WritablePlace place(parameter, "safe_set_full_fp32_param");
   place.access().set_value(place.index(), parameter, place.checked(value));
 }
 
 void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {
-  const Place place(parameter, "safe_set_full_optimizer_state");
+  const WritablePlace place(parameter, "safe_set_full_optimizer_state");
   Place::write(place.state(state), place.checked(value));
 }
 
 void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value) {
-  const Place place(parameter, "safe_set_full_grad");
+  const WritablePlace place(parameter, "safe_set_full_grad");
   const at::Tensor whole = place.checked(value);
   place.require_gradient();
   place.write_gradient(whole);
 }
 
-at::Tensor safe_get_local_fp32_param(const at::Tensor& parameter) {
+std::optional<at::Tensor> safe_get_local_fp32_param(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_local_fp32_param");
+  if (place.is_frozen()) return std::nullopt;
   place.access().settle();
   return Place::local(place.access().value(place.index()));
 }
 
-at::Tensor safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state) {
+std::optional<at::Tensor> safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state) {
   const Place place(parameter, "safe_get_local_optimizer_state");
+  if (place.is_frozen()) return std::nullopt;
   return Place::local(place.state(state));
 }
 
 std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_local_grad");
-  if (!place.reduce()) return std::nullopt;
+  if (place.is_frozen() || !place.reduce()) return std::nullopt;
   return Place::local(place.access().gradient(place.index())).div_(place.access().loss_scale());
 }
 
 void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
-  const Place place(parameter, "safe_set_local_fp32_param");
+  const WritablePlace place(parameter, "safe_set_local_fp32_param");
   ParameterAccess& access = place.access();
   ParameterAccess::Part part = access.value(place.index());
   part.data = place.checked_local(value, part);
@@ -166,13 +187,13 @@ void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& va
 }
 
 void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {
-  const Place place(parameter, "safe_set_local_optimizer_state");
+  const WritablePlace place(parameter, "safe_set_local_optimizer_state");
   const ParameterAccess::Part part = place.state(state);
   at::Tensor(part.data).copy_(place.checked_local(value, part));
 }
 
 void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value) {
-  const Place place(parameter, "safe_set_local_grad");
+  const WritablePlace place(parameter, "safe_set_local_grad");
   place.require_gradient();
   const ParameterAccess::Part part = place.access().gradient(place.index());
   at::Tensor(part.data).copy_(place.checked_local(value, part) * place.access().loss_scale());
@@ -185,6 +206,7 @@ void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters,
   bool reduced = false;
   for (const at::Tensor& parameter : parameters) {
     const Place place(parameter, kCall);
+    if (place.is_frozen()) continue;
     if (!std::exchange(reduced, true)) (void)place.reduce();
     if (!place.access().pager().has_gradient(place.index())) continue;
     place.write_gradient(place.checked(update(place.full_gradient(), parameter)));

@@ -59,14 +59,14 @@ class BucketedGradients final : public GradientStore {
     std::vector<int> everybody(group().size());
     for (int rank = 0; rank < group().size(); ++rank) everybody[rank] = rank;
     reductions_group_ = group().split(everybody, group().name() + "/gradients");
-    messages_ = std::make_unique<GradientMessages>(*reductions_group_, context, at_boundary());
+    messages_ = std::make_unique<GradientMessages>(*reductions_group_, context, reduces_at_boundary());
     if (!policy().deterministic) kept_ = FlatBuffers(*reductions_group_, context, kept_bytes());
     for (int i = 0; i < units(); ++i) {
       if (!unit(i).trainable) continue;
-      if (at_boundary()) buckets_[i].sum = kept_.zeros(unit(i).numel(), accumulation_dtype(i));
-      if (!at_boundary() && (!leaving_.takes(i) || policy().deterministic))
+      if (reduces_at_boundary()) buckets_[i].sum = kept_.zeros(unit(i).numel(), accumulation_dtype(i));
+      if (!reduces_at_boundary() && (!leaving_.takes(i) || policy().deterministic))
         shards_[i] = kept_.zeros(unit(i).shard_numel, accumulation_dtype(i));
-      if (!at_boundary() && policy().stage == 0) wholes_[i] = make_buffer(i, unit(i).numel());
+      if (!reduces_at_boundary() && policy().stage == 0) wholes_[i] = make_buffer(i, unit(i).numel());
     }
   }
 
@@ -80,22 +80,33 @@ class BucketedGradients final : public GradientStore {
               "backward; '",
               parameter(index).name, "' got another one"));
     touched_[index] = 1;
-    const bool sent = at_boundary() ? reduced_ : touched_unit > next_;
+    const bool sent = reduces_at_boundary() ? reduced_ : touched_unit > next_;
     Bucket& bucket = sent ? late_[touched_unit] : buckets_[touched_unit];
     add(bucket, index, gradient);
-    if (at_boundary() || sent) return;
+    if (reduces_at_boundary() || sent) return;
     while (next_ >= 0 && is_complete(next_)) send(next_--, buckets_);
   }
 
+  // Offloaded gradients leave during backward, at every stage.
+  bool reduces_at_boundary() const override {
+    return (policy().stage <= 1 || is_alone_on_device()) && !policy().deterministic && !leaves_;
+  }
+
+  at::Tensor unreduced(int index) const override {
+    const int in_unit = parameter(index).unit;
+    const Bucket& bucket = reduced_ ? late_[in_unit] : buckets_[in_unit];
+    return bucket.sum_of(unit(in_unit), position_in_unit(index));
+  }
+
   void end_backward() override {
-    if (at_boundary()) return;
+    if (reduces_at_boundary()) return;
     for (; next_ >= 0; --next_) send(next_, buckets_);
     next_ = units() - 1;
     send_late();
   }
 
   void finish() override {
-    if (at_boundary()) {
+    if (reduces_at_boundary()) {
       reduced_ ? reduce_what_came_since() : reduce_all();
     } else {
       if (is_backward_open_somewhere()) end_backward();
@@ -111,7 +122,7 @@ class BucketedGradients final : public GradientStore {
     const ManagedParameter& managed = parameter(index);
     const Overlap mine = in_shard(managed);
     if (mine.empty()) return;
-    const at::Tensor& whole = at_boundary() ? buckets_[managed.unit].sum : wholes_[managed.unit];
+    const at::Tensor& whole = reduces_at_boundary() ? buckets_[managed.unit].sum : wholes_[managed.unit];
     const at::Tensor& gradients = whole.defined() ? whole : shards_[managed.unit];
     const int64_t begin = mine.begin - (whole.defined() ? 0 : unit(managed.unit).shard_numel * group().rank());
     const void* data = element(gradients.data_ptr(), begin, gradients.element_size());
@@ -121,7 +132,7 @@ class BucketedGradients final : public GradientStore {
 
   at::Tensor owned(int index) override {
     if (leaving_.takes(index)) return leaving_.on_host(index);
-    if (!at_boundary()) return wholes_[index].defined() ? wholes_[index] : shards_[index];
+    if (!reduces_at_boundary()) return wholes_[index].defined() ? wholes_[index] : shards_[index];
     if (policy().stage == 0) return buckets_[index].sum;
     return buckets_[index].sum.narrow(0, unit(index).shard_numel * group().rank(), unit(index).shard_numel);
   }
@@ -143,7 +154,7 @@ class BucketedGradients final : public GradientStore {
     std::fill(has_shard_.begin(), has_shard_.end(), 0);
     reduced_ = false;
     for (Bucket& bucket : buckets_) {
-      if (!at_boundary()) bucket.sum.reset();
+      if (!reduces_at_boundary()) bucket.sum.reset();
       bucket.seen.clear();
       bucket.arrived = 0;
     }
@@ -157,7 +168,7 @@ class BucketedGradients final : public GradientStore {
       memory.padding_bytes += unit(i).padding() * kept.element_size() / sharers;
     };
     for (int i = 0; i < units(); ++i) {
-      if (at_boundary()) add(i, buckets_[i].sum, 1);
+      if (reduces_at_boundary()) add(i, buckets_[i].sum, 1);
       add(i, shards_[i], group().size());
       add(i, wholes_[i], 1);
     }
@@ -166,16 +177,11 @@ class BucketedGradients final : public GradientStore {
   }
 
  private:
-  // What leaves does so during backward, at every stage.
-  bool at_boundary() const {
-    return (policy().stage <= 1 || is_alone_on_device()) && !policy().deterministic && !leaves_;
-  }
-
   int64_t kept_bytes() const {
     int64_t bytes = 0;
     for (int i = 0; i < units(); ++i)
-      if (unit(i).trainable && (at_boundary() || !leaving_.takes(i)))
-        bytes += bytes_in_slab(at_boundary() ? unit(i).numel() : unit(i).shard_numel, accumulation_dtype(i));
+      if (unit(i).trainable && (reduces_at_boundary() || !leaving_.takes(i)))
+        bytes += bytes_in_slab(reduces_at_boundary() ? unit(i).numel() : unit(i).shard_numel, accumulation_dtype(i));
     return bytes;
   }
 
@@ -365,9 +371,9 @@ class BucketedGradients final : public GradientStore {
   std::unique_ptr<GradientMessages> messages_;
   std::vector<Bucket> buckets_;     // by unit, of this pass (of the window at stages 0 and 1)
   std::vector<Bucket> late_;        // what arrived after its unit was sent, or reduced
-  std::vector<at::Tensor> shards_;  // unless at_boundary()
+  std::vector<at::Tensor> shards_;  // unless reduces_at_boundary()
   std::vector<at::Tensor> wholes_;  // stage 0 in the deterministic order
-  bool reduced_ = false;            // at_boundary(): what comes now is late; deterministic: nothing may come
+  bool reduced_ = false;            // reduces_at_boundary(): what comes now is late; deterministic: nothing may come
   std::vector<uint8_t> has_shard_;  // the shard holds something of this window
   std::deque<Reduction> in_flight_;
   int next_;  // units above it have been sent in this pass

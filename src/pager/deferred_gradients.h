@@ -16,6 +16,8 @@ class DeferredGradients {
   void add(int parameter, const at::Tensor& gradient);
   /// What has been summed for `parameter`, which is forgotten here; undefined where there is nothing.
   at::Tensor take(int parameter) { return std::exchange(sums_[parameter], at::Tensor()); }
+  /// The same, kept here.
+  const at::Tensor& sum_of(int parameter) const { return sums_[parameter]; }
   bool has(int parameter) const { return sums_[parameter].defined(); }
   void add_to(PagerMemory& memory) const;
 

@@ -26,6 +26,11 @@ void Bucket::add(const UnitLayout& unit, int position, const at::Tensor& gradien
   ++arrived;
 }
 
+at::Tensor Bucket::sum_of(const UnitLayout& unit, int position) const {
+  if (seen.empty() || !seen[position]) return {};
+  return part_of(sum, unit.parameters[position]);
+}
+
 void Bucket::zero_what_is_missing(const UnitLayout& unit) {
   for (size_t i = 0; i < seen.size(); ++i)
     if (!seen[i]) part_of(sum, unit.parameters[i]).zero_();

@@ -19,6 +19,8 @@ struct Bucket {
   void begin(const UnitLayout& unit);
   /// `gradient` [numel] of the parameter at `position` of `unit`.
   void add(const UnitLayout& unit, int position, const at::Tensor& gradient);
+  /// The sum of the parameter at `position` of `unit`, [numel]; undefined where no gradient of it has arrived.
+  at::Tensor sum_of(const UnitLayout& unit, int position) const;
   /// Where the buffer is used again, what did not arrive still holds the last window's gradient.
   void zero_what_is_missing(const UnitLayout& unit);
 };

@@ -32,6 +32,11 @@ class GradientStore {
 
   /// A `gradient` of `parameter`, flat in the parameter's memory order, in its dtype or the accumulation dtype.
   virtual void accept(int parameter, at::Tensor gradient) = 0;
+  /// Whether gradients are summed on this rank over the whole window, and reduced at its end alone.
+  virtual bool reduces_at_boundary() const { return false; }
+  /// Where reduces_at_boundary(): what this rank has summed of `parameter` since the last finish(), flat; undefined:
+  /// nothing.
+  virtual at::Tensor unreduced(int) const { return {}; }
   /// A backward pass is over. Collective where reductions are.
   virtual void end_backward() = 0;
   /// Completes every reduction of the window so far. Collective. What is accepted afterwards adds to it.

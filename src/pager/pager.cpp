@@ -59,10 +59,18 @@ class Pager::Impl {
   }
 
   void set_gradient_factor(double factor) {
+    factor_ = factor;
     gradients_->set_factor(policy_.gradient_op == ReduceOp::kSum ? factor : factor / group_.size());
   }
   void set_gradient_check(std::function<void()> check) { gradient_check_ = std::move(check); }
   void defer_reductions(bool defer) { deferring_ = defer; }
+  bool defers_reductions() const { return deferring_; }
+
+  std::optional<at::Tensor> sum_of_this_rank(int parameter) const {
+    const at::Tensor sum = defers() ? deferred_->sum_of(parameter) : gradients_->unreduced(parameter);
+    if (!sum.defined()) return std::nullopt;
+    return sum.to(at::kFloat) * factor_;
+  }
 
   void end_backward() {
     if (defers()) return;
@@ -249,8 +257,7 @@ class Pager::Impl {
     is_published_[unit] = true;
   }
 
-  // Stages 0 and 1 reduce once, at the end of the window, whatever the user wants to defer.
-  bool defers() const { return deferring_ && policy_.stage >= 2; }
+  bool defers() const { return deferring_ && !gradients_->reduces_at_boundary(); }
 
   // What is on the host already is updated there.
   void plan_offload() {
@@ -317,6 +324,7 @@ class Pager::Impl {
   std::unique_ptr<GradientStore> gradients_;
   std::optional<DeferredGradients> deferred_;
   bool deferring_ = false;
+  double factor_ = 1;  // of gradients, without the division by the number of ranks
   std::function<void()> gradient_check_;
   std::vector<OwnedSlice> owned_;
   std::vector<OwnedSlice> owned_frozen_;
@@ -342,6 +350,8 @@ void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(fact
 void Pager::set_gradient_check(std::function<void()> check) { impl_->set_gradient_check(std::move(check)); }
 void Pager::end_backward() { impl_->end_backward(); }
 void Pager::defer_reductions(bool defer) { impl_->defer_reductions(defer); }
+bool Pager::defers_reductions() const { return impl_->defers_reductions(); }
+std::optional<at::Tensor> Pager::sum_of_this_rank(int parameter) const { return impl_->sum_of_this_rank(parameter); }
 void Pager::reduce_now() { impl_->reduce_now(); }
 bool Pager::has_gradient(int parameter) const { return impl_->has_gradient(parameter); }
 void Pager::gradient_written(int parameter) { impl_->gradient_written(parameter); }

@@ -128,7 +128,7 @@ TEST_P(SafeAccess, GradientsThatAreSetAreThoseOfTheStep) {
       EXPECT_TRUE(at::equal(*safe_get_full_grad(parameters[2]), wanted * 2));
       engine.step();
       EXPECT_NEAR(*engine.get_global_grad_norm(), (wanted * 2).norm().item<double>(), 1e-4);
-      EXPECT_TRUE(at::allclose(safe_get_full_fp32_param(parameters[2]), before.to(at::kFloat) - 0.5 * 2 * wanted));
+      EXPECT_TRUE(at::allclose(*safe_get_full_fp32_param(parameters[2]), before.to(at::kFloat) - 0.5 * 2 * wanted));
       engine.destroy();
     });
   }
@@ -140,17 +140,17 @@ TEST_P(SafeAccess, MastersAreReadAndWrittenWithTheirWeights) {
       auto model = make_mlp();
       Engine engine(rank.world(), *model.module, {.config = config(ranks)});
       const at::Tensor weight = model.module->parameters()[2];
-      const at::Tensor master = safe_get_full_fp32_param(weight);
+      const at::Tensor master = *safe_get_full_fp32_param(weight);
       EXPECT_EQ(master.scalar_type(), at::kFloat);
       EXPECT_TRUE(at::equal(master.to(weight.scalar_type()), weight));
       const at::Tensor value = at::arange(weight.numel(), at::kFloat).view(weight.sizes()) / 3;
       safe_set_full_fp32_param(weight, value);
-      EXPECT_TRUE(at::equal(safe_get_full_fp32_param(weight), value));  // not rounded
+      EXPECT_TRUE(at::equal(*safe_get_full_fp32_param(weight), value));  // not rounded
       EXPECT_TRUE(at::equal(weight.detach(), value.to(weight.scalar_type())));
       engine.set_lr(0);
       engine.backward(model.loss({rank.id(), 0}));
       engine.step();
-      EXPECT_TRUE(at::equal(safe_get_full_fp32_param(weight), value));
+      EXPECT_TRUE(at::equal(*safe_get_full_fp32_param(weight), value));
       engine.destroy();
       EXPECT_TRUE(at::equal(weight.detach(), value.to(weight.scalar_type())));
     });
@@ -166,7 +166,7 @@ TEST_P(SafeAccess, WhatAUserWroteIsTheMaster) {
       const torch::NoGradGuard no_grad;
       at::Tensor(weight).fill_(0.75);
     }
-    EXPECT_TRUE(safe_get_full_fp32_param(weight).eq(0.75).all().item<bool>());
+    EXPECT_TRUE(safe_get_full_fp32_param(weight)->eq(0.75).all().item<bool>());
   });
 }
 
@@ -178,14 +178,14 @@ TEST_P(SafeAccess, OptimizerStatesAreThoseOfTheMoments) {
       adam.optimizer->beta1 = 0.5;
       Engine engine(rank.world(), *model.module, {.config = adam});
       const at::Tensor weight = model.module->parameters()[2];
-      EXPECT_TRUE(safe_get_full_optimizer_state(weight, "exp_avg").eq(0).all().item<bool>());
+      EXPECT_TRUE(safe_get_full_optimizer_state(weight, "exp_avg")->eq(0).all().item<bool>());
       engine.backward(model.loss({rank.id(), 0}));
       const at::Tensor gradient = *safe_get_full_grad(weight);
       engine.step();
-      EXPECT_TRUE(at::equal(safe_get_full_optimizer_state(weight, "exp_avg"), gradient * 0.5));
+      EXPECT_TRUE(at::equal(*safe_get_full_optimizer_state(weight, "exp_avg"), gradient * 0.5));
       const at::Tensor value = at::arange(weight.numel(), at::kFloat).view(weight.sizes());
       safe_set_full_optimizer_state(weight, value, "exp_avg_sq");
-      EXPECT_TRUE(at::equal(safe_get_full_optimizer_state(weight, "exp_avg_sq"), value));
+      EXPECT_TRUE(at::equal(*safe_get_full_optimizer_state(weight, "exp_avg_sq"), value));
     });
   }
 }
@@ -198,8 +198,8 @@ TEST_P(SafeAccess, LocalPartsOfAllRanksMakeTheWhole) {
       const at::Tensor weight = model.module->parameters()[2];
       engine.backward(model.loss({rank.id(), 0}));
       const at::Tensor gradient = *safe_get_local_grad(weight);
-      const at::Tensor master = safe_get_local_fp32_param(weight);
-      const at::Tensor moment = safe_get_local_optimizer_state(weight, "exp_avg");
+      const at::Tensor master = *safe_get_local_fp32_param(weight);
+      const at::Tensor moment = *safe_get_local_optimizer_state(weight, "exp_avg");
       const int64_t numel = master.numel();
       EXPECT_EQ(gradient.numel(), numel);
       EXPECT_EQ(moment.numel(), numel);
@@ -211,11 +211,83 @@ TEST_P(SafeAccess, LocalPartsOfAllRanksMakeTheWhole) {
       safe_set_local_fp32_param(weight, at::full({numel}, mine));
       safe_set_local_grad(weight, at::full({numel}, mine));
       safe_set_local_optimizer_state(weight, at::full({numel}, mine), "exp_avg");
-      const at::Tensor whole = safe_get_full_fp32_param(weight);
+      const at::Tensor whole = *safe_get_full_fp32_param(weight);
       EXPECT_TRUE(at::equal(*safe_get_full_grad(weight), whole));
-      EXPECT_TRUE(at::equal(safe_get_full_optimizer_state(weight, "exp_avg"), whole));
+      EXPECT_TRUE(at::equal(*safe_get_full_optimizer_state(weight, "exp_avg"), whole));
       EXPECT_TRUE(at::equal(weight.detach().to(at::kFloat), whole));
       EXPECT_EQ(whole.eq(mine).sum().item<int64_t>(), numel);
+    });
+  }
+}
+
+TEST_P(SafeAccess, AFrozenParameterHasNothingAndALoopOverAllGoesOn) {
+  run_ranks(2, [&](Rank& rank) {
+    auto model = make_tied_net();
+    Engine engine(rank.world(), *model.module, {.config = config(2)});
+    engine.backward(model.loss({rank.id(), 1}));
+    size_t frozen = 0;
+    for (const auto& item : model.module->named_parameters()) {
+      const at::Tensor& parameter = item.value();
+      const bool trained = parameter.requires_grad();
+      frozen += trained ? 0 : 1;
+      const bool used = trained && !item.key().starts_with("unused.") && !item.key().starts_with("rare.");
+      EXPECT_EQ(safe_get_full_fp32_param(parameter).has_value(), trained) << item.key();
+      EXPECT_EQ(safe_get_full_optimizer_state(parameter, "exp_avg").has_value(), trained) << item.key();
+      EXPECT_EQ(safe_get_full_grad(parameter).has_value(), used) << item.key();
+      EXPECT_EQ(safe_get_local_fp32_param(parameter).has_value(), trained) << item.key();
+      EXPECT_EQ(safe_get_local_optimizer_state(parameter, "exp_avg").has_value(), trained) << item.key();
+      EXPECT_EQ(safe_get_local_grad(parameter).has_value(), used) << item.key();
+    }
+    EXPECT_GT(frozen, 0);
+    size_t updated = 0;
+    safe_update_full_grad_vectorized(model.module->parameters(), [&](const at::Tensor& gradient, const at::Tensor& p) {
+      updated += p.requires_grad() ? 1 : 100;
+      return gradient * 0;
+    });
+    EXPECT_GT(updated, 0);
+    EXPECT_LT(updated, 100);
+    engine.step();
+    EXPECT_EQ(*engine.get_global_grad_norm(), 0);
+    engine.destroy();
+  });
+}
+
+TEST_P(SafeAccess, GradientsWhereNothingIsReducedAreTheSumOfThisRank) {
+  for (const bool deterministic : {false, true}) {
+    run_ranks(2, [&](Rank& rank) {
+      Dot net;
+      Config config = with_stage(sgd_config(2, 4), GetParam());
+      config.pager.deterministic = deterministic;
+      auto engine = initialize(rank.world(), net, {.config = config});
+      const auto train = [&](float a, float b) { engine.backward(engine(vec(a, b).to(GetParam().dtype))); };
+      const float mine = static_cast<float>(rank.id()) * 4;
+      {
+        const NoSync no_sync = engine.no_sync();
+        EXPECT_FALSE(safe_get_full_grad(net->w).has_value());
+        train(mine, 4);
+        EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{mine / 4, 1}));
+        train(8, mine);
+        EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{mine / 4 + 2, mine / 4 + 1}));
+      }
+      {
+        CoalescedReduction scope = engine.coalesce_grad_reduction();
+        train(4, 4);
+        EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{mine / 4 + 3, mine / 4 + 2}));
+        if (!deterministic) {
+          scope.close();
+          EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{3.5, 2.5}));  // the mean over both ranks
+        }
+      }
+      if (!deterministic) {
+        const NoSync no_sync = engine.no_sync();
+        EXPECT_FALSE(safe_get_full_grad(net->w).has_value());  // all is reduced
+        train(mine, 0);
+        EXPECT_EQ(values(*safe_get_full_grad(net->w)), (Floats{mine / 4, 0}));
+      }
+      for (int micro = 0; micro < 4; ++micro) engine.step();
+      engine.destroy();
+      // A half of the mean gradient, which is (4, 2.5) with the last backward pass and (3.5, 2.5) without it.
+      EXPECT_EQ(values(net->w), (Floats{2 - 0.5f * (deterministic ? 3.5f : 4.0f), 3 - 0.5f * 2.5f}));
     });
   }
 }
@@ -231,7 +303,9 @@ TEST_P(SafeAccess, SaysWhatIsWrongByName) {
                   safe_get_full_fp32_param(at::ones({2, 3}));
                 }),
                 "safe_get_full_fp32_param: the tensor [2, 3] belongs to no engine");
-    EXPECT_SAYS(error_of<StateError>([&] { safe_get_full_fp32_param(named["frozen.bias"]); }),
+    EXPECT_SAYS(error_of<StateError>([&] { safe_set_full_fp32_param(named["frozen.bias"], at::zeros({8})); }),
+                "parameter 'frozen.bias' is frozen");
+    EXPECT_SAYS(error_of<StateError>([&] { safe_set_local_grad(named["frozen.bias"], at::zeros({8})); }),
                 "parameter 'frozen.bias' is frozen");
     EXPECT_SAYS(error_of<ConfigError>([&] { safe_get_full_optimizer_state(weight, "momentum"); }),
                 "parameter 'twice.weight' has no optimizer state 'momentum'; it has 'exp_avg', 'exp_avg_sq'");
@@ -253,7 +327,8 @@ TEST_P(SafeAccess, SaysWhatIsWrongByName) {
     engine.backward(model.loss({0, 1}));
     {
       const NoSync no_sync = engine.no_sync();
-      EXPECT_SAYS(error_of<StateError>([&] { safe_get_full_grad(weight); }), "in which nothing is reduced");
+      EXPECT_SAYS(error_of<StateError>([&] { safe_get_local_grad(weight); }), "in which nothing is reduced");
+      EXPECT_SAYS(error_of<StateError>([&] { safe_set_full_grad(weight, square); }), "in which nothing is reduced");
     }
     engine.destroy();
     EXPECT_SAYS(error_of<StateError>([&] { safe_get_full_fp32_param(weight); }), "belongs to no engine");

@@ -114,7 +114,7 @@ TEST_P(Resume, TakesTheWeightsThatACustomLoadMakesAndTheStatesAsSaved) {
     ASSERT_TRUE(other.load_checkpoint(folder.path(), {}, halve).has_value());
     EXPECT_EQ(other.global_steps(), 4);
     for (const auto& item : fresh.module->named_parameters()) {
-      const at::Tensor moment = safe_get_full_optimizer_state(item.value(), "exp_avg");
+      const at::Tensor moment = *safe_get_full_optimizer_state(item.value(), "exp_avg");
       EXPECT_GT(moment.abs().max().item<float>(), 0) << item.key();
     }
     engine.destroy();

@@ -158,13 +158,13 @@ TEST_P(OffloadRatio, StatesOfSingleParametersAreReadAndWritten) {
   with_engine(Place::kDevice, 2, config, [](Rank& rank, Engine& engine, const TrainedModel& model) {
     train(rank, engine, model, 2);
     at::Tensor weight = model.module->parameters().front();
-    const at::Tensor value = safe_get_full_fp32_param(weight);
+    const at::Tensor value = *safe_get_full_fp32_param(weight);
     EXPECT_TRUE(value.device().is_cpu());
     EXPECT_GT(value.abs().sum().item<double>(), 0);
     safe_set_full_fp32_param(weight, at::full_like(value, 0.5));
-    EXPECT_TRUE(safe_get_full_fp32_param(weight).eq(0.5).all().item<bool>());
+    EXPECT_TRUE(safe_get_full_fp32_param(weight)->eq(0.5).all().item<bool>());
     EXPECT_EQ(weight.sum().item<double>(), 0.5 * static_cast<double>(weight.numel()));
-    const at::Tensor state = safe_get_full_optimizer_state(weight, "exp_avg");
+    const at::Tensor state = *safe_get_full_optimizer_state(weight, "exp_avg");
     EXPECT_GT(state.abs().sum().item<double>(), 0);
     // A gradient that the user writes is what counts, for the norm too.
     engine.backward(model.loss({rank.id(), 0}));
@@ -303,7 +303,7 @@ TEST(EngineOnDevices, OneRankGathersParametersForWriting) {
       }
       whole.close();
       EXPECT_EQ(weight.sum().item<double>(), 3.0 * static_cast<double>(weight.numel()));
-      EXPECT_EQ(safe_get_full_fp32_param(weight).sum().item<double>(), 3.0 * static_cast<double>(weight.numel()));
+      EXPECT_EQ(safe_get_full_fp32_param(weight)->sum().item<double>(), 3.0 * static_cast<double>(weight.numel()));
     });
   }
   EXPECT_EQ(record.races(), std::vector<std::string>());

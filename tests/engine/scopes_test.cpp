@@ -165,7 +165,7 @@ TEST_P(Scopes, GatheredParametersReachMastersAndCheckpoints) {
                   "save_checkpoint: parameter 'layers.2.weight' is in");
       whole.close();
     }
-    EXPECT_TRUE(safe_get_full_fp32_param(weight).eq(0.375).all().item<bool>());
+    EXPECT_TRUE(safe_get_full_fp32_param(weight)->eq(0.375).all().item<bool>());
     engine.set_lr(0);
     engine.step();
     EXPECT_TRUE(weight.eq(0.375).all().item<bool>());

@@ -7,10 +7,13 @@
 // Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
 // What they are given is the same on every rank, but for the values of local setters.
 //
-// Throws    StateError: the tensor is no parameter of a living engine; it is frozen, or the engine has no optimizer; a
-//           gradient without a backward since the last step(), or inside of no_sync() or coalesce_grad_reduction().
-//           ConfigError: an optimizer state that this parameter does not have, with those that it has. ShapeError: a
-//           value of another shape. Nothing has changed then.
+// A frozen parameter has no master, states or gradient: getters return nothing for it, so that a loop over all
+// parameters of a model needs no condition.
+//
+// Throws    StateError: the tensor is no parameter of a living engine; the engine has no optimizer; a frozen parameter
+//           is written; a gradient without a backward since the last step(), or, but for safe_get_full_grad, inside of
+//           no_sync() or coalesce_grad_reduction(). ConfigError: an optimizer state that this parameter does not have,
+//           with those that it has. ShapeError: a value of another shape. Nothing has changed then.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,11 +32,12 @@
 namespace trireme {
 
 /// The fp32 master; of an fp32 parameter its weights. What users wrote into the weight counts.
-at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter);
+std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter);
 /// A state by the name that it has in checkpoints, such as "exp_avg".
-at::Tensor safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
+std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
 /// The mean over ranks and micro-batches so far, without a loss scale, before clipping; nothing for a parameter that no
-/// rank used.
+/// rank used. Inside of no_sync() and coalesce_grad_reduction(), where nothing is reduced: this rank's sum since the
+/// last reduction, each micro-batch counted as in the mean of the window; not collective then.
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter);
 
 /// The 16-bit weight becomes `value` rounded.
@@ -43,8 +47,8 @@ void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor
 /// parameter that no rank used.
 void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value);
 
-at::Tensor safe_get_local_fp32_param(const at::Tensor& parameter);
-at::Tensor safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state);
+std::optional<at::Tensor> safe_get_local_fp32_param(const at::Tensor& parameter);
+std::optional<at::Tensor> safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state);
 std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter);
 void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& value);
 void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state);
@@ -53,7 +57,7 @@ void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value);
 /// Full gradient (fp32) and parameter -> the gradient to take instead.
 using GradientUpdate = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& parameter)>;
 /// safe_set_full_grad(p, update(safe_get_full_grad(p), p)) for each of `parameters`, with the reductions done once;
-/// those that no rank used are left out. `update` gives the same on every rank.
+/// those that are frozen or that no rank used are left out. `update` gives the same on every rank.
 void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters, const GradientUpdate& update);
 
 /// What the functions above work on, one per engine, which owns it.

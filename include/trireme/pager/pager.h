@@ -118,8 +118,12 @@ class Pager {
 
   /// While true, gradients are summed on this rank alone, whole and in the accumulation dtype, and end_backward()
   /// reduces nothing. What was summed is reduced with the first backward pass after that, or by close_window(). Local;
-  /// the same on every rank. Without effect at stages 0 and 1, which reduce once a window anyway.
+  /// the same on every rank. Without effect where the window is reduced once anyway, as at stages 0 and 1.
   void defer_reductions(bool defer);
+  bool defers_reductions() const;
+  /// While reductions are deferred: the gradients of `parameter` that this rank has summed since the last reduction,
+  /// times the gradient factor, [numel of the parameter] in fp32; nothing where its backward passes gave none. Local.
+  std::optional<at::Tensor> sum_of_this_rank(int parameter) const;
 
   /// Completes the reductions of the backward passes so far, inside a window: `owned().gradients` hold their mean until
   /// the next backward, which adds to it. Collective.

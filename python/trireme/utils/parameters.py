@@ -3,8 +3,11 @@
 Full values have the parameter's shape, local ones are flat: the elements that this rank updates, at stage 0 all. All are copies in
 fp32. Collective are all of these but the local functions and safe_set_full_optimizer_state().
 
-Raises  StateError: no parameter of an engine, frozen, or a gradient without a backward since the last step. ConfigError: an
-        optimizer state that is not there, with those that are. ShapeError: a value of another shape. Nothing has changed then.
+A frozen parameter has no master, states or gradient: getters return None, so a loop over all parameters needs no condition.
+
+Raises  StateError: no parameter of an engine, a frozen one is set, or a gradient without a backward since the last step.
+        ConfigError: an optimizer state that is not there, with those that are. ShapeError: a value of another shape. Nothing has
+        changed then.
 """
 from .._native import core
 
@@ -20,7 +23,10 @@ def safe_get_full_optimizer_state(param, optim_state_key):
 
 
 def safe_get_full_grad(param):
-    """The mean over ranks and micro-batches so far, before clipping; None for a parameter that no rank used."""
+    """The mean over ranks and micro-batches so far, before clipping; None for a parameter that no rank used.
+
+    Inside no_sync() and coalesce_grad_reduction(): this rank's sum since the last reduction, each micro-batch counted as in the mean.
+    """
     return core.safe_get_full_grad(param)
 
 
