@@ -16,7 +16,7 @@ import torch
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
 from . import accelerator, aliases, checkpoint, checkpointing, comm, errors, launcher, ops, runtime, utils, zero
-from . import missing as _missing
+from . import earlier_engines as _earlier_engines, missing as _missing
 from .accelerator import get_accelerator
 from .comm import init_distributed
 from .config import choose as _choose
@@ -61,7 +61,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
     config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
 
-    Returns (engine, optimizer, dataloader, lr_scheduler).
+    An engine that `model` has already ends, which is told. Returns (engine, optimizer, dataloader, lr_scheduler).
     Raises  ConfigError and its subclasses, before the model has been changed.
     """
     assert model is not None, "deepspeed.initialize requires a model"
@@ -72,7 +72,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise errors.UnsupportedError("initialize(mpu=…, mesh_param=…): model parallelism is not there yet; leave it out")
     config = _choose(config if config is not None else config_params, args)
     comm.init_distributed(dist_init_required=dist_init_required, distributed_port=distributed_port)
-    engine = DeepSpeedEngine(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
+    with _earlier_engines.thawed(model):
+        engine = DeepSpeedEngine(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

@@ -68,7 +68,7 @@ class PartOptimizer:
 
 
 def _is_number(value):
-    return value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_fresh(state):

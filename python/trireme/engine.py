@@ -1,18 +1,22 @@
 """DeepSpeedEngine: an Engine of the library behind the attributes and methods that PyTorch programs use."""
 import contextlib
+import itertools
 import json
 import numbers
 
 import torch
 from torch.utils import _pytree
 
-from . import agreement, beside, client_optimizer, comm, config as configs, late_parameters, optimizers, schedules, zero
+from . import agreement, beside, client_optimizer, comm, config as configs, earlier_engines, late_parameters, optimizers, schedules, zero
 from ._native import core
 from .accelerator import local_device
 from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
 from .model_files import ModelFiles
 from .settings import EngineSettings
+from .utils.leaf_modules import set_z3_leaf_module
 from .utils.logging import logger
+
+_numbers = itertools.count()
 
 
 class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
@@ -26,6 +30,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
     def __init__(self, model, config, *, optimizer=None, model_parameters=None, lr_scheduler=None, output=""):
         super().__init__()
         self.is_spent = False
+        self.engine_number = next(_numbers)
         self.module = model
         self.world = comm.world()
         origin, self._given = configs.origin_of(config), configs.without_auto(configs.read(config))
@@ -44,19 +49,21 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
             native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"])
         self._add_leaves(native)
         text = json.dumps({k: v for k, v in native.items() if v is not None})
-        frozen = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
+        self.frozen_parameters = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
         try:
             resolved = core.resolve_config(text, self.world.size, origin)
             agreement.check(self.world, json.loads(resolved))
             core.check_models(self.world, model, resolved)
+            earlier_engines.end(self.world, model)
             self._move_to_device()
             self.core = core.Engine(self.world, model, resolved, others,
                                     client_optimizer.maker(model, client) if steps_itself else None, output)
         except Exception:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+            self._thaw()
             raise
         comm.engines.add(self)
+        for name in self.core.leaf_modules:
+            set_z3_leaf_module(model.get_submodule(name), True)
         for parameter in model.parameters():
             zero.number(model, "", parameter)
         self._resolved = json.loads(self.core.config)
@@ -111,6 +118,10 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
             logger.warning("initialize: %d parameters that the optimizer was not given are frozen: %s", len(others),
                            ", ".join(list(others)[:5]))
         return list(others.values())
+
+    def _thaw(self):
+        for parameter in self.frozen_parameters:
+            parameter.requires_grad_(True)
 
     def _add_leaves(self, config):
         """Modules marked by set_z3_leaf_modules()."""
@@ -333,6 +344,7 @@ class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
         """Gives the module plain, whole parameters again. Collective. The engine is spent; a second call does nothing."""
         if not self.is_spent:
             self.core.destroy()
+            self._thaw()
         self.is_spent = True
 
     def release(self):

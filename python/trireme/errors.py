@@ -5,11 +5,11 @@ class Error(Exception):
     """Base of all of them."""
 
 
-class ConfigError(Error, ValueError):
+class ConfigError(Error, ValueError, AssertionError):
     """A configuration key, its value or their combination; the text names the fix."""
 
 
-class BatchSizeError(ConfigError, AssertionError):
+class BatchSizeError(ConfigError):
     """The batch triple does not multiply out."""
 
 
@@ -17,11 +17,11 @@ class UnsupportedError(ConfigError, NotImplementedError):
     """Known, but not there yet."""
 
 
-class ShapeError(Error, ValueError, AssertionError):
+class ShapeError(Error, ValueError, RuntimeError, AssertionError):
     """An argument of the wrong shape, dtype or layout."""
 
 
-class StateError(Error, RuntimeError, AssertionError):
+class StateError(Error, ValueError, RuntimeError, AssertionError):
     """A call at the wrong moment, such as step() without a gradient."""
 
 
@@ -33,7 +33,7 @@ class IoError(Error, OSError):
     """A file or folder."""
 
 
-class CheckpointError(Error, RuntimeError):
+class CheckpointError(Error, RuntimeError, AssertionError):
     """A checkpoint that does not match or is damaged."""
 
 

@@ -174,6 +174,8 @@ void bind_steps(EngineClass& engine) {
 void bind_numbers(EngineClass& engine) {
   engine.def_property_readonly("group_count", &ModuleEngine::group_count)
       .def_property_readonly("device", [](const ModuleEngine& self) { return self.pager().device(); })
+      .def_property_readonly("leaf_modules",
+                             [](const ModuleEngine& self) { return self.pager().policy().units.leaves; })
       .def("get_lr", &ModuleEngine::get_lr, py::arg("group") = 0)
       .def("get_mom", &ModuleEngine::get_mom, py::arg("group") = 0)
       .def("hyperparameters", &hyperparameters)

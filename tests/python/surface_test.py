@@ -325,7 +325,7 @@ result["errors"] = [
         self.assertEqual(result["stub types"], ["UnsupportedError", "ConfigError", "Error", "ValueError"])
         self.assertEqual((result["isinstance"], result["unknown"]), (False, [False, False]))
         self.assertEqual(result["errors"], [["BatchSizeError", "ConfigError", "Error"], "AssertionError",
-                                            ["ValueError", "Exception"], "AssertionError"])
+                                            ["ValueError", "AssertionError"], "AssertionError"])
 
 
 if __name__ == "__main__":
