@@ -1,14 +1,7 @@
 """One script under DeepSpeed itself (from PyPI) and under this package: the same losses, stage by stage."""
-import os
-import pathlib
-import sys
-import unittest
+from deepspeed_programs import python_with_deepspeed
+from harness import PROGRAM, Case, main, result_of, run
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "peers"))
-import environments  # pylint: disable=wrong-import-position
-from harness import PROGRAM, Case, main, result_of, run  # pylint: disable=wrong-import-position
-
-PACKAGES = ("deepspeed==0.19.8", "transformers==4.57.1")
 RANKS, STEPS = 2, 12
 
 _SCRIPT = """
@@ -58,11 +51,7 @@ class BesideDeepSpeed(Case):
 
     @classmethod
     def setUpClass(cls):
-        folder = os.environ.get("TRIREME_PEERS", str(PROGRAM.parent.parent / "peers"))
-        try:
-            cls.python = environments.python_with(folder, *PACKAGES)
-        except environments.Unreachable:
-            raise unittest.SkipTest("the package index cannot be reached, so there is nothing to compare with") from None
+        cls.python = python_with_deepspeed()
 
     def result(self, words, stage):
         script = self.write("script.py", _SCRIPT.replace("STEPS", str(STEPS)))
