@@ -62,6 +62,15 @@ def recorded():
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
+def write_record(said):
+    """The reverse of recorded(), a list a line."""
+    programs = []
+    for name, lists in sorted(said.items()):
+        lines = ",\n".join(f'  "{key}": {json.dumps([float(f"{number:.8g}") for number in numbers])}' for key, numbers in lists.items())
+        programs.append(f' "{name}": {{\n{lines}\n }}')
+    RECORD.write_text("{\n" + ",\n".join(programs) + "\n}\n", encoding="utf-8")
+
+
 def difference(found, expected):
     """The largest one between two reports, of a list against the largest number of the list; infinite where lists differ in kind."""
     if {name: len(numbers) for name, numbers in found.items()} != {name: len(numbers) for name, numbers in expected.items()}:

@@ -2,7 +2,6 @@
 
 With TRIREME_RECORD=1 writes what DeepSpeed said for deepspeed_programs_test.py.
 """
-import json
 import os
 import unittest
 
@@ -11,7 +10,7 @@ from harness import PROGRAM, PYTHON, Case, main, result_of, run
 
 
 class BesideDeepSpeed(Case):
-    """Every program at every stage, in processes of its own."""
+    """Every program at every stage on two ranks, and at one stage on one rank, in processes of its own."""
 
     @classmethod
     def setUpClass(cls):
@@ -21,21 +20,22 @@ class BesideDeepSpeed(Case):
     @classmethod
     def tearDownClass(cls):
         if os.environ.get("TRIREME_RECORD") == "1":
-            programs.RECORD.write_text(json.dumps(cls.record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            programs.write_record(cls.record)
 
-    def said(self, launcher, python, name, stage):
+    def said(self, launcher, python, name, stage, ranks):
         name, *arguments = programs.words_of(name, stage).split(",")
-        output = self.folder / f"{name}{stage}{len(launcher)}"
-        command = [PROGRAM, "launch", "--num_gpus", programs.RANKS, "--prefix", "none", *launcher, *python, programs.FOLDER / f"{name}.py"]
+        output = self.folder / f"{name}{stage}{ranks}{len(launcher)}"
+        command = [PROGRAM, "launch", "--num_gpus", ranks, "--prefix", "none", *launcher, *python, programs.FOLDER / f"{name}.py"]
         return result_of(run([*command, *(output if word == "FOLDER" else word for word in arguments)],
                              environment={"DS_ACCELERATOR": "cpu", "TRIREME_PYTHON": PYTHON}))
 
     def check(self, name):
-        for stage in programs.STAGES[name]:
-            with self.subTest(program=name, stage=stage):
-                expected = self.said([], [self.python, "-B"], name, stage)
+        stages = programs.STAGES[name]
+        for stage, ranks in [*((stage, programs.RANKS) for stage in stages), (stages[0], 1)]:
+            with self.subTest(program=name, stage=stage, ranks=ranks):
+                expected = self.said([], [self.python, "-B"], name, stage, ranks)
                 self.record.setdefault(name, expected)
-                found = self.said(["--as-deepspeed"], [], name, stage)
+                found = self.said(["--as-deepspeed"], [], name, stage, ranks)
                 self.assertLess(programs.difference(found, expected), 1e-5)
 
 

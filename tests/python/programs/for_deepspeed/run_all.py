@@ -28,6 +28,7 @@ def run(words, folder):
 
 
 if __name__ == "__main__":
-    results = {words: run(words, sys.argv[1]) for words in sys.argv[2:]}
+    own_folder, *wanted = sys.argv[1:]  # which a program replaces by its own arguments
+    results = {one: run(one, own_folder) for one in wanted}
     if os.environ.get("RANK", "0") == "0":
         print("\n" + _RESULT + json.dumps({words: told[-1] for words, told in results.items()}), flush=True)
