@@ -54,7 +54,7 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 def plain_json(text: str, origin: str) -> str:
-    """JSON text without comments. Raises ConfigError, which opens with `origin`."""
+    """JSON text of Hjson. Raises ConfigError, which opens with `origin`."""
 
 def resolve_config(text: str, world_size: int, origin: str) -> str:
     """Every option of a configuration (JSON text), spelled out, as JSON text."""

@@ -41,7 +41,7 @@ Action add_config(CLI::App& app) {
   return [flags](const Invocation&) {
     // All that the reader has to say, hints included, is what was asked for.
     set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
-    Json json = read_input([&] { return read_json(flags->file); });
+    Json json = read_input([&] { return read_hjson(flags->file); });
     const auto filled = fill_in_autos(json, {});
     const auto config = config_from_json(json, static_cast<int>(flags->world), flags->file);
     for (const auto& one : filled) {

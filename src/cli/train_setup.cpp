@@ -148,7 +148,7 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   check_device(options.device);
   const bool has_gpu = options.device != "cpu" && count_gpus() > 0;
   const Json written =
-      options.config.empty() ? built_in_config(has_gpu) : read_input([&] { return read_json(options.config); });
+      options.config.empty() ? built_in_config(has_gpu) : read_input([&] { return read_hjson(options.config); });
   setup.config = config_from_json(complete_config(written, options, origin), world_size, origin);
   setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
   setup.data = open_data({.path = options.data,

@@ -37,11 +37,11 @@ void report(const ReadNotes& notes) {
 }  // namespace
 
 Config read_config(const std::filesystem::path& path, int world_size) {
-  return config_from_json(read_json(path), world_size, path.string());
+  return config_from_json(read_hjson(path), world_size, path.string());
 }
 
 Config parse_config(std::string_view text, int world_size, const std::string& origin) {
-  return config_from_json(parse_json(text, origin), world_size, origin);
+  return config_from_json(parse_hjson(text, origin), world_size, origin);
 }
 
 Config config_from_json(const Json& json, int world_size, const std::string& origin) {

@@ -9,8 +9,8 @@ namespace trireme::python {
 
 void bind_config(py::module_& module) {
   module.def(
-      "plain_json", [](const std::string& text, const std::string& origin) { return parse_json(text, origin).dump(); },
-      py::arg("text"), py::arg("origin"), "JSON text without comments. Raises ConfigError, which opens with `origin`.");
+      "plain_json", [](const std::string& text, const std::string& origin) { return parse_hjson(text, origin).dump(); },
+      py::arg("text"), py::arg("origin"), "JSON text of Hjson. Raises ConfigError, which opens with `origin`.");
   module.def(
       "resolve_config",
       [](const std::string& text, int world_size, const std::string& origin) {
