@@ -173,7 +173,7 @@ void read_keys(Section& section, const Json& defaults, Treatment treatment) {
   }
 }
 
-bool reads_as_off(const Json& answer) { return answer.is_null() || answer == false || answer == "auto"; }
+bool reads_as_off(const Json& answer) { return answer.is_null() || answer == false || answer == 0 || answer == "auto"; }
 
 bool mentions_enabled(const Json& json) {
   if (json.is_object() && json.contains("enabled")) return true;
@@ -188,7 +188,7 @@ bool some_is_enabled(const Json& json) {
 /// Whether the open section `key` does anything.
 bool is_on(Section& top, const char* key) {
   const Json* json = top.value(key);
-  if (!json || json->empty() || *json == false) return false;
+  if (!json || json->empty() || *json == false || *json == 0) return false;
   if (json->is_object() && json->contains("enabled")) return top.section(key).flag_or("enabled", false);
   return some_is_enabled(*json) || !mentions_enabled(*json);
 }

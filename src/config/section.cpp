@@ -102,6 +102,7 @@ const Json* Section::value(const std::string& key) {
 bool Section::flag_or(const std::string& key, bool fallback) {
   const Json* json = value(key);
   if (!json) return fallback;
+  if (*json == 0 || *json == 1) return *json == 1;  // as DeepSpeed reads them
   if (!json->is_boolean()) fail(key, "true or false");
   return json->get<bool>();
 }

@@ -114,6 +114,28 @@ TEST(Config, NeverPrintsWhenStepsPerPrintIsInfinite) {
             wrong("`steps_per_print` is \"often\"; expected an integer >= 0 (0 or an infinity: never)"));
 }
 
+TEST(Config, Takes0And1WhereABooleanStands) {
+  const Config config = read_with(
+      R"("bf16": {"enabled": 1, "check_grad_overflow": 0}, "zero_optimization": {"stage": 3, "overlap_comm": 1,
+      "ignore_unused_parameters": 0}, "amp": {"enabled": 0}, "curriculum_learning": 0, "compression_training": {"layer_reduction": {"enabled": 0}},
+      "wall_clock_breakdown": 0, "deterministic": 1)");
+  EXPECT_EQ(config.precision.weight_dtype, at::kBFloat16);
+  EXPECT_FALSE(config.ignore_unused_parameters);
+  EXPECT_EQ(config,
+            read_with(R"("bf16": {"enabled": true, "check_grad_overflow": false}, "zero_optimization": {"stage": 3,
+      "ignore_unused_parameters": false}, "deterministic": true)"));
+  EXPECT_EQ(refusal_of("\"wall_clock_breakdown\": 1").code, ErrorCode::kUnsupported);
+  EXPECT_EQ(refusal_of("\"deterministic\": 2"), wrong("`deterministic` is 2; expected true or false"));
+}
+
+TEST(Config, ReadsHjson) {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("trireme_hjson_test_" + std::to_string(::getpid()) + ".hjson");
+  std::ofstream(path) << "train_batch_size: 8\nzero_optimization: {\n  stage: 2,\n}\n";
+  EXPECT_EQ(read_config(path, 4), parse_config(R"({"train_batch_size": 8, "zero_optimization": {"stage": 2}})", 4));
+  std::filesystem::remove(path);
+}
+
 TEST(Config, KnowsWhatOthersCallAKey) {
   EXPECT_EQ(refusal_of(R"("optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1}})"),
             wrong("unknown key `optimizer.params.learning_rate`. Did you mean `lr`?"));
@@ -221,7 +243,7 @@ TEST(KnownSections, CheckTypesEvenWhenTheyAreOff) {
 
 TEST(KnownSections, WithFreeKeysRefuseASwitchThatIsNoSwitch) {
   EXPECT_EQ(refusal_of(R"("amp": {"enabled": "yes"})"), wrong("`amp.enabled` is \"yes\"; expected true or false"));
-  EXPECT_EQ(refusal_of(R"("amp": {"enabled": 1})"), wrong("`amp.enabled` is 1; expected true or false"));
+  EXPECT_EQ(refusal_of(R"("amp": {"enabled": 2})"), wrong("`amp.enabled` is 2; expected true or false"));
   EXPECT_EQ(refusal_of(R"("compression_training": {"weight_quantization": {"enabled": "yes"}})").code,
             ErrorCode::kUnsupported);
 }
@@ -271,7 +293,7 @@ TEST(Precision, RefusesWhatIsNotThereYet) {
 TEST(Precision, TakesEitherSpellingOfBf16ButNotBoth) {
   EXPECT_EQ(refusal_of(R"("bf16": {}, "bfloat16": {})"),
             wrong("`bfloat16` and `bf16` are two spellings of one key; keep `bf16`"));
-  EXPECT_EQ(refusal_of(R"("bfloat16": {"enabled": 1})"), wrong("`bfloat16.enabled` is 1; expected true or false"));
+  EXPECT_EQ(refusal_of(R"("bfloat16": {"enabled": 2})"), wrong("`bfloat16.enabled` is 2; expected true or false"));
 }
 
 }  // namespace

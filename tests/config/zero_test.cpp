@@ -92,8 +92,8 @@ TEST(Zero, NamesKeysWithoutMeaningInOneInfoLine) {
 }
 
 TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
-  EXPECT_EQ(zero_refusal("\"overlap_comm\": 1"),
-            wrong("`zero_optimization.overlap_comm` is 1; expected true or false"));
+  EXPECT_EQ(zero_refusal("\"overlap_comm\": 2"),
+            wrong("`zero_optimization.overlap_comm` is 2; expected true or false"));
   EXPECT_EQ(zero_refusal("\"reduce_bucket_size\": -1"),
             wrong("`zero_optimization.reduce_bucket_size` is -1; expected a number >= 0"));
   EXPECT_EQ(zero_refusal("\"allgather_bucket_size\": 3"),
