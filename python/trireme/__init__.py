@@ -30,12 +30,11 @@ _Config = dict[str, Any] | str | os.PathLike[str] | None
 #: What CMAKE_PREFIX_PATH needs for find_package(Trireme); of a package that pip installed.
 cmake_prefix_path = str(pathlib.Path(__file__).parent / "lib" / "cmake")
 dist = comm
+version = __version__
+__version_major__, __version_minor__, __version_patch__ = (int(part) for part in __version__.split("."))
+__git_hash__, __git_branch__ = git_hash, git_branch = "unknown", "unknown"
 
-__getattr__ = _missing.names_of("trireme", """
-    DeepSpeedHybridEngine DeepSpeedInferenceConfig DeepSpeedTransformerConfig DeepSpeedTransformerLayer InferenceEngine
-    PipelineEngine PipelineModule DualPipeVEngine DualPipeVModule default_inference_config init_inference replace_transformer_layer
-    revert_transformer_layer set_autotp_mode set_optimizer_flags tp_model_init
-""")
+__getattr__ = _missing.names_of("trireme")
 
 
 def _check_arguments(model, training_data):

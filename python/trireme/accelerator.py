@@ -1,6 +1,7 @@
 """The device that ranks compute on, behind the methods that programs ask."""
 import contextlib
 import functools
+import importlib
 import os
 import resource
 import sys
@@ -13,7 +14,7 @@ from .missing import names_of
 
 __path__ = []  # accelerator.real_accelerator is this module, too
 real_accelerator = sys.modules[__name__]
-__getattr__ = names_of("trireme.accelerator", "set_accelerator")
+__getattr__ = names_of(__name__)
 
 
 def _nothing(*_args, **_kwargs):
@@ -26,11 +27,14 @@ class DeepSpeedAccelerator:
     # pylint: disable=missing-function-docstring,too-many-public-methods
 
     _name = "cpu"
+    _compile_backend = "inductor"
+    supports_nvtx_domain = False
     BFloat16Tensor, ByteTensor, DoubleTensor = torch.BFloat16Tensor, torch.ByteTensor, torch.DoubleTensor
     FloatTensor, HalfTensor = torch.FloatTensor, torch.HalfTensor
     IntTensor, LongTensor = torch.IntTensor, torch.LongTensor
     Event = Stream = None
     current_stream = default_stream = create_graph = _nothing
+    replay_graph = register_host_memory = unregister_host_memory = _nothing
     empty_cache = synchronize = set_device = range_push = range_pop = lazy_call = _nothing
     reset_peak_memory_stats = reset_max_memory_allocated = reset_max_memory_cached = _nothing
 
@@ -68,7 +72,7 @@ class DeepSpeedAccelerator:
         return "gloo"
 
     def get_compile_backend(self):
-        return "inductor"
+        return self._compile_backend
 
     def is_bf16_supported(self):
         return True
@@ -130,6 +134,18 @@ class DeepSpeedAccelerator:
     def pin_memory(self, tensor, align_bytes=1, make_copy=True, match_shape=True):
         return tensor
 
+    def unpin_memory(self, tensor):
+        return tensor
+
+    def pin_memory_alignment(self):
+        return 1
+
+    def pin_empty(self, *size, dtype, device="cpu"):
+        return self.pin_memory(torch.empty(*size, dtype=dtype, device=device))
+
+    def pin_empty_like(self, tensor, device="cpu", dtype=None):
+        return self.pin_memory(torch.empty_like(tensor, device=device, dtype=dtype))
+
     def is_pinned(self, tensor):
         return tensor.is_pinned()
 
@@ -141,6 +157,45 @@ class DeepSpeedAccelerator:
 
     def export_envs(self):
         return []
+
+    def set_visible_devices_envs(self, current_env, local_accelerator_ids):
+        for name in self.visible_devices_envs():
+            current_env[name] = ",".join(map(str, local_accelerator_ids))
+
+    def is_fp64_supported(self):
+        return True
+
+    def is_current_stream_capturing(self):
+        return False
+
+    def prefer_triton_grouped_mm(self):
+        return False
+
+    def capture_to_graph(self, graph, pool=None, stream=None):
+        return contextlib.nullcontext()
+
+    def set_compile_backend(self, backend):
+        """Raises ValueError: torch.compile() has no such backend."""
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            raise ValueError(f"{backend} not supported by {self.device_name()}. Supported Backends are {known}")
+        self._compile_backend = backend
+
+    def op_builder_dir(self):
+        return "deepspeed.ops.op_builder"
+
+    def get_op_builder(self, class_name):
+        """The class of that name; NotImplementedBuilder: DeepSpeed has none."""
+        builders = importlib.import_module("trireme.ops.op_builder")
+        return getattr(builders, class_name, None) or builders.NotImplementedBuilder
+
+    def create_op_builder(self, op_name):
+        """An object of the class that get_op_builder() gives."""
+        return self.get_op_builder(op_name)()
+
+    def build_extension(self):
+        """torch.utils.cpp_extension's BuildExtension."""
+        return importlib.import_module("torch.utils.cpp_extension").BuildExtension
 
 
 class CudaAccelerator(DeepSpeedAccelerator):
@@ -178,6 +233,15 @@ class CudaAccelerator(DeepSpeedAccelerator):
 
     def create_graph(self):
         return torch.cuda.CUDAGraph()
+
+    def capture_to_graph(self, graph, pool=None, stream=None):
+        return torch.cuda.graph(graph, pool=pool, stream=stream)
+
+    def replay_graph(self, graph):
+        graph.replay()
+
+    def is_current_stream_capturing(self):
+        return torch.cuda.is_current_stream_capturing()
 
     def is_synchronized_device(self):
         return False
@@ -228,6 +292,9 @@ def local_device():
         return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE") or "auto", int(os.environ.get("LOCAL_RANK", "0"))))
     except ConfigError as error:
         raise ConfigError(f"TRIREME_DEVICE: {error}") from None
+
+
+CPU_Accelerator, CUDA_Accelerator = DeepSpeedAccelerator, CudaAccelerator
 
 
 def is_current_accelerator_supported():

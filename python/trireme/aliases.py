@@ -5,11 +5,16 @@ import importlib.machinery
 import importlib.util
 import sys
 
-# By the name within the package. The stub packages of missing.py are found after these.
+# By the name within the package. The modules of missing.py are found after these.
 _LONGER = {
+    "accelerator.abstract_accelerator": "accelerator",
+    "accelerator.cpu_accelerator": "accelerator",
+    "accelerator.cuda_accelerator": "accelerator",
     "accelerator.real_accelerator": "accelerator",
     "checkpoint.utils": "checkpoint",
     "comm.comm": "comm",
+    "constants": "comm",
+    "git_version_info_installed": "git_version_info",
     "ops.adagrad.cpu_adagrad": "ops.adagrad",
     "ops.adam.cpu_adam": "ops.adam",
     "ops.adam.fused_adam": "ops.adam",
@@ -18,17 +23,33 @@ _LONGER = {
     "ops.lion.fused_lion": "ops.lion",
     "runtime.activation_checkpointing": "checkpointing",
     "runtime.activation_checkpointing.checkpointing": "checkpointing",
+    "runtime.base_optimizer": "runtime",
+    "runtime.config_utils": "runtime.sections",
+    "runtime.dataloader": "utils.programs",
+    "runtime.precision_config": "runtime.sections",
     "runtime.zero": "zero",
+    "runtime.zero.config": "runtime.sections",
+    "runtime.zero.leaf_module_config": "runtime.sections",
     "runtime.zero.muon": "ops.muon",
     "runtime.zero.muon.muon_optimizer": "ops.muon",
+    "runtime.zero.offload_config": "runtime.sections",
     "runtime.zero.partition_parameters": "zero",
     "runtime.zero.stage3": "zero",
     "runtime.zero.stage_1_and_2": "zero",
     "runtime.zero.utils": "zero",
-    "utils.z3_leaf_module": "utils.leaf_modules",
+    "utils.bwc": "utils.groups",
+    "utils.init_on_device": "utils.programs",
+    "utils.nvtx": "utils.programs",
     "utils.tensor_fragment": "utils",
+    "utils.z3_leaf_module": "utils.leaf_modules",
     "zero.partition_parameters": "zero",
 }
+_BUILDERS = "ops.op_builder"  # every module in it is this one
+
+
+def real_name(name):
+    """The module of this package, without "trireme.", that has the longer name; None: the name is no longer one."""
+    return _BUILDERS if name.startswith(_BUILDERS + ".") else _LONGER.get(name)
 
 
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -56,7 +77,7 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _of_this_package(fullname):
-    real = _LONGER.get(fullname.partition(".")[2]) if fullname.startswith("trireme.") else None
+    real = real_name(fullname.partition(".")[2]) if fullname.startswith("trireme.") else None
     return real and f"trireme.{real}"
 
 

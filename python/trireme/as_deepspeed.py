@@ -25,7 +25,9 @@ class _Deepspeed(types.ModuleType):
 
     def __init__(self):
         super().__init__("deepspeed", trireme.__doc__)
-        self.__dict__.update(__version__=DEEPSPEED_VERSION, version=DEEPSPEED_VERSION, __path__=[], __file__=trireme.__file__,
+        major, minor, patch = map(int, DEEPSPEED_VERSION.split("."))
+        self.__dict__.update(__version__=DEEPSPEED_VERSION, version=DEEPSPEED_VERSION, __version_major__=major, __version_minor__=minor,
+                             __version_patch__=patch, __path__=[], __file__=trireme.__file__,
                              __spec__=importlib.machinery.ModuleSpec("deepspeed", None, origin=trireme.__file__, is_package=True))
 
     def __getattr__(self, name):

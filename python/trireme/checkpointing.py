@@ -7,9 +7,11 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from . import config as configs
 from .errors import UnsupportedError
+from .missing import names_of
 from .utils.logging import logger
 
 __path__ = []  # runtime.activation_checkpointing.checkpointing is this module, too
+__getattr__ = names_of(__name__)
 checkpointing = sys.modules[__name__]
 _configured = False
 

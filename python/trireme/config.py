@@ -32,9 +32,16 @@ def unwritable(value, path):
         return next(filter(None, (unwritable(inner, f"{path}['{key}']") for key, inner in value.items())), None)
     if isinstance(value, (list, tuple)):
         return next(filter(None, (unwritable(inner, f"{path}[{index}]") for index, inner in enumerate(value))), None)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "as_given"):
         return None
     return f"{path} is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _as_given(value):
+    """A section that is an object (runtime/sections.py), as a dict."""
+    if hasattr(value, "as_given"):
+        return value.as_given()
+    raise TypeError
 
 
 def _what_else_it_is(config):
@@ -48,13 +55,13 @@ def _what_else_it_is(config):
 def read(config):
     """The configuration as a dict of its own.
 
-    `config` is a dict, the path of a JSON file (comments are allowed) or URL-safe base64 of JSON.
+    `config` is a dict, the path of a file with JSON or Hjson, or URL-safe base64 of either.
 
     Raises  ConfigError (a ValueError): none of these, or a syntax error, with its place.
     """
     if isinstance(config, dict):
         try:
-            return json.loads(json.dumps(config))
+            return json.loads(json.dumps(config, default=_as_given))
         except TypeError:
             raise ConfigError(f"{unwritable(config, 'config')}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
     if isinstance(config, (str, os.PathLike)):

@@ -10,6 +10,7 @@ from torch.utils import _pytree
 from . import agreement, beside, client_optimizer, comm, config as configs, earlier_engines, late_parameters, optimizers, schedules, zero
 from ._native import core
 from .accelerator import local_device
+from .engine_getters import EngineGetters
 from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
 from .model_files import ModelFiles
 from .settings import EngineSettings
@@ -19,7 +20,7 @@ from .utils.logging import logger
 _numbers = itertools.count()
 
 
-class DeepSpeedEngine(EngineSettings, ModelFiles, torch.nn.Module):
+class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module):
     """Trains `module` over the ranks of the job. Made by initialize(); methods have DeepSpeed's names and meanings.
 
     What says collective is called by all ranks in the same order. Errors are those of trireme.errors.

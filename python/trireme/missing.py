@@ -1,28 +1,69 @@
-"""Names that DeepSpeed has and this package has not yet: importable, and a NotImplementedError that names them where they are used.
+"""DeepSpeed's public names: those that this package has not yet are importable, and raise a NotImplementedError that names them where they
+are used. A program often imports more than it uses, and asks isinstance() about the rest.
 
-A program often imports more than it uses, and asks isinstance() about the rest.
+deepspeed_names.json has every public module of DeepSpeed and its names; tools/deepspeed_names makes it and compares it with what is here.
 """
+import ast
+import functools
+import importlib
 import importlib.abc
 import importlib.machinery
+import json
+import pathlib
 import sys
 import types
 
+from . import aliases
 from .errors import UnsupportedError
 
-# Packages of DeepSpeed without a counterpart here: whatever is imported from them is a stub.
-_PACKAGES = frozenset("""
-    autotuning compile compile.passes compile.passes.sp_compile compression compression.compress datastates elasticity inference
-    inference.engine inference.v2 io linear model_implementations module_inject moe moe.layer moe.utils moe.sharded_moe
-    monitor monitor.monitor nebula nvme pipe profiling profiling.flops_profiler ops.op_builder ops.transformer ops.sparse_attention
-    ops.fp_quantizer ops.aio runtime.bf16_optimizer runtime.fp16 runtime.fp16.loss_scaler runtime.fp16.fused_optimizer
-    runtime.fp16.onebit runtime.fp16.onebit.adam runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam
-    runtime.hybrid_engine
-    runtime.pipe runtime.pipe.module runtime.pipe.engine runtime.pipe.topology runtime.swap_tensor runtime.progressive_layer_drop
-    runtime.zero.tiling runtime.zero.config runtime.zero.offload_config
-    runtime.zero.mics runtime.zero.parameter_offload runtime.data_pipeline runtime.domino runtime.eigenvalue
-    runtime.sequence_parallel runtime.sequence_parallel.ulysses_sp runtime.tensor_parallel sequence sequence.layer
-    sequence.fpdt_layer sequence.cross_entropy utils.timer
-""".split())
+_TABLE = pathlib.Path(__file__).with_name("deepspeed_names.json")
+
+
+class Names:
+    """DeepSpeed's public modules, by their names without "deepspeed.", and what is in them.
+
+    `table` has for each module the names that it makes ("own"), its constants ("values", as Python writes them), and what it takes from other
+    modules ("from": names, or "*" for all of a module's).
+    """
+
+    def __init__(self, table):
+        self._table = table
+        self.modules = dict.fromkeys(table)  # in order
+        self._packages = {name.rpartition(".")[0] for name in table}
+        self._homes = {}
+
+    def is_package(self, module):
+        """Whether there are modules in it."""
+        return module in self._packages
+
+    def homes(self, module):
+        """{name: the module that makes it} of one module."""
+        if module not in self._homes:
+            found = self._homes[module] = dict.fromkeys(self._made_in(module), module)
+            for home, names in self._table.get(module, {}).get("from", {}).items():
+                found.update(dict.fromkeys(self._made_in(home) if names == "*" else names.split(), home))
+        return self._homes[module]
+
+    def literal(self, module, name):
+        """How a constant is written; None: the name is no plain constant."""
+        home = self.homes(module).get(name)
+        return self._table[home].get("values", {}).get(name) if home in self._table else None
+
+    def _made_in(self, module):
+        one = self._table.get(module, {})
+        return [*one.get("own", "").split(), *one.get("values", {})]
+
+
+@functools.cache
+def _names():
+    return Names(json.loads(_TABLE.read_text(encoding="utf-8")))
+
+
+@functools.cache
+def _originals(module):
+    """The modules of DeepSpeed, without "deepspeed.", that a module of this package stands for."""
+    here = module.partition(".")[2]
+    return [here, *(name for name in _names().modules if aliases.real_name(name) == here)]
 
 
 def _refuse(name):
@@ -33,48 +74,77 @@ class _Stub(type):
     """A class that may be named, asked about and inherited from; anything else raises."""
 
     def __call__(cls, *args, **kwargs):
-        _refuse(cls.__qualname__)
+        _refuse(cls.dotted_name)
 
     def __getattr__(cls, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        _refuse(f"{cls.__qualname__}.{name}")
+        _refuse(f"{cls.dotted_name}.{name}")
 
 
-def stub(module, name):
-    """What stands for `name` of a module."""
+def is_stub(value):
+    """Whether `value` stands for a name that is not there yet."""
+    return isinstance(value, _Stub)
+
+
+def _stub(module, name):
     dotted = f"{module.replace('trireme', 'deepspeed', 1)}.{name}"
-    return _Stub(name, (), {"__qualname__": dotted, "__module__": module, "__doc__": f"{dotted}: not there yet."})
+    return _Stub(name, (), {"__qualname__": dotted, "__module__": module, "__doc__": f"{dotted}: not there yet.", "dotted_name": dotted})
 
 
-def names_of(module, names):
-    """A module's `__getattr__`: stubs for `names`, an AttributeError for others."""
-    known, made = frozenset(names.split()), {}
+def _value(module, home, name):
+    """What `name` of this package's `module` is, which DeepSpeed makes in `home`: the one that is here, a constant's value, or a stub."""
+    if home not in _originals(module):
+        value = getattr(importlib.import_module(f"trireme.{home}".rstrip(".")), name)
+        return _stub(module, name) if is_stub(value) else value  # named as the program has written it
+    literal = _names().literal(home, name)
+    return _stub(module, name) if literal is None else ast.literal_eval(literal)
+
+
+def _find(module, name):
+    """A name that DeepSpeed's module has, a module in it included. Raises AttributeError: it has no such name."""
+    if not name.startswith("_"):
+        for original in _originals(module):
+            home = _names().homes(original).get(name)
+            if home is not None:
+                return _value(module, home, name)
+            inner = f"{original}.{name}".lstrip(".")
+            if inner in _names().modules:
+                return importlib.import_module(f"trireme.{inner}")
+    raise AttributeError(f"module '{module}' has no attribute '{name}'")
+
+
+def names_of(module, others=""):
+    """A module's `__getattr__`: what DeepSpeed's module of that name has beside what is here. `others` are names that are not public."""
+    made = {name: _stub(module, name) for name in others.split()}
 
     def find(name):
-        if name not in known:
-            raise AttributeError(f"module '{module}' has no attribute '{name}'")
-        return made.setdefault(name, stub(module, name))
+        if name not in made:
+            made[name] = _find(module, name)
+        return made[name]
 
     return find
 
 
 class _StubModule(types.ModuleType):
+    """A module of DeepSpeed that has no counterpart here."""
+
     def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = stub(self.__name__, name)
+        if name == "__all__":
+            return sorted(_names().homes(self.__name__.partition(".")[2]))
+        value = _find(self.__name__, name)
         setattr(self, name, value)
         return value
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Of the packages that are not there; after those that are."""
+    """Of the modules that are not there; after those that are."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname.partition(".")[2] in _PACKAGES and fullname.startswith("trireme."):
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
+        package, _, name = fullname.partition(".")
+        if package != "trireme" or name not in _names().modules:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=_names().is_package(name))
 
     def create_module(self, spec):
         return _StubModule(spec.name, f"{spec.name}: not there yet.")

@@ -12,9 +12,6 @@ class EngineSettings:
     def _section(self, name):
         return self.resolved_config.get(name) or {}
 
-    def _zero_section(self, name):
-        return (self.config.get("zero_optimization") or {}).get(name) or {}
-
     def optimizer_name(self):
         """The type of the optimizer section, in lower case; None: there is none."""
         kind = self._section("optimizer").get("type")
@@ -65,17 +62,10 @@ class EngineSettings:
         """As configured; any optimizer is taken."""
         return bool(self.config.get("zero_allow_untested_optimizer", False))
 
-    def zero_offload_optimizer(self):
-        """The section as it was given; None: there is none."""
-        return self._zero_section("offload_optimizer") or None
-
-    def zero_offload_param(self):
-        """The section as it was given; None: there is none."""
-        return self._zero_section("offload_param") or None
-
     def zero_cpu_offload(self):
         """Whether states lie in host memory on request of the configuration."""
-        return (self.zero_offload_optimizer() or {}).get("device", "none") == "cpu"
+        section = self.zero_offload_optimizer()
+        return section is not None and section.device == "cpu"
 
     def wall_clock_breakdown(self):
         """As configured."""

@@ -16,12 +16,7 @@ from .mem_needs import (estimate_zero2_model_states_mem_needs_all_cold, estimate
 
 __path__ = []  # zero.partition_parameters is this module, too
 partition_parameters = sys.modules[__name__]
-__getattr__ = missing.names_of("trireme.zero", """
-    AllGatherHandle AllGatherCoalescedHandle AsyncPartitionedParameterSwapper InsertPostInitMethodToModuleSubClasses
-    PartitionedParamStatus QuantizationInfo free_param shutdown_init_context restore_init_context
-    DeepSpeedZeRoOffload DeepSpeedTensorOverride DeepSpeedZeroOptimizer DeepSpeedZeroOptimizer_Stage3 MiCS_Init TiledLinear
-    TiledLinearReturnBias unwrap_model_for_generation
-""")
+__getattr__ = missing.names_of(__name__)
 
 
 # transformers replaces the first of these while it makes a model, to keep DeepSpeed from casting what arange() gives: here nothing is

@@ -7,20 +7,34 @@ import atexit
 import datetime
 import os
 import sys
+import types
 import weakref
 
-import torch
 import torch.distributed as dist
+from torch import int64, zeros  # not `import torch`: DeepSpeed's module comm.torch takes that name here
 
 from .._native import core
+from ..missing import names_of
 from ..utils.logging import logger
+from .more import (all_gather_coalesced, allgather_fn, configure, get_all_ranks_from_group, get_comm_operation_count, get_global_rank,
+                   get_logged_comm_ops, get_world_group, has_all_gather_into_tensor, has_all_reduce_coalesced, has_coalescing_manager,
+                   has_comm_data, has_reduce_scatter_tensor, inference_all_reduce, init_deepspeed_backend, initialize_mesh_device,
+                   log_summary, reduce_scatter_fn, reset_log, set_backend)
 
+default_pg_timeout = datetime.timedelta(minutes=30)
+_of_deepspeed = names_of(__name__)
 _world = None
 engines = weakref.WeakSet()  # those that use the world
 
 
 def __getattr__(name):
-    return getattr(dist, name)
+    found = getattr(dist, name, None)
+    if found is not None and not isinstance(found, types.ModuleType):
+        return found
+    try:
+        return _of_deepspeed(name)
+    except AttributeError:
+        return getattr(dist, name)
 
 
 def world():
@@ -58,7 +72,7 @@ def _join(backend, timeout):
     # For programs that ask torch.distributed.
     store = dist.HashStore() if made.size == 1 else None
     if store is None:
-        port = torch.zeros(1, dtype=torch.int64)
+        port = zeros(1, dtype=int64)
         if made.rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, made.size, True, timeout, wait_for_workers=False)
             port[0] = store.port
@@ -83,7 +97,7 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
     global _world
     if _world is not None:
         return
-    timeout = timeout or datetime.timedelta(minutes=30)
+    timeout = timeout or default_pg_timeout
     backend = dist_backend or "gloo"
     if not dist.is_initialized():
         if dist_init_required is False:

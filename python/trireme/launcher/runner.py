@@ -4,4 +4,4 @@ from ..missing import names_of
 DEEPSPEED_ENVIRONMENT_NAME = ".deepspeed_env"  # a file of exports for other hosts; `trireme launch` does not read it
 DLTS_HOSTFILE = "/job/hostfile"
 
-__getattr__ = names_of("trireme.launcher.runner", "fetch_hostfile parse_args parse_resource_filter parse_inclusion_exclusion main")
+__getattr__ = names_of(__name__)

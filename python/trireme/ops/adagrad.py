@@ -1,7 +1,10 @@
 """Adagrad."""
 import torch
 
+from ..missing import names_of
+
 __path__ = []  # ops.adagrad.cpu_adagrad is this module, too
+__getattr__ = names_of(__name__)
 
 
 class DeepSpeedCPUAdagrad(torch.optim.Adagrad):

@@ -4,7 +4,7 @@ import torch
 from ..missing import names_of
 
 __path__ = []  # ops.adam.cpu_adam and .fused_adam are this module, too
-__getattr__ = names_of("trireme.ops.adam", "ZenFlowCPUAdam ZenFlowSelectiveAdamW ZenFlowSelectiveAdamW_stage3")
+__getattr__ = names_of(__name__)
 
 
 def _refuse_amsgrad(name, amsgrad, bias_correction):

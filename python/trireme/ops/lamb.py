@@ -1,9 +1,11 @@
 """LAMB, arXiv:1904.00962."""
 import torch
 
+from ..missing import names_of
 from .each_parameter import EachParameter
 
 __path__ = []  # ops.lamb.fused_lamb is this module, too
+__getattr__ = names_of(__name__)
 
 
 class FusedLamb(EachParameter):

@@ -1,6 +1,9 @@
 """DeepSpeed's names for what lies elsewhere in this package."""
 from .. import checkpointing as activation_checkpointing, zero
-from . import config, engine, lr_schedules, torch_autocast, utils
+from ..missing import names_of
+from . import config, engine, lr_schedules, sections, torch_autocast, utils
+
+__getattr__ = names_of(__name__)
 
 
 class DeepSpeedOptimizer:

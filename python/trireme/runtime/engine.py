@@ -2,4 +2,4 @@
 from ..engine import DeepSpeedEngine
 from ..missing import names_of
 
-__getattr__ = names_of("trireme.runtime.engine", "DeepSpeedOptimizerCallable DeepSpeedSchedulerCallable EngineTimers")
+__getattr__ = names_of(__name__, "DeepSpeedOptimizerCallable DeepSpeedSchedulerCallable")

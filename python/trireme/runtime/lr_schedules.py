@@ -7,6 +7,9 @@ import json
 import torch
 
 from .._native import core
+from ..missing import names_of
+
+__getattr__ = names_of(__name__)
 
 __all__ = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "VALID_LR_SCHEDULES", "add_tuning_arguments",
            "get_config_from_args", "get_lr_from_config"]

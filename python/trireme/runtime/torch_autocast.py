@@ -4,7 +4,10 @@ import pydoc
 import torch
 
 from .. import comm
+from ..missing import names_of
 from ..settings import DTYPES
+
+__getattr__ = names_of(__name__)
 
 LOWER_PRECISION_SAFE_MODULES = [torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d]
 

@@ -5,7 +5,10 @@ import sys
 
 import torch
 
+from ..missing import names_of
 from ..utils.logging import logger
+
+__getattr__ = names_of(__name__)
 
 __all__ = ["clip_grad_norm_", "empty_cache", "get_global_norm", "move_to_device", "noop_decorator", "see_memory_usage",
            "set_random_seed"]

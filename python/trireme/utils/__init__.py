@@ -10,7 +10,7 @@ from .parameters import (safe_get_full_fp32_param, safe_get_full_grad, safe_get_
                          safe_set_local_optimizer_state, safe_update_full_grad_vectorized)
 from .programs import OnDevice, RepeatingLoader, instrument_w_nvtx
 
-__getattr__ = names_of("trireme.utils", "comms_logging debug get_numactl_cmd nvtx")
+__getattr__ = names_of(__name__)
 
 
 def is_initialized():

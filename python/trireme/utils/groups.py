@@ -3,7 +3,7 @@ import torch.distributed as dist
 
 from ..missing import names_of
 
-__getattr__ = names_of("trireme.utils.groups", """
+__getattr__ = names_of(__name__, """
     _create_model_parallel _create_expert_and_data_parallel _create_expert_data_and_model_parallel _get_expert_parallel_group
     _get_expert_data_parallel_group _get_max_expert_size_name _get_max_expert_parallel_group _get_local_all_to_all_group
 """)

@@ -2,6 +2,9 @@
 
 A mark on a module object, read by initialize().
 """
+from ..missing import names_of
+
+__getattr__ = names_of(__name__)
 _MARK = "_z3_leaf"
 
 

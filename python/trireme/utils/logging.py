@@ -4,6 +4,9 @@ import logging
 import os
 
 from .._native import core
+from ..missing import names_of
+
+__getattr__ = names_of(__name__)
 
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 

@@ -1,6 +1,10 @@
 """Small things that programs import."""
 import torch
 
+from ..missing import names_of
+
+__getattr__ = names_of(__name__)
+
 
 class OnDevice:
     """While it lasts, what a model makes has this dtype and device ("meta" makes no memory).
