@@ -34,7 +34,7 @@ version = __version__
 __version_major__, __version_minor__, __version_patch__ = (int(part) for part in __version__.split("."))
 __git_hash__, __git_branch__ = git_hash, git_branch = "unknown", "unknown"
 
-__getattr__ = _missing.names_of("trireme")
+__getattr__ = _missing.names_of("trireme", "revert_transformer_layer")
 
 
 def _check_arguments(model, training_data):

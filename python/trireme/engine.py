@@ -312,12 +312,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def deepspeed_io(self, dataset, batch_size=None, collate_fn=None, num_local_io_workers=0, data_sampler=None, shuffle=True):
-        """A DataLoader over this rank's part of `dataset`, in micro-batches."""
-        if data_sampler is None:
-            data_sampler = torch.utils.data.DistributedSampler(dataset, self.world.size, self.world.rank, shuffle=shuffle)
-        return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(),
-                                           sampler=data_sampler, collate_fn=collate_fn, num_workers=num_local_io_workers or 0)
+    def deepspeed_io(self, dataset, batch_size=None, route="train", pin_memory=True, data_sampler=None, collate_fn=None, num_local_io_workers=None):
+        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled, or all of it in order where `route` is "eval" or "predict"."""
+        if data_sampler is None and route == "train":
+            data_sampler = torch.utils.data.DistributedSampler(dataset, self.world.size, self.world.rank)
+        return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,
+                                           collate_fn=collate_fn, num_workers=num_local_io_workers or 0,
+                                           pin_memory=pin_memory and self.device.type != "cpu")
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
         """Compiles the module's forward() by torch.compile(), once. Raises UnsupportedError: a schedule, compiled autograd."""

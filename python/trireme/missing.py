@@ -16,6 +16,11 @@ import types
 from . import aliases
 from .errors import UnsupportedError
 
+# Modules of earlier versions of DeepSpeed, which programs still import: every name in them is refused.
+_EARLIER = frozenset("""
+    compression.compress elasticity nebula ops.sparse_attention runtime.eigenvalue runtime.fp16.onebit runtime.fp16.onebit.adam
+    runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam runtime.progressive_layer_drop runtime.zero.mics
+""".split())
 _TABLE = pathlib.Path(__file__).with_name("deepspeed_names.json")
 
 
@@ -104,18 +109,21 @@ def _value(module, home, name):
 def _find(module, name):
     """A name that DeepSpeed's module has, a module in it included. Raises AttributeError: it has no such name."""
     if not name.startswith("_"):
+        if module.partition(".")[2] in _EARLIER:
+            return _stub(module, name)
         for original in _originals(module):
             home = _names().homes(original).get(name)
             if home is not None:
                 return _value(module, home, name)
             inner = f"{original}.{name}".lstrip(".")
-            if inner in _names().modules:
+            if inner in _names().modules or inner in _EARLIER:
                 return importlib.import_module(f"trireme.{inner}")
     raise AttributeError(f"module '{module}' has no attribute '{name}'")
 
 
 def names_of(module, others=""):
-    """A module's `__getattr__`: what DeepSpeed's module of that name has beside what is here. `others` are names that are not public."""
+    """A module's `__getattr__`: what DeepSpeed's module of that name has beside what is here. `others` are refused, too: names that are not
+    public, or that earlier versions had."""
     made = {name: _stub(module, name) for name in others.split()}
 
     def find(name):
@@ -142,9 +150,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname, path=None, target=None):
         package, _, name = fullname.partition(".")
-        if package != "trireme" or name not in _names().modules:
+        if package != "trireme" or not (name in _EARLIER or name in _names().modules):
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=_names().is_package(name))
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=name in _EARLIER or _names().is_package(name))
 
     def create_module(self, spec):
         return _StubModule(spec.name, f"{spec.name}: not there yet.")

@@ -16,7 +16,7 @@ from .mem_needs import (estimate_zero2_model_states_mem_needs_all_cold, estimate
 
 __path__ = []  # zero.partition_parameters is this module, too
 partition_parameters = sys.modules[__name__]
-__getattr__ = missing.names_of(__name__)
+__getattr__ = missing.names_of(__name__, "MiCS_Init")
 
 
 # transformers replaces the first of these while it makes a model, to keep DeepSpeed from casting what arange() gives: here nothing is

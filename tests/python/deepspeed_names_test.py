@@ -55,6 +55,10 @@ class Names(Case):
         lambda: topology.ProcessTopology([], []), lambda: LinearModuleForZeroStage3(1, 2), lambda: MoE.forward, lambda: Mine(3),
         lambda: deepspeed.PipelineModule(layers=[]), lambda: deepspeed.runtime.engine.PipelineModule([]),
         lambda: deepspeed.comm.timed_op(print), lambda: deepspeed.pipe.LayerSpec(print))]
+    from deepspeed.elasticity import compute_elastic_config
+    from deepspeed.runtime.zero import MiCS_Init
+    result += [raised(use)[-1].partition(" ")[0] for use in (
+        lambda: compute_elastic_config(), lambda: MiCS_Init(), lambda: deepspeed.runtime.eigenvalue.Eigenvalue())]
     result += [raised(lambda: MonitorMaster({}))[0], isinstance(torch.nn.Linear(1, 1), (MoE, deepspeed.PipelineModule))]
     result += [hasattr(module, "nonsense") for module in (deepspeed.comm, deepspeed.runtime.zero, deepspeed.moe.layer, deepspeed.ops.op_builder)]
     result += [raised(lambda: __import__("deepspeed.moe.layer.nonsense"))[0], raised(lambda: __import__("deepspeed.moe.nonsense"))[0]]
@@ -62,8 +66,9 @@ class Names(Case):
         self.assertEqual(result, [
             "deepspeed.runtime.pipe.topology.ProcessTopology", "deepspeed.runtime.zero.linear.LinearModuleForZeroStage3",
             "deepspeed.moe.layer.MoE.forward", "deepspeed.moe.layer.MoE", "deepspeed.PipelineModule",
-            "deepspeed.runtime.engine.PipelineModule", "deepspeed.comm.timed_op", "deepspeed.pipe.LayerSpec", "UnsupportedError", False,
-            False, False, False, False, "ModuleNotFoundError", "ModuleNotFoundError"])
+            "deepspeed.runtime.engine.PipelineModule", "deepspeed.comm.timed_op", "deepspeed.pipe.LayerSpec",
+            "deepspeed.elasticity.compute_elastic_config", "deepspeed.zero.MiCS_Init", "deepspeed.runtime.eigenvalue.Eigenvalue", "UnsupportedError",
+            False, False, False, False, False, "ModuleNotFoundError", "ModuleNotFoundError"])
 
     def test_constants_have_their_values_wherever_deepspeed_has_them(self):
         result = self.on_ranks(0, """
@@ -168,10 +173,10 @@ class Engines(Case):
               engine.postscale_gradients(), str(engine.communication_data_type), engine.initial_dynamic_scale(),
               engine.dynamic_loss_scale_args()["scale_window"], engine.curriculum_learning_enabled(), engine.autotp_size(), engine.dump_state(),
               engine.zero_config.stage, engine.get_wall_clock_timers(), engine.is_map_style_dataset([1]),
-              engine.torch_autocast_lower_precision_safe_modules()[0], engine.zero_quantized_weights()]
+              engine.torch_autocast_lower_precision_safe_modules()[0], engine.zero_quantized_weights(), engine.flops_profiler_top_modules()]
 """, as_deepspeed=True)
         self.assertEqual(result, [1000, True, 500_000_000, 500_000_000, 1_000_000_000, 100_000, None, False, 1.0, True, True, True,
-                                  "torch.float32", 65536, 1000, False, 0, False, 2, {}, True, "torch.nn.modules.linear.Linear", False])
+                                  "torch.float32", 65536, 1000, False, 0, False, 2, {}, True, "torch.nn.modules.linear.Linear", False, 1])
 
     def test_module_state_dicts_are_taken_and_loaded_at_every_stage(self):
         result = self.on_ranks(2, _CONFIG + """
@@ -204,6 +209,16 @@ class Engines(Case):
             self.assertEqual(loaded, [[2], [8], [7]])
             self.assertEqual([bad, gradient], ["RuntimeError", [2]])
             self.assertLess(stepped, 7)
+
+
+    def test_loaders_are_shuffled_parts_for_training_and_everything_in_order_for_evaluation(self):
+        result = self.on_ranks(2, _CONFIG + """
+    engine = deepspeed.initialize(model=model(), config=config())[0]
+    numbers = list(range(8))
+    found = [[batch.tolist() for batch in engine.deepspeed_io(numbers, route=route, pin_memory=True)] for route in ("train", "eval")]
+    result = [sum(map(len, found[0])), found[1], [len(batch) for batch in engine.deepspeed_io(numbers, 4, "predict", False, None, list)]]
+""", as_deepspeed=True)
+        self.assertEqual(result, [4, [[0, 1], [2, 3], [4, 5], [6, 7]], [4, 4]])
 
 
 class Configurations(Case):

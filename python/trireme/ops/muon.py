@@ -5,7 +5,7 @@ from ..missing import names_of
 from .each_parameter import EachParameter
 
 __path__ = []  # runtime.zero.muon.muon_optimizer is this module, too
-__getattr__ = names_of(__name__)
+__getattr__ = names_of(__name__, "SingleDeviceMuon SingleDeviceMuonWithAuxAdam")
 
 
 def _orthogonalise(matrix, steps):
