@@ -1,5 +1,6 @@
 #include "python/module_mirror.h"
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -17,9 +18,9 @@ std::string class_name(const py::handle& module) {
          py::str(type.attr("__qualname__")).cast<std::string>();
 }
 
-/// visit(name, tensor) for each persistent buffer that `module` holds itself.
-template <class Visit>
-void for_each_persistent_buffer(const py::handle& module, const Visit& visit) {
+/// Visits the name and the tensor of each persistent buffer that `module` holds itself.
+void for_each_persistent_buffer(const py::handle& module,
+                                const std::function<void(const std::string&, at::Tensor)>& visit) {
   const py::object not_persistent = module.attr("_non_persistent_buffers_set");
   for (const auto& [name, buffer] : module.attr("_buffers").cast<py::dict>())
     if (!buffer.is_none() && !not_persistent.contains(name)) visit(name.cast<std::string>(), buffer.cast<at::Tensor>());
