@@ -313,7 +313,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def deepspeed_io(self, dataset, batch_size=None, route="train", pin_memory=True, data_sampler=None, collate_fn=None, num_local_io_workers=None):
-        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled, or all of it in order where `route` is "eval" or "predict"."""
+        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled; with `route` "eval" or "predict" all, in order."""
         if data_sampler is None and route == "train":
             data_sampler = torch.utils.data.DistributedSampler(dataset, self.world.size, self.world.rank)
         return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,

@@ -1,4 +1,4 @@
-"""What else programs ask of an engine under DeepSpeed's names: options of the configuration, and the module's own state."""
+"""More methods of an engine under DeepSpeed's names: options of the configuration, and the module's own state."""
 import gc
 
 import torch
@@ -7,8 +7,8 @@ from . import zero
 from .runtime import sections
 from .settings import DTYPES
 
-# Methods that tell a key of `zero_optimization`, by the key: what was given, or DeepSpeed's default. Many of these change nothing here
-# (docs/config.md says which).
+# Methods that tell the value of a key of `zero_optimization`, or DeepSpeed's default. Many of these keys change nothing
+# here, as docs/config.md says.
 _ZERO = {f"zero_{key}": key for key in (
     "allgather_bucket_size", "allgather_partitions", "allgather_sequential", "compute_grad_norm", "contiguous_gradients", "elastic_checkpoint",
     "legacy_stage1", "load_from_fp32_weights", "log_trace_cache_warnings", "max_live_parameters", "max_reuse_distance",
@@ -19,12 +19,12 @@ _ZERO |= {key: key for key in ("zero_hpz_partition_size", "zero_quantized_gradie
                                "zero_quantized_weights")}
 _ZERO |= {"zero_multi_rank_bucket_allreduce": "use_multi_rank_bucket_allreduce", "is_sanity_checks_enabled": "enable_sanity_checks"}
 
-# Methods that tell a key of the top level: (key, DeepSpeed's default).
+# Methods that tell the value of a key of the top level: (key, DeepSpeed's default).
 _TOP = {name: (name, default) for name, default in {
     "dataloader_drop_last": False, "dump_state": False, "gradient_predivide_factor": 1.0, "log_level": None, "memory_breakdown": False,
     "zero_force_ds_cpu_optimizer": True}.items()}
 
-# Methods about what is not there yet, which a configuration can therefore only have off.
+# Methods about features that are not there yet: a configuration can only have them off.
 _OFF = dict.fromkeys(("autotuning_enabled", "checkpoint_writer_enabled", "compile_autosp", "compile_autotp", "curriculum_learning_enabled",
                       "data_efficiency_enabled", "data_sampling_enabled", "flops_profiler_enabled", "is_deepcompile_active",
                       "is_deepcompile_enabled", "optimizer_legacy_fusion", "random_ltd_enabled", "super_offload", "use_node_local_storage",
@@ -37,7 +37,7 @@ _OFF |= {"autotp_size": 0, "autotuning_end_profile_step": 5, "autotuning_metric"
 
 
 class EngineGetters:
-    """Of an engine with `config`, `resolved_config` and `module`."""
+    """Methods of an engine that has `config`, `resolved_config` and `module`."""
 
     @property
     def zero_config(self):
@@ -119,10 +119,10 @@ class EngineGetters:
         return isinstance(obj, torch.utils.data.IterableDataset)
 
     def is_first_weights_partition_group(self):
-        """Whether this rank is in the first group that holds all weights between its ranks: at stage 3 all ranks are one group."""
+        """Whether this rank is in the first group of ranks that together hold all weights: at stage 3 all ranks are."""
         return self.zero_optimization_partition_weights()
 
-    # --- the module's state, and gradients -----------------------------------------------------------------------------
+    # --- the module's state, and gradients ---------------------------------------------------------------------------
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
         """The module's state_dict(), on request without frozen parameters."""

@@ -1,7 +1,8 @@
-"""DeepSpeed's public names: those that this package has not yet are importable, and raise a NotImplementedError that names them where they
-are used. A program often imports more than it uses, and asks isinstance() about the rest.
+"""DeepSpeed's public names. Those that this package lacks can be imported; where they are used, a NotImplementedError names
+them. A program often imports more than it uses, and asks isinstance() about the rest.
 
-deepspeed_names.json has every public module of DeepSpeed and its names; tools/deepspeed_names makes it and compares it with what is here.
+deepspeed_names.json has every public module of DeepSpeed and its names. tools/deepspeed_names makes it, and compares it with
+this package.
 """
 import ast
 import functools
@@ -27,8 +28,8 @@ _TABLE = pathlib.Path(__file__).with_name("deepspeed_names.json")
 class Names:
     """DeepSpeed's public modules, by their names without "deepspeed.", and what is in them.
 
-    `table` has for each module the names that it makes ("own"), its constants ("values", as Python writes them), and what it takes from other
-    modules ("from": names, or "*" for all of a module's).
+    For each module `table` has the names that it makes ("own"), its constants as Python writes them ("values"), and the names that it
+    takes from other modules ("from"; "*" stands for all names of a module).
     """
 
     def __init__(self, table):
@@ -98,7 +99,7 @@ def _stub(module, name):
 
 
 def _value(module, home, name):
-    """What `name` of this package's `module` is, which DeepSpeed makes in `home`: the one that is here, a constant's value, or a stub."""
+    """The value of a name, which DeepSpeed makes in `home`, in this package's `module`: a stub where it is not there yet."""
     if home not in _originals(module):
         value = getattr(importlib.import_module(f"trireme.{home}".rstrip(".")), name)
         return _stub(module, name) if is_stub(value) else value  # named as the program has written it
@@ -122,8 +123,10 @@ def _find(module, name):
 
 
 def names_of(module, others=""):
-    """A module's `__getattr__`: what DeepSpeed's module of that name has beside what is here. `others` are refused, too: names that are not
-    public, or that earlier versions had."""
+    """A module's `__getattr__` for the names that DeepSpeed's module has and this one lacks.
+
+    `others` are refused, too: names that are not public, or that earlier versions had.
+    """
     made = {name: _stub(module, name) for name in others.split()}
 
     def find(name):
@@ -146,7 +149,7 @@ class _StubModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Of the modules that are not there; after those that are."""
+    """Finds the modules that are not there, after those that are."""
 
     def find_spec(self, fullname, path=None, target=None):
         package, _, name = fullname.partition(".")

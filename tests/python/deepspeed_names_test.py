@@ -1,5 +1,7 @@
 """DeepSpeed's modules and names: what is here works, what is not there yet is refused by name where it is used."""
-from harness import Case, main
+import json
+
+from harness import PROGRAM, Case, main, run
 
 _CONFIG = """
     import os, torch
@@ -246,6 +248,9 @@ class Configurations(Case):
         engine.destroy()
 """, as_deepspeed=True)
         self.assertEqual(result, [[True, 3, "adamw", [0.9, 0.95], False]] * 2)
+        status, out, err = run([PROGRAM, "config", "check", path])
+        self.assertEqual(status, 0, err)
+        self.assertEqual(json.loads(out)["zero_optimization"]["stage"], 3)
 
     def test_sections_are_objects_with_deepspeeds_defaults(self):
         result = self.on_ranks(0, _CONFIG + """

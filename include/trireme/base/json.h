@@ -20,12 +20,12 @@ Json parse_json(std::string_view text, const std::string& origin);
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_json.
 Json read_json(const std::filesystem::path& path);
 
-/// Parses Hjson, the superset of JSON in which people write configurations: comments, keys and texts without quotes or
-/// in '…', texts of several lines in '''…''', commas that trail or are left out, the outermost braces left out. A value
-/// that is neither in quotes nor a number, true, false or null is the text up to the end of its line.
+/// Parses Hjson, the superset of JSON in which people write configurations: comments, keys and texts without quotes or in
+/// '…', texts of several lines in '''…''', commas that trail or are left out, the outermost braces left out. A value that is
+/// neither in quotes nor a number, true, false or null is the text up to the end of its line.
 ///
-/// Throws    ConfigError as parse_json; of the errors as JSON and as Hjson the one on the later line.
-/// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp, and tests/python/deepspeed_names_slow_test.py beside Python's hjson.
+/// Throws    ConfigError as parse_json; of the errors as JSON and as Hjson the one of the reader that came to a later line.
+/// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp; deepspeed_names_slow_test.py beside Python's hjson.
 Json parse_hjson(std::string_view text, const std::string& origin);
 
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_hjson.

@@ -1,4 +1,4 @@
-"""What DeepSpeed's comm has beside torch.distributed's functions."""
+"""Functions of DeepSpeed's comm that torch.distributed does not have."""
 import datetime
 
 import torch.distributed as dist
@@ -87,7 +87,7 @@ def init_deepspeed_backend(ds_backend, timeout=None, init_method=None):
     """Nothing: init_distributed() joins the ranks."""
 
 
-# --- what was exchanged: nothing is counted -------------------------------------------------------------------------------
+# --- the log of collectives: nothing is counted ---------------------------------------------------------------------
 
 def configure(deepspeed_config=None, enabled=None, prof_all=None, prof_ops=None, verbose=None, debug=None):
     """Accepted where it leaves the log of operations off. Raises UnsupportedError: it switches the log on."""

@@ -1,5 +1,7 @@
-"""DeepSpeed's builders of compiled operators, for programs that ask is_compatible(). This package compiles nothing when it runs: a builder is
-compatible where an optimizer of trireme.ops, or the engine, does the operator's work.
+"""DeepSpeed's builders of compiled operators, for programs that ask is_compatible().
+
+This package compiles nothing when it runs. A builder is compatible where an optimizer of trireme.ops does the operator's
+work.
 """
 import functools
 import re
@@ -12,7 +14,7 @@ __path__ = []  # every module in ops.op_builder is this one
 builder = all_ops = sys.modules[__name__]
 _find = names_of(__name__)
 
-# What stands in an operator's place, by its builder.
+# The optimizer that does an operator's work here, by the operator's builder.
 _HERE = {"CPUAdagradBuilder": "ops.adagrad.DeepSpeedCPUAdagrad", "CPUAdamBuilder": "ops.adam.DeepSpeedCPUAdam",
          "CPULionBuilder": "ops.lion.DeepSpeedCPULion", "FusedAdamBuilder": "ops.adam.FusedAdam", "FusedLambBuilder": "ops.lamb.FusedLamb",
          "FusedLionBuilder": "ops.lion.FusedLion"}

@@ -1,6 +1,6 @@
-"""Sections of a configuration as objects, under DeepSpeed's names: what they hold, with its defaults. They may stand in a configuration dict.
+"""Sections of a configuration as objects, with DeepSpeed's names and defaults. They may stand in a configuration dict.
 
-Whether this package can do what a section asks for is said by initialize().
+initialize() says whether this package can do what a section asks for.
 """
 import enum
 import pathlib
@@ -14,7 +14,7 @@ __getattr__ = names_of(__name__)
 
 
 class OffloadDeviceEnum(str, enum.Enum):
-    """Where what is offloaded lies."""
+    """The place of offloaded data."""
 
     none = "none"
     cpu = "cpu"
@@ -22,7 +22,7 @@ class OffloadDeviceEnum(str, enum.Enum):
 
 
 class OffloadStateTypeEnum(str, enum.Enum):
-    """What offload_states() can include."""
+    """States that offload_states() can move."""
 
     optim_states = "optim_states"
     hp_params = "hp_params"
@@ -68,7 +68,7 @@ def _read(kind, value):
 
 
 class DeepSpeedConfigModel:
-    """A section's keys as attributes; those that are not given, or are "auto", have their defaults.
+    """A section's keys as attributes. A key that is not given, or is "auto", has its default.
 
     Raises  ConfigError (a ValueError): a key that the section does not have, or a value of another type.
     """

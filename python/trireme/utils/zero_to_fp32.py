@@ -32,7 +32,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_s
                      "1000000TB" if max_shard_size is None else str(max_shard_size), exclude_frozen_parameters)
 
 
-# --- files of a checkpoint that DeepSpeed, or `trireme convert --to deepspeed`, has written ---------------------------------------
+# --- files of a checkpoint that DeepSpeed, or `trireme convert --to deepspeed`, has written -------------------------
 
 def atoi(text):
     """A number for digits; other text as it is."""
