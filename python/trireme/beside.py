@@ -1,5 +1,5 @@
 """Tells once of an optimizer that steps an engine's parameters beside the engine: it finds no gradients, and changes nothing."""
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import comm, zero
 from .optimizers import ZeroOptimizer
@@ -13,7 +13,7 @@ def watch():
     """From here on steps of torch's optimizers are looked at."""
     global _handle  # pylint: disable=global-statement
     if _handle is None:
-        _handle = torch.optim.optimizer.register_optimizer_step_pre_hook(_tell)
+        _handle = register_optimizer_step_pre_hook(_tell)
 
 
 def _tell(optimizer, _args, _kwargs):
