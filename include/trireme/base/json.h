@@ -20,9 +20,9 @@ Json parse_json(std::string_view text, const std::string& origin);
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_json.
 Json read_json(const std::filesystem::path& path);
 
-/// Parses Hjson, the superset of JSON in which people write configurations: comments, keys and texts without quotes or in
-/// '…', texts of several lines in '''…''', commas that trail or are left out, the outermost braces left out. A value that is
-/// neither in quotes nor a number, true, false or null is the text up to the end of its line.
+/// Parses Hjson, the superset of JSON in which people write configurations: comments, keys and texts without quotes or
+/// in '…', texts of several lines in '''…''', commas that trail or are left out, the outermost braces left out. A value
+/// that is neither in quotes nor a number, true, false or null is the text up to the end of its line.
 ///
 /// Throws    ConfigError as parse_json; of the errors as JSON and as Hjson the one of the reader that came to a later line.
 /// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp; deepspeed_names_slow_test.py beside Python's hjson.
