@@ -41,6 +41,11 @@ class World:
     def flight_record(self) -> str: ...
     def close(self) -> None: ...
 
+class AwaitedRanks:
+    """Where ranks have met. Made by await_ranks()."""
+
+def await_ranks(timeout_s: float) -> AwaitedRanks:
+    """Returns when all ranks that the launcher's variables name have come; after 10 s it logs for whom this rank waits."""
 def choose_device(name: str, local_rank: int) -> torch.device: ...
 
 

@@ -38,7 +38,7 @@ std::exception_ptr GroupState::destroyed_before(const Call& call) const {
 }
 
 void GroupState::record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept {
-  if (!remember_failure(code, message)) return;
+  if (is_forked() || !remember_failure(code, message)) return;
   tell_peers(code, cause);
   log(LogLevel::kDebug,
       str(message, "\nlast operations of rank ", place_.rank, " in group '", name_, "':\n", recorder_.text()));
@@ -56,6 +56,12 @@ bool GroupState::remember_failure(ErrorCode code, const std::string& message) no
 void GroupState::throw_failure() const {
   std::lock_guard lock(mutex_);
   throw CommError(code_, message_);
+}
+
+void GroupState::throw_forked() const {
+  throw StateError(str("process ", ::getpid(), " was forked from rank ", place_.rank, " (pid ", process_,
+                       ") and cannot use its group '", name_,
+                       "'; leave the engine to the rank's own process, or start the other one by spawn, not by fork"));
 }
 
 }  // namespace trireme::comm

@@ -2,12 +2,16 @@
 // the group is dead and peers are told.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "comm/call.h"
 #include "comm/flight_recorder.h"
@@ -26,10 +30,14 @@ class GroupState {
   const std::string& name() const { return name_; }
   FlightRecorder& recorder() { return recorder_; }
 
-  /// Throws the first error of this group, if there was one.
+  /// Throws the first error of this group, if there was one; StateError in a process that was forked from the rank's.
   void throw_if_failed() const {
     if (failed_.load(std::memory_order_acquire)) throw_failure();
+    if (is_forked()) throw_forked();
   }
+  /// Whether this process was forked from the one that joined. It has a copy of the group, but is no rank: what it does
+  /// must not reach the peers, and the group's threads and locks are not usable in it.
+  bool is_forked() const noexcept { return process_ != ::getpid(); }
   /// Marks the group dead here and tells peers, unless `error` is a StateError: of a group that was destroyed under a
   /// wait, whose destructor tells them. The first one counts.
   void fail(const std::exception_ptr& error) noexcept;
@@ -67,7 +75,9 @@ class GroupState {
   /// From here on the group is dead; false: it was already.
   bool remember_failure(ErrorCode code, const std::string& message) noexcept;
   [[noreturn]] void throw_failure() const;
+  [[noreturn]] void throw_forked() const;
 
+  const pid_t process_ = ::getpid();
   const Place place_;
   const std::string name_;
   FlightRecorder recorder_;
@@ -78,6 +88,13 @@ class GroupState {
   ErrorCode code_ = ErrorCode::kInternal;  // guarded by mutex_
   std::string message_;                    // guarded by mutex_
 };
+
+/// Keeps what `owners` own for ever. In a forked process the owners' locks may be held by threads that are not there,
+/// so that destructors would wait for them for ever.
+template <class... Owner>
+void abandon(Owner&... owners) {
+  (static_cast<void>(new Owner(std::move(owners))), ...);
+}
 
 /// A Group whose state a group above it shares: one first error, one record, one count of calls.
 class StatefulGroup : public Group {

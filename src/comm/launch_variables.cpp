@@ -26,6 +26,10 @@ uint16_t port_of_job(const std::string& job) {
   return static_cast<uint16_t>(20000 + (hash >> 16) % 12000);
 }
 
+class Reader;
+/// How to run a program alone where a shell still has torchrun's variables; empty where it has none of them.
+std::string left_over_advice(const Reader& read);
+
 class Reader {
  public:
   explicit Reader(const Environment& environment) : environment_(environment) {}
@@ -37,7 +41,8 @@ class Reader {
     if (!value)
       throw ConfigError(str(name,
                             " is not set, though other variables of the same launcher are; start the program with "
-                            "torchrun, mpirun, srun or `trireme launch`"));
+                            "torchrun, mpirun, srun or `trireme launch`",
+                            left_over_advice(*this)));
     return parse_int(name, *value, least, most);
   }
   int integer_or(const std::string& name, int fallback, int most) const {
@@ -47,6 +52,22 @@ class Reader {
  private:
   const Environment& environment_;
 };
+
+std::string left_over_advice(const Reader& read) {
+  std::string found;
+  std::string command = "env";
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    const auto value = read.text(name);
+    if (!value) continue;
+    found += str(found.empty() ? "" : ", ", name, "=", *value);
+    command += str(" -u ", name);
+  }
+  if (found.empty()) return "";
+  return str(". This process's environment says so: ", found,
+             ". If no launcher has set that, it is left over in the shell: run the program alone by `", command,
+             " PROGRAM`, or unset them");
+}
 
 void check_rank(const LaunchVariables& found, const char* rank_name, const char* size_name) {
   if (found.rank >= found.size)
@@ -62,12 +83,12 @@ bool read_address(const Reader& read, LaunchVariables& found) {
   return true;
 }
 
-void check_one_host(const LaunchVariables& found, const std::string& where) {
-  if (found.local_size == found.size) return;
-  throw ConfigError(
-      str(found.size, " ranks, ", found.local_size, " of them on this host", where,
-          ": init() joins ranks of one host. Start all ranks on one host, or join through a process group (join())."),
-      ErrorCode::kUnsupported);
+[[noreturn]] void refuse_several_hosts(const std::string& ranks) {
+  throw ConfigError(str(ranks,
+                        ": init() joins ranks of one host. Start all ranks on one host, or join them through a process "
+                        "group: in C++ by join(), in Python by torch.distributed.init_process_group() before "
+                        "initialize()."),
+                    ErrorCode::kUnsupported);
 }
 
 LaunchVariables read_torchrun(const Reader& read) {
@@ -76,14 +97,17 @@ LaunchVariables read_torchrun(const Reader& read) {
   found.rank = read.integer("RANK", 0, kMaxInt);
   check_rank(found, "RANK", "WORLD_SIZE");
   found.local_rank = read.integer_or("LOCAL_RANK", found.rank, kMaxInt);
-  found.local_size = read.integer_or("LOCAL_WORLD_SIZE", found.size, kMaxInt);
+  // LOCAL_SIZE is what DeepSpeed's launcher sets.
+  found.local_size = read.integer_or("LOCAL_WORLD_SIZE", read.integer_or("LOCAL_SIZE", found.size, kMaxInt), kMaxInt);
   found.attempt = read.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
   found.launcher_serves = read.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   if (found.size == 1) return found;
+  found.advice = left_over_advice(read);
   if (!read_address(read, found))
     throw ConfigError(str("RANK and WORLD_SIZE=", found.size,
                           " are set but not MASTER_ADDR and MASTER_PORT, where the ranks meet; set "
-                          "them (MASTER_ADDR=127.0.0.1 on one host), or use torchrun or `trireme launch`"));
+                          "them (MASTER_ADDR=127.0.0.1 on one host), or use torchrun or `trireme launch`",
+                          found.advice));
   return found;
 }
 
@@ -95,7 +119,8 @@ LaunchVariables read_openmpi(const Reader& read) {
   found.local_rank = read.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxInt);
   found.local_size = read.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxInt);
   if (found.size == 1 || read_address(read, found)) return found;
-  check_one_host(found, "");
+  if (found.local_size != found.size)
+    refuse_several_hosts(str(found.size, " ranks, ", found.local_size, " of them on this host"));
   const std::string job = read.text("PMIX_NAMESPACE").value_or(read.text("OMPI_MCA_ess_base_jobid").value_or(""));
   const auto folder = read.text("PMIX_SERVER_TMPDIR");
   if (job.empty())
@@ -120,12 +145,14 @@ LaunchVariables read_slurm(const Reader& read) {
   found.rank = read.integer("SLURM_PROCID", 0, kMaxInt);
   check_rank(found, "SLURM_PROCID", size_name);
   found.local_rank = read.integer("SLURM_LOCALID", 0, kMaxInt);
-  const bool one_node =
-      read.integer_or("SLURM_STEP_NUM_NODES", read.integer_or("SLURM_NNODES", 1, kMaxInt), kMaxInt) == 1;
-  found.local_size = one_node ? found.size : 0;
+  const int nodes = read.integer_or("SLURM_STEP_NUM_NODES", read.integer_or("SLURM_NNODES", 1, kMaxInt), kMaxInt);
+  found.local_size = found.size;  // of one node; several are refused, here or where the ranks meet
   found.attempt = read.text("SLURM_RESTART_COUNT").value_or("0");
   if (found.size == 1 || read_address(read, found)) return found;
-  check_one_host(found, str(" (", read.text("SLURM_STEP_NODELIST").value_or("several nodes"), ")"));
+  if (nodes > 1) {
+    const auto names = read.text("SLURM_STEP_NODELIST");
+    refuse_several_hosts(str(found.size, " ranks on ", nodes, " nodes", names ? str(" (", *names, ")") : ""));
+  }
   found.meeting = Meeting::kAddress;
   found.host = "127.0.0.1";
   found.port = port_of_job(str("slurm ", read.text("SLURM_JOB_ID").value_or(""), ".", *read.text("SLURM_STEP_ID")));

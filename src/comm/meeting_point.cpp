@@ -1,5 +1,9 @@
 #include "comm/meeting_point.h"
 
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -8,12 +12,43 @@
 
 #include "comm/first_line.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/base/worker.h"
 
 namespace trireme::comm {
 namespace {
 
 // Ranks that are told to stop must have read why before rank 0 takes the server away.
 constexpr std::chrono::seconds kFarewell{10};
+
+// So long a rank waits without a word: ranks that are started together come within seconds.
+constexpr std::chrono::seconds kSilence{10};
+
+/// While it lives: after kSilence it logs, once, what `text` then says. Stores wait in one call, hence the thread.
+class LateNotice {
+ public:
+  explicit LateNotice(std::function<std::string()> text) {
+    worker_.start_once([this, text = std::move(text)] {
+      std::unique_lock lock(mutex_);
+      if (!ended_.wait_for(lock, kSilence, [this] { return has_ended_; })) log(LogLevel::kWarning, text());
+    });
+  }
+  ~LateNotice() {
+    {
+      const std::lock_guard lock(mutex_);
+      has_ended_ = true;
+    }
+    ended_.notify_all();
+  }
+  LateNotice(const LateNotice&) = delete;
+  LateNotice& operator=(const LateNotice&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;  // guarded by mutex_
+  Worker worker_;           // the last member: it uses the others, and is joined first
+};
 
 c10::intrusive_ptr<c10d::Store> open_store(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
   if (launch.meeting == Meeting::kFile) {
@@ -35,19 +70,22 @@ c10::intrusive_ptr<c10d::Store> open_store(const LaunchVariables& launch, std::c
 
 MeetingPoint MeetingPoint::open(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
   const bool file = launch.meeting == Meeting::kFile;
-  MeetingPoint point({launch.rank, launch.size}, file ? launch.path : str(launch.host, ":", launch.port), timeout);
+  MeetingPoint point({launch.rank, launch.size}, file ? launch.path : str(launch.host, ":", launch.port), timeout,
+                     launch.advice);
   try {
+    // Rank 0 serves, or torchrun's agent: until then the others cannot connect.
+    const LateNotice notice([&point] { return point.text_of_wait(0); });
     point.enter(open_store(launch, timeout), str("trireme/", launch.attempt, "/"));
   } catch (const std::exception& error) {
     throw IoError(str("rank ", launch.rank, " cannot use ", point.where_, ", where the ranks are to meet: ",
-                      first_line(error), ". If the address is taken, set another MASTER_PORT."));
+                      first_line(error), ". If the address is taken, set another MASTER_PORT", launch.advice));
   }
   return point;
 }
 
 MeetingPoint MeetingPoint::in(c10::intrusive_ptr<c10d::Store> store, const Place& place,
                               std::chrono::milliseconds timeout) {
-  MeetingPoint point(place, "the store of torch.distributed", timeout);
+  MeetingPoint point(place, "the store of torch.distributed", timeout, ". Every rank must join");
   try {
     point.enter(store, "trireme/join/");
   } catch (const std::exception& error) {
@@ -61,8 +99,15 @@ void MeetingPoint::enter(const c10::intrusive_ptr<c10d::Store>& store, const std
   store_ = c10::make_intrusive<c10d::PrefixStore>(str(prefix, time), store);
 }
 
+std::string MeetingPoint::text_of_wait(int peer) const {
+  return str("rank ", place_.rank, " of ", place_.size, " has waited ", kSilence.count(), " s at ", where_,
+             " for rank ", peer, ", and goes on waiting, ",
+             std::chrono::duration_cast<std::chrono::seconds>(timeout_).count(), " s in all", advice_);
+}
+
 std::vector<std::string> MeetingPoint::exchange(const std::string& key, const std::string& text) {
-  int peer = place_.rank;
+  std::atomic<int> peer = place_.rank;
+  const LateNotice notice([&] { return text_of_wait(peer); });
   try {
     store_->set(key + std::to_string(place_.rank), text);
     std::vector<std::string> all;
@@ -74,7 +119,7 @@ std::vector<std::string> MeetingPoint::exchange(const std::string& key, const st
     return all;
   } catch (const std::exception& error) {
     throw CommError(ErrorCode::kTimeout, str("rank ", place_.rank, " waited at ", where_, " for rank ", peer, " of ",
-                                             place_.size, ", which did not come: ", first_line(error)));
+                                             place_.size, ", which did not come: ", first_line(error), advice_));
   }
 }
 

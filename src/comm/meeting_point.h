@@ -24,14 +24,17 @@ class MeetingPoint {
   void farewell() noexcept;
 
  private:
-  MeetingPoint(const Place& place, std::string where, std::chrono::milliseconds timeout)
-      : place_(place), where_(std::move(where)), timeout_(timeout) {}
+  MeetingPoint(const Place& place, std::string where, std::chrono::milliseconds timeout, std::string advice)
+      : place_(place), where_(std::move(where)), timeout_(timeout), advice_(std::move(advice)) {}
+  /// "rank 1 of 2 has waited 10 s at host:29500 for rank 0, …"
+  std::string text_of_wait(int peer) const;
   /// A process may join several times; each time has keys of its own.
   void enter(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix);
 
   Place place_;
   std::string where_;
   std::chrono::milliseconds timeout_;
+  std::string advice_;  // of the launch variables; follows a text that says who did not come
   c10::intrusive_ptr<c10d::Store> store_;
 };
 

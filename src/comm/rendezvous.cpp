@@ -123,6 +123,13 @@ std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::millisec
   return group;
 }
 
+std::shared_ptr<const void> await(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
+  if (launch.meeting == Meeting::kAlone) return nullptr;
+  auto point = std::make_shared<MeetingPoint>(MeetingPoint::open(launch, timeout));
+  (void)point->exchange("came/", "");
+  return point;
+}
+
 World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
               const JoinOptions& options) {
   const Place place{options.rank, options.size};

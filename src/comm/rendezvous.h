@@ -17,6 +17,11 @@ namespace trireme::comm {
 ///           IoError: shared memory that cannot be made or opened, an address that cannot be used.
 std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::milliseconds timeout);
 
+/// Where the ranks of `launch` have all come; null where there is nobody to meet.
+///
+/// Throws    CommError: a rank that did not come, named. IoError: an address that cannot be used.
+std::shared_ptr<const void> await(const LaunchVariables& launch, std::chrono::milliseconds timeout);
+
 /// join() with options that have been checked.
 World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
               const JoinOptions& options);

@@ -21,6 +21,12 @@ World init(const InitOptions& options) {
   return world;
 }
 
+AwaitedRanks await_ranks(const InitOptions& options) {
+  const comm::Environment environment = comm::process_environment();
+  const auto timeout = comm::read_timeout(environment, options.timeout);
+  return {comm::await(comm::read_launch_variables(environment), timeout)};
+}
+
 World join(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
            const JoinOptions& options) {
   const comm::Environment environment = comm::process_environment();

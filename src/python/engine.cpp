@@ -47,6 +47,7 @@ std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& wo
   const py::gil_scoped_release no_gil;
   // Its end waits for a save in the background, whose thread may want the lock, for a message or to look for signals.
   return {new ModuleEngine(world, mirror, options), [](ModuleEngine* engine) {
+            if (engine->is_forked()) return;  // its threads are not there to be waited for
             std::optional<py::gil_scoped_release> released;
             if (PyGILState_Check()) released.emplace();
             delete engine;

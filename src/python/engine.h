@@ -18,6 +18,7 @@ class ModuleEngine final : public Engine {
   using Engine::begin_forward;
   using Engine::explain_forward;
   using Engine::look_at;
+  bool is_forked() const { return world_->is_forked(); }
 
  private:
   const std::shared_ptr<WorldHandle> world_;

@@ -32,7 +32,7 @@ std::shared_ptr<WorldHandle> join_torch(const py::object& store, const py::objec
   const auto processes = share<c10d::ProcessGroup>(process_group);
   const py::gil_scoped_release no_gil;
   const JoinOptions options{.rank = rank, .size = size, .timeout = milliseconds(timeout_s)};
-  return std::make_shared<WorldHandle>(WorldHandle{join(meeting, processes, options)});
+  return std::make_shared<WorldHandle>(join(meeting, processes, options));
 }
 
 ReduceOp reduce_op(const std::string& name) {
@@ -72,12 +72,18 @@ void bind_world(py::module_& module) {
       .def("flight_record", [](const WorldHandle& self) { return group_of(self).flight_record(); })
       .def(
           "close", [](WorldHandle& self) { self.world.group.reset(); }, WithoutGil());
+  py::class_<AwaitedRanks, std::shared_ptr<AwaitedRanks>>(module, "AwaitedRanks", "Made by await_ranks().");
   module.def(
       "init",
-      [](double timeout_s) {
-        return std::make_shared<WorldHandle>(WorldHandle{init({.timeout = milliseconds(timeout_s)})});
-      },
+      [](double timeout_s) { return std::make_shared<WorldHandle>(init({.timeout = milliseconds(timeout_s)})); },
       py::arg("timeout_s"), WithoutGil(), "trireme::init: joins the ranks that the launcher's variables name.");
+  module.def(
+      "await_ranks",
+      [](double timeout_s) {
+        return std::make_shared<AwaitedRanks>(await_ranks({.timeout = milliseconds(timeout_s)}));
+      },
+      py::arg("timeout_s"), WithoutGil(),
+      "trireme::await_ranks: returns when all ranks that the launcher's variables name have come.");
   module.def("choose_device", &choose_device, py::arg("name"), py::arg("local_rank"));
   module.def("join", &join_torch, py::arg("store"), py::arg("process_group"), py::arg("rank"), py::arg("size"),
              py::arg("timeout_s"), "trireme::join: joins the ranks that torch.distributed has started.");

@@ -4,13 +4,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/launch_variables.h"
 #include "tests/support/processes.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/comm/world.h"
 
 namespace trireme {
@@ -94,7 +97,26 @@ TEST(LaunchVariables, OfSlurmCountOnlyWithinAStep) {
   EXPECT_EQ(read(step).meeting, Meeting::kAddress);
   step["SLURM_STEP_NUM_NODES"] = "2";
   step["SLURM_STEP_NODELIST"] = "oar[1-2]";
-  EXPECT_NE(error_of(step).find("oar[1-2]"), std::string::npos) << error_of(step);
+  EXPECT_NE(error_of(step).find("4 ranks on 2 nodes (oar[1-2]): init() joins ranks of one host"), std::string::npos)
+      << error_of(step);
+  step["MASTER_ADDR"] = "oar1";  // where they meet, they are told their hosts
+  EXPECT_EQ(read(step).local_size, 4);
+}
+
+TEST(LaunchVariables, TakeDeepspeedsNameOfTheLocalSize) {
+  Variables variables{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"LOCAL_SIZE", "2"}};
+  EXPECT_EQ(read(variables).local_size, 2);
+  variables["LOCAL_WORLD_SIZE"] = "4";
+  EXPECT_EQ(read(variables).local_size, 4);
+}
+
+TEST(LaunchVariables, ThatAShellHasLeftAreNamedWithACommandThatDropsThem) {
+  const std::string advice =
+      ". This process's environment says so: RANK=1, WORLD_SIZE=2. If no launcher has set that, it is left over in the "
+      "shell: run the program alone by `env -u RANK -u WORLD_SIZE PROGRAM`, or unset them";
+  EXPECT_TRUE(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}}).ends_with(advice));
+  EXPECT_NE(error_of({{"RANK", "1"}}).find("`env -u RANK PROGRAM`"), std::string::npos);
+  EXPECT_EQ(read({}).advice, "");
 }
 
 TEST(LaunchVariables, ThatAreMissingOrWrongAreNamed) {
@@ -161,6 +183,64 @@ TEST(Init, NamesARankThatDoesNotCome) {
   EXPECT_EQ(results[0].exit_code, 1);
   EXPECT_NE(results[0].error_text.find("for rank 1 of 2, which did not come"), std::string::npos)
       << results[0].error_text;
+}
+
+/// What Fork's rank does in a process that it has forked; 0: the child ended by itself, with code 0.
+int in_forked_child(const std::function<void()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(10);
+    body();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return status;
+}
+
+TEST(Fork, LeavesTheRankOfItsParentInTheJob) {
+  const auto results = run_processes(2, [](Group&, const std::string&) {
+    World world = init();
+    const auto shared = at::ones({10});
+    auto pending = world.group->all_reduce(shared);
+    while (!pending.done()) ::usleep(1000);  // from here on the group has a thread, which a fork does not copy
+    pending.wait();
+    const int child = in_forked_child([&world] { world.group.reset(); });
+    return child + sum_is_right(world);
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.error_text;
+}
+
+TEST(Fork, CannotCallForItsParent) {
+  const auto results = run_processes(2, [](Group& world, const std::string&) {
+    const int child = in_forked_child([&world] {
+      try {
+        world.barrier();
+        ::_exit(1);
+      } catch (const StateError& error) {
+        if (std::string(error.what()).find("was forked from rank") == std::string::npos) ::_exit(2);
+      }
+      world.abort("the child gives up");
+    });
+    world.barrier();
+    return child;
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.error_text;
+}
+
+TEST(Init, SaysAfterTenSecondsForWhomItWaitsAndGoesOn) {
+  const auto results = run_processes(2, [](Group& world, const std::string&) {
+    set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
+    if (world.rank() == 1) ::usleep(11'500'000);
+    return sum_is_right(init());
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.error_text;
+  EXPECT_NE(results[0].error_text.find("rank 0 of 2 has waited 10 s at 127.0.0.1:"), std::string::npos)
+      << results[0].error_text;
+  EXPECT_NE(results[0].error_text.find(" for rank 1, and goes on waiting, 1800 s in all. This process's environment"),
+            std::string::npos)
+      << results[0].error_text;
+  EXPECT_EQ(results[1].error_text, "");
 }
 
 // The body of the next test, run by mpirun in processes of its own.

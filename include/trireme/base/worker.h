@@ -1,6 +1,8 @@
 // A thread for work in the background, which the program's signals do not reach.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <thread>
 
@@ -12,12 +14,12 @@ class Worker {
   /// Runs `body` in a thread with fresh thread-local state and all signals blocked, so that handlers run in the
   /// program's own threads. Does nothing where one was started and not joined.
   void start_once(const std::function<void()>& body);
-  void join() noexcept {
-    if (thread_.joinable()) thread_.join();
-  }
+  /// Waits for the thread's end. In a process that was forked from the thread's there is nothing to wait for.
+  void join() noexcept;
 
  private:
   std::thread thread_;
+  pid_t process_ = 0;  // that has the thread
 };
 
 }  // namespace trireme

@@ -39,6 +39,17 @@ struct World {
 ///           CommError: a peer did not arrive in time.
 World init(const InitOptions& options = {});
 
+/// Where ranks have met. Rank 0 may serve there: keep it until they have joined.
+struct AwaitedRanks {
+  std::shared_ptr<const void> meeting_point;
+};
+
+/// Returns when all ranks that the launcher's variables name have come. For programs whose ranks something else joins
+/// than init(), such as torch.distributed, which waits without a word. After 10 s a rank logs for whom it waits.
+///
+/// Throws    as init(), but of several hosts nothing is asked.
+AwaitedRanks await_ranks(const InitOptions& options = {});
+
 /// What moves the data of a world that join() makes.
 enum class Transport {
   kAuto,  ///< shared memory where all ranks can have it, else the process group

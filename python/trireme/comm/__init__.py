@@ -4,6 +4,7 @@ Whatever is not defined here is torch.distributed's, such as all_reduce, broadca
 `world()`: shared memory between the ranks of one host.
 """
 import atexit
+import ctypes
 import datetime
 import os
 import sys
@@ -55,7 +56,10 @@ def _init_torch(backend, timeout, init_method, rank, size):
     if rank >= 0 and size > 0:
         dist.init_process_group(backend, rank=rank, world_size=size, **where)
     elif "RANK" in os.environ and ("MASTER_ADDR" in os.environ or init_method):
+        # torch.distributed would wait without a word. What is returned may serve at the address until it does so itself.
+        met = None if init_method else core.await_ranks(timeout.total_seconds())
         dist.init_process_group(backend, **where)
+        del met
     else:
         return False
     return True
@@ -103,24 +107,36 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         if dist_init_required is False:
             raise RuntimeError("init_distributed: dist_init_required=False, but torch.distributed is not initialised; initialise it "
                                "first, or leave the argument out")
-        atexit.register(_leave_torch)
+        atexit.register(_leave_torch, os.getpid())
         _init_torch(backend, timeout, init_method, rank, world_size)
     _world = _join(backend, timeout)
     os.environ.setdefault("RANK", str(_world.rank))
     os.environ.setdefault("WORLD_SIZE", str(_world.size))
     os.environ.setdefault("LOCAL_RANK", str(_world.local_rank))
-    atexit.register(_leave)
+    atexit.register(_leave, os.getpid())
 
 
-def _leave_torch():
+# A process that was forked from a rank and ends by sys.exit() calls these as well, but it is no rank: the rank goes on.
+
+
+def _leave_torch(process):
     # Who made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the process.
-    if dist.is_initialized():
+    if not dist.is_initialized():
+        return
+    if process == os.getpid():
         dist.destroy_process_group()
+        return
+    # The destructors of process groups and stores wait for their threads, which a fork does not copy.
+    for group, (_, store) in dist.distributed_c10d._world.pg_map.items():  # pylint: disable=protected-access
+        for kept in (group, store):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def _leave():
+def _leave(process):
     # While Python can still be called: the library's threads give back tensors that Python may know.
     global _world  # pylint: disable=global-statement
+    if process != os.getpid():
+        return
     saved = [engine.release() for engine in list(engines)]
     if _world is not None:
         _world.close()

@@ -48,6 +48,10 @@ FabricGroup::FabricGroup(std::shared_ptr<MemoryProvider> provider, std::shared_p
       messages_(std::make_shared<MessageQueue>(engine_)) {}
 
 FabricGroup::~FabricGroup() {
+  if (engine_->is_forked()) {
+    abandon(collectives_, messages_);
+    return;
+  }
   if (std::uncaught_exceptions() > 0) engine_->abort("it was destroyed while an exception was thrown");
   engine_->fabric().cancel();
   collectives_->shutdown();

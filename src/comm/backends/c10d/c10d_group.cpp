@@ -19,6 +19,10 @@ C10dGroup::C10dGroup(std::shared_ptr<Link> link, std::shared_ptr<std::atomic<int
       message_lanes_(2 * static_cast<size_t>(link_->place().size)) {}
 
 C10dGroup::~C10dGroup() {
+  if (link_->is_forked()) {
+    abandon(link_, collectives_, message_lanes_);
+    return;
+  }
   if (std::uncaught_exceptions() > 0) link_->abort("it was destroyed while an exception was thrown");
   link_->wire().cancel();
   collectives_->shutdown();

@@ -37,6 +37,10 @@ DeviceGroup::DeviceGroup(std::unique_ptr<Group> host, c10::Device device, Transp
       lanes_(2 * static_cast<size_t>(state_->place().size)) {}
 
 DeviceGroup::~DeviceGroup() {
+  if (state_->is_forked()) {
+    abandon(transport_, watch_, lanes_);
+    return;
+  }
   if (std::uncaught_exceptions() > 0) abort("it was destroyed while an exception was thrown");
   watch_->close();
   for (const auto& lane : lanes_)
