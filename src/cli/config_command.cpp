@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/print.h"
 #include "cli/train_setup.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -50,7 +51,7 @@ Action add_config(CLI::App& app) {
                    "write a number\n",
                    flags->file.c_str(), one.key.c_str(), one.source.c_str(), one.value.c_str());
     }
-    std::printf("%s\n", to_text(config).c_str());
+    print_result(to_text(config) + "\n");
     return kDone;
   };
 }

@@ -11,6 +11,8 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/print.h"
+#include "trireme/base/error.h"
 #include "trireme/checkpoint/consolidate.h"
 
 namespace trireme::cli {
@@ -78,7 +80,9 @@ int run_consolidate(const ConsolidateFlags& flags) {
     };
   const CheckpointSource source = open_checkpoint(checkpoints_folder(flags.folder), flags.tag);
   const ConsolidatedWeights written = consolidate(source, flags.out, options);
-  for (const auto& file : written.files) std::printf("%s\n", file.c_str());
+  std::string names;
+  for (const auto& file : written.files) names += str(file.string(), "\n");
+  print_result(names);
   return kDone;
 }
 

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/print.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/consolidate.h"
 #include "trireme/checkpoint/convert.h"
@@ -125,9 +126,10 @@ int run_convert(const ConvertFlags& flags) {
   const LayoutWriter& writer = writer_for(flags);
   const CheckpointSource source = open_checkpoint(checkpoints_folder(flags.from), flags.tag);
   const SavedCheckpoint saved = writer.write(source, flags, {.tag = flags.out_tag, .progress = progress_line()});
-  std::printf("%s: %zu tensors of %s (%s), %.1f MB in %.1f s\n", saved.path.c_str(), source.manifest.tensors.size(),
-              source.folder.c_str(), layout_name(source.layout), static_cast<double>(saved.tensor_bytes) / 1e6,
-              saved.seconds);
+  char size[64];
+  std::snprintf(size, sizeof(size), "%.1f MB in %.1f s", static_cast<double>(saved.tensor_bytes) / 1e6, saved.seconds);
+  print_result(str(saved.path.string(), ": ", source.manifest.tensors.size(), " tensors of ", source.folder.string(),
+                   " (", layout_name(source.layout), "), ", size, "\n"));
   return kDone;
 }
 

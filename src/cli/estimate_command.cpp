@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/print.h"
 #include "trireme/base/error.h"
 #include "trireme/models/language_model.h"
 #include "trireme/plan/estimate.h"
@@ -114,10 +115,10 @@ int run_estimate(const EstimateFlags& flags) {
                                               : parameter_count(read_input([&] { return model_options(flags.model); }));
   const auto result = estimate(parameters, request_of(flags));
   if (flags.json) {
-    std::printf("%s\n", json_of(result, flags.stage).dump(2).c_str());
+    print_result(json_of(result, flags.stage).dump(2) + "\n");
   } else {
     const auto table = flags.stage ? to_table(result, *flags.stage) : to_table(result);
-    std::printf("%s%s%s", flags.model.c_str(), flags.model.empty() ? "" : ": ", table.c_str());
+    print_result(str(flags.model, flags.model.empty() ? "" : ": ", table));
   }
   return kDone;
 }

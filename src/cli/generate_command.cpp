@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/print.h"
 #include "cli/text.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
@@ -112,7 +113,7 @@ int run_generate(const GenerateFlags& flags) {
   const auto text = state.value("byte_level", false) ? flags.prompt + generate_text(*model, flags.prompt, flags.options)
                                                      : continue_tokens(*model, flags);
   // Bytes that a terminal would obey are shown as such; a file or a pipe gets exactly what the model wrote.
-  if (world.rank == 0) std::printf("%s\n", (isatty(STDOUT_FILENO) ? printable(text) : text).c_str());
+  if (world.rank == 0) print_result((isatty(STDOUT_FILENO) ? printable(text) : text) + "\n");
   return kDone;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/print.h"
 #include "trireme/checkpoint/inspect.h"
 
 namespace trireme::cli {
@@ -33,7 +34,7 @@ struct InspectFlags {
 int run_inspect(const InspectFlags& flags) {
   const auto report = inspect_checkpoint(checkpoints_folder(flags.folder), flags.tag, {.verify = !flags.no_verify});
   const auto list = flags.tensors ? ListTensors::kAll : ListTensors::kLargest;
-  std::printf("%s", flags.json ? (to_json(report, list).dump(2) + "\n").c_str() : to_text(report, list).c_str());
+  print_result(flags.json ? to_json(report, list).dump(2) + "\n" : to_text(report, list));
   return report.healthy() ? kDone : kFailed;
 }
 

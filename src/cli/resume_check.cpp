@@ -43,7 +43,8 @@ std::string other_tags_hint(const TrainSetup& setup) {
 void check_resume(const TrainSetup& setup) {
   const std::string tag = setup.options.tag.empty() ? latest_tag(setup.checkpoints()).value_or("") : setup.options.tag;
   const auto path = setup.checkpoints() / tag;
-  if (tag.empty() || !std::filesystem::exists(path / "manifest.json"))
+  std::error_code unreadable;  // as there
+  if (tag.empty() || !std::filesystem::exists(path / "manifest.json", unreadable))
     return;  // loading starts anew, or says what is wrong
   const auto& options = setup.options;
   const Json values = values_of(setup, path);

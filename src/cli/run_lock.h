@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 
 #include "cli/launch/rank_process.h"
 
@@ -14,8 +15,14 @@ namespace trireme::cli {
 class RunLock {
  public:
   explicit RunLock(const std::filesystem::path& folder);
+  /// The same, but nothing where another run holds the folder.
+  static std::optional<RunLock> try_lock(const std::filesystem::path& folder);
 
  private:
+  RunLock() = default;
+  /// Whether no other run holds the folder.
+  bool lock(const std::filesystem::path& folder);
+
   Fd file_;
 };
 

@@ -80,7 +80,7 @@ RunRecord::RunRecord(const TrainSetup& setup, Engine& engine)
                .ranks = engine.group().size(),
                .peak_tflops = setup.options.peak_tflops ? setup.options.peak_tflops : published_peak(engine)} {
   if (engine.group().rank() != 0) return;
-  std::filesystem::create_directories(setup.out);
+  posix_file_system().create_directories(setup.out);
   write_file_atomically(posix_file_system(), setup.out / "resolved_config.json", to_text(engine.config()));
   const auto path = setup.out / "metrics.jsonl";
   const int64_t first_step = engine.global_steps();

@@ -1,4 +1,6 @@
 // `trireme train`: checks everything, starts the ranks if it has to, and trains.
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -6,6 +8,7 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -159,15 +162,13 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
   const auto ranks = static_cast<int>(*options.ranks);
   const auto machine = this_machine();
   check_ranks(options, machine.cores);
-  std::filesystem::path out;
   {
     const QuietLog quiet;
-    out = prepare_training(options, ranks).out;  // so that a mistake is told once, not by every rank
-    const RunLock tried(out);                    // rank 0 takes it again
+    auto setup = prepare_training(options, ranks);  // so that a mistake is told once, not by every rank
+    const RunLock tried = take_output(setup);       // rank 0 takes one for the run
   }
   std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
   program.insert(program.end(), invocation.arguments.begin(), invocation.arguments.end());
-  if (options.out.empty()) program.insert(program.end(), {"--out", out.string()});
   auto commands = plan_launch({.ranks_per_node = ranks, .kind = ProgramKind::kProgram, .program = program}, machine);
   winsize size{};
   if (isatty(STDERR_FILENO) && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
@@ -176,24 +177,40 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
   return Supervisor(std::move(commands), {.name = "trireme train", .prefix = Prefix::kAllButFirst}).run().exit_code;
 }
 
+// Every rank says for whom it waits; of the rest, rank 0 speaks for all.
+LogSink log_of_rank(int rank) {
+  return [rank](LogLevel level, const std::string& message) {
+    const bool is_error = level == LogLevel::kError;
+    if (level == LogLevel::kDebug || (!is_error && rank != 0)) return;
+    const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
+    std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
+  };
+}
+
+// Rank 0's text, on every rank. Collective.
+std::string text_of_rank_0(Group& group, const std::string& text) {
+  auto bytes = at::tensor({static_cast<int64_t>(text.size())}, at::kLong);
+  group.broadcast(bytes, 0).wait();
+  auto letters = at::zeros({bytes.item<int64_t>()}, at::kByte);
+  if (group.rank() == 0) std::memcpy(letters.mutable_data_ptr(), text.data(), text.size());
+  group.broadcast(letters, 0).wait();
+  return {static_cast<const char*>(letters.const_data_ptr()), static_cast<size_t>(letters.numel())};
+}
+
 int train_as_rank(const TrainOptions& options) {
+  set_log_sink(log_of_rank(0));
   auto world = init();
   if (options.ranks && *options.ranks != world.size) {
     throw ConfigError(
         str("--ranks ", *options.ranks, ": the launcher has started ", world.size, " already; leave the flag out"));
   }
-  const bool speaks = world.rank == 0;
-  set_log_sink([speaks](LogLevel level, const std::string& message) {
-    const bool is_error = level == LogLevel::kError;
-    if (level == LogLevel::kDebug || (!is_error && !speaks)) return;
-    const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
-    std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
-  });
+  set_log_sink(log_of_rank(world.rank));
   try {
-    const auto setup = prepare_training(options, world.size);
+    auto setup = prepare_training(options, world.size);
     world.group->barrier();  // every rank has looked at the folder that rank 0 now takes
     std::optional<RunLock> lock;
-    if (speaks) lock.emplace(setup.out);
+    if (world.rank == 0) lock.emplace(take_output(setup));
+    setup.out = text_of_rank_0(*world.group, setup.out.string());
     return run_training(setup, world);
   } catch (const CommError&) {
     throw;

@@ -7,7 +7,6 @@
 
 #include "cli/flags.h"
 #include "cli/resume_check.h"
-#include "cli/run_lock.h"
 #include "trireme/base/error.h"
 #include "trireme/device/device.h"
 
@@ -141,6 +140,16 @@ std::filesystem::path choose_output(const TrainOptions& options, const std::stri
   return candidate(options.resume && free > 1 ? free - 1 : free);
 }
 
+RunLock take_output(TrainSetup& setup) {
+  if (!setup.options.out.empty() || setup.options.resume) return RunLock(setup.out);
+  while (true) {
+    auto lock = RunLock::try_lock(setup.out);
+    if (lock && !holds_a_run(setup.out)) return std::move(*lock);
+    // Another run has taken the folder since it was chosen.
+    setup.out = choose_output(setup.options, setup.name);
+  }
+}
+
 TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   TrainSetup setup{
       .options = options, .name = name_of_model(options.model), .config = {}, .model = {}, .data = {}, .out = {}};
@@ -161,8 +170,10 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
                           " is smaller than the data's, ", setup.data.vocab_size,
                           "; choose another model, or set vocab_size in its JSON file"));
   }
-  if (!options.init_from.empty() && !std::filesystem::exists(options.init_from)) {
-    throw ConfigError(str("--init-from ", options.init_from, ": there is no such file"));
+  std::error_code reason;
+  if (!options.init_from.empty() && !std::filesystem::exists(options.init_from, reason)) {
+    throw ConfigError(
+        str("--init-from ", options.init_from, ": ", reason ? reason.message() : "there is no such file"));
   }
   setup.out = choose_output(options, setup.name);
   if (options.resume && !is_locked(setup.out)) check_resume(setup);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/run_lock.h"
 #include "cli/train_options.h"
 #include "trireme/base/json.h"
 #include "trireme/config/config.h"
@@ -57,5 +58,11 @@ Json complete_config(Json config, const TrainOptions& options, const std::string
 ///
 /// Throws    ConfigError: `options.out` holds a run and --resume is not given.
 std::filesystem::path choose_output(const TrainOptions& options, const std::string& name);
+
+/// Takes the folder `setup.out`. Where it is a free one that choose_output() found and another run was quicker, takes
+/// the next free one and changes `setup.out`: of runs that start at once each gets its own.
+///
+/// Throws    ConfigError, as RunLock does.
+RunLock take_output(TrainSetup& setup);
 
 }  // namespace trireme::cli

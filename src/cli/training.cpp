@@ -13,6 +13,7 @@
 #include "cli/explain.h"
 #include "cli/init_weights.h"
 #include "cli/interrupt.h"
+#include "cli/print.h"
 #include "cli/resume_check.h"
 #include "cli/run_record.h"
 #include "cli/text.h"
@@ -106,18 +107,29 @@ int signal_of_any_rank(Group& group, int own) {
   return signal.item<int>();
 }
 
-// The end of a run that was not interrupted: validation, sample, report.
-void conclude(const TrainSetup& setup, Engine& engine, LanguageModel& model, RunRecord& record) {
+// The end of a run that was not interrupted: validation, sample, report. Returns what rank 0 is to print.
+std::string conclude(const TrainSetup& setup, Engine& engine, LanguageModel& model, RunRecord& record) {
   const double loss = validate(setup, engine, model);
   record.validation(loss);
   const auto text = write_sample(setup, model);
   if (!text.empty()) record.sample(text);
   record.note(str("report: ", (setup.out / "report.html").string()));
   record.finish("finished");
-  if (engine.group().rank() != 0) return;
-  if (!text.empty()) std::printf("sample:\n%s\n\n", printable(setup.options.prompt + text).c_str());
-  std::printf("validation loss %.4f\n", loss);
-  std::fflush(stdout);
+  if (engine.group().rank() != 0) return "";
+  const std::string sample = text.empty() ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
+  char last_line[64];
+  std::snprintf(last_line, sizeof(last_line), "validation loss %.4f\n", loss);
+  return sample + last_line;
+}
+
+// The run is over and on record by now, whatever becomes of what is printed.
+void print_conclusion(const TrainSetup& setup, const std::string& result) {
+  try {
+    print_result(result);
+  } catch (const IoError& error) {
+    throw IoError(str(error.what(), "; the validation loss and the sample are in ",
+                      (setup.out / "metrics.jsonl").string(), " too"));
+  }
 }
 
 }  // namespace
@@ -141,6 +153,7 @@ int run_training(const TrainSetup& setup, World& world) {
                     "; give a larger --steps to go on"));
   }
   const InterruptFlag interrupt;
+  std::string result;
   try {
     bool stop = false;
     int64_t saved_step = engine.global_steps();
@@ -167,15 +180,14 @@ int run_training(const TrainSetup& setup, World& world) {
       }
     }
     record_background_save(engine, record, saved_step);
-    if (!stop) {
-      conclude(setup, engine, *model, record);
-      return kDone;
+    if (stop) {
+      record.finish("interrupted");
+      // The last line is the one that is read.
+      record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string(),
+                      " behind the same flags (`make train` takes them in TRAIN_FLAGS)"));
+      return 128 + signal_of_any_rank(engine.group(), interrupt.signal());
     }
-    record.finish("interrupted");
-    // The last line is the one that is read.
-    record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string(),
-                    " behind the same flags (`make train` takes them in TRAIN_FLAGS)"));
-    return 128 + signal_of_any_rank(engine.group(), interrupt.signal());
+    result = conclude(setup, engine, *model, record);
   } catch (const IoError& error) {
     const IoError told(str(error.what(), "; ", what_is_left(setup)));
     record.fail(told.what());
@@ -184,6 +196,8 @@ int run_training(const TrainSetup& setup, World& world) {
     record.fail(explain(error));
     throw;
   }
+  print_conclusion(setup, result);
+  return kDone;
 }
 
 }  // namespace trireme::cli

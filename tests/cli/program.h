@@ -22,6 +22,7 @@ struct ProgramResult {
 enum class Output {
   kFiles,
   kClosedPipe,  ///< a pipe that nobody reads any more, as behind `| head`
+  kFullDisk,    ///< stdout is /dev/full, where no write succeeds; stderr a file
 };
 
 /// A running `trireme ARGUMENTS`, or another program when the first argument is a path. Killed by the destructor if it

@@ -74,7 +74,8 @@ Program::Program(const std::vector<std::string>& arguments, const std::map<std::
   if (pid_ != 0) return;
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
   const bool is_closed = output == Output::kClosedPipe;
-  dup2(is_closed ? closed_pipe() : open(out_.c_str(), O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
+  const char* out = output == Output::kFullDisk ? "/dev/full" : out_.c_str();
+  dup2(is_closed ? closed_pipe() : open(out, O_WRONLY | O_CREAT, 0600), STDOUT_FILENO);
   dup2(is_closed ? closed_pipe() : open(err_.c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
   ::signal(SIGPIPE, SIG_DFL);  // as a shell starts programs, whatever this test was started by
   execv(argv[0], argv.data());

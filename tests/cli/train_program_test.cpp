@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <regex>
 #include <sstream>
 #include <thread>
@@ -120,6 +121,26 @@ TEST_F(TrainProgram, GoesOnWhenNobodyReadsItsOutput) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "alone/checkpoints/global_step30"));
 }
 
+TEST_F(TrainProgram, TakesAFolderForEachOfSeveralRunsThatStartAtOnce) {
+  const auto in_folder = [&](const std::string& ranks) {
+    auto words = with(train("", {"--steps", "2"}), "--ranks", ranks);
+    words.resize(words.size() - 4);  // without --out
+    words.insert(words.end(), {"--steps", "2"});
+    std::vector<std::string> shell = {"/bin/sh", "-c", "cd \"$0\" && exec \"$@\"", folder_.path().string(),
+                                      program_path()};
+    shell.insert(shell.end(), words.begin(), words.end());
+    return shell;
+  };
+  std::vector<std::unique_ptr<Program>> runs;
+  for (const char* ranks : {"1", "1", "1", "2"}) runs.push_back(std::make_unique<Program>(in_folder(ranks)));
+  for (const auto& run : runs) {
+    const auto done = run->wait();
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+  }
+  for (const char* name : {"tiny", "tiny-2", "tiny-3", "tiny-4"})
+    EXPECT_EQ(losses_of("runs/" + std::string(name)).size(), 2u) << name;
+}
+
 // A batch script has SLURM_PROCID and all tasks of the job, but only srun makes a step with ranks.
 TEST_F(TrainProgram, StartsItsRanksInABatchScript) {
   std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "4"}};
@@ -145,7 +166,8 @@ TEST_F(TrainProgram, ShowsTheLibrarysNotesOnce) {
   const auto config = folder_.write("notes.json", R"({"steps_per_print": 2, "zero_allow_untested_optimizer": true})");
   const auto done = run_program(train("run", {"--steps", "3", "--config", config}));
   ASSERT_EQ(done.exit_code, 0) << done.err;
-  const auto hint = done.err.find("without a meaning here (docs/config.md says why): `zero_allow_untested_optimizer`");
+  const auto hint =
+      done.err.find("without a meaning here (`trireme docs config` says why): `zero_allow_untested_optimizer`");
   ASSERT_NE(hint, std::string::npos) << done.err;
   EXPECT_EQ(done.err.find("without a meaning here", hint + 10), std::string::npos) << done.err;
   EXPECT_NE(done.err.find("\nstep=2, skipped=0, lr="), std::string::npos) << done.err;

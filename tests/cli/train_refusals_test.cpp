@@ -2,6 +2,7 @@
 // fix.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <regex>
@@ -53,7 +54,39 @@ TEST_F(TrainProgramRefuses, AFolderThatCannotBeWrittenTo) {
                    "--out /proc/run: the folder cannot be made: No such file or directory; choose another folder");
     expect_refusal(with(words, "--out", "/proc/self"),
                    "--out /proc/self: no file can be written there: No such file or directory; choose another folder");
+    // What keeps a path from being followed at all, as a folder above it that may not be read.
+    const auto loop = folder_ / ("loop" + ranks);
+    std::filesystem::create_symlink(loop, loop);
+    expect_refusal(
+        with(words, "--out", loop + "/run"),
+        "--out " + loop + "/run: the folder cannot be made: Too many levels of symbolic links; choose another folder");
   }
+}
+
+// Root may read everything, so a test that runs as root becomes somebody else.
+TEST_F(TrainProgramRefuses, AFolderBelowOneThatMayNotBeRead) {
+  const auto locked = folder_ / "locked";
+  std::filesystem::create_directories(locked);
+  using std::filesystem::perms;
+  std::filesystem::permissions(locked, perms::none);
+  std::filesystem::permissions(folder_.path(), perms(0755));
+  std::vector<std::string> words;
+  if (geteuid() == 0) {
+    if (access("/usr/bin/setpriv", X_OK) != 0) GTEST_SKIP() << "setpriv (util-linux) is not there";
+    words = {"/usr/bin/setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program_path()};
+    auto asks = words;
+    asks.push_back("--version");
+    if (run_program(asks).exit_code != 0) GTEST_SKIP() << "another user may not run " << program_path();
+  } else {
+    words = {program_path()};
+  }
+  const auto train_words = with(with(train("", {"--steps", "1"}), "--ranks", "1"), "--out", locked + "/run");
+  words.insert(words.end(), train_words.begin(), train_words.end());
+  const auto done = run_program(words);
+  std::filesystem::permissions(locked, perms::owner_all);
+  EXPECT_EQ(done.exit_code, 2);
+  EXPECT_EQ(done.err, "trireme train: --out " + locked +
+                          "/run: the folder cannot be made: Permission denied; choose another folder\n");
 }
 
 TEST_F(TrainProgramRefuses, ManyTimesMoreRanksThanCores) {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "cli/exit_code.h"
+#include "cli/print.h"
 #include "trireme/base/error.h"
 
 namespace trireme::cli {
@@ -28,8 +30,12 @@ Verdict Supervisor::run() {
   std::vector<RankEnd> ends;
   for (const auto& rank : ranks_) ends.push_back(rank->end);
   auto verdict = judge(ends, options_.name, first_signal_);
-  if (!verdict.report.empty() && last_byte_[1] != '\n') write_all(options_.err, "\n");
-  write_all(options_.err, verdict.report);
+  if (lost_output_ != 0) {
+    if (verdict.exit_code == kDone) verdict.exit_code = kFailed;
+    verdict.report = str(options_.name, ": ", lost_output(lost_output_), "\n", verdict.report);
+  }
+  if (!verdict.report.empty() && last_byte_[1] != '\n') relay(options_.err, "\n");
+  relay(options_.err, verdict.report);
   return verdict;
 }
 
@@ -89,13 +95,13 @@ size_t Supervisor::read_stream(Stream& stream) {
   if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (bytes <= 0) {
     stream.from->reset();
-    write_all(stream.to, stream.relay.finish());
+    relay(stream.to, stream.relay.finish());
     stream.tail.finish();
     return 0;
   }
   const std::string_view text(buffer, static_cast<size_t>(bytes));
   stream.tail.feed(text);
-  write_all(stream.to, stream.relay.feed(text));
+  relay(stream.to, stream.relay.feed(text));
   return text.size();
 }
 
@@ -109,27 +115,19 @@ void Supervisor::drain(Stream& stream) {
     bytes += read_stream(stream);
   }
   stream.from->reset();
-  write_all(stream.to, stream.relay.finish());
+  relay(stream.to, stream.relay.finish());
   stream.tail.finish();
 }
 
-void Supervisor::write_all(int fd, const std::string& text) {
+void Supervisor::relay(int fd, const std::string& text) {
   if (text.empty()) return;
   char& last = last_byte_[fd == options_.err ? 1 : 0];
   const bool begins_a_line = text.starts_with("[rank ") || text.starts_with(options_.name);
   const std::string piece = begins_a_line && last != '\n' ? "\n" + text : text;
   last = text.back();
-  for (size_t done = 0; done < piece.size();) {
-    const auto bytes = write(fd, piece.data() + done, piece.size() - done);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0 && errno == EAGAIN) {  // the launcher's own stdout may be a pipe that its other end made non-blocking
-      pollfd wait{fd, POLLOUT, 0};
-      poll(&wait, 1, -1);
-      continue;
-    }
-    if (bytes <= 0) return;  // nobody reads any more; the ranks go on
-    done += static_cast<size_t>(bytes);
-  }
+  const int error = write_all(fd, piece);
+  // The ranks go on. That nobody reads any more (`| head`) is the reader's choice.
+  if (error != 0 && error != EPIPE && fd == options_.out && lost_output_ == 0) lost_output_ = error;
 }
 
 void Supervisor::reap_ended() {

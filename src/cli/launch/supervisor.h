@@ -45,7 +45,8 @@ class Supervisor {
  public:
   Supervisor(std::vector<RankCommand> commands, const SupervisorOptions& options);
 
-  /// Returns when every rank has ended and all of its output is written, the report of a failure last.
+  /// Returns when every rank has ended and all of its output is written, the report of a failure last. Output that
+  /// stdout did not take, a full disk for example, is a failure too, with code 1 where every rank was well.
   ///
   /// Requires  no other SignalPipe; the calling thread is the one whose death ends the ranks.
   /// Throws    ConfigError: a program that is not there. IoError: the system cannot start a rank (those started are ended).
@@ -80,7 +81,7 @@ class Supervisor {
   void poll_once();
   size_t read_stream(Stream& stream);
   void drain(Stream& stream);
-  void write_all(int fd, const std::string& text);
+  void relay(int fd, const std::string& text);
   void reap_ended();
   void on_end(RunningRank& rank);
   void on_signal(int number);
@@ -101,6 +102,7 @@ class Supervisor {
   int signals_seen_ = 0;
   int first_signal_ = 0;
   int ended_ = 0;
+  int lost_output_ = 0;  // the errno of a write of the ranks' stdout that failed while somebody could have read it
   char last_byte_[2] = {'\n', '\n'};  // of out and err: a prefixed line must not begin in the middle of another
 };
 
