@@ -7,7 +7,8 @@ import numbers
 import torch
 from torch.utils import _pytree
 
-from . import agreement, beside, client_optimizer, comm, config as configs, earlier_engines, late_parameters, optimizers, schedules, zero
+from . import (agreement, beside, client_optimizer, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers,
+               schedules, zero)
 from ._native import core
 from .accelerator import local_device
 from .engine_getters import EngineGetters
@@ -371,4 +372,10 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         """As the module's, for programs that treat the engine as their model."""
         with contextlib.suppress(AttributeError):
             return super().__getattr__(name)
-        return getattr(self._modules["module"], name)
+        module = self._modules["module"]
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            if hasattr(type(module), name):  # a property of the module's own, which failed
+                raise
+            raise missing_members.error(name, module) from None

@@ -1,4 +1,6 @@
 """One script under DeepSpeed itself (from PyPI) and under this package: the same losses, stage by stage."""
+import json
+
 from deepspeed_programs import python_with_deepspeed
 from harness import PROGRAM, Case, main, result_of, run
 
@@ -46,6 +48,33 @@ if engine.global_rank == 0:
 """
 
 
+# The public members of DeepSpeed's engine: methods, and attributes that its methods set.
+_MEMBERS = """
+import ast, inspect, textwrap, torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+names = set(dir(DeepSpeedEngine)) - set(dir(torch.nn.Module))
+for node in ast.walk(ast.parse(inspect.getsource(DeepSpeedEngine))):
+    is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    if is_own and isinstance(node.ctx, ast.Store):
+        names.add(node.attr)
+result = sorted(name for name in names if not name.startswith("_"))
+"""
+
+_OURS = """
+import json, pathlib, torch, trireme
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+engine, *_ = trireme.initialize(model=torch.nn.Linear(2, 2), config=config)
+unknown = []
+for name in json.loads(pathlib.Path(folder, "members.json").read_text()):
+    try:
+        getattr(engine, name)
+    except AttributeError as error:
+        if not str(error).startswith(f"DeepSpeedEngine.{name} is not there in Trireme: "):
+            unknown.append(name)
+result = unknown
+"""
+
+
 class BesideDeepSpeed(Case):
     """Losses, learning rates and gradient norms in fp32 on two ranks."""
 
@@ -57,6 +86,12 @@ class BesideDeepSpeed(Case):
         script = self.write("script.py", _SCRIPT.replace("STEPS", str(STEPS)))
         command = [PROGRAM, "launch", "--num_gpus", RANKS, "--prefix", "none", self.python, "-B", *words, script, "--stage", stage]
         return result_of(run(command, environment={"DS_ACCELERATOR": "cpu"}))
+
+    def test_every_public_member_of_its_engine_is_there_or_refused_by_name(self):
+        names = result_of(run([self.python, "-B", self.snippet(_MEMBERS)], environment={"DS_ACCELERATOR": "cpu"}))
+        self.assertGreater(len(names), 200)
+        (self.folder / "members.json").write_text(json.dumps(names))
+        self.assertEqual(self.on_ranks(0, _OURS), [])
 
     def test_every_stage_gives_the_same_losses(self):
         for stage in range(4):
