@@ -18,6 +18,10 @@ if(TARGET trireme_program)
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_lib}")
   install(TARGETS trireme_program RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
+# The manual, which errors name: `trireme docs` finds it from the program's folder, in the build tree by a link.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/" DESTINATION share/doc/trireme FILES_MATCHING PATTERN "*.md")
+file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/share/doc")
+file(CREATE_LINK "${PROJECT_SOURCE_DIR}/docs" "${PROJECT_BINARY_DIR}/share/doc/trireme" SYMBOLIC)
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TriremeConfig.cmake.in" "${PROJECT_BINARY_DIR}/TriremeConfig.cmake"
                               INSTALL_DESTINATION "${_package}" NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/TriremeConfigVersion.cmake" COMPATIBILITY SameMinorVersion)

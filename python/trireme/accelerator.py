@@ -51,7 +51,8 @@ class DeepSpeedAccelerator:
         return "cpu"
 
     def device_count(self):
-        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        counts = (int(os.environ.get(name, 0)) for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))  # DeepSpeed's, torchrun's
+        return next((count for count in counts if count > 0), 1)
 
     def is_available(self):
         return True

@@ -73,7 +73,7 @@ def _originals(module):
 
 
 def _refuse(name):
-    raise UnsupportedError(f"{name} is not there yet in Trireme; docs/python.md lists what is")
+    raise UnsupportedError(f"{name} is not there yet in Trireme; `trireme docs python` lists what is")
 
 
 class _Stub(type):

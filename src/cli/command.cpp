@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <iostream>
 #include <optional>
 
 #include "cli/exit_code.h"
 #include "cli/explain.h"
+#include "cli/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
 #include "trireme/base/version.h"
@@ -49,7 +49,6 @@ int exit_code_of(const Error& error) {
 }
 
 int report(const std::string& name, const std::string& message, int exit_code) {
-  std::cout.flush();
   // One write, so that the lines of several ranks do not mix.
   const std::string line = name + ": " + message + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
@@ -58,15 +57,23 @@ int report(const std::string& name, const std::string& message, int exit_code) {
 
 int run_action(const std::string& name, const Action& action, const Invocation& invocation) {
   try {
-    const int exit_code = action(invocation);
-    std::cout.flush();
-    return exit_code;
+    return action(invocation);
   } catch (const Error& error) {
     const int exit_code = exit_code_of(error);
     const std::string kind = exit_code == kPeerFailed ? str(trireme::name_of(error.code()), ": ") : "";
     return report(name, kind + error.what(), exit_code);
   } catch (const std::exception& error) {
     return report(name, explain(error), kFailed);
+  }
+}
+
+// What is asked for by a flag of the program itself, such as --help.
+int print_text(const std::string& text) {
+  try {
+    print_result(text);
+    return kDone;
+  } catch (const Error& error) {
+    return report("trireme", error.what(), exit_code_of(error));
   }
 }
 
@@ -180,8 +187,7 @@ int run_command(const Command& command, const std::vector<std::string>& argument
   try {
     app.parse(flags);
   } catch (const CLI::CallForHelp&) {
-    std::cout << innermost(app).help();
-    return kDone;
+    return print_text(innermost(app).help());
   } catch (const CLI::ParseError& error) {
     const auto unexpected = unexpected_argument(innermost(app));  // a misspelt flag is why a required one is missing
     const auto name = name_of(innermost(app));
@@ -195,15 +201,11 @@ int run_command(const Command& command, const std::vector<std::string>& argument
   return run_action(name, action, invocation);
 }
 
-void print_help() {
-  std::cout << kDescription << "\nUsage: trireme COMMAND [FLAGS]\n\nCommands:\n";
-  for (const auto& command : commands()) {
-    std::cout << "  " << command.name << std::string(13 - std::string(command.name).size(), ' ') << command.summary
-              << "\n";
-  }
-  std::cout << "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n"
-            << kFooter << "\n"
-            << kExitCodes << "\n";
+std::string help_text() {
+  std::string text = str(kDescription, "\nUsage: trireme COMMAND [FLAGS]\n\nCommands:\n");
+  for (const auto& command : commands())
+    text += str("  ", command.name, std::string(13 - std::string(command.name).size(), ' '), command.summary, "\n");
+  return str(text, "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n", kFooter, "\n", kExitCodes, "\n");
 }
 
 }  // namespace
@@ -213,23 +215,24 @@ const std::vector<Command>& commands() {
       {"train", "Trains a language model on your text.", add_train},
       {"generate", "Writes text with a trained model.", add_generate},
       {"launch", "Starts a program as several ranks on this machine.", add_launch, true},
+      {"deepspeed", "Starts a program as DeepSpeed's launcher does.", add_deepspeed, true},
       {"inspect", "Says what is in a checkpoint and whether it is whole.", add_inspect},
       {"consolidate", "Writes a checkpoint's weights as safetensors.", add_consolidate},
       {"convert", "Writes a checkpoint in another layout, such as DeepSpeed's.", add_convert},
       {"estimate", "Says how much memory the model states need.", add_estimate},
       {"config", "Checks a configuration file.", add_config},
+      {"docs", "Prints the manual.", add_docs},
   };
   return all;
 }
 
 int run(const std::vector<std::string>& arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
-    print_help();
-    return arguments.empty() ? kWrongUse : kDone;
+    const int printed = print_text(help_text());
+    return arguments.empty() ? kWrongUse : printed;
   }
   if (arguments[0] == "--version") {
-    std::cout << "trireme " << kVersion << "\n";
-    return kDone;
+    return print_text(str("trireme ", kVersion, "\n"));
   }
   std::vector<std::string> names;
   for (const auto& command : commands()) {

@@ -29,12 +29,14 @@ struct Command {
 
 Action add_train(CLI::App& app);
 Action add_launch(CLI::App& app);
+Action add_deepspeed(CLI::App& app);
 Action add_generate(CLI::App& app);
 Action add_inspect(CLI::App& app);
 Action add_consolidate(CLI::App& app);
 Action add_convert(CLI::App& app);
 Action add_estimate(CLI::App& app);
 Action add_config(CLI::App& app);
+Action add_docs(CLI::App& app);
 
 /// All commands, in the order in which --help lists them.
 const std::vector<Command>& commands();

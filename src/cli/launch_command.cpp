@@ -1,7 +1,9 @@
-// `trireme launch`: starts a program as several ranks on this machine.
+// `trireme launch`: starts a program as several ranks on this machine. `trireme deepspeed`: the same, as DeepSpeed's
+// launcher does.
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -10,10 +12,13 @@
 #include "cli/command.h"
 #include "cli/exit_code.h"
 #include "cli/flags.h"
+#include "cli/launch/deepspeed_command.h"
 #include "cli/launch/launch_machine.h"
 #include "cli/launch/supervisor.h"
+#include "cli/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/device/device.h"
 
 namespace trireme::cli {
 namespace {
@@ -31,6 +36,7 @@ constexpr const char* kLaunchFooter =
     "the others are ended, its last lines are repeated at the end, and its exit code is returned (128 + signal).";
 
 struct LaunchFlags {
+  const char* name = "trireme launch";
   LaunchRequest request;
   std::string hostfile;
   Prefix prefix = Prefix::kAll;
@@ -74,14 +80,60 @@ void declare(CLI::App& app, LaunchFlags& flags) {
       {"all", Prefix::kAll}, {"others", Prefix::kAllButFirst}, {"none", Prefix::kNone}};
   app.add_option_function<std::string>(
          "--prefix", [&flags, prefixes](const std::string& name) { flags.prefix = prefixes.at(name); },
-         "whose lines open with [rank N]: all, others (not rank 0's), none (default: all)")
+         "whose lines open with [rank N]: all, others (not rank 0's), none (default: all; of `trireme deepspeed` none)")
       ->check(one_of({"all", "others", "none"}))
       ->type_name("WHICH")
       ->group("Output");
   add_real(app, "--grace", flags.grace_s, "seconds from SIGTERM to SIGKILL", {.most = 1e6})
       ->capture_default_str()
       ->group("Output");
-  app.footer(kLaunchFooter);
+}
+
+int run_launch(const LaunchFlags& flags, LaunchRequest request) {
+  if (!flags.hostfile.empty()) {
+    request.hosts =
+        parse_hostfile(read_input([&] { return posix_file_system().read(flags.hostfile); }), flags.hostfile);
+  }
+  if (request.master_port) check_port_is_free(*request.master_port);
+  SupervisorOptions options{.name = flags.name, .prefix = flags.prefix};
+  options.grace = std::chrono::milliseconds(static_cast<int64_t>(flags.grace_s * 1000));
+  Supervisor supervisor(plan_launch(request, this_machine()), options);
+  return supervisor.run().exit_code;
+}
+
+LaunchRequest request_of(const LaunchFlags& flags, const Invocation& invocation) {
+  auto request = flags.request;
+  request.program = invocation.program;
+  request.kind = flags.module ? ProgramKind::kModule : flags.no_python ? ProgramKind::kProgram : ProgramKind::kDetect;
+  return request;
+}
+
+constexpr const char* kDeepspeedFooter =
+    "Examples:\n"
+    "  CUDA_VISIBLE_DEVICES=0 trireme deepspeed --master_port 29520 train.py --ds_file ds_zero2.json\n"
+    "  trireme deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config ds_config.json\n"
+    "  trireme deepspeed --install     makes the command `deepspeed`, where there is none\n\n"
+    "What `trireme launch --as-deepspeed` does, with the defaults of DeepSpeed's launcher: a rank for every visible "
+    "GPU\n"
+    "(without a GPU: LOCAL_SIZE ranks, or 1), --local_rank=N as the program's first argument, and the ranks' lines as\n"
+    "they are. Ranks run on this machine, so flags about other machines change nothing.";
+
+// How many ranks DeepSpeed's launcher starts where nothing says it: one for each device.
+int devices_of_this_machine() {
+  const int gpus = count_gpus();
+  if (gpus > 0) return gpus;
+  const char* text = std::getenv("LOCAL_SIZE");
+  return text ? std::max(1, std::atoi(text)) : 1;
+}
+
+int run_deepspeed(const LaunchFlags& flags, const Invocation& invocation) {
+  auto request = request_of(flags, invocation);
+  request.as_deepspeed = !flags.no_python;
+  request.passes_local_rank = !flags.no_local_rank;
+  const bool says_ranks =
+      request.ranks_per_node || !flags.hostfile.empty() || !request.include.empty() || !request.exclude.empty();
+  if (!says_ranks) request.ranks_per_node = devices_of_this_machine();
+  return run_launch(flags, request);
 }
 
 }  // namespace
@@ -89,21 +141,31 @@ void declare(CLI::App& app, LaunchFlags& flags) {
 Action add_launch(CLI::App& app) {
   const auto flags = std::make_shared<LaunchFlags>();
   declare(app, *flags);
-  return [flags](const Invocation& invocation) {
-    auto request = flags->request;
-    request.program = invocation.program;
-    request.kind = flags->module      ? ProgramKind::kModule
-                   : flags->no_python ? ProgramKind::kProgram
-                                      : ProgramKind::kDetect;
-    if (!flags->hostfile.empty()) {
-      request.hosts =
-          parse_hostfile(read_input([&] { return posix_file_system().read(flags->hostfile); }), flags->hostfile);
-    }
-    if (request.master_port) check_port_is_free(*request.master_port);
-    SupervisorOptions options{.prefix = flags->prefix};
-    options.grace = std::chrono::milliseconds(static_cast<int64_t>(flags->grace_s * 1000));
-    Supervisor supervisor(plan_launch(request, this_machine()), options);
-    return supervisor.run().exit_code;
+  app.footer(kLaunchFooter);
+  return [flags](const Invocation& invocation) { return run_launch(*flags, request_of(*flags, invocation)); };
+}
+
+Action add_deepspeed(CLI::App& app) {
+  const auto flags = std::make_shared<LaunchFlags>();
+  flags->name = "trireme deepspeed";
+  flags->prefix = Prefix::kNone;
+  declare(app, *flags);
+  app.get_option("--no_local_rank")->description("do not pass --local_rank=N to the program");
+  const auto installs = std::make_shared<bool>(false);
+  app.add_flag("--install", *installs, "make a command `deepspeed` beside this one, and start nothing");
+  const auto ignored_flag = std::make_shared<bool>(false);
+  const auto ignored_value = std::make_shared<std::string>();
+  app.add_flag("--no_ssh_check,--no_ssh,--force_multi,-q,--quiet", *ignored_flag, "accepted; changes nothing here")
+      ->group("Other machines");
+  app.add_option("--launcher,--launcher_args,--ssh_port,--venv_script,--node_rank,--log_level", *ignored_value,
+                 "accepted; changes nothing here")
+      ->type_name("VALUE")
+      ->group("Other machines");
+  app.footer(kDeepspeedFooter);
+  return [flags, installs, ignored_flag, ignored_value](const Invocation& invocation) {
+    if (!*installs) return run_deepspeed(*flags, invocation);
+    print_result(install_deepspeed_command() + "\n");
+    return static_cast<int>(kDone);
   };
 }
 

@@ -31,7 +31,7 @@ void report(const ReadNotes& notes) {
   if (notes.without_meaning.empty()) return;
   std::string keys;
   for (const std::string& key : notes.without_meaning) keys += (keys.empty() ? "`" : ", `") + key + "`";
-  log(LogLevel::kInfo, str(notes.origin, ": without a meaning here (docs/config.md says why): ", keys));
+  log(LogLevel::kInfo, str(notes.origin, ": without a meaning here (`trireme docs config` says why): ", keys));
 }
 
 }  // namespace

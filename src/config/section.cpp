@@ -180,7 +180,7 @@ void Section::finish() const {
     if (known_.contains(item.key())) continue;
     const std::string hint = did_you_mean(name_here(item.key()), known);
     refuse(str("unknown key `", path_of(item.key()), "`.",
-               hint.empty() ? " Remove it; docs/config.md lists all keys." : hint));
+               hint.empty() ? " Remove it; `trireme docs config` lists all keys." : hint));
   }
 }
 

@@ -39,6 +39,16 @@ TEST(Command, SuggestsTheNameThatWasMeant) {
   expect_wrong_use({"frobnicate"}, "trireme: there is no command 'frobnicate'. (see trireme --help)");
 }
 
+TEST(Command, PrintsTheManualToWhichErrorsPoint) {
+  const auto list = run_program({"docs"});
+  EXPECT_EQ(list.exit_code, 0) << list.err;
+  EXPECT_NE(list.out.find("\n  config              config\n"), std::string::npos) << list.out;
+  const auto page = run_program({"docs", "config"});
+  EXPECT_TRUE(page.out.starts_with("# config\n")) << page.err;
+  expect_wrong_use({"docs", "confg"},
+                   "trireme docs: there is no page 'confg'. Did you mean `config`? `trireme docs` lists them");
+}
+
 TEST(Command, SuggestsTheFlagThatWasMeant) {
   expect_wrong_use({"train", "--dta", "x"},
                    "trireme train: there is no flag --dta. Did you mean `--data`? (see trireme train --help)");

@@ -23,6 +23,7 @@ TEST(LaunchPlan, GivesEveryRankTorchrunsVariables) {
                                                                              {"LOCAL_RANK", "2"},
                                                                              {"WORLD_SIZE", "3"},
                                                                              {"LOCAL_WORLD_SIZE", "3"},
+                                                                             {"LOCAL_SIZE", "3"},
                                                                              {"GROUP_RANK", "0"},
                                                                              {"MASTER_ADDR", "127.0.0.1"},
                                                                              {"MASTER_PORT", "4242"},
@@ -44,6 +45,20 @@ TEST(LaunchPlan, TakesMasterAddressAndPortFromTheFlags) {
       plan_launch({.master_addr = "10.0.0.7", .master_port = 29500, .program = {"./prog"}}, kMachine)[0]);
   EXPECT_EQ(environment.at("MASTER_ADDR"), "10.0.0.7");
   EXPECT_EQ(environment.at("MASTER_PORT"), "29500");
+}
+
+TEST(LaunchPlan, PassesTheLocalRankAsTheFirstArgumentWhereDeepspeedWould) {
+  using Words = std::vector<std::string>;
+  const auto script = plan_launch(
+      {.ranks_per_node = 2, .as_deepspeed = true, .passes_local_rank = true, .program = {"train.py", "-x"}}, kMachine);
+  EXPECT_EQ(script[1].argv, (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "train.py", "--local_rank=1", "-x"}));
+  const auto module = plan_launch(
+      {.kind = ProgramKind::kModule, .as_deepspeed = true, .passes_local_rank = true, .program = {"pkg.train", "-x"}},
+      kMachine);
+  EXPECT_EQ(module[0].argv,
+            (Words{"python3", "-u", "-m", "trireme.as_deepspeed", "-m", "pkg.train", "--local_rank=0", "-x"}));
+  EXPECT_NE(error_text([] { (void)plan_launch({.passes_local_rank = true}, kMachine); }).find("no program given"),
+            std::string::npos);
 }
 
 TEST(LaunchPlan, RunsScriptsAndModulesUnderPythonWithUnbufferedOutput) {

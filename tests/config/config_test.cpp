@@ -142,14 +142,14 @@ TEST(Config, KnowsWhatOthersCallAKey) {
   EXPECT_EQ(refusal_of("\"micro_batch_size\": 2"),
             wrong("unknown key `micro_batch_size`. Did you mean `train_micro_batch_size_per_gpu`?"));
   EXPECT_EQ(refusal_of("\"learning_rate\": 0.1"),
-            wrong("unknown key `learning_rate`. Remove it; docs/config.md lists all keys."));
+            wrong("unknown key `learning_rate`. Remove it; `trireme docs config` lists all keys."));
 }
 
 TEST(Config, NamesUnknownKeys) {
   EXPECT_EQ(refusal_of("\"zero_optimisation\": {}"),
             wrong("unknown key `zero_optimisation`. Did you mean `zero_optimization`?"));
   EXPECT_EQ(refusal_of("\"qwertyuiop\": 1"),
-            wrong("unknown key `qwertyuiop`. Remove it; docs/config.md lists all keys."));
+            wrong("unknown key `qwertyuiop`. Remove it; `trireme docs config` lists all keys."));
   EXPECT_EQ(refusal_of("\"tensorboard\": {\"enabeld\": false}"),
             wrong("unknown key `tensorboard.enabeld`. Did you mean `enabled`?"));
 }
@@ -252,7 +252,7 @@ TEST(KnownSections, WithoutMeaningAreNamedInTheInfoLine) {
   CapturedLog log;
   read_with(R"("zero_allow_untested_optimizer": true, "timers": {"throughput": {"enabled": false}})");
   EXPECT_EQ(log.text(),
-            "info <string>: without a meaning here (docs/config.md says why): `zero_allow_untested_optimizer`, "
+            "info <string>: without a meaning here (`trireme docs config` says why): `zero_allow_untested_optimizer`, "
             "`timers.throughput.enabled`\n");
 }
 

@@ -183,7 +183,7 @@ TEST(OptimizerOptions, NameUnknownParameters) {
   EXPECT_EQ(optimizer_refusal("AdamW", R"({"weight_deacy": 0.1})"),
             wrong("unknown key `optimizer.params.weight_deacy`. Did you mean `weight_decay`?"));
   EXPECT_EQ(optimizer_refusal("AdamW", R"({"momentum": 0.9})"),
-            wrong("unknown key `optimizer.params.momentum`. Remove it; docs/config.md lists all keys."));
+            wrong("unknown key `optimizer.params.momentum`. Remove it; `trireme docs config` lists all keys."));
 }
 
 TEST(SchedulerOptions, HaveDeepSpeedsDefaults) {
@@ -288,7 +288,7 @@ TEST(SchedulerOptions, RefuseWhatDoesNotFit) {
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"warmup_type": "cubic"})"),
             wrong("`scheduler.params.warmup_type` is \"cubic\"; expected one of \"log\", \"linear\"."));
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"total_num_steps": 3})"),
-            wrong("unknown key `scheduler.params.total_num_steps`. Remove it; docs/config.md lists all keys."));
+            wrong("unknown key `scheduler.params.total_num_steps`. Remove it; `trireme docs config` lists all keys."));
   EXPECT_EQ(scheduler_refusal("WarmupLR", R"({"warmup_num_steps": -3})"),
             wrong("`scheduler.params.warmup_num_steps` is -3; expected an integer >= 0"));
 }

@@ -40,6 +40,10 @@ class Install(unittest.TestCase):
         self.assertEqual(status, 0, out)
         self.assertIn("train", out)
 
+    def test_the_manual_to_which_errors_point_is_installed(self):
+        status, out = run(self.prefix / "bin/trireme", "docs", "config")
+        self.assertEqual((status, out), (0, (ROOT / "docs/config.md").read_text()))
+
     def test_a_foreign_project_builds_and_trains_alone_and_on_two_ranks(self):
         status, out = self.configure("build")
         self.assertEqual(status, 0, out)

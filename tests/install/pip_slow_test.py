@@ -135,6 +135,16 @@ class Pip(unittest.TestCase):
         process.terminate()
         process.wait(timeout=30)
 
+    def test_the_manual_to_which_errors_point_comes_along(self):
+        self.assertEqual(run(self.python.parent / "trireme", "docs", "config"), (0, (ROOT / "docs/config.md").read_text()))
+
+    def test_a_command_deepspeed_is_made_beside_trireme(self):
+        made = self.python.parent / "deepspeed"
+        self.addCleanup(made.unlink)
+        self.assertEqual(must(self.python.parent / "trireme", "deepspeed", "--install"), f"made {made}\n")
+        script = self.write("says.py", "import sys, deepspeed; print(sys.argv[1:], deepspeed.__version__)")
+        self.assertIn("['--local_rank=0', '-x'] 0.19.8\n", must(made, script, "-x"))
+
     def test_two_ranks_train_under_the_python_of_the_command(self):
         script = self.write("train.py", TRAIN)
         out = must(self.python.parent / "trireme", "launch", "--num_gpus", "2", script, folder=self.folder, OMP_NUM_THREADS="1")

@@ -124,17 +124,19 @@ std::vector<RankCommand> plan_launch(const LaunchRequest& request, const LaunchM
   check_flags(request);
   const auto slots = slots_to_run(request, machine);
   const int size = static_cast<int>(slots.size());
-  const auto argv = command_line(request, machine);
   std::string devices;
   for (const int slot : slots) devices += str(devices.empty() ? "" : ",", slot);
 
   std::vector<RankCommand> commands;
   for (int rank = 0; rank < size; ++rank) {
-    RankCommand command{argv,
+    auto own = request;
+    if (request.passes_local_rank) own.program.insert(own.program.begin() + 1, str("--local_rank=", rank));
+    RankCommand command{command_line(own, machine),
                         {{"RANK", std::to_string(rank)},
                          {"LOCAL_RANK", std::to_string(rank)},
                          {"WORLD_SIZE", std::to_string(size)},
                          {"LOCAL_WORLD_SIZE", std::to_string(size)},
+                         {"LOCAL_SIZE", std::to_string(size)},
                          {"GROUP_RANK", "0"},
                          {"MASTER_ADDR", request.master_addr.empty() ? "127.0.0.1" : request.master_addr},
                          {"MASTER_PORT", std::to_string(request.master_port.value_or(machine.free_port))}}};

@@ -27,6 +27,7 @@ struct LaunchRequest {
   std::optional<int> master_port = {};
   ProgramKind kind = ProgramKind::kDetect;
   bool as_deepspeed = false;              ///< the program is Python, and `import deepspeed` in it means trireme
+  bool passes_local_rank = false;         ///< --local_rank=N becomes the program's first argument
   std::vector<std::string> program = {};  ///< the program and its arguments
 };
 
@@ -45,8 +46,8 @@ struct RankCommand {
 };
 
 /// One command per rank, in rank order, with torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
-/// GROUP_RANK, MASTER_ADDR, MASTER_PORT) and OMP_NUM_THREADS = cores / ranks (at least 1) unless that is set. Slots
-/// that were chosen by
+/// GROUP_RANK, MASTER_ADDR, MASTER_PORT), DeepSpeed's LOCAL_SIZE, and OMP_NUM_THREADS = cores / ranks (at least 1)
+/// unless that is set. Slots that were chosen by
 /// --include or --exclude also become CUDA_VISIBLE_DEVICES, as with the `deepspeed` launcher.
 ///
 /// Throws    ConfigError: no program, flags that exclude each other, more ranks than slots;
