@@ -31,22 +31,22 @@ void refuse_another_start(Section& params) {
 }
 
 /// A number, or a list with one for each parameter group.
-PerGroup read_lrs(Section& params, const char* key, PerGroup fallback) {
+PerGroup read_per_group(Section& params, const char* key, PerGroup fallback) {
   const Json* json = params.value(key);
   if (!json || !json->is_array()) {
     if (json) return params.number_or(key, 0, kNonNegative);
     return fallback;
   }
-  const auto is_lr = [](const Json& lr) { return lr.is_number() && lr >= 0.0 && std::isfinite(lr.get<double>()); };
-  if (json->empty() || !std::all_of(json->begin(), json->end(), is_lr))
+  const auto fits = [](const Json& one) { return one.is_number() && one >= 0.0 && std::isfinite(one.get<double>()); };
+  if (json->empty() || !std::all_of(json->begin(), json->end(), fits))
     params.fail(key, "a finite number >= 0, or a list of them, one for each parameter group");
   return json->get<std::vector<double>>();
 }
 
-double required_lr(Section& params, const char* key) {
+PerGroup required_lr(Section& params, const char* key) {
   if (!params.has(key))
     params.refuse(str("`", params.path_of(key), "` is missing; set it to a learning rate, a finite number >= 0"));
-  return params.number_or(key, 0, kNonNegative);
+  return read_per_group(params, key, 0.0);
 }
 
 int64_t read_total_steps(Section& params) {
@@ -70,10 +70,11 @@ void read_warmup(Section& params, ScheduleOptions& options) {
   }
   const bool decays = options.kind == ScheduleKind::kWarmupDecay;
   if (decays) options.total_num_steps = read_total_steps(params);
-  options.warmup_min_lr = read_lrs(params, "warmup_min_lr", options.warmup_min_lr);
+  options.warmup_min_lr = read_per_group(params, "warmup_min_lr", options.warmup_min_lr);
   // "auto" is what integrations write for "the optimizer's lr".
   const bool from_optimizer = !decays || params.is_auto("warmup_max_lr");
-  options.warmup_max_lr = read_lrs(params, "warmup_max_lr", from_optimizer ? ScheduleOptions::kOptimizerLr : 0.001);
+  options.warmup_max_lr =
+      read_per_group(params, "warmup_max_lr", from_optimizer ? ScheduleOptions::kOptimizerLr : 0.001);
 }
 
 void read_own(Section& params, ScheduleOptions& options) {
@@ -85,7 +86,7 @@ void read_own(Section& params, ScheduleOptions& options) {
 }
 
 void read_range_test(Section& params, LrRangeTestOptions& options) {
-  options.min_lr = read_lrs(params, "lr_range_test_min_lr", options.min_lr);
+  options.min_lr = read_per_group(params, "lr_range_test_min_lr", options.min_lr);
   options.step_size = params.integer_or("lr_range_test_step_size", options.step_size, kPositive);
   options.step_rate = params.number_or("lr_range_test_step_rate", options.step_rate, kNonNegative);
   options.staircase = params.flag_or("lr_range_test_staircase", options.staircase);
@@ -97,20 +98,23 @@ void read_one_cycle(Section& params, OneCycleOptions& options) {
   options.decay_lr_rate = params.number_or("decay_lr_rate", options.decay_lr_rate, kNonNegative);
   options.cycle_first_step_size = params.integer_or("cycle_first_step_size", options.cycle_first_step_size, kPositive);
   if (params.has("cycle_second_step_size"))
-    options.cycle_second_step_size = params.integer_or("cycle_second_step_size", 0, kPositive);
+    options.cycle_second_step_size = params.integer_or("cycle_second_step_size", 0, kCount);
   options.cycle_first_stair_count = params.integer_or("cycle_first_stair_count", 0, kCount);
   if (params.has("cycle_second_stair_count"))
     options.cycle_second_stair_count = params.integer_or("cycle_second_stair_count", 0, kCount);
   options.decay_step_size = params.integer_or("decay_step_size", options.decay_step_size, kCount);
   options.cycle_momentum = params.flag_or("cycle_momentum", options.cycle_momentum);
-  options.cycle_min_mom = params.number_or("cycle_min_mom", options.cycle_min_mom, kNonNegative);
-  options.cycle_max_mom = params.number_or("cycle_max_mom", options.cycle_max_mom, kNonNegative);
+  options.cycle_min_mom = read_per_group(params, "cycle_min_mom", options.cycle_min_mom);
+  options.cycle_max_mom = read_per_group(params, "cycle_max_mom", options.cycle_max_mom);
   options.decay_mom_rate = params.number_or("decay_mom_rate", options.decay_mom_rate, kNonNegative);
 }
 
 /// What the schedule itself refuses: parameters that do not fit together.
 void check_together(Section& params, const ScheduleOptions& options) {
-  const PerGroup* lists[] = {&options.warmup_min_lr, &options.warmup_max_lr, &options.lr_range_test.min_lr};
+  const OneCycleOptions& cycle = options.one_cycle;
+  const PerGroup* lists[] = {&options.warmup_min_lr, &options.warmup_max_lr, &options.lr_range_test.min_lr,
+                             &cycle.cycle_min_lr,    &cycle.cycle_max_lr,    &cycle.cycle_min_mom,
+                             &cycle.cycle_max_mom};
   size_t groups = 1;  // how many there are is not known yet
   for (const PerGroup* list : lists) groups = std::max(groups, list->values.size());
   try {

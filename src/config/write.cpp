@@ -46,18 +46,18 @@ Json optimizer_params(const OptimizerOptions& options) {
   return Json::object();
 }
 
-Json lrs_json(const PerGroup& lrs) { return lrs.values.size() == 1 ? Json(lrs.values[0]) : Json(lrs.values); }
+Json per_group_json(const PerGroup& each) { return each.values.size() == 1 ? Json(each.values[0]) : Json(each.values); }
 
 Json cycle_json(const OneCycleOptions& options) {
-  Json params = {{"cycle_min_lr", options.cycle_min_lr},
-                 {"cycle_max_lr", options.cycle_max_lr},
+  Json params = {{"cycle_min_lr", per_group_json(options.cycle_min_lr)},
+                 {"cycle_max_lr", per_group_json(options.cycle_max_lr)},
                  {"decay_lr_rate", options.decay_lr_rate},
                  {"cycle_first_step_size", options.cycle_first_step_size},
                  {"cycle_first_stair_count", options.cycle_first_stair_count},
                  {"decay_step_size", options.decay_step_size},
                  {"cycle_momentum", options.cycle_momentum},
-                 {"cycle_min_mom", options.cycle_min_mom},
-                 {"cycle_max_mom", options.cycle_max_mom},
+                 {"cycle_min_mom", per_group_json(options.cycle_min_mom)},
+                 {"cycle_max_mom", per_group_json(options.cycle_max_mom)},
                  {"decay_mom_rate", options.decay_mom_rate}};
   if (options.cycle_second_step_size) params["cycle_second_step_size"] = *options.cycle_second_step_size;
   if (options.cycle_second_stair_count) params["cycle_second_stair_count"] = *options.cycle_second_stair_count;
@@ -73,8 +73,8 @@ Json warmup_json(const ScheduleOptions& options) {
     params["cos_min_ratio"] = options.cos_min_ratio;
   } else {
     const bool from_optimizer = options.warmup_max_lr == ScheduleOptions::kOptimizerLr;
-    params["warmup_min_lr"] = lrs_json(options.warmup_min_lr);
-    params["warmup_max_lr"] = from_optimizer ? Json("auto") : lrs_json(options.warmup_max_lr);
+    params["warmup_min_lr"] = per_group_json(options.warmup_min_lr);
+    params["warmup_max_lr"] = from_optimizer ? Json("auto") : per_group_json(options.warmup_max_lr);
   }
   return params;
 }
@@ -94,7 +94,7 @@ Json schedule_params(const ScheduleOptions& options) {
               {"total_num_steps", options.total_num_steps},
               {"min_ratio", options.min_ratio}};
     case ScheduleKind::kLrRangeTest:
-      return {{"lr_range_test_min_lr", lrs_json(options.lr_range_test.min_lr)},
+      return {{"lr_range_test_min_lr", per_group_json(options.lr_range_test.min_lr)},
               {"lr_range_test_step_size", options.lr_range_test.step_size},
               {"lr_range_test_step_rate", options.lr_range_test.step_rate},
               {"lr_range_test_staircase", options.lr_range_test.staircase}};

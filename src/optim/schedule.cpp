@@ -52,9 +52,10 @@ CyclePosition cycle_position(const OneCycleOptions& options, int64_t applied) {
   return {stairs > 0 ? std::floor(part * stairs / whole) / stairs : part / whole, 0};
 }
 
-double cycle_lr(const OneCycleOptions& options, int64_t applied) {
+double cycle_lr(const OneCycleOptions& options, int64_t applied, size_t group) {
   const auto [height, decay_intervals] = cycle_position(options, applied);
-  const double lr = options.cycle_min_lr + (options.cycle_max_lr - options.cycle_min_lr) * height;
+  const double low = options.cycle_min_lr[group];
+  const double lr = low + (options.cycle_max_lr[group] - low) * height;
   return lr / (1 + options.decay_lr_rate * decay_intervals);
 }
 
@@ -134,7 +135,7 @@ double Schedule::lr(int64_t applied_steps, size_t group) const {
     case ScheduleKind::kLrRangeTest:
       return options_.lr_range_test.min_lr[group] * range_test_factor(options_.lr_range_test, applied_steps);
     case ScheduleKind::kOneCycle:
-      return cycle_lr(options_.one_cycle, applied_steps);
+      return cycle_lr(options_.one_cycle, applied_steps, group);
     case ScheduleKind::kWarmupCosine:
       return own * warmup_cosine_factor(options_, applied_steps);
     case ScheduleKind::kWarmup:
@@ -147,11 +148,12 @@ double Schedule::lr(int64_t applied_steps, size_t group) const {
   return own;
 }
 
-std::optional<double> Schedule::momentum(int64_t applied_steps) const {
+std::optional<double> Schedule::momentum(int64_t applied_steps, size_t group) const {
   const OneCycleOptions& cycle = options_.one_cycle;
   if (options_.kind != ScheduleKind::kOneCycle || !cycle.cycle_momentum) return std::nullopt;
   const auto [height, decay_intervals] = cycle_position(cycle, applied_steps);
-  const double momentum = cycle.cycle_max_mom - (cycle.cycle_max_mom - cycle.cycle_min_mom) * height;
+  const double high = cycle.cycle_max_mom[group];
+  const double momentum = high - (high - cycle.cycle_min_mom[group]) * height;
   return std::min(kLargestMomentum, momentum * (1 + cycle.decay_mom_rate * decay_intervals));
 }
 

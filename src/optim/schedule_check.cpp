@@ -16,11 +16,15 @@ void require_non_negative(const char* key, double value) {
   if (!(value >= 0) || !std::isfinite(value)) refuse(key, value, "use a finite number, 0 or more");
 }
 
+void require_one_per_group(const char* key, const PerGroup& values, size_t groups) {
+  if (values.values.size() != 1 && values.values.size() != groups)
+    throw ConfigError(str("scheduler.params.", key, " has ", values.values.size(), " values for ", groups,
+                          " parameter groups; give one number, or one per group"));
+}
+
 /// `stand_in` is taken as well.
 void require_lrs(const char* key, const PerGroup& lrs, size_t groups, std::optional<double> stand_in = {}) {
-  if (lrs.values.size() != 1 && lrs.values.size() != groups)
-    throw ConfigError(str("scheduler.params.", key, " has ", lrs.values.size(), " values for ", groups,
-                          " parameter groups; give one number, or one per group"));
+  require_one_per_group(key, lrs, groups);
   for (const double lr : lrs.values)
     if (!stand_in || lr != *stand_in) require_non_negative(key, lr);
 }
@@ -56,30 +60,36 @@ void check_range_test(const LrRangeTestOptions& options, size_t groups) {
   if (options.step_size < 1) refuse("lr_range_test_step_size", options.step_size, "use 1 or more steps");
 }
 
-void require_momentum(const char* key, double value) {
-  if (!(value >= 0 && value < 1)) refuse(key, value, "use 0 <= momentum < 1");
+void require_momenta(const char* key, const PerGroup& momenta, size_t groups) {
+  require_one_per_group(key, momenta, groups);
+  for (const double value : momenta.values)
+    if (!(value >= 0 && value < 1)) refuse(key, value, "use 0 <= momentum < 1");
 }
 
-void check_cycle(const OneCycleOptions& options) {
-  require_non_negative("cycle_min_lr", options.cycle_min_lr);
-  require_non_negative("cycle_max_lr", options.cycle_max_lr);
-  if (options.cycle_max_lr < options.cycle_min_lr)
-    refuse("cycle_max_lr", options.cycle_max_lr, str("use cycle_min_lr=", options.cycle_min_lr, " or more"));
+void check_cycle(const OneCycleOptions& options, size_t groups) {
+  require_lrs("cycle_min_lr", options.cycle_min_lr, groups);
+  require_lrs("cycle_max_lr", options.cycle_max_lr, groups);
+  require_momenta("cycle_min_mom", options.cycle_min_mom, groups);
+  require_momenta("cycle_max_mom", options.cycle_max_mom, groups);
+  for (size_t group = 0; group < groups; ++group) {
+    if (options.cycle_max_lr[group] < options.cycle_min_lr[group])
+      refuse("cycle_max_lr", options.cycle_max_lr[group],
+             str("use cycle_min_lr=", options.cycle_min_lr[group], " or more"));
+    if (options.cycle_max_mom[group] < options.cycle_min_mom[group])
+      refuse("cycle_max_mom", options.cycle_max_mom[group],
+             str("use cycle_min_mom=", options.cycle_min_mom[group], " or more"));
+  }
   require_non_negative("decay_lr_rate", options.decay_lr_rate);
   require_non_negative("decay_mom_rate", options.decay_mom_rate);
   if (options.cycle_first_step_size < 1)
     refuse("cycle_first_step_size", options.cycle_first_step_size, "use 1 or more steps");
-  if (options.cycle_second_step_size.value_or(1) < 1)
-    refuse("cycle_second_step_size", *options.cycle_second_step_size, "use 1 or more steps");
+  if (options.cycle_second_step_size.value_or(0) < 0)
+    refuse("cycle_second_step_size", *options.cycle_second_step_size, "use 0 for none, or more steps");
   if (options.cycle_first_stair_count < 0)
     refuse("cycle_first_stair_count", options.cycle_first_stair_count, "use 0 for none, or more");
   if (options.cycle_second_stair_count.value_or(0) < 0)
     refuse("cycle_second_stair_count", *options.cycle_second_stair_count, "use 0 for none, or more");
   if (options.decay_step_size < 0) refuse("decay_step_size", options.decay_step_size, "use 0 for no decay, or more");
-  require_momentum("cycle_min_mom", options.cycle_min_mom);
-  require_momentum("cycle_max_mom", options.cycle_max_mom);
-  if (options.cycle_max_mom < options.cycle_min_mom)
-    refuse("cycle_max_mom", options.cycle_max_mom, str("use cycle_min_mom=", options.cycle_min_mom, " or more"));
 }
 
 }  // namespace
@@ -95,7 +105,7 @@ void check_schedule(const ScheduleOptions& options, size_t groups) {
     case ScheduleKind::kLrRangeTest:
       return check_range_test(options.lr_range_test, groups);
     case ScheduleKind::kOneCycle:
-      return check_cycle(options.one_cycle);
+      return check_cycle(options.one_cycle, groups);
     case ScheduleKind::kWarmupCosine:
       check_total(options);
       require_non_negative("warmup_min_ratio", options.warmup_min_ratio);

@@ -14,7 +14,7 @@ void bind_schedule(py::module_& module) {
            }),
            py::arg("section"), py::arg("group_lrs"))
       .def("lr", &Schedule::lr, py::arg("applied_steps"), py::arg("group") = 0)
-      .def("momentum", &Schedule::momentum, py::arg("applied_steps"))
+      .def("momentum", &Schedule::momentum, py::arg("applied_steps"), py::arg("group") = 0)
       .def_property_readonly_static("cycle_beta2", [](const py::object&) { return Schedule::kCycleBeta2; });
 }
 

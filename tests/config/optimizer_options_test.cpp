@@ -217,6 +217,13 @@ TEST(SchedulerOptions, ReadEveryParameterOfLrRangeTestAndOneCycle) {
                                          "lr_range_test_step_rate": 3, "lr_range_test_staircase": true})")
           .lr_range_test,
       (LrRangeTestOptions{.min_lr = std::vector<double>{0.1, 0.2}, .step_size = 5, .step_rate = 3, .staircase = true}));
+  EXPECT_EQ(scheduler("OneCycle", R"({"cycle_min_lr": [0, 0.1], "cycle_max_lr": [0.2, 0.3], "cycle_max_mom": [0.9, 0.8],
+                                      "cycle_second_step_size": 0})")
+                .one_cycle,
+            (OneCycleOptions{.cycle_min_lr = std::vector<double>{0, 0.1},
+                             .cycle_max_lr = std::vector<double>{0.2, 0.3},
+                             .cycle_second_step_size = 0,
+                             .cycle_max_mom = std::vector<double>{0.9, 0.8}}));
   EXPECT_EQ(scheduler("OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2})").one_cycle,
             (OneCycleOptions{.cycle_min_lr = 0.1, .cycle_max_lr = 0.2}));
   EXPECT_EQ(scheduler("OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "decay_lr_rate": 0.3,

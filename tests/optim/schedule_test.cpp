@@ -129,6 +129,25 @@ TEST(Schedule, OneCycleClimbsStairs) {
   expect_table({{.kind = ScheduleKind::kOneCycle, .one_cycle = cycle}, 7.0}, {0, 0, 0.5, 0.5, 1, 0, 0, 0, 0});
 }
 
+TEST(Schedule, OneCycleWithoutASecondHalfEndsAtItsTop) {
+  const OneCycleOptions cycle{
+      .cycle_min_lr = 1, .cycle_max_lr = 5, .cycle_first_step_size = 4, .cycle_second_step_size = 0};
+  expect_table({{.kind = ScheduleKind::kOneCycle, .one_cycle = cycle}, 7.0}, {1, 2, 3, 4, 1, 1});
+}
+
+TEST(Schedule, OneCycleTakesValuesForEachGroup) {
+  const OneCycleOptions cycle{.cycle_min_lr = std::vector<double>{1, 2},
+                              .cycle_max_lr = std::vector<double>{3, 6},
+                              .cycle_first_step_size = 2,
+                              .cycle_min_mom = std::vector<double>{0.25, 0.5},
+                              .cycle_max_mom = 0.75};
+  const Schedule schedule({.kind = ScheduleKind::kOneCycle, .one_cycle = cycle}, std::vector<double>{7.0, 7.0});
+  EXPECT_DOUBLE_EQ(schedule.lr(1, 0), 2);
+  EXPECT_DOUBLE_EQ(schedule.lr(1, 1), 4);
+  EXPECT_DOUBLE_EQ(*schedule.momentum(2, 0), 0.25);
+  EXPECT_DOUBLE_EQ(*schedule.momentum(2, 1), 0.5);
+}
+
 TEST(Schedule, OnlyOneCycleMovesTheMomentumAndOnlyIfItIsToldTo) {
   EXPECT_FALSE(Schedule({}, 1.0).momentum(3));
   EXPECT_FALSE(

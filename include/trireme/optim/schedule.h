@@ -41,17 +41,17 @@ struct LrRangeTestOptions {
 };
 
 struct OneCycleOptions {
-  double cycle_min_lr = 0;  ///< required, as cycle_max_lr
-  double cycle_max_lr = 0;
+  PerGroup cycle_min_lr = 0.0;  ///< required, as cycle_max_lr
+  PerGroup cycle_max_lr = 0.0;
   double decay_lr_rate = 0;
   int64_t cycle_first_step_size = 2000;
-  std::optional<int64_t> cycle_second_step_size = {};  ///< nothing: as the first
+  std::optional<int64_t> cycle_second_step_size = {};  ///< nothing: as the first; 0: the cycle ends at its top
   int64_t cycle_first_stair_count = 0;                 ///< 0: no stairs
   std::optional<int64_t> cycle_second_stair_count = {};
   int64_t decay_step_size = 0;  ///< 0: no decay after the cycle
   bool cycle_momentum = true;
-  double cycle_min_mom = 0.8;
-  double cycle_max_mom = 0.9;
+  PerGroup cycle_min_mom = 0.8;
+  PerGroup cycle_max_mom = 0.9;
   double decay_mom_rate = 0;
   bool operator==(const OneCycleOptions&) const = default;
 };
@@ -92,7 +92,7 @@ class Schedule {
   /// The learning rate for the next step after `applied_steps` steps changed the weights (skipped ones do not count).
   double lr(int64_t applied_steps, size_t group = 0) const;
   /// Likewise beta1, or the momentum of an optimizer without betas. Nothing: the schedule leaves it alone.
-  std::optional<double> momentum(int64_t applied_steps) const;
+  std::optional<double> momentum(int64_t applied_steps, size_t group = 0) const;
   /// beta2 wherever momentum() has a value.
   static constexpr double kCycleBeta2 = 0.99;
 
