@@ -186,11 +186,26 @@ const OptimizerOptions& Engine::hyperparameters(size_t group) const {
   return settled().options_of(group, "hyperparameters");
 }
 
+// Memory for states is laid out once, by the hyperparameters of initialize().
+void Engine::require_states(const OptimizerOptions& options, size_t group) const {
+  const size_t wanted = optimizer_states(options).size();
+  for (size_t i = 0; i < pager_->parameters().size(); ++i) {
+    const int parameter = static_cast<int>(i);
+    if (optimizer_->group_of(parameter) != static_cast<int>(group)) continue;
+    if (optimizer_->state_names(parameter).size() < wanted)
+      throw ConfigError(str("set_hyperparameters: group ", group, " began with momentum=0, so it has no momentum ",
+                            "buffer, and now momentum=", options.momentum,
+                            "; begin with a momentum above 0, however small, or leave it 0"));
+    return;
+  }
+}
+
 void Engine::set_hyperparameters(const OptimizerOptions& options, size_t group) {
   if (const OptimizerOptions& present = hyperparameters(group); options.kind != present.kind)
     throw ConfigError(str("set_hyperparameters: group ", group, " is updated by ", optimizer_name(present.kind),
                           ", not by ", optimizer_name(options.kind), "; initialize() a new engine for that"));
   check_optimizer(options);
+  require_states(options, group);
   (void)settled();
   groups_[group] = options;
   if (device_step_) device_step_->take_given_rates();

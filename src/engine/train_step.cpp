@@ -107,6 +107,15 @@ void Engine::give_up_window() {
   seed_micro_batch();
 }
 
+void Engine::step_without_gradients() {
+  require_optimizer("step_without_gradients");
+  require_no_window("step_without_gradients");
+  const CallerScope caller("step_without_gradients");
+  const Window window = pager_->close_window();
+  optimizer_->step(window, {.groups = groups_});
+  pager_->open_window();
+}
+
 void Engine::update(const Window& window) {
   if (device_step_)
     return device_step_->run(*optimizer_, window, groups_, config_.gradient_clipping, progress_.global_steps);
@@ -145,10 +154,10 @@ void Engine::finish_step(int64_t samples) {
 
 void Engine::follow_schedule() {
   const int64_t applied = progress_.global_steps - progress_.skipped_steps;
-  const std::optional<double> momentum = schedule_->momentum(applied);
   for (size_t group = 0; group < groups_.size(); ++group) {
     groups_[group].lr = schedule_->lr(applied, group);
-    if (momentum) set_momentum(groups_[group], {*momentum, Schedule::kCycleBeta2});
+    if (const std::optional<double> momentum = schedule_->momentum(applied, group))
+      set_momentum(groups_[group], {*momentum, Schedule::kCycleBeta2});
   }
 }
 

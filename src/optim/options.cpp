@@ -103,6 +103,7 @@ OptimizerOptions with_overrides(OptimizerOptions options, const ParameterGroup& 
   options.eps = group.eps.value_or(options.eps);
   options.weight_decay = group.weight_decay.value_or(options.weight_decay);
   options.momentum = group.momentum.value_or(options.momentum);
+  options.nesterov = group.nesterov.value_or(options.nesterov);
   return options;
 }
 

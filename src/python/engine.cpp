@@ -23,6 +23,7 @@ ParameterGroup parameter_group(const py::dict& group) {
   result.eps = number(group, "eps");
   result.weight_decay = number(group, "weight_decay");
   result.momentum = number(group, "momentum");
+  if (group.contains("nesterov")) result.nesterov = group["nesterov"].cast<bool>();
   if (group.contains("betas")) {
     const auto betas = group["betas"].cast<std::pair<double, double>>();
     result.beta1 = betas.first;
@@ -58,10 +59,14 @@ py::dict hyperparameters(const ModuleEngine& engine, size_t group) {
   const OptimizerOptions& options = engine.hyperparameters(group);
   py::dict result;
   result["lr"] = options.lr;
-  result["betas"] = py::make_tuple(options.beta1, options.beta2);
-  result["eps"] = options.eps;
+  if (options.kind == OptimizerKind::kClient) return result;  // the rest is its own
+  const bool has_momentum = options.kind == OptimizerKind::kSgd || options.kind == OptimizerKind::kMuon;
+  const bool has_betas = !has_momentum && options.kind != OptimizerKind::kAdagrad;
   result["weight_decay"] = options.weight_decay;
-  result["momentum"] = options.momentum;
+  if (has_betas) result["betas"] = py::make_tuple(options.beta1, options.beta2);
+  if (has_momentum) result["momentum"] = options.momentum;
+  if (has_betas || options.kind == OptimizerKind::kAdagrad) result["eps"] = options.eps;
+  if (options.kind == OptimizerKind::kSgd) result["nesterov"] = options.nesterov;
   return result;
 }
 
@@ -71,6 +76,7 @@ void set_hyperparameters(ModuleEngine& engine, size_t group, const py::dict& val
   options.eps = number(values, "eps").value_or(options.eps);
   options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
   options.momentum = number(values, "momentum").value_or(options.momentum);
+  if (values.contains("nesterov")) options.nesterov = values["nesterov"].cast<bool>();
   if (values.contains("betas"))
     std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
   engine.set_hyperparameters(options, group);
@@ -150,6 +156,7 @@ void bind_steps(EngineClass& engine) {
       .def("scale", &ModuleEngine::scale, WithoutGil())
       .def_property_readonly("loss_scale", &ModuleEngine::loss_scale)
       .def("step", &ModuleEngine::step, WithoutGil())
+      .def("step_without_gradients", &ModuleEngine::step_without_gradients, WithoutGil())
       .def("zero_grad", &ModuleEngine::zero_grad, WithoutGil())
       .def("is_gradient_accumulation_boundary", &ModuleEngine::is_gradient_accumulation_boundary)
       .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)

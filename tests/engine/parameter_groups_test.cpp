@@ -93,6 +93,32 @@ TEST(EngineParameterGroups, TakeAllHyperparametersForTheNextStep) {
   });
 }
 
+TEST(EngineParameterGroups, RefuseAMomentumThatComesTooLateForItsBuffer) {
+  run_ranks(1, [](Rank& rank) {
+    Affine net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(1), .parameter_groups = kBiasAlone});
+    OptimizerOptions options = engine.hyperparameters(1);
+    options.momentum = 0.5;
+    EXPECT_SAYS(error_of<ConfigError>([&] { engine.set_hyperparameters(options, 1); }),
+                "group 1 began with momentum=0, so it has no momentum buffer, and now momentum=0.5");
+    train_step(engine);
+  });
+}
+
+TEST(EngineParameterGroups, HaveNesterovOfTheirOwn) {
+  run_ranks(1, [](Rank& rank) {
+    Affine net;
+    Config config = sgd_config(1);
+    config.optimizer->momentum = 0.5;
+    auto groups = kBiasAlone;
+    groups[0].nesterov = true;
+    auto engine = initialize(rank.world(), net, {.config = config, .parameter_groups = groups});
+    train_step(engine);
+    EXPECT_EQ(values(net->weight), (Floats{1.5, 2.5}));
+    EXPECT_EQ(values(net->bias), (Floats{2 - 0.25 * 1.5, 3 - 0.25 * 1.5}));  // g + 0.5 * buffer, both of them 1
+  });
+}
+
 TEST(EngineParameterGroups, KeepTheirLearningRatesInACheckpoint) {
   const TemporaryFolder folder;
   run_ranks(1, [&](Rank& rank) {

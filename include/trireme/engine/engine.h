@@ -73,6 +73,9 @@ class Engine {
   ///           told one step late). Nothing is updated then, and the window's gradients are dropped. They are also
   ///           dropped where the optimizer throws; this rank's part of the weights is then as it left it.
   void step();
+  /// Lets a client's optimizer change the weights between two windows, as its step() would, without gradients: no step
+  /// is counted. Collective. Throws StateError: no optimizer, or inside a window.
+  void step_without_gradients();
   /// Whether the next step() ends an accumulation window.
   bool is_gradient_accumulation_boundary() const;
   /// From here on `is_boundary` says that, not the count. A micro-batch still weighs 1 / gradient_accumulation_steps().
@@ -97,7 +100,8 @@ class Engine {
   void set_lr(double lr, std::optional<size_t> group = {});
   /// All that the next step takes for a group. Throws as get_mom().
   const OptimizerOptions& hyperparameters(size_t group) const;
-  /// As set_lr(), for all of them; the kind of optimizer stays. Throws ConfigError: out of range, another kind.
+  /// As set_lr(), for all of them; the kind of optimizer stays. Throws ConfigError: out of range, another kind, a
+  /// momentum where initialize() was told 0, so that there is no memory for it.
   void set_hyperparameters(const OptimizerOptions& options, size_t group);
   /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
   std::pair<double, double> get_mom(size_t group = 0) const;
@@ -162,6 +166,7 @@ class Engine {
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
+  void require_states(const OptimizerOptions& options, size_t group) const;
   void make_deciders();
   std::string dtypes_in_use() const;
   void update(const Window& window);

@@ -75,6 +75,7 @@ struct ParameterGroup {
   std::optional<double> eps = {};
   std::optional<double> weight_decay = {};
   std::optional<double> momentum = {};
+  std::optional<bool> nesterov = {};
 };
 
 /// Every parameter in one group. Group 0 holds what no pattern matches, group i the i-th of the list. With Muon as many
