@@ -2,7 +2,7 @@
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import comm, zero
-from .optimizers import ZeroOptimizer
+from .optimizers import EngineOptimizer
 from .utils.logging import logger
 
 _told = False
@@ -18,7 +18,7 @@ def watch():
 
 def _tell(optimizer, _args, _kwargs):
     global _told  # pylint: disable=global-statement
-    if _told or isinstance(optimizer, ZeroOptimizer) or not any(not engine.is_spent for engine in comm.engines):
+    if _told or isinstance(optimizer, EngineOptimizer) or not any(not engine.is_spent for engine in comm.engines):
         return
     if any(zero.is_numbered(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         _told = True

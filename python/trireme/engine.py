@@ -7,18 +7,21 @@ import numbers
 import torch
 from torch.utils import _pytree
 
-from . import (agreement, beside, client_optimizer, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers,
-               schedules, zero)
+from . import agreement, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, zero
 from ._native import core
 from .accelerator import local_device
+from .client_optimizer import ClientOptimizer
 from .engine_getters import EngineGetters
 from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
 from .model_files import ModelFiles
+from .optimizer_copy import Beginnings, fill
 from .settings import EngineSettings
 from .utils.leaf_modules import set_z3_leaf_module
 from .utils.logging import logger
 
 _numbers = itertools.count()
+
+clipping.watch()
 
 
 class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module):
@@ -40,13 +43,14 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         groups, client = self._choose_optimizer(optimizer, model_parameters)
         schedules.check(lr_scheduler, client)
         native, others = dict(self._given), []
+        torch_section = None
+        if lr_scheduler is None and (lr_scheduler := schedules.of_torch(native.get("scheduler"), groups)) is not None:
+            torch_section = native.pop("scheduler")
         if client is not None:
             native["optimizer"] = optimizers.section_of(client)
         if lr_scheduler is not None and native.pop("scheduler", None) is not None:
             logger.info("initialize: lr_scheduler is used, not the configuration's scheduler section")
         steps_itself = client is not None and native["optimizer"] is None
-        if steps_itself:
-            client_optimizer.check(client)
         if native.get("optimizer") is not None:
             native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"])
         self._add_leaves(native)
@@ -56,10 +60,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             resolved = core.resolve_config(text, self.world.size, origin)
             agreement.check(self.world, json.loads(resolved))
             core.check_models(self.world, model, resolved)
+            is_sharded = self.world.size > 1 and json.loads(resolved)["zero_optimization"]["stage"] > 0
+            self.client_steps = ClientOptimizer(client, model, is_sharded) if steps_itself else None
             earlier_engines.end(self.world, model)
             self._move_to_device()
-            self.core = core.Engine(self.world, model, resolved, others,
-                                    client_optimizer.maker(model, client) if steps_itself else None, output)
+            self.core = core.Engine(self.world, model, resolved, others, self.client_steps and self.client_steps.make, output)
         except Exception:
             self._thaw()
             raise
@@ -69,8 +74,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         for parameter in model.parameters():
             zero.number(model, "", parameter)
         self._resolved = json.loads(self.core.config)
+        if torch_section is not None:
+            self._resolved["scheduler"] = torch_section
         has_optimizer = client is not None or native.get("optimizer") is not None
-        self.optimizer = optimizers.ZeroOptimizer(self, groups, client) if has_optimizer else None
+        self.client_lr_scheduler = None
+        self.optimizer = optimizers.engine_optimizer(self, groups, client) if has_optimizer else None
         self.client_optimizer = client
         self.client_lr_scheduler = schedules.make_client_schedule(lr_scheduler, client or self.optimizer)
         self.lr_scheduler = self.client_lr_scheduler or self._own_schedule()
@@ -105,9 +113,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         if self._given.get("optimizer") is not None:
             logger.info("initialize: the optimizer object is used, not the configuration's optimizer section")
         groups = optimizers.group_parameters(self.module, optimizer.param_groups)
-        # As DeepSpeed: groups without parameters go, so that indices of groups are those of the engine.
-        optimizer.param_groups[:] = [g for g in optimizer.param_groups if any(p.requires_grad for p in g["params"])]
-        if not all(map(client_optimizer.is_fresh, optimizer.state.values())):
+        if Beginnings(optimizer, {p for group in groups for p in group["params"]}).has_stepped:
             logger.warning("initialize: the optimizer has states already, which are dropped; load them with load_checkpoint()")
         return groups, optimizer
 
@@ -140,7 +146,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             return None
         if self.optimizer is None:
             logger.warning("initialize: there is no optimizer whose learning rate the configuration's scheduler could set")
-        return schedules.EngineSchedule(self)
+        return schedules.of_engine(self)
+
+    def scheduled_momenta(self):
+        """Those that the configuration's schedule sets, by parameter group; None: it sets none."""
+        return self.lr_scheduler.get_mom() if isinstance(self.lr_scheduler, schedules.EngineSchedule) else None
 
     # --- the training step -------------------------------------------------------------------------------------------
 
@@ -180,7 +190,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             schedules.check_arguments(self.client_lr_scheduler, self._schedule_wants, lr_kwargs)
         if self.optimizer is not None:
             self.optimizer.push()
-        self.core.step()
+        with self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext():
+            self.core.step()
         if self.core.global_steps == before:
             return
         if self.core.was_step_applied():
@@ -223,22 +234,23 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     def get_lr(self):
         """Learning rates of the next step, by parameter group."""
         self.optimizer.push()
-        return [self.core.get_lr(group) for group in range(len(self.optimizer.param_groups))]
+        return self.optimizer.rates()
 
     def set_lr(self, lr):
         """For the next step, in every group; every rank alike. Raises ConfigError: no number >= 0."""
         if isinstance(lr, bool) or not isinstance(lr, numbers.Real) or not lr >= 0:
             raise ConfigError(f"set_lr: {lr!r} is no learning rate; use one number >= 0, or param_groups for one each")
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            fill(group, "lr", lr)
 
     def get_mom(self):
         """(beta1, beta2) or (momentum, 0), by parameter group."""
-        return [self.core.get_mom(group) for group in range(len(self.optimizer.param_groups))]
+        return self.optimizer.momenta()
 
     def get_type(self):
         """The optimizer's name, by parameter group."""
-        return [self._resolved["optimizer"]["type"]] * len(self.optimizer.param_groups)
+        kind = self._resolved["optimizer"]["type"] if self.client_steps is None else type(self.client_optimizer).__name__
+        return [kind] * len(self.optimizer.param_groups)
 
     def get_batch_info(self):
         """(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)."""

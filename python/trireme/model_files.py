@@ -7,7 +7,8 @@ from . import client_state as client_states, zero
 from ._native import core
 from .errors import ConfigError
 
-_SCHEDULER, _GROUPS = "trireme.lr_scheduler", "trireme.param_groups"
+# What an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and groups.
+_SCHEDULER, _GROUPS, _OPTIMIZER = "trireme.lr_scheduler", "trireme.param_groups", "trireme.optimizer"
 
 
 def _check_folder(call, argument, folder):
@@ -31,7 +32,9 @@ class ModelFiles:
         values = dict(client_state or {})
         if hasattr(self.client_lr_scheduler, "state_dict"):
             values[_SCHEDULER] = self.client_lr_scheduler.state_dict()
-        if self.optimizer is not None:
+        if self.client_steps is not None:
+            values[_OPTIMIZER] = self.client_steps.values()
+        elif self.optimizer is not None:
             values[_GROUPS] = self.optimizer.group_values()
         self.core.save_checkpoint(os.fspath(save_dir), tag="" if tag is None else str(tag),
                                   client_state=client_states.to_text(values),
@@ -59,7 +62,9 @@ class ModelFiles:
             with zero.GatheredParameters(self.module, modifier_rank=0):
                 custom_load_fn(src=core.fp32_state_dict(os.fspath(load_dir), loaded[0], False), dst=self.module)
         values = client_states.from_text(loaded[1])
-        scheduler, groups = values.pop(_SCHEDULER, None), values.pop(_GROUPS, None)
+        scheduler, groups, of_optimizer = (values.pop(key, None) for key in (_SCHEDULER, _GROUPS, _OPTIMIZER))
+        if of_optimizer is not None and self.client_steps is not None and load_optimizer_states and not load_module_only:
+            self.client_steps.load_values(of_optimizer)
         if self.optimizer is not None:
             self.optimizer.pull()
             if groups is not None and load_optimizer_states and not load_module_only:

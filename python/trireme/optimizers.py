@@ -1,10 +1,15 @@
 """What an optimizer object, or its lack, means for an engine: the library's own update, chosen by type and hyperparameters."""
-import inspect
+import functools
+import itertools
 
 import torch
 
 from . import client_state
 from .errors import ConfigError, UnsupportedError
+from .optimizer_copy import fill, is_optimizer
+from .optimizer_kinds import DeepSpeedOptimizer, DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3, ZeROOptimizer
+from .runtime.lr_schedules import set_momentum
+from .utils.logging import logger
 
 # Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off. With
 # another one the object itself steps.
@@ -13,6 +18,7 @@ _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening
 # Of a parameter group: tensors, names, and what the library saves itself.
 _NOT_SAVED = {"params", "param_names", "lr"}
 _SHARED = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
+_DECOUPLED = "decoupled_weight_decay"  # of torch's Adam: by group there, one for all in the library
 
 
 def _native_type(optimizer):
@@ -21,11 +27,8 @@ def _native_type(optimizer):
     if own is not None:
         return own
     kind = type(optimizer)
-    if kind is torch.optim.AdamW:
-        return "AdamW", {}
-    if kind is torch.optim.Adam:
-        decoupled = optimizer.defaults.get("decoupled_weight_decay", False)
-        return "Adam", {"adam_w_mode": bool(decoupled)}
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        return "Adam", {"adam_w_mode": bool(optimizer.param_groups[0].get(_DECOUPLED, kind is torch.optim.AdamW))}
     if kind is torch.optim.SGD:
         return "SGD", {}
     if kind is torch.optim.Adagrad:
@@ -34,7 +37,10 @@ def _native_type(optimizer):
 
 
 def _is_covered(optimizer):
-    return all(group.get(name, off) in (off, None) for group in optimizer.param_groups for name, off in _OFF.items())
+    """Whether the library's update has all that the groups ask for."""
+    groups = optimizer.param_groups
+    decoupled = {bool(group[_DECOUPLED]) for group in groups if _DECOUPLED in group}
+    return len(decoupled) < 2 and all(group.get(name, off) in (off, None) for group in groups for name, off in _OFF.items())
 
 
 def section_of(optimizer):
@@ -43,13 +49,13 @@ def section_of(optimizer):
     native = _native_type(optimizer)
     if native is None or not _is_covered(optimizer):
         return None
-    kind, params = native[0], dict(native[1])
-    first = optimizer.param_groups[0]
-    for name in _SHARED:
-        if name in first:
-            value = first[name]
-            params[name] = [float(x) for x in value] if name == "betas" else (value if name == "nesterov" else float(value))
-    return {"type": kind, "params": params}
+    kind, params = native
+    trained = [group for group in optimizer.param_groups if _is_trained(group)] or optimizer.param_groups
+    return {"type": kind, "params": {**params, **_own(trained[0])}}
+
+
+def _is_trained(group):
+    return any(p.requires_grad for p in group["params"])
 
 
 def _named(model):
@@ -104,8 +110,8 @@ def group_parameters(model, model_parameters):
     return [group for group in groups if group["params"]]
 
 
-def _own(group):
-    return {key: group[key] for key in _SHARED if key in group and key != "nesterov"}
+def _own(group, index=0):
+    return {key: _checked(f"param_groups[{index}]", key, group[key]) for key in _SHARED if key in group}
 
 
 def native_groups(model, groups, section):
@@ -114,57 +120,126 @@ def native_groups(model, groups, section):
     if not isinstance(section, dict) or not isinstance(section.get("params") or {}, dict):
         return section, []  # refused by name where it is read
     names, params = _named(model), dict(section.get("params") or {})
-    others = [{"names": [names[p] for p in group["params"]], **_own(params), **_own(group)} for group in groups[1:]]
+    shared = {key: value for key, value in params.items() if key in _SHARED}
+    others = [{"names": [names[p] for p in group["params"]], **shared, **_own(group, index)} for index, group in enumerate(groups[1:], 1)]
     return {**section, "params": {**params, **(_own(groups[0]) if groups else {})}}, others
 
 
-def _checked(index, key, value):
+def _checked(where, key, value):
     """A hyperparameter that a program wrote, as numbers. Raises ConfigError."""
     try:
+        if key == "nesterov":
+            return bool(value)
         if key != "betas":
             return float(value)
         first, second = value
         return float(first), float(second)
     except (TypeError, ValueError):
         expected = "two numbers" if key == "betas" else "a number"
-        raise ConfigError(f"param_groups[{index}]['{key}'] is {value!r}; expected {expected}") from None
+        raise ConfigError(f"{where}['{key}'] is {value!r}; expected {expected}") from None
 
 
-class ZeroOptimizer(torch.optim.Optimizer):
+def _momentum_of(group):
+    """(beta1, beta2), or (momentum, 0)."""
+    if "betas" in group:
+        return tuple(float(beta) for beta in group["betas"])
+    return float(group.get("momentum") or 0.0), 0.0
+
+
+class EngineOptimizer(torch.optim.Optimizer):
     """What initialize() returns as the optimizer: its param_groups steer the engine, which holds masters and states.
 
     `param_groups` are those of the optimizer that initialize() was given, the same list: learning rates and other
-    hyperparameters that a program or a torch scheduler writes there are those of the next step.
+    hyperparameters that a program or a torch scheduler writes there are those of the next step. What this class has not is
+    looked up in the program's optimizer.
     """
 
     def __init__(self, engine, groups, client=None):
+        self._engine, self._client, self._groups = engine, None, []
+        self._steps_itself = engine.client_steps is not None
         native = engine.core.hyperparameters(0)
-        super().__init__([dict(group) for group in groups], {"lr": native["lr"]})
-        self._engine = engine
+        super().__init__([dict(group) for group in groups], dict(client.defaults) if hasattr(client, "defaults") else native)
         self._client = client
-        if client is not None:
-            self.param_groups = client.param_groups
-        else:
+        if client is None:
             for index, group in enumerate(self.param_groups):
                 group.update(engine.core.hyperparameters(index))
-        self._last = [None] * len(self.param_groups)
+        groups = self.param_groups
+        counts = itertools.count()
+        # The engine's group of each of the program's; a frozen one has none.
+        self._numbers = [next(counts) if self._steps_itself or _is_trained(group) else None for group in groups]
+        self._fixed = [_fixed_options(group) for group in groups]
+        self._last = [None] * len(groups)
+        self._frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
+        for name in ("train", "eval"):  # schedule-free optimizers move the weights there
+            if self._steps_itself and callable(getattr(client, name, None)):
+                setattr(client, name, functools.partial(self._call, name))
+
+    @property
+    def param_groups(self):
+        """The program's, as they are now: its load_state_dict() makes a new list."""
+        return self._groups if self._client is None else self._client.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups):
+        self._groups = groups
+
+    def __getattr__(self, name):
+        client = self.__dict__.get("_client")
+        if client is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(client, name)
+
+    def _call(self, name):
+        with self._engine.client_steps.calling(name):
+            self._engine.core.step_without_gradients()
 
     def push(self):
-        """Gives the engine the hyperparameters that changed since the last step."""
+        """Gives the engine the hyperparameters that changed since the last step. Raises ConfigError: what cannot change any more."""
         if self._engine.is_spent:
             return  # the call that follows says so
+        if len(self.param_groups) != len(self._numbers):
+            self._refuse_new_group()
+        self._tell_of_thawed()
         for index, group in enumerate(self.param_groups):
-            now = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "momentum") if key in group}
+            if self._numbers[index] is None:
+                continue
+            keys = ("lr",) if self._steps_itself else _SHARED
+            now = {key: _checked(f"param_groups[{index}]", key, group[key]) for key in keys if key in group}
+            if not self._steps_itself:
+                self._refuse_other_options(index, group)
             if now != self._last[index]:
-                now = {key: _checked(index, key, value) for key, value in now.items()}
-                self._engine.core.set_hyperparameters(index, now)
+                self._engine.core.set_hyperparameters(self._numbers[index], now)
                 self._last[index] = now
+
+    def _refuse_new_group(self):
+        raise ConfigError(f"optimizer.add_param_group: there are {len(self.param_groups)} parameter groups now, and {len(self._numbers)} at initialize(), "
+                          "which laid out memory for those; give it all groups, or engine.destroy() and initialize() again")
+
+    def _refuse_other_options(self, index, group):
+        for key, value in _fixed_options(group).items():
+            if value != self._fixed[index].get(key, value):
+                raise ConfigError(f"param_groups[{index}]['{key}'] is {value!r} now, and was {self._fixed[index][key]!r} at initialize(), which chose the "
+                                  "library's update by it; set it before initialize()")
+
+    def _tell_of_thawed(self):
+        thawed = [p for p in self._frozen if p.requires_grad]
+        if thawed:
+            self._frozen = [p for p in self._frozen if not p.requires_grad]
+            logger.warning("%d parameters of the optimizer that were frozen at initialize() require gradients now: they are not trained. Let them "
+                           "require gradients at initialize() and freeze them after it, or engine.destroy() and initialize() again", len(thawed))
 
     def pull(self):
         """Takes the engine's learning rates and momenta over, after its own schedule has advanced."""
+        momenta = self._engine.scheduled_momenta() if self._steps_itself else None
         for index, group in enumerate(self.param_groups):
-            native = self._engine.core.hyperparameters(index)
-            group.update({key: value for key, value in native.items() if key in group})
+            number = self._numbers[index]
+            if number is None:
+                continue
+            for key, value in self._engine.core.hyperparameters(number).items():
+                if key in group and _checked(f"param_groups[{index}]", key, group[key]) != value:
+                    fill(group, key, value)
+            if momenta is not None:
+                set_momentum(group, *momenta[index])
             self._last[index] = None
 
     def group_values(self):
@@ -177,13 +252,25 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if len(groups) != len(self.param_groups):
             return
         for index, saved in enumerate(groups):
-            self.param_groups[index].update(saved)
+            for key, value in saved.items():
+                fill(self.param_groups[index], key, value)
             self._last[index] = None
+
+    def rates(self):
+        """Learning rates of the next step, by the program's groups."""
+        return [float(group.get("lr", 0.0)) for group in self.param_groups]
+
+    def momenta(self):
+        """(beta1, beta2) or (momentum, 0) of the next step, likewise."""
+        return [self._engine.core.get_mom(number) if number is not None and not self._steps_itself else _momentum_of(group)
+                for number, group in zip(self._numbers, self.param_groups)]
 
     def mark_stepped(self):
         """The weights changed: torch's schedulers look for it, on the optimizer that they were made with."""
-        for optimizer in {self, self._client or self}:
-            optimizer._opt_called = True  # pylint: disable=protected-access
+        steered = getattr(self._engine.client_lr_scheduler, "optimizer", None)
+        for optimizer in (self, self._client, steered):
+            if optimizer is not None:
+                optimizer._opt_called = True  # pylint: disable=protected-access
 
     def step(self, closure=None):
         """The engine's step()."""
@@ -199,6 +286,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """The engine's backward()."""
         self._engine.backward(loss, retain_graph=retain_graph)
 
+    def add_param_group(self, param_group):
+        """Raises ConfigError: memory was laid out by initialize()."""
+        if "_numbers" in self.__dict__:
+            raise ConfigError("optimizer.add_param_group: initialize() has laid out memory for the groups of then; give it all groups, or "
+                              "engine.destroy() and initialize() again")
+        super().add_param_group(param_group)
+
     def state_dict(self):
         """Hyperparameters alone: masters and states are saved by engine.save_checkpoint()."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
@@ -207,7 +301,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         """Takes the hyperparameters of state_dict() over."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update(saved)
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def needs_scaler(self):
+        """Whether backward() is to be called on a loss that was scaled: fp16 with a loss scale that follows overflows."""
+        return self._engine.dynamic_loss_scale() or self._engine.torch_autocast_dtype() is torch.float16
 
     @property
     def overflow(self):
@@ -227,13 +325,35 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return self._client or self
 
 
+class _ProgramsOwn(EngineOptimizer):
+    """Passes isinstance() as the program's own optimizer."""
+
+    __class__ = property(lambda self: type(self) if self.__dict__.get("_client") is None else type(self._client))
+
+
+def engine_optimizer(engine, groups, client):
+    """The EngineOptimizer of an engine. For isinstance() it is what DeepSpeed returns: below ZeRO and in fp32 the program's own
+    optimizer, else one of DeepSpeed's."""
+    stage = engine.zero_optimization_stage()
+    if stage > 0:
+        like = DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer
+    elif engine.bfloat16_enabled():
+        like = ZeROOptimizer
+    elif engine.fp16_enabled():
+        like = DeepSpeedOptimizer
+    else:
+        return EngineOptimizer(engine, groups) if client is None else _ProgramsOwn(engine, groups, client)
+    kind = type(like.__name__, (EngineOptimizer, like), {"__doc__": EngineOptimizer.__doc__, "__module__": __name__})
+    return kind(engine, groups, client)
+
+
+def _fixed_options(group):
+    """What the library's update cannot change after initialize()."""
+    return {key: bool(group[key]) if key == _DECOUPLED else group[key] for key in (*_OFF, _DECOUPLED) if key in group}
+
+
 def made_by(make, groups):
     """What a callable makes of parameters, or of groups where these have hyperparameters of their own."""
     if any(set(group) > {"params"} for group in groups):
         return make(groups)
     return make([parameter for group in groups for parameter in group["params"]])
-
-
-def is_optimizer(value):
-    """Whether `value` is an optimizer object rather than a callable that makes one."""
-    return isinstance(value, torch.optim.Optimizer) or (hasattr(value, "param_groups") and not inspect.isfunction(value))

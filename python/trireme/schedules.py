@@ -1,23 +1,42 @@
 """Who advances the learning rate: the engine's own schedule, or a scheduler of the program's."""
 import inspect
+import json
 
+import torch
+
+from ._native import core
 from .errors import ConfigError
+from .runtime import lr_schedules
 
 
 class EngineSchedule:
     """The configuration's schedule, which the engine advances after each step that was applied."""
 
-    def __init__(self, engine):
+    def __init__(self, engine):  # pylint: disable=super-init-not-called
         self._engine = engine
+        self._momentum = core.Schedule(json.dumps(engine.resolved_config["scheduler"]), [0.0] * max(engine.core.group_count, 1))
+
+    optimizer = property(lambda self: self._engine.optimizer)
+
+    @property
+    def last_batch_iteration(self):
+        """The steps that were applied, less one."""
+        return self._engine.global_steps - self._engine.skipped_steps - 1
 
     def step(self, *args, **kwargs):
         """Nothing: the engine's step() advances it."""
 
     def get_lr(self):
         """Of the next step, by parameter group."""
-        return [self._engine.core.get_lr(group) for group in range(self._engine.core.group_count)]
+        return self._engine.get_lr() if self._engine.optimizer is not None else [self._engine.core.get_lr()]
 
     get_last_lr = get_lr
+
+    def get_mom(self):
+        """(beta1, beta2) of the next step, by parameter group; None where the schedule leaves them alone."""
+        applied = self.last_batch_iteration + 1
+        momenta = [self._momentum.momentum(applied, group) for group in range(self._engine.core.group_count)]
+        return None if None in momenta else [(momentum, self._momentum.cycle_beta2) for momentum in momenta]
 
     def state_dict(self):
         """Nothing of its own: it follows the count of steps, which checkpoints hold."""
@@ -25,6 +44,33 @@ class EngineSchedule:
 
     def load_state_dict(self, state_dict):
         """Nothing."""
+
+
+def of_engine(engine):
+    """The EngineSchedule of a configuration with a `scheduler` section; for isinstance() one of lr_schedules, where there is such."""
+    kind = engine.scheduler_name()
+    like = (getattr(lr_schedules, kind),) if kind in lr_schedules.VALID_LR_SCHEDULES else ()
+    return type(kind, (EngineSchedule, *like), {"__doc__": EngineSchedule.__doc__, "__module__": __name__})(engine)
+
+
+def of_torch(section, optimizer_groups):
+    """A callable that makes the scheduler of torch.optim.lr_scheduler that a `scheduler` section names; None: it names none.
+
+    Raises  ConfigError: torch refuses the params. Tried on an optimizer of its own, before anything has changed.
+    """
+    kind = section.get("type") if isinstance(section, dict) else None
+    if not isinstance(kind, str) or kind in lr_schedules.VALID_LR_SCHEDULES or not hasattr(torch.optim.lr_scheduler, kind):
+        return None
+    make, params = getattr(torch.optim.lr_scheduler, kind), dict(section.get("params") or {})
+    if not isinstance(make, type) or not issubclass(make, torch.optim.lr_scheduler.LRScheduler):
+        return None
+    stand_ins = [{"params": [torch.zeros(1)], "lr": float(group.get("lr", 1.0))} for group in optimizer_groups] or [{"params": [torch.zeros(1)]}]
+    try:
+        make(torch.optim.SGD(stand_ins, lr=1.0, momentum=0.5), **params)
+    except Exception as error:
+        raise ConfigError(f"config: `scheduler.params` is {params!r:.200}, and torch.optim.lr_scheduler.{kind} says {type(error).__name__}: {error}; "
+                          "correct them, or pass lr_scheduler= to initialize()") from error
+    return lambda optimizer: make(optimizer, **params)
 
 
 def check(scheduler, client):

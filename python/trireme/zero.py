@@ -13,6 +13,7 @@ from ._native import core
 from .errors import ShapeError, UnsupportedError
 from .mem_needs import (estimate_zero2_model_states_mem_needs_all_cold, estimate_zero2_model_states_mem_needs_all_live,
                         estimate_zero3_model_states_mem_needs_all_cold, estimate_zero3_model_states_mem_needs_all_live)
+from .optimizer_kinds import DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3
 
 __path__ = []  # zero.partition_parameters is this module, too
 partition_parameters = sys.modules[__name__]

@@ -8,6 +8,7 @@ import torch
 
 from .._native import core
 from ..missing import names_of
+from ..optimizer_copy import fill
 
 __getattr__ = names_of(__name__)
 
@@ -32,6 +33,14 @@ _TUNING = {
 }
 
 
+def set_momentum(group, momentum, beta2):
+    """A schedule's momentum into a parameter group; one that has none stays without."""
+    if "betas" in group:
+        group["betas"] = (momentum, beta2, *group["betas"][2:])
+    elif group.get("momentum"):
+        group["momentum"] = momentum
+
+
 class _Schedule:
     """step() after each optimizer step moves every group's lr, and betas or momentum where the schedule has them."""
 
@@ -48,13 +57,11 @@ class _Schedule:
 
     def _write(self):
         applied = self.last_batch_iteration + 1
-        momentum = self._schedule.momentum(applied)
         for index, group in enumerate(self.optimizer.param_groups):
-            group["lr"] = self._schedule.lr(applied, index)
-            if momentum is not None and "betas" in group:
-                group["betas"] = (momentum, self._schedule.cycle_beta2)
-            elif momentum is not None and group.get("momentum"):
-                group["momentum"] = momentum
+            fill(group, "lr", self._schedule.lr(applied, index))
+            momentum = self._schedule.momentum(applied, index)
+            if momentum is not None:
+                set_momentum(group, momentum, self._schedule.cycle_beta2)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, last_batch_iteration=None):
@@ -97,6 +104,12 @@ class OneCycle(_Schedule):
                  cycle_momentum=True, cycle_min_mom=0.8, cycle_max_mom=0.9, decay_mom_rate=0.0, last_batch_iteration=-1):
         given = {key: value for key, value in locals().items() if key.startswith(("cycle_", "decay_")) and value is not None}
         super().__init__(optimizer, given, last_batch_iteration)
+
+    def get_mom(self):
+        """(beta1, beta2) of the next step, by parameter group; None without cycle_momentum."""
+        applied = self.last_batch_iteration + 1
+        momenta = [self._schedule.momentum(applied, index) for index in range(len(self.optimizer.param_groups))]
+        return None if None in momenta else [(momentum, self._schedule.cycle_beta2) for momentum in momenta]
 
 
 class WarmupLR(_Schedule):
