@@ -48,6 +48,7 @@ class Training:
     schedule: str
     segments: tuple
     events: dict
+    may_refuse: bool = False  # initialize() may refuse the optimizer by name
 
     @property
     def steps(self):
@@ -229,6 +230,11 @@ def make_optimizer(training, parameters):
         options["betas"] = tuple(options["betas"])
     options.setdefault("weight_decay", 0.0)
     return kind(parameters, **options)
+
+
+def scheduler_section(_training):
+    """A configuration's; None: there is none."""
+    return None
 
 
 def make_schedule(training, optimizer):

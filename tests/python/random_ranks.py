@@ -7,15 +7,18 @@ import gc
 import json
 import os
 import pathlib
+import sys
 import time
 import traceback
 
-import random_cases as cases
+import random_cases
 import random_compare
+import random_programs
 import torch
 import trireme as deepspeed
 import zoo
 
+cases = random_programs if "--programs" in sys.argv else random_cases
 END = 1 << 40  # a turn that never comes
 
 
@@ -55,7 +58,7 @@ class Plain:
         self.masters = {p: p.detach().float().clone() if training.bf16 else p for p in self.parameters}
         groups = cases.parameter_groups(training, self.model)
         if training.two_groups:
-            groups = [{**group, "params": [self.masters[p] for p in group["params"]]} for group in groups]
+            groups = [{**group, "params": [self.masters.get(p, p) for p in group["params"]]} for group in groups]
         else:
             groups = [self.masters[p] for p in groups]
         self.optimizer = cases.make_optimizer(training, groups)
@@ -115,6 +118,10 @@ class Plain:
             elif name == "lr":
                 for group in self.optimizer.param_groups:
                     group["lr"] *= values[0]
+            elif name == "option":
+                _set_option(self.optimizer, *values)
+            elif name in ("freeze", "thaw"):
+                _freeze(self.parameters, *values)
             elif name == "evaluate":
                 with torch.no_grad():
                     losses.append(cases.loss_of(self.training, self.model, 5000 + step, 0).item())
@@ -125,11 +132,25 @@ class Plain:
         losses, weights, step = [], [], 0
         for segment in self.training.segments:
             losses.append([])
+            _freeze(self.parameters)  # a segment begins with a model of its own
             for step in range(step, step + segment.steps):
                 losses[-1] += self.events(step) + self.step(step, segment)
             step += 1
             weights.append([p.detach().float().clone() for p in self.parameters])
         return losses, weights
+
+
+def _freeze(parameters, *numbers):
+    """All but the parameters of these numbers require gradients."""
+    frozen = [parameters[number % len(parameters)] for number in numbers]
+    for parameter in parameters:
+        parameter.requires_grad_(not any(parameter is one for one in frozen))
+
+
+def _set_option(optimizer, key, value):
+    for group in optimizer.param_groups:
+        if key in group:
+            group[key] = value
 
 
 def _parameter(model, number):
@@ -146,7 +167,7 @@ class Sharded:
         self.folder = folder / f"case{training.index}"
         # Of other values than the first segment's: they come from the checkpoint.
         self.model = cases.build(training, 7 if number == 0 else 100 + number)
-        self.optimizer = None
+        self.optimizer, self.trained = None, zoo.trained(self.model)
         self.engine, self.handle, _, self.schedule = self._initialize()
         if number > 0:
             path, client_state = self.engine.load_checkpoint(self.folder)
@@ -167,7 +188,10 @@ class Sharded:
             given["model_parameters"] = groups
         else:
             given["optimizer"] = self.optimizer = cases.make_optimizer(training, groups)
-        if training.schedule and (training.schedule == "by a callable" or training.from_config):
+        section = cases.scheduler_section(training)
+        if section is not None:
+            config["scheduler"] = section
+        elif training.schedule and (training.schedule == "by a callable" or training.from_config):
             given["lr_scheduler"] = lambda optimizer: cases.make_schedule(training, optimizer)
         elif training.schedule:
             given["lr_scheduler"] = cases.make_schedule(training, self.optimizer)
@@ -231,6 +255,10 @@ class Sharded:
             elif name == "lr":
                 for group in self.handle.param_groups:
                     group["lr"] *= values[0]
+            elif name == "option":
+                _set_option(self.handle, *values)
+            elif name in ("freeze", "thaw"):
+                _freeze(self.trained, *values)
             elif name == "evaluate":
                 with torch.no_grad():
                     losses.append(self.loss(5000 + step, 0).item())
@@ -249,14 +277,14 @@ class Sharded:
             number = self.training.segments.index(self.segment)
             self.engine.save_checkpoint(self.folder, client_state={"segment": number, "rows": [1, 2.5, "x"]})
         weights = []
-        for parameter in zoo.trained(self.model):
+        for parameter in self.trained:
             with deepspeed.zero.GatheredParameters(parameter):
                 weights.append(parameter.detach().float().clone())
         if not last:
             self.engine.wait_for_checkpoint()
         if self.segment.destroys:
             self.engine.destroy()
-            for parameter, weight in zip(zoo.trained(self.model), weights):
+            for parameter, weight in zip(self.trained, weights):
                 assert torch.equal(parameter.float(), weight), "destroy() changed a weight"
         return losses, weights
 
@@ -273,9 +301,14 @@ def _memory():
 def _train_segment(training, number, folder):
     """What one segment reports."""
     began = time.monotonic()
-    sharded = Sharded(training, number, folder)
-    found = sharded.run(number == len(training.segments) - 1)
     report = {"case": training.index, "segment": number, "model": training.model}
+    try:
+        sharded = Sharded(training, number, folder)
+    except deepspeed.errors.ConfigError as error:
+        if not training.may_refuse or not str(error).startswith("optimizer: "):
+            raise
+        return {**report, "refused": str(error), "wrong": "", "memory": _memory()}
+    found = sharded.run(number == len(training.segments) - 1)
     rank = sharded.engine.global_rank
     del sharded
     if rank == 0:
@@ -330,4 +363,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     for name, kind in (("folder", str), ("seed", int), ("first", int), ("last", int), ("until", float), ("max-ranks", int)):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--programs", action="store_true")
     work(parser.parse_args())

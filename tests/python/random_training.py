@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Random training against plain PyTorch, in launches of 1, 2 and 3 ranks that live as long as the run.
 
-    random_training.py PROGRAM [--seed S] [--cases N] [--minutes M] [--only K] [--max-ranks 3]
+    random_training.py PROGRAM [--seed S] [--cases N] [--minutes M] [--only K] [--max-ranks 3] [--programs]
 
 Runs at least N cases, and as many as begin within M minutes. Case K of a seed is the same whatever else is run, so that
 `--seed S --only K` repeats it. A case is split into segments, each an engine of its own that loads what the one before saved,
-maybe at another number of ranks. PYTHONPATH must have the package and this folder.
+maybe at another number of ranks. With --programs the optimizers, schedulers, groups and buffers are the program's own. PYTHONPATH must have the package and this folder.
 """
 import argparse
 import concurrent.futures
@@ -58,8 +58,8 @@ def _growth(memory):
     return {"segments": len(memory), **result, "growth": result["rss"][1] / result["rss"][0] - 1}
 
 
-def train(seed, cases, minutes=0.0, only=None, max_ranks=3):
-    """Runs it. {"cases", "segments", "wrong": [text], "growth": {"ranks.rank": {...}}, "orphans": [pid], "worst": {...}}."""
+def train(seed, cases, minutes=0.0, only=None, max_ranks=3, programs=False):
+    """Runs it, with cases of random_programs.py where `programs` says so. {"cases", "segments", "wrong": [text], "growth": {"ranks.rank": {...}}, "orphans": [pid], "worst": {...}}."""
     first, last = (0, cases) if only is None else (only, only + 1)
     mark, result = uuid.uuid4().hex, {"seed": seed, "wrong": [], "growth": {}}
     began = time.time()
@@ -67,12 +67,13 @@ def train(seed, cases, minutes=0.0, only=None, max_ranks=3):
         folder = pathlib.Path(name)
         script = pathlib.Path(__file__).parent / "random_ranks.py"
         words = [script, "--folder", folder, "--seed", seed, "--first", first, "--last", last, "--until",
-                 began + 60 * minutes, "--max-ranks", max_ranks]
+                 began + 60 * minutes, "--max-ranks", max_ranks, *["--programs"] * programs]
         with concurrent.futures.ThreadPoolExecutor(max_ranks) as pool:
             done = list(pool.map(lambda ranks: _launch(ranks, words, folder, mark), range(1, max_ranks + 1)))
         for ranks, (status, out, err) in enumerate(done, 1):
             if status:
-                result["wrong"].append(f"exit status {status} of {ranks} ranks in {(folder / 'current').read_text()}\n"
+                now = (folder / "current").read_text() if (folder / "current").exists() else "the beginning"
+                result["wrong"].append(f"exit status {status} of {ranks} ranks in {now}\n"
                                        f"{out[-3000:]}\n{err[-6000:]}")
         result.update(_read_reports(folder, result))
     time.sleep(0.2)
@@ -81,7 +82,7 @@ def train(seed, cases, minutes=0.0, only=None, max_ranks=3):
 
 
 def _read_reports(folder, result):
-    segments, worst, seen = 0, {}, set()
+    segments, worst, seen, refused = 0, {}, set(), {}
     for path in sorted(folder.glob("report.*")):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if rows:
@@ -89,13 +90,15 @@ def _read_reports(folder, result):
         for row in rows:
             seen.add(row["case"])
             segments += "wrong" in row
+            if "refused" in row:
+                refused[row["case"]] = row["refused"]
             if row.get("wrong"):
                 result["wrong"].append(f"case {row['case']}, segment {row['segment']}, {row['model']}: {row['wrong']}; "
                                        f"repeat it with --seed {result['seed']} --only {row['case']}")
             if row.get("finite") is False:
                 result["wrong"].append(f"case {row['case']}: plain PyTorch diverges, so nothing is shown")
             worst[row["model"]] = max(worst.get(row["model"], 0), row.get("distance", 0))
-    return {"cases": len(seen), "segments": segments, "worst": worst}
+    return {"cases": len(seen), "segments": segments, "worst": worst, "refused": refused}
 
 
 def main():
@@ -107,9 +110,10 @@ def main():
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--only", type=int)
     parser.add_argument("--max-ranks", type=int, default=3)
+    parser.add_argument("--programs", action="store_true")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    result = train(options.seed, options.cases, options.minutes, options.only, options.max_ranks)
+    result = train(options.seed, options.cases, options.minutes, options.only, options.max_ranks, options.programs)
     print(json.dumps({key: value for key, value in result.items() if key != "wrong"}, indent=1))
     print("\n".join(result["wrong"]) or "no mismatch")
     sys.exit(1 if result["wrong"] or result["orphans"] else 0)

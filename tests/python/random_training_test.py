@@ -12,6 +12,12 @@ class RandomTraining(Case):
         self.assertEqual(result["orphans"], [])
         self.assertEqual(result["cases"], 12)
 
+    def test_of_programs_own_optimizers_schedulers_groups_and_buffers_too(self):
+        result = random_training.train(seed=1, cases=8, max_ranks=2, programs=True)
+        self.assertEqual(result["wrong"], [])
+        self.assertEqual(result["cases"], 8)
+        self.assertLess(len(result["refused"]), 8)
+
 
 if __name__ == "__main__":
     main()
