@@ -181,6 +181,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups):
+        """Where there is no optimizer of the program's."""
         self._groups = groups
 
     def __getattr__(self, name):
