@@ -22,7 +22,7 @@ _STEP = "step"  # the state that a checkpoint keeps as a count of each parameter
 class ClientOptimizer:
     """The program's optimizer `client`, tried on small tensors; make(parts, names) is what the library steps.
 
-    Raises  UnsupportedError: it cannot step flat parts of parameters, or keeps what a checkpoint could not hold; with the reason.
+    Raises  UnsupportedError: it cannot step flat parts of parameters, or keeps what a checkpoint could not hold; says why.
     """
 
     def __init__(self, client, model, is_sharded):
@@ -73,9 +73,10 @@ class ClientOptimizer:
 
 
 class PartOptimizer:
-    """A copy of the program's optimizer over `parts`, this rank's parts of the parameters (flat, fp32). The library calls it.
+    """A copy of the program's optimizer over `parts`, this rank's parts of the parameters (flat, fp32).
 
-    What the program writes into its param_groups and attributes holds for the next step, and it finds there what a step has written.
+    The library calls it. A step takes the values that the program has written into param_groups and attributes; the
+    program finds there the values that a step has written.
     """
 
     def __init__(self, client, made, layout, parts, group_of_part):
@@ -143,8 +144,8 @@ class PartOptimizer:
     def state(self, part):
         """What it keeps of a part: tensors, and the count of steps as an int.
 
-        One number, such as NAdam's mu_product, stands at each element, so that it is found by whoever owns a piece of the parameter
-        later. A state that comes later, as Lookahead's does, is not-a-number until then.
+        One number, such as NAdam's mu_product, stands at each element, so that any rank that later owns a piece of the
+        parameter finds it. A state that the optimizer has not made yet is not-a-number.
         """
         own, found = self._parts[part], self._entries(self._parts[part])
         names = dict.fromkeys([*self._layout.of_group(self._group_of_part[part]), *found])
@@ -315,9 +316,10 @@ class _Layout:
 
 
 class _Trial:
-    """A few steps of copies of an optimizer, on small tensors: whole ones, flat ones, and flat ones that two ranks share.
+    """A few steps of copies of an optimizer, on small tensors: whole ones, flat ones, and flat ones of two ranks.
 
-    Raises  UnsupportedError: step() fails, moves nothing, or gives other values in one of these ways. `layout` says what it keeps.
+    `layout` says which states it keeps.
+    Raises  UnsupportedError: step() fails, moves nothing, or gives other values in one of these ways.
     """
 
     def __init__(self, client, beginnings, is_sharded):

@@ -1,7 +1,7 @@
 """A program's optimizer over other tensors than its parameters: copies of it, and what these keep outside of torch's `state`.
 
-Optimizers differ in where they keep things: in `state`, in their param_groups, in attributes, in an optimizer that they wrap. A copy
-has optimizers and containers of its own in the same places, and in them other tensors where the parameters stood.
+Optimizers differ in where they keep things: in `state`, in their param_groups, in attributes, in an optimizer that they
+wrap. A copy has optimizers and containers of its own in the same places, and other tensors in place of the parameters.
 """
 import copy
 import types
@@ -12,7 +12,7 @@ from .errors import UnsupportedError
 
 # Attributes of an object that schedulers or this package replace; a copy has its class's.
 REPLACED = ("step", "train", "eval")
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # the program's functions, which a trial is none of their business
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # the program's functions: a trial does not call them
 
 
 def is_optimizer(value):

@@ -150,8 +150,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     """What initialize() returns as the optimizer: its param_groups steer the engine, which holds masters and states.
 
     `param_groups` are those of the optimizer that initialize() was given, the same list: learning rates and other
-    hyperparameters that a program or a torch scheduler writes there are those of the next step. What this class has not is
-    looked up in the program's optimizer.
+    hyperparameters that a program or a torch scheduler writes there are those of the next step. Attributes that this
+    class does not have are looked up in the program's optimizer.
     """
 
     def __init__(self, engine, groups, client=None):
