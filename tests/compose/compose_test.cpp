@@ -296,7 +296,7 @@ std::string table() {
       "# Which features go together\n\n"
       "Made by `compose_test`, which trains with each feature alone and with each pair of them and compares the losses "
       "and weights:\n"
-      "`yes`, it trains as the features would alone; a number, it is refused before anything has started, with the "
+      "`yes`, it trains as the features would alone; a number, it is refused with the "
       "text below;\n"
       "`-`, the two exclude each other by what they are, or the test's stand-in of a GPU cannot show it. "
       "`TRIREME_UPDATE_DOCS=1` before `compose_test` writes this "
