@@ -51,6 +51,7 @@ class DeepSpeedAccelerator:
         return "cpu"
 
     def device_count(self):
+        """Ranks of this host, as the launcher's variables say; 1 without them."""
         counts = (int(os.environ.get(name, 0)) for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))  # DeepSpeed's, torchrun's
         return next((count for count in counts if count > 0), 1)
 

@@ -110,6 +110,24 @@ TEST_F(ChooseOutput, TakesAFolderForTakenThatARunHasOnlyJustBegunToUse) {
   EXPECT_EQ(choose_output({}, "m"), "runs/m");
 }
 
+TEST_F(ChooseOutput, GivesRunsThatChoseTheSameFolderTheNextFreeOne) {
+  const auto chosen = [] {
+    return TrainSetup{.options = {}, .name = "m", .config = {}, .model = {}, .data = {}, .out = choose_output({}, "m")};
+  };
+  TrainSetup first = chosen(), second = chosen(), third = chosen();
+  EXPECT_EQ(second.out, "runs/m");
+  const RunLock of_first = take_output(first);
+  {
+    const RunLock of_second = take_output(second);
+    EXPECT_EQ(second.out, "runs/m-2");
+    folder_.write("runs/m-2/metrics.jsonl", "");
+  }
+  third.out = "runs/m-2";  // chosen before the second run, which is over by now
+  const RunLock of_third = take_output(third);
+  EXPECT_EQ(first.out, "runs/m");
+  EXPECT_EQ(third.out, "runs/m-3");
+}
+
 TEST_F(ChooseOutput, RefusesToOverwriteARun) {
   TrainOptions options;
   options.out = "here";
