@@ -8,6 +8,7 @@ import ctypes
 import datetime
 import os
 import sys
+import time
 import types
 import weakref
 
@@ -124,7 +125,11 @@ def _leave_torch(process):
     if not dist.is_initialized():
         return
     if process == os.getpid():
+        groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]  # pylint: disable=protected-access
         dist.destroy_process_group()
+        if any(group() is not None for group in groups):
+            # A DeviceMesh, say, still names one, which keeps its threads: they get a moment to let go of the last call's tensors.
+            time.sleep(0.2)
         return
     # The destructors of process groups and stores wait for their threads, which a fork does not copy.
     for group, (_, store) in dist.distributed_c10d._world.pg_map.items():  # pylint: disable=protected-access
