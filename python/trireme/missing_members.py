@@ -6,52 +6,37 @@ A member that the engine gets is taken out of the table; tests/python/missing_me
 
 # What to do instead: the members.
 _INSTEAD = {
-    "log the loss, engine.get_lr() and engine.get_global_grad_norm() in the program": """
-        monitor summary_events losses""",
+    "log the loss, engine.get_lr() and engine.get_global_grad_norm() in the program": "monitor summary_events losses",
     "time the calls in the program, for example by torch.profiler": """
-        timers tput_timer engine_timers engine_timers_cache fwd_duration get_wall_clock_timers print_forward_breakdown""",
-    "there is no profiler of FLOPs; torch.utils.flop_counter counts them": """
-        flops flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth flops_profiler_output_file
-        flops_profiler_profile_step flops_profiler_recompute_fwd_factor flops_profiler_top_modules""",
-    "there is no autotuning": """
-        autotuning_enabled autotuning_end_profile_step autotuning_metric autotuning_metric_path autotuning_model_info
-        autotuning_model_info_path autotuning_profile_model_info autotuning_start_profile_step""",
+        timers tput_timer engine_timers engine_timers_cache fwd_duration print_forward_breakdown""",
+    "there is no profiler of FLOPs; torch.utils.flop_counter counts them": "flops flops_profiler",
+    "there is no autotuning": "autotuning_metric_path autotuning_model_info autotuning_model_info_path",
     "read the key in engine.config, which is as it was given, or in engine.resolved_config, where every option is spelled out": """
-        aio_config bf16_master_weights_and_gradients bf16_optimizer_states checkpoint_serialization_enabled
-        checkpoint_tag_validation_enabled checkpoint_tag_validation_fail checkpoint_writer_enabled communication_data_type
-        cpuadam_cores_perc dataloader_drop_last dump_state dynamic_loss_scale_args fp16_master_weights_and_gradients
-        get_optimizer_configuration gradient_predivide_factor initial_dynamic_scale is_sanity_checks_enabled log_level memory_breakdown
-        optimizer_legacy_fusion postscale_gradients super_offload swap_tensor_config torch_autocast_lower_precision_safe_modules
-        use_node_local_storage zenflow_config""",
+        aio_config cpuadam_cores_perc get_optimizer_configuration swap_tensor_config""",
     "the dataset is the program's own; engine.training_dataloader is the loader that initialize() made of it": """
-        collate_fn first_dataloader_check is_iterable_style_dataset is_map_style_dataset set_data_post_process_func training_data""",
+        collate_fn first_dataloader_check set_data_post_process_func training_data""",
     "there is no curriculum, sampling by difficulty or random layer-token drop": """
-        curriculum_learning_config curriculum_learning_enabled data_efficiency_config data_efficiency_enabled data_sampling_config
-        data_sampling_enabled random_ltd_config random_ltd_enabled random_ltd_initialize random_ltd_scheduler
+        data_efficiency_config data_sampling_config random_ltd_config random_ltd_initialize random_ltd_scheduler
         set_custom_curriculum_learning_schedule""",
     "all ranks are one data-parallel group: torch.distributed.group.WORLD, or the functions of trireme.utils.groups": """
-        all_to_all_group autotp_size checkpoint_mp_rank data_parallel_group dist_backend expert_data_parallel_group
-        expert_parallel_group loaded_checkpoint_mp_world_size local_all_to_all_group mesh_device mpu pipeline_parallelism
-        seq_data_parallel_group seq_dp_world_size seq_parallel_group sequence_parallel_size tensor_parallel_config use_ds_comm""",
+        all_to_all_group checkpoint_mp_rank data_parallel_group dist_backend expert_data_parallel_group
+        expert_parallel_group loaded_checkpoint_mp_world_size local_all_to_all_group mesh_device mpu
+        pipeline_parallelism seq_data_parallel_group seq_dp_world_size seq_parallel_group sequence_parallel_size
+        tensor_parallel_config use_ds_comm""",
     "the library reduces gradients by itself; engine.no_sync() and engine.coalesce_grad_reduction() say when": """
-        all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_no_retain buffered_allreduce_fallback
-        enable_backward_allreduce flatten gradient_average inside_no_sync_ctxt is_first_weights_partition_group scale_wrt_gas
-        sparse_all_gather sparse_allreduce sparse_allreduce_bucket sparse_allreduce_no_retain torch_autocast_z0_gradscaler unflatten
-        warn_unscaled_loss""",
-    "the library clips gradients in step(), to gradient_clipping of the configuration": "clip_fp32_gradients",
+        all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_no_retain enable_backward_allreduce flatten
+        gradient_average inside_no_sync_ctxt scale_wrt_gas sparse_all_gather sparse_allreduce sparse_allreduce_bucket
+        sparse_allreduce_no_retain torch_autocast_z0_gradscaler unflatten warn_unscaled_loss""",
     "engine.optimizer is what initialize() returned, engine.client_optimizer the program's own": "basic_optimizer update_interval",
     "name parameters by engine.module.named_parameters()": "param_names",
     "engine.compile() is torch.compile(); there are no passes of DeepCompile": """
-        compile_autosp compile_autotp compile_zero_optimization_stage get_autosp_backend get_autotp_backend get_compile_time
-        get_deepcompile_backend get_deepspeed_compile_backend is_deepcompile_active is_deepcompile_enabled register_compile_pass
-        uses_parallelization_pass_only""",
+        compile_zero_optimization_stage get_autosp_backend get_autotp_backend get_deepcompile_backend
+        get_deepspeed_compile_backend register_compile_pass""",
     "there are no layers of experts": "gate_modules has_moe_layers load_moe_state_dict moe_layers num_experts",
     "save_checkpoint() and load_checkpoint() write and read at any number of ranks; `trireme convert` reads and writes DeepSpeed's files": """
-        checkpoint_engine load_universal_checkpoint save_non_zero_checkpoint save_zero_checkpoint""",
-    "the engine's forward() has no hooks of its own; register yours on engine.module": """
-        module_forward_post_hook module_forward_pre_hook""",
+        checkpoint_engine save_non_zero_checkpoint save_zero_checkpoint""",
+    "the engine's forward() has no hooks of its own; register yours on engine.module": "module_forward_post_hook module_forward_pre_hook",
     "parameters and the model's device are left as they are": "dont_change_device",
-    "Python's gc.collect() does that": "collect_python_gc",
     "LoRA layers are those of the program or of PEFT": "optimized_linear_base_weight_sharding optimized_linear_lora_enabled",
 }
 

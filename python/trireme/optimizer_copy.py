@@ -119,7 +119,8 @@ class Beginnings:
 class Copy:
     """`client` with the tensors of `places` (by parameter) for its parameters.
 
-    `is_trial`: a copy that is thrown away, so that nothing in it may be shared with the client.
+    Parameters whose place is empty, because other ranks update them, leave the parameter groups: a step() need not look for a gradient
+    that is None. `is_trial`: a copy that is thrown away, so that nothing in it may be shared with the client.
     """
 
     def __init__(self, client, places, beginnings, is_trial=False):
@@ -127,6 +128,9 @@ class Copy:
         self._begun = []  # (dict, place, the constructor's entry)
         self._beginnings, self._is_trial, self._memo, self._kept = beginnings, is_trial, {}, []
         self.own = self._of(client, "")
+        for _, _, optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["params"][:] = [place for place in group["params"] if place.numel() > 0]
 
     def _of(self, value, path):
         if id(value) in self._memo:
