@@ -267,7 +267,8 @@ engine, *_ = deepspeed.initialize(model=model, config=config)
 losses = []
 for step in range(4):
     if step == 2:
-        engine.save_checkpoint(folder)  # whose thread waits for more, and is not there in the forked process
+        engine.save_checkpoint(folder)
+        engine.wait_for_checkpoint()  # its thread waits for more, and is not there in the forked process
         pid = os.fork()
         if pid == 0:
             said = ""
