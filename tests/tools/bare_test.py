@@ -46,6 +46,13 @@ class Bare(unittest.TestCase):
         status, out = run(self.root / "tools/bare", "sh", "-c", 'echo "<$1>"; exit 7', "-", "two words")
         self.assertEqual((status, out.splitlines()[-1]), (7, "<two words>"))
 
+    def test_a_home_that_is_not_set_hides_no_less(self):
+        environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+        done = subprocess.run([self.root / "tools/bare", "sh", "-c", "echo $BARE; [ $BARE = environment ] || ls -A /usr/local"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(done.stdout.split(), (["hidden"], ["environment"]))
+
     @unittest.skipUnless(can_hide(), "no mount namespace may be made here")
     def test_folders_of_toolkits_are_empty_for_the_command_and_untouched_outside(self):
         toolkit = self.root.parent / "toolkit"

@@ -100,7 +100,9 @@ class Scripts(unittest.TestCase):
         for printed, advice in (
                 ("a.h:1:10: fatal error: nlohmann/json.hpp: No such file or directory\ncompilation terminated.\n", "apt-get install nlohmann-json3-dev"),
                 ("a.h:1:10: fatal error: 'CLI/CLI.hpp' file not found\n", "apt-get install libcli11-dev"),
-                ("a.h:1:10: fatal error: crt/host_config.h: No such file or directory\n", "<crt/host_config.h> is missing: install the Debian package that holds it"),
+                ("a.h:1:10: fatal error: crt/host_config.h: No such file or directory\n", "a header of NVIDIA's, which this project includes nowhere"),
+                ("a.h:1:10: fatal error: curl/curl.h: No such file or directory\n", "<curl/curl.h> is missing: install the Debian package that holds it,"),
+                ("a.h:1:10: fatal error: base/file.h: No such file or directory\n", "git status"),
                 ("a.h:1:10: fatal error: ATen/Tensor.h: No such file or directory\n", "TORCH_PYTHON="),
                 ("a.h:1:10: fatal error: trireme/engine.h: No such file or directory\n", "git status"),
                 ("a.h:1:10: fatal error: span: No such file or directory\n", "apt-get install g++"),
@@ -122,6 +124,7 @@ class Scripts(unittest.TestCase):
                 ('  Could not find a package configuration file provided by "CLI11" with any of\n', "apt-get install libcli11-dev"),
                 ("  Could NOT find GTest (missing: GTEST_LIBRARY)\n", "apt-get install libgtest-dev"),
                 ("  No CMAKE_CXX_COMPILER could be found.\n", "apt-get install g++"),
+                ("  Could NOT find Threads (missing: Threads_FOUND)\n", "CMake finds no Threads: install its Debian package, then"),
                 ("/usr/bin/python3 has no torch. Install it\n", "make clean")):
             with self.subTest(printed=printed):
                 status, out = self.build(printed, word="--preset")
