@@ -62,6 +62,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             core.check_models(self.world, model, resolved)
             is_sharded = self.world.size > 1 and json.loads(resolved)["zero_optimization"]["stage"] > 0
             self.client_steps = ClientOptimizer(client, model, is_sharded) if steps_itself else None
+            # Of the program's own optimizer: what it refuses is told before the model is changed.
+            own_schedule = schedules.make_client_schedule(lr_scheduler, client) if client is not None else None
             earlier_engines.end(self.world, model)
             self._move_to_device()
             self.core = core.Engine(self.world, model, resolved, others, self.client_steps and self.client_steps.make, output)
@@ -80,7 +82,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         self.client_lr_scheduler = None
         self.optimizer = optimizers.engine_optimizer(self, groups, client) if has_optimizer else None
         self.client_optimizer = client
-        self.client_lr_scheduler = schedules.make_client_schedule(lr_scheduler, client or self.optimizer)
+        self.client_lr_scheduler = own_schedule if client is not None else self._schedule_of_section(lr_scheduler)
         self.lr_scheduler = self.client_lr_scheduler or self._own_schedule()
         if self.client_lr_scheduler is None and self.lr_scheduler is not None and self.optimizer is not None:
             self.optimizer.pull()  # the schedule's first learning rate, not the optimizer's
@@ -140,6 +142,14 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         leaves = dict(section.get("leaf_module") or {})
         leaves["names"] = list(leaves.get("names", [])) + marked
         config["zero_optimization"] = {**section, "leaf_module": leaves}
+
+    def _schedule_of_section(self, lr_scheduler):
+        """The program's scheduler over the optimizer of the configuration, which is there since the engine is."""
+        try:
+            return schedules.make_client_schedule(lr_scheduler, self.optimizer)
+        except Exception:
+            self.destroy()
+            raise
 
     def _own_schedule(self):
         if self._resolved.get("scheduler") is None:

@@ -74,7 +74,9 @@ def of_torch(section, optimizer_groups):
 
 
 def check(scheduler, client):
-    """Raises ConfigError: a scheduler object that steers another optimizer than the one that initialize() was given."""
+    """Raises ConfigError: no scheduler and no callable, or a scheduler object that steers another optimizer than initialize() was given."""
+    if scheduler is not None and not hasattr(scheduler, "step") and not callable(scheduler):
+        raise ConfigError(f"lr_scheduler: {type(scheduler).__name__} is neither a scheduler nor a callable that makes one of the optimizer")
     steered = getattr(scheduler, "optimizer", None)
     if steered is None or (client is not None and getattr(steered, "param_groups", None) is client.param_groups):
         return
@@ -88,9 +90,7 @@ def make_client_schedule(scheduler, optimizer):
         return None
     if hasattr(scheduler, "step"):
         return scheduler
-    if callable(scheduler):
-        return scheduler(optimizer)
-    raise ConfigError(f"lr_scheduler: {type(scheduler).__name__} is neither a scheduler nor a callable that makes one of the optimizer")
+    return scheduler(optimizer)
 
 
 def arguments_of(scheduler):
