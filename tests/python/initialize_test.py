@@ -70,6 +70,21 @@ class Initialize(Case):
         self.assertEqual(trainable, [True] * 4)
         self.assertFalse(saved)
 
+    def test_a_scheduler_that_cannot_be_made_leaves_the_model_alone(self):
+        result = self.on_ranks(0, _START + """
+    def left(lr_scheduler):
+        net = model()
+        net(torch.ones(2, 4)).sum().backward()
+        try:
+            deepspeed.initialize(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), lr_scheduler=lr_scheduler,
+                                 config={**CONFIG, "bf16": {"enabled": True}})
+        except (TypeError, deepspeed.errors.ConfigError) as error:
+            return [type(error).__name__, str(net[0].weight.dtype), net[0].weight.grad is not None]
+
+    result = [left(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, stepsize=3)), left(42)]
+""")
+        self.assertEqual(result, [["TypeError", "torch.float32", True], ["ConfigError", "torch.float32", True]])
+
     def test_every_refusal_names_what_was_given_and_the_fix(self):
         path = self.write("broken.json", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 7}}')
         listed = self.write("list.json", "[1, 2]")
