@@ -13,8 +13,10 @@ class EngineSettings:
         return self.resolved_config.get(name) or {}
 
     def optimizer_name(self):
-        """The type of the optimizer section, in lower case; None: there is none."""
-        kind = self._section("optimizer").get("type")
+        """The class of the optimizer that initialize() was given; else the type of the optimizer section, in lower case. None: there is none."""
+        if self.client_optimizer is not None:
+            return type(self.client_optimizer).__name__
+        kind = (self.config.get("optimizer") or {}).get("type")
         return kind and kind.lower()
 
     def optimizer_params(self):
