@@ -47,6 +47,18 @@ Handle open_nvrtc() {
   throw Error(ErrorCode::kUnsupported, str("NVRTC cannot be loaded: ", problem));
 }
 
+/// NVRTC opens this library by its name alone when it compiles. Without a CUDA toolkit it lies in NVIDIA's wheel, where
+/// the loader does not look; it takes one that is loaded already. Where it is nowhere, the compilation says so.
+void load_builtins(Handle nvrtc) {
+  int (*version)(int*, int*) = nullptr;
+  fill_from(nvrtc, "nvrtcVersion", version);
+  int major = 0, minor = 0;
+  if (version(&major, &minor) != 0) return;
+  std::string problem;
+  (void)open_nvidia_library(str("libnvrtc-builtins.so.", major, ".", minor),
+                            major >= 13 ? str("cu", major) : "cuda_nvrtc", problem);
+}
+
 Nvrtc load_nvrtc() {
   const Handle library = open_nvrtc();
   Nvrtc api{};
@@ -58,6 +70,7 @@ Nvrtc load_nvrtc() {
   fill_from(library, "nvrtcGetCUBINSize", api.code_bytes);
   fill_from(library, "nvrtcGetCUBIN", api.code);
   fill_from(library, "nvrtcGetErrorString", api.error);
+  load_builtins(library);
   return api;
 }
 

@@ -99,6 +99,16 @@ TEST(Pickle, ReadsTheOperationsOfNewerProtocols) {
   EXPECT_EQ(items[7]->text, "k");  // the memo's third entry
 }
 
+TEST(Pickle, ReadsAnEnumsMemberAsPython311HasWrittenIt) {  // as data: nothing is looked up
+  const std::string name("X\x04\0\0\0NAME\x86R.", 12);
+  const std::string enumeration = "ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n";
+  const Document read = pickle::parse(bytes_of("cbuiltins\ngetattr\n" + enumeration + name), "a.pt");
+  EXPECT_TRUE(read.root().is(Kind::kObject));
+  EXPECT_EQ(read.root().text, "builtins.getattr");
+  EXPECT_EQ(read.root().items.at(1)->text, "NAME");
+  EXPECT_NE(parse_error("cbuiltins\ngetattr\nK\x01" + name).find("of what is no class"), std::string::npos);
+}
+
 TEST(Pickle, RefusesAnyOtherClassByItsNameAndPlace) {
   // What pickle.dumps writes for an object that runs a command when it is loaded.
   const std::string error = parse_error("cposix\nsystem\nX\x02\x00\x00\x00id\x85R.");

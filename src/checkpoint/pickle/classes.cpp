@@ -29,7 +29,7 @@ constexpr std::array kDtypes{
     DtypeNames{at::kComplexDouble, "torch.ComplexDoubleStorage", "torch.complex128"},
 };
 
-constexpr std::array<std::pair<std::string_view, Role>, 49> kClasses{{
+constexpr std::array<std::pair<std::string_view, Role>, 50> kClasses{{
     {"collections.OrderedDict", Role::kOrderedDict},
     {"collections.defaultdict", Role::kDefaultDict},
     {"builtins.set", Role::kSet},
@@ -40,6 +40,7 @@ constexpr std::array<std::pair<std::string_view, Role>, 49> kClasses{{
     {"__builtin__.bytearray", Role::kBytes},
     {"__builtin__.bytes", Role::kBytes},
     {"_codecs.encode", Role::kEncode},
+    {"builtins.getattr", Role::kMember},
     // What users keep beside their training state.
     {"argparse.Namespace", Role::kObject},
     {"builtins.complex", Role::kObject},

@@ -21,6 +21,7 @@ enum class Role {
   kRebuildTensor3,    ///< _rebuild_tensor_v3
   kRebuildParameter,  ///< the tensor it is given
   kRebuildFromType,   ///< calls another one of these
+  kMember,            ///< getattr(an enum, a name), as Python 3.11.0 to 3.11.3 write an enum's member: stays an object
   kStorage,           ///< the class of a storage, which says the dtype
   kDtype,             ///< torch.float32, …
 };

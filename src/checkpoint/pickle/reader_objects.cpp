@@ -151,6 +151,10 @@ Value* Reader::reduce(const Value& callable, Value* arguments) {
       require(parts.size() >= 3 && parts[0]->is(Kind::kClass) && parts[0]->text != callable.text,
               "a tensor made of nothing");
       return reduce(*parts[0], parts[2]);
+    case Role::kMember:
+      require(parts.size() == 2 && parts[0]->is(Kind::kClass) && parts[1]->is(Kind::kString),
+              "an enum's member of what is no class, or without a name");
+      break;
     case Role::kObject:
     case Role::kStorage:
     case Role::kDtype:

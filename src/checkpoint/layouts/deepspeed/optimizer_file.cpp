@@ -1,5 +1,9 @@
 // What the file of one rank's optimizer says.
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 
 #include "checkpoint/layouts/deepspeed/parts.h"
 #include "checkpoint/pickle/json.h"
@@ -141,16 +145,24 @@ Json loss_scaler_values(const Value* scaler) {
           {"hysteresis", count("cur_hysteresis", 1)}};
 }
 
+/// An enum's member is pickled as a call of its class on its value, by Python 3.11.0 to 3.11.3 as getattr(class, name).
+std::optional<int> stage_of(const Value& stage) {
+  if (stage.is(Kind::kInt)) return static_cast<int>(stage.integer);
+  if (!stage.is(Kind::kObject) || stage.items.empty()) return std::nullopt;
+  const Value& last = *stage.items.back();
+  if (last.is(Kind::kInt)) return static_cast<int>(last.integer);
+  constexpr std::array<std::string_view, 4> kNames = {"disabled", "optimizer_states", "gradients", "weights"};
+  const auto* const found = std::find(kNames.begin(), kNames.end(), last.text);
+  if (!last.is(Kind::kString) || found == kNames.end()) return std::nullopt;
+  return static_cast<int>(found - kNames.begin());
+}
+
 RankPart read_rank(pickle::TorchArchive& archive, int file) {
   const std::string where = archive.path().string() + ": optimizer_state_dict";
   const Value& state = required(archive.root(), "optimizer_state_dict", Kind::kDict, archive.path().string());
   RankPart part;
   part.stage = state.find("fp32_flat_groups") ? 3 : 2;
-  // An enum's member is pickled as a call of its class on its value.
-  if (const Value* stage = state.find("zero_stage")) {
-    if (stage->is(Kind::kObject) && stage->items.size() == 1) stage = stage->items[0];
-    if (stage->is(Kind::kInt)) part.stage = static_cast<int>(stage->integer);
-  }
+  if (const Value* stage = state.find("zero_stage")) part.stage = stage_of(*stage).value_or(part.stage);
   const char* key = part.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
   for (const Value* weights : required(state, key, Kind::kList, where).items)
     part.groups.push_back(
