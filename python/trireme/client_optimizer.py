@@ -327,7 +327,7 @@ class _Trial:
         self._generator = torch.Generator().manual_seed(0)
         self._chosen = list(dict.fromkeys(p for group in client.param_groups for p in _samples(group["params"])))
         self._begin = [self._draw(tuple(min(size, 3) for size in p.shape)) for p in self._chosen]
-        # Of one direction, so that an estimate of the way that is left grows as in training.
+        # The gradients keep one direction, so that an optimizer that estimates its distance to the minimum sees it grow.
         steady = [self._draw(tuple(begin.shape)) for begin in self._begin]
         self._gradients = [[one + 0.3 * self._draw(tuple(one.shape)) for one in steady] for _ in range(_TRIAL_STEPS)]
         self.layout = _Layout(len(client.param_groups))

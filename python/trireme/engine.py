@@ -62,7 +62,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             core.check_models(self.world, model, resolved)
             is_sharded = self.world.size > 1 and json.loads(resolved)["zero_optimization"]["stage"] > 0
             self.client_steps = ClientOptimizer(client, model, is_sharded) if steps_itself else None
-            # Of the program's own optimizer: what it refuses is told before the model is changed.
+            # A scheduler that refuses the program's optimizer says so before the model is changed.
             own_schedule = schedules.make_client_schedule(lr_scheduler, client) if client is not None else None
             earlier_engines.end(self.world, model)
             self._move_to_device()

@@ -4,7 +4,7 @@ An engine answers for its module's attributes too. Without this table an error w
 A member that the engine gets is taken out of the table; tests/python/missing_members_test.py says so.
 """
 
-# What to do instead: the members.
+# Advice, and the members that it is for.
 _INSTEAD = {
     "log the loss, engine.get_lr() and engine.get_global_grad_norm() in the program": "monitor summary_events losses",
     "time the calls in the program, for example by torch.profiler": """

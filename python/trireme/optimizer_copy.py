@@ -91,7 +91,7 @@ class Beginnings:
             self._look(vars(value), parameters, seen)
 
     def _enter(self, parameter, entry):
-        # Of a parameter without dims every tensor has none, too; only the count of steps is known to be a number.
+        # All tensors of a parameter without dims have none either, so only the count of steps is known to be a number.
         values = entry.items() if isinstance(entry, dict) else [(None, entry)]
         whole = [value for key, value in values
                  if isinstance(value, torch.Tensor) and (value.dim() > 0 or (parameter.dim() == 0 and key != "step"))]

@@ -15,7 +15,7 @@ from .utils.logging import logger
 # another one the object itself steps.
 _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening": 0, "lr_decay": 0,
         "initial_accumulator_value": 0}
-# Of a parameter group: tensors, names, and what the library saves itself.
+# Keys of a parameter group that no checkpoint's client state holds: tensors, names, and values that the library saves itself.
 _NOT_SAVED = {"params", "param_names", "lr"}
 _SHARED = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
 _DECOUPLED = "decoupled_weight_decay"  # of torch's Adam: by group there, one for all in the library
