@@ -7,7 +7,7 @@ from . import client_state as client_states, zero
 from ._native import core
 from .errors import ConfigError
 
-# What an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and groups.
+# Keys that an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and groups.
 _SCHEDULER, _GROUPS, _OPTIMIZER = "trireme.lr_scheduler", "trireme.param_groups", "trireme.optimizer"
 
 

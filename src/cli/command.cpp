@@ -67,7 +67,7 @@ int run_action(const std::string& name, const Action& action, const Invocation& 
   }
 }
 
-// What is asked for by a flag of the program itself, such as --help.
+// Text that a flag of the program itself asks for, such as --help.
 int print_text(const std::string& text) {
   try {
     print_result(text);

@@ -14,7 +14,7 @@ int write_all(int fd, std::string_view text);
 /// Throws    IoError: stdout cannot take it, for example because a disk is full.
 void print_result(const std::string& text);
 
-/// What print_result() says when a write ended with `error`.
+/// The message of print_result() for a write that ended with `error`.
 std::string lost_output(int error);
 
 }  // namespace trireme::cli

@@ -68,7 +68,7 @@ void Engine::explain_forward(const std::string& problem, const std::vector<at::S
               "; where the module cannot compute with both, set data_types.buffer_dtype=", short_name(weights), end));
 }
 
-// Of this rank in this window, by backward() or directly.
+// Backward passes of this rank in this window, by backward() or directly.
 int64_t Engine::passes_of_window() const {
   return std::max(window_.backward_passes, pager_->gradients_so_far().passes);
 }
@@ -103,7 +103,7 @@ void Engine::tell_missing_step() {
             "engine takes the gradients"));
 }
 
-// Of all ranks; each is taken to have as many micro-batches as this one.
+// Samples of all ranks; each is taken to have as many micro-batches as this one.
 int64_t Engine::samples_of_window() const {
   if (config_.managed_gradient_accumulation) return train_batch_size();
   return passes_of_window() * train_micro_batch_size_per_gpu() * group_.size();

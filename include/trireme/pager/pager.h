@@ -64,7 +64,7 @@ struct Window {
   std::vector<bool> written;  ///< by parameter index: the user wrote the parameter since the last step
 };
 
-/// Of backward passes on this rank since the window opened.
+/// Gradients from this rank's backward passes since the window opened.
 struct GradientsSoFar {
   int64_t count = 0;   ///< gradients that parameters got
   int64_t passes = 0;  ///< the most that one parameter got
