@@ -67,7 +67,7 @@ void check_reducible(CallKind kind, at::ScalarType dtype, ReduceOp op) {
   }
 }
 
-/// Of two calls that do not fit: ranks are in different methods of the engine.
+/// Advice for two calls that do not fit because the ranks are in different methods of the engine.
 std::string advice_on_methods(const Call& own, const Call& other) {
   if (own.caller == other.caller) return "";
   if (own.caller.front() == 0) return advice_on_method(other);

@@ -47,8 +47,8 @@ class Buffers {
   std::vector<uint64_t> known_;   ///< signatures of this rank's buffers when ranks last agreed
   std::vector<uint64_t> agreed_;  ///< of these, those that all ranks have, in rank 0's order
   bool has_told_ = false;
-  /// Hashes of the values that all ranks last agreed on, by agreed_. Version counters would be cheaper, but batch_norm writes
-  /// its running statistics without counting.
+  /// Hashes of the values that all ranks last agreed on, by agreed_. Version counters would be cheaper, but batch_norm
+  /// writes its running statistics without counting.
   std::vector<uint64_t> fingerprints_;
 };
 
