@@ -24,13 +24,8 @@ std::pair<std::string, std::string> split(const std::string& name) {
 
 }  // namespace
 
-ParameterAccess::ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer,
-                                 std::function<double()> loss_scale)
-    : group_(group),
-      pager_(pager),
-      optimizer_(optimizer),
-      loss_scale_(std::move(loss_scale)),
-      states_(pager.parameters().size()) {
+ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale)
+    : pager_(pager), optimizer_(optimizer), loss_scale_(std::move(loss_scale)), states_(pager.parameters().size()) {
   pager_.set_companion(this);
   if (optimizer_ == nullptr) return;
   std::map<std::string, int> index;
@@ -77,13 +72,19 @@ at::Tensor ParameterAccess::gather(int parameter, const Part& part) const {
   at::Tensor whole = at::empty({place.numel}, at::kFloat);
   if (part.data.numel() > 0) whole.narrow(0, part.begin, part.data.numel()).copy_(part.data);
   if (pager_.policy().stage == 0) return whole;
-  const int64_t shard = layout.units[layout.unit_of[parameter]].shard_numel;
+  const UnitLayout& unit = layout.units[layout.unit_of[parameter]];
+  const ShardMesh& mesh = pager_.mesh_of(layout.unit_of[parameter]);
   // From each owner straight to its place: exact, and no more memory than the result.
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const int64_t begin = std::max(place.begin, shard * rank);
-    const int64_t end = std::min(place.end(), shard * (rank + 1));
-    if (begin < end) group_.broadcast(whole.narrow(0, begin - place.begin, end - begin), rank).wait();
-  }
+  const auto spread = [&](Group& group, int rank, int64_t first, int64_t numel) {
+    const int64_t begin = std::max(place.begin, first), end = std::min(place.end(), first + numel);
+    if (begin < end) group.broadcast(whole.narrow(0, begin - place.begin, end - begin), rank).wait();
+  };
+  const int64_t mine = unit.shard_numel * mesh.shards.rank();
+  if (unit.pieces > 1)
+    for (int replica = 0; replica < mesh.replica_count(); ++replica)
+      spread(*mesh.replicas, replica, mine + unit.piece_numel() * replica, unit.piece_numel());
+  for (int rank = 0; rank < mesh.shards.size(); ++rank)
+    spread(mesh.shards, rank, unit.shard_numel * rank, unit.shard_numel);
   return whole;
 }
 

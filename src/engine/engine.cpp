@@ -122,7 +122,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
     saver_ = std::make_unique<AsyncSaver>(group_);
     saver_->reserve(saved_state(/*with_frozen=*/true));
   }
-  access_ = std::make_unique<ParameterAccess>(group_, *pager_, optimizer_.get(), [this] { return loss_scale(); });
+  access_ = std::make_unique<ParameterAccess>(*pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
   knows_micro_batch_ = !std::holds_alternative<std::monostate>(options.config);

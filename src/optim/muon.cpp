@@ -2,13 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace trireme {
 
@@ -39,13 +39,20 @@ void muon_apply(const at::Tensor& weights, const at::Tensor& update, const Optim
   weights.mul_(1 - options.lr * options.weight_decay).sub_(update, options.lr * scale);
 }
 
-at::Tensor orthogonalise_parts(const at::Tensor& part, const std::vector<PlacedMatrix>& matrices, int64_t unit_numel,
-                               Group& group) {
+at::Tensor orthogonalise_parts(const at::Tensor& part, const std::vector<PlacedMatrix>& matrices,
+                               const UnitLayout& unit, const ShardMesh& mesh) {
+  Group& group = mesh.shards;
+  const int64_t unit_numel = unit.numel();
   const bool is_shard = part.numel() != unit_numel;
+  const bool is_piece = is_shard && unit.pieces > 1;
   at::Tensor whole = part;
+  if (is_piece) {
+    whole = at::empty({unit.shard_numel}, part.options());
+    mesh.replicas->all_gather(whole, part).wait();
+  }
   if (is_shard) {
-    whole = at::empty({unit_numel}, part.options());
-    group.all_gather(whole, part).wait();
+    const at::Tensor shard = std::exchange(whole, at::empty({unit_numel}, part.options()));
+    group.all_gather(whole, shard).wait();
   }
   const std::vector<int> owners = share_matrices(matrices, group.size());
   at::Tensor result = at::zeros({unit_numel}, part.options());
@@ -57,9 +64,9 @@ at::Tensor orthogonalise_parts(const at::Tensor& part, const std::vector<PlacedM
   }
   // Only the owner's addend is not zero, so the sums are exact.
   if (is_shard) {
-    at::Tensor own = at::empty_like(part);
+    at::Tensor own = at::empty({unit.shard_numel}, part.options());
     group.reduce_scatter(own, result).wait();
-    return own;
+    return is_piece ? own.narrow(0, unit.piece_numel() * mesh.replica(), unit.piece_numel()) : own;
   }
   if (group.size() > 1) group.all_reduce(result).wait();
   return result;

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "trireme/comm/group.h"
 #include "trireme/optim/options.h"
+#include "trireme/pager/shard_mesh.h"
 
 namespace trireme {
 
@@ -37,10 +37,10 @@ struct PlacedMatrix {
 /// Orthogonalises the matrices of a unit, each on one rank, whatever part of them this rank holds. Collective, with at
 /// least one matrix; the same bits at any number of ranks.
 ///
-/// Shapes    part: this rank's shard of `unit_numel` elements, or all of them -> the same part of the results.
+/// Shapes    part: this rank's piece of a shard of `unit`, or all of the unit -> the same part of the results.
 /// Cost      two fp32 buffers of the unit; of a shard an all-gather and a reduce-scatter, otherwise an all-reduce.
-at::Tensor orthogonalise_parts(const at::Tensor& part, const std::vector<PlacedMatrix>& matrices, int64_t unit_numel,
-                               Group& group);
+at::Tensor orthogonalise_parts(const at::Tensor& part, const std::vector<PlacedMatrix>& matrices,
+                               const UnitLayout& unit, const ShardMesh& mesh);
 
 /// Which rank orthogonalises which of the matrices: the dearest first, each to the rank with the least work so far.
 /// The same on every rank.

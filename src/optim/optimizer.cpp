@@ -145,17 +145,26 @@ class ShardedOptimizer::Impl {
   /// Lamb.
   at::Tensor lamb_norms(const Window& window, const StepOptions& options) const {
     if (options.groups[0].kind != OptimizerKind::kLamb) return {};
-    at::Tensor norms = at::zeros({2, static_cast<int64_t>(steps_.size())}, at::kDouble);
-    auto sums = norms.accessor<double, 2>();
-    for (size_t i = 0; i < slices_.count(); ++i)
+    const std::vector<ShardMesh>& meshes = pager_.meshes();
+    const int64_t mesh_count = static_cast<int64_t>(meshes.size());
+    // Of a mesh's own parameters, so that meshes of other ranks do not meet here.
+    const at::Tensor by_mesh = at::zeros({mesh_count, 2, static_cast<int64_t>(steps_.size())}, at::kDouble);
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      const at::Tensor of_mesh = by_mesh[pager_.layout().units[slices_.unit(i)].mesh];
+      auto sums = of_mesh.accessor<double, 2>();
       for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
         const LambNorms own = lamb_moments(part.span.master, part.span.gradients.to(at::kFloat), part.span.first,
                                            part.span.second, part.options, options.gradient_factor, part.step);
         sums[0][part.portion.parameter] += own.weights;
         sums[1][part.portion.parameter] += own.update;
       }
-    if (pager_.policy().stage > 0 && group_.size() > 1) group_.all_reduce(norms).wait();
-    return norms;
+    }
+    for (int64_t i = 0; i < mesh_count && pager_.policy().stage > 0; ++i) {
+      const ShardMesh& mesh = meshes[i];
+      if (mesh.shards.size() > 1) mesh.shards.all_reduce(by_mesh[i]).wait();
+      if (mesh.size().pieces > 1) mesh.replicas->all_reduce(by_mesh[i]).wait();
+    }
+    return by_mesh.sum(0);
   }
 
   void step_lamb(size_t i, const Window& window, const StepOptions& options, const at::Tensor& norms) const {
@@ -288,7 +297,7 @@ class ShardedOptimizer::Impl {
     for (const Part& part : own)
       directions.narrow(0, part.portion.slice_begin, part.portion.numel)
           .copy_(muon_direction(part.span.first, part.span.gradients, part.options.momentum, options.gradient_factor));
-    const at::Tensor updates = orthogonalise_parts(directions, matrices, unit.numel(), group_);
+    const at::Tensor updates = orthogonalise_parts(directions, matrices, unit, pager_.mesh_of(slice.unit));
     for (const Part& part : own) {
       muon_apply(part.span.master, updates.narrow(0, part.portion.slice_begin, part.portion.numel), part.options,
                  pager_.parameters()[part.portion.parameter].shape);

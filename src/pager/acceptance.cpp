@@ -33,6 +33,28 @@ GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::D
   return is_host(device) && group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
 }
 
+GatherPolicy choose_gather(const PagerPolicy& policy, const std::vector<ShardMesh>& meshes, c10::Device device) {
+  GatherPolicy gather = GatherPolicy::kShared;
+  for (const ShardMesh& mesh : meshes) {
+    if (choose_gather(policy, mesh.shards, device) == GatherPolicy::kCopy) gather = GatherPolicy::kCopy;
+    if (mesh.replica_count() == 1) continue;
+    const std::string which =
+        str("a mesh with ", mesh.replica_count(), " replicas of group '", mesh.shards.name(), "'");
+    if (policy.deterministic)
+      throw ConfigError(
+          str("deterministic: ", which,
+              " adds within a replica first, so its sums depend on the number of replicas; shard over all "
+              "ranks, or leave deterministic out"),
+          ErrorCode::kUnsupported);
+    if (policy.offload_ratio > 0 && mesh.states_over_replicas)
+      throw ConfigError(str("zero_optimization.offload_optimizer: ", which,
+                            " cuts optimizer states over replicas, and those stay on the device; leave offloading out, "
+                            "or keep states whole in each replica"),
+                        ErrorCode::kUnsupported);
+  }
+  return gather;
+}
+
 namespace {
 
 bool is_trainable_dtype(at::ScalarType dtype) {
@@ -95,8 +117,8 @@ void normalise(const at::Tensor& tensor) {
 ParameterSpec spec_of(const NamedParameter& parameter) {
   check(parameter);
   const at::Tensor& tensor = parameter.tensor;
-  return {parameter.name, tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad(),
-          parameter.communication_dtype};
+  return {parameter.name,         tensor.sizes().vec(),          tensor.scalar_type(),
+          tensor.requires_grad(), parameter.communication_dtype, parameter.mesh};
 }
 
 void check_manageable(const Group& group, const std::vector<NamedParameter>& parameters, const PagerPolicy& policy) {

@@ -15,6 +15,8 @@ c10::Device device_of(const std::vector<NamedParameter>& parameters);
 /// kAuto decided. Throws ConfigError: kShared on ranks that share no memory, or for parameters that are not on the
 /// host.
 GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::Device device);
+/// The same for all meshes of a pager, and a mesh that the policy cannot serve is refused (kUnsupported).
+GatherPolicy choose_gather(const PagerPolicy& policy, const std::vector<ShardMesh>& meshes, c10::Device device);
 
 /// Throws ConfigError: a stage or accumulation dtype that is not there.
 void check(const PagerPolicy& policy);

@@ -44,9 +44,9 @@ struct Reduction {
 
 class BucketedGradients final : public GradientStore {
  public:
-  explicit BucketedGradients(const StoreContext& context)
-      : GradientStore(context),
-        leaving_(context),
+  BucketedGradients(const StoreContext& context, int mesh)
+      : GradientStore(context, mesh),
+        leaving_(context, mesh),
         leaves_(!context.offload.is_empty()),
         kept_(context.device),
         buckets_(units()),
@@ -60,9 +60,9 @@ class BucketedGradients final : public GradientStore {
     for (int rank = 0; rank < group().size(); ++rank) everybody[rank] = rank;
     reductions_group_ = group().split(everybody, group().name() + "/gradients");
     messages_ = std::make_unique<GradientMessages>(*reductions_group_, context, reduces_at_boundary());
-    if (!policy().deterministic) kept_ = FlatBuffers(*reductions_group_, context, kept_bytes());
+    if (!policy().deterministic) kept_ = FlatBuffers(context, kept_bytes(), *reductions_group_);
     for (int i = 0; i < units(); ++i) {
-      if (!unit(i).trainable) continue;
+      if (!has(i)) continue;
       if (reduces_at_boundary()) buckets_[i].sum = kept_.zeros(unit(i).numel(), accumulation_dtype(i));
       if (!reduces_at_boundary() && (!leaving_.takes(i) || policy().deterministic))
         shards_[i] = kept_.zeros(unit(i).shard_numel, accumulation_dtype(i));
@@ -111,20 +111,21 @@ class BucketedGradients final : public GradientStore {
     } else {
       if (is_backward_open_somewhere()) end_backward();
       while (!in_flight_.empty()) complete_oldest();
+      for (int i = 0; i < units(); ++i)
+        if (has_shard_[i] && !leaving_.takes(i)) replica_sums_.close(i, shards_[i]);
       if (policy().deterministic) finish_order();
       leaving_.finish();
     }
-    at::Tensor flags = at::from_blob(touched_.data(), {parameters()}, at::TensorOptions().dtype(at::kByte));
-    reductions_group_->all_reduce(flags, ReduceOp::kMax).wait();
+    agree(touched_, *reductions_group_);
   }
 
   void add_squares(int index, ExactSum& sum) const override {
     const ManagedParameter& managed = parameter(index);
-    const Overlap mine = in_shard(managed);
+    const Overlap mine = counted(managed);
     if (mine.empty()) return;
     const at::Tensor& whole = reduces_at_boundary() ? buckets_[managed.unit].sum : wholes_[managed.unit];
     const at::Tensor& gradients = whole.defined() ? whole : shards_[managed.unit];
-    const int64_t begin = mine.begin - (whole.defined() ? 0 : unit(managed.unit).shard_numel * group().rank());
+    const int64_t begin = mine.begin - (whole.defined() ? 0 : shard_begin(managed.unit));
     const void* data = element(gradients.data_ptr(), begin, gradients.element_size());
     if (policy().deterministic) return trireme::add_squares(data, gradients.scalar_type(), mine.numel(), sum);
     sum.add(sum_of_squares(data, gradients.scalar_type(), mine.numel()));
@@ -132,9 +133,9 @@ class BucketedGradients final : public GradientStore {
 
   at::Tensor owned(int index) override {
     if (leaving_.takes(index)) return leaving_.on_host(index);
-    if (!reduces_at_boundary()) return wholes_[index].defined() ? wholes_[index] : shards_[index];
-    if (policy().stage == 0) return buckets_[index].sum;
-    return buckets_[index].sum.narrow(0, unit(index).shard_numel * group().rank(), unit(index).shard_numel);
+    const at::Tensor& whole = reduces_at_boundary() ? buckets_[index].sum : wholes_[index];
+    if (policy().stage == 0 && whole.defined()) return whole;
+    return piece_of(index, whole.defined() ? shard_of(index, whole) : shards_[index]);
   }
 
   void rewritten(int index) override {
@@ -153,6 +154,7 @@ class BucketedGradients final : public GradientStore {
     std::fill(touched_.begin(), touched_.end(), 0);
     std::fill(has_shard_.begin(), has_shard_.end(), 0);
     reduced_ = false;
+    replica_sums_.clear();
     for (Bucket& bucket : buckets_) {
       if (!reduces_at_boundary()) bucket.sum.reset();
       bucket.seen.clear();
@@ -169,7 +171,7 @@ class BucketedGradients final : public GradientStore {
     };
     for (int i = 0; i < units(); ++i) {
       if (reduces_at_boundary()) add(i, buckets_[i].sum, 1);
-      add(i, shards_[i], group().size());
+      add(i, shards_[i], static_cast<int>(unit(i).shards));
       add(i, wholes_[i], 1);
     }
     memory.peak_in_flight_bytes += peak_in_flight_bytes_;
@@ -180,7 +182,7 @@ class BucketedGradients final : public GradientStore {
   int64_t kept_bytes() const {
     int64_t bytes = 0;
     for (int i = 0; i < units(); ++i)
-      if (unit(i).trainable && (reduces_at_boundary() || !leaving_.takes(i)))
+      if (has(i) && (reduces_at_boundary() || !leaving_.takes(i)))
         bytes += bytes_in_slab(reduces_at_boundary() ? unit(i).numel() : unit(i).shard_numel, accumulation_dtype(i));
     return bytes;
   }
@@ -204,7 +206,7 @@ class BucketedGradients final : public GradientStore {
   }
 
   bool is_complete(int index) const {
-    return !unit(index).trainable || buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
+    return !has(index) || buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
   }
   bool is_backward_open() const {
     const auto filled = [](const Bucket& bucket) { return bucket.arrived > 0; };
@@ -216,14 +218,14 @@ class BucketedGradients final : public GradientStore {
   // other ranks reductions may be under way.
   bool is_backward_open_somewhere() {
     const SubjectScope subject("the end of a window");
-    uint8_t open = is_backward_open();
-    group().all_reduce(at::from_blob(&open, {1}, at::TensorOptions().dtype(at::kByte)), ReduceOp::kMax).wait();
-    return open != 0;
+    std::vector<uint8_t> open{is_backward_open()};
+    agree(open, group());
+    return open.front() != 0;
   }
 
   // Starts the reduction of a unit's bucket; missing gradients count as zero.
   void send(int index, std::vector<Bucket>& buckets) {
-    if (!unit(index).trainable) return;
+    if (!has(index)) return;
     Bucket& bucket = buckets[index];
     if (bucket.seen.empty()) open(bucket, index);
     make_way();
@@ -279,8 +281,11 @@ class BucketedGradients final : public GradientStore {
     in_flight_bytes_ -= static_cast<int64_t>(reduction.input.nbytes());
     if (policy().deterministic) return fold_in_order(shards_[reduction.unit], reduction.output, reduction.first);
     multiply_reduced(reduction.output);
-    if (leaving_.takes(reduction.unit)) return leaving_.leave(reduction.unit, reduction.output, reduction.first);
-    const at::Tensor& shard = shards_[reduction.unit];
+    if (leaving_.takes(reduction.unit)) {
+      replica_sums_.add_up(reduction.unit, reduction.output);
+      return leaving_.leave(reduction.unit, reduction.output, reduction.first);
+    }
+    const at::Tensor& shard = replica_sums_.open(reduction.unit, shards_[reduction.unit]);
     if (!reduction.first)
       shard.add_(reduction.output);
     else if (!reduction.output.is_same(shard))
@@ -307,8 +312,7 @@ class BucketedGradients final : public GradientStore {
     const SubjectScope subject("the end of a backward pass");
     std::vector<uint8_t> more(units());
     for (int i = 0; i < units(); ++i) more[i] = late_[i].arrived > 0;
-    at::Tensor flags = at::from_blob(more.data(), {units()}, at::TensorOptions().dtype(at::kByte));
-    group().all_reduce(flags, ReduceOp::kMax).wait();
+    agree(more, group());
     return more;
   }
 
@@ -320,7 +324,7 @@ class BucketedGradients final : public GradientStore {
 
   void reduce_all() {
     for (int i = units() - 1; i >= 0; --i)
-      if (unit(i).trainable) reduce_whole(i);
+      if (has(i)) reduce_whole(i);
     reduced_ = true;
   }
 
@@ -331,11 +335,8 @@ class BucketedGradients final : public GradientStore {
       if (!more[i]) continue;
       Bucket& late = late_[i];
       if (late.seen.empty()) open(late, i);
-      at::Tensor mine = policy().stage == 0
-                            ? late.sum
-                            : late.sum.narrow(0, unit(i).shard_numel * group().rank(), unit(i).shard_numel);
-      reduce(i, late.sum, mine);
-      owned(i).add_(mine);
+      reduce(i, late.sum);
+      owned(i).add_(policy().stage == 0 ? late.sum : piece_of(i, shard_of(i, late.sum)));
       in_flight_bytes_ -= static_cast<int64_t>(late.sum.nbytes());
       late = Bucket{};
     }
@@ -346,11 +347,16 @@ class BucketedGradients final : public GradientStore {
     at::Tensor& sum = buckets_[index].sum;
     if (buckets_[index].seen.empty()) sum.zero_();
     buckets_[index].zero_what_is_missing(unit(index));
-    reduce(index, sum, owned(index));
+    reduce(index, sum);
   }
 
-  // `mine` is what this rank keeps of `sum`: all of it at stage 0, its own shard at stage 1.
-  void reduce(int index, at::Tensor& sum, at::Tensor mine) {
+  at::Tensor shard_of(int index, const at::Tensor& whole) const {
+    return whole.narrow(0, shard_begin(index), unit(index).shard_numel);
+  }
+
+  // What this rank keeps of `sum` becomes the ranks' sum: all of it at stage 0, its own shard at stage 1.
+  void reduce(int index, const at::Tensor& sum) {
+    const at::Tensor mine = policy().stage == 0 ? sum : shard_of(index, sum);
     if (is_alone_on_device()) return multiply(mine, factor_);
     const at::Tensor message = messages_->of(unit(index), sum);
     if (policy().stage == 0) {
@@ -360,6 +366,10 @@ class BucketedGradients final : public GradientStore {
       reductions_group_->reduce_scatter(mine, message, ReduceOp::kSum).wait();
     }
     multiply_reduced(mine);
+    if (policy().stage > 0)
+      replica_sums_.add_up(index, mine);
+    else if (replica_sums_.are_there())
+      mesh().replicas->all_reduce(mine).wait();
     reduced_bytes_ += static_cast<int64_t>(message.nbytes());
     ++reductions_;
   }
@@ -383,8 +393,8 @@ class BucketedGradients final : public GradientStore {
 
 }  // namespace
 
-std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context) {
-  return std::make_unique<BucketedGradients>(context);
+std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context, int mesh) {
+  return std::make_unique<BucketedGradients>(context, mesh);
 }
 
 }  // namespace trireme

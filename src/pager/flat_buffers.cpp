@@ -12,7 +12,9 @@ constexpr int64_t kSlabAlignment = 512;  // as libtorch's allocators have it
 }  // namespace
 
 bool registers_buffers(const StoreContext& context) {
-  return context.policy.register_buffers && context.group.size() > 1 && context.group.registers(context.device);
+  if (!context.policy.register_buffers || context.meshes.size() > 1) return false;
+  const Group& group = context.meshes.front().shards;
+  return group.size() > 1 && group.registers(context.device);
 }
 
 int64_t bytes_in_slab(int64_t numel, at::ScalarType dtype) {
@@ -31,7 +33,7 @@ at::Tensor buffer_in_slab(const at::Tensor& slab, int64_t begin, int64_t numel, 
   return slab.narrow(0, begin, numel * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype);
 }
 
-FlatBuffers::FlatBuffers(Group& group, const StoreContext& context, int64_t bytes) : FlatBuffers(context.device) {
+FlatBuffers::FlatBuffers(const StoreContext& context, int64_t bytes, Group& group) : FlatBuffers(context.device) {
   if (registers_buffers(context) && bytes > 0) slab_ = group.registered_zeros(bytes, device_);
 }
 

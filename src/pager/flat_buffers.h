@@ -11,7 +11,7 @@
 
 namespace trireme {
 
-/// Whether `context`'s policy asks for it, and there are peers and a group that does.
+/// Whether `context`'s policy asks for it, and all parameters are of one mesh, whose group has peers and does.
 bool registers_buffers(const StoreContext& context);
 
 /// Bytes of one buffer in an allocation of several.
@@ -25,9 +25,12 @@ at::Tensor buffer_in_slab(const at::Tensor& slab, int64_t begin, int64_t numel, 
 class FlatBuffers {
  public:
   explicit FlatBuffers(c10::Device device) : device_(device) {}
-  /// As above, or one allocation that `group` has registered, of `bytes`: the sum of bytes_in_slab() of all.
+  /// As above, or one allocation that the mesh's group has registered, of `bytes`: the sum of bytes_in_slab() of all.
   /// Collective.
-  FlatBuffers(Group& group, const StoreContext& context, int64_t bytes);
+  FlatBuffers(const StoreContext& context, int64_t bytes)
+      : FlatBuffers(context, bytes, context.meshes.front().shards) {}
+  /// The same in another group of the same ranks.
+  FlatBuffers(const StoreContext& context, int64_t bytes, Group& group);
   at::Tensor zeros(int64_t numel, at::ScalarType dtype);
   int64_t registered_bytes() const { return slab_.defined() ? slab_.numel() : 0; }
 

@@ -18,9 +18,10 @@ std::shared_ptr<HeldStorage> held_storage_of(const at::Tensor& tensor) {
 }
 
 void check_modifier(const HeldStorage& storage, int rank) {
-  if (rank < 0 || rank >= storage.group()->size())
-    throw ConfigError(str("GatheredParameters: modifier_rank=", rank, " is no rank of group '", storage.group()->name(),
-                          "', which has ", storage.group()->size(), "; use 0 to ", storage.group()->size() - 1));
+  const Group& group = storage.mesh()->shards;
+  if (rank < 0 || rank >= group.size())
+    throw ConfigError(str("GatheredParameters: modifier_rank=", rank, " is no rank of group '", group.name(),
+                          "', which has ", group.size(), "; use 0 to ", group.size() - 1));
 }
 
 void check_parameter(const at::Tensor& tensor, const char* call) {
@@ -72,7 +73,7 @@ GatheredParameters::GatheredParameters(const std::vector<at::Tensor>& parameters
   std::set<const HeldStorage*> seen;
   for (const at::Tensor& parameter : parameters) {
     const auto storage = held_storage_of(parameter);
-    if (!storage || storage->group() == nullptr) {
+    if (!storage || storage->mesh() == nullptr) {
       if (options.modifier_rank.value_or(0) != 0)
         throw StateError(str("GatheredParameters: a tensor ", parameter.sizes(),
                              " is sharded by nobody, so nothing spreads modifier_rank=", *options.modifier_rank,

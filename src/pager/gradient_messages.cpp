@@ -9,7 +9,7 @@
 namespace trireme {
 
 GradientMessages::GradientMessages(Group& group, const StoreContext& context, bool sums_stay)
-    : context_(context), sums_stay_(sums_stay) {
+    : context_(context), sums_stay_(sums_stay), is_alone_on_device_(!is_host(context.device) && group.size() == 1) {
   if (!registers_buffers(context) || context.policy.deterministic) return;
   int64_t longest = 0, longest_shard = 0;
   for (const UnitLayout& unit : context.layout.units) {
@@ -32,8 +32,7 @@ bool GradientMessages::needs_buffer(const UnitLayout& unit) const {
 at::Tensor GradientMessages::of(const UnitLayout& unit, const at::Tensor& sum) {
   const PagerPolicy& policy = context_.policy;
   if (policy.predivide_factor != 1) sum.mul_(static_cast<float>(1 / policy.predivide_factor));
-  const bool is_alone_on_device = !is_host(context_.device) && context_.group.size() == 1;
-  if (is_alone_on_device && !policy.deterministic) return sum;
+  if (is_alone_on_device_ && !policy.deterministic) return sum;
   const at::ScalarType wire = wire_dtype(unit, sum.scalar_type());
   return sent_.are_there() && needs_buffer(unit) ? sent_.next(sum.numel(), wire).copy_(sum) : sum.to(wire);
 }

@@ -28,6 +28,7 @@ class GradientMessages {
 
   const StoreContext context_;
   const bool sums_stay_;
+  const bool is_alone_on_device_;
   AlternatingBuffers sent_, received_;  // none: what travels is not registered
 };
 

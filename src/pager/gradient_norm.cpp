@@ -6,6 +6,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include "pager/exact_sum.h"
 #include "trireme/device/stream.h"
@@ -14,6 +15,8 @@
 namespace trireme {
 
 namespace {
+
+using Stores = std::vector<std::unique_ptr<GradientStore>>;
 
 /// The ranks' parts, added without rounding. Collective.
 double sum_over_ranks(Group& group, const ExactSum& mine) {
@@ -31,16 +34,19 @@ double sum_over_ranks(Group& group, const ExactSum& mine) {
 }
 
 // Every rank adds up the shares of its own shards, at stage 0 too, so that the bits do not depend on the stage.
-at::Tensor sum_on_device(const StoreContext& context, const std::vector<OwnedSlice>& owned,
-                         const GradientStore& gradients) {
-  Group& group = context.group;
+at::Tensor sum_on_device(Group& group, const StoreContext& context, const std::vector<OwnedSlice>& owned,
+                         const Stores& gradients) {
   std::vector<at::Tensor> norms, shards;
   for (const OwnedSlice& slice : owned) {
-    norms.push_back(gradients.norm_on_device(slice.unit));
+    const UnitLayout& unit = context.unit(slice.unit);
+    const ShardMesh& mesh = context.mesh(slice.unit);
+    norms.push_back(gradients[unit.mesh]->norm_on_device(slice.unit));
+    const bool counts = mesh.counts_in_norm && (unit.pieces > 1 || mesh.replica() == 0);
+    if (!counts) norms.back() = at::zeros({}, slice.gradients.options().device(context.device).dtype(at::kDouble));
     if (norms.back().defined()) continue;
-    const int64_t numel = context.layout.units[slice.unit].shard_numel;
-    const bool is_whole = slice.gradients.numel() > numel;
-    shards.push_back(is_whole ? slice.gradients.narrow(0, numel * group.rank(), numel) : slice.gradients);
+    const bool is_whole = slice.gradients.numel() > unit.piece_numel();
+    shards.push_back(is_whole ? slice.gradients.narrow(0, context.piece_begin(slice.unit), unit.piece_numel())
+                              : slice.gradients);
   }
   if (!shards.empty()) {
     const std::vector<at::Tensor> of_shards = at::_foreach_norm(shards, 2, at::kDouble);
@@ -57,15 +63,17 @@ at::Tensor sum_on_device(const StoreContext& context, const std::vector<OwnedSli
 
 }  // namespace
 
-at::Tensor sum_of_squares(const StoreContext& context, const std::vector<OwnedSlice>& owned,
-                          const GradientStore& gradients) {
+at::Tensor sum_of_squares(Group& group, const StoreContext& context, const std::vector<OwnedSlice>& owned,
+                          const Stores& gradients) {
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
-  if (!is_host(context.device) && !owned.empty()) return sum_on_device(context, owned, gradients);
+  if (!is_host(context.device) && !owned.empty()) return sum_on_device(group, context, owned, gradients);
   ExactSum mine;
-  for (int i = 0; i < static_cast<int>(context.parameters.size()); ++i)
-    if (gradients.touched(i)) gradients.add_squares(i, mine);
-  return at::scalar_tensor(sum_over_ranks(context.group, mine), at::kDouble);
+  for (int i = 0; i < static_cast<int>(context.parameters.size()); ++i) {
+    const GradientStore& store = *gradients[context.unit(context.parameters[i].unit).mesh];
+    if (store.touched(i)) store.add_squares(i, mine);
+  }
+  return at::scalar_tensor(sum_over_ranks(group, mine), at::kDouble);
 }
 
 }  // namespace trireme

@@ -9,8 +9,8 @@
 namespace trireme {
 
 /// [] fp64 over the touched parameters, after GradientStore::finish(). On a device that is where it stays, and the host
-/// reads nothing. Collective.
-at::Tensor sum_of_squares(const StoreContext& context, const std::vector<OwnedSlice>& owned,
-                          const GradientStore& gradients);
+/// reads nothing. Each element counts once. Collective over `group`, which has the ranks of all meshes.
+at::Tensor sum_of_squares(Group& group, const StoreContext& context, const std::vector<OwnedSlice>& owned,
+                          const std::vector<std::unique_ptr<GradientStore>>& gradients);
 
 }  // namespace trireme

@@ -2,11 +2,14 @@
 // were computed) and bucketed (collectives over flat buffers).
 #pragma once
 
+#include <ATen/ops/from_blob.h>
+
 #include <memory>
 #include <vector>
 
 #include "pager/exact_sum.h"
 #include "pager/managed_parameter.h"
+#include "pager/replica_sums.h"
 #include "pager/weight_store.h"
 #include "trireme/device/stream.h"
 
@@ -25,7 +28,9 @@ inline at::ScalarType wire_dtype(const UnitLayout& unit, at::ScalarType kept) {
 
 class GradientStore {
  public:
-  explicit GradientStore(const StoreContext& context) : context_(context), touched_(context.parameters.size()) {}
+  /// Of the parameters of mesh number `mesh`.
+  GradientStore(const StoreContext& context, int mesh)
+      : context_(context), mesh_(mesh), touched_(context.parameters.size()), replica_sums_(context, this->mesh()) {}
   virtual ~GradientStore() = default;
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
@@ -43,7 +48,7 @@ class GradientStore {
   virtual void finish() = 0;
   /// After finish(): the owned gradients of `parameter` were written by others.
   virtual void rewritten(int) {}
-  /// After finish(): adds the squares of `parameter`'s gradient over this rank's shard. On the host.
+  /// After finish(): adds the squares of the elements of `parameter`'s gradient that this rank counts. On the host.
   virtual void add_squares(int parameter, ExactSum& sum) const = 0;
   /// The owned gradients of `unit`, [numel of OwnedSlice].
   virtual at::Tensor owned(int unit) = 0;
@@ -64,8 +69,11 @@ class GradientStore {
   bool touched(int parameter) const { return touched_[parameter] != 0; }
 
  protected:
-  Group& group() const { return context_.group; }
+  const ShardMesh& mesh() const { return context_.meshes[mesh_]; }
+  Group& group() const { return mesh().shards; }
   const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
+  /// Whether this store has gradients of a unit.
+  bool has(int index) const { return unit(index).trainable && unit(index).mesh == mesh_; }
   int position_in_unit(int index) const { return context_.layout.placement_of[index]; }
   int units() const { return static_cast<int>(context_.layout.units.size()); }
   const ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
@@ -73,24 +81,41 @@ class GradientStore {
   const PagerPolicy& policy() const { return context_.policy; }
   c10::Device device() const { return context_.device; }
   /// Where nothing is exchanged. (On the host a world of one goes the way of all others.)
-  bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1; }
+  bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1 && mesh().replica_count() == 1; }
   at::ScalarType accumulation_dtype(int index) const { return trireme::accumulation_dtype(unit(index), policy()); }
+  int64_t shard_begin(int index) const { return context_.shard_begin(index); }
+  at::Tensor piece_of(int index, const at::Tensor& shard) const { return context_.piece_of(index, shard); }
   Overlap in_shard(const ManagedParameter& managed) const {
-    const int64_t begin = unit(managed.unit).shard_numel * group().rank();
-    return overlap(managed, begin, begin + unit(managed.unit).shard_numel);
+    return overlap(managed, shard_begin(managed.unit), shard_begin(managed.unit) + unit(managed.unit).shard_numel);
+  }
+  /// The elements of `managed` whose squares this rank adds to the norm: over all ranks each element once.
+  Overlap counted(const ManagedParameter& managed) const {
+    const bool is_cut = unit(managed.unit).pieces > 1;
+    if (!mesh().counts_in_norm || (!is_cut && mesh().replica() != 0)) return {};
+    const int64_t begin = context_.piece_begin(managed.unit);
+    return overlap(managed, begin, begin + unit(managed.unit).piece_numel());
+  }
+  /// A flag of each rank becomes the largest of the mesh. `group` has the ranks of the mesh's shards.
+  void agree(std::vector<uint8_t>& flags, Group& group) const {
+    const at::Tensor all =
+        at::from_blob(flags.data(), {static_cast<int64_t>(flags.size())}, at::TensorOptions().dtype(at::kByte));
+    group.all_reduce(all, ReduceOp::kMax).wait();
+    if (replica_sums_.are_there()) mesh().replicas->all_reduce(all, ReduceOp::kMax).wait();
   }
 
  private:
   StoreContext context_;
+  const int mesh_;
 
  protected:
   double factor_ = 1;
   std::vector<uint8_t> touched_;  // by parameter; before finish() by this rank alone
   int64_t reductions_ = 0;
   int64_t reduced_bytes_ = 0;  // what this rank gave to them
+  ReplicaSums replica_sums_;
 };
 
-std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context);
-std::unique_ptr<GradientStore> make_one_sided_gradients(const StoreContext& context);
+std::unique_ptr<GradientStore> make_bucketed_gradients(const StoreContext& context, int mesh);
+std::unique_ptr<GradientStore> make_one_sided_gradients(const StoreContext& context, int mesh);
 
 }  // namespace trireme

@@ -30,19 +30,18 @@ void HeldStorage::let_go(Hold hold) noexcept {
     --readers_;
   else
     modifying_ = false;
-  if (!is_held() && group() != nullptr) release();
+  if (!is_held() && mesh() != nullptr) release();
 }
 
 void HeldStorage::spread(int root) {
   const auto count = static_cast<int64_t>(bytes().nbytes());
-  if (count > 0 && group()->size() > 1)
-    group()
-        ->broadcast(at::for_blob(bytes().mutable_data(), {count})
-                        .options(at::TensorOptions().dtype(at::kByte).device(bytes().device()))
-                        .target_device(bytes().device())
-                        .make_tensor(),
-                    root)
-        .wait();
+  if (count > 0)
+    broadcast_over(*mesh(),
+                   at::for_blob(bytes().mutable_data(), {count})
+                       .options(at::TensorOptions().dtype(at::kByte).device(bytes().device()))
+                       .target_device(bytes().device())
+                       .make_tensor(),
+                   root);
   after_write();
   unspread_ = false;
 }

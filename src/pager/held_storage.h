@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "trireme/comm/group.h"
 #include "trireme/intercept.h"
+#include "trireme/pager/shard_mesh.h"
 
 namespace trireme {
 
@@ -22,7 +22,8 @@ class HeldStorage : public ManagedStorage {
   void hold(Hold hold);
   /// Local. A kModify hold that ends without spread() leaves the parameter `unspread`.
   void let_go(Hold hold) noexcept;
-  /// The bytes of rank `root` become everybody's. Inside a kModify hold. Collective.
+  /// The bytes of rank `root` of the shards' ranks (of the first replica) become everybody's. Inside a kModify hold.
+  /// Collective.
   void spread(int root);
   bool is_held() const { return readers_ > 0 || modifying_; }
   /// Throw StateError that names `call` and the parameter: it is held; ranks may hold different bytes.
@@ -33,8 +34,8 @@ class HeldStorage : public ManagedStorage {
 
   /// "parameter 'w'".
   virtual std::string label() const = 0;
-  /// Null once the manager is gone; the bytes are then what they are.
-  virtual Group* group() const = 0;
+  /// The ranks that hold it; null once the manager is gone: the bytes are then what they are.
+  virtual const ShardMesh* mesh() const = 0;
   /// What manages it, the same for all storages of one manager.
   virtual const void* manager() const = 0;
   /// What was spread becomes everybody's authoritative bytes; once per manager. Collective.

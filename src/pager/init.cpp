@@ -32,7 +32,7 @@ class InitStorage final : public HeldStorage {
   int64_t byte_count() const { return bytes_; }
 
   std::string label() const override;
-  Group* group() const override;
+  const ShardMesh* mesh() const override;
   const void* manager() const override { return store_.get(); }
   uint64_t last_serial = 0;
   std::list<InitStorage*>::iterator position;  // in the store's list of whole ones, coldest first
@@ -58,7 +58,7 @@ class InitStorage final : public HeldStorage {
 /// The tensors of one scope. Lives as long as any of them.
 class Init::Store : public std::enable_shared_from_this<Init::Store> {
  public:
-  Store(Group& group, const InitPolicy& policy) : group(group), policy(policy) {}
+  Store(Group& group, const InitPolicy& policy) : mesh{.shards = group}, policy(policy) {}
 
   void adopt(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return;
@@ -105,7 +105,7 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
     freed_bytes_ = 0;
   }
 
-  Group& group;
+  const ShardMesh mesh;
   const InitPolicy policy;
   int64_t peak_live_bytes = 0;
 
@@ -132,7 +132,7 @@ InitStorage::~InitStorage() {
 
 std::string InitStorage::label() const { return str("a tensor of ", bytes_, " bytes that zero.Init sharded"); }
 
-Group* InitStorage::group() const { return handed_back_ ? nullptr : &store_->group; }
+const ShardMesh* InitStorage::mesh() const { return handed_back_ ? nullptr : &store_->mesh; }
 void InitStorage::release() noexcept { store_->make_room(0, /*serial=*/0); }
 
 void InitStorage::before_access(Access access) {
@@ -152,7 +152,7 @@ void InitStorage::make_whole(Access access) {
   c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes_);
   if (access != Access::kOverwrite) {
     const at::Tensor whole = at::from_blob(data.get(), {bytes_}, at::TensorOptions().dtype(at::kByte));
-    store_->group.all_gather(whole, shard_).wait();
+    store_->mesh.shards.all_gather(whole, shard_).wait();
   }
   StorageHandle::point(storage_, data.get(), bytes_, self());
   data_ = std::move(data);
@@ -160,7 +160,7 @@ void InitStorage::make_whole(Access access) {
 }
 
 void InitStorage::shard() {
-  const ShardRange mine = shard_range(bytes_, store_->group.size(), store_->group.rank());
+  const ShardRange mine = shard_range(bytes_, store_->mesh.shards.size(), store_->mesh.shards.rank());
   at::Tensor shard = at::empty({mine.numel()}, at::TensorOptions().dtype(at::kByte));
   if (mine.numel() > 0) std::memcpy(shard.data_ptr(), static_cast<std::byte*>(data_.get()) + mine.begin, mine.numel());
   store_->remove(*this);

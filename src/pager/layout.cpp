@@ -39,11 +39,13 @@ std::string block_of(const std::string& name, const UnitRules& rules, const std:
 // What parameters must have in common to share a flat buffer.
 struct UnitKey {
   std::string block;
+  int mesh;
   at::ScalarType dtype;
   bool trainable;
   at::ScalarType communication_dtype;
   bool is_like(const UnitKey& other) const {
-    return dtype == other.dtype && trainable == other.trainable && communication_dtype == other.communication_dtype;
+    return mesh == other.mesh && dtype == other.dtype && trainable == other.trainable &&
+           communication_dtype == other.communication_dtype;
   }
   bool operator==(const UnitKey&) const = default;
 };
@@ -60,7 +62,8 @@ std::vector<Draft> group_by_block(const std::vector<ParameterSpec>& parameters, 
   std::vector<Draft> drafts;
   for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
     const ParameterSpec& spec = parameters[i];
-    const UnitKey key{block_of(spec.name, rules, patterns), spec.dtype, spec.trainable, spec.communication_dtype};
+    const UnitKey key{block_of(spec.name, rules, patterns), spec.mesh, spec.dtype, spec.trainable,
+                      spec.communication_dtype};
     Draft* draft = nullptr;
     for (Draft& candidate : drafts)
       if (candidate.key == key) draft = &candidate;
@@ -88,15 +91,17 @@ std::vector<Draft> merge_small(std::vector<Draft> drafts, int64_t merge_below_by
   return merged;
 }
 
-UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& parameters, int world) {
+UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& parameters, const MeshSize& size) {
   UnitLayout unit;
   const ParameterSpec& first = parameters[draft.parameters.front()];
   const std::string& block = draft.key.block;
   unit.name = block.empty() ? first.name : block.substr(0, block.find_last_not_of('.') + 1);
+  unit.mesh = draft.key.mesh;
   unit.dtype = draft.key.dtype;
   unit.trainable = draft.key.trainable;
   unit.communication_dtype = draft.key.communication_dtype;
-  unit.shards = world;
+  unit.shards = size.shards;
+  unit.pieces = size.pieces;
   int64_t end = 0;
   for (const int index : draft.parameters) {
     const int64_t numel = parameters[index].numel();
@@ -104,7 +109,7 @@ UnitLayout lay_out(const Draft& draft, const std::vector<ParameterSpec>& paramet
     unit.used_numel += numel;
     end = round_up(end + numel, kAlignment);
   }
-  unit.shard_numel = round_up((end + world - 1) / world, kAlignment);
+  unit.shard_numel = round_up((end + size.shards - 1) / size.shards, kAlignment * size.pieces);
   return unit;
 }
 
@@ -137,7 +142,12 @@ std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t 
   return portions;
 }
 
-Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules) {
+Layout make_layout(const std::vector<ParameterSpec>& parameters, int shards, const UnitRules& rules) {
+  return make_layout(parameters, std::vector<MeshSize>{{.shards = shards}}, rules);
+}
+
+Layout make_layout(const std::vector<ParameterSpec>& parameters, const std::vector<MeshSize>& meshes,
+                   const UnitRules& rules) {
   std::vector<std::regex> patterns;
   for (const std::string& pattern : rules.patterns) {
     try {
@@ -147,12 +157,11 @@ Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, cons
     }
   }
   Layout layout;
-  layout.world = world;
   layout.unit_of.resize(parameters.size());
   layout.placement_of.resize(parameters.size());
   for (const Draft& draft : merge_small(group_by_block(parameters, rules, patterns), rules.merge_below_bytes)) {
     const int unit = static_cast<int>(layout.units.size());
-    layout.units.push_back(lay_out(draft, parameters, world));
+    layout.units.push_back(lay_out(draft, parameters, meshes.at(draft.key.mesh)));
     for (size_t i = 0; i < draft.parameters.size(); ++i) {
       layout.unit_of[draft.parameters[i]] = unit;
       layout.placement_of[draft.parameters[i]] = static_cast<int>(i);

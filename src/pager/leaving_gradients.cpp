@@ -17,7 +17,7 @@ constexpr size_t kUnderWay = 2;
 
 }  // namespace
 
-LeavingGradients::LeavingGradients(const StoreContext& context)
+LeavingGradients::LeavingGradients(const StoreContext& context, int mesh)
     : device_(context.device),
       offload_(context.offload),
       stream_(context.offload.is_empty() ? c10::Device(c10::kCPU) : context.device),
@@ -25,7 +25,7 @@ LeavingGradients::LeavingGradients(const StoreContext& context)
   if (offload_.is_empty()) return;
   for (size_t i = 0; i < places_.size(); ++i) {
     const UnitLayout& unit = context.layout.units[i];
-    if (takes(static_cast<int>(i)))
+    if (takes(static_cast<int>(i)) && unit.mesh == mesh)
       places_[i].on_host = offload_.memory().take(unit.shard_numel, accumulation_dtype(unit, context.policy));
   }
   norms_ = at::zeros({static_cast<int64_t>(places_.size())}, at::TensorOptions().dtype(at::kDouble).device(device_));

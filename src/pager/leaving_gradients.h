@@ -13,7 +13,8 @@ namespace trireme {
 
 class LeavingGradients {
  public:
-  explicit LeavingGradients(const StoreContext& context);
+  /// Of mesh number `mesh`.
+  LeavingGradients(const StoreContext& context, int mesh);
   ~LeavingGradients();
   LeavingGradients(const LeavingGradients&) = delete;
   LeavingGradients& operator=(const LeavingGradients&) = delete;

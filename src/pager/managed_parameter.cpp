@@ -23,14 +23,16 @@ std::string ParameterStorage::label() const {
   return store_ != nullptr ? str("parameter '", store_->parameter(parameter_).name, "'") : "a parameter";
 }
 
-Group* ParameterStorage::group() const { return store_ != nullptr ? &store_->group() : nullptr; }
+const ShardMesh* ParameterStorage::mesh() const {
+  return store_ != nullptr ? &store_->mesh_of_parameter(parameter_) : nullptr;
+}
 
 void ParameterStorage::make_whole(Hold hold) { store_->hold(parameter_, hold == Hold::kModify); }
 void ParameterStorage::release() noexcept { store_->let_go(parameter_); }
 c10::StorageImpl& ParameterStorage::bytes() { return store_->parameter(parameter_).storage(); }
 
 void ParameterStorage::settle() {
-  store_->group().barrier();  // nobody reads what is overwritten now
+  store_->await_peers();  // nobody reads what is overwritten now
   store_->apply_writes();
   store_->settle_writes();
 }
@@ -44,6 +46,10 @@ WeightStore::WeightStore(const StoreContext& context) : context_(context) {
 WeightStore::~WeightStore() {
   for (const ManagedParameter& managed : context_.parameters)
     if (managed.owner) managed.owner->forget();
+}
+
+void WeightStore::await_peers() const {
+  for (const ShardMesh& mesh : context_.meshes) barrier_over(mesh);
 }
 
 bool WeightStore::is_written(int index) const {

@@ -29,7 +29,7 @@ class ParameterStorage final : public HeldStorage {
   bool is_managed() const { return store_ != nullptr; }
   int parameter() const { return parameter_; }
   std::string label() const override;
-  Group* group() const override;
+  const ShardMesh* mesh() const override;
   const void* manager() const override { return store_; }
   void settle() override;
   /// Memory that must live as long as the storage points into it.

@@ -19,18 +19,24 @@ size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) /
 class MappedWeights final : public WeightStore {
  public:
   explicit MappedWeights(const StoreContext& context) : WeightStore(context) {
-    size_t bytes = 0;
+    std::vector<size_t> bytes(meshes().size());
     for (int i = 0; i < units(); ++i) {
+      size_t& end = bytes[unit(i).mesh];
       const size_t size = unit_bytes(i);
-      bytes = round_up(bytes, size >= 2 * kHugePage ? kHugePage : 64);
-      begins_.push_back(bytes);
-      bytes += size;
+      end = round_up(end, size >= 2 * kHugePage ? kHugePage : 64);
+      begins_.push_back(end);
+      end += size;
     }
-    memory_ = group().share(std::max<size_t>(bytes, 1), Group::Share::kOne);
+    for (size_t mesh = 0; mesh < bytes.size(); ++mesh)
+      segments_.push_back(meshes()[mesh].shards.share(std::max<size_t>(bytes[mesh], 1), Group::Share::kOne));
     for (int i = 0; i < units(); ++i) fill(i);
-    group().barrier();  // values are complete
+    await_peers();  // values are complete
+    for (int i = 0; i < units(); ++i)
+      if (mesh(i).replica_count() > 1) mesh(i).replicas->broadcast(shard_of(i), 0).wait();
+    for (const ShardMesh& mesh : meshes())
+      if (mesh.replica_count() > 1) barrier_over(mesh);
     for (ManagedParameter& managed : parameters()) {
-      managed.owner->memory = memory_;
+      managed.owner->memory = segment_of(managed.unit);
       point_at_segment(managed);
     }
   }
@@ -55,11 +61,7 @@ class MappedWeights final : public WeightStore {
 
   void after_write(int index) override { parameter(index).written = true; }
 
-  OwnedSlice owned(int index) override {
-    const int64_t begin = shard_begin(index);
-    void* data = element(unit_data(index), begin, c10::elementSize(unit(index).dtype));
-    return {index, begin, flat_view(data, unit(index).shard_numel, unit(index).dtype, memory_), {}};
-  }
+  OwnedSlice owned(int index) override { return {index, piece_begin(index), piece_of(index, shard_of(index)), {}}; }
 
   void apply_writes() override {
     for (const Private& copy : privates_) {
@@ -73,10 +75,10 @@ class MappedWeights final : public WeightStore {
     }
   }
 
-  void publish(int) override {}  // written in place
+  void publish(int index) override { join_pieces(index, shard_of(index)); }  // else it is written in place
 
   void settle_writes() override {
-    group().barrier();
+    await_peers();
     for (const Private& copy : privates_) point_at_segment(parameter(copy.parameter));
     privates_.clear();
   }
@@ -87,7 +89,7 @@ class MappedWeights final : public WeightStore {
     for (int i = 0; i < units(); ++i) {
       const int64_t itemsize = static_cast<int64_t>(c10::elementSize(unit(i).dtype));
       memory.weight_bytes += unit(i).shard_numel * itemsize;
-      memory.padding_bytes += unit(i).padding() * itemsize / group().size();
+      memory.padding_bytes += unit(i).padding() * itemsize / unit(i).shards;
     }
     for (const Private& copy : privates_) memory.live_bytes += static_cast<int64_t>(parameter(copy.parameter).bytes());
   }
@@ -99,7 +101,12 @@ class MappedWeights final : public WeightStore {
   };
 
   size_t unit_bytes(int index) const { return unit(index).numel() * c10::elementSize(unit(index).dtype); }
-  std::byte* unit_data(int index) const { return memory_->of(0) + begins_[index]; }
+  const std::shared_ptr<SharedMemory>& segment_of(int index) const { return segments_[unit(index).mesh]; }
+  std::byte* unit_data(int index) const { return segment_of(index)->of(0) + begins_[index]; }
+  at::Tensor shard_of(int index) const {
+    void* data = element(unit_data(index), shard_begin(index), c10::elementSize(unit(index).dtype));
+    return flat_view(data, unit(index).shard_numel, unit(index).dtype, segment_of(index));
+  }
 
   std::byte* shared_data(const ManagedParameter& managed) const {
     return element(unit_data(managed.unit), managed.begin, managed.itemsize());
@@ -109,21 +116,21 @@ class MappedWeights final : public WeightStore {
     StorageHandle::point(managed.storage(), shared_data(managed), managed.bytes(), managed.owner);
   }
 
-  // Rank 0's values count. Values under an Init scope are the same everywhere and gathered by all, but rank 0 writes
-  // them too.
+  // Rank 0's values count. Values under an Init scope are the same everywhere and gathered by all, but rank 0 of each
+  // replica writes them too.
   void fill(int index) {
     for (const Placement& placement : unit(index).parameters) {
       const ManagedParameter& managed = parameter(placement.index);
       if (ManagedStorage* owner = StorageHandle::owner_of(managed.storage())) owner->before_access(Access::kRead);
-      if (group().rank() == 0)
-        copy_values(managed, flat_view(shared_data(managed), managed.numel, unit(index).dtype, memory_));
+      if (shards(index).rank() == 0)
+        copy_values(managed, flat_view(shared_data(managed), managed.numel, unit(index).dtype, segment_of(index)));
       // What the model held until now is needed no more.
       StorageHandle::give(managed.storage(), c10::GetCPUAllocator()->allocate(0), 0);
     }
   }
 
-  std::shared_ptr<SharedMemory> memory_;
-  std::vector<size_t> begins_;
+  std::vector<std::shared_ptr<SharedMemory>> segments_;  // by mesh
+  std::vector<size_t> begins_;                           // by unit, in its mesh's segment
   std::vector<Private> privates_;
 };
 

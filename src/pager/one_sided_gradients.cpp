@@ -40,15 +40,15 @@ struct ParameterGradients {
 
 class OneSidedGradients final : public GradientStore {
  public:
-  explicit OneSidedGradients(const StoreContext& context)
-      : GradientStore(context), board_(context.group, parameters()), states_(parameters()) {
+  OneSidedGradients(const StoreContext& context, int mesh)
+      : GradientStore(context, mesh), board_(group(), parameters()), states_(parameters()) {
     for (int i = 0; i < units(); ++i) {
-      shards_.push_back(unit(i).trainable
-                            ? at::zeros({unit(i).shard_numel}, at::TensorOptions().dtype(accumulation_dtype(i)))
-                            : at::Tensor());
+      shards_.push_back(has(i) ? at::zeros({unit(i).shard_numel}, at::TensorOptions().dtype(accumulation_dtype(i)))
+                               : at::Tensor());
     }
     make_arena(place_homes());
-    for (int i = 0; i < parameters(); ++i) find_owners(i);
+    for (int i = 0; i < parameters(); ++i)
+      if (is_trainable(i)) find_owners(i);
   }
 
   void accept(int index, at::Tensor gradient) override {
@@ -82,17 +82,20 @@ class OneSidedGradients final : public GradientStore {
     to_fold_.clear();
     in_flight_.clear();
     for (int i = 0; i < parameters(); ++i) touched_[i] |= rounds(i) > 0;
+    if (replica_sums_.are_there()) add_replicas();
     finished_ = true;
   }
 
-  void rewritten(int index) override {
-    const at::ScalarType dtype = shards_[parameter(index).unit].scalar_type();
-    const int64_t numel = states_[index].mine.numel();
-    if (numel > 0) states_[index].sum_of_squares = trireme::sum_of_squares(own_part(index), dtype, numel);
-  }
+  void rewritten(int index) override { states_[index].sum_of_squares = squares_of(index, states_[index].mine); }
 
-  void add_squares(int index, ExactSum& sum) const override { sum.add(states_[index].sum_of_squares); }
-  at::Tensor owned(int index) override { return shards_[index]; }
+  void add_squares(int index, ExactSum& sum) const override {
+    // Of what was folded last; replicas have added to it.
+    if (replica_sums_.are_there())
+      sum.add(squares_of(index, counted(parameter(index))));
+    else if (mesh().counts_in_norm)
+      sum.add(states_[index].sum_of_squares);
+  }
+  at::Tensor owned(int index) override { return piece_of(index, shards_[index]); }
 
   void clear() override {
     finished_ = true;
@@ -102,13 +105,14 @@ class OneSidedGradients final : public GradientStore {
       state.sum_of_squares = 0;
     }
     std::fill(touched_.begin(), touched_.end(), 0);
+    replica_sums_.clear();
   }
 
   void add_to(PagerMemory& memory) const override {
     for (int i = 0; i < units(); ++i) {
       if (!shards_[i].defined()) continue;
       memory.gradient_bytes += static_cast<int64_t>(shards_[i].nbytes());
-      memory.padding_bytes += unit(i).padding() * shards_[i].element_size() / group().size();
+      memory.padding_bytes += unit(i).padding() * shards_[i].element_size() / unit(i).shards;
     }
     memory.in_flight_bytes += in_flight_bytes_;
     memory.peak_in_flight_bytes += peak_in_flight_bytes_;
@@ -122,10 +126,25 @@ class OneSidedGradients final : public GradientStore {
     ++window_;
   }
 
-  std::byte* own_part(int index) const {
+  /// Elements [part.begin, part.end) of the unit's flat buffer that `index` is in, in this rank's `shard`.
+  at::Tensor part_of(int index, const Overlap& part, const at::Tensor& shard) const {
+    return shard.narrow(0, part.begin - shard_begin(parameter(index).unit), part.numel());
+  }
+  double squares_of(int index, const Overlap& part) const {
+    if (part.empty()) return 0;
     const at::Tensor& shard = shards_[parameter(index).unit];
-    const int64_t begin = states_[index].mine.begin - unit(parameter(index).unit).shard_numel * group().rank();
-    return element(shard.data_ptr(), begin, shard.element_size());
+    return trireme::sum_of_squares(part_of(index, part, shard).data_ptr(), shard.scalar_type(), part.numel());
+  }
+
+  void add_replicas() {
+    for (int i = 0; i < parameters(); ++i)
+      // What another window left there is no addend: other replicas may have a gradient of it.
+      if (!states_[i].has_sum && !states_[i].mine.empty() && !replica_sums_.is_closed(parameter(i).unit))
+        part_of(i, states_[i].mine, shards_[parameter(i).unit]).zero_();
+    for (int i = 0; i < units(); ++i)
+      if (has(i)) replica_sums_.close(i, shards_[i]);
+    at::Tensor flags = at::from_blob(touched_.data(), {parameters()}, at::TensorOptions().dtype(at::kByte));
+    mesh().replicas->all_reduce(flags, ReduceOp::kMax).wait();
   }
 
   // Every gradient has a home: small ones are copied there, large ones only when the arena has no block for them (its
@@ -166,7 +185,7 @@ class OneSidedGradients final : public GradientStore {
     state.last_owner = static_cast<int>((managed.begin + managed.numel - 1) / unit(managed.unit).shard_numel);
   }
 
-  bool is_trainable(int index) const { return unit(parameter(index).unit).trainable; }
+  bool is_trainable(int index) const { return has(parameter(index).unit); }
   bool is_small(int index) const { return wire_bytes(index) < kSmallGradient; }
   // Peers read a gradient in the parameter's dtype, or in the one that it is to travel in.
   at::ScalarType wire_dtype_of(int index) const {
@@ -258,8 +277,9 @@ class OneSidedGradients final : public GradientStore {
     }
     if (task.sources.empty()) return false;  // no rank has this round
     task.source_dtype = wire_dtype_of(index);
-    task.target = own_part(index);
-    task.target_dtype = shards_[managed.unit].scalar_type();
+    const at::Tensor& sums = replica_sums_.open(managed.unit, shards_[managed.unit]);
+    task.target = element(sums.data_ptr(), state.mine.begin - shard_begin(managed.unit), sums.element_size());
+    task.target_dtype = sums.scalar_type();
     task.numel = state.mine.numel();
     task.factor = static_cast<float>(factor_);
     task.accumulate = std::exchange(state.has_sum, true);
@@ -343,8 +363,8 @@ class OneSidedGradients final : public GradientStore {
 
 }  // namespace
 
-std::unique_ptr<GradientStore> make_one_sided_gradients(const StoreContext& context) {
-  return std::make_unique<OneSidedGradients>(context);
+std::unique_ptr<GradientStore> make_one_sided_gradients(const StoreContext& context, int mesh) {
+  return std::make_unique<OneSidedGradients>(context, mesh);
 }
 
 }  // namespace trireme

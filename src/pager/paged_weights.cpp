@@ -10,8 +10,7 @@
 // Where a unit is offloaded its shard is updated on the host: the device has a copy of it, or none (HostSlice, and
 // PagedUnit::shard on the host), from where a gather brings it.
 //
-// Every decision follows from the touches, autocast's state at them and sizes, never from timing, so ranks that run the
-// same program issue the same collectives in the same order.
+// Residency decides which units are whole; this file executes its actions.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/zeros.h>
 
@@ -22,7 +21,7 @@
 #include "pager/flat_buffers.h"
 #include "pager/host_slice.h"
 #include "pager/kernels.h"
-#include "pager/trace.h"
+#include "pager/residency.h"
 #include "pager/weight_store.h"
 #include "trireme/comm/call_scopes.h"
 
@@ -41,27 +40,21 @@ struct PagedUnit {
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   Pending<void> gather;
-  Mark brought;              // the same where no peer takes part
-  uint64_t last_serial = 0;  // of the operator that touched it last: an operator's own units are never released
-  int64_t last_touch = 0;
-  int holds = 0;  // parameters of it that are held whole
+  Mark brought;  // behind a gather in which no peer takes part
 };
 
 class PagedWeights final : public WeightStore {
  public:
   explicit PagedWeights(const StoreContext& context)
       : WeightStore(context),
-        shards_(context.group, context, shard_bytes()),
+        shards_(context, shard_bytes()),
         paged_(units()),
-        trace_(units()),
+        residency_(make_residency(context)),
         gathers_stream_(context.device),
         returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
-    int64_t largest = 0;
-    for (int i = 0; i < units(); ++i) largest = std::max(largest, unit_bytes(i));
-    // An operator may need two units at once (an embedding tied to a head beside a block).
-    limit_bytes_ = std::max(policy().live_bytes, 2 * largest);
     if (registers_buffers(context))
-      arena_ = BufferArena(group().registered_zeros(bytes_of_units_in_slab(context.layout, limit_bytes_), device()));
+      arena_ = BufferArena(meshes().front().shards.registered_zeros(
+          bytes_of_units_in_slab(context.layout, residency_.limit_bytes()), device()));
     for (int i = 0; i < units(); ++i) take_over(i);
   }
 
@@ -70,7 +63,7 @@ class PagedWeights final : public WeightStore {
       paged_[i].gather = {};
       paged_[i].brought.pass_quietly();
       // What is whole stays readable.
-      if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release_if_whole(i);
+      if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release(i);
       if (paged_[i].state != UnitState::kWhole) continue;
       leave_whole(i);
     }
@@ -82,12 +75,11 @@ class PagedWeights final : public WeightStore {
     const int touched = parameter(index).unit;
     const std::span<const int> leaf = leaf_mates(touched), mates = leaf.empty() ? std::span(&touched, 1) : leaf;
     // In a scope that holds them one rank alone may touch them, so that must lead to no gather.
-    if (std::all_of(mates.begin(), mates.end(), [&](int mate) { return paged_[mate].holds > 0; })) return;
-    running_serial_ = next_serial();
-    // One entry in the trace for a leaf, whichever of its units a rank has touched.
-    trace_.touch(mates.front());
-    for (const int mate : mates) make_whole(mate, access);
-    if (touched != last_prefetched_from_) prefetch(touched);
+    if (std::all_of(mates.begin(), mates.end(), [&](int mate) { return residency_.is_held(mate); })) return;
+    const Residency::Touch touch{next_serial(), access == Access::kWrite, is_autocast_on()};
+    execute(residency_.touch(mates, touch));
+    for (const int mate : mates) await_gather(mate);
+    prefetches_ += execute(residency_.look_ahead(touched, touch));
   }
 
   void after_write(int index) override {
@@ -106,7 +98,7 @@ class PagedWeights final : public WeightStore {
   void apply_writes() override {
     for (int i = 0; i < units(); ++i) {
       // One that nobody waited for (the step took another way than the last one) reads what may be written now.
-      if (paged_[i].state == UnitState::kGathering) finish_gather(i);
+      if (paged_[i].state == UnitState::kGathering) finish_demanded(i);
       offload().await(i);
       if (!has_copy(i)) continue;
       if (is_written(i)) paged_[i].updated_there.fetch();
@@ -114,34 +106,32 @@ class PagedWeights final : public WeightStore {
     }
   }
 
-  // Not a touch of the trace: what is looked at now and then is not gathered ahead.
   void hold(int index, bool) override {
     const int held = parameter(index).unit;
-    PagedUnit& paged = paged_[held];
-    running_serial_ = next_serial();
-    paged.last_touch = ++touches_;
-    ++paged.holds;
-    gather(held, /*rounded=*/false);
+    execute(residency_.hold(held, next_serial()));
+    await_gather(held);
   }
 
   void let_go(int index) noexcept override {
-    --paged_[parameter(index).unit].holds;
-    while (live_bytes_ > limit_bytes_) {
-      const int victim = choose_victim();
-      if (victim < 0 || paged_[victim].state != UnitState::kWhole) return;  // waiting for a gather is not local
-      release_if_whole(victim);
-    }
+    const Residency::Actions releases = residency_.let_go(parameter(index).unit);
+    // Waiting for a gather is not local: one that is under way stays.
+    const auto first_under_way = std::find_if(releases.begin(), releases.end(), [&](const Residency::Action& action) {
+      return paged_[action.unit].state == UnitState::kGathering;
+    });
+    const auto local = static_cast<size_t>(first_under_way - releases.begin());
+    residency_.cancel(releases.subspan(local));
+    execute(releases.first(local));
   }
 
   void release_gathered() override {
-    for (int i = 0; i < units(); ++i)
-      if (paged_[i].holds == 0) release_if_whole(i);
+    execute(residency_.release_all());
     arena_.trim(0);
   }
 
   OwnedSlice owned(int index) override {
     const PagedUnit& paged = paged_[index];
-    return {index, shard_begin(index), has_copy(index) ? paged.updated_there.on_host() : paged.shard, {}};
+    return {
+        index, piece_begin(index), has_copy(index) ? paged.updated_there.on_host() : piece_of(index, paged.shard), {}};
   }
   void await_owned(int index) override {
     has_copy(index) ? paged_[index].updated_there.await_sent() : paged_[index].left.wait();
@@ -150,16 +140,16 @@ class PagedWeights final : public WeightStore {
     return has_copy(index) ? paged_[index].updated_there.is_sent() : paged_[index].left.is_reached();
   }
 
-  void outdate(int index) override { release_if_whole(index); }
+  void outdate(int index) override { execute(residency_.release(index)); }
   void publish(int index) override {
-    if (has_copy(index)) paged_[index].updated_there.send(returns_stream_);
+    if (has_copy(index)) return paged_[index].updated_there.send(returns_stream_);
+    join_pieces(index, paged_[index].shard);
   }
 
   void open_window() override {
     const Mark updated = Mark::here(device());
     for (PagedUnit& paged : paged_) paged.written = updated;
-    trace_.end_step();
-    last_prefetched_from_ = -1;
+    residency_.end_step();
   }
 
   void add_to(PagerMemory& memory) const override {
@@ -167,7 +157,7 @@ class PagedWeights final : public WeightStore {
     for (int i = 0; i < units(); ++i) {
       if (is_host(paged_[i].shard) && !is_host(device())) continue;  // counted as offloaded
       memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
-      memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / group().size();
+      memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / unit(i).shards;
     }
     memory.live_bytes += live_bytes_;
     memory.peak_live_bytes += peak_live_bytes_;
@@ -189,36 +179,56 @@ class PagedWeights final : public WeightStore {
   int64_t unit_bytes(int index) const {
     return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
   }
+  Residency make_residency(const StoreContext& context) const {
+    std::vector<Residency::Unit> sizes;
+    int64_t largest = 0;
+    for (int i = 0; i < units(); ++i) {
+      // What comes from the host saves nothing on its way by being rounded first.
+      const bool may_round = unit(i).dtype == at::kFloat && !context.offload.keeps_shard(i) &&
+                             unit(i).communication_dtype != at::ScalarType::Undefined;
+      sizes.push_back({unit_bytes(i), may_round});
+      largest = std::max(largest, unit_bytes(i));
+    }
+    // An operator may need two units at once (an embedding tied to a head beside a block).
+    return {std::move(sizes), {std::max(policy().live_bytes, 2 * largest), policy().prefetch_bytes}};
+  }
   // Without a scope there are no operators: each access stands for itself.
   uint64_t next_serial() {
     const RankContext* context = RankContext::current();
-    return context != nullptr ? context->serial() : (uint64_t{1} << 63) + static_cast<uint64_t>(touches_);
+    return context != nullptr ? context->serial() : (uint64_t{1} << 63) + ++accesses_;
   }
+  bool is_autocast_on() const { return at::autocast::is_autocast_enabled(device().type()); }
 
-  void make_whole(int index, Access access) {
-    PagedUnit& paged = paged_[index];
-    paged.last_serial = running_serial_;
-    paged.last_touch = ++touches_;
-    gather(index, may_round(index, access));
-  }
-
-  bool may_round(int index, Access access) const {
-    // What comes from the host saves nothing on its way by being rounded first.
-    return access == Access::kRead && unit(index).dtype == at::kFloat && !offload().keeps_shard(index) &&
-           unit(index).communication_dtype != at::ScalarType::Undefined &&
-           at::autocast::is_autocast_enabled(device().type());
-  }
-
-  // Own bits serve where rounded ones would do, not the other way round.
-  void gather(int index, bool rounded) {
-    const PagedUnit& paged = paged_[index];
-    if (paged.is_rounded && !rounded) release_if_whole(index);
-    if (paged.state == UnitState::kReleased) {
-      make_room(unit_bytes(index));
-      start_gather(index, rounded);
+  /// Starts the gathers and does the releases. Returns how many gathers.
+  int64_t execute(Residency::Actions actions) {
+    int64_t gathers = 0;
+    for (size_t i = 0; i < actions.size(); ++i) {
+      const auto [kind, index, rounded, was_rounded] = actions[i];
+      const bool gathers_now = kind == Residency::Kind::kGather;
+      try {
+        gathers_now ? start_gather(index, rounded) : release(index);
+      } catch (...) {
+        // A release that throws has waited for a gather in vain: its unit is released all the same.
+        residency_.cancel(actions.subspan(gathers_now ? i : i + 1));
+        throw;
+      }
+      gathers += gathers_now;
     }
-    if (paged.state == UnitState::kGathering) finish_gather(index);
+    return gathers;
+  }
+
+  /// `index` is whole, or will be on the current stream, which may read it from here on.
+  void await_gather(int index) {
+    if (paged_[index].state == UnitState::kGathering) finish_demanded(index);
     paged_[index].buffer.begin_read();
+  }
+  void finish_demanded(int index) {
+    try {
+      finish_gather(index);
+    } catch (...) {
+      (void)residency_.release(index);
+      throw;
+    }
   }
 
   // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
@@ -229,7 +239,7 @@ class PagedWeights final : public WeightStore {
       copy_values(managed, whole.narrow(0, placement.begin, placement.numel));
       release_parameter(managed);
     }
-    if (!is_alone_on_device()) group().broadcast(whole, 0).wait();
+    broadcast_over(mesh(index), whole);
     PagedUnit& paged = paged_[index];
     const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
     if (offload().keeps_shard(index))
@@ -240,13 +250,13 @@ class PagedWeights final : public WeightStore {
     paged.written = Mark::here(device());
   }
 
-  bool is_alone_on_device() const { return !is_host(device()) && group().size() == 1; }
+  bool is_alone_on_device(int index) const { return !is_host(device()) && shards(index).size() == 1; }
   /// The device has this rank's shard, and the host updates it.
   bool has_copy(int index) const { return offload().owns(index) && !offload().keeps_shard(index); }
 
   void release_parameter(const ManagedParameter& managed) {
     StorageHandle::release(managed.storage(), managed.owner,
-                           str("parameter '", managed.name, "' is sharded over ", group().size(),
+                           str("parameter '", managed.name, "' is sharded over ", unit(managed.unit).shards,
                                " ranks (ZeRO stage 3) and released: operators make it whole, in the thread that called "
                                "initialize() and in no "
                                "other. Use the model in that thread, read a clone() of it, or wrap the access in "
@@ -278,7 +288,7 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
     offload().await(index);
-    paged.buffer = arena_.take(unit(index).numel(), options(index), limit_bytes_ - live_bytes_);
+    paged.buffer = arena_.take(unit(index).numel(), options(index), residency_.limit_bytes() - live_bytes_);
     paged.is_rounded = rounded;
     {
       const OnStream on(gathers_stream_);
@@ -297,11 +307,12 @@ class PagedWeights final : public WeightStore {
   Pending<void> gather_exactly(int index) {
     PagedUnit& paged = paged_[index];
     const at::Tensor& whole = paged.buffer.memory();
-    if (!is_alone_on_device() && !offload().keeps_shard(index)) return group().all_gather(whole, paged.shard);
+    if (!is_alone_on_device(index) && !offload().keeps_shard(index))
+      return shards(index).all_gather(whole, paged.shard);
     const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
     mine.copy_(paged.shard, /*non_blocking=*/true);
     paged.left = Mark::here(device());
-    if (!is_alone_on_device()) return group().all_gather(whole, mine);
+    if (!is_alone_on_device(index)) return shards(index).all_gather(whole, mine);
     paged.brought = paged.left;
     return {};
   }
@@ -312,7 +323,7 @@ class PagedWeights final : public WeightStore {
     const at::Tensor rounded = upper_half(index);
     const at::Tensor own = rounded.narrow(0, shard_begin(index), unit(index).shard_numel);
     own.copy_(paged.shard);
-    return group().all_gather(rounded, own);
+    return shards(index).all_gather(rounded, own);
   }
   at::Tensor upper_half(int index) const {
     const int64_t numel = unit(index).numel();
@@ -353,14 +364,13 @@ class PagedWeights final : public WeightStore {
     }
   }
 
-  void release_if_whole(int index) {
+  void release(int index) {
     PagedUnit& paged = paged_[index];
     if (paged.state == UnitState::kGathering) finish_gather(index);
-    if (paged.state == UnitState::kReleased) return;
     for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
     if (policy().poison) poison(paged.buffer);
     forget_buffer(index);
-    arena_.trim(limit_bytes_ - live_bytes_);
+    arena_.trim(residency_.limit_bytes() - live_bytes_);
     ++releases_;
   }
 
@@ -378,71 +388,18 @@ class PagedWeights final : public WeightStore {
     buffer.memory().view(at::kByte).fill_(0xFF);  // NaNs
   }
 
-  // Releases what is needed last until `bytes` fit, or until all that is left belongs to the running operator.
-  void make_room(int64_t bytes) {
-    while (live_bytes_ + bytes > limit_bytes_) {
-      const int victim = choose_victim();
-      if (victim < 0) return;
-      release_if_whole(victim);
-    }
-  }
-
-  int choose_victim() const {
-    int victim = -1;
-    for (int i = 0; i < units(); ++i) {
-      const PagedUnit& paged = paged_[i];
-      if (paged.state == UnitState::kReleased || paged.holds > 0) continue;
-      if (paged.last_serial == running_serial_ && paged.last_touch > 0) continue;
-      if (victim < 0 || is_needed_later(i, victim)) victim = i;
-    }
-    return victim;
-  }
-
-  // By the trace where it is known, else the least recently used.
-  bool is_needed_later(int a, int b) const {
-    const int64_t distance_a = trace_.distance_to(a);
-    const int64_t distance_b = trace_.distance_to(b);
-    if (distance_a != distance_b) return distance_a > distance_b;
-    return paged_[a].last_touch < paged_[b].last_touch;
-  }
-
-  // Starts the gathers of the next units of the trace, as far as prefetch_bytes and the limit allow.
-  void prefetch(int from) {
-    last_prefetched_from_ = from;
-    int64_t bytes = 0;
-    for (int64_t ahead = 1; trace_.upcoming(ahead) >= 0; ++ahead) {
-      const int next = trace_.upcoming(ahead);
-      if (next == from) continue;
-      bytes += unit_bytes(next);
-      if (bytes > policy().prefetch_bytes) return;
-      if (paged_[next].state != UnitState::kReleased) continue;
-      while (live_bytes_ + unit_bytes(next) > limit_bytes_) {
-        const int victim = choose_victim();
-        if (victim < 0 || trace_.distance_to(victim) <= ahead) return;
-        release_if_whole(victim);
-      }
-      start_gather(next, may_round(next, Access::kRead));
-      ++prefetches_;
-    }
-  }
-
   FlatBuffers shards_;
   std::vector<PagedUnit> paged_;
-  Trace trace_;
+  Residency residency_;
   BufferArena arena_;
   SideStream gathers_stream_;
   SideStream returns_stream_;
-  int64_t limit_bytes_ = 0;
   int64_t live_bytes_ = 0;
   int64_t peak_live_bytes_ = 0;
-  int64_t touches_ = 0;
+  uint64_t accesses_ = 0;  // outside of operators
   int64_t gathers_ = 0;
   int64_t prefetches_ = 0;
   int64_t releases_ = 0;
-  // Of the access that is being served. Operators of our own (an empty buffer) count too where the caller is no
-  // operator.
-  uint64_t running_serial_ = 0;
-  int last_prefetched_from_ = -1;
 };
 
 }  // namespace

@@ -30,19 +30,23 @@ struct WithoutAutocast {
 
 class Pager::Impl {
  public:
-  Impl(Pager& pager, Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
-      : group_(group), policy_(policy), context_{group_, layout_, policy_, managed_, device_, offload_} {
+  Impl(Pager& pager, Group& group, std::vector<ShardMesh> meshes, std::vector<NamedParameter> parameters,
+       const PagerPolicy& policy)
+      : group_(group), meshes_(std::move(meshes)), policy_(policy), context_{meshes_,  layout_, policy_,
+                                                                             managed_, device_, offload_} {
     check(policy_);
     for (const NamedParameter& parameter : parameters) specs_.push_back(spec_of(parameter));
     device_ = device_of(parameters);
-    policy_.gather = choose_gather(policy, group, device_);
-    layout_ = make_layout(specs_, group.size(), policy.units);
+    policy_.gather = choose_gather(policy, meshes_, device_);
+    std::vector<MeshSize> sizes;
+    for (const ShardMesh& mesh : meshes_) sizes.push_back(mesh.size());
+    layout_ = make_layout(specs_, sizes, policy.units);
     plan_offload();
     managed_ = take_over(std::move(parameters), layout_);
     make_stores();
     for (int i = 0; i < static_cast<int>(layout_.units.size()); ++i) {
       OwnedSlice slice = weights_->owned(i);
-      if (layout_.units[i].trainable) slice.gradients = gradients_->owned(i);
+      if (layout_.units[i].trainable) slice.gradients = gradients_[layout_.units[i].mesh]->owned(i);
       (layout_.units[i].trainable ? owned_ : owned_frozen_).push_back(std::move(slice));
     }
     is_published_.assign(layout_.units.size(), false);
@@ -60,14 +64,16 @@ class Pager::Impl {
 
   void set_gradient_factor(double factor) {
     factor_ = factor;
-    gradients_->set_factor(policy_.gradient_op == ReduceOp::kSum ? factor : factor / group_.size());
+    for (size_t mesh = 0; mesh < meshes_.size(); ++mesh)
+      gradients_[mesh]->set_factor(
+          policy_.gradient_op == ReduceOp::kSum ? factor : factor / static_cast<double>(meshes_[mesh].divisor()));
   }
   void set_gradient_check(std::function<void()> check) { gradient_check_ = std::move(check); }
   void defer_reductions(bool defer) { deferring_ = defer; }
   bool defers_reductions() const { return deferring_; }
 
   std::optional<at::Tensor> sum_of_this_rank(int parameter) const {
-    const at::Tensor sum = defers() ? deferred_->sum_of(parameter) : gradients_->unreduced(parameter);
+    const at::Tensor sum = defers() ? deferred_->sum_of(parameter) : gradients_of(parameter).unreduced(parameter);
     if (!sum.defined()) return std::nullopt;
     return sum.to(at::kFloat) * factor_;
   }
@@ -75,7 +81,7 @@ class Pager::Impl {
   void end_backward() {
     if (defers()) return;
     hand_over_deferred();
-    gradients_->end_backward();
+    for (const auto& store : gradients_) store->end_backward();
   }
 
   void reduce_now() {
@@ -85,23 +91,23 @@ class Pager::Impl {
                            ": inside a scope in which nothing is reduced (no_sync, coalesce_grad_reduction); let it "
                            "end first"));
     hand_over_deferred();
-    gradients_->finish();
+    for (const auto& store : gradients_) store->finish();
     for (const OwnedSlice& slice : owned_) await_owned(slice.unit);
     group_.barrier();  // a peer that is still finishing looks at what this rank's next backward writes
   }
 
-  bool has_gradient(int parameter) const { return gradients_->touched(parameter); }
-  void gradient_written(int parameter) { gradients_->rewritten(parameter); }
+  bool has_gradient(int parameter) const { return gradients_of(parameter).touched(parameter); }
+  void gradient_written(int parameter) { gradients_of(parameter).rewritten(parameter); }
 
   Window close_window() {
     check_storages(CallerScope::current("close_window"));
     hand_over_deferred();
-    gradients_->finish();
+    for (const auto& store : gradients_) store->finish();
     Window window;
-    window.sum_of_squares = sum_of_squares(context_, owned_, *gradients_);
+    window.sum_of_squares = sum_of_squares(group_, context_, owned_, gradients_);
     weights_->apply_writes();
     for (size_t i = 0; i < managed_.size(); ++i) {
-      window.touched.push_back(gradients_->touched(static_cast<int>(i)));
+      window.touched.push_back(has_gradient(static_cast<int>(i)));
       window.written.push_back(managed_[i].written);
     }
     return window;
@@ -131,11 +137,11 @@ class Pager::Impl {
 
   void await_owned(int unit) {
     if (!offload_.owns(unit)) return;
-    gradients_->await_owned(unit);
+    gradients_in(unit).await_owned(unit);
     weights_->await_owned(unit);
   }
   bool is_owned_there(int unit) const {
-    return !offload_.owns(unit) || (gradients_->is_owned_there(unit) && weights_->is_owned_there(unit));
+    return !offload_.owns(unit) || (gradients_in(unit).is_owned_there(unit) && weights_->is_owned_there(unit));
   }
 
   void defer_publish(int unit) {
@@ -154,7 +160,7 @@ class Pager::Impl {
 
   void open_window() {
     weights_->open_window();
-    gradients_->clear();
+    for (const auto& store : gradients_) store->clear();
     for (ManagedParameter& managed : managed_) {
       managed.written = false;
       // A graph from before the step must not run backward over the new values without a word.
@@ -222,15 +228,15 @@ class Pager::Impl {
     if (gradient_check_) gradient_check_();
     ++arrivals_[index];
     gradient = flat_gradient(managed_[index].tensor, gradient.detach());
-    if (!defers() && !deferred_->has(index)) return gradients_->accept(index, std::move(gradient));
+    if (!defers() && !deferred_->has(index)) return gradients_of(index).accept(index, std::move(gradient));
     deferred_->add(index, gradient);
-    if (!defers()) gradients_->accept(index, deferred_->take(index));
+    if (!defers()) gradients_of(index).accept(index, deferred_->take(index));
   }
 
   PagerMemory memory() const {
     PagerMemory memory;
     weights_->add_to(memory);
-    gradients_->add_to(memory);
+    for (const auto& store : gradients_) store->add_to(memory);
     deferred_->add_to(memory);
     memory.offloaded_bytes = offload_.memory().bytes();
     return memory;
@@ -239,13 +245,16 @@ class Pager::Impl {
   PagerCounters counters() const {
     PagerCounters counters;
     weights_->add_to(counters);
-    counters.reductions = gradients_->reductions();
-    counters.reduced_bytes = gradients_->reduced_bytes();
+    for (const auto& store : gradients_) {
+      counters.reductions += store->reductions();
+      counters.reduced_bytes += store->reduced_bytes();
+    }
     return counters;
   }
 
   const Layout& layout() const { return layout_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
+  const std::vector<ShardMesh>& meshes() const { return meshes_; }
   const PagerPolicy& policy() const { return policy_; }
   c10::Device device() const { return device_; }
   const std::vector<OwnedSlice>& owned() const { return owned_; }
@@ -257,7 +266,10 @@ class Pager::Impl {
     is_published_[unit] = true;
   }
 
-  bool defers() const { return deferring_ && !gradients_->reduces_at_boundary(); }
+  GradientStore& gradients_in(int unit) const { return *gradients_[layout_.units[unit].mesh]; }
+  GradientStore& gradients_of(int parameter) const { return gradients_in(layout_.unit_of[parameter]); }
+  // All stores alike, for that follows from the policy.
+  bool defers() const { return deferring_ && !gradients_.front()->reduces_at_boundary(); }
 
   // What is on the host already is updated there.
   void plan_offload() {
@@ -280,7 +292,9 @@ class Pager::Impl {
     if (stays) weights_ = make_resident_weights(context_);
     if (!stays) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
     const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-steps
-    gradients_ = one_sided ? make_one_sided_gradients(context_) : make_bucketed_gradients(context_);
+    for (int mesh = 0; mesh < static_cast<int>(meshes_.size()); ++mesh)
+      gradients_.push_back(one_sided ? make_one_sided_gradients(context_, mesh)
+                                     : make_bucketed_gradients(context_, mesh));
     deferred_.emplace(context_);
   }
 
@@ -293,7 +307,7 @@ class Pager::Impl {
   void hand_over_deferred() {
     // From the last parameter on: the order in which backward would have produced them.
     for (int i = static_cast<int>(managed_.size()) - 1; i >= 0; --i)
-      if (deferred_->has(i)) gradients_->accept(i, deferred_->take(i));
+      if (deferred_->has(i)) gradients_of(i).accept(i, deferred_->take(i));
   }
 
   void check_storages(const char* call) const {
@@ -313,6 +327,7 @@ class Pager::Impl {
   }
 
   Group& group_;
+  const std::vector<ShardMesh> meshes_;
   PagerPolicy policy_;
   c10::Device device_{c10::kCPU};
   std::vector<ParameterSpec> specs_;
@@ -321,7 +336,7 @@ class Pager::Impl {
   Offload offload_;
   const StoreContext context_;
   std::unique_ptr<WeightStore> weights_;
-  std::unique_ptr<GradientStore> gradients_;
+  std::vector<std::unique_ptr<GradientStore>> gradients_;  // by mesh
   std::optional<DeferredGradients> deferred_;
   bool deferring_ = false;
   double factor_ = 1;  // of gradients, without the division by the number of ranks
@@ -337,11 +352,15 @@ class Pager::Impl {
 };
 
 Pager::Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
-    : impl_(std::make_unique<Impl>(*this, group, std::move(parameters), policy)) {}
+    : Pager(group, {{.shards = group}}, std::move(parameters), policy) {}
+Pager::Pager(Group& group, std::vector<ShardMesh> meshes, std::vector<NamedParameter> parameters,
+             const PagerPolicy& policy)
+    : impl_(std::make_unique<Impl>(*this, group, std::move(meshes), std::move(parameters), policy)) {}
 Pager::~Pager() = default;
 
 const Layout& Pager::layout() const { return impl_->layout(); }
 const std::vector<ParameterSpec>& Pager::parameters() const { return impl_->specs(); }
+const std::vector<ShardMesh>& Pager::meshes() const { return impl_->meshes(); }
 const PagerPolicy& Pager::policy() const { return impl_->policy(); }
 c10::Device Pager::device() const { return impl_->device(); }
 const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }

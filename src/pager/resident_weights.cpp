@@ -14,7 +14,7 @@ class ResidentWeights final : public WeightStore {
  public:
   explicit ResidentWeights(const StoreContext& context)
       : WeightStore(context),
-        flats_(context.group, context, gathered_bytes()),
+        flats_(context, gathered_bytes()),
         slices_(units()),
         returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
     for (int i = 0; i < units(); ++i) {
@@ -34,8 +34,9 @@ class ResidentWeights final : public WeightStore {
   void after_write(int index) override { parameter(index).written = true; }
 
   OwnedSlice owned(int index) override {
-    const int64_t begin = policy().stage == 0 ? 0 : shard_begin(index);
-    return {index, begin, offload().owns(index) ? slices_[index].on_host() : device_slice(index), {}};
+    if (policy().stage == 0) return {index, 0, buffers_[index], {}};
+    if (offload().owns(index)) return {index, shard_begin(index), slices_[index].on_host(), {}};
+    return {index, piece_begin(index), piece_of(index, device_slice(index)), {}};
   }
   void await_owned(int index) override { slices_[index].await_sent(); }
   bool is_owned_there(int index) const override { return slices_[index].is_sent(); }
@@ -51,10 +52,12 @@ class ResidentWeights final : public WeightStore {
 
   void publish(int index) override {
     if (offload().owns(index)) return slices_[index].send(returns_stream_);
-    if (policy().stage == 0 || group().size() == 1) return;  // every rank computed the same update
+    if (policy().stage == 0) return;  // every rank computed the same update
+    join_pieces(index, device_slice(index));
+    if (shards(index).size() == 1) return;
     // The host gathers while the next unit is updated; a device has all updates before it, and gathers in one launch.
     if (is_host(device()))
-      gathers_.push_back(group().all_gather(buffers_[index], owned(index).weights));
+      gathers_.push_back(shards(index).all_gather(buffers_[index], device_slice(index)));
     else
       published_.push_back(index);
   }
@@ -62,7 +65,7 @@ class ResidentWeights final : public WeightStore {
   void open_window() override {
     gather_together(std::exchange(published_, {}));
     for (int i = 0; i < units(); ++i) {
-      if (!offload().owns(i) || group().size() == 1) continue;
+      if (!offload().owns(i) || shards(i).size() == 1) continue;
       offload().await(i);
       slices_[i].begin_use();
       gather_together({i});  // while the next ones are updated
@@ -100,7 +103,7 @@ class ResidentWeights final : public WeightStore {
       StorageHandle::point(managed.storage(), element(buffer.data_ptr(), placement.begin, managed.itemsize()),
                            managed.bytes(), managed.owner);
     }
-    if (group().size() > 1) group().broadcast(buffer, 0).wait();
+    broadcast_over(mesh(index), buffer);
     return buffer;
   }
 
@@ -110,12 +113,17 @@ class ResidentWeights final : public WeightStore {
   }
 
   void gather_together(const std::vector<int>& chosen) {
-    std::vector<at::Tensor> wholes, slices;
-    for (const int index : chosen) {
-      wholes.push_back(buffers_[index]);
-      slices.push_back(device_slice(index));
+    for (size_t mesh = 0; mesh < meshes().size(); ++mesh) {
+      std::vector<at::Tensor> wholes, slices;
+      for (const int index : chosen) {
+        if (unit(index).mesh != static_cast<int>(mesh)) continue;
+        wholes.push_back(buffers_[index]);
+        slices.push_back(device_slice(index));
+      }
+      if (wholes.empty()) continue;
+      for (Pending<void>& gather : meshes()[mesh].shards.all_gather_coalesced(wholes, slices))
+        gathers_.push_back(std::move(gather));
     }
-    for (Pending<void>& gather : group().all_gather_coalesced(wholes, slices)) gathers_.push_back(std::move(gather));
   }
 
   FlatBuffers flats_;

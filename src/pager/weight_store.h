@@ -7,17 +7,32 @@
 
 #include "pager/managed_parameter.h"
 #include "pager/offload.h"
+#include "trireme/pager/shard_mesh.h"
 
 namespace trireme {
 
 /// What every store works on.
 struct StoreContext {
-  Group& group;
+  const std::vector<ShardMesh>& meshes;
   const Layout& layout;
   const PagerPolicy& policy;
   std::vector<ManagedParameter>& parameters;
   const c10::Device& device;  ///< of all parameters, and of what is kept for them but for what is offloaded
   Offload& offload;
+
+  const UnitLayout& unit(int index) const { return layout.units[index]; }
+  const ShardMesh& mesh(int index) const { return meshes[unit(index).mesh]; }
+  /// First element of this rank's shard of a unit's flat buffer.
+  int64_t shard_begin(int index) const { return unit(index).shard_numel * mesh(index).shards.rank(); }
+  /// First element of the piece of that shard whose gradients and optimizer states this rank keeps; the shard itself
+  /// where it is not cut.
+  int64_t piece_begin(int index) const {
+    return shard_begin(index) + (unit(index).pieces > 1 ? unit(index).piece_numel() * mesh(index).replica() : 0);
+  }
+  /// That piece of `shard` [shard_numel].
+  at::Tensor piece_of(int index, const at::Tensor& shard) const {
+    return shard.narrow(0, piece_begin(index) - shard_begin(index), unit(index).piece_numel());
+  }
 };
 
 class WeightStore {
@@ -35,6 +50,9 @@ class WeightStore {
   virtual void hold(int parameter, bool writes) { before_access(parameter, writes ? Access::kWrite : Access::kRead); }
   /// No hold is left. Local.
   virtual void let_go(int) noexcept {}
+
+  /// Every rank of every mesh has come this far. Collective.
+  void await_peers() const;
 
   /// Drops what was gathered and is not held.
   virtual void release_gathered() {}
@@ -60,11 +78,14 @@ class WeightStore {
   /// Whether operators that only read must be seen.
   virtual bool pages() const { return false; }
 
-  Group& group() const { return context_.group; }
+  const ShardMesh& mesh_of_parameter(int index) const { return mesh(parameter(index).unit); }
   ManagedParameter& parameter(int index) const { return context_.parameters[index]; }
 
  protected:
-  const UnitLayout& unit(int index) const { return context_.layout.units[index]; }
+  const UnitLayout& unit(int index) const { return context_.unit(index); }
+  const ShardMesh& mesh(int index) const { return context_.mesh(index); }
+  Group& shards(int index) const { return mesh(index).shards; }
+  const std::vector<ShardMesh>& meshes() const { return context_.meshes; }
   const std::vector<int>& leaf_mates(int index) const { return context_.layout.leaf_mates[index]; }
   int units() const { return static_cast<int>(context_.layout.units.size()); }
   std::vector<ManagedParameter>& parameters() const { return context_.parameters; }
@@ -74,8 +95,13 @@ class WeightStore {
   bool is_written(int index) const;  ///< by the user, since the window opened: some parameter of the unit
   at::TensorOptions options(int index) const { return at::TensorOptions().dtype(unit(index).dtype).device(device()); }
 
-  /// First element of this rank's shard of `unit`.
-  int64_t shard_begin(int index) const { return unit(index).shard_numel * group().rank(); }
+  int64_t shard_begin(int index) const { return context_.shard_begin(index); }
+  int64_t piece_begin(int index) const { return context_.piece_begin(index); }
+  at::Tensor piece_of(int index, const at::Tensor& shard) const { return context_.piece_of(index, shard); }
+  /// What is new in each replica's piece of `shard` becomes the others'. Collective over the replicas.
+  void join_pieces(int index, const at::Tensor& shard) const {
+    if (unit(index).pieces > 1) mesh(index).replicas->all_gather(shard, piece_of(index, shard)).wait();
+  }
 
  private:
   StoreContext context_;

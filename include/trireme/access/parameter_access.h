@@ -25,7 +25,6 @@
 #include <string>
 #include <vector>
 
-#include "trireme/comm/group.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/pager/pager.h"
 
@@ -66,7 +65,7 @@ class ParameterAccess final : public PagerCompanion {
   /// `loss_scale` says by what losses are multiplied now; empty: by nothing.
   ///
   /// Requires  all outlive this; `optimizer` may be null.
-  ParameterAccess(Group& group, Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale = {});
+  ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale = {});
   ~ParameterAccess() override;
   ParameterAccess(const ParameterAccess&) = delete;
   ParameterAccess& operator=(const ParameterAccess&) = delete;
@@ -98,7 +97,6 @@ class ParameterAccess final : public PagerCompanion {
  private:
   Part part_of(int parameter, at::Tensor OwnedSlice::*flat) const;
 
-  Group& group_;
   Pager& pager_;
   ShardedOptimizer* optimizer_;
   std::function<double()> loss_scale_;

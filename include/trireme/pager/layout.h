@@ -17,7 +17,14 @@ struct ParameterSpec {
   bool trainable = true;
   /// A 16-bit dtype in which gradients travel between ranks; Undefined and fp32: the one in which they are kept.
   at::ScalarType communication_dtype = at::ScalarType::Undefined;
+  int mesh = 0;  ///< index into the list of MeshSize
   int64_t numel() const;
+};
+
+/// Over how many ranks the parameters of a ShardMesh are cut.
+struct MeshSize {
+  int shards = 1;  ///< of each unit's weights
+  int pieces = 1;  ///< of each shard's gradients and optimizer states
 };
 
 /// Parameter `index` occupies elements [begin, begin + numel) of its unit's flat buffer.
@@ -29,18 +36,22 @@ struct Placement {
 };
 
 /// The parameters that are gathered together, in one flat buffer [numel()] of one dtype.
-/// Every parameter begins at a multiple of kAlignment elements, every shard too; the gaps and the tail are zero.
+/// Every parameter begins at a multiple of kAlignment elements, every piece of a shard too; the gaps and the tail are
+/// zero.
 struct UnitLayout {
   std::string name;
+  int mesh = 0;  ///< its parameters'
   at::ScalarType dtype = at::kFloat;
   bool trainable = true;
   at::ScalarType communication_dtype = at::ScalarType::Undefined;  ///< its parameters'
-  int64_t shard_numel = 0;  ///< elements of one rank's shard, a multiple of kAlignment
+  int64_t shard_numel = 0;                                         ///< elements of one shard, a multiple of kAlignment
   int64_t shards = 1;
+  int64_t pieces = 1;      ///< of each shard
   int64_t used_numel = 0;  ///< sum of the parameters' elements, without padding
   std::vector<Placement> parameters;
 
   int64_t numel() const { return shard_numel * shards; }
+  int64_t piece_numel() const { return shard_numel / pieces; }
   int64_t padding() const { return numel() - used_numel; }
 };
 
@@ -61,7 +72,6 @@ struct UnitRules {
 };
 
 struct Layout {
-  int world = 1;
   std::vector<UnitLayout> units;
   std::vector<int> unit_of;       ///< parameter index -> unit index
   std::vector<int> placement_of;  ///< parameter index -> position in its unit's `parameters`
@@ -84,9 +94,12 @@ struct Portion {
 /// The parameters of `unit` that have elements in [begin, begin + numel) of its flat buffer, in order.
 std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel);
 
-/// Groups `parameters` into units (one dtype, trainability and communication dtype each) and lays them out for `world`
-/// shards.
+/// Groups `parameters` into units (one mesh, dtype, trainability and communication dtype each) and lays each out for
+/// its mesh.
 /// Throws    ConfigError: a pattern that is no regular expression.
-Layout make_layout(const std::vector<ParameterSpec>& parameters, int world, const UnitRules& rules = {});
+Layout make_layout(const std::vector<ParameterSpec>& parameters, const std::vector<MeshSize>& meshes,
+                   const UnitRules& rules = {});
+/// The same with one mesh, of `shards`.
+Layout make_layout(const std::vector<ParameterSpec>& parameters, int shards, const UnitRules& rules = {});
 
 }  // namespace trireme

@@ -14,6 +14,7 @@
 #include "trireme/comm/group.h"
 #include "trireme/pager/layout.h"
 #include "trireme/pager/policy.h"
+#include "trireme/pager/shard_mesh.h"
 
 namespace trireme {
 
@@ -21,6 +22,7 @@ struct NamedParameter {
   std::string name;
   at::Tensor tensor;
   at::ScalarType communication_dtype = at::ScalarType::Undefined;  ///< as ParameterSpec's
+  int mesh = 0;                                                    ///< number of its ShardMesh
 };
 
 /// Model-state bytes that this rank holds now; memory that N ranks share counts 1/N.
@@ -75,7 +77,7 @@ class PagerCompanion {
   virtual ~PagerCompanion() = default;
 };
 
-/// Manages the storages of a model's parameters over one group. Lives as long as training does.
+/// Manages the storages of a model's parameters over one or more meshes of ranks. Lives as long as training does.
 ///
 /// From construction to destruction every operator of this thread (and of autograd's threads working for it) that
 /// touches one of the parameters finds it whole. Gradients leave `parameter.grad()` as backward produces them.
@@ -87,6 +89,10 @@ class Pager {
   ///           where it has several ranks, outlives the pager.
   /// Throws    ConfigError: a parameter that cannot be managed (named), a policy that the group cannot serve.
   Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
+  /// The same with parameters of several meshes. `group` has the ranks of all of them; what the pager agrees on, it
+  /// agrees on there.
+  /// Throws    ConfigError (kUnsupported) too: replicas with `deterministic`, states over replicas with offloading.
+  Pager(Group& group, std::vector<ShardMesh> meshes, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
   /// Local, on the thread that constructed. Parameters that are whole stay readable; released ones throw an error that
   /// names them when their data is read.
   ~Pager();
@@ -95,6 +101,8 @@ class Pager {
 
   const Layout& layout() const;
   const std::vector<ParameterSpec>& parameters() const;
+  const std::vector<ShardMesh>& meshes() const;
+  const ShardMesh& mesh_of(int unit) const { return meshes()[layout().units[unit].mesh]; }
   /// The policy in force: `gather` is never kAuto here.
   const PagerPolicy& policy() const;
   c10::Device device() const;  ///< of all parameters
@@ -104,8 +112,8 @@ class Pager {
   /// Like owned() for the frozen units (gradients undefined).
   const std::vector<OwnedSlice>& owned_frozen() const;
 
-  /// Gradients are multiplied by `factor / group.size()` (under gradient_op kSum: by `factor`) as they are reduced. The
-  /// same for a whole window: set it between windows.
+  /// Gradients are multiplied by `factor / mesh.divisor()` (under gradient_op kSum: by `factor`) as they are reduced.
+  /// The same for a whole window: set it between windows.
   void set_gradient_factor(double factor);
 
   /// `check` is called with each gradient that backward produces, before it is taken. What it throws ends the backward
