@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pager/weight_store.h"
+#include "pager/weights/store.h"
 
 namespace trireme {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "pager/gradient_store.h"
+#include "pager/gradients/store.h"
 #include "trireme/pager/pager.h"
 
 namespace trireme {

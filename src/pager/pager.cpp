@@ -8,11 +8,11 @@
 #include <optional>
 
 #include "pager/acceptance.h"
-#include "pager/deferred_gradients.h"
 #include "pager/gradient_norm.h"
-#include "pager/gradient_store.h"
-#include "pager/gradient_watch.h"
-#include "pager/weight_store.h"
+#include "pager/gradients/deferred_gradients.h"
+#include "pager/gradients/gradient_watch.h"
+#include "pager/gradients/store.h"
+#include "pager/weights/store.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"

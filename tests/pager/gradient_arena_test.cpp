@@ -1,4 +1,4 @@
-#include "pager/gradient_arena.h"
+#include "pager/gradients/gradient_arena.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>

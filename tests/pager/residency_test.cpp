@@ -1,5 +1,5 @@
 // Which units are gathered and released, as a list of actions; no tensors.
-#include "pager/residency.h"
+#include "pager/weights/residency.h"
 
 #include <gtest/gtest.h>
 

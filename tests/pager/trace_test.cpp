@@ -1,4 +1,4 @@
-#include "pager/trace.h"
+#include "pager/weights/trace.h"
 
 #include <gtest/gtest.h>
 

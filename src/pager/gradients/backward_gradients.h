@@ -1,0 +1,77 @@
+// Gradients that are reduced in each backward pass, of which this rank keeps its shards: stages 2 and 3, and at every
+// stage what is offloaded or summed in the deterministic order.
+//
+// Each unit's bucket is sent as soon as backward has filled it. The order of collectives is fixed, last unit first,
+// whatever order backward produced the gradients in: ranks on which a parameter is unused stay in step with the others.
+// What arrives after its unit was sent (a parameter that backward reaches twice) is sent at the end of the pass, by
+// agreement.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "pager/flat_buffers.h"
+#include "pager/gradients/bucketed.h"
+#include "pager/gradients/leaving_gradients.h"
+
+namespace trireme {
+
+/// When buckets are sent. How ranks make shards of the sum out of them is a subclass's.
+class BackwardGradients : public BucketedGradients {
+ public:
+  BackwardGradients(const StoreContext& context, int mesh);
+
+  void accept(int parameter, at::Tensor gradient) override;
+  void end_backward() override;
+  void finish() override;
+  void add_squares(int parameter, ExactSum& sum) const override;
+  at::Tensor owned(int unit) override;
+  void rewritten(int parameter) override;
+  at::Tensor norm_on_device(int unit) const override {
+    return leaving_.takes(unit) ? leaving_.norm(unit) : at::Tensor();
+  }
+  void await_owned(int unit) override { leaving_.await(unit); }
+  bool is_owned_there(int unit) const override { return leaving_.has_arrived(unit); }
+  void clear() override;
+  void add_to(PagerMemory& memory) const override;
+
+ protected:
+  /// Of one unit's bucket, under way.
+  struct Reduction {
+    int unit;
+    bool is_first;  ///< of its unit in this window
+    at::Tensor input;
+    at::Tensor output;
+    Pending<void> pending;
+  };
+
+  /// Sets output and pending. Collective where there are peers.
+  virtual void start(Reduction& reduction) = 0;
+  /// `reduction` is over: its output joins this rank's shard, or leaves for the host.
+  virtual void complete(Reduction& reduction) = 0;
+  /// All reductions so far are complete. Collective.
+  virtual void finish_shards() = 0;
+
+  LeavingGradients leaving_;
+  std::vector<at::Tensor> shards_;  // by unit, [shard_numel]; undefined where it is kept on the host alone
+  std::vector<uint8_t> has_shard_;  // by unit: something of this window was sent
+
+ private:
+  bool is_complete(int unit) const;
+  bool is_backward_open() const;
+  bool is_backward_open_somewhere();
+  void send(int unit, std::vector<Bucket>& buckets);
+  void make_way();
+  void complete_oldest();
+
+  std::deque<Reduction> in_flight_;
+  int next_;  // units above it have been sent in this pass
+};
+
+/// Ranks' sums are added while they travel; each pass adds to the shard.
+std::unique_ptr<GradientStore> make_summed_gradients(const StoreContext& context, int mesh);
+/// PagerPolicy::deterministic: each rank adds the gradients of rank 0, 1, 2, … to its shard, micro-step by micro-step.
+/// The factor comes last, and at stage 0 the shards are gathered.
+std::unique_ptr<GradientStore> make_ordered_gradients(const StoreContext& context, int mesh);
+
+}  // namespace trireme

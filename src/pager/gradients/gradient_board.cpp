@@ -1,0 +1,12 @@
+#include "pager/gradients/gradient_board.h"
+
+namespace trireme {
+
+GradientBoard::GradientBoard(Group& group, int parameters) {
+  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  folded_begin_ = kHeader + aligned(sizeof(Slot) * parameters);
+  announced_begin_ = folded_begin_ + aligned(sizeof(std::atomic<uint64_t>) * parameters);
+  memory_ = group.share(announced_begin_ + aligned(sizeof(std::atomic<uint32_t>) * parameters), Group::Share::kEach);
+}
+
+}  // namespace trireme

@@ -1,0 +1,58 @@
+// Reduced gradients of offloaded units on their way to the host, beside the rest of backward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <vector>
+
+#include "pager/weights/store.h"
+#include "trireme/device/stream.h"
+
+namespace trireme {
+
+class LeavingGradients {
+ public:
+  /// Of mesh number `mesh`.
+  LeavingGradients(const StoreContext& context, int mesh);
+  ~LeavingGradients();
+  LeavingGradients(const LeavingGradients&) = delete;
+  LeavingGradients& operator=(const LeavingGradients&) = delete;
+
+  bool takes(int unit) const { return offload_.owns(unit); }
+  /// `reduced` [shard_numel], which the current stream has made, leaves; unless `replaces`, on top of what has left.
+  void leave(int unit, at::Tensor reduced, bool replaces);
+  /// The host has written what had left.
+  void rewritten(int unit);
+  /// All that leaves is enqueued.
+  void finish();
+
+  const at::Tensor& on_host(int unit) const { return places_[unit].on_host; }
+  /// After finish(): of what has left, [] fp64 on the device.
+  at::Tensor norm(int unit) const { return norms_.select(0, unit); }
+  void await(int unit) const { places_[unit].arrived.wait(); }
+  bool has_arrived(int unit) const { return places_[unit].arrived.is_reached(); }
+
+ private:
+  struct Place {
+    at::Tensor on_host;  // [shard_numel], accumulation dtype
+    Mark arrived;
+  };
+  /// Memory that the allocator may give to others only when the stream that made it is behind its leaving.
+  struct UnderWay {
+    at::Tensor memory;
+    Mark left;
+  };
+
+  void measure(int unit, const at::Tensor& gradients);
+  void forget_oldest();
+
+  const c10::Device device_;
+  Offload& offload_;
+  SideStream stream_;
+  std::vector<Place> places_;  // by unit
+  at::Tensor norms_;           // [units] fp64
+  std::deque<UnderWay> under_way_;
+};
+
+}  // namespace trireme

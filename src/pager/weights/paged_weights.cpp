@@ -1,0 +1,411 @@
+// Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and
+// released when the room is needed for another one.
+//
+// What is only read under autocast, by modules whose weights it casts anyway (UnitLayout::communication_dtype), travels
+// in that 16-bit dtype and is rounded. An access that needs the weights' own bits gathers the unit again.
+//
+// On a device gathers have a stream of their own. What may run when is said by marks: a gather starts behind the last
+// write of its shard and the last use of its buffer, and who touches a unit goes on behind its gather.
+//
+// Where a unit is offloaded its shard is updated on the host: the device has a copy of it, or none (HostSlice, and
+// PagedUnit::shard on the host), from where a gather brings it.
+//
+// Residency decides which units are whole; this file executes its actions.
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <span>
+
+#include "pager/flat_buffers.h"
+#include "pager/kernels.h"
+#include "pager/offload/host_slice.h"
+#include "pager/weights/buffer_arena.h"
+#include "pager/weights/residency.h"
+#include "pager/weights/store.h"
+#include "trireme/comm/call_scopes.h"
+
+namespace trireme {
+namespace {
+
+/// Memory on this rank: kReleased the shard; kGathering and kWhole the shard and a buffer of the whole unit.
+enum class UnitState { kReleased, kGathering, kWhole };
+
+struct PagedUnit {
+  UnitState state = UnitState::kReleased;
+  at::Tensor shard;
+  Mark written;             // behind the shard's last write
+  HostSlice updated_there;  // where the device's shard is a copy
+  Mark left;                // behind the last copy from a shard on the host
+  ArenaBuffer buffer;       // undefined while released
+  bool is_rounded = false;  // what is in the buffer, or will be
+  Pending<void> gather;
+  Mark brought;  // behind a gather in which no peer takes part
+};
+
+class PagedWeights final : public WeightStore {
+ public:
+  explicit PagedWeights(const StoreContext& context)
+      : WeightStore(context),
+        shards_(context, shard_bytes()),
+        paged_(units()),
+        residency_(make_residency(context)),
+        gathers_stream_(context.device),
+        returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
+    if (registers_buffers(context))
+      arena_ = BufferArena(meshes().front().shards.registered_zeros(
+          bytes_of_units_in_slab(context.layout, residency_.limit_bytes()), device()));
+    for (int i = 0; i < units(); ++i) take_over(i);
+  }
+
+  ~PagedWeights() override {
+    for (int i = 0; i < units(); ++i) {
+      paged_[i].gather = {};
+      paged_[i].brought.pass_quietly();
+      // What is whole stays readable.
+      if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release(i);
+      if (paged_[i].state != UnitState::kWhole) continue;
+      leave_whole(i);
+    }
+  }
+
+  bool pages() const override { return true; }
+
+  void before_access(int index, Access access) override {
+    const int touched = parameter(index).unit;
+    const std::span<const int> leaf = leaf_mates(touched), mates = leaf.empty() ? std::span(&touched, 1) : leaf;
+    // In a scope that holds them one rank alone may touch them, so that must lead to no gather.
+    if (std::all_of(mates.begin(), mates.end(), [&](int mate) { return residency_.is_held(mate); })) return;
+    const Residency::Touch touch{next_serial(), access == Access::kWrite, is_autocast_on()};
+    execute(residency_.touch(mates, touch));
+    for (const int mate : mates) await_gather(mate);
+    prefetches_ += execute(residency_.look_ahead(touched, touch));
+  }
+
+  void after_write(int index) override {
+    ManagedParameter& managed = parameter(index);
+    managed.written = true;
+    const int64_t begin = shard_begin(managed.unit);
+    const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
+    if (mine.empty()) return;
+    PagedUnit& paged = paged_[managed.unit];
+    // What is whole has come from there, so the shard, wherever it is, is read by nobody.
+    paged.shard.narrow(0, mine.begin - begin, mine.numel())
+        .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
+    paged.written = Mark::here(device());
+  }
+
+  void apply_writes() override {
+    for (int i = 0; i < units(); ++i) {
+      // One that nobody waited for (the step took another way than the last one) reads what may be written now.
+      if (paged_[i].state == UnitState::kGathering) finish_demanded(i);
+      offload().await(i);
+      if (!has_copy(i)) continue;
+      if (is_written(i)) paged_[i].updated_there.fetch();
+      paged_[i].updated_there.end_use();
+    }
+  }
+
+  void hold(int index, bool) override {
+    const int held = parameter(index).unit;
+    execute(residency_.hold(held, next_serial()));
+    await_gather(held);
+  }
+
+  void let_go(int index) noexcept override {
+    const Residency::Actions releases = residency_.let_go(parameter(index).unit);
+    // Waiting for a gather is not local: one that is under way stays.
+    const auto first_under_way = std::find_if(releases.begin(), releases.end(), [&](const Residency::Action& action) {
+      return paged_[action.unit].state == UnitState::kGathering;
+    });
+    const auto local = static_cast<size_t>(first_under_way - releases.begin());
+    residency_.cancel(releases.subspan(local));
+    execute(releases.first(local));
+  }
+
+  void release_gathered() override {
+    execute(residency_.release_all());
+    arena_.trim(0);
+  }
+
+  OwnedSlice owned(int index) override {
+    const PagedUnit& paged = paged_[index];
+    return {
+        index, piece_begin(index), has_copy(index) ? paged.updated_there.on_host() : piece_of(index, paged.shard), {}};
+  }
+  void await_owned(int index) override {
+    has_copy(index) ? paged_[index].updated_there.await_sent() : paged_[index].left.wait();
+  }
+  bool is_owned_there(int index) const override {
+    return has_copy(index) ? paged_[index].updated_there.is_sent() : paged_[index].left.is_reached();
+  }
+
+  void outdate(int index) override { execute(residency_.release(index)); }
+  void publish(int index) override {
+    if (has_copy(index)) return paged_[index].updated_there.send(returns_stream_);
+    join_pieces(index, paged_[index].shard);
+  }
+
+  void open_window() override {
+    const Mark updated = Mark::here(device());
+    for (PagedUnit& paged : paged_) paged.written = updated;
+    residency_.end_step();
+  }
+
+  void add_to(PagerMemory& memory) const override {
+    memory.registered_bytes += shards_.registered_bytes() + arena_.slab_bytes();
+    for (int i = 0; i < units(); ++i) {
+      if (is_host(paged_[i].shard) && !is_host(device())) continue;  // counted as offloaded
+      memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
+      memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / unit(i).shards;
+    }
+    memory.live_bytes += live_bytes_;
+    memory.peak_live_bytes += peak_live_bytes_;
+  }
+
+  void add_to(PagerCounters& counters) const override {
+    counters.gathers += gathers_;
+    counters.prefetches += prefetches_;
+    counters.releases += releases_;
+  }
+
+ private:
+  int64_t shard_bytes() const {
+    int64_t bytes = 0;
+    for (int i = 0; i < units(); ++i)
+      if (!offload().keeps_shard(i)) bytes += bytes_in_slab(unit(i).shard_numel, unit(i).dtype);
+    return bytes;
+  }
+  int64_t unit_bytes(int index) const {
+    return unit(index).numel() * static_cast<int64_t>(c10::elementSize(unit(index).dtype));
+  }
+  Residency make_residency(const StoreContext& context) const {
+    std::vector<Residency::Unit> sizes;
+    int64_t largest = 0;
+    for (int i = 0; i < units(); ++i) {
+      // What comes from the host saves nothing on its way by being rounded first.
+      const bool may_round = unit(i).dtype == at::kFloat && !context.offload.keeps_shard(i) &&
+                             unit(i).communication_dtype != at::ScalarType::Undefined;
+      sizes.push_back({unit_bytes(i), may_round});
+      largest = std::max(largest, unit_bytes(i));
+    }
+    // An operator may need two units at once (an embedding tied to a head beside a block).
+    return {std::move(sizes), {std::max(policy().live_bytes, 2 * largest), policy().prefetch_bytes}};
+  }
+  // Without a scope there are no operators: each access stands for itself.
+  uint64_t next_serial() {
+    const RankContext* context = RankContext::current();
+    return context != nullptr ? context->serial() : (uint64_t{1} << 63) + ++accesses_;
+  }
+  bool is_autocast_on() const { return at::autocast::is_autocast_enabled(device().type()); }
+
+  /// Starts the gathers and does the releases. Returns how many gathers.
+  int64_t execute(Residency::Actions actions) {
+    int64_t gathers = 0;
+    for (size_t i = 0; i < actions.size(); ++i) {
+      const auto [kind, index, rounded, was_rounded] = actions[i];
+      const bool gathers_now = kind == Residency::Kind::kGather;
+      try {
+        gathers_now ? start_gather(index, rounded) : release(index);
+      } catch (...) {
+        // A release that throws has waited for a gather in vain: its unit is released all the same.
+        residency_.cancel(actions.subspan(gathers_now ? i : i + 1));
+        throw;
+      }
+      gathers += gathers_now;
+    }
+    return gathers;
+  }
+
+  /// `index` is whole, or will be on the current stream, which may read it from here on.
+  void await_gather(int index) {
+    if (paged_[index].state == UnitState::kGathering) finish_demanded(index);
+    paged_[index].buffer.begin_read();
+  }
+  void finish_demanded(int index) {
+    try {
+      finish_gather(index);
+    } catch (...) {
+      (void)residency_.release(index);
+      throw;
+    }
+  }
+
+  // Rank 0's values, whole in a temporary buffer, of which everybody keeps a shard.
+  void take_over(int index) {
+    at::Tensor whole = at::zeros({unit(index).numel()}, options(index));
+    for (const Placement& placement : unit(index).parameters) {
+      const ManagedParameter& managed = parameter(placement.index);
+      copy_values(managed, whole.narrow(0, placement.begin, placement.numel));
+      release_parameter(managed);
+    }
+    broadcast_over(mesh(index), whole);
+    PagedUnit& paged = paged_[index];
+    const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
+    if (offload().keeps_shard(index))
+      paged.shard = offload().memory().take(mine.numel(), mine.scalar_type()).copy_(mine);
+    else
+      paged.shard = shards_.zeros(mine.numel(), mine.scalar_type()).copy_(mine);
+    if (has_copy(index)) paged.updated_there = HostSlice(paged.shard, offload().memory());
+    paged.written = Mark::here(device());
+  }
+
+  bool is_alone_on_device(int index) const { return !is_host(device()) && shards(index).size() == 1; }
+  /// The device has this rank's shard, and the host updates it.
+  bool has_copy(int index) const { return offload().owns(index) && !offload().keeps_shard(index); }
+
+  void release_parameter(const ManagedParameter& managed) {
+    StorageHandle::release(managed.storage(), managed.owner,
+                           str("parameter '", managed.name, "' is sharded over ", unit(managed.unit).shards,
+                               " ranks (ZeRO stage 3) and released: operators make it whole, in the thread that called "
+                               "initialize() and in no "
+                               "other. Use the model in that thread, read a clone() of it, or wrap the access in "
+                               "zero::GatheredParameters"));
+  }
+
+  // The parameters stay in the unit's buffer, or in a copy where that would keep a whole slab.
+  void leave_whole(int index) noexcept {
+    at::Tensor memory = paged_[index].buffer.memory();
+    try {
+      paged_[index].buffer.begin_read();
+      if (arena_.slab_bytes() > 0) memory = memory.clone();
+    } catch (const std::exception&) {
+      // There is no room for a copy.
+    }
+    const auto kept = std::make_shared<at::Tensor>(memory);
+    for (const Placement& placement : unit(index).parameters) parameter(placement.index).owner->memory = kept;
+    point_at(index, memory);
+  }
+  void point_at(int index, const at::Tensor& memory) {
+    for (const Placement& placement : unit(index).parameters) {
+      ManagedParameter& managed = parameter(placement.index);
+      std::byte* data = element(memory.data_ptr(), placement.begin, managed.itemsize());
+      StorageHandle::point(managed.storage(), data, managed.bytes(), managed.owner);
+    }
+  }
+
+  void start_gather(int index, bool rounded) {
+    PagedUnit& paged = paged_[index];
+    TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
+    offload().await(index);
+    paged.buffer = arena_.take(unit(index).numel(), options(index), residency_.limit_bytes() - live_bytes_);
+    paged.is_rounded = rounded;
+    {
+      const OnStream on(gathers_stream_);
+      paged.written.pass();
+      if (has_copy(index)) paged.updated_there.begin_use();
+      paged.buffer.begin_write();
+      const SubjectScope subject(unit(index).name);
+      paged.gather = rounded ? gather_rounded(index) : gather_exactly(index);
+    }
+    paged.state = UnitState::kGathering;
+    live_bytes_ += unit_bytes(index);
+    peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
+    ++gathers_;
+  }
+
+  Pending<void> gather_exactly(int index) {
+    PagedUnit& paged = paged_[index];
+    const at::Tensor& whole = paged.buffer.memory();
+    if (!is_alone_on_device(index) && !offload().keeps_shard(index))
+      return shards(index).all_gather(whole, paged.shard);
+    const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
+    mine.copy_(paged.shard, /*non_blocking=*/true);
+    paged.left = Mark::here(device());
+    if (!is_alone_on_device(index)) return shards(index).all_gather(whole, mine);
+    paged.brought = paged.left;
+    return {};
+  }
+
+  // Into the upper half of the buffer, from where finish_gather() widens it.
+  Pending<void> gather_rounded(int index) {
+    const PagedUnit& paged = paged_[index];
+    const at::Tensor rounded = upper_half(index);
+    const at::Tensor own = rounded.narrow(0, shard_begin(index), unit(index).shard_numel);
+    own.copy_(paged.shard);
+    return shards(index).all_gather(rounded, own);
+  }
+  at::Tensor upper_half(int index) const {
+    const int64_t numel = unit(index).numel();
+    return paged_[index].buffer.memory().view(unit(index).communication_dtype).narrow(0, numel, numel);
+  }
+  void widen(int index) {
+    const at::Tensor& buffer = paged_[index].buffer.memory();
+    if (!is_host(device())) return (void)buffer.copy_(upper_half(index).clone());
+    widen_upper_half(buffer.data_ptr<float>(), unit(index).communication_dtype, unit(index).numel());
+  }
+
+  void finish_gather(int index) {
+    PagedUnit& paged = paged_[index];
+    TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
+    try {
+      wait_for(paged.gather);
+    } catch (...) {
+      forget_buffer(index);  // a later access must not take what never came for the weights
+      throw;
+    }
+    paged.brought.pass();
+    if (paged.is_rounded) widen(index);
+    paged.buffer.end_write();
+    point_at(index, paged.buffer.memory());
+    paged.state = UnitState::kWhole;
+  }
+
+  static void wait_for(Pending<void>& gather) {
+    try {
+      gather.wait();
+    } catch (const CommError& error) {
+      if (error.code() != ErrorCode::kDiverged) throw;
+      throw CommError(
+          ErrorCode::kDiverged,
+          str(error.what(),
+              "; with ZeRO stage 3 and gather=\"copy\" every rank must use the same units in the same order: "
+              "name the module around them in zero_optimization.leaf_module, or use gather=\"shared\""));
+    }
+  }
+
+  void release(int index) {
+    PagedUnit& paged = paged_[index];
+    if (paged.state == UnitState::kGathering) finish_gather(index);
+    for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
+    if (policy().poison) poison(paged.buffer);
+    forget_buffer(index);
+    arena_.trim(residency_.limit_bytes() - live_bytes_);
+    ++releases_;
+  }
+
+  void forget_buffer(int index) {
+    PagedUnit& paged = paged_[index];
+    arena_.keep(std::exchange(paged.buffer, {}));
+    paged.state = UnitState::kReleased;
+    paged.is_rounded = false;
+    live_bytes_ -= unit_bytes(index);
+  }
+
+  static void poison(ArenaBuffer& buffer) {
+    const WithoutInterception own_operators;
+    buffer.begin_read();                          // behind its gather
+    buffer.memory().view(at::kByte).fill_(0xFF);  // NaNs
+  }
+
+  FlatBuffers shards_;
+  std::vector<PagedUnit> paged_;
+  Residency residency_;
+  BufferArena arena_;
+  SideStream gathers_stream_;
+  SideStream returns_stream_;
+  int64_t live_bytes_ = 0;
+  int64_t peak_live_bytes_ = 0;
+  uint64_t accesses_ = 0;  // outside of operators
+  int64_t gathers_ = 0;
+  int64_t prefetches_ = 0;
+  int64_t releases_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightStore> make_paged_weights(const StoreContext& context) {
+  return std::make_unique<PagedWeights>(context);
+}
+
+}  // namespace trireme
