@@ -7,6 +7,8 @@ import re
 _NOISE = re.compile(
     r'R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*',
     re.DOTALL)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+_MOST = 8  # rows of each list
 
 
 def root_from_arguments(description):
@@ -27,6 +29,37 @@ def code_of(text):
         kept = '""' if match.group().startswith(('"', "R")) else "0" if match.group().startswith("'") else " "
         return kept + "\n" * match.group().count("\n")
     return _NOISE.sub(blank, text)
+
+
+def pieces(code):
+    """Yields (mark, line, text before it) for each "{", "}" and ";" of `code`, which has no comments or literals.
+
+    Formatted code has a space before the brace of a block, and none in an initializer such as size_{0}, which belongs to
+    the text. Preprocessor directives and semicolons in parentheses are skipped.
+    """
+    code = _DIRECTIVE.sub(lambda match: "\n" * match.group().count("\n"), code)
+    line, start, parens, initializers = 1, 0, 0, 0
+    for position, character in enumerate(code):
+        if character == "\n":
+            line += 1
+        elif character == "{" and (initializers or re.match(r"[\w>]", code[position - 1:position])):
+            initializers += 1
+        elif character == "}" and initializers:
+            initializers -= 1
+        elif initializers:
+            continue
+        elif character in "()":
+            parens += 1 if character == "(" else -1
+        elif character in "{}" or (character == ";" and parens == 0):
+            yield character, line, code[start:position].strip()
+            start = position + 1
+
+
+def print_largest(title, rows):
+    """`rows` of (size, name), the largest first."""
+    print(f"{title}:")
+    for size, name in sorted(rows, key=lambda row: (-row[0], row[1]))[:_MOST]:
+        print(f"  {size:5}  {name}")
 
 
 def report(name, errors, summary):
