@@ -1,5 +1,6 @@
 #include "comm/group_state.h"
 
+#include "trireme/base/launcher_channel.h"
 #include "trireme/base/log.h"
 
 namespace trireme::comm {
@@ -7,10 +8,10 @@ namespace trireme::comm {
 void GroupState::fail(const std::exception_ptr& error) noexcept {
   try {
     std::rethrow_exception(error);
-  } catch (const RelayedError& failure) {
-    record_failure(failure.code(), failure.what(), failure.cause());
+  } catch (const PeerError& failure) {
+    if (record_failure(failure, failure.cause())) tell_launcher({failure.code(), rank_in_world(failure.peer())});
   } catch (const CommError& failure) {
-    record_failure(failure.code(), failure.what(), failure.what());
+    record_failure(failure, failure.what());
   } catch (const StateError&) {
     // As the declaration says.
   } catch (const std::exception& interruption) {  // of the host: a WaitHook threw
@@ -20,7 +21,7 @@ void GroupState::fail(const std::exception_ptr& error) noexcept {
 
 void GroupState::abort(const std::string& reason) noexcept {
   const std::string message = str("rank ", place_.rank, " gave up group '", name_, "': ", reason);
-  record_failure(ErrorCode::kPeerLost, message, message);
+  record_failure(CommError(ErrorCode::kPeerLost, message), message);
 }
 
 void GroupState::poll(const WaitScope& host) {
@@ -37,25 +38,25 @@ std::exception_ptr GroupState::destroyed_before(const Call& call) const {
       StateError(str("group '", name_, "' was destroyed before ", describe(call), " was complete")));
 }
 
-void GroupState::record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept {
-  if (is_forked() || !remember_failure(code, message)) return;
-  tell_peers(code, cause);
+bool GroupState::record_failure(const CommError& error, const std::string& cause) noexcept {
+  if (is_forked() || !remember_failure(error)) return false;
+  tell_peers(error.code(), cause);
   log(LogLevel::kDebug,
-      str(message, "\nlast operations of rank ", place_.rank, " in group '", name_, "':\n", recorder_.text()));
+      str(error.what(), "\nlast operations of rank ", place_.rank, " in group '", name_, "':\n", recorder_.text()));
+  return true;
 }
 
-bool GroupState::remember_failure(ErrorCode code, const std::string& message) noexcept {
+bool GroupState::remember_failure(const CommError& error) noexcept {
   std::lock_guard lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return false;
-  code_ = code;
-  message_ = message;
+  failure_.emplace(error);
   failed_.store(true, std::memory_order_release);
   return true;
 }
 
 void GroupState::throw_failure() const {
   std::lock_guard lock(mutex_);
-  throw CommError(code_, message_);
+  throw *failure_;
 }
 
 void GroupState::throw_forked() const {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -64,6 +65,8 @@ class GroupState {
   }
   /// Whether `peer` destroyed its group in good order.
   virtual bool has_left(int /*peer*/) const { return false; }
+  /// The rank of the world that is `rank` of this group.
+  virtual int rank_in_world(int rank) const = 0;
 
  protected:
   ~GroupState() = default;
@@ -71,9 +74,9 @@ class GroupState {
  private:
   /// Ends the waits of this rank and, as well as it can, those of its peers.
   virtual void tell_peers(ErrorCode code, const std::string& cause) noexcept = 0;
-  void record_failure(ErrorCode code, const std::string& message, const std::string& cause) noexcept;
-  /// From here on the group is dead; false: it was already.
-  bool remember_failure(ErrorCode code, const std::string& message) noexcept;
+  /// False: the group was dead already. Peers are told the `cause`.
+  bool record_failure(const CommError& error, const std::string& cause) noexcept;
+  bool remember_failure(const CommError& error) noexcept;
   [[noreturn]] void throw_failure() const;
   [[noreturn]] void throw_forked() const;
 
@@ -85,8 +88,7 @@ class GroupState {
   std::atomic<int64_t> bytes_{0};
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
-  ErrorCode code_ = ErrorCode::kInternal;  // guarded by mutex_
-  std::string message_;                    // guarded by mutex_
+  std::optional<CommError> failure_;  // guarded by mutex_
 };
 
 /// Keeps what `owners` own for ever. In a forked process the owners' locks may be held by threads that are not there,
@@ -102,14 +104,17 @@ class StatefulGroup : public Group {
   virtual std::shared_ptr<GroupState> state() const = 0;
 };
 
-/// What a CommError that is thrown again in another rank must tell: the code and the text of the first cause.
-class RelayedError : public CommError {
+/// A CommError that a rank of the group has caused: it died, left, failed, did not arrive or called something else.
+class PeerError : public CommError {
  public:
-  RelayedError(ErrorCode code, const std::string& message, std::string cause)
-      : CommError(code, message), cause_(std::move(cause)) {}
+  /// `cause`: the text of the first cause, for the other ranks, where the peer has relayed it.
+  PeerError(ErrorCode code, const std::string& message, int peer, std::string cause = {})
+      : CommError(code, message), peer_(peer), cause_(cause.empty() ? message : std::move(cause)) {}
+  int peer() const noexcept { return peer_; }
   const std::string& cause() const noexcept { return cause_; }
 
  private:
+  int peer_;
   std::string cause_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "comm/first_line.h"
 #include "trireme/base/error.h"
+#include "trireme/base/launcher_channel.h"
 #include "trireme/base/log.h"
 #include "trireme/base/worker.h"
 
@@ -118,6 +119,7 @@ std::vector<std::string> MeetingPoint::exchange(const std::string& key, const st
     }
     return all;
   } catch (const std::exception& error) {
+    tell_launcher({ErrorCode::kTimeout, peer});
     throw CommError(ErrorCode::kTimeout, str("rank ", place_.rank, " waited at ", where_, " for rank ", peer, " of ",
                                              place_.size, ", which did not come: ", first_line(error), advice_));
   }

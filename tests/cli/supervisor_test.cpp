@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <thread>
 
 #include "tests/cli/error_text.h"
@@ -25,6 +26,15 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 RankCommand shell(const std::string& script) { return {{"/bin/sh", "-c", script}, {}}; }
+
+// The command by which a shell tells the launcher that `peer` has caused a failure.
+std::string tells_of(int peer) {
+  const PeerFailure failure{ErrorCode::kPeerLost, peer};  // kTimeout is a newline to bash, which would cut the message
+  std::ostringstream bytes;
+  for (const char byte : std::string_view(reinterpret_cast<const char*>(&failure), sizeof(failure)))
+    bytes << "\\x" << std::hex << static_cast<int>(static_cast<unsigned char>(byte));
+  return str("bash -c 'printf \"", bytes.str(), "\" >&${", kLauncherVariable, "%:*}'; ");
+}
 
 struct Finished {
   int exit_code;
@@ -134,16 +144,14 @@ TEST(Supervisor, KillsARankThatIgnoresSigtermAfterTheGrace) {
 }
 
 TEST(Supervisor, WaitsForTheRankThatASurvivorBlames) {
-  const auto done = supervise({shell("echo 'PeerLostError: rank 1 died in all_reduce' >&2; exit 3"),
-                               shell("sleep 0.3; echo out of luck >&2; exit 9")});
+  const auto done = supervise({shell(tells_of(1) + "exit 3"), shell("sleep 0.3; echo out of luck >&2; exit 9")});
   EXPECT_EQ(done.exit_code, 9);
   EXPECT_TRUE(done.err.ends_with("rank 1 exited with code 9; its last lines:\n    out of luck\n")) << done.err;
 }
 
 TEST(Supervisor, SaysThatARankWasStopped) {
-  const auto done =
-      supervise({shell("sleep 0.3; echo 'TimeoutError: rank 1 did not arrive' >&2; exit 3"), shell("kill -STOP $$")},
-                {.grace = 2s, .settle = 100ms});
+  const auto done = supervise({shell("sleep 0.3; " + tells_of(1) + "exit 3"), shell("kill -STOP $$")},
+                              {.grace = 2s, .settle = 100ms});
   EXPECT_EQ(done.exit_code, 3);
   EXPECT_NE(done.err.find("after that: rank 1 (it was stopped) ended by the launcher"), std::string::npos) << done.err;
 }

@@ -8,6 +8,7 @@ namespace trireme::cli {
 namespace {
 
 constexpr int exited(int code) { return code << 8; }
+constexpr PeerFailure lost(int peer) { return {ErrorCode::kPeerLost, peer}; }
 
 TEST(Verdict, IsSilentWhenEveryRankSucceeds) {
   const auto verdict = judge({{.rank = 0}, {.rank = 1, .order = 1}}, "launch");
@@ -34,7 +35,7 @@ TEST(Verdict, NamesTheSignalAndReturns128PlusItsNumber) {
 
 TEST(Verdict, PrefersTheDeadRankOverTheSurvivorThatReportedIt) {
   const auto verdict =
-      judge({{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"PeerLostError: rank 1 died in all_gather"}},
+      judge({{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"it is gone"}, .peer_failure = lost(1)},
              {.rank = 1, .wait_status = SIGKILL, .order = 1}},
             "launch");
   EXPECT_EQ(verdict.exit_code, 137);
@@ -45,22 +46,26 @@ TEST(Verdict, PrefersTheDeadRankOverTheSurvivorThatReportedIt) {
 }
 
 TEST(Verdict, FollowsAChainOfBlameToItsRootAndSurvivesACircle) {
-  const RankEnd zero{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"rank 1 died"}};
-  const RankEnd one{.rank = 1, .wait_status = exited(3), .order = 1, .tail = {"rank 2 died"}};
+  const RankEnd zero{.rank = 0, .wait_status = exited(3), .order = 0, .peer_failure = lost(1)};
+  const RankEnd one{.rank = 1, .wait_status = exited(3), .order = 1, .peer_failure = lost(2)};
   EXPECT_EQ(judge({zero, one, {.rank = 2, .wait_status = exited(7), .order = 2}}, "l").exit_code, 7);
-  EXPECT_EQ(judge({zero, {.rank = 1, .wait_status = exited(3), .order = 1, .tail = {"rank 0 died"}}}, "l").exit_code,
+  EXPECT_EQ(judge({zero, {.rank = 1, .wait_status = exited(4), .order = 1, .peer_failure = lost(0)}}, "l").exit_code,
             3);
 }
 
 TEST(Verdict, KeepsToTheReportingRankWhenTheOtherHadToBeEnded) {
   const auto verdict =
-      judge({{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"TimeoutError: rank 1 did not arrive"}},
+      judge({{.rank = 0,
+              .wait_status = exited(3),
+              .order = 0,
+              .tail = {"rank 1 did not come"},
+              .peer_failure = PeerFailure{ErrorCode::kTimeout, 1}},
              {.rank = 1, .wait_status = SIGKILL, .order = 1, .ended_by_launcher = true, .was_stopped = true}},
             "launch");
   EXPECT_EQ(verdict.exit_code, 3);
   EXPECT_EQ(verdict.report,
             "launch: after that: rank 1 (it was stopped) ended by the launcher\n"
-            "launch: rank 0 exited with code 3; its last lines:\n    TimeoutError: rank 1 did not arrive\n");
+            "launch: rank 0 exited with code 3; its last lines:\n    rank 1 did not come\n");
 }
 
 TEST(Verdict, DoesNotReportRanksThatEndedAsTheUserAsked) {
@@ -83,11 +88,24 @@ TEST(Verdict, IsNoSuccessWhenTheLauncherHadToKillARank) {
   EXPECT_EQ(judge({killed}, "launch").exit_code, 137);
 }
 
-TEST(BlamedPeer, IsReadFromTheLastLineThatSpeaksOfAPeer) {
-  EXPECT_EQ(blamed_peer(0, {"rank 3 died", "PeerLostError: rank 12 is gone", "rank 5 is fine"}), 12);
-  EXPECT_EQ(blamed_peer(0, {"loss 1.0", "rank 5 is fine"}), std::nullopt);
-  EXPECT_EQ(blamed_peer(0, {"a rank died"}), std::nullopt);
-  EXPECT_EQ(blamed_peer(0, {"rank 0 waits for rank 1, which died"}), 1);
+TEST(Verdict, DoesNotReadWhatRanksWrote) {
+  const RankEnd zero{.rank = 0, .wait_status = exited(3), .order = 0, .tail = {"PeerLostError: rank 1 died"}};
+  EXPECT_EQ(judge({zero, {.rank = 1, .wait_status = exited(7), .order = 1}}, "l").exit_code, 3);
+}
+
+TEST(Verdict, KeepsToTheFirstOfRanksThatCalledDifferentOperations) {
+  const auto diverged = [](int rank, int order, int peer) {
+    return RankEnd{.rank = rank,
+                   .wait_status = exited(10 + rank),
+                   .order = order,
+                   .peer_failure = PeerFailure{ErrorCode::kDiverged, peer}};
+  };
+  EXPECT_EQ(judge({diverged(0, 1, 1), diverged(1, 0, 0), diverged(2, 2, 1)}, "l").exit_code, 11);
+}
+
+TEST(Verdict, TakesNoRankThatIsNotOfTheJob) {
+  for (const int peer : {-1, 1, 1 << 30})
+    EXPECT_EQ(judge({{.rank = 0, .wait_status = exited(3), .peer_failure = lost(peer)}}, "l").exit_code, 3) << peer;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "tests/comm/collective_calls.h"
 #include "tests/comm/collective_cases.h"
 #include "tests/comm/thrown.h"
+#include "tests/support/launcher_ends.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/threads.h"
@@ -141,6 +142,25 @@ TEST(ARankThatLeaves, MayDoSoWhilePeersAreStillInTheLastCall) {
       at::Tensor tensor = at::ones({200000});
       rank.world().broadcast(tensor, 0).wait();
     });
+  }
+}
+
+TEST(ARankThatLosesAPeer, TellsTheLauncherThePeersRankInTheWorld) {
+  for (const RankBackend backend : kBothKinds) {
+    const LauncherEnds launcher;
+    run_ranks(4,
+              [&](Rank& rank) {
+                const auto odd = rank.world().split({1, 3}, "odd");
+                const auto pair = odd ? odd->split({0, 1}, "pair") : nullptr;
+                if (rank.id() == 3) pair->abort("no more data");
+                if (rank.id() == 1) thrown_by([&] { pair->barrier(); });
+                rank.world().barrier();
+              },
+              {.backend = backend});
+    const auto told = launcher.told();
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->code, ErrorCode::kPeerLost);
+    EXPECT_EQ(told->peer, 3);
   }
 }
 

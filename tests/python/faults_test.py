@@ -36,6 +36,22 @@ except deepspeed.errors.Error as error:
     raise
 """
 
+# Rank 1 is late for a call in which rank 0 gives up, without a word, and then fails by itself.
+_LATE = """
+import os, sys, time, trireme
+trireme.init_distributed()
+world = trireme.comm.world()
+world.barrier()
+if world.rank == 1:
+    time.sleep(2)
+    sys.stderr.write("this is why\\n")
+    os._exit(7)
+try:
+    world.barrier()
+except trireme.errors.CommTimeoutError:
+    os._exit(3)
+"""
+
 # Ranks that are forked from one process, where torch has been imported once, and end as any Python program.
 _FORKED = """
 import json, os, pathlib, signal, socket, sys, threading, time
@@ -120,6 +136,13 @@ class Fault(Case):
         self.assertIn("rank 0", text)
         self.assertLess(seconds, 2.5)
         self.assertIn("the fault of rank 0", err)
+
+    def test_the_rank_that_another_waited_for_is_to_blame_whatever_they_write(self):
+        script = self.write("late.py", _LATE)
+        status, _, err = harness.launch(2, [script], environment={"TRIREME_TIMEOUT_S": "1"}, timeout_s=60)
+        self.assertEqual(status, 7, err)
+        self.assertIn("trireme launch: after that: rank 0 exited with code 3\ntrireme launch: rank 1 exited with code 7; its last lines:\n", err)
+        self.assertTrue(err.endswith("    this is why\n"), err)
 
     def test_a_rank_that_is_killed_is_named_to_a_peer_that_waits_in_step(self):
         (kind, is_comm, text, seconds), err = self._fault("is killed", 3)

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -26,8 +27,10 @@ namespace {
   throw IoError(str("cannot start a rank: ", operation, ": ", std::strerror(errno)));
 }
 
-// The environment of the child: the launcher's own, with the command's variables in place of those of the same name.
-std::vector<std::string> environment_of(const RankCommand& command) {
+// The environment of the child: the launcher's own, with the command's variables and the channel's in
+// place of those of the same name.
+std::vector<std::string> environment_of(RankCommand command, int channel) {
+  command.environment.emplace_back(kLauncherVariable, launcher_address(channel));
   std::vector<std::string> merged;
   for (char** entry = environ; *entry; ++entry) {
     const std::string_view text(*entry);
@@ -38,6 +41,18 @@ std::vector<std::string> environment_of(const RankCommand& command) {
   }
   for (const auto& [key, value] : command.environment) merged.push_back(key + "=" + value);
   return merged;
+}
+
+struct Channel {
+  Fd launcher_end;
+  Fd rank_end;
+};
+
+// Messages keep their bounds, and a rank whose launcher is gone gets no signal.
+Channel make_channel() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail("socketpair");
+  return {Fd(ends[0]), Fd(ends[1])};
 }
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
@@ -51,6 +66,7 @@ struct ChildSetup {
   pid_t launcher;
   int out;
   int err;
+  int channel;
   const char* path;
   char* const* argv;
   char* const* environment;
@@ -66,6 +82,7 @@ struct ChildSetup {
   dup2(null, STDIN_FILENO);
   dup2(setup.out, STDOUT_FILENO);
   dup2(setup.err, STDERR_FILENO);
+  fcntl(setup.channel, F_SETFD, 0);  // exec keeps it open
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -92,13 +109,19 @@ Pipe make_pipe() {
 RankProcess RankProcess::start(const RankCommand& command) {
   auto out = make_pipe();
   auto err = make_pipe();
+  auto channel = make_channel();
   auto argv = command.argv;
-  auto environment = environment_of(command);
+  auto environment = environment_of(command, channel.rank_end.get());
   const auto argv_pointers = pointers_to(argv);
   const auto environment_pointers = pointers_to(environment);
   const std::string path = find_program(command.argv.at(0));
-  const ChildSetup setup{getpid(),     out.write_end.get(),  err.write_end.get(),
-                         path.c_str(), argv_pointers.data(), environment_pointers.data()};
+  const ChildSetup setup{.launcher = getpid(),
+                         .out = out.write_end.get(),
+                         .err = err.write_end.get(),
+                         .channel = channel.rank_end.get(),
+                         .path = path.c_str(),
+                         .argv = argv_pointers.data(),
+                         .environment = environment_pointers.data()};
   RankProcess process;
   process.pid_ = fork();
   if (process.pid_ < 0) fail("fork");
@@ -106,6 +129,7 @@ RankProcess RankProcess::start(const RankCommand& command) {
   setpgid(process.pid_, process.pid_);  // also here: a signal to the group may come before the child has run
   process.out_ = std::move(out.read_end);
   process.err_ = std::move(err.read_end);
+  process.channel_ = std::move(channel.launcher_end);
   for (const int fd : {process.out_.get(), process.err_.get()}) fcntl(fd, F_SETFL, O_NONBLOCK);
 #ifdef SYS_pidfd_open
   process.ended_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, process.pid_, 0)));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/launch/launch_plan.h"
+#include "trireme/base/launcher_channel.h"
 
 namespace trireme::cli {
 
@@ -43,7 +44,8 @@ struct Pipe {
 /// Both ends are closed by exec. Throws IoError.
 Pipe make_pipe();
 
-/// A child process that leads a process group of its own, reads from /dev/null and writes into two pipes.
+/// A child process that leads a process group of its own, reads from /dev/null and writes into two pipes. It inherits
+/// the channel on which a rank tells its launcher of a failure that a peer has caused.
 ///
 /// It gets SIGKILL when the thread that started it dies, so nothing outlives a launcher that was killed.
 class RankProcess {
@@ -55,6 +57,8 @@ class RankProcess {
   pid_t pid() const { return pid_; }
   Fd& out() { return out_; }
   Fd& err() { return err_; }
+  /// The last failure that it has told of so far.
+  std::optional<PeerFailure> told_failure() const { return told_by_rank(channel_.get()); }
   /// Readable when the process has ended; not open where the kernel cannot tell (before Linux 5.3).
   const Fd& ended() const { return ended_; }
 
@@ -72,6 +76,7 @@ class RankProcess {
   bool reaped_ = false;
   Fd out_;
   Fd err_;
+  Fd channel_;
   Fd ended_;
 };
 

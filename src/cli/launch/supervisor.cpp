@@ -146,6 +146,7 @@ void Supervisor::reap_ended() {
     drain(rank->out);
     rank->end.tail = rank->err.tail.lines();
     if (rank->end.tail.empty()) rank->end.tail = rank->out.tail.lines();
+    rank->end.peer_failure = rank->process.told_failure();
     on_end(*rank);
   }
 }
@@ -154,12 +155,12 @@ void Supervisor::on_end(RunningRank& rank) {
   if (rank.end.wait_status == 0 && signals_seen_ == 0) return;
   if (phase_ == Phase::kRunning) {
     if (signals_seen_ > 0) return enter(Phase::kSettling, options_.grace);
-    const auto peer = blamed_peer(rank.end.rank, rank.end.tail);
-    const bool may_explain = peer && *peer < static_cast<int>(ranks_.size()) && !ranks_[*peer]->has_ended;
+    const auto& told = rank.end.peer_failure;
+    const bool may_explain = told && static_cast<size_t>(told->peer) < ranks_.size() && !ranks_[told->peer]->has_ended;
     return may_explain ? enter(Phase::kSettling, options_.settle) : terminate();
   }
   // The rank that was blamed has told its own story by now; after a forwarded signal, the others finish theirs.
-  if (phase_ == Phase::kSettling && signals_seen_ == 0 && !blamed_peer(rank.end.rank, rank.end.tail)) terminate();
+  if (phase_ == Phase::kSettling && signals_seen_ == 0 && !rank.end.peer_failure) terminate();
 }
 
 void Supervisor::on_signal(int number) {

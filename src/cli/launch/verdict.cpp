@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <cctype>
 #include <csignal>
 
 #include "trireme/base/error.h"
@@ -14,28 +13,6 @@ namespace {
 
 bool failed_by_itself(const RankEnd& end) { return end.wait_status != 0 && !end.ended_by_launcher; }
 
-// The first number behind "rank " in `line` that is not `own`.
-std::optional<int> other_rank_in(const std::string& line, int own) {
-  for (auto at = line.find("rank "); at != std::string::npos; at = line.find("rank ", at + 1)) {
-    size_t end = at + 5;
-    while (end < line.size() && std::isdigit(static_cast<unsigned char>(line[end]))) ++end;
-    if (end == at + 5 || end >= at + 5 + 9) continue;
-    const int rank = std::stoi(line.substr(at + 5, end - at - 5));
-    if (rank != own) return rank;
-  }
-  return std::nullopt;
-}
-
-bool is_about_a_peer(const std::string& line) {
-  // The library's own words: names of error codes as `trireme` prints them, and parts of a CommError's text, which is
-  // all that a user's program shows.
-  static const std::vector<std::string> kMarks = {
-      "PeerLostError",   "TimeoutError", "DivergedError", " gave up group '", " failed while rank ",
-      " did not arrive", " died",        " left ",        "did not come"};
-  return std::any_of(kMarks.begin(), kMarks.end(),
-                     [&](const std::string& mark) { return line.find(mark) != std::string::npos; });
-}
-
 const RankEnd* first_failure(const std::vector<RankEnd>& ends) {
   const RankEnd* first = nullptr;
   for (const auto& end : ends) {
@@ -44,12 +21,13 @@ const RankEnd* first_failure(const std::vector<RankEnd>& ends) {
   return first;
 }
 
-// From the failure that was seen first to the one that caused it, as far as the ranks' own errors tell.
+// From the failure that was seen first to the one that caused it, as far as the ranks have told.
 const RankEnd* root_cause(const RankEnd* end, const std::vector<RankEnd>& ends) {
-  for (size_t hops = 0; hops < ends.size(); ++hops) {
-    const auto peer = blamed_peer(end->rank, end->tail);
-    if (!peer || *peer >= static_cast<int>(ends.size()) || !failed_by_itself(ends[*peer])) break;
-    end = &ends[*peer];
+  for (size_t hops = 0; hops < ends.size() && end->peer_failure; ++hops) {
+    const auto [code, peer] = *end->peer_failure;
+    if (code == ErrorCode::kDiverged || static_cast<size_t>(peer) >= ends.size() || !failed_by_itself(ends[peer]))
+      break;
+    end = &ends[peer];
   }
   return end;
 }
@@ -101,14 +79,6 @@ std::string signal_name(int signal) {
 
 int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
-}
-
-std::optional<int> blamed_peer(int rank, const std::vector<std::string>& tail) {
-  for (auto line = tail.rbegin(); line != tail.rend(); ++line) {
-    if (!is_about_a_peer(*line)) continue;
-    if (const auto peer = other_rank_in(*line, rank)) return peer;
-  }
-  return std::nullopt;
 }
 
 Verdict judge(const std::vector<RankEnd>& ends, const std::string& name, int forwarded) {

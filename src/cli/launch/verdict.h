@@ -5,16 +5,19 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/launcher_channel.h"
+
 namespace trireme::cli {
 
 /// How one rank ended.
 struct RankEnd {
   int rank = 0;
-  int wait_status = 0;                 ///< as of waitpid()
-  int order = 0;                       ///< 0 ended first
-  bool ended_by_launcher = false;      ///< after the launcher had begun to end the job
-  bool was_stopped = false;            ///< by SIGSTOP or a debugger, when the launcher began to end the job
-  std::vector<std::string> tail = {};  ///< its last lines: of stderr, or of stdout where that is empty
+  int wait_status = 0;                           ///< as of waitpid()
+  int order = 0;                                 ///< 0 ended first
+  bool ended_by_launcher = false;                ///< after the launcher had begun to end the job
+  bool was_stopped = false;                      ///< by SIGSTOP or a debugger, when the launcher began to end the job
+  std::vector<std::string> tail = {};            ///< its last lines: of stderr, or of stdout where that is empty
+  std::optional<PeerFailure> peer_failure = {};  ///< the last one that it told the launcher of
 };
 
 struct Verdict {
@@ -28,10 +31,8 @@ std::string signal_name(int signal);
 /// The exit code that stands for `wait_status`: the program's own, or 128 + signal.
 int exit_code_of(int wait_status);
 
-/// The peer that the last lines of rank `rank` complain about (a CommError names it), if they do.
-std::optional<int> blamed_peer(int rank, const std::vector<std::string>& tail);
-
-/// The rank that failed first: where its own error names a peer that failed by itself as well, that peer. `name` opens
+/// The rank that failed first: where it told of a peer that failed by itself as well, that peer. Ranks that called
+/// different operations name each other, so the first of them stands. `name` opens
 /// the lines of the report, e.g. "trireme launch". `ends` holds one entry per rank, in rank order. A rank that ended
 /// because of `forwarded`, a signal that the user sent to all (0: none), is no failure to report; one that had to be
 /// ended is named, and the code is 128 + forwarded even where all others ended with 0.

@@ -20,6 +20,7 @@ class Engine final : public GroupState {
     return fabric_.lost_peer(look == Look::kProcesses, what, elapsed_s);
   }
   bool has_left(int peer) const override { return fabric_.control(peer).state.load() == RankState::kLeft; }
+  int rank_in_world(int rank) const override { return fabric_.rank_in_world(rank); }
 
  private:
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override { fabric_.abort(code, cause); }

@@ -137,9 +137,14 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
     // What the peer wrote before it went may be just what is waited for.
     if (!failure) continue;
     if (ready()) return;
-    if (failure->code == ErrorCode::kState) throw StateError(failure->text);
-    throw RelayedError(failure->code, failure->text, failure->cause);
+    std::rethrow_exception(failure->error());
   }
+}
+
+std::exception_ptr Fabric::Failure::error() const {
+  if (code == ErrorCode::kState) return std::make_exception_ptr(StateError(text));
+  if (peer < 0) return std::make_exception_ptr(CommError(code, text));
+  return std::make_exception_ptr(PeerError(code, text, peer, cause));
 }
 
 bool Fabric::process_is_dead(int rank) {
@@ -160,7 +165,7 @@ std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, 
     const char* waited = rank == wait.peer ? " waited for it " : " waited ";
     const std::string text = str(title(rank), how, " while rank ", options_.place.rank, waited,
                                  context_of(wait, elapsed_s), "; ", last_seen(rank), advice);
-    return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text});
+    return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text, rank});
   };
   const RankControl& peer = control(rank);
   const RankState state = peer.state.load(std::memory_order_acquire);
@@ -168,7 +173,7 @@ std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, 
     return std::make_unique<Failure>(Failure{static_cast<ErrorCode>(peer.cause_code),
                                              str(title(rank), " failed while rank ", options_.place.rank, " was ",
                                                  context_of(wait, elapsed_s), ": ", peer.cause),
-                                             peer.cause});
+                                             peer.cause, rank});
   if (state == RankState::kLeft && rank == wait.peer)
     return lost(" left", wait.call ? advice_on_method(*wait.call) : "");
   if (state == RankState::kAlive && look == Look::kProcesses && process_is_dead(rank) &&
@@ -182,7 +187,7 @@ std::exception_ptr Fabric::lost_peer(bool with_processes, const std::function<st
   for (int rank = 0; rank < options_.place.size; ++rank) {
     if (rank == options_.place.rank) continue;
     const auto failure = failure_of(rank, wait, with_processes ? Look::kProcesses : Look::kFlags, elapsed_s);
-    if (failure) return std::make_exception_ptr(RelayedError(failure->code, failure->text, failure->cause));
+    if (failure) return failure->error();
   }
   return nullptr;
 }
@@ -215,16 +220,16 @@ Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) 
   const std::string advice =
       ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the timeout given at "
       "init, or TRIREME_TIMEOUT_S.";
-  std::string text;
   if (wait.peer < 0) {
-    text = str("no peer arrived while rank ", self, " waited ", context, advice);
-  } else {
-    const int late = culprit(wait.peer);
-    const std::string whom = late == wait.peer ? "it" : str(title(wait.peer), ", which it keeps waiting,");
-    text = str(title(late), is_stopped(control(late).pid) ? " is stopped and" : "", " did not arrive while rank ", self,
-               " waited for ", whom, " ", context, "; ", last_seen(late), advice);
+    const std::string text = str("no peer arrived while rank ", self, " waited ", context, advice);
+    return {ErrorCode::kTimeout, text, text};
   }
-  return {ErrorCode::kTimeout, text, text};
+  const int late = culprit(wait.peer);
+  const std::string whom = late == wait.peer ? "it" : str(title(wait.peer), ", which it keeps waiting,");
+  const std::string text =
+      str(title(late), is_stopped(control(late).pid) ? " is stopped and" : "", " did not arrive while rank ", self,
+          " waited for ", whom, " ", context, "; ", last_seen(late), advice);
+  return {ErrorCode::kTimeout, text, text, late};
 }
 
 int Fabric::culprit(int peer) const {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@ struct FabricOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// Where a rank of this group was last seen in the group that it was split from; empty for a world.
   std::function<std::string(int rank)> last_seen_in_parent = {};
+  std::vector<int> ranks_in_world = {};  ///< by rank of this group; empty for a world
 };
 
 /// How long to poll before sleeping. A thread that works in the background must not take a core from the one that
@@ -41,6 +43,9 @@ class Fabric {
   const std::string& name() const { return options_.name; }
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   const FabricLayout& layout() const { return layout_; }
+  int rank_in_world(int rank) const {
+    return options_.ranks_in_world.empty() ? rank : options_.ranks_in_world[static_cast<size_t>(rank)];
+  }
 
   RankControl& control(int rank) const { return *reinterpret_cast<RankControl*>(at(layout_.rank_control(rank))); }
   RankControl& own() const { return control(options_.place.rank); }
@@ -108,6 +113,8 @@ class Fabric {
     ErrorCode code;
     std::string text;
     std::string cause;  ///< what started it, for the other ranks
+    int peer = -1;      ///< who has caused it; -1: no single rank
+    std::exception_ptr error() const;
   };
   /// What keeps `wait` from ever ending. To look at the processes costs a system call per peer.
   enum class Look { kFlags, kProcesses };

@@ -170,9 +170,14 @@ std::unique_ptr<Group> FabricGroup::split(const std::vector<int>& members, const
     const int rank = members[static_cast<size_t>(member)];
     return str("in group '", parent->fabric().name(), "' ", parent->fabric().last_seen(rank));
   };
-  return std::make_unique<FabricGroup>(
-      provider_, segments[static_cast<size_t>(leader)],
-      FabricOptions{.name = name, .place = place, .timeout = timeout(), .last_seen_in_parent = std::move(last_seen)});
+  std::vector<int> ranks_in_world;
+  for (const int member : members) ranks_in_world.push_back(engine_->rank_in_world(member));
+  return std::make_unique<FabricGroup>(provider_, segments[static_cast<size_t>(leader)],
+                                       FabricOptions{.name = name,
+                                                     .place = place,
+                                                     .timeout = timeout(),
+                                                     .last_seen_in_parent = std::move(last_seen),
+                                                     .ranks_in_world = std::move(ranks_in_world)});
 }
 
 void FabricGroup::wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) {

@@ -123,7 +123,7 @@ void MessageQueue::receive_chunk(Message& message) {
                   .numel = record.numel.load(std::memory_order_relaxed),
                   .seq = record.seq.load(std::memory_order_relaxed)};
   if (sent.numel != call.numel || sent.dtype != call.dtype || sent.seq != call.seq) {
-    throw CommError(ErrorCode::kDiverged, describe_mismatch(engine_->fabric().name(), {to, call}, {from, sent}));
+    throw PeerError(ErrorCode::kDiverged, describe_mismatch(engine_->fabric().name(), {to, call}, {from, sent}), from);
   }
   const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
   if (bytes > 0)

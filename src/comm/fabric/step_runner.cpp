@@ -1,5 +1,7 @@
 #include "comm/fabric/step_runner.h"
 
+#include "comm/group_state.h"
+
 namespace trireme::comm {
 
 StepRunner::StepRunner(Fabric& fabric) : fabric_(fabric), slots_(static_cast<size_t>(fabric.place().size)) {}
@@ -65,8 +67,8 @@ void StepRunner::compare_calls(const Call& call) const {
   for (int peer = 0; peer < fabric_.place().size; ++peer) {
     const Call other = fabric_.control(peer).calls[call.seq % kCallRecords].read();
     if (other.same_as(call)) continue;
-    throw CommError(ErrorCode::kDiverged,
-                    describe_mismatch(fabric_.name(), {fabric_.place().rank, call}, {peer, other}));
+    throw PeerError(ErrorCode::kDiverged,
+                    describe_mismatch(fabric_.name(), {fabric_.place().rank, call}, {peer, other}), peer);
   }
 }
 

@@ -37,16 +37,17 @@ std::string format_seconds(std::chrono::steady_clock::duration duration) {
 void Link::check(const Letter& letter, const Call& own, int peer) {
   if (letter.kind == Letter::kFailure) {
     const std::string cause(letter.cause.data());
-    throw RelayedError(static_cast<ErrorCode>(letter.code),
-                       str("rank ", peer, " failed while rank ", place().rank, " was in ", describe(own), " of group '",
-                           name(), "': ", cause),
-                       cause);
+    throw PeerError(static_cast<ErrorCode>(letter.code),
+                    str("rank ", peer, " failed while rank ", place().rank, " was in ", describe(own), " of group '",
+                        name(), "': ", cause),
+                    peer, cause);
   }
   if (letter.kind != Letter::kCall)
-    throw CommError(ErrorCode::kDiverged,
+    throw PeerError(ErrorCode::kDiverged,
                     str("rank ", peer, " sent something else than a call to rank ", place().rank, " in ", describe(own),
                         " of group '", name(),
-                        "'; the process group's tags from 16384 to 32767 are Trireme's, and all ranks need one build"));
+                        "'; the process group's tags from 16384 to 32767 are Trireme's, and all ranks need one build"),
+                    peer);
   {
     std::lock_guard lock(mutex_);
     last_calls_[static_cast<size_t>(peer)] = letter.call;
@@ -55,7 +56,7 @@ void Link::check(const Letter& letter, const Call& own, int peer) {
   const Call& other = letter.call;
   const bool fits =
       is_message ? other.numel == own.numel && other.dtype == own.dtype && other.seq == own.seq : other.same_as(own);
-  if (!fits) throw CommError(ErrorCode::kDiverged, describe_mismatch(name(), {place().rank, own}, {peer, other}));
+  if (!fits) throw PeerError(ErrorCode::kDiverged, describe_mismatch(name(), {place().rank, own}, {peer, other}), peer);
 }
 
 void Link::meet(const Call& call) {
@@ -140,7 +141,7 @@ void Link::rethrow(const WireError& error, const Call& call) {
     throw StateError(str("group '", name(), "' was destroyed while ", describe(call), " was under way"));
   }
   const bool late = error.kind() == WireError::Kind::kTimeout;
-  throw CommError(
+  throw PeerError(
       late ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
       str("rank ", error.peer(), late ? " did not arrive" : " was lost", " while rank ", place().rank,
           " waited for it in ", describe(call), " of group '", name(), "' after ", format_seconds(error.waited()), "; ",
@@ -148,7 +149,8 @@ void Link::rethrow(const WireError& error, const Call& call) {
           late ? ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the "
                  "timeout "
                  "given at init, or TRIREME_TIMEOUT_S."
-               : advice_on_method(call)));
+               : advice_on_method(call)),
+      error.peer());
 }
 
 void Link::tell_peers(ErrorCode code, const std::string& cause) noexcept {

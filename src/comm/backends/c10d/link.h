@@ -42,6 +42,7 @@ class Link final : public GroupState {
   void check(const Letter& letter, const Call& own, int peer);
   [[noreturn]] void rethrow(const WireError& error, const Call& call);
   std::string last_seen(int peer) const;
+  int rank_in_world(int rank) const override { return wire_.address().members[static_cast<size_t>(rank)]; }
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override;
 
   Wire wire_;

@@ -1,6 +1,6 @@
 #include "comm/backends/device/call_board.h"
 
-#include "trireme/base/error.h"
+#include "comm/group_state.h"
 
 namespace trireme::comm {
 
@@ -44,7 +44,7 @@ CallBoard::MessageRing& CallBoard::message_ring(const Call& message, int owner) 
 }
 
 void CallBoard::diverged(const Call& own, int peer, const Call& other) const {
-  throw CommError(ErrorCode::kDiverged, describe_mismatch(name_, {place_.rank, own}, {peer, other}));
+  throw PeerError(ErrorCode::kDiverged, describe_mismatch(name_, {place_.rank, own}, {peer, other}), peer);
 }
 
 void CallBoard::post(const Call& call) {

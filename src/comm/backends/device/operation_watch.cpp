@@ -205,27 +205,33 @@ std::exception_ptr OperationWatch::find_failure() {
                                             state.name(), "' ", after_seconds(elapsed_s), ": ", problem)));
   for (int peer = 0; options_.board && peer < state.place().size; ++peer)
     if (state.has_left(peer) && !options_.board->has_called(peer, call))
-      return std::make_exception_ptr(CommError(
+      return std::make_exception_ptr(PeerError(
           ErrorCode::kPeerLost,
           str("rank ", peer, " left while rank ", state.place().rank, " waited for it in ", what(), " of group '",
-              state.name(), "' ", after_seconds(elapsed_s), "; ", options_.board->last_seen(peer))));
+              state.name(), "' ", after_seconds(elapsed_s), "; ", options_.board->last_seen(peer)),
+          peer));
   if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
-  return std::make_exception_ptr(CommError(ErrorCode::kTimeout, timed_out(call, elapsed_s)));
+  return timed_out(call, elapsed_s);
 }
 
-std::string OperationWatch::timed_out(const Call& call, double elapsed_s) const {
+std::exception_ptr OperationWatch::timed_out(const Call& call, double elapsed_s) const {
   const GroupState& state = *options_.state;
   const std::string where = str(" in ", describe(call), " of group '", state.name(), "' ", after_seconds(elapsed_s));
   const char* limit = "The limit is the timeout given at init, or TRIREME_TIMEOUT_S.";
   for (int peer = 0; options_.board && peer < state.place().size; ++peer)
     if (peer != state.place().rank && !options_.board->has_called(peer, call))
-      return str("rank ", peer, " did not arrive while rank ", state.place().rank, " waited for it", where, "; ",
-                 options_.board->last_seen(peer),
-                 ". It may be stopped, stuck or slow, or not make this call, as all ranks must. ", limit);
-  return str("rank ", state.place().rank, " waited", where,
-             options_.board ? "; all ranks have called it, so a device or the link between them is stuck or very slow"
-                            : "; what its peers are at is not known, for they share no memory",
-             ". ", limit);
+      return std::make_exception_ptr(
+          PeerError(ErrorCode::kTimeout,
+                    str("rank ", peer, " did not arrive while rank ", state.place().rank, " waited for it", where, "; ",
+                        options_.board->last_seen(peer),
+                        ". It may be stopped, stuck or slow, or not make this call, as all ranks must. ", limit),
+                    peer));
+  return std::make_exception_ptr(CommError(
+      ErrorCode::kTimeout,
+      str("rank ", state.place().rank, " waited", where,
+          options_.board ? "; all ranks have called it, so a device or the link between them is stuck or very slow"
+                         : "; what its peers are at is not known, for they share no memory",
+          ". ", limit)));
 }
 
 void OperationWatch::close() noexcept {

@@ -69,7 +69,7 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   void wait_for_issue(DeviceCall& call);
   /// Why the device has failed, or the oldest call will never be over, if so.
   std::exception_ptr find_failure();
-  std::string timed_out(const Call& call, double elapsed_s) const;
+  std::exception_ptr timed_out(const Call& call, double elapsed_s) const;
 
   const Options options_;
   std::mutex mutex_;  // guards everything below
