@@ -279,6 +279,12 @@ class EngineOptimizer(torch.optim.Optimizer):
             raise UnsupportedError("optimizer.step(closure): a closure is not there for sharded training; call backward() first")
         self._engine.step()
 
+    @property
+    def _step_supports_amp_scaling(self):
+        """Read by torch.amp.GradScaler.step(). Raises UnsupportedError: it would look for gradients, which the engine has taken."""
+        raise UnsupportedError("torch.amp.GradScaler: the engine takes the gradients, so that a scaler finds none to unscale; leave it out, since "
+                               "fp16 and torch_autocast with \"dtype\": \"float16\" scale the loss themselves")
+
     def zero_grad(self, set_to_none=True):
         """Drops the window's gradients. Collective."""
         self._engine.zero_grad()

@@ -300,7 +300,7 @@ std::string table() {
       "text below;\n"
       "`-`, the two exclude each other by what they are, or the test's stand-in of a GPU cannot show it. "
       "`TRIREME_UPDATE_DOCS=1` before `compose_test` writes this "
-      "page anew.\n\n|  | ";
+      "part anew.\n\n|  | ";
   for (size_t i = 0; i < features().size(); ++i) text += str("| ", i + 1, " ");
   text += "|\n|---|---|";
   for (size_t i = 0; i < features().size(); ++i) text += "---|";
@@ -331,10 +331,15 @@ std::string table() {
 TEST(ComposeTable, IsThatOfTheDocumentation) {
   const auto path = std::filesystem::path(__FILE__).parent_path() / "../../docs/compose.md";
   const std::string made = table();
-  if (std::getenv("TRIREME_UPDATE_DOCS") != nullptr) std::ofstream(path, std::ios::binary) << made;
   std::ifstream file(path, std::ios::binary);
-  const std::string written{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_EQ(written, made) << "TRIREME_UPDATE_DOCS=1 compose_test writes docs/compose.md anew";
+  std::string written{std::istreambuf_iterator<char>(file), {}};
+  const auto end =
+      std::min(written.find("\n## From Python\n"), written.size());  // there compose_test.py's table begins
+  if (std::getenv("TRIREME_UPDATE_DOCS") != nullptr) {
+    std::ofstream(path, std::ios::binary) << made << written.substr(end);
+    return;
+  }
+  EXPECT_EQ(written.substr(0, end), made) << "TRIREME_UPDATE_DOCS=1 compose_test writes docs/compose.md anew";
 }
 
 }  // namespace
