@@ -14,6 +14,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/config/config.h"
+#include "trireme/config/torch_scheduler.h"
 
 namespace trireme::cli {
 namespace {
@@ -43,15 +44,24 @@ Action add_config(CLI::App& app) {
     // All that the reader has to say, hints included, is what was asked for.
     set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
     Json json = read_input([&] { return read_hjson(flags->file); });
+    const auto torch_scheduler = take_torch_scheduler(json);
     const auto filled = fill_in_autos(json, {});
-    const auto config = config_from_json(json, static_cast<int>(flags->world), flags->file);
+    Json resolved = to_json(config_from_json(json, static_cast<int>(flags->world), flags->file));
     for (const auto& one : filled) {
       std::fprintf(stderr,
                    "%s: `%s` is \"auto\": `trireme train` fills in %s (%s without it); for a program of your own "
                    "write a number\n",
                    flags->file.c_str(), one.key.c_str(), one.source.c_str(), one.value.c_str());
     }
-    print_result(to_text(config) + "\n");
+    if (torch_scheduler) {
+      std::fprintf(
+          stderr,
+          "%s: `scheduler.type` = %s is of torch.optim.lr_scheduler: initialize() in Python makes it and checks "
+          "its params; `trireme train` and C++ refuse it\n",
+          flags->file.c_str(), torch_scheduler->at("type").dump().c_str());
+      resolved["scheduler"] = *torch_scheduler;
+    }
+    print_result(resolved.dump(2) + "\n\n");
     return kDone;
   };
 }

@@ -129,7 +129,8 @@ void read_sgd(Section& params, OptimizerOptions& options) {
 std::optional<OptimizerOptions> read_optimizer(Section& top) {
   if (!top.has("optimizer")) return std::nullopt;
   Section section = top.section("optimizer");
-  const std::string type = read_type(section, names_of_optimizers(), kOptimizersNotThereYet);
+  const std::string type =
+      read_type(section, {.supported = names_of_optimizers(), .not_there_yet = kOptimizersNotThereYet});
   refuse_unless(section, "legacy_fusion", false, "remove it or set it to false");
   Section params = section.section("params");
   section.finish();

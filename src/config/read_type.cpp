@@ -4,17 +4,18 @@
 
 namespace trireme {
 
-std::string read_type(Section& section, const std::vector<std::string>& supported,
-                      const std::vector<std::string>& not_there_yet) {
-  std::vector<std::string> all = supported;
-  all.insert(all.end(), not_there_yet.begin(), not_there_yet.end());
-  std::string names;
-  for (const std::string& name : supported) names += (names.empty() ? "" : ", ") + name;
-  if (!section.has("type")) section.refuse(str("`", section.path_of("type"), "` is missing; it is one of ", names));
+std::string read_type(Section& section, const TypeNames& names) {
+  std::vector<std::string> all = names.supported;
+  all.insert(all.end(), names.not_there_yet.begin(), names.not_there_yet.end());
+  std::string list;
+  for (const std::string& name : names.supported) list += (list.empty() ? "" : ", ") + name;
+  if (!section.has("type"))
+    section.refuse(str("`", section.path_of("type"), "` is missing; it is one of ", list, names.others));
   const std::string given = section.text_or("type", "");
   const std::string* type = find_ignoring_case(given, all);
-  if (!type) section.fail("type", "one of " + names + "." + did_you_mean(given, all));
-  if (!find_ignoring_case(*type, supported)) section.not_there_yet("type", "use one of " + names);
+  if (!type) section.fail("type", str("one of ", list, names.others, ".", did_you_mean(given, all)));
+  if (!find_ignoring_case(*type, names.supported))
+    section.not_there_yet("type", str(names.instead, "use one of ", list));
   return *type;
 }
 

@@ -8,9 +8,14 @@
 
 namespace trireme {
 
-/// Reads `type`, one of `supported` in any case; a name of `not_there_yet` is refused as that (kUnsupported), another
-/// one as unknown.
-std::string read_type(Section& section, const std::vector<std::string>& supported,
-                      const std::vector<std::string>& not_there_yet);
+struct TypeNames {
+  std::vector<std::string> supported;
+  std::vector<std::string> not_there_yet;  ///< refused as that (kUnsupported)
+  std::string others = {};                 ///< ends the list of the supported: ", or in Python …"
+  std::string instead = {};                ///< opens the fix for those of `not_there_yet`: "… makes it; in C++ "
+};
+
+/// Reads `type`, one of `names` in any case; another name is refused as unknown.
+std::string read_type(Section& section, const TypeNames& names);
 
 }  // namespace trireme

@@ -3,6 +3,7 @@
 
 #include "config/read_parts.h"
 #include "config/read_type.h"
+#include "trireme/config/torch_scheduler.h"
 
 namespace trireme {
 namespace {
@@ -10,8 +11,7 @@ namespace {
 constexpr ScheduleKind kKinds[] = {ScheduleKind::kWarmup,      ScheduleKind::kWarmupDecay, ScheduleKind::kWarmupCosine,
                                    ScheduleKind::kLrRangeTest, ScheduleKind::kOneCycle,    ScheduleKind::kConstant,
                                    ScheduleKind::kLinear,      ScheduleKind::kCosine,      ScheduleKind::kWsd};
-// torch.optim.lr_scheduler's.
-const std::vector<std::string> kSchedulersNotThereYet = {
+const std::vector<std::string> kTorchSchedulers = {
     "LambdaLR",         "MultiplicativeLR",  "StepLR",
     "MultiStepLR",      "ConstantLR",        "LinearLR",
     "ExponentialLR",    "CosineAnnealingLR", "CosineAnnealingWarmRestarts",
@@ -126,10 +126,26 @@ void check_together(Section& params, const ScheduleOptions& options) {
 
 }  // namespace
 
+std::optional<Json> take_torch_scheduler(Json& config) {
+  const auto section = config.is_object() ? config.find("scheduler") : config.end();
+  if (section == config.end() || !section->is_object()) return std::nullopt;
+  const Json type = section->value("type", Json());
+  // As Python's initialize(): names of torch's classes, letter by letter.
+  if (!type.is_string() || std::find(kTorchSchedulers.begin(), kTorchSchedulers.end(), type) == kTorchSchedulers.end())
+    return std::nullopt;
+  Json taken = *section;
+  config.erase(section);
+  return taken;
+}
+
 std::optional<ScheduleOptions> read_scheduler(Section& top) {
   if (!top.has("scheduler")) return std::nullopt;
   Section section = top.section("scheduler");
-  const std::string type = read_type(section, names_of_schedulers(), kSchedulersNotThereYet);
+  const std::string type =
+      read_type(section, {.supported = names_of_schedulers(),
+                          .not_there_yet = kTorchSchedulers,
+                          .others = ", or in Python a scheduler of torch.optim.lr_scheduler",
+                          .instead = "initialize() in Python makes it of torch.optim.lr_scheduler; in C++ "});
   Section params = section.section("params");
   section.finish();
 

@@ -49,6 +49,25 @@ TEST(Command, PrintsTheManualToWhichErrorsPoint) {
                    "trireme docs: there is no page 'confg'. Did you mean `config`? `trireme docs` lists them");
 }
 
+TEST(Command, ChecksAConfigurationWithASchedulerThatPythonMakes) {
+  const TemporaryFolder folder;
+  const auto checked = [&](const std::string& scheduler, const std::string& more) {
+    const auto file =
+        folder.write("ds.json", R"({"train_micro_batch_size_per_gpu": 2, "scheduler": )" + scheduler + more + "}");
+    return run_program({"config", "check", file});
+  };
+  const auto step = R"({"type": "StepLR", "params": {"step_size": 3}})";
+  const auto done = checked(step, "");
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_NE(
+      done.err.find("`scheduler.type` = \"StepLR\" is of torch.optim.lr_scheduler: initialize() in Python makes it"),
+      std::string::npos)
+      << done.err;
+  EXPECT_NE(done.out.find("\"step_size\": 3"), std::string::npos) << done.out;
+  EXPECT_EQ(checked(step, R"(, "fp61": {})").exit_code, 2);
+  EXPECT_EQ(checked(R"({"type": "steplr"})", "").exit_code, 2);  // torch has no such name
+}
+
 TEST(Command, SuggestsTheFlagThatWasMeant) {
   expect_wrong_use({"train", "--dta", "x"},
                    "trireme train: there is no flag --dta. Did you mean `--data`? (see trireme train --help)");

@@ -283,8 +283,14 @@ TEST(SchedulerOptions, RefuseWhatDoesNotFit) {
             wrong("`scheduler.params.total_num_steps` is missing, or \"auto\", which only `trireme train` fills in; "
                   "set it to the number of optimizer steps of the whole run"));
   EXPECT_EQ(scheduler_refusal("StepLR"),
-            not_there("`scheduler.type` = \"StepLR\" is not there yet; use one of WarmupLR, WarmupDecayLR, "
+            not_there("`scheduler.type` = \"StepLR\" is not there yet; initialize() in Python makes it of "
+                      "torch.optim.lr_scheduler; in C++ use one of WarmupLR, WarmupDecayLR, "
                       "WarmupCosineLR, LRRangeTest, OneCycle, constant, linear, cosine, wsd"));
+  EXPECT_EQ(
+      scheduler_refusal("StepsLR"),
+      wrong("`scheduler.type` is \"StepsLR\"; expected one of WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, "
+            "OneCycle, constant, linear, cosine, wsd, or in Python a scheduler of torch.optim.lr_scheduler. Did you "
+            "mean `StepLR`?"));
   EXPECT_EQ(scheduler_refusal("OneCycle", R"({"cycle_min_lr": 0.1})"),
             wrong("`scheduler.params.cycle_max_lr` is missing; set it to a learning rate, a finite number >= 0"));
   EXPECT_EQ(scheduler_refusal("cosine", R"({"total_num_steps": 10, "warmup_num_steps": 11})"),
