@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "engine/buffers.h"
@@ -19,6 +20,15 @@ namespace {
 // Several losses may each have their backward pass before one step().
 constexpr int64_t kPassesBeforeStep = 10;
 constexpr int kSmallerBatches = 3;
+
+// Indices are integers by right. These are libtorch's words for two operands that must be alike, of which one is
+// `dtype`.
+bool is_operand_of(at::ScalarType dtype, const std::string& problem) {
+  if (problem.find("same dtype") == std::string::npos && problem.find("expected scalar type") == std::string::npos)
+    return false;
+  const auto has = [&](std::string_view name) { return problem.find(name) != std::string::npos; };
+  return has(at::toString(dtype)) || has(c10::scalarTypeToTypeMeta(dtype).name());
+}
 
 }  // namespace
 
@@ -56,7 +66,10 @@ void Engine::explain_forward(const std::string& problem, const std::vector<at::S
   const at::ScalarType weights = pager_->layout().units.front().dtype;
   const std::string end = str(". libtorch says: ", problem.substr(0, problem.find('\n')));
   const auto differs = [&](at::ScalarType dtype) { return at::isFloatingType(dtype) && dtype != weights; };
-  const auto odd = precision.casts_inputs ? inputs.end() : std::find_if(inputs.begin(), inputs.end(), differs);
+  const auto is_odd = [&](at::ScalarType dtype) {
+    return at::isFloatingType(dtype) ? dtype != weights && !precision.casts_inputs : is_operand_of(dtype, problem);
+  };
+  const auto odd = std::find_if(inputs.begin(), inputs.end(), is_odd);
   if (odd != inputs.end())
     throw ShapeError(str("forward: an input is ", short_name(*odd), " and the weights are ", short_name(weights),
                          "; cast the input: input.to(", at::toString(weights), ")", end));

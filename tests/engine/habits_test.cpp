@@ -310,6 +310,10 @@ TEST(AnInputInAnotherDtype, IsToBeCast) {
     const std::string text = error_of<ShapeError>([&] { (void)engine(at::ones({1, 3})); });
     EXPECT_SAYS(text, "forward: an input is fp32 and the weights are bf16; cast the input");
     EXPECT_EQ(text.find("frame #"), std::string::npos) << text;
+    EXPECT_SAYS(error_of<ShapeError>([&] {
+                  (void)engine(at::ones({1, 3}, at::kLong));
+                }),
+                "forward: an input is Long and the weights are bf16; cast the input: input.to(BFloat16)");
   });
 }
 

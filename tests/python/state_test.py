@@ -118,10 +118,11 @@ result = None
         result = self.ran(1, """
 adamw = {"type": "AdamW", "params": {"lr": 0.1}}
 engine = deepspeed.initialize(model=model(), config=config(bf16={"enabled": True}, optimizer=adamw))[0]
-result = raised(lambda: engine(torch.ones(4, 8)))
+result = [raised(lambda: engine(torch.ones(4, 8, dtype=dtype))) for dtype in (torch.float32, torch.int64)]
 """)
-        self.assertIn("ShapeError", result)
-        self.assertIn("an input is fp32 and the weights are bf16; cast the input", result[-1])
+        for said, dtype in zip(result, ("fp32", "Long")):
+            self.assertIn("ShapeError", said)
+            self.assertIn(f"an input is {dtype} and the weights are bf16; cast the input", said[-1])
 
     def test_a_model_may_be_a_leaf_itself(self):
         result = self.ran(2, """
