@@ -42,6 +42,8 @@ function(trireme_python_module)
   # What the extension was built for, which an import checks before it loads the extension.
   file(CONFIGURE OUTPUT "${package}/_build.py" CONTENT
        "\"\"\"What the extension was built against.\"\"\"\nVERSION = \"${PROJECT_VERSION}\"\nTORCH_VERSION = \"${TRIREME_TORCH_VERSION}\"\n")
+  # `trireme launch` of the build tree runs scripts under it.
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/share/trireme/python" CONTENT "${TRIREME_PYTHON}\n")
   if(TRIREME_WHEEL)
     install(TARGETS trireme_python LIBRARY DESTINATION .)
     install(FILES "${package}/_build.py" DESTINATION .)

@@ -25,6 +25,19 @@ TEST(LaunchProgram, ReturnsTheFirstFailuresCodeAndSaysWhyLast) {
       << done.err;
 }
 
+TEST(LaunchProgram, RunsScriptsUnderThePythonThatTheBuildIsFor) {
+  const auto build = std::filesystem::path(program_path()).parent_path().parent_path();
+  const std::string python = contents_of(build / "share/trireme/python");
+  if (python.empty()) GTEST_SKIP() << "built without Python";
+  const TemporaryFolder folder;
+  const auto script = folder.write("script.py", "import sys; print(sys.executable)\n");
+  const auto executable = [&](const std::string& named) {
+    return run_program({"launch", "--prefix", "none", script}, {{"TRIREME_PYTHON", named}}).out;
+  };
+  EXPECT_EQ(executable(""), python);
+  EXPECT_EQ(executable("/usr/bin/python3"), "/usr/bin/python3\n");
+}
+
 TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
   EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--hostfile"}).out, "--hostfile\n");
 }

@@ -11,6 +11,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "cli/launch/rank_process.h"
@@ -41,6 +44,16 @@ int bind_port(int port) {
   return ntohs(address.sin_port);
 }
 
+// The Python that TRIREME_PYTHON names; in a build tree the one that the package is built for, which the build has left
+// beside the program; else `fallback`.
+std::string python_to_run(const std::string& fallback) {
+  if (const char* python = std::getenv("TRIREME_PYTHON"); python != nullptr && *python != '\0') return python;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe");
+  std::ifstream file(program.parent_path().parent_path() / "share" / "trireme" / "python");
+  std::string built_for;
+  return std::getline(file, built_for) ? built_for : fallback;
+}
+
 }  // namespace
 
 LaunchMachine this_machine() {
@@ -48,7 +61,7 @@ LaunchMachine this_machine() {
   gethostname(name.data(), name.size() - 1);
   LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
   machine.has_omp_num_threads = std::getenv("OMP_NUM_THREADS") != nullptr;
-  if (const char* python = std::getenv("TRIREME_PYTHON"); python != nullptr && *python != '\0') machine.python = python;
+  machine.python = python_to_run(machine.python);
   if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));
   return machine;
 }

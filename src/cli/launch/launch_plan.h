@@ -37,7 +37,7 @@ struct LaunchMachine {
   int cores = 1;                     ///< that this process may use
   int free_port = 0;                 ///< for rendezvous, where no --master_port is given
   bool has_omp_num_threads = false;  ///< OMP_NUM_THREADS is set in the environment
-  std::string python = "python3";    ///< TRIREME_PYTHON, if it is set
+  std::string python = "python3";    ///< or what TRIREME_PYTHON or the build says
 };
 
 struct RankCommand {
