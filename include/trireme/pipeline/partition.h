@@ -1,0 +1,24 @@
+// Which layers are on which stage.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::pipeline {
+
+/// Stage s has the layers [result[s], result[s + 1]); result [stages + 1]. As DeepSpeed's partition_uniform: the first
+/// ones get one layer more. With fewer layers than stages the last stages have none.
+std::vector<int64_t> partition_uniform(int64_t layers, int stages);
+
+/// The same with the smallest heaviest stage, by `weights` of layers, such as parameters or times; of those the one
+/// whose stages differ least. As DeepSpeed's partition_balanced.
+/// Throws    ConfigError: a negative weight.
+std::vector<int64_t> partition_balanced(const std::vector<int64_t>& weights, int stages);
+
+/// partition_balanced() over the layers whose class name matches `regex` (ECMAScript), anywhere and in any case: each
+/// counts 1, the others 0.
+/// Throws    ConfigError: no layer matches, or `regex` is no regular expression.
+std::vector<int64_t> partition_by_type(const std::vector<std::string>& classes, const std::string& regex, int stages);
+
+}  // namespace trireme::pipeline

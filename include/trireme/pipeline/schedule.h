@@ -1,0 +1,109 @@
+// A pipeline's schedule as a value: which instruction each stage executes when. Pure; executed, checked, simulated and
+// printed by others.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::pipeline {
+
+/// DeepSpeed's instructions, and backward in its two halves.
+enum class Kind : uint8_t {
+  kLoadMicroBatch,
+  kReceiveActivation,
+  kSendActivation,
+  kForward,
+  kReceiveGradient,
+  kSendGradient,
+  kBackward,        ///< gradients of inputs and of weights
+  kBackwardInput,   ///< of inputs alone: what the stage before waits for
+  kBackwardWeight,  ///< of weights, after kBackwardInput
+  kReduceTiedGradients,
+  kReduceGradients,
+  kStep,
+};
+
+struct Instruction {
+  Kind kind = Kind::kStep;
+  int chunk = 0;         ///< which of the stage's parts of the model
+  int micro_batch = -1;  ///< -1: of none
+  int buffer = -1;       ///< of the chunk, from 0; -1: of none
+  int peer = -1;         ///< stage to send to or receive from; -1: none
+  bool operator==(const Instruction&) const = default;
+};
+
+/// "ForwardPass(micro_batch=3, chunk=1, buffer=0)"
+std::string to_text(const Instruction& instruction);
+
+/// Executed in order. Between two steps all stages may wait for each other.
+using Step = std::vector<Instruction>;
+
+/// Where the parts of a model are, which each micro-batch passes in order.
+enum class Placement : uint8_t {
+  kLoop,  ///< chunk c of stage s is part c * stages + s
+  kV,     ///< two chunks: stage s has the parts s and 2 * stages - 1 - s
+};
+
+struct Schedule {
+  std::string name;
+  int stages = 1;
+  int micro_batches = 1;
+  int chunks = 1;  ///< of each stage
+  Placement placement = Placement::kLoop;
+  std::vector<std::vector<Step>> streams;  ///< by stage
+  std::vector<std::vector<int>> buffers;   ///< by stage and chunk: micro-batches whose activations are kept at once
+
+  int parts() const { return stages * chunks; }
+  int part_of(int stage, int chunk) const {
+    return placement == Placement::kV && chunk == 1 ? parts() - 1 - stage : chunk * stages + stage;
+  }
+  int stage_of(int part) const {
+    return placement == Placement::kV && part >= stages ? parts() - 1 - part : part % stages;
+  }
+  int chunk_of(int part) const { return part / stages; }
+};
+
+/// DeepSpeed's TrainSchedule: one forward, one backward, in steps that all stages make together.
+/// Throws    this and all below: ConfigError that names the argument; stages and micro-batches are 1 or more.
+/// Source    Narayanan et al. 2019 (PipeDream), arXiv:1806.03377; DeepSpeed's documentation of its schedule.
+Schedule one_f_one_b(int stages, int micro_batches);
+/// DeepSpeed's InferenceSchedule: forwards alone.
+Schedule inference(int stages, int micro_batches);
+/// DeepSpeed's DataParallelSchedule: one stage that accumulates gradients.
+Schedule data_parallel(int micro_batches);
+/// All forwards, then all backwards. Source: Huang et al. 2019, arXiv:1811.06965.
+Schedule gpipe(int stages, int micro_batches);
+/// 1F1B over several chunks of each stage. Throws ConfigError too: micro-batches that are no multiple of the stages.
+/// Source    Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+Schedule interleaved(int stages, int micro_batches, int chunks);
+/// ZB-H1: 1F1B whose backward is split. Gradients of weights fill bubbles, within the memory of 1F1B's first stage.
+/// Source    Qi et al. 2023, arXiv:2401.10241, section 2.1.
+Schedule zero_bubble_h1(int stages, int micro_batches);
+/// ZB-V: two chunks in a V, within the memory of 1F1B's first stage. Throws ConfigError too: fewer micro-batches than
+/// two per stage.
+/// Source    Qi et al. 2024, arXiv:2405.15362, section 3.
+Schedule zero_bubble_v(int stages, int micro_batches);
+/// DualPipeV: the half of DualPipe that needs one copy of the model. Throws ConfigError too: fewer micro-batches than
+/// two per stage.
+/// Source    DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.1, cut in half as Sea AI Lab describe it.
+Schedule dual_pipe_v(int stages, int micro_batches);
+
+/// One of the above by its name: "1f1b", "inference", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v".
+/// Throws    ConfigError: another name, with those that there are; as the function itself.
+Schedule make_schedule(const std::string& name, int stages, int micro_batches, int chunks = 1);
+
+/// Computations of one stage in order, to which assemble() adds loads, messages, buffers and the optimizer step.
+struct Computation {
+  Kind kind = Kind::kForward;  ///< a forward or one of the backwards
+  int chunk = 0;
+  int micro_batch = 0;
+};
+
+/// A schedule out of each stage's computations: for schedules of one's own. Messages of a pair of stages and direction
+/// are received in the order in which they are sent.
+/// Throws    ConfigError: a computation that is missing, or is there twice.
+Schedule assemble(std::string name, int stages, int micro_batches, int chunks, Placement placement,
+                  const std::vector<std::vector<Computation>>& computations);
+
+}  // namespace trireme::pipeline
