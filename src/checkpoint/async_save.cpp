@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <numeric>
 #include <utility>
 
 #include "checkpoint/agreement.h"
@@ -20,12 +19,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::vector<int> all_ranks(const Group& group) {
-  std::vector<int> ranks(static_cast<size_t>(group.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 std::string in_seconds(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f s", seconds);
@@ -36,7 +29,7 @@ std::string in_seconds(double seconds) {
 
 class AsyncSaver::Impl {
  public:
-  explicit Impl(Group& group) : group_(group), background_(group.split(all_ranks(group), "checkpoint")) {}
+  explicit Impl(Group& group) : group_(group), background_(group.clone("checkpoint")) {}
   ~Impl() { worker_.join(); }
 
   void reserve(const StateTree& state) { allocate(prepare_save(group_, "reserve", state, {}).parts); }

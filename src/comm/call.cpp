@@ -142,6 +142,8 @@ std::string describe(const Call& call) {
   if (call.subject.front() != 0) context += str(" of ", call.subject.data());
   if (call.caller.front() != 0) context += str(" in ", call.caller.data());
   if (call.kind == CallKind::kBarrier) return short_name(call) + context;
+  if (call.kind == CallKind::kSplit)
+    return str(short_name(call), " (fingerprint of the parts ", call.numel, ")", context);
   std::string text = str(short_name(call), " (numel ", call.numel, ", ", dtype_name(call.dtype));
   if (call.device != at::kCPU) text += str(" on ", c10::DeviceTypeName(call.device, /*lower_case=*/true));
   if (call.kind == CallKind::kAllReduce || call.kind == CallKind::kReduceScatter) text += str(", ", name_of(call.op));
@@ -150,12 +152,12 @@ std::string describe(const Call& call) {
   return text + ")" + context;
 }
 
-std::string describe_mismatch(const std::string& group, const CallOfRank& own, const CallOfRank& other) {
+std::string describe_mismatch(const GroupInfo& group, const CallOfRank& own, const CallOfRank& other) {
   const bool messages = own.call.kind == CallKind::kSend || own.call.kind == CallKind::kRecv;
-  const auto calls =
-      str("rank ", own.rank, " called ", describe(own.call), ", rank ", other.rank, " called ", describe(other.call));
-  return messages ? str("messages in group '", group, "' do not match: ", calls)
-                  : str("ranks called different operations in group '", group, "': ", calls,
+  const auto calls = str(group.title(own.rank), " called ", describe(own.call), ", ", group.title(other.rank),
+                         " called ", describe(other.call));
+  return messages ? str("messages in group '", group.name, "' do not match: ", calls)
+                  : str("ranks called different operations in group '", group.name, "': ", calls,
                         advice_on_methods(own.call, other.call));
 }
 
@@ -255,31 +257,6 @@ Request recv_request(const Place& place, const at::Tensor& tensor, int peer) {
   check_rank(kind, "peer", peer, place.size);
   if (peer == place.rank) throw ShapeError(str("recv: expected another rank as peer, got this rank, ", peer));
   return {{.kind = kind, .dtype = tensor.scalar_type(), .root = peer, .numel = tensor.numel()}, tensor, {}};
-}
-
-Request on_host_only(Request request) {
-  for (const at::Tensor& tensor : {request.output, request.input}) {
-    if (tensor.defined() && !tensor.device().is_cpu())
-      throw ShapeError(str(name_of(request.call.kind), ": expected tensors on the host, got one on ",
-                           tensor.device().str(),
-                           "; a group over that device is made by make_nccl_group() or "
-                           "make_cuda_ipc_group()"));
-  }
-  return request;
-}
-
-Call split_call(const Place& place, const std::vector<int>& members) {
-  if (members.empty()) throw ShapeError("split: expected at least one member, got none");
-  uint64_t fingerprint = 1469598103934665603;
-  for (size_t index = 0; index < members.size(); ++index) {
-    const int rank = members[index];
-    if (rank < 0 || rank >= place.size)
-      throw ShapeError(str("split: expected members in [0, ", place.size, "), got ", rank));
-    if (index > 0 && rank <= members[index - 1])
-      throw ShapeError(str("split: expected members in ascending order, got ", members[index - 1], " before ", rank));
-    fingerprint = (fingerprint ^ static_cast<uint64_t>(rank)) * 1099511628211;
-  }
-  return {.kind = CallKind::kSplit, .root = members.front(), .numel = static_cast<int64_t>(fingerprint >> 1)};
 }
 
 int64_t bytes_sent(const Place& place, const Call& call) {

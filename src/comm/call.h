@@ -6,8 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "comm/group_info.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::comm {
@@ -42,9 +42,9 @@ struct Call {
   at::ScalarType dtype = at::kByte;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;      ///< -1: none
-  int64_t numel = 0;  ///< of the whole: the tensor that is reduced, gathered or split
+  int64_t numel = 0;  ///< of the whole: the tensor that is reduced or gathered; of a split a fingerprint of its parts
   int64_t seq = 0;  ///< counts the collectives of a group from 1; messages of a pair, and calls on a device, separately
-  bool is_registered = false;        ///< between memory of Group::registered_zeros()
+  bool is_registered = false;        ///< between memory of Group::buffer_registration()
   at::DeviceType device = at::kCPU;  ///< where the tensors are; told in errors, not compared
   Subject subject = current_subject();
   CallerName caller = current_caller();  ///< told in errors, not compared
@@ -68,14 +68,8 @@ struct CallOfRank {
   int rank;
   const Call& call;
 };
-/// Which two calls of group `group` do not fit each other: the text of every kDiverged.
-std::string describe_mismatch(const std::string& group, const CallOfRank& own, const CallOfRank& other);
-
-/// Which rank of how many.
-struct Place {
-  int rank = 0;
-  int size = 1;
-};
+/// Which two calls of `group` do not fit each other: the text of every kDiverged.
+std::string describe_mismatch(const GroupInfo& group, const CallOfRank& own, const CallOfRank& other);
 
 /// A checked call and where its bytes are. The tensors are held because an asynchronous call may outlive the caller's.
 struct Request {
@@ -99,10 +93,6 @@ Request gather_request(const Place& place, const at::Tensor& output, const at::T
 Request scatter_request(const Place& place, const at::Tensor& output, const at::Tensor& input, int root);
 Request send_request(const Place& place, const at::Tensor& tensor, int peer);
 Request recv_request(const Place& place, const at::Tensor& tensor, int peer);
-/// The request where its tensors are on the host; throws ShapeError otherwise.
-Request on_host_only(Request request);
-/// The call of split(); ranks that name other members have diverged.
-Call split_call(const Place& place, const std::vector<int>& members);
 
 /// Bytes of this rank's data that go to other ranks: the cost lines of docs/comm.md.
 int64_t bytes_sent(const Place& place, const Call& call);

@@ -1,8 +1,5 @@
 #include "trireme/comm/device_group.h"
 
-#include <numeric>
-#include <vector>
-
 #include "comm/backends/device/device_identity.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -20,9 +17,7 @@ Group& group_for(Group& group, c10::Device device, std::unique_ptr<Group>& made)
             "train on one rank"),
         ErrorCode::kUnsupported);
   const auto shared = comm::ranks_on_one_device(comm::identities_of_all(group, device));
-  std::vector<int> everybody(group.size());
-  std::iota(everybody.begin(), everybody.end(), 0);
-  auto host = group.split(everybody, group.name() + "/gpus");
+  auto host = group.clone(group.name() + "/gpus");
   made = shared ? make_cuda_ipc_group(std::move(host), device) : make_nccl_group(std::move(host), device);
   if (group.rank() == 0)
     log(LogLevel::kInfo, str("comm: ", shared ? "CUDA IPC" : "NCCL", " among the GPUs of ", group.size(), " ranks"));

@@ -9,7 +9,7 @@ void GroupState::fail(const std::exception_ptr& error) noexcept {
   try {
     std::rethrow_exception(error);
   } catch (const PeerError& failure) {
-    if (record_failure(failure, failure.cause())) tell_launcher({failure.code(), rank_in_world(failure.peer())});
+    if (record_failure(failure, failure.cause())) tell_launcher({failure.code(), info_.world_rank(failure.peer())});
   } catch (const CommError& failure) {
     record_failure(failure, failure.what());
   } catch (const StateError&) {
@@ -20,7 +20,7 @@ void GroupState::fail(const std::exception_ptr& error) noexcept {
 }
 
 void GroupState::abort(const std::string& reason) noexcept {
-  const std::string message = str("rank ", place_.rank, " gave up group '", name_, "': ", reason);
+  const std::string message = str(own_title(), " gave up group '", name(), "': ", reason);
   record_failure(CommError(ErrorCode::kPeerLost, message), message);
 }
 
@@ -35,14 +35,14 @@ void GroupState::poll(const WaitScope& host) {
 
 std::exception_ptr GroupState::destroyed_before(const Call& call) const {
   return std::make_exception_ptr(
-      StateError(str("group '", name_, "' was destroyed before ", describe(call), " was complete")));
+      StateError(str("group '", name(), "' was destroyed before ", describe(call), " was complete")));
 }
 
 bool GroupState::record_failure(const CommError& error, const std::string& cause) noexcept {
   if (is_forked() || !remember_failure(error)) return false;
   tell_peers(error.code(), cause);
   log(LogLevel::kDebug,
-      str(error.what(), "\nlast operations of rank ", place_.rank, " in group '", name_, "':\n", recorder_.text()));
+      str(error.what(), "\nlast operations of ", own_title(), " in group '", name(), "':\n", recorder_.text()));
   return true;
 }
 
@@ -60,8 +60,8 @@ void GroupState::throw_failure() const {
 }
 
 void GroupState::throw_forked() const {
-  throw StateError(str("process ", ::getpid(), " was forked from rank ", place_.rank, " (pid ", process_,
-                       ") and cannot use its group '", name_,
+  throw StateError(str("process ", ::getpid(), " was forked from ", info_.title(place().rank, str("pid ", process_)),
+                       " and cannot use its group '", name(),
                        "'; leave the engine to the rank's own process, or start the other one by spawn, not by fork"));
 }
 

@@ -23,12 +23,16 @@ namespace trireme::comm {
 
 class GroupState {
  public:
-  GroupState(const Place& place, std::string name) : place_(place), name_(std::move(name)) {}
+  explicit GroupState(GroupInfo info) : info_(std::move(info)) {}
   GroupState(const GroupState&) = delete;
   GroupState& operator=(const GroupState&) = delete;
 
-  const Place& place() const { return place_; }
-  const std::string& name() const { return name_; }
+  const GroupInfo& info() const { return info_; }
+  const Place& place() const { return info_.place; }
+  const std::string& name() const { return info_.name; }
+  std::string title(int rank) const { return info_.title(rank); }
+  /// That of this rank.
+  std::string own_title() const { return title(place().rank); }
   FlightRecorder& recorder() { return recorder_; }
 
   /// Throws the first error of this group, if there was one; StateError in a process that was forked from the rank's.
@@ -49,24 +53,24 @@ class GroupState {
   /// What a call ends with that the group's end overtook.
   std::exception_ptr destroyed_before(const Call& call) const;
 
-  void count(const Call& call) noexcept {
-    calls_.fetch_add(1, std::memory_order_relaxed);
-    bytes_.fetch_add(bytes_sent(place_, call), std::memory_order_relaxed);
+  void count(int64_t calls, int64_t bytes_sent) noexcept {
+    calls_.fetch_add(calls, std::memory_order_relaxed);
+    bytes_.fetch_add(bytes_sent, std::memory_order_relaxed);
   }
   CommCounters counters() const noexcept { return {calls_.load(), bytes_.load()}; }
   bool has_failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
-  // What a group above this one asks, whose own waits are not on the host. Any thread. Where ranks share no memory
-  // nothing is known of peers.
+  // For a backend above this one, whose own waits are not on the host. Any thread. Where ranks share no memory nothing
+  // is known of peers.
   enum class Look { kFlags, kProcesses };  ///< to look at the processes costs a system call per peer
   /// Why all ranks can never meet again: a peer that failed, or whose process ended. `what` rank `place().rank` was in.
   virtual std::exception_ptr lost_peer(Look, const std::function<std::string()>& /*what*/, double /*elapsed_s*/) {
     return nullptr;
   }
+  /// Whether the other ranks are there: those of a fake group are not.
+  virtual bool has_peers() const { return true; }
   /// Whether `peer` destroyed its group in good order.
   virtual bool has_left(int /*peer*/) const { return false; }
-  /// The rank of the world that is `rank` of this group.
-  virtual int rank_in_world(int rank) const = 0;
 
  protected:
   ~GroupState() = default;
@@ -81,8 +85,7 @@ class GroupState {
   [[noreturn]] void throw_forked() const;
 
   const pid_t process_ = ::getpid();
-  const Place place_;
-  const std::string name_;
+  const GroupInfo info_;
   FlightRecorder recorder_;
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> bytes_{0};
@@ -97,12 +100,6 @@ template <class... Owner>
 void abandon(Owner&... owners) {
   (static_cast<void>(new Owner(std::move(owners))), ...);
 }
-
-/// A Group whose state a group above it shares: one first error, one record, one count of calls.
-class StatefulGroup : public Group {
- public:
-  virtual std::shared_ptr<GroupState> state() const = 0;
-};
 
 /// A CommError that a rank of the group has caused: it died, left, failed, did not arrive or called something else.
 class PeerError : public CommError {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/fabric/fabric_group.h"
+#include "comm/fabric/fabric_backend.h"
 #include "comm/host_record.h"
 #include "comm/meeting_point.h"
 #include "comm/memory.h"
@@ -52,8 +52,8 @@ class SharedControl {
 
   std::unique_ptr<Group> group(std::chrono::milliseconds timeout) const {
     if (!opened_.problem.empty()) throw IoError(opened_.problem);  // a world of one has nobody to tell
-    const FabricOptions options{.name = "world", .place = place_, .timeout = timeout};
-    return std::make_unique<FabricGroup>(provider_, opened_.segment, options);
+    GroupInfo info{.name = "world", .place = place_, .timeout = timeout};
+    return std::make_unique<Group>(std::make_unique<FabricBackend>(provider_, opened_.segment, std::move(info)));
   }
   void withdraw() const { opened_.segment->withdraw(); }
 

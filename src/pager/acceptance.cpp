@@ -26,11 +26,11 @@ GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::D
   if (policy.gather == GatherPolicy::kShared && !is_host(device))
     throw ConfigError(str("trireme.gather: \"shared\" is for parameters on the host, and these are on ", device.str(),
                           "; set it to \"copy\" or \"auto\""));
-  if (policy.gather == GatherPolicy::kShared && !group.shares_memory())
+  if (policy.gather == GatherPolicy::kShared && group.memory_sharing() == nullptr)
     throw ConfigError(str("trireme.gather: \"shared\" needs ranks that share memory, and group '", group.name(),
                           "' does not; set it to \"copy\" or \"auto\""));
   if (policy.gather != GatherPolicy::kAuto) return policy.gather;
-  return is_host(device) && group.shares_memory() ? GatherPolicy::kShared : GatherPolicy::kCopy;
+  return is_host(device) && group.memory_sharing() != nullptr ? GatherPolicy::kShared : GatherPolicy::kCopy;
 }
 
 GatherPolicy choose_gather(const PagerPolicy& policy, const std::vector<ShardMesh>& meshes, c10::Device device) {

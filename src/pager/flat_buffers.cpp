@@ -13,8 +13,8 @@ constexpr int64_t kSlabAlignment = 512;  // as libtorch's allocators have it
 
 bool registers_buffers(const StoreContext& context) {
   if (!context.policy.register_buffers || context.meshes.size() > 1) return false;
-  const Group& group = context.meshes.front().shards;
-  return group.size() > 1 && group.registers(context.device);
+  Group& group = context.meshes.front().shards;
+  return group.size() > 1 && group.buffer_registration(context.device) != nullptr;
 }
 
 int64_t bytes_in_slab(int64_t numel, at::ScalarType dtype) {
@@ -34,7 +34,7 @@ at::Tensor buffer_in_slab(const at::Tensor& slab, int64_t begin, int64_t numel, 
 }
 
 FlatBuffers::FlatBuffers(const StoreContext& context, int64_t bytes, Group& group) : FlatBuffers(context.device) {
-  if (registers_buffers(context) && bytes > 0) slab_ = group.registered_zeros(bytes, device_);
+  if (registers_buffers(context) && bytes > 0) slab_ = group.buffer_registration(device_)->zeros(bytes);
 }
 
 at::Tensor FlatBuffers::zeros(int64_t numel, at::ScalarType dtype) {
@@ -45,7 +45,7 @@ at::Tensor FlatBuffers::zeros(int64_t numel, at::ScalarType dtype) {
 }
 
 AlternatingBuffers::AlternatingBuffers(Group& group, c10::Device device, int64_t bytes) : bytes_(bytes) {
-  if (bytes > 0) slab_ = group.registered_zeros(2 * bytes, device);
+  if (bytes > 0) slab_ = group.buffer_registration(device)->zeros(2 * bytes);
 }
 
 at::Tensor AlternatingBuffers::next(int64_t numel, at::ScalarType dtype) {

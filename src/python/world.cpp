@@ -51,7 +51,8 @@ void bind_world(py::module_& module) {
       .def_property_readonly("size", [](const WorldHandle& self) { return self.world.size; })
       .def_property_readonly("local_rank", [](const WorldHandle& self) { return self.world.local_rank; })
       .def_property_readonly("local_size", [](const WorldHandle& self) { return self.world.local_size; })
-      .def_property_readonly("shares_memory", [](const WorldHandle& self) { return group_of(self).shares_memory(); })
+      .def_property_readonly("shares_memory",
+                             [](const WorldHandle& self) { return group_of(self).memory_sharing() != nullptr; })
       .def(
           "barrier", [](const WorldHandle& self) { group_of(self).barrier(); }, WithoutGil())
       .def(

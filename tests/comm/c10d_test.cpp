@@ -118,10 +118,7 @@ TEST(AC10dGroup, CanBeDestroyedWithCallsUnderWay) {
 
 TEST(AC10dGroup, SharesNoMemory) {
   const auto groups = groups_over(make_process_groups(1));
-  EXPECT_FALSE(groups[0]->shares_memory());
-  EXPECT_THROW(groups[0]->share(64, Group::Share::kOne), StateError);
-  EXPECT_THROW(groups[0]->wait_until([] { return false; }, {.operation = "a peer"}), StateError);
-  groups[0]->wait_until([] { return true; }, {.operation = "nothing"});
+  EXPECT_EQ(groups[0]->memory_sharing(), nullptr);
 }
 
 TEST(AC10dGroup, RefusesAProcessGroupThatMovesNothingOnTheHost) {
@@ -150,10 +147,9 @@ TEST(GroupsOverOneProcessGroup, DoNotMix) {
     std::vector<Group*> all{&group, second[static_cast<size_t>(group.rank())].get()};
     std::vector<std::unique_ptr<Group>> splits;
     // Ranks 0 and 1 split what rank 2 has no part in, so that they know a number that is new to it.
-    const auto pair = group.split({0, 1}, "pair");
-    const auto within = pair ? pair->split({0, 1}, "within") : nullptr;
-    for (const auto& members : {std::vector<int>{0, 1, 2}, std::vector<int>{0, 1, 2}})
-      splits.push_back(group.split(members, "all"));
+    const auto pair = group.split({{0, 1}}, "pair");
+    const auto within = pair ? pair->split({{0, 1}}, "within") : nullptr;
+    for (int index = 0; index < 2; ++index) splits.push_back(group.clone("all"));
     for (const auto& split : splits) all.push_back(split.get());
     std::vector<at::Tensor> tensors;
     std::vector<Pending<void>> pending;

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <numeric>
 
-#include "comm/backends/device/device_group.h"
+#include "comm/backends/device/device_backend.h"
 #include "tests/support/fake_device/fake_device.h"
 #include "tests/support/processes.h"
 
@@ -35,10 +35,9 @@ class WaitsForEver final : public comm::DeviceTransport {
 
 /// argument: "dies", or anything else to leave.
 int wait_on_the_device(Group& world, const std::string& argument) {
-  std::vector<int> everybody(static_cast<size_t>(world.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  comm::DeviceGroup group(world.split(everybody, "devices"), fake_device(world.rank()),
-                          [](const comm::TransportSite& site) { return std::make_shared<WaitsForEver>(site.device); });
+  Group group(std::make_unique<comm::DeviceBackend>(
+      world.clone("devices"), fake_device(world.rank()),
+      [](const comm::TransportSite& site) { return std::make_shared<WaitsForEver>(site.device); }));
   world.barrier();
   if (world.rank() == 1 && argument == "dies") ::raise(SIGKILL);
   if (world.rank() == 1) return 0;

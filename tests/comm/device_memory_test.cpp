@@ -5,6 +5,7 @@
 #include "tests/comm/device_cases.h"
 #include "tests/comm/thrown.h"
 #include "tests/support/becomes_true.h"
+#include "tests/support/registered_zeros.h"
 #include "trireme/base/error.h"
 
 // Without the headers of NCCL and CUDA there are no such groups to test.
@@ -13,11 +14,15 @@ namespace {
 
 using namespace testing;
 
+at::Tensor registered_zeros(const DeviceRank& rank, int64_t bytes) {
+  return testing::registered_zeros(rank.group(), rank.device(), bytes);
+}
+
 class DeviceMemory : public OnEveryTransport {};
 
 TEST_P(DeviceMemory, ThatIsRegisteredIsZerosWhichCollectivesMove) {
   run(2, [](DeviceRank& rank) {
-    const at::Tensor slab = rank.group().registered_zeros(4096, rank.device());
+    const at::Tensor slab = registered_zeros(rank, 4096);
     EXPECT_EQ(slab.device(), rank.device());
     EXPECT_EQ(slab.scalar_type(), at::kByte);
     EXPECT_TRUE(slab.cpu().equal(at::zeros({4096}, at::kByte)));
@@ -32,14 +37,10 @@ TEST_P(DeviceMemory, ThatIsRegisteredIsZerosWhichCollectivesMove) {
   EXPECT_EQ(fake_nccl_memory().registrations, 0);
 }
 
-TEST_P(DeviceMemory, OfTheHostIsPlain) {
+TEST_P(DeviceMemory, OfTheHostIsNotRegistered) {
   run(2, [](DeviceRank& rank) {
-    const int64_t before = fake_nccl_memory().all_registrations;
-    const at::Tensor zeros = rank.group().registered_zeros(64, at::kCPU);
-    EXPECT_TRUE(zeros.equal(at::zeros({64}, at::kByte)));
-    rank.host().barrier();
-    EXPECT_EQ(fake_nccl_memory().all_registrations, before);
-    rank.host().barrier();
+    EXPECT_EQ(rank.group().buffer_registration(at::kCPU), nullptr);
+    EXPECT_EQ(rank.host().buffer_registration(at::kCPU), nullptr);
   });
 }
 
@@ -66,8 +67,8 @@ class NcclMemory : public ::testing::Test {
 TEST_F(NcclMemory, IsMovedInPlaceByTheGroupThatHasRegisteredIt) {
   const FakeNcclMemory before = fake_nccl_memory();
   run([&](DeviceRank& rank) {
-    const auto other = rank.group().split({0, 1}, "other");
-    const at::Tensor slab = rank.group().registered_zeros(1024, rank.device()).view(at::kFloat);
+    const auto other = rank.group().split({{0, 1}}, "other");
+    const at::Tensor slab = registered_zeros(rank, 1024).view(at::kFloat);
     const at::Tensor own = slab.narrow(0, 128 * rank.id(), 128);
     rank.group().all_gather(slab, own).wait();
     rank.group().reduce_scatter(own, slab).wait();
@@ -94,7 +95,7 @@ TEST_F(NcclMemory, IsMovedInPlaceByTheGroupThatHasRegisteredIt) {
 
 TEST_F(NcclMemory, MayBeGatheredTogetherWithOther) {
   run([](DeviceRank& rank) {
-    const at::Tensor slab = rank.group().registered_zeros(1024, rank.device()).view(at::kFloat);
+    const at::Tensor slab = registered_zeros(rank, 1024).view(at::kFloat);
     const at::Tensor plain = at::zeros_like(slab);
     const auto own = [&](const at::Tensor& whole) { return whole.narrow(0, 128 * rank.id(), 128); };
     for (const at::Tensor& whole : {slab, plain}) own(whole).fill_(rank.id() + 1);
@@ -108,7 +109,7 @@ TEST_F(NcclMemory, MayBeGatheredTogetherWithOther) {
 TEST_F(NcclMemory, AndOtherMemoryAreDifferentCalls) {
   fails_ = true;
   run([](DeviceRank& rank) {
-    const at::Tensor slab = rank.group().registered_zeros(1024, rank.device()).view(at::kFloat);
+    const at::Tensor slab = registered_zeros(rank, 1024).view(at::kFloat);
     const at::Tensor tensor = rank.id() == 0 ? slab : at::zeros_like(slab);
     const Thrown thrown = thrown_by([&] {
       auto pending = rank.group().all_reduce(tensor);
@@ -123,7 +124,7 @@ TEST_F(NcclMemory, AndOtherMemoryAreDifferentCalls) {
 TEST_F(NcclMemory, OutlivesItsGroup) {
   std::vector<at::Tensor> kept(2);
   run([&](DeviceRank& rank) {
-    kept[rank.id()] = rank.group().registered_zeros(512, rank.device());
+    kept[rank.id()] = registered_zeros(rank, 512);
     kept[rank.id()].fill_(rank.id() + 1);
     Mark::here(rank.device()).wait();
   });
@@ -138,8 +139,8 @@ TEST_F(NcclMemory, OutlivesItsGroup) {
 TEST_F(NcclMemory, IsFreedWhenTheDeviceIsThroughWithAllOfIt) {
   run([&](DeviceRank& rank) {
     const auto in_all = [&] { return fake_nccl_memory().registrations; };
-    std::optional<at::Tensor> slab = rank.group().registered_zeros(512, rank.device());
-    std::optional<at::Tensor> other = rank.group().registered_zeros(512, rank.device());
+    std::optional<at::Tensor> slab = registered_zeros(rank, 512);
+    std::optional<at::Tensor> other = registered_zeros(rank, 512);
     const SideStream side(rank.device());
     {
       const Mark made = Mark::here(rank.device());
@@ -150,7 +151,7 @@ TEST_F(NcclMemory, IsFreedWhenTheDeviceIsThroughWithAllOfIt) {
     const int64_t waits = record_.host_waits(std::this_thread::get_id()), bytes = record_.bytes(rank.id());
     slab.reset();
     rank.host().barrier();
-    std::optional<at::Tensor> third = rank.group().registered_zeros(512, rank.device());
+    std::optional<at::Tensor> third = registered_zeros(rank, 512);
     rank.host().barrier();
     EXPECT_EQ(in_all(), 2 * 3);
     EXPECT_EQ(record_.bytes(rank.id()), bytes + 512);
@@ -159,7 +160,7 @@ TEST_F(NcclMemory, IsFreedWhenTheDeviceIsThroughWithAllOfIt) {
     if (rank.id() == 0) third.reset();
     rank.host().barrier();
     EXPECT_EQ(record_.host_waits(std::this_thread::get_id()), waits);
-    const at::Tensor fourth = rank.group().registered_zeros(512, rank.device());  // the other rank still has one
+    const at::Tensor fourth = registered_zeros(rank, 512);  // the other rank still has one
     rank.host().barrier();
     EXPECT_EQ(in_all(), 2 * 4);
     rank.host().barrier();
@@ -167,7 +168,7 @@ TEST_F(NcclMemory, IsFreedWhenTheDeviceIsThroughWithAllOfIt) {
   run([&](DeviceRank& rank) {
     const int64_t before = record_.bytes(rank.id());
     for (int turn = 0; turn < 3; ++turn) {
-      const at::Tensor slab = rank.group().registered_zeros(512, rank.device());
+      const at::Tensor slab = registered_zeros(rank, 512);
       EXPECT_EQ(record_.bytes(rank.id()), before + 512) << turn;
       const at::Tensor whole = slab.view(at::kFloat);
       rank.group().all_reduce(whole).wait();
@@ -178,7 +179,7 @@ TEST_F(NcclMemory, IsFreedWhenTheDeviceIsThroughWithAllOfIt) {
 TEST_F(NcclMemory, OutlivesAGroupThatFails) {
   fails_ = true;
   run([&](DeviceRank& rank) {
-    const at::Tensor slab = rank.group().registered_zeros(512, rank.device());
+    const at::Tensor slab = registered_zeros(rank, 512);
     if (rank.id() == 0) rank.group().abort("for a test");
     EXPECT_TRUE(becomes_true([&] {
       try {
@@ -188,7 +189,7 @@ TEST_F(NcclMemory, OutlivesAGroupThatFails) {
       }
       return false;
     }));
-    const Thrown thrown = thrown_by([&] { (void)rank.group().registered_zeros(512, rank.device()); });
+    const Thrown thrown = thrown_by([&] { (void)registered_zeros(rank, 512); });
     EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
     EXPECT_TRUE(thrown.has("for a test")) << thrown.text;
   });
@@ -197,11 +198,11 @@ TEST_F(NcclMemory, OutlivesAGroupThatFails) {
 TEST_F(NcclMemory, ThatIsNotThereIsToldWithItsSizeAndAWayOut) {
   limit_fake_nccl_memory(1000);
   run([](DeviceRank& rank) {
-    const Thrown thrown = thrown_by([&] { (void)rank.group().registered_zeros(4096, rank.device()); });
+    const Thrown thrown = thrown_by([&] { (void)registered_zeros(rank, 4096); });
     EXPECT_TRUE(thrown.has("4096 bytes")) << thrown.text;
     EXPECT_TRUE(thrown.has(rank.device().str())) << thrown.text;
     EXPECT_TRUE(thrown.has("trireme.register_buffers")) << thrown.text;
-    EXPECT_EQ(rank.group().registered_zeros(1000, rank.device()).numel(), 1000);  // the group goes on
+    EXPECT_EQ(registered_zeros(rank, 1000).numel(), 1000);  // the group goes on
   });
   limit_fake_nccl_memory(SIZE_MAX);
 }
@@ -209,7 +210,7 @@ TEST_F(NcclMemory, ThatIsNotThereIsToldWithItsSizeAndAWayOut) {
 TEST_F(NcclMemory, NeedsAnNcclThatCanRegister) {
   let_fake_nccl_register(false);
   run([](DeviceRank& rank) {
-    const Thrown thrown = thrown_by([&] { (void)rank.group().registered_zeros(512, rank.device()); });
+    const Thrown thrown = thrown_by([&] { (void)registered_zeros(rank, 512); });
     EXPECT_EQ(thrown.code, ErrorCode::kUnsupported);
     EXPECT_TRUE(thrown.has("trireme.register_buffers")) << thrown.text;
     EXPECT_TRUE(thrown.has("2.19")) << thrown.text;

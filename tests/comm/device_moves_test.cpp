@@ -232,8 +232,8 @@ TEST_P(DeviceCollectives, CountAndRecordWhatTheHostWould) {
 
 TEST_P(DeviceCollectives, GoOnInGroupsThatAreSplit) {
   run(4, [](DeviceRank& rank) {
-    auto first = rank.group().split({0, 1}, "half");
-    auto second = rank.group().split({2, 3}, "half");
+    auto first = rank.group().split({{0, 1}}, "half");
+    auto second = rank.group().split({{2, 3}}, "half");
     EXPECT_EQ(first != nullptr, rank.id() < 2);
     EXPECT_EQ(second != nullptr, rank.id() >= 2);
     const auto half = std::move(first ? first : second);

@@ -39,8 +39,8 @@ TEST(DifferentCalls, AreNamedOnEveryRank) {
        [&](Group& g) { g.all_reduce(ones(6), ReduceOp::kMean).wait(); }, "sum", "mean"},
       {"root", [&](Group& g) { g.broadcast(ones(6), 0).wait(); }, [&](Group& g) { g.broadcast(ones(6), 1).wait(); },
        "root 0", "root 1"},
-      {"share", [&](Group& g) { g.share(64, Group::Share::kOne); }, [&](Group& g) { g.share(65, Group::Share::kOne); },
-       "numel 64", "numel 65"},
+      {"share", [&](Group& g) { g.memory_sharing()->share(64, MemorySharing::Share::kOne); },
+       [&](Group& g) { g.memory_sharing()->share(65, MemorySharing::Share::kOne); }, "numel 64", "numel 65"},
   };
   const auto check = [](const Divergence& divergence, RankBackend backend) {
     const auto body = [&](Rank& rank) {
@@ -91,8 +91,9 @@ TEST(AfterAnError, EveryCallThrowsTheFirstOneAtOnce) {
       EXPECT_EQ(again.code, ErrorCode::kDiverged) << call.name;
       EXPECT_EQ(again.text, first.text) << call.name;
     }
-    EXPECT_EQ(thrown_by([&] { rank.world().wait_until([] { return false; }, {.operation = "never"}); }).text,
-              first.text);
+    MemorySharing* const sharing = rank.world().memory_sharing();
+    if (sharing == nullptr) return;
+    EXPECT_EQ(thrown_by([&] { sharing->wait_until([] { return false; }, {.operation = "never"}); }).text, first.text);
   };
   for (const RankBackend backend : kBothKinds) run_ranks(2, body, {.backend = backend});
 }
@@ -128,7 +129,7 @@ TEST(DifferentSubjects, AreDifferentOperations) {
 
 TEST(ARankThatLeaves, IsNamedByWhoeverWaitsForIt) {
   auto groups = make_thread_groups(2, {.name = "pair"});
-  groups[0]->notify();
+  groups[0]->memory_sharing()->notify();
   groups[1].reset();
   const Thrown thrown = thrown_by([&] { groups[0]->barrier(); });
   EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
@@ -170,8 +171,8 @@ TEST(AnAbort, ReachesAPeerInAWait) {
       std::this_thread::sleep_for(50ms);
       rank.world().abort("no more data");
     }
-    const Thrown thrown =
-        thrown_by([&] { rank.world().wait_until([] { return false; }, {.peer = 1, .operation = "grads"}); });
+    const Thrown thrown = thrown_by(
+        [&] { rank.world().memory_sharing()->wait_until([] { return false; }, {.peer = 1, .operation = "grads"}); });
     EXPECT_EQ(thrown.code, ErrorCode::kPeerLost);
     EXPECT_TRUE(thrown.has("no more data")) << thrown.text;
   });

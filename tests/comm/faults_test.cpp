@@ -116,9 +116,9 @@ TEST(KilledFromOutside, WhileAPeerWaitsForSharedMemoryIsNamed) {
       2,
       [](Group& world, const std::string&) {
         if (world.rank() == 1) ::pause();
-        world.wait_until([] { return false; }, {.peer = 1, .operation = "reduce of gradients", .seq = 7, .detail = [] {
-                                                  return "wte.weight";
-                                                }});
+        world.memory_sharing()->wait_until(
+            [] { return false; },
+            {.peer = 1, .operation = "reduce of gradients", .seq = 7, .detail = [] { return "wte.weight"; }});
         return 0;
       },
       {.signal = SIGKILL, .signalled_rank = 1, .signal_after = 500ms});
@@ -132,7 +132,7 @@ TEST(AWorldOfProcesses, SharesMemoryAndAgreesOnSums) {
   const auto results = run_processes(4, [](Group& world, const std::string&) {
     at::Tensor tensor = at::full({300007}, world.rank() + 1.0);
     world.all_reduce(tensor).wait();
-    const auto memory = world.share(4096, Group::Share::kEach);
+    const auto memory = world.memory_sharing()->share(4096, MemorySharing::Share::kEach);
     memory->of(world.rank())[0] = std::byte(world.rank());
     world.barrier();
     int wrong = at::equal(tensor, at::full({300007}, 10.0)) ? 0 : 2;

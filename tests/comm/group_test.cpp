@@ -15,7 +15,7 @@ using SharedMemories = OnEveryWorld;
 
 TEST_P(SharedMemories, OfOneIsTheSameForAllRanks) {
   run([](Rank& rank) {
-    const auto memory = rank.world().share(5000, Group::Share::kOne);
+    const auto memory = rank.world().memory_sharing()->share(5000, MemorySharing::Share::kOne);
     EXPECT_EQ(memory->bytes(), 5000u);
     EXPECT_EQ(memory->of(0), memory->of(rank.size() - 1));
     EXPECT_EQ(memory->of(0)[4999], std::byte(0));
@@ -28,7 +28,7 @@ TEST_P(SharedMemories, OfOneIsTheSameForAllRanks) {
 
 TEST_P(SharedMemories, OfEachBelongsToOneRank) {
   run([](Rank& rank) {
-    const auto memory = rank.world().share(3 << 20, Group::Share::kEach);
+    const auto memory = rank.world().memory_sharing()->share(3 << 20, MemorySharing::Share::kEach);
     memory->of(rank.id())[100] = std::byte(rank.id() + 1);
     rank.world().barrier();
     for (int peer = 0; peer < rank.size(); ++peer) {
@@ -40,10 +40,8 @@ TEST_P(SharedMemories, OfEachBelongsToOneRank) {
 
 TEST_P(SharedMemories, OutlivesItsGroup) {
   run([](Rank& rank) {
-    std::vector<int> all;
-    for (int peer = 0; peer < rank.size(); ++peer) all.push_back(peer);
-    auto group = rank.world().split(all, "short-lived");
-    const auto memory = group->share(64, Group::Share::kEach);
+    auto group = rank.world().clone("short-lived");
+    const auto memory = group->memory_sharing()->share(64, MemorySharing::Share::kEach);
     group.reset();
     memory->of(rank.id())[0] = std::byte(7);
     rank.world().barrier();
@@ -54,13 +52,10 @@ TEST_P(SharedMemories, OutlivesItsGroup) {
 TEST_P(Groups, SplitGivesMembersAGroupAndOthersNone) {
   run([](Rank& rank) {
     const int size = rank.size();
-    std::vector<int> even, all;
-    for (int peer = 0; peer < size; ++peer) {
-      all.push_back(peer);
-      if (peer % 2 == 0) even.push_back(peer);
-    }
-    const auto everybody = rank.world().split(all, "all");
-    const auto group = rank.world().split(even, "even");
+    std::vector<int> even;
+    for (int peer = 0; peer < size; peer += 2) even.push_back(peer);
+    const auto everybody = rank.world().clone("all");
+    const auto group = rank.world().split({even}, "even");
     ASSERT_EQ(group != nullptr, rank.id() % 2 == 0);
     at::Tensor tensor = at::full({1000}, rank.id() + 1.0);
     if (group) {
@@ -122,14 +117,15 @@ TEST(AsynchronousCall, MakesProgressWithoutItsCaller) {
 
 TEST(WaitUntil, ReturnsWhenAPeerHasWrittenAndNotified) {
   run_ranks(3, [](Rank& rank) {
-    const auto memory = rank.world().share(64, Group::Share::kOne);
+    MemorySharing& sharing = *rank.world().memory_sharing();
+    const auto memory = sharing.share(64, MemorySharing::Share::kOne);
     auto& turn = *reinterpret_cast<std::atomic<int>*>(memory->of(0));
     for (int round = 0; round < 50; ++round) {
       const int mine = round * 3 + rank.id();
-      rank.world().wait_until([&] { return turn.load() == mine; }, {.peer = (rank.id() + 2) % 3, .operation = "turn"});
+      sharing.wait_until([&] { return turn.load() == mine; }, {.peer = (rank.id() + 2) % 3, .operation = "turn"});
       if (round % 10 == 0) std::this_thread::sleep_for(2ms);  // longer than any spinning
       turn.store(mine + 1);
-      rank.world().notify();
+      sharing.notify();
     }
   });
 }
@@ -137,7 +133,7 @@ TEST(WaitUntil, ReturnsWhenAPeerHasWrittenAndNotified) {
 TEST(WaitUntil, CostsOneLookWhenItIsReady) {
   auto groups = make_thread_groups(1);
   int looks = 0;
-  groups[0]->wait_until([&] { return ++looks > 0; }, {.operation = "nothing"});
+  groups[0]->memory_sharing()->wait_until([&] { return ++looks > 0; }, {.operation = "nothing"});
   EXPECT_EQ(looks, 1);
 }
 
@@ -207,7 +203,7 @@ TEST(Arguments, ThatDoNotFitAreShapeErrorsBeforeAnythingIsSent) {
     EXPECT_THROW(group.broadcast(ten, 2).wait(), ShapeError);
     EXPECT_THROW(group.all_to_all(three, three).wait(), ShapeError);
     EXPECT_THROW(group.send(ten, rank.id()).wait(), ShapeError);
-    EXPECT_THROW(group.split({1, 0}, "wrong"), ShapeError);
+    EXPECT_THROW(group.split({{1, 0}}, "wrong"), ShapeError);
     EXPECT_EQ(group.counters().calls, 0);
     group.barrier();  // the group still works
   });
@@ -219,9 +215,9 @@ TEST(FakeGroup, MovesNothingAndNeverWaits) {
   group->all_gather(whole, whole.slice(0, 0, 10)).wait();
   EXPECT_TRUE(at::equal(whole, at::full({640}, 3.0)));
   group->barrier();
-  EXPECT_EQ(group->split({1, 5}, "pair")->rank(), 1);
-  EXPECT_EQ(group->split({1, 2}, "others"), nullptr);
-  EXPECT_THROW(group->wait_until([] { return false; }, {.operation = "a peer"}), StateError);
+  EXPECT_EQ(group->split({{1, 5}}, "pair")->rank(), 1);
+  EXPECT_EQ(group->split({{1, 2}}, "others"), nullptr);
+  EXPECT_EQ(group->memory_sharing(), nullptr);
 }
 
 }  // namespace

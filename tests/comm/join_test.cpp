@@ -52,7 +52,7 @@ TEST(Join, TakesSharedMemoryOnOneHost) {
   for (int rank = 0; rank < 3; ++rank) {
     const World& world = joined[static_cast<size_t>(rank)].world;
     ASSERT_TRUE(world.group) << joined[static_cast<size_t>(rank)].error;
-    EXPECT_TRUE(world.group->shares_memory());
+    EXPECT_NE(world.group->memory_sharing(), nullptr);
     EXPECT_EQ(world.group->rank(), rank);
     EXPECT_EQ(world.local_rank, rank);
     EXPECT_EQ(world.local_size, 3);
@@ -65,7 +65,7 @@ TEST(Join, TakesTheProcessGroupWhenToldTo) {
   const auto joined = join_all(ranks(2, Transport::kC10d));
   for (const Joined& each : joined) {
     ASSERT_TRUE(each.world.group) << each.error;
-    EXPECT_FALSE(each.world.group->shares_memory());
+    EXPECT_EQ(each.world.group->memory_sharing(), nullptr);
     EXPECT_EQ(each.world.local_size, 2);
   }
   EXPECT_EQ(log.text(), "info comm: c10d process group (gloo) among 2 ranks on host " +

@@ -12,6 +12,7 @@
 #include "tests/comm/collective_cases.h"
 #include "tests/comm/thrown.h"
 #include "tests/support/processes.h"
+#include "tests/support/registered_zeros.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/comm/cuda_ipc.h"
 #include "trireme/comm/nccl.h"
@@ -20,12 +21,6 @@
 
 namespace trireme {
 namespace {
-
-std::unique_ptr<Group> whole_of(Group& host) {
-  std::vector<int> everybody(static_cast<size_t>(host.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return host.split(everybody, "gpus");
-}
 
 /// What differs between `group` and `host`; empty: nothing. `exact`: sums are compared bit by bit.
 class Differences {
@@ -89,7 +84,7 @@ class Differences {
   /// In memory that the group has registered, and releases meanwhile.
   void compare_registered(int64_t numel) {
     const int64_t bytes = numel * 4, shard = numel / group_.size(), begin = shard * group_.rank();
-    const at::Tensor slab = group_.registered_zeros(2 * bytes, device_);
+    const at::Tensor slab = testing::registered_zeros(group_, device_, 2 * bytes);
     if (slab.any().item<bool>()) text_ += "registered memory that is not zero\n";
     const at::Tensor input = slab.narrow(0, 0, bytes).view(at::kFloat);
     const at::Tensor output = slab.narrow(0, bytes, bytes).view(at::kFloat);
@@ -132,10 +127,10 @@ int compare_with_host(Group& world, const std::string& argument) {
   const c10::Device device = choose_device("cuda", world.rank());
   NcclGroupOptions nccl;
   if (argument == "nccl in rank order") nccl.sums = NcclGroupOptions::Sums::kInRankOrder;
-  auto group = argument == "cuda_ipc" ? make_cuda_ipc_group(whole_of(world), device)
-                                      : make_nccl_group(whole_of(world), device, nccl);
+  auto group = argument == "cuda_ipc" ? make_cuda_ipc_group(world.clone("gpus"), device)
+                                      : make_nccl_group(world.clone("gpus"), device, nccl);
   const std::string differences = Differences(*group, world, device, argument != "nccl").find();
-  const at::Tensor outlives = group->registered_zeros(4096, device);
+  const at::Tensor outlives = testing::registered_zeros(*group, device, 4096);
   group.reset();
   if (!differences.empty()) std::fprintf(stderr, "%s", differences.c_str());
   if (outlives.any().item<bool>()) return 2;
@@ -145,7 +140,7 @@ int compare_with_host(Group& world, const std::string& argument) {
 /// A rank goes while the others' GPUs wait for it.
 int lose_rank_1(Group& world, const std::string&) {
   const c10::Device device = choose_device("cuda", world.rank());
-  const auto group = make_cuda_ipc_group(whole_of(world), device);
+  const auto group = make_cuda_ipc_group(world.clone("gpus"), device);
   const at::Tensor tensor = at::ones({1000}, at::TensorOptions().device(device));
   group->all_reduce(tensor).wait();
   world.barrier();
@@ -184,7 +179,7 @@ TEST(OnGpus, TwoRanksOnOneAreRefusedByNccl) {
   SKIP_WITH_FEWER_GPUS_THAN(1);
   run_ranks(2, [](Rank& rank) {
     const Thrown thrown =
-        thrown_by([&] { make_nccl_group(whole_of(rank.world()), choose_device("cuda:0", rank.id())); });
+        thrown_by([&] { make_nccl_group(rank.world().clone("gpus"), choose_device("cuda:0", rank.id())); });
     EXPECT_EQ(thrown.code, ErrorCode::kConfig) << thrown.text;
     EXPECT_TRUE(thrown.has("cuda_ipc")) << thrown.text;
   });

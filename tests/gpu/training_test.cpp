@@ -117,9 +117,9 @@ Losses train_alike(Group& group, c10::Device device, int stage, int steps) {
 /// On one GPU, over CUDA IPC: the same bits at every stage, and what one rank learns.
 int compare_stages(Group& world, const std::string&) {
   const c10::Device device = choose_device("cuda:0", world.rank());
-  std::unique_ptr<Group> alone;
-  for (int rank = 0; rank < world.size(); ++rank)
-    if (auto own = world.split({rank}, "alone " + std::to_string(rank))) alone = std::move(own);
+  std::vector<std::vector<int>> each;
+  for (int rank = 0; rank < world.size(); ++rank) each.push_back({rank});
+  const auto alone = world.split(each, "alone");
   const Losses one = train_alike(*alone, device, 3, kSteps), first = train_alike(world, device, 0, kSteps);
   int differences = 0;
   for (int step = 0; step < kSteps; ++step)

@@ -17,20 +17,13 @@ using namespace testing;
 
 constexpr int kShards = 2, kReplicas = 2, kRanks = kShards * kReplicas;
 
-std::unique_ptr<Group> split(Group& world, const std::vector<std::vector<int>>& parts, const std::string& name) {
-  std::unique_ptr<Group> own;
-  for (const std::vector<int>& part : parts)
-    if (auto group = world.split(part, name)) own = std::move(group);
-  return own;
-}
-
 /// Rank 2 r + s keeps shard s of replica r.
 class Square {
  public:
   explicit Square(Group& world) {
-    shards_ = split(world, {{0, 1}, {2, 3}}, "shards");
-    replicas_ = split(world, {{0, 2}, {1, 3}}, "replicas");
-    alone_ = split(world, {{0}, {1}, {2}, {3}}, "alone");
+    shards_ = world.split({{0, 1}, {2, 3}}, "shards");
+    replicas_ = world.split({{0, 2}, {1, 3}}, "replicas");
+    alone_ = world.split({{0}, {1}, {2}, {3}}, "alone");
   }
   ShardMesh hybrid(bool states_over_replicas = false) const {
     return {.shards = *shards_, .replicas = replicas_.get(), .states_over_replicas = states_over_replicas};

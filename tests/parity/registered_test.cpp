@@ -187,7 +187,7 @@ TEST(RegisteredBuffers, GoWithTheEngine) {
     rank.world().barrier();
     EXPECT_GT(with_engine, 0);
     const int64_t idle = record.bytes(rank.id());
-    const at::Tensor next = group->registered_zeros(512, fake_device(rank.id()));
+    const at::Tensor next = group->buffer_registration(fake_device(rank.id()))->zeros(512);
     EXPECT_LT(record.bytes(rank.id()), idle - with_engine / 4);
   });
   EXPECT_EQ(record.races(), std::vector<std::string>());

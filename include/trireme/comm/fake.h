@@ -7,8 +7,8 @@
 
 namespace trireme {
 
-/// Rank `rank` of `size` that are not there. Every operation checks its arguments, counts and is complete at once;
-/// outputs are left as they are. share() gives private memory, so of(r) of other ranks holds zeros.
+/// Rank `rank` of `size` that are not there, and share no memory. Every operation checks its arguments, counts and is
+/// complete at once; outputs are left as they are.
 std::unique_ptr<Group> make_fake_group(int rank, int size);
 
 }  // namespace trireme

@@ -38,6 +38,8 @@ std::unique_ptr<Algorithm> make_algorithm(const Place& place, const Request& req
       return make_gather(place, request, mover);
     case CallKind::kScatter:
       return make_scatter(place, request, mover);
+    case CallKind::kBarrier:
+      return make_barrier();
     default:
       TRIREME_CHECK(false, name_of(request.call.kind), " is no collective that moves data");
   }

@@ -45,7 +45,7 @@ class Algorithm {
   const Mover& mover_;
 };
 
-/// By the kind of `request`, which moves data among all ranks. `mover` outlives the algorithm.
+/// By the kind of `request`, a collective. `mover` outlives the algorithm.
 std::unique_ptr<Algorithm> make_algorithm(const Place& place, const Request& request, const Mover& mover);
 
 std::unique_ptr<Algorithm> make_all_reduce(const Place& place, const Request& request, const Mover& mover);

@@ -37,7 +37,6 @@ std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request reques
   call->request.call.seq = next_seq_++;
   call->first_step = next_step_;
   next_step_ += call->algorithm->steps();
-  engine_->count(call->request.call);
   const bool alone = queue_.empty();
   queue_.push_back(call);
   if (call->algorithm->steps() == 1 && alone) {

@@ -11,8 +11,8 @@ namespace trireme::comm {
 
 class Engine final : public GroupState {
  public:
-  Engine(std::shared_ptr<Segment> segment, const FabricOptions& options)
-      : GroupState(options.place, options.name), fabric_(std::move(segment), options) {}
+  Engine(std::shared_ptr<Segment> segment, GroupInfo group, Fabric::LastSeen last_seen_in_parent)
+      : GroupState(std::move(group)), fabric_(std::move(segment), info(), std::move(last_seen_in_parent)) {}
 
   Fabric& fabric() { return fabric_; }
 
@@ -20,7 +20,6 @@ class Engine final : public GroupState {
     return fabric_.lost_peer(look == Look::kProcesses, what, elapsed_s);
   }
   bool has_left(int peer) const override { return fabric_.control(peer).state.load() == RankState::kLeft; }
-  int rank_in_world(int rank) const override { return fabric_.rank_in_world(rank); }
 
  private:
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override { fabric_.abort(code, cause); }

@@ -54,12 +54,13 @@ class WaitsFor {
 
 }  // namespace
 
-Fabric::Fabric(std::shared_ptr<Segment> segment, const FabricOptions& options)
+Fabric::Fabric(std::shared_ptr<Segment> segment, const GroupInfo& info, LastSeen last_seen_in_parent)
     : segment_(std::move(segment)),
-      options_(options),
-      layout_(options.place.size),
-      spin_(options.place.size <= ::get_nprocs() ? kSpin : kCrowdedSpin),
-      watches_(static_cast<size_t>(options.place.size)) {
+      info_(info),
+      last_seen_in_parent_(std::move(last_seen_in_parent)),
+      layout_(info.place.size),
+      spin_(info.place.size <= ::get_nprocs() ? kSpin : kCrowdedSpin),
+      watches_(static_cast<size_t>(info.place.size)) {
   TRIREME_CHECK(segment_->bytes() >= layout_.bytes(), segment_->bytes(), " bytes for a group that needs ",
                 layout_.bytes());
   RankControl& self = own();
@@ -97,22 +98,22 @@ void Fabric::cancel() noexcept {
 
 std::string Fabric::title(int rank) const {
   const int64_t pid = control(rank).pid.load(std::memory_order_relaxed);
-  return pid == ::getpid() || pid == 0 ? str("rank ", rank) : str("rank ", rank, " (pid ", pid, ")");
+  return info_.title(rank, pid == ::getpid() || pid == 0 ? "" : str("pid ", pid));
 }
 
 std::string Fabric::last_seen(int rank) const {
   const std::string here = last_seen_here(rank);
-  return options_.last_seen_in_parent ? str(here, "; ", options_.last_seen_in_parent(rank)) : here;
+  return last_seen_in_parent_ ? str(here, "; ", last_seen_in_parent_(rank)) : here;
 }
 
 std::string Fabric::last_seen_here(int rank) const {
   const RankControl& peer = control(rank);
-  if (peer.state.load(std::memory_order_acquire) == RankState::kAbsent) return str("rank ", rank, " has not joined");
+  if (peer.state.load(std::memory_order_acquire) == RankState::kAbsent) return info_.title(rank) + " has not joined";
   const int64_t started = peer.started.load(std::memory_order_acquire);
   const int64_t finished = peer.finished.load(std::memory_order_acquire);
-  if (started == 0) return str("rank ", rank, " has not called a collective");
+  if (started == 0) return info_.title(rank) + " has not called a collective";
   const Call call = peer.calls[started % kCallRecords].read();
-  return str("rank ", rank, finished >= started ? " was last in " : " is in ", describe(call));
+  return str(info_.title(rank), finished >= started ? " was last in " : " is in ", describe(call));
 }
 
 void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
@@ -125,7 +126,7 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
   while (true) {
     shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t bell = shared.bell.load(std::memory_order_seq_cst);
-    if (!ready()) futex_wait(shared.bell, bell, std::min<std::chrono::nanoseconds>(kSlice, options_.timeout));
+    if (!ready()) futex_wait(shared.bell, bell, std::min<std::chrono::nanoseconds>(kSlice, info_.timeout));
     shared.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (ready()) return;
     if (host) host->poll();
@@ -157,13 +158,13 @@ bool Fabric::process_is_dead(int rank) {
 }
 
 std::string Fabric::context_of(const Wait& wait, double elapsed_s) const {
-  return str("in ", wait.what(), " of group '", name(), "' after ", format_seconds(elapsed_s));
+  return str("in ", wait.what(), " of group '", info_.name, "' after ", format_seconds(elapsed_s));
 }
 
 std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, Look look, double elapsed_s) {
   const auto lost = [&](const char* how, const std::string& advice) {
     const char* waited = rank == wait.peer ? " waited for it " : " waited ";
-    const std::string text = str(title(rank), how, " while rank ", options_.place.rank, waited,
+    const std::string text = str(title(rank), how, " while ", info_.title(info_.place.rank), waited,
                                  context_of(wait, elapsed_s), "; ", last_seen(rank), advice);
     return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text, rank});
   };
@@ -171,7 +172,7 @@ std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, 
   const RankState state = peer.state.load(std::memory_order_acquire);
   if (state == RankState::kAborted)
     return std::make_unique<Failure>(Failure{static_cast<ErrorCode>(peer.cause_code),
-                                             str(title(rank), " failed while rank ", options_.place.rank, " was ",
+                                             str(title(rank), " failed while ", info_.title(info_.place.rank), " was ",
                                                  context_of(wait, elapsed_s), ": ", peer.cause),
                                              peer.cause, rank});
   if (state == RankState::kLeft && rank == wait.peer)
@@ -184,8 +185,8 @@ std::unique_ptr<Fabric::Failure> Fabric::failure_of(int rank, const Wait& wait, 
 
 std::exception_ptr Fabric::lost_peer(bool with_processes, const std::function<std::string()>& what, double elapsed_s) {
   const Wait wait{.peer = -1, .patience = Patience::kBackground, .what = what};
-  for (int rank = 0; rank < options_.place.size; ++rank) {
-    if (rank == options_.place.rank) continue;
+  for (int rank = 0; rank < info_.place.size; ++rank) {
+    if (rank == info_.place.rank) continue;
     const auto failure = failure_of(rank, wait, with_processes ? Look::kProcesses : Look::kFlags, elapsed_s);
     if (failure) return failure->error();
   }
@@ -193,9 +194,9 @@ std::exception_ptr Fabric::lost_peer(bool with_processes, const std::function<st
 }
 
 std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look look, double elapsed_s) {
-  const Place& place = options_.place;
+  const Place& place = info_.place;
   if (cancelled_.load(std::memory_order_acquire)) {
-    const std::string text = str("group '", name(), "' was destroyed while ", wait.what(), " was under way");
+    const std::string text = str("group '", info_.name, "' was destroyed while ", wait.what(), " was under way");
     return std::make_unique<Failure>(Failure{ErrorCode::kState, text, text});
   }
   // Another thread of this rank has ended the group.
@@ -208,38 +209,39 @@ std::unique_ptr<Fabric::Failure> Fabric::find_failure(const Wait& wait, Look loo
     if (auto failure = failure_of(rank, wait, look, elapsed_s)) return failure;
   }
   if (all_left && wait.peer < 0) {
-    const std::string text = str("every peer left while rank ", place.rank, " waited ", context_of(wait, elapsed_s));
+    const std::string text =
+        str("every peer left while ", info_.title(place.rank), " waited ", context_of(wait, elapsed_s));
     return std::make_unique<Failure>(Failure{ErrorCode::kPeerLost, text, text});
   }
-  if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
+  if (elapsed_s * 1000 < static_cast<double>(info_.timeout.count())) return nullptr;
   return std::make_unique<Failure>(timed_out(wait, context_of(wait, elapsed_s)));
 }
 
 Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) const {
-  const int self = options_.place.rank;
+  const int self = info_.place.rank;
   const std::string advice =
       ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the timeout given at "
       "init, or TRIREME_TIMEOUT_S.";
   if (wait.peer < 0) {
-    const std::string text = str("no peer arrived while rank ", self, " waited ", context, advice);
+    const std::string text = str("no peer arrived while ", info_.title(self), " waited ", context, advice);
     return {ErrorCode::kTimeout, text, text};
   }
   const int late = culprit(wait.peer);
   const std::string whom = late == wait.peer ? "it" : str(title(wait.peer), ", which it keeps waiting,");
   const std::string text =
-      str(title(late), is_stopped(control(late).pid) ? " is stopped and" : "", " did not arrive while rank ", self,
-          " waited for ", whom, " ", context, "; ", last_seen(late), advice);
+      str(title(late), is_stopped(control(late).pid) ? " is stopped and" : "", " did not arrive while ",
+          info_.title(self), " waited for ", whom, " ", context, "; ", last_seen(late), advice);
   return {ErrorCode::kTimeout, text, text, late};
 }
 
 int Fabric::culprit(int peer) const {
-  for (int rank = 0; rank < options_.place.size; ++rank)
-    if (rank != options_.place.rank && is_stopped(control(rank).pid.load(std::memory_order_relaxed))) return rank;
+  for (int rank = 0; rank < info_.place.size; ++rank)
+    if (rank != info_.place.rank && is_stopped(control(rank).pid.load(std::memory_order_relaxed))) return rank;
   int late = peer;
-  for (int links = 0; links < options_.place.size; ++links) {
+  for (int links = 0; links < info_.place.size; ++links) {
     const auto next = static_cast<int>(control(late).waits_for.load(std::memory_order_relaxed)) - 1;
     if (next < 0) return late;
-    if (next == options_.place.rank) break;
+    if (next == info_.place.rank) break;
     late = next;
   }
   return peer;  // a circle

@@ -19,36 +19,26 @@
 
 namespace trireme::comm {
 
-struct FabricOptions {
-  std::string name;
-  Place place;
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// Where a rank of this group was last seen in the group that it was split from; empty for a world.
-  std::function<std::string(int rank)> last_seen_in_parent = {};
-  std::vector<int> ranks_in_world = {};  ///< by rank of this group; empty for a world
-};
-
 /// How long to poll before sleeping. A thread that works in the background must not take a core from the one that
 /// computes.
 enum class Patience { kCaller, kBackground };
 
 class Fabric {
  public:
-  /// Joins: from here on peers watch this process. `segment` has FabricLayout(size).bytes().
-  Fabric(std::shared_ptr<Segment> segment, const FabricOptions& options);
+  /// Where a rank of the group was last seen in the group that it was split from; empty for a world.
+  using LastSeen = std::function<std::string(int rank)>;
+  /// Joins: from here on peers watch this process. `segment` has FabricLayout(size).bytes(); `info` outlives the
+  /// fabric.
+  Fabric(std::shared_ptr<Segment> segment, const GroupInfo& info, LastSeen last_seen_in_parent);
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
 
-  const Place& place() const { return options_.place; }
-  const std::string& name() const { return options_.name; }
-  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  const GroupInfo& info() const { return info_; }
+  const Place& place() const { return info_.place; }
   const FabricLayout& layout() const { return layout_; }
-  int rank_in_world(int rank) const {
-    return options_.ranks_in_world.empty() ? rank : options_.ranks_in_world[static_cast<size_t>(rank)];
-  }
 
   RankControl& control(int rank) const { return *reinterpret_cast<RankControl*>(at(layout_.rank_control(rank))); }
-  RankControl& own() const { return control(options_.place.rank); }
+  RankControl& own() const { return control(info_.place.rank); }
   std::byte* slot(int rank, int64_t step) const { return at(layout_.slot(rank, static_cast<int>(step % kSlots))); }
   Mailbox& mailbox(int from, int to) const { return *reinterpret_cast<Mailbox*>(at(layout_.mailbox(from, to))); }
   std::byte* mailbox_chunk(int from, int to, int64_t chunk) const {
@@ -87,7 +77,7 @@ class Fabric {
   /// process ended. Null where none did. Any thread.
   std::exception_ptr lost_peer(bool with_processes, const std::function<std::string()>& what, double elapsed_s);
 
-  /// "rank 1 (pid 123)"
+  /// "rank 1 (pid 123)", "rank 1 (world rank 5, pid 123)"
   std::string title(int rank) const;
   /// "rank 1 was last in all_gather #11", and the same of the group that this one was split from.
   std::string last_seen(int rank) const;
@@ -128,7 +118,8 @@ class Fabric {
   bool process_is_dead(int rank);
 
   const std::shared_ptr<Segment> segment_;  // shared: pending operations may outlive the group
-  const FabricOptions options_;
+  const GroupInfo& info_;
+  const LastSeen last_seen_in_parent_;
   const FabricLayout layout_;
   const std::chrono::nanoseconds spin_;
   std::atomic<bool> cancelled_{false};

@@ -39,7 +39,6 @@ std::shared_ptr<Pending<void>::Operation> MessageQueue::submit(Request request) 
   Lane& lane = lanes_[static_cast<size_t>(call.root + (message->sends() ? 0 : engine_->place().size))];
   call.seq = lane.next_seq++;
   message->record = engine_->recorder().begin(call);
-  engine_->count(call);
   lane.messages.push_back(message);
   try {
     move_all();
@@ -123,7 +122,7 @@ void MessageQueue::receive_chunk(Message& message) {
                   .numel = record.numel.load(std::memory_order_relaxed),
                   .seq = record.seq.load(std::memory_order_relaxed)};
   if (sent.numel != call.numel || sent.dtype != call.dtype || sent.seq != call.seq) {
-    throw PeerError(ErrorCode::kDiverged, describe_mismatch(engine_->fabric().name(), {to, call}, {from, sent}), from);
+    throw PeerError(ErrorCode::kDiverged, describe_mismatch(engine_->info(), {to, call}, {from, sent}), from);
   }
   const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
   if (bytes > 0)
@@ -219,7 +218,7 @@ void MessageQueue::shutdown() noexcept {
   engine_->fabric().cancel();
   worker_.join();
   fail_all(std::make_exception_ptr(
-      StateError(str("group '", engine_->fabric().name(), "' was destroyed before a message was complete"))));
+      StateError(str("group '", engine_->name(), "' was destroyed before a message was complete"))));
   Lock lock(mutex_);
   retired_.clear();
 }

@@ -68,7 +68,7 @@ void StepRunner::compare_calls(const Call& call) const {
     const Call other = fabric_.control(peer).calls[call.seq % kCallRecords].read();
     if (other.same_as(call)) continue;
     throw PeerError(ErrorCode::kDiverged,
-                    describe_mismatch(fabric_.name(), {fabric_.place().rank, call}, {peer, other}), peer);
+                    describe_mismatch(fabric_.info(), {fabric_.place().rank, call}, {peer, other}), peer);
   }
 }
 

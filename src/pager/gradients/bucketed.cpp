@@ -9,19 +9,9 @@
 
 namespace trireme {
 
-namespace {
-
-std::unique_ptr<Group> clone(Group& group, const std::string& name) {
-  std::vector<int> everybody(group.size());
-  for (int rank = 0; rank < group.size(); ++rank) everybody[rank] = rank;
-  return group.split(everybody, name);
-}
-
-}  // namespace
-
 BucketedGradients::BucketedGradients(const StoreContext& context, int mesh, bool sums_stay)
     : GradientStore(context, mesh),
-      reductions_group_(clone(group(), group().name() + "/gradients")),
+      reductions_group_(group().clone(group().name() + "/gradients")),
       messages_(*reductions_group_, context, sums_stay),
       buckets_(units()),
       late_(units()) {}

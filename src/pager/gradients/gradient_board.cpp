@@ -2,11 +2,12 @@
 
 namespace trireme {
 
-GradientBoard::GradientBoard(Group& group, int parameters) {
+GradientBoard::GradientBoard(MemorySharing& sharing, int parameters) {
   const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
   folded_begin_ = kHeader + aligned(sizeof(Slot) * parameters);
   announced_begin_ = folded_begin_ + aligned(sizeof(std::atomic<uint64_t>) * parameters);
-  memory_ = group.share(announced_begin_ + aligned(sizeof(std::atomic<uint32_t>) * parameters), Group::Share::kEach);
+  memory_ = sharing.share(announced_begin_ + aligned(sizeof(std::atomic<uint32_t>) * parameters),
+                          MemorySharing::Share::kEach);
 }
 
 }  // namespace trireme

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "trireme/comm/group.h"
+#include "trireme/comm/memory.h"
 
 namespace trireme {
 
@@ -16,7 +16,7 @@ constexpr uint64_t stamp(uint64_t window, uint32_t round) { return window << 20 
 class GradientBoard {
  public:
   /// Collective.
-  GradientBoard(Group& group, int parameters);
+  GradientBoard(MemorySharing& sharing, int parameters);
 
   struct Slot {
     std::atomic<uint64_t> published;  ///< stamp of the gradient that `offset` tells of; stored last, with release order

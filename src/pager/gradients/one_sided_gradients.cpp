@@ -41,7 +41,10 @@ struct ParameterGradients {
 class OneSidedGradients final : public GradientStore {
  public:
   OneSidedGradients(const StoreContext& context, int mesh)
-      : GradientStore(context, mesh), board_(group(), parameters()), states_(parameters()) {
+      : GradientStore(context, mesh),
+        sharing_(*group().memory_sharing()),
+        board_(sharing_, parameters()),
+        states_(parameters()) {
     for (int i = 0; i < units(); ++i) {
       shards_.push_back(has(i) ? at::zeros({unit(i).shard_numel}, at::TensorOptions().dtype(accumulation_dtype(i)))
                                : at::Tensor());
@@ -73,12 +76,12 @@ class OneSidedGradients final : public GradientStore {
     for (int i = 0; i < parameters(); ++i)
       board_.announced(group().rank(), i).store(states_[i].produced, std::memory_order_relaxed);
     board_.announced_window(group().rank()).store(window_, std::memory_order_release);
-    group().notify();
+    sharing_.notify();
     if (!settle())
-      group().wait_until([this] { return settle(); }, {.peer = slowest(),
-                                                       .operation = "reduction of gradients",
-                                                       .seq = static_cast<int64_t>(window_),
-                                                       .detail = [this] { return first_open(); }});
+      sharing_.wait_until([this] { return settle(); }, {.peer = slowest(),
+                                                        .operation = "reduction of gradients",
+                                                        .seq = static_cast<int64_t>(window_),
+                                                        .detail = [this] { return first_open(); }});
     to_fold_.clear();
     in_flight_.clear();
     for (int i = 0; i < parameters(); ++i) touched_[i] |= rounds(i) > 0;
@@ -168,7 +171,7 @@ class OneSidedGradients final : public GradientStore {
     size_t block_bytes = 0;
     for (int i = 0; i < parameters(); ++i)
       if (is_trainable(i) && !is_small(i)) block_bytes += wire_bytes(i) + (size_t{2} << 20);
-    memory_ = group().share(std::max(home_bytes + block_bytes, kPage), Group::Share::kEach);
+    memory_ = sharing_.share(std::max(home_bytes + block_bytes, kPage), MemorySharing::Share::kEach);
     std::byte* base = memory_->of(group().rank());
     arena_ = std::make_shared<GradientArena>(base + home_bytes, block_bytes, memory_);
     for (int i = 0; i < parameters(); ++i)
@@ -217,7 +220,7 @@ class OneSidedGradients final : public GradientStore {
     GradientBoard::Slot& slot = board_.slot(group().rank(), index);
     slot.offset.store(offset, std::memory_order_relaxed);
     slot.published.store(stamp(window_, ++state.published), std::memory_order_release);
-    group().notify();
+    sharing_.notify();
   }
 
   // The offset in shared memory where `gradient` stands, moving it there where it was computed elsewhere.
@@ -287,7 +290,7 @@ class OneSidedGradients final : public GradientStore {
     ++reductions_;
     ++state.folded;
     board_.folded(group().rank(), index).store(stamp(window_, state.folded), std::memory_order_release);
-    group().notify();
+    sharing_.notify();
     return true;
   }
 
@@ -346,6 +349,7 @@ class OneSidedGradients final : public GradientStore {
     return "all gradients of this rank are in";
   }
 
+  MemorySharing& sharing_;
   GradientBoard board_;
   std::vector<ParameterGradients> states_;
   std::vector<at::Tensor> shards_;

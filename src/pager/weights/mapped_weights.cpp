@@ -28,7 +28,8 @@ class MappedWeights final : public WeightStore {
       end += size;
     }
     for (size_t mesh = 0; mesh < bytes.size(); ++mesh)
-      segments_.push_back(meshes()[mesh].shards.share(std::max<size_t>(bytes[mesh], 1), Group::Share::kOne));
+      segments_.push_back(
+          meshes()[mesh].shards.memory_sharing()->share(std::max<size_t>(bytes[mesh], 1), MemorySharing::Share::kOne));
     for (int i = 0; i < units(); ++i) fill(i);
     await_peers();  // values are complete
     for (int i = 0; i < units(); ++i)

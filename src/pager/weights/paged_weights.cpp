@@ -53,8 +53,8 @@ class PagedWeights final : public WeightStore {
         gathers_stream_(context.device),
         returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
     if (registers_buffers(context))
-      arena_ = BufferArena(meshes().front().shards.registered_zeros(
-          bytes_of_units_in_slab(context.layout, residency_.limit_bytes()), device()));
+      arena_ = BufferArena(meshes().front().shards.buffer_registration(device())->zeros(
+          bytes_of_units_in_slab(context.layout, residency_.limit_bytes())));
     for (int i = 0; i < units(); ++i) take_over(i);
   }
 

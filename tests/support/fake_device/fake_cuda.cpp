@@ -157,9 +157,7 @@ int fake_cuda_allocations() {
 }
 
 std::unique_ptr<Group> make_fake_cuda_ipc_group(Group& host, c10::Device device, const CudaIpcOptions& options) {
-  std::vector<int> everybody(static_cast<size_t>(host.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return over_fake_driver(host.split(everybody, host.name() + "." + device.str()), device, options);
+  return over_fake_driver(host.clone(host.name() + "." + device.str()), device, options);
 }
 
 }  // namespace trireme::testing

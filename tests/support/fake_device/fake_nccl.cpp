@@ -402,9 +402,7 @@ void break_fake_nccl() {
 }
 
 std::unique_ptr<Group> make_fake_nccl_group(Group& host, c10::Device device, const NcclGroupOptions& options) {
-  std::vector<int> everybody(static_cast<size_t>(host.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return make_fake_nccl_group(host.split(everybody, host.name() + "." + device.str()), device, options);
+  return make_fake_nccl_group(host.clone(host.name() + "." + device.str()), device, options);
 }
 
 }  // namespace trireme::testing

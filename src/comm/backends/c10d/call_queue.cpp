@@ -41,7 +41,6 @@ std::shared_ptr<Pending<void>::Operation> CallQueue::submit(Request request, Bod
   retired.swap(retired_);
   link_->throw_if_failed();
   call->request.call.seq = next_seq_++;
-  link_->count(call->request.call);
   queue_.push_back(call);
   worker_.start_once([this] { work(); });
   work_.notify_one();
@@ -76,6 +75,11 @@ void CallQueue::work() {
     if (stopped_) return;
     run_front(lock);
   }
+}
+
+bool CallQueue::is_idle() {
+  const Lock lock(mutex_);
+  return queue_.empty();
 }
 
 void CallQueue::shutdown() noexcept {

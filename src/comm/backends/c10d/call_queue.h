@@ -18,8 +18,10 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   using Body = std::function<void(Link&, const Request&)>;
   explicit CallQueue(std::shared_ptr<Link> link) : link_(std::move(link)) {}
 
-  /// Numbers `request`, counts it and queues it. A `body` that throws a CommError ends the group.
+  /// Numbers `request` and queues it. A `body` that throws a CommError ends the group.
   std::shared_ptr<Pending<void>::Operation> submit(Request request, Body body);
+  /// Whether all calls are complete.
+  bool is_idle();
   /// Ends the thread; calls not yet complete end with a StateError. After Wire::cancel().
   void shutdown() noexcept;
 

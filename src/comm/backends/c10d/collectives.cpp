@@ -6,6 +6,7 @@
 
 #include "comm/fabric/fold.h"
 #include "comm/fabric/parts.h"
+#include "trireme/base/error.h"
 
 namespace trireme::comm {
 namespace {
@@ -119,8 +120,6 @@ void gather_shards(const Cargo& cargo) {
   cargo.move(traffic);
 }
 
-}  // namespace
-
 void run_all_reduce(Link& link, const Request& request) {
   link.meet(request.call);
   const Cargo cargo(link, request);
@@ -197,26 +196,6 @@ void run_scatter(Link& link, const Request& request) {
   cargo.move(traffic);
 }
 
-void run_barrier(Link& link, const Request& request) { link.meet(request.call); }
-
-int64_t run_agreement(Link& link, const Request& request, int64_t own) {
-  link.meet(request.call);
-  const Place& place = link.place();
-  const auto numbers = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(place.size), own);
-  const auto parcel = [&](int peer, int rank) {
-    auto* number = reinterpret_cast<std::byte*>(&(*numbers)[static_cast<size_t>(rank)]);
-    return Parcel{peer, number, sizeof(int64_t), numbers};
-  };
-  Traffic traffic;
-  for (int peer = 0; peer < place.size; ++peer) {
-    if (peer == place.rank) continue;
-    traffic.receives.push_back(parcel(peer, peer));
-    traffic.sends.push_back(parcel(peer, place.rank));
-  }
-  link.move(request.call, Channel::kCollectives, traffic);
-  return *std::max_element(numbers->begin(), numbers->end());
-}
-
 void run_send(Link& link, const Request& request) {
   link.announce(request.call);
   const Cargo cargo(link, request);
@@ -229,6 +208,50 @@ void run_recv(Link& link, const Request& request) {
   const Cargo cargo(link, request);
   link.move(request.call, Channel::kMessages,
             {.receives = {cargo.from_output(request.call.root, {0, cargo.bytes()})}, .sends = {}});
+}
+
+}  // namespace
+
+void run_exchange(Link& link, const Request& request, const Records& records) {
+  link.meet(request.call);
+  const Place& place = link.place();
+  const auto parcel = [&](int peer, int rank) {
+    return Parcel{peer, records.data + rank * records.bytes, records.bytes, records.owner};
+  };
+  Traffic traffic;
+  for (int peer = 0; peer < place.size; ++peer) {
+    if (peer == place.rank) continue;
+    traffic.receives.push_back(parcel(peer, peer));
+    traffic.sends.push_back(parcel(peer, place.rank));
+  }
+  link.move(request.call, Channel::kCollectives, traffic);
+}
+
+void run_call(Link& link, const Request& request) {
+  switch (request.call.kind) {
+    case CallKind::kAllReduce:
+      return run_all_reduce(link, request);
+    case CallKind::kReduceScatter:
+      return run_reduce_scatter(link, request);
+    case CallKind::kAllGather:
+      return run_all_gather(link, request);
+    case CallKind::kBroadcast:
+      return run_broadcast(link, request);
+    case CallKind::kAllToAll:
+      return run_all_to_all(link, request);
+    case CallKind::kGather:
+      return run_gather(link, request);
+    case CallKind::kScatter:
+      return run_scatter(link, request);
+    case CallKind::kBarrier:
+      return link.meet(request.call);
+    case CallKind::kSend:
+      return run_send(link, request);
+    case CallKind::kRecv:
+      return run_recv(link, request);
+    default:
+      TRIREME_CHECK(false, name_of(request.call.kind), " is no call that moves data");
+  }
 }
 
 }  // namespace trireme::comm

@@ -2,24 +2,24 @@
 // when this rank's part is done.
 #pragma once
 
-#include <vector>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 
 #include "comm/backends/c10d/link.h"
 
 namespace trireme::comm {
 
-void run_all_reduce(Link& link, const Request& request);
-void run_reduce_scatter(Link& link, const Request& request);
-void run_all_gather(Link& link, const Request& request);
-void run_broadcast(Link& link, const Request& request);
-void run_all_to_all(Link& link, const Request& request);
-void run_gather(Link& link, const Request& request);
-void run_scatter(Link& link, const Request& request);
-/// Moves nothing: all ranks meet.
-void run_barrier(Link& link, const Request& request);
-/// The largest of the ranks' `own`, with the call of `request`.
-int64_t run_agreement(Link& link, const Request& request, int64_t own);
-void run_send(Link& link, const Request& request);
-void run_recv(Link& link, const Request& request);
+/// A collective, a barrier or a message, by the kind of `request`.
+void run_call(Link& link, const Request& request);
+
+/// One record of each rank, one after the other. `owner` keeps them alive.
+struct Records {
+  std::byte* data;
+  int64_t bytes;  ///< of each
+  std::shared_ptr<const void> owner;
+};
+/// With the call of `request`; this rank's record is there, the others' are received.
+void run_exchange(Link& link, const Request& request, const Records& records);
 
 }  // namespace trireme::comm

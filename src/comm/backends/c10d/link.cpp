@@ -37,17 +37,17 @@ std::string format_seconds(std::chrono::steady_clock::duration duration) {
 void Link::check(const Letter& letter, const Call& own, int peer) {
   if (letter.kind == Letter::kFailure) {
     const std::string cause(letter.cause.data());
-    throw PeerError(static_cast<ErrorCode>(letter.code),
-                    str("rank ", peer, " failed while rank ", place().rank, " was in ", describe(own), " of group '",
-                        name(), "': ", cause),
-                    peer, cause);
+    throw PeerError(
+        static_cast<ErrorCode>(letter.code),
+        str(title(peer), " failed while ", own_title(), " was in ", describe(own), " of group '", name(), "': ", cause),
+        peer, cause);
   }
   if (letter.kind != Letter::kCall)
-    throw PeerError(ErrorCode::kDiverged,
-                    str("rank ", peer, " sent something else than a call to rank ", place().rank, " in ", describe(own),
-                        " of group '", name(),
-                        "'; the process group's tags from 16384 to 32767 are Trireme's, and all ranks need one build"),
-                    peer);
+    throw PeerError(
+        ErrorCode::kDiverged,
+        str(title(peer), " sent something else than a call to ", own_title(), " in ", describe(own), " of group '",
+            name(), "'; the process group's tags from 16384 to 32767 are Trireme's, and all ranks need one build"),
+        peer);
   {
     std::lock_guard lock(mutex_);
     last_calls_[static_cast<size_t>(peer)] = letter.call;
@@ -56,7 +56,7 @@ void Link::check(const Letter& letter, const Call& own, int peer) {
   const Call& other = letter.call;
   const bool fits =
       is_message ? other.numel == own.numel && other.dtype == own.dtype && other.seq == own.seq : other.same_as(own);
-  if (!fits) throw PeerError(ErrorCode::kDiverged, describe_mismatch(name(), {place().rank, own}, {peer, other}), peer);
+  if (!fits) throw PeerError(ErrorCode::kDiverged, describe_mismatch(info(), {place().rank, own}, {peer, other}), peer);
 }
 
 void Link::meet(const Call& call) {
@@ -132,7 +132,7 @@ void Link::move(const Call& call, Channel channel, const Traffic& traffic) {
 std::string Link::last_seen(int peer) const {
   std::lock_guard lock(mutex_);
   const auto& call = last_calls_[static_cast<size_t>(peer)];
-  return call ? str("rank ", peer, " was last in ", describe(*call)) : str("rank ", peer, " was not heard of yet");
+  return str(title(peer), call ? " was last in " + describe(*call) : " was not heard of yet");
 }
 
 void Link::rethrow(const WireError& error, const Call& call) {
@@ -143,8 +143,8 @@ void Link::rethrow(const WireError& error, const Call& call) {
   const bool late = error.kind() == WireError::Kind::kTimeout;
   throw PeerError(
       late ? ErrorCode::kTimeout : ErrorCode::kPeerLost,
-      str("rank ", error.peer(), late ? " did not arrive" : " was lost", " while rank ", place().rank,
-          " waited for it in ", describe(call), " of group '", name(), "' after ", format_seconds(error.waited()), "; ",
+      str(title(error.peer()), late ? " did not arrive" : " was lost", " while ", own_title(), " waited for it in ",
+          describe(call), " of group '", name(), "' after ", format_seconds(error.waited()), "; ",
           last_seen(error.peer()), "; the process group says: ", error.what(),
           late ? ". It may be stopped, stuck or slow, or not make this call, as all ranks must; the limit is the "
                  "timeout "

@@ -15,9 +15,8 @@ namespace trireme::comm {
 
 class Link final : public GroupState {
  public:
-  Link(const Place& place, const std::string& name, c10::intrusive_ptr<c10d::ProcessGroup> process_group,
-       Wire::Address address, std::chrono::milliseconds timeout)
-      : GroupState(place, name), wire_(std::move(process_group), std::move(address), timeout) {}
+  Link(GroupInfo group, c10::intrusive_ptr<c10d::ProcessGroup> process_group, Wire::Address address)
+      : GroupState(std::move(group)), wire_(std::move(process_group), std::move(address), info().timeout) {}
 
   Wire& wire() { return wire_; }
 
@@ -42,7 +41,6 @@ class Link final : public GroupState {
   void check(const Letter& letter, const Call& own, int peer);
   [[noreturn]] void rethrow(const WireError& error, const Call& call);
   std::string last_seen(int peer) const;
-  int rank_in_world(int rank) const override { return wire_.address().members[static_cast<size_t>(rank)]; }
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override;
 
   Wire wire_;

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/backends/c10d/group_numbers.h"
 #include "comm/first_line.h"
 #include "trireme/base/error.h"
 
@@ -17,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 // MPI promises tags up to 32767 and takes lengths up to 2^31 - 1.
 constexpr int kFirstTag = 16384;
 constexpr int kFamilies = 8;
-constexpr int kNumbers = 512;
+constexpr int kNumbers = GroupNumbers::kCount;
 constexpr int kChannels = 4;
 static_assert(kFirstTag + kFamilies * kNumbers * kChannels == 32768);
 constexpr int64_t kLongestBytes = 1 << 30;
@@ -56,7 +57,7 @@ Wire::Wire(c10::intrusive_ptr<c10d::ProcessGroup> process_group, Address address
       polls_(backend_->getBackendName() == "mpi") {}
 
 int Wire::tag(Channel channel) const {
-  const int group = address_.family % kFamilies * kNumbers + address_.number % kNumbers;
+  const int group = address_.family % kFamilies * kNumbers + address_.number;
   return kFirstTag + group * kChannels + static_cast<int>(channel);
 }
 

@@ -83,7 +83,6 @@ class Wire {
 
   const Address& address() const { return address_; }
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const { return process_group_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
   /// Ends all waits of this rank, now and later.
   void cancel() noexcept;
 

@@ -44,8 +44,8 @@ void unregister_memory(const CudaApi& api, void* data) noexcept {
 IpcFlags::IpcFlags(const CudaApi& api, CUstream probe, Group& host)
     : api_(api),
       place_{host.rank(), host.size()},
-      memory_(
-          host.share(kFlagBytes * flags_per_rank(host.size()) * static_cast<size_t>(host.size()), Group::Share::kOne)) {
+      memory_(host.memory_sharing()->share(kFlagBytes * flags_per_rank(host.size()) * static_cast<size_t>(host.size()),
+                                           MemorySharing::Share::kOne)) {
   register_memory(api_, memory_->of(0), memory_->bytes());
   try {
     check_cuda(api_, api_.mem_host_get_device_pointer(&address_, memory_->of(0), 0), "cuMemHostGetDevicePointer");

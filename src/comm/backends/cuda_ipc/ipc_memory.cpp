@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "comm/backend.h"
 #include "trireme/base/error.h"
 
 namespace trireme::comm {
@@ -73,9 +74,9 @@ struct IpcMemory::Offer {
 IpcMemory::IpcMemory(const CudaApi& api, CUcontext context, Group& host, size_t bytes)
     : api_(api),
       context_(context),
-      place_{host.rank(), host.size()},
-      name_(host.name()),
-      closed_(host.share(kCounterBytes * static_cast<size_t>(host.size()), Group::Share::kOne)),
+      info_(host.backend().info()),
+      closed_(
+          host.memory_sharing()->share(kCounterBytes * static_cast<size_t>(host.size()), MemorySharing::Share::kOne)),
       parts_(static_cast<size_t>(host.size())) {
   free_what_peers_have_closed();
   try {
@@ -87,7 +88,7 @@ IpcMemory::IpcMemory(const CudaApi& api, CUcontext context, Group& host, size_t 
 }
 
 void IpcMemory::allocate(Group& host, size_t bytes) {
-  const auto self = static_cast<size_t>(place_.rank);
+  const auto self = static_cast<size_t>(info_.place.rank);
   std::vector<Offer> offers(parts_.size());
   // A rank that fails must still meet its peers, or they would wait for it in vain.
   std::string problem;
@@ -110,10 +111,10 @@ void IpcMemory::allocate(Group& host, size_t bytes) {
 }
 
 void IpcMemory::open(const std::vector<Offer>& offers) {
-  for (int rank = 0; rank < place_.size; ++rank) {
+  for (int rank = 0; rank < info_.place.size; ++rank) {
     const Offer& offer = offers[static_cast<size_t>(rank)];
     auto& part = parts_[static_cast<size_t>(rank)];
-    if (rank == place_.rank) continue;
+    if (rank == info_.place.rank) continue;
     if (offer.process == api_.process_id()) {  // a thread beside this one: its pointer serves
       part = offer.part;
       continue;
@@ -125,15 +126,15 @@ void IpcMemory::open(const std::vector<Offer>& offers) {
 
 void IpcMemory::agree(Group& host, const std::string& problem) const {
   std::vector<int64_t> failed(parts_.size());
-  failed[static_cast<size_t>(place_.rank)] = problem.empty() ? 0 : 1;
+  failed[static_cast<size_t>(info_.place.rank)] = problem.empty() ? 0 : 1;
   exchange(host, failed);
   for (size_t rank = 0; rank < failed.size(); ++rank)
     if (failed[rank] != 0)
-      throw ConfigError(
-          str("rank ", rank, " of group '", name_, "' cannot share GPU memory with its peers: ",
-              static_cast<int>(rank) == place_.rank ? problem : "see its own error",
-              ". All ranks must run on one host, on GPUs with peer access to each other or on one, and see "
-              "them in one container; NCCL (make_nccl_group()) serves others"));
+      throw ConfigError(str(
+          info_.title(static_cast<int>(rank)), " of group '", info_.name, "' cannot share GPU memory with its peers: ",
+          static_cast<int>(rank) == info_.place.rank ? problem : "see its own error",
+          ". All ranks must run on one host, on GPUs with peer access to each other or on one, and see "
+          "them in one container; NCCL (make_nccl_group()) serves others"));
 }
 
 IpcMemory::~IpcMemory() { give_back(); }
@@ -141,11 +142,11 @@ IpcMemory::~IpcMemory() { give_back(); }
 void IpcMemory::give_back() noexcept {
   (void)api_.ctx_set_current(context_);
   for (const int rank : opened_) (void)api_.ipc_close_mem_handle(parts_[static_cast<size_t>(rank)]);
-  for (int rank = 0; rank < place_.size; ++rank)
-    if (rank != place_.rank) closed_count(*closed_, rank).fetch_add(1, std::memory_order_acq_rel);
-  if (const CUdeviceptr part = parts_[static_cast<size_t>(place_.rank)]; part != 0) {
+  for (int rank = 0; rank < info_.place.size; ++rank)
+    if (rank != info_.place.rank) closed_count(*closed_, rank).fetch_add(1, std::memory_order_acq_rel);
+  if (const CUdeviceptr part = parts_[static_cast<size_t>(info_.place.rank)]; part != 0) {
     const std::lock_guard lock(leftovers().mutex);
-    leftovers().all.push_back({&api_, context_, part, closed_, place_});
+    leftovers().all.push_back({&api_, context_, part, closed_, info_.place});
   }
   free_what_peers_have_closed();
 }

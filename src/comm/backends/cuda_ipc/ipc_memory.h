@@ -34,8 +34,7 @@ class IpcMemory {
 
   const CudaApi& api_;
   const CUcontext context_;
-  const Place place_;
-  const std::string name_;
+  const GroupInfo info_;
   const std::shared_ptr<SharedMemory> closed_;  // by rank: how many peers have closed its part
   std::vector<CUdeviceptr> parts_;              // by rank; 0: none
   std::vector<int> opened_;                     // of parts_, by this rank

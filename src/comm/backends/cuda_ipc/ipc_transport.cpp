@@ -65,7 +65,7 @@ CUcontext primary_context(const CudaApi& api, c10::Device device) {
 }
 
 CudaIpcOptions checked_options(const CudaIpcOptions& options, const TransportSite& site) {
-  if (!site.host.shares_memory())
+  if (site.host.memory_sharing() == nullptr)
     throw ConfigError(str("cuda_ipc serves ranks of one host that share memory, and those of group '", site.host.name(),
                           "' share none; start them on one host, in one container, or use NCCL (make_nccl_group())"));
   constexpr int64_t kLeastBytes = 4096;

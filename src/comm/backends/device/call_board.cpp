@@ -1,6 +1,6 @@
 #include "comm/backends/device/call_board.h"
 
-#include "comm/group_state.h"
+#include "comm/backend.h"
 
 namespace trireme::comm {
 
@@ -27,9 +27,8 @@ size_t CallBoard::bytes_for(size_t size) {
 }
 
 CallBoard::CallBoard(Group& host)
-    : place_{host.rank(), host.size()},
-      name_(host.name()),
-      memory_(host.share(bytes_for(static_cast<size_t>(host.size())), Group::Share::kOne)) {}
+    : info_(host.backend().info()),
+      memory_(host.memory_sharing()->share(bytes_for(static_cast<size_t>(host.size())), MemorySharing::Share::kOne)) {}
 
 CallBoard::CollectiveRing& CallBoard::ring(int rank) const {
   return reinterpret_cast<CollectiveRing*>(memory_->of(0))[rank];
@@ -37,34 +36,34 @@ CallBoard::CollectiveRing& CallBoard::ring(int rank) const {
 
 CallBoard::MessageRing& CallBoard::message_ring(const Call& message, int owner) const {
   const bool sends = message.kind == CallKind::kSend;
-  const int from = sends ? place_.rank : message.root;
-  const int to = sends ? message.root : place_.rank;
-  auto* first = reinterpret_cast<MessageRing*>(reinterpret_cast<CollectiveRing*>(memory_->of(0)) + place_.size);
-  return first[(from * place_.size + to) * 2 + (owner == from ? 0 : 1)];
+  const int from = sends ? info_.place.rank : message.root;
+  const int to = sends ? message.root : info_.place.rank;
+  auto* first = reinterpret_cast<MessageRing*>(reinterpret_cast<CollectiveRing*>(memory_->of(0)) + info_.place.size);
+  return first[(from * info_.place.size + to) * 2 + (owner == from ? 0 : 1)];
 }
 
 void CallBoard::diverged(const Call& own, int peer, const Call& other) const {
-  throw PeerError(ErrorCode::kDiverged, describe_mismatch(name_, {place_.rank, own}, {peer, other}), peer);
+  throw PeerError(ErrorCode::kDiverged, describe_mismatch(info_, {info_.place.rank, own}, {peer, other}), peer);
 }
 
 void CallBoard::post(const Call& call) {
-  ring(place_.rank).write(call);
-  for (int peer = 0; peer < place_.size; ++peer) {
-    if (peer == place_.rank) continue;
+  ring(info_.place.rank).write(call);
+  for (int peer = 0; peer < info_.place.size; ++peer) {
+    if (peer == info_.place.rank) continue;
     const auto other = ring(peer).read(call.seq);
     if (other && !other->same_as(call)) diverged(call, peer, *other);
   }
 }
 
 void CallBoard::post_message(const Call& call) {
-  message_ring(call, place_.rank).write(call);
+  message_ring(call, info_.place.rank).write(call);
   const auto other = message_ring(call, call.root).read(call.seq);
   if (other && (other->numel != call.numel || other->dtype != call.dtype)) diverged(call, call.root, *other);
 }
 
 bool CallBoard::has_called(int peer, const Call& call) const {
   const bool is_message = call.kind == CallKind::kSend || call.kind == CallKind::kRecv;
-  if (peer == place_.rank || (is_message && peer != call.root)) return true;
+  if (peer == info_.place.rank || (is_message && peer != call.root)) return true;
   const auto& posted = is_message ? message_ring(call, peer).posted : ring(peer).posted;
   return posted.load(std::memory_order_acquire) >= call.seq;
 }
@@ -72,8 +71,7 @@ bool CallBoard::has_called(int peer, const Call& call) const {
 std::string CallBoard::last_seen(int rank) const {
   const CollectiveRing& calls = ring(rank);
   const auto last = calls.read(calls.posted.load(std::memory_order_acquire));
-  return last ? str("rank ", rank, " was last in ", describe(*last))
-              : str("rank ", rank, " has called nothing on its device");
+  return str(info_.title(rank), last ? " was last in " + describe(*last) : " has called nothing on its device");
 }
 
 }  // namespace trireme::comm

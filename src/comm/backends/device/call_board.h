@@ -52,8 +52,7 @@ class CallBoard {
   MessageRing& message_ring(const Call& message, int owner) const;
   [[noreturn]] void diverged(const Call& own, int peer, const Call& other) const;
 
-  const Place place_;
-  const std::string name_;
+  const GroupInfo info_;
   const std::shared_ptr<SharedMemory> memory_;
 };
 

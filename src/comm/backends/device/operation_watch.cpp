@@ -35,7 +35,6 @@ std::string after_seconds(double elapsed_s) {
 
 std::shared_ptr<OperationWatch::DeviceCall> OperationWatch::begin(Request request) {
   check(request.call);
-  options_.state->count(request.call);
   const int64_t record = options_.state->recorder().begin(request.call);
   auto call = std::make_shared<DeviceCall>(shared_from_this(), std::move(request), record);
   std::vector<std::shared_ptr<DeviceCall>> retired;
@@ -189,7 +188,7 @@ std::exception_ptr OperationWatch::find_failure() {
     const Lock lock(mutex_);
     if (!device_problem_.empty())
       return std::make_exception_ptr(
-          CommError(ErrorCode::kPeerLost, str("the device of rank ", options_.state->place().rank, " in group '",
+          CommError(ErrorCode::kPeerLost, str("the device of ", options_.state->own_title(), " in group '",
                                               options_.state->name(), "' has failed: ", device_problem_)));
     if (calls_.empty()) return nullptr;
     call = calls_.front()->call_;
@@ -201,16 +200,16 @@ std::exception_ptr OperationWatch::find_failure() {
   if (auto lost = options_.state->lost_peer(GroupState::Look::kProcesses, what, elapsed_s)) return lost;
   if (const std::string problem = transport->problem(); !problem.empty())
     return std::make_exception_ptr(
-        CommError(ErrorCode::kPeerLost, str("rank ", state.place().rank, " lost its peers in ", what(), " of group '",
+        CommError(ErrorCode::kPeerLost, str(state.own_title(), " lost its peers in ", what(), " of group '",
                                             state.name(), "' ", after_seconds(elapsed_s), ": ", problem)));
   for (int peer = 0; options_.board && peer < state.place().size; ++peer)
     if (state.has_left(peer) && !options_.board->has_called(peer, call))
       return std::make_exception_ptr(PeerError(
           ErrorCode::kPeerLost,
-          str("rank ", peer, " left while rank ", state.place().rank, " waited for it in ", what(), " of group '",
+          str(state.title(peer), " left while ", state.own_title(), " waited for it in ", what(), " of group '",
               state.name(), "' ", after_seconds(elapsed_s), "; ", options_.board->last_seen(peer)),
           peer));
-  if (elapsed_s * 1000 < static_cast<double>(options_.timeout.count())) return nullptr;
+  if (elapsed_s * 1000 < static_cast<double>(state.info().timeout.count())) return nullptr;
   return timed_out(call, elapsed_s);
 }
 
@@ -222,13 +221,13 @@ std::exception_ptr OperationWatch::timed_out(const Call& call, double elapsed_s)
     if (peer != state.place().rank && !options_.board->has_called(peer, call))
       return std::make_exception_ptr(
           PeerError(ErrorCode::kTimeout,
-                    str("rank ", peer, " did not arrive while rank ", state.place().rank, " waited for it", where, "; ",
+                    str(state.title(peer), " did not arrive while ", state.own_title(), " waited for it", where, "; ",
                         options_.board->last_seen(peer),
                         ". It may be stopped, stuck or slow, or not make this call, as all ranks must. ", limit),
                     peer));
   return std::make_exception_ptr(CommError(
       ErrorCode::kTimeout,
-      str("rank ", state.place().rank, " waited", where,
+      str(state.own_title(), " waited", where,
           options_.board ? "; all ranks have called it, so a device or the link between them is stuck or very slow"
                          : "; what its peers are at is not known, for they share no memory",
           ". ", limit)));

@@ -30,7 +30,6 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   struct Options {
     std::shared_ptr<GroupState> state;
     std::shared_ptr<CallBoard> board;  ///< null: ranks share no memory
-    std::chrono::milliseconds timeout;
   };
   OperationWatch(Options options, std::shared_ptr<DeviceTransport> transport)
       : options_(std::move(options)), transport_(std::move(transport)) {}
@@ -38,7 +37,7 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   class DeviceCall;
   using Calls = std::vector<std::shared_ptr<DeviceCall>>;
   using Requests = std::vector<const Request*>;
-  /// Numbers nothing, counts `request` and watches it from here on. Throws the error of a group that has failed.
+  /// Records `request` and watches it from here on. Throws the error of a group that has failed.
   std::shared_ptr<DeviceCall> begin(Request request);
   /// Enqueues on `stream`, behind `inputs`, what `body` does for the calls' requests. What it throws ends the group.
   void issue(const Calls& calls, const Mark& inputs, const SideStream& stream,

@@ -1,8 +1,6 @@
 // What moves the bytes of a device group: NCCL, or memory that the ranks of one GPU map.
 #pragma once
 
-#include <ATen/ops/zeros.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,13 +26,10 @@ class DeviceTransport {
   /// The same for a message: at most one thread per peer and direction, which may wait for the peer's.
   virtual void pass(const Request& request) = 0;
 
-  virtual bool registers() const { return false; }
+  /// Group::buffer_registration(). Not used while another thread is in collect().
+  virtual BufferRegistration* buffer_registration() { return nullptr; }
   /// Whether `collective` moves between such memory alone.
   virtual bool is_registered(const Request&) { return false; }
-  /// Group::registered_zeros() on the group's device. Not while another thread is in collect().
-  virtual at::Tensor registered_zeros(int64_t bytes, c10::Device device) {
-    return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-  }
 
   /// What went wrong behind this rank's back; empty: nothing. Any thread.
   virtual std::string problem() noexcept = 0;

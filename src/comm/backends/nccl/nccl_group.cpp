@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "comm/backends/device/device_group.h"
+#include "comm/backends/device/device_backend.h"
 #include "comm/backends/nccl/nccl_transport.h"
 #include "trireme/base/error.h"
 
@@ -10,9 +10,10 @@ namespace trireme {
 
 std::unique_ptr<Group> comm::make_nccl_group(const NcclApi& api, std::unique_ptr<Group> host, c10::Device device,
                                              const NcclGroupOptions& options) {
-  return std::make_unique<DeviceGroup>(std::move(host), device, [&api, options](const TransportSite& site) {
+  auto backend = std::make_unique<DeviceBackend>(std::move(host), device, [&api, options](const TransportSite& site) {
     return std::make_shared<NcclTransport>(api, options, site);
   });
+  return std::make_unique<Group>(std::move(backend));
 }
 
 std::unique_ptr<Group> make_nccl_group(std::unique_ptr<Group> host, c10::Device device,

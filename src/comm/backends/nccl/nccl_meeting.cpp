@@ -4,8 +4,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <chrono>
-#include <numeric>
-#include <vector>
 
 #include "comm/backends/device/device_identity.h"
 #include "trireme/base/error.h"
@@ -24,11 +22,7 @@ void refuse_ranks_on_one_device(const TransportSite& site) {
 
 }  // namespace
 
-std::unique_ptr<Group> group_for_ids(Group& host) {
-  std::vector<int> everybody(static_cast<size_t>(host.size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return host.split(everybody, host.name() + ".nccl");
-}
+std::unique_ptr<Group> group_for_ids(Group& host) { return host.clone(host.name() + ".nccl"); }
 
 NcclComm::Poll poll_peers(GroupState& state, std::chrono::milliseconds timeout) {
   const auto start = std::chrono::steady_clock::now();
@@ -38,11 +32,10 @@ NcclComm::Poll poll_peers(GroupState& state, std::chrono::milliseconds timeout) 
     state.throw_if_failed();
     if (const auto lost = state.lost_peer(GroupState::Look::kProcesses, what, elapsed_s)) std::rethrow_exception(lost);
     if (std::chrono::steady_clock::now() - start > timeout)
-      throw CommError(
-          ErrorCode::kTimeout,
-          str("rank ", state.place().rank, " waited in ", what(), " of group '", state.name(), "' for ", elapsed_s,
-              " s; a rank did not come, or NCCL cannot connect to it (NCCL_DEBUG=INFO, and "
-              "NCCL_SOCKET_IFNAME for the network to use)"));
+      throw CommError(ErrorCode::kTimeout,
+                      str(state.own_title(), " waited in ", what(), " of group '", state.name(), "' for ", elapsed_s,
+                          " s; a rank did not come, or NCCL cannot connect to it (NCCL_DEBUG=INFO, and "
+                          "NCCL_SOCKET_IFNAME for the network to use)"));
   };
 }
 

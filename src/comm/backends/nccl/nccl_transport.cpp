@@ -102,7 +102,8 @@ NcclComm& NcclTransport::comm_of(const Request& request) {
   return request.call.is_registered ? registered()->comm() : *comm_;
 }
 
-at::Tensor NcclTransport::registered_zeros(int64_t bytes, c10::Device device) {
+at::Tensor NcclTransport::zeros(int64_t bytes) {
+  state_.throw_if_failed();
   if (api_.comm_register == nullptr)
     throw ConfigError(
         "NCCL cannot register buffers before version 2.19; set trireme.register_buffers to false, or install a newer "
@@ -113,14 +114,14 @@ at::Tensor NcclTransport::registered_zeros(int64_t bytes, c10::Device device) {
   uint8_t is_new = !memory || memory->is_idle();
   host_.all_reduce(at::from_blob(&is_new, {1}, at::kByte), ReduceOp::kMin).wait();
   if (is_new != 0) {
-    wait_quietly(device);
+    wait_quietly(device_);
     if (memory) memory->comm().close();
     auto before =
-        std::exchange(memory, std::make_shared<RegisteredMemory>(api_, meet_all(api_, {host_, state_, device})));
+        std::exchange(memory, std::make_shared<RegisteredMemory>(api_, meet_all(api_, {host_, state_, device_})));
     const std::lock_guard lock(mutex_);
     registered_ = memory;
   }
-  return memory->zeros(bytes, device);
+  return memory->zeros(bytes, device_);
 }
 
 void NcclTransport::collect(const Request& request) {

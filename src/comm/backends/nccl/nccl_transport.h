@@ -17,7 +17,7 @@
 
 namespace trireme::comm {
 
-class NcclTransport final : public DeviceTransport {
+class NcclTransport final : public DeviceTransport, private BufferRegistration {
  public:
   /// Collective over `site.host`. Throws ConfigError: two ranks on one device.
   NcclTransport(const NcclApi& api, const NcclGroupOptions& options, const TransportSite& site);
@@ -26,15 +26,15 @@ class NcclTransport final : public DeviceTransport {
   /// As one group of NCCL calls, which it launches together.
   void gather_all(const std::vector<const Request*>& requests) override;
   void pass(const Request& request) override;
-  bool registers() const override { return true; }
+  BufferRegistration* buffer_registration() override { return this; }
   bool is_registered(const Request& request) override;
-  at::Tensor registered_zeros(int64_t bytes, c10::Device device) override;
   std::string problem() noexcept override;
   void release() noexcept override;
   void close() noexcept override;
   void abandon() noexcept override;
 
  private:
+  at::Tensor zeros(int64_t bytes) override;
   void all_reduce(const Request& request);
   void reduce_scatter(const Request& request);
   void all_gather(const Request& request);

@@ -1,6 +1,6 @@
 #include "trireme/comm/threads.h"
 
-#include "comm/fabric/fabric_group.h"
+#include "comm/fabric/fabric_backend.h"
 #include "comm/memory.h"
 #include "trireme/base/error.h"
 
@@ -13,9 +13,10 @@ std::vector<std::unique_ptr<Group>> make_thread_groups(int size, const ThreadGro
   const auto segment = provider->create(comm::FabricLayout(size).bytes());
   std::vector<std::unique_ptr<Group>> groups;
   for (int rank = 0; rank < size; ++rank) {
-    const comm::FabricOptions fabric{.name = options.name, .place = {rank, size}, .timeout = options.timeout};
-    groups.push_back(
-        std::make_unique<comm::FabricGroup>(provider, rank == 0 ? segment : provider->open(segment->ticket()), fabric));
+    comm::GroupInfo info{.name = options.name, .place = {rank, size}, .timeout = options.timeout};
+    auto backend = std::make_unique<comm::FabricBackend>(
+        provider, rank == 0 ? segment : provider->open(segment->ticket()), std::move(info));
+    groups.push_back(std::make_unique<Group>(std::move(backend)));
   }
   segment->withdraw();
   return groups;
