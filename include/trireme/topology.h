@@ -29,6 +29,8 @@ class Topology {
   int size() const noexcept { return size_; }
   const std::vector<Axis>& axes() const noexcept { return axes_; }
   bool has(std::string_view axis) const noexcept;
+  /// Throws ConfigError, with the nearest name, for an axis that is not there.
+  void check_has(std::string_view axis) const { checked_index_of(axis); }
   /// Ranks along `axis`; 1 for an axis that is not there, as nothing is split that way.
   int size_of(std::string_view axis) const noexcept;
 
@@ -43,6 +45,10 @@ class Topology {
   /// The groups along `axis`: lists of ranks that differ in their position on it alone. Every rank stands in exactly
   /// one; each group ascends. Empty for an axis that is not there, as in DeepSpeed.
   std::vector<std::vector<int>> groups_along(std::string_view axis) const;
+  /// The same along several axes: lists of ranks that differ in their positions on these alone, in the order of their
+  /// first ranks.
+  /// Throws    ConfigError: an axis that is unknown.
+  std::vector<std::vector<int>> groups_along_all(const std::vector<std::string>& axes) const;
   /// The group of groups_along(axis) that `rank` is in; just `rank` for an axis that is not there.
   std::vector<int> group_of(int rank, std::string_view axis) const;
   /// All ranks that stand at every one of `places`, ascending. Throws ConfigError: an axis that is unknown.

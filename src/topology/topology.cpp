@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
@@ -70,6 +72,21 @@ std::vector<std::vector<int>> Topology::groups_along(std::string_view axis) cons
   for (int rank = 0; rank < size_; ++rank)
     if (position_of(rank, axis) == 0) groups.push_back(group_of(rank, axis));
   return groups;
+}
+
+std::vector<std::vector<int>> Topology::groups_along_all(const std::vector<std::string>& axes) const {
+  std::vector<bool> varies(axes_.size());
+  for (const std::string& axis : axes) varies[static_cast<size_t>(checked_index_of(axis))] = true;
+  std::map<int, std::vector<int>> groups;  // by their first rank
+  for (int rank = 0; rank < size_; ++rank) {
+    int first = rank;
+    for (size_t i = 0; i < axes_.size(); ++i)
+      if (varies[i]) first -= rank / strides_[i] % axes_[i].size * strides_[i];
+    groups[first].push_back(rank);
+  }
+  std::vector<std::vector<int>> ascending;
+  for (auto& [first, ranks] : groups) ascending.push_back(std::move(ranks));
+  return ascending;
 }
 
 std::vector<int> Topology::group_of(int rank, std::string_view axis) const {

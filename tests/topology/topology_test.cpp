@@ -41,6 +41,16 @@ TEST(Topology, GroupsRanksThatDifferOnOneAxisAlone) {
   EXPECT_EQ(cube().groups_along("model"), (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
 }
 
+TEST(Topology, GroupsRanksThatDifferOnSeveralAxes) {
+  EXPECT_EQ(cube().groups_along_all({"pipe", "model"}), (Groups{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  EXPECT_EQ(cube().groups_along_all({"model", "pipe"}), cube().groups_along_all({"pipe", "model"}));
+  EXPECT_EQ(cube().groups_along_all({"data"}), cube().groups_along("data"));
+  EXPECT_EQ(cube().groups_along_all({"pipe", "data", "model"}), (Groups{{0, 1, 2, 3, 4, 5, 6, 7}}));
+  EXPECT_EQ(cube().groups_along_all({}).size(), 8u);
+  EXPECT_EQ(error_of([] { cube().groups_along_all({"pip"}); }),
+            "the topology has no axis \"pip\". Did you mean `pipe`?");
+}
+
 TEST(Topology, PutsEveryRankInOneGroupOfEachAxis) {
   const Topology grid({{"a", 3}, {"b", 4}, {"c", 5}});
   for (const Axis& axis : grid.axes()) {
