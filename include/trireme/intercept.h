@@ -4,21 +4,26 @@
 // The main idea: a dispatch key (TESTING_ONLY_GenericMode) is included in the thread's dispatch state while an
 // InterceptScope lives. Its one boxed fallback looks at the operator's arguments. A storage that Trireme manages
 // carries a ManagedStorage as the context of its DataPtr, so that finding it costs three loads and no look-up.
+// Transformations of the stream of operators are passes: links of a chain, each of which calls the next.
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/flat_hash_map.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "trireme/intercept/random_streams.h"
+
 namespace trireme {
+
+class InterceptScope;
+class RankContext;
 
 /// Included in the dispatch state of threads whose operators are seen.
 inline constexpr c10::DispatchKey kInterceptKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
@@ -67,15 +72,26 @@ struct OperatorTraits {
   bool composite = false;   ///< may be made of other operators, which autograd then sees instead of it
 };
 
+/// Where the chain begins for an operator that a thread calls.
+struct ChainStart {
+  bool is_first = true;                        ///< at the first link; else at `link`
+  const InterceptScope* link = nullptr;        ///< null: at the touch
+  RandomStream stream = RandomStream::kModel;  ///< of the operator around it
+};
+
 /// One operator on its way: its arguments are the top `traits.arguments` values of `stack`; afterwards its results are
 /// on top.
 struct OperatorCall {
   const c10::OperatorHandle& op;
-  c10::DispatchKeySet keys;  ///< what is left to dispatch to
+  c10::DispatchKeySet keys;  ///< what is left to dispatch to, by the arguments that the program gave
   const OperatorTraits& traits;
   torch::jit::Stack& stack;
-  int depth = 0;      ///< how many opened operators it runs inside of
-  bool open = false;  ///< set by a pass in before(): what it is made of is to be seen, too (unless it draws)
+  int depth = 0;  ///< how many operators it runs inside of: opened ones, and what passes run
+  RandomStream stream = RandomStream::kModel;  ///< where it draws from; a pass may choose another one
+  const InterceptScope* opener = nullptr;      ///< its parts run through the chain from there on: Next::open()
+
+  c10::ArrayRef<c10::IValue> arguments() const { return torch::jit::last(stack, traits.arguments); }
+  c10::ArrayRef<c10::IValue> results() const { return torch::jit::last(stack, op.schema().returns().size()); }
 };
 
 /// Calls `visit` with each tensor in arguments or results, undefined ones included. One value is a list of one.
@@ -93,13 +109,62 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
   }
 }
 
-/// A transformation of the stream of operators. Calls nest where a pass opens an operator; there is no after() for one
-/// that threw.
+/// The part of the chain that comes after a pass: later passes, the touch, the operator.
+class Next {
+ public:
+  /// Runs `call` through the rest of the chain. At most once per operator.
+  void operator()(OperatorCall& call) const;
+  /// The same, and the operators that `call` is made of run through this pass and the rest of the chain, too. An
+  /// operator that draws random numbers stays closed: the generator is its own meanwhile.
+  void open(OperatorCall& call) const;
+  /// Calls `body`, whose operators run through the rest of the chain: how a pass computes `call` by itself. Elsewhere
+  /// in a pass, operators are seen by nobody.
+  template <class Body>
+  decltype(auto) run(const OperatorCall& call, const Body& body) const {
+    const Inside inside(call, after());
+    return body();
+  }
+
+ private:
+  friend class RankContext;
+  /// While it lives, operators that this thread calls run through the chain from `first` on, as parts of `call`.
+  class [[nodiscard]] Inside {
+   public:
+    Inside(const OperatorCall& call, const InterceptScope* first);
+    ~Inside();
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    const ChainStart outer_;
+  };
+  Next(RankContext& context, const InterceptScope& scope) : context_(context), scope_(scope) {}
+  const InterceptScope* after() const;
+
+  RankContext& context_;
+  const InterceptScope& scope_;
+};
+
+/// Where a pass stands in the chain, outermost first; passes of one order stand in the order of registration. After the
+/// last pass comes the touch, in which the owners of managed storages make the arguments whole, then the operator. So
+/// an operator that a pass computes by itself touches nothing.
+enum class PassOrder : uint8_t {
+  kOwnership,  ///< which rank computes an operator
+  kSequence,   ///< activations that are cut along the sequence
+  kTensor,     ///< parameters that are cut
+  kRecompute,  ///< records operators as this rank runs them, without communication
+  kTouch,      ///< takes care of storages
+};
+
+/// One link of the chain: a transformation of the stream of operators.
 class Pass {
  public:
   virtual ~Pass() = default;
-  virtual void before(OperatorCall&) {}
-  virtual void after(OperatorCall&) {}
+  virtual PassOrder order() const = 0;
+  /// Replaces `call`'s arguments by its results: by `next(call)`, also with other arguments of the same kind, or by
+  /// itself, and then `next` is not called. Whatever `next` throws goes through it, which need not be an error
+  /// (recompute() ends by an exception): undo in destructors. Calls nest where operators are opened or run by a pass.
+  virtual void run(OperatorCall& call, Next next) = 0;
 };
 
 /// What belongs to the rank that this thread works for. What libtorch keeps once per process (the default generator,
@@ -111,36 +176,31 @@ class RankContext {
   /// Like current(), made on first use.
   static RankContext& of_this_thread();
 
-  /// The number of the operator that is running, with all that is seen inside of it; grows by one per operator.
-  uint64_t serial() const { return serial_; }
+  /// The number of the operator that this thread runs, with all that is seen inside of it. No other operator of the
+  /// rank has it.
+  uint64_t serial() const;
 
-  /// Gives the thread a random stream of its own, seeded with `seed`: operators draw from it instead of libtorch's
-  /// default generator.
-  void use_own_generator(uint64_t seed);
-  bool has_own_generator() const { return generator_.defined(); }
-  const at::Generator& own_generator() const { return generator_; }
+  RandomStreams& streams() { return streams_; }
 
-  /// Runs `op` on `stack` with everything that is registered; its kernel is the one for `keys`.
+  /// Runs `op` on `stack` through the chain; its kernel is the one for `keys`.
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
  private:
+  friend class ChainFrom;
   friend class InterceptScope;
-  const OperatorTraits& traits_of(const c10::OperatorHandle& op);
-  void run(OperatorCall& call);
-  void run_open(OperatorCall& call);
-  void run_with_own_generator(OperatorCall& call);
+  friend class Next;
+  const InterceptScope* first_of(PassOrder order) const;
+  void run(OperatorCall& call, const InterceptScope* link);
+  void touch_and_run(OperatorCall& call);
+  void run_kernel(OperatorCall& call);
+  void run_random(OperatorCall& call);
 
-  ska::flat_hash_map<c10::OperatorHandle, OperatorTraits> traits_;
-  std::vector<Pass*> passes_;
-  at::Generator generator_;
-  uint64_t serial_ = 0;
-  int depth_ = 0;
+  InterceptScope* first_ = nullptr;  // of those that have a pass
+  RandomStreams streams_;
+  std::atomic<uint64_t> serials_ = 0;
   int scopes_ = 0;
   int read_scopes_ = 0;
 };
-
-/// Seeds the calling rank: its own generator where it has one, else libtorch's default generator.
-void manual_seed(uint64_t seed);
 
 /// Interception is on for this thread while one of these lives. Construct and destroy on the same thread.
 class [[nodiscard]] InterceptScope {
@@ -157,12 +217,28 @@ class [[nodiscard]] InterceptScope {
   InterceptScope& operator=(const InterceptScope&) = delete;
 
  private:
+  friend class Next;
+  friend class RankContext;
   void enter();
   void leave() noexcept;
 
   RankContext& context_;
   Watch watch_;
   Pass* pass_;
+  InterceptScope* next_ = nullptr;  // the next link of the chain
+};
+
+/// While it lives, operators that this thread calls run through the passes of `order` and later ones only, and draw
+/// from `stream`: an operator that a pass of the order before has written down runs again.
+class [[nodiscard]] ChainFrom {
+ public:
+  ChainFrom(PassOrder order, RandomStream stream);
+  ~ChainFrom();
+  ChainFrom(const ChainFrom&) = delete;
+  ChainFrom& operator=(const ChainFrom&) = delete;
+
+ private:
+  const ChainStart outer_;
 };
 
 /// While it lives, operators of this thread are seen by no scope: what the library itself computes and allocates is not

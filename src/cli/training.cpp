@@ -22,7 +22,7 @@
 #include "trireme/device/device.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/intercept.h"
-#include "trireme/intercept/generator_state.h"
+#include "trireme/intercept/random_streams.h"
 #include "trireme/models/generate.h"
 #include "trireme/optim/schedule.h"
 

@@ -2,22 +2,9 @@
 #include <ATen/ops/from_blob.h>
 
 #include "trireme/engine/engine.h"
-#include "trireme/intercept.h"
-#include "trireme/intercept/generator_state.h"
+#include "trireme/intercept/random_streams.h"
 
 namespace trireme {
-
-namespace {
-
-/// SplitMix64: neighbouring indices get streams that have nothing in common.
-uint64_t mix(uint64_t seed, uint64_t index) {
-  uint64_t value = seed + (index + 1) * 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
-}  // namespace
 
 void Engine::agree_on_micro_batch_seed() {
   if (!config_.pager.deterministic) return;
@@ -32,7 +19,7 @@ void Engine::seed_micro_batch() const {
   if (!config_.pager.deterministic) return;
   const int64_t before_window = progress_.global_samples / train_micro_batch_size_per_gpu();
   const int64_t index = before_window + window_.micro_steps * group_.size() + group_.rank();
-  const uint64_t seed = mix(micro_batch_seed_, static_cast<uint64_t>(index));
+  const uint64_t seed = stream_seed(micro_batch_seed_, static_cast<uint64_t>(index));
   manual_seed(seed);
   manual_seed_device(pager_->device(), seed);
 }

@@ -15,7 +15,7 @@
 #include "trireme/device/stream.h"
 #include "trireme/engine/engine.h"
 #include "trireme/intercept.h"
-#include "trireme/intercept/generator_state.h"
+#include "trireme/intercept/random_streams.h"
 #include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
@@ -97,13 +97,6 @@ LossScaler::State scaler_state(const Json& json) {
           required<int64_t>(json, "hysteresis")};
 }
 
-/// A checkpoint that was converted from another system's has none.
-void take_generator(const Json& rank_values, c10::Device device) {
-  if (const auto state = rank_values.find("generator"); state != rank_values.end())
-    set_generator_state(state->get<std::string>());
-  set_device_generator_state(device, rank_values.value("device_generator", ""));
-}
-
 /// Checkpoints are of host memory: what is on a device goes through a copy there.
 StateTree host_copy(StateTree state) {
   const WithoutInterception own_operators;
@@ -143,8 +136,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   take_user_writes();
   StateTree state = saved_state(!options.exclude_frozen_parameters);
   state.values = values_text(options);
-  state.rank_values =
-      Json{{"generator", generator_state()}, {"device_generator", device_generator_state(pager_->device())}}.dump();
+  state.rank_values = Json(random_states(pager_->device())).dump();
   const CheckpointOptions& configured = config_.checkpoint;
   const SaveOptions files{.latest = options.latest,
                           .tags = configured.tag_validation,
@@ -214,7 +206,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (config_.pager.deterministic)
     seed_micro_batch();
   else if (same_world && !options.load_module_only)
-    take_generator(Json::parse(loaded->rank_values[group_.rank()]), pager_->device());
+    set_random_states(Json::parse(loaded->rank_values[group_.rank()]), pager_->device());
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
 }
 

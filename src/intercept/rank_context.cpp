@@ -1,10 +1,11 @@
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/op_registration/op_registration.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -27,7 +28,14 @@ struct ContextSlot final : c10::DebugInfoBase {
   RankContext* context;
 };
 
-thread_local RankContext* this_context = nullptr;
+/// Where a thread is, whichever rank it works for.
+struct ThreadState {
+  RankContext* context = nullptr;  // of its own
+  uint64_t serial = 0;             // of the operator that runs
+  int depth = 0;
+  ChainStart start;
+};
+constinit thread_local ThreadState this_thread;
 
 // Draws swap the state of libtorch's one default generator, so ranks that are threads take turns.
 std::mutex default_generator_mutex;
@@ -73,7 +81,7 @@ void look(const at::Tensor& tensor, bool written, bool overwrites, Touches& touc
 }
 
 void look_at_arguments(const OperatorCall& call, bool reads_too, Touches& touches) {
-  const auto arguments = torch::jit::last(call.stack, call.traits.arguments);
+  const auto arguments = call.arguments();
   for (uint32_t i = 0; i < call.traits.arguments; ++i) {
     const bool written = i < 64 && (call.traits.written >> i & 1);
     if (!written && !reads_too) continue;
@@ -97,23 +105,42 @@ class [[nodiscard]] WriteScope {
   const Touches& touches_;
 };
 
-// While it lives, operators that the running one calls are intercepted.
-class [[nodiscard]] SeenInside {
- public:
-  explicit SeenInside(int& depth) : depth_(depth) {
-    ++depth_;
-    c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, false);
+OperatorTraits make_traits(const c10::OperatorHandle& op) {
+  OperatorTraits traits;
+  const c10::FunctionSchema& schema = op.schema();
+  traits.arguments = static_cast<uint32_t>(schema.arguments().size());
+  for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {
+    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) traits.written |= uint64_t{1} << i;
   }
-  ~SeenInside() {
-    --depth_;
-    c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, true);
-  }
-  SeenInside(const SeenInside&) = delete;
-  SeenInside& operator=(const SeenInside&) = delete;
+  // fill_(p, value) may read a view of p as its value.
+  const auto is_tensor = [](const c10::Argument& argument) {
+    return argument.type()->kind() == c10::TypeKind::TensorType;
+  };
+  traits.overwrites = writes_without_reading(schema.name()) &&
+                      std::count_if(schema.arguments().begin(), schema.arguments().end(), is_tensor) == 1;
+  traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
+  traits.composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return traits;
+}
 
- private:
-  int& depth_;
-};
+// A copy: what runs below may call operators, and the table may move. One for each thread needs no lock.
+OperatorTraits traits_of(const c10::OperatorHandle& op) {
+  thread_local ska::flat_hash_map<c10::OperatorHandle, OperatorTraits> traits;
+  if (const auto found = traits.find(op); found != traits.end()) return found->second;
+  return traits.emplace(op, make_traits(op)).first->second;
+}
+
+/// The device whose generator an operator draws from: that of its tensors, or the one that a factory is told.
+c10::Device device_of(const OperatorCall& call) {
+  std::optional<c10::Device> device;
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+    if (!device && tensor.defined()) device = tensor.device();
+  });
+  for (const c10::IValue& argument : call.arguments())
+    if (!device && argument.isDevice()) device = at::globalContext().defaultGenerator(argument.toDevice()).device();
+  return device.value_or(c10::kCPU);
+}
 
 // Proves once per process that the key reaches our fallback: libtorch may move or rename a key that is meant for its
 // tests.
@@ -136,79 +163,62 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
 }
 
 RankContext* RankContext::current() noexcept {
-  if (this_context != nullptr) return this_context;
+  if (this_thread.context != nullptr) return this_thread.context;
   auto* slot = static_cast<ContextSlot*>(c10::ThreadLocalDebugInfo::get(kSlot));
   return slot != nullptr ? slot->context : nullptr;
 }
 
 RankContext& RankContext::of_this_thread() {
   thread_local RankContext context;
-  this_context = &context;
+  this_thread.context = &context;
   return context;
 }
 
-void RankContext::use_own_generator(uint64_t seed) { generator_ = at::detail::createCPUGenerator(seed); }
-
-const OperatorTraits& RankContext::traits_of(const c10::OperatorHandle& op) {
-  if (const auto found = traits_.find(op); found != traits_.end()) return found->second;
-  OperatorTraits traits;
-  const c10::FunctionSchema& schema = op.schema();
-  traits.arguments = static_cast<uint32_t>(schema.arguments().size());
-  for (size_t i = 0; i < schema.arguments().size() && i < 64; ++i) {
-    const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) traits.written |= uint64_t{1} << i;
-  }
-  // fill_(p, value) may read a view of p as its value.
-  const auto is_tensor = [](const c10::Argument& argument) {
-    return argument.type()->kind() == c10::TypeKind::TensorType;
-  };
-  traits.overwrites = writes_without_reading(schema.name()) &&
-                      std::count_if(schema.arguments().begin(), schema.arguments().end(), is_tensor) == 1;
-  traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
-  traits.composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  return traits_.emplace(op, traits).first->second;
-}
+uint64_t RankContext::serial() const { return this_thread.serial; }
 
 void RankContext::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Owners keep what the running operator touched until the serial number grows.
-  if (depth_ == 0) ++serial_;
-  // A copy: a pass or an owner may call operators, and the table may move.
+  if (this_thread.depth == 0) this_thread.serial = ++serials_;
   const OperatorTraits traits = traits_of(op);
-  OperatorCall call{op, keys, traits, *stack, depth_};
-  if (read_scopes_ == 0 && traits.written == 0 && passes_.empty()) return run(call);
+  OperatorCall call{op, keys, traits, *stack, this_thread.depth, this_thread.start.stream};
+  run(call, this_thread.start.is_first ? first_ : this_thread.start.link);
+}
 
+void RankContext::run(OperatorCall& call, const InterceptScope* link) {
+  if (link != nullptr) return link->pass_->run(call, Next(*this, *link));
+  if (read_scopes_ == 0 && call.traits.written == 0) return run_kernel(call);
+  touch_and_run(call);
+}
+
+void RankContext::touch_and_run(OperatorCall& call) {
   Touches touches;
-  if (read_scopes_ > 0 || traits.written != 0) look_at_arguments(call, read_scopes_ > 0, touches);
+  look_at_arguments(call, read_scopes_ > 0, touches);
   if (!touches.empty()) {
     const OutsideOfTransforms outside;
     for (const Touch& touch : touches) touch.storage->before_access(touch.access);
   }
-  for (Pass* pass : passes_) pass->before(call);
-  {
-    WriteScope scope(touches);
-    run(call);
-  }
-  for (auto pass = passes_.rbegin(); pass != passes_.rend(); ++pass) (*pass)->after(call);
+  const WriteScope scope(touches);
+  run_kernel(call);
 }
 
-void RankContext::run(OperatorCall& call) {
-  if (call.traits.random && generator_.defined()) return run_with_own_generator(call);
-  if (call.open && !call.traits.random) return run_open(call);
+void RankContext::run_kernel(OperatorCall& call) {
+  if (call.traits.random) return run_random(call);
+  if (call.opener == nullptr) return call.op.redispatchBoxed(call.keys, &call.stack);
+  const Next::Inside inside(call, call.opener);
   call.op.redispatchBoxed(call.keys, &call.stack);
 }
 
-void RankContext::run_open(OperatorCall& call) {
-  const SeenInside inside(depth_);
-  call.op.redispatchBoxed(call.keys, &call.stack);
-}
-
-// Composite operators (dropout, randn) have no generator argument to fill in, so the default generator takes on this
-// rank's state while the operator runs.
-void RankContext::run_with_own_generator(OperatorCall& call) {
+// Composite operators (dropout, randn) have no generator argument to fill in, so the default generator takes on the
+// state of the stream's generator while the operator runs.
+void RankContext::run_random(OperatorCall& call) {
+  const bool is_slice = call.stream == RandomStream::kSlice;
+  if (!is_slice && !streams_.has_own_generator()) return call.op.redispatchBoxed(call.keys, &call.stack);
+  const c10::Device device = is_slice ? device_of(call) : c10::Device(c10::kCPU);
   std::lock_guard lock(default_generator_mutex);
-  at::Generator shared = at::detail::getDefaultCPUGenerator();
+  at::Generator shared = at::globalContext().defaultGenerator(device);
+  at::Generator own = streams_.generator(call.stream, device);
   const at::Tensor kept = shared.get_state();
-  shared.set_state(generator_.get_state());
+  shared.set_state(own.get_state());
   struct Restore {
     at::Generator& shared;
     at::Generator& own;
@@ -217,17 +227,43 @@ void RankContext::run_with_own_generator(OperatorCall& call) {
       own.set_state(shared.get_state());
       shared.set_state(kept);
     }
-  } restore{shared, generator_, kept};
+  } restore{shared, own, kept};
   call.op.redispatchBoxed(call.keys, &call.stack);
 }
 
-void manual_seed(uint64_t seed) {
-  RankContext* context = RankContext::current();
-  if (context != nullptr && context->has_own_generator()) return context->use_own_generator(seed);
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard lock(generator.mutex());
-  generator.set_current_seed(seed);
+const InterceptScope* RankContext::first_of(PassOrder order) const {
+  const InterceptScope* link = first_;
+  while (link != nullptr && link->pass_->order() < order) link = link->next_;
+  return link;
 }
+
+void Next::operator()(OperatorCall& call) const { context_.run(call, after()); }
+
+void Next::open(OperatorCall& call) const {
+  if (call.opener == nullptr) call.opener = &scope_;
+  (*this)(call);
+}
+
+const InterceptScope* Next::after() const { return scope_.next_; }
+
+Next::Inside::Inside(const OperatorCall& call, const InterceptScope* first) : outer_(this_thread.start) {
+  ++this_thread.depth;
+  this_thread.start = {.is_first = false, .link = first, .stream = call.stream};
+  c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, false);
+}
+
+Next::Inside::~Inside() {
+  c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, true);
+  this_thread.start = outer_;
+  --this_thread.depth;
+}
+
+ChainFrom::ChainFrom(PassOrder order, RandomStream stream) : outer_(this_thread.start) {
+  const RankContext* context = RankContext::current();
+  if (context != nullptr) this_thread.start = {.is_first = false, .link = context->first_of(order), .stream = stream};
+}
+
+ChainFrom::~ChainFrom() { this_thread.start = outer_; }
 
 InterceptScope::InterceptScope(Watch watch, Pass* pass)
     : context_(RankContext::of_this_thread()), watch_(watch), pass_(pass) {
@@ -248,12 +284,19 @@ void InterceptScope::enter() {
     c10::impl::tls_set_dispatch_key_included(kInterceptKey, true);
   }
   if (watch_ == Watch::kAll) ++context_.read_scopes_;
-  if (pass_ != nullptr) context_.passes_.push_back(pass_);
+  if (pass_ == nullptr) return;
+  InterceptScope** link = &context_.first_;
+  while (*link != nullptr && (*link)->pass_->order() <= pass_->order()) link = &(*link)->next_;
+  next_ = *link;
+  *link = this;
 }
 
 void InterceptScope::leave() noexcept {
-  auto& passes = context_.passes_;
-  if (pass_ != nullptr) passes.erase(std::find(passes.rbegin(), passes.rend(), pass_).base() - 1);
+  if (pass_ != nullptr) {
+    InterceptScope** link = &context_.first_;
+    while (*link != this) link = &(*link)->next_;
+    *link = next_;
+  }
   if (watch_ == Watch::kAll) --context_.read_scopes_;
   if (--context_.scopes_ > 0) return;
   c10::impl::tls_set_dispatch_key_included(kInterceptKey, false);

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "recompute/save_hooks.h"
-#include "trireme/intercept.h"
 
 namespace trireme::detail {
 namespace {
@@ -80,13 +79,13 @@ Claim::~Claim() { recipe_->forget(*this); }
 
 at::Tensor Claim::fetch() { return recipe_->fetch(*this); }
 
-Recipe::Recipe(std::shared_ptr<RecipeShop> shop, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-               bool is_random)
+Recipe::Recipe(std::shared_ptr<RecipeShop> shop, const OperatorCall& call)
     : shop_(std::move(shop)),
-      op_(op),
-      arguments_(std::move(arguments)),
-      surroundings_(std::in_place, tensors_in(arguments_), is_random),
-      is_random_(is_random) {
+      op_(call.op),
+      arguments_(call.arguments().vec()),
+      surroundings_(std::in_place, tensors_in(arguments_), call.traits.random),
+      is_random_(call.traits.random),
+      stream_(call.stream) {
   for (c10::IValue& argument : arguments_)
     replace_tensors(argument, [&](const at::Tensor& tensor) {
       Ingredient ingredient;
@@ -159,6 +158,8 @@ void Recipe::run() {
   SavedCollector collector;
   const SaveScope scope(collector);
   const at::AutoGradMode grad_mode(wants_saved_);
+  // Passes of the orders before have had their part in the arguments.
+  const ChainFrom chain(PassOrder::kTouch, stream_);
   op_.callBoxed(&stack);
   ++shop_->counters.recomputed;
   for (size_t i = 0; i < collector.saved.size(); ++i) given_[{Yield::Kind::kSaved, i}] = collector.saved[i];

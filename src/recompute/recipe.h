@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "recompute/surroundings.h"
+#include "trireme/intercept.h"
 #include "trireme/recompute/selective.h"
 
 namespace trireme::detail {
@@ -73,9 +74,8 @@ struct Ingredient {
 
 class Recipe {
  public:
-  /// `arguments` are those of the operator; its tensors become ingredients, in order.
-  Recipe(std::shared_ptr<RecipeShop> shop, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-         bool is_random);
+  /// Of an operator that is about to run; the tensors among its arguments become ingredients, in order.
+  Recipe(std::shared_ptr<RecipeShop> shop, const OperatorCall& call);
 
   std::vector<Ingredient>& ingredients() { return ingredients_; }
   /// Some saved tensor needs it: its ingredients are what they will be.
@@ -100,6 +100,7 @@ class Recipe {
   std::vector<Ingredient> ingredients_;
   const std::optional<Surroundings> surroundings_;
   const bool is_random_;
+  const RandomStream stream_;
 
   int64_t claims_ = 0;
   bool wants_saved_ = false;

@@ -36,8 +36,8 @@ class HookingEngine final : public Engine {
     return real_.make_anomaly_metadata();
   }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    SavePolicy* policy = SaveScope::current();
-    return policy != nullptr ? policy->hooks() : real_.get_default_saved_variable_hooks();
+    auto hooks = SaveScope::hooks();
+    return hooks != nullptr ? std::move(hooks) : real_.get_default_saved_variable_hooks();
   }
 
  private:
@@ -72,6 +72,16 @@ SaveScope::~SaveScope() {
   *link = outer_;
 }
 
-SavePolicy* SaveScope::current() noexcept { return innermost != nullptr ? &innermost->policy_ : nullptr; }
+std::unique_ptr<torch::autograd::SavedVariableHooks> SaveScope::hooks() {
+  for (const SaveScope* scope = innermost; scope != nullptr; scope = scope->outer_)
+    if (auto hooks = scope->policy_.hooks()) return hooks;
+  return nullptr;
+}
+
+bool SaveScope::reaches(const SavePolicy& policy) noexcept {
+  const SaveScope* scope = innermost;
+  while (scope != nullptr && &scope->policy_ != &policy && scope->policy_.may_decline()) scope = scope->outer_;
+  return scope != nullptr && &scope->policy_ == &policy;
+}
 
 }  // namespace trireme::detail

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_map>
+#include <utility>
 
 #include "recompute/claim_hooks.h"
 #include "recompute/operator_cost.h"
 #include "recompute/save_hooks.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/storage_table.h"
 
 namespace trireme {
 namespace {
@@ -50,22 +51,35 @@ struct Price {
 
 /// What is known of a storage.
 struct Known {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   std::shared_ptr<Recipe> recipe;  // null: held for backward anyway
   Yield yield;
   at::ScalarType dtype;
   bool dropped = false;
 };
 
-/// The operator that is running.
+/// An operator that is running.
 struct Running {
+  bool is_open = false;            // its parts are looked at instead
   std::shared_ptr<Recipe> recipe;  // null: it is not to run again
   std::vector<const c10::StorageImpl*> inputs;
   std::string_view name;
-  OperatorCost cost;
+  OperatorCost cost = OperatorCost::kCostly;
   int64_t factor_numel = 0;
   double row_length = 0;
   size_t saved = 0;  // tensors so far
+};
+
+/// Lets `running` point at an operator while it lives.
+class [[nodiscard]] RunningScope {
+ public:
+  RunningScope(Running*& running, Running* now) : running_(running), outer_(std::exchange(running, now)) {}
+  ~RunningScope() { running_ = outer_; }
+  RunningScope(const RunningScope&) = delete;
+  RunningScope& operator=(const RunningScope&) = delete;
+
+ private:
+  Running*& running_;
+  Running* const outer_;
 };
 
 }  // namespace
@@ -83,39 +97,18 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     return shop_->counters;
   }
 
-  void before(OperatorCall& call) override {
-    const std::lock_guard lock(shop_->mutex);
-    running_.reset();
-    const auto arguments = torch::jit::last(call.stack, call.traits.arguments);
-    if (call.traits.written != 0) expect_writes(call, arguments);
-    const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 && at::GradMode::is_enabled();
-    if (!is_forward || detail::SaveScope::current() != this) return;
-    Running running{.recipe = nullptr, .inputs = {}, .name = call.op.schema().name(), .cost = cost_of(call.op)};
-    // What runs again is then only those of its parts that are needed: a norm's last steps, not its reduction.
-    if (running.cost == OperatorCost::kCheap && call.traits.composite && !call.traits.random &&
-        call.traits.written == 0) {
-      call.open = true;
-      return;
-    }
-    for_each_tensor(arguments, [&](const at::Tensor& tensor) {
-      if (const auto* storage = storage_of(tensor)) running.inputs.push_back(storage);
-    });
-    if (running.cost == OperatorCost::kProduct) {
-      const at::Tensor& factor = detail::left_factor(running.name, arguments);
-      running.factor_numel = factor.numel();
-      running.row_length = factor.dim() == 0 ? 0 : static_cast<double>(factor.size(-1));
-    }
-    const bool may_run_again =
-        running.cost == OperatorCost::kCheap || (running.cost == OperatorCost::kProduct && policy_.extra_compute > 0);
-    if (may_run_again && call.traits.written == 0 && !running.inputs.empty())
-      running.recipe = make_recipe(call, arguments.vec());
-    running_ = std::move(running);
-  }
+  PassOrder order() const override { return PassOrder::kRecompute; }
 
-  void after(OperatorCall& call) override {
-    const std::lock_guard lock(shop_->mutex);
-    if (running_) finish(call);
-    if (call.open) forget_dead();
+  void run(OperatorCall& call, Next next) override {
+    if (call.traits.written != 0) next.run(call, [&] { expect_writes(call); });
+    const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 && at::GradMode::is_enabled();
+    if (!is_forward || !detail::SaveScope::reaches(*this)) return next(call);
+    Running running = look_at(call);
+    {
+      const RunningScope scope(running_, running.is_open ? nullptr : &running);
+      running.is_open ? next.open(call) : next(call);
+    }
+    finish(call, running);
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
@@ -123,10 +116,33 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   }
 
  private:
-  void finish(const OperatorCall& call) {
-    const Running running = std::move(*running_);
-    running_.reset();
-    const auto results = torch::jit::last(call.stack, call.op.schema().returns().size());
+  Running look_at(const OperatorCall& call) {
+    const std::lock_guard lock(shop_->mutex);
+    Running running;
+    running.name = call.op.schema().name();
+    running.cost = cost_of(call.op);
+    const bool is_pure = !call.traits.random && call.traits.written == 0;
+    // What runs again is then only those of its parts that are needed: a norm's last steps, not its reduction.
+    running.is_open = running.cost == OperatorCost::kCheap && call.traits.composite && is_pure;
+    if (running.is_open) return running;
+    for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+      if (const auto* storage = storage_of(tensor)) running.inputs.push_back(storage);
+    });
+    if (running.cost == OperatorCost::kProduct) {
+      const at::Tensor& factor = detail::left_factor(running.name, call.arguments());
+      running.factor_numel = factor.numel();
+      running.row_length = factor.dim() == 0 ? 0 : static_cast<double>(factor.size(-1));
+    }
+    const bool may_run_again =
+        running.cost == OperatorCost::kCheap || (running.cost == OperatorCost::kProduct && policy_.extra_compute > 0);
+    if (may_run_again && call.traits.written == 0 && !running.inputs.empty()) running.recipe = make_recipe(call);
+    return running;
+  }
+
+  void finish(const OperatorCall& call, const Running& running) {
+    const std::lock_guard lock(shop_->mutex);
+    if (running.is_open) return known_.sweep();
+    const auto results = call.results();
     if (running.cost == OperatorCost::kProduct && results[0].isTensor()) {
       const at::Tensor& product = results[0].toTensor();
       const double multiply_adds = static_cast<double>(product.numel()) * running.row_length;
@@ -144,12 +160,12 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     return detail::cost_of(name);
   }
 
-  std::shared_ptr<Recipe> make_recipe(const OperatorCall& call, std::vector<c10::IValue> arguments) {
-    auto recipe = std::make_shared<Recipe>(shop_, call.op, std::move(arguments), call.traits.random);
+  std::shared_ptr<Recipe> make_recipe(const OperatorCall& call) {
+    auto recipe = std::make_shared<Recipe>(shop_, call);
     for (Ingredient& ingredient : recipe->ingredients()) {
       if (storage_of(ingredient.held) != nullptr && !ingredient.is_parameter)
         recipe->largest_input = std::max(recipe->largest_input, static_cast<int64_t>(ingredient.held.nbytes()));
-      Known* known = find(storage_of(ingredient.held));
+      Known* known = known_.find(storage_of(ingredient.held));
       if (known == nullptr || known->recipe == nullptr || known->recipe->depth >= kMaxDepth ||
           known->dtype != ingredient.held.scalar_type())
         continue;
@@ -172,31 +188,11 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     for_each_tensor(results, [&](const at::Tensor& tensor) {
       const Yield yield{Yield::Kind::kResult, index++};
       const auto* storage = storage_of(tensor);
-      if (storage == nullptr || find(storage) != nullptr) return;
+      if (storage == nullptr || known_.find(storage) != nullptr) return;
       if (std::find(running.inputs.begin(), running.inputs.end(), storage) != running.inputs.end()) return;
       if (!is_worth(*running.recipe, static_cast<int64_t>(storage->nbytes()))) return;
-      add(tensor.storage(),
-          {.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
-           .recipe = running.recipe,
-           .yield = yield,
-           .dtype = tensor.scalar_type()});
+      known_.set(tensor.storage(), {.recipe = running.recipe, .yield = yield, .dtype = tensor.scalar_type()});
     });
-  }
-
-  void add(const c10::Storage& storage, Known known) {
-    if (known_.size() >= sweep_at_) forget_dead();
-    known_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(known));
-  }
-
-  /// What a recipe of a dead storage starts from is free again: when an operator's temporaries die, and now and then.
-  void forget_dead() {
-    std::erase_if(known_, [](const auto& item) { return item.second.storage.expired(); });
-    sweep_at_ = known_.size() + std::max<size_t>(8, known_.size() / 8);
-  }
-
-  Known* find(const c10::StorageImpl* storage) {
-    const auto found = known_.find(storage);
-    return found != known_.end() ? &found->second : nullptr;
   }
 
   /// Autograd saves `tensor`: a claim on the recipe that gives it, or nothing where it is to be held.
@@ -205,7 +201,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     const size_t nth = running_ ? running_->saved++ : 0;
     const c10::StorageImpl* storage = storage_of(tensor);
     if (storage == nullptr || detail::is_parameter(tensor)) return nullptr;
-    Known* known = find(storage);
+    Known* known = known_.find(storage);
     std::shared_ptr<Recipe> recipe;
     Yield yield;
     if (known != nullptr && known->dtype == tensor.scalar_type()) {
@@ -228,17 +224,14 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   }
 
   bool is_held(const at::Tensor& tensor) {
-    const Known* known = find(storage_of(tensor));
+    const Known* known = known_.find(storage_of(tensor));
     return known != nullptr && known->recipe == nullptr;
   }
 
   void hold(const at::Tensor& tensor) {
     if (is_held(tensor)) return;
     shop_->counters.kept_bytes += static_cast<int64_t>(tensor.storage().nbytes());
-    add(tensor.storage(), {.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
-                           .recipe = nullptr,
-                           .yield = {},
-                           .dtype = tensor.scalar_type()});
+    known_.set(tensor.storage(), {.recipe = nullptr, .yield = {}, .dtype = tensor.scalar_type()});
   }
 
   void add_price(Recipe& recipe, Price& price) {
@@ -291,17 +284,18 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   }
 
   /// Recipes that start from what is about to be written keep a copy, or give up.
-  void expect_writes(const OperatorCall& call, c10::ArrayRef<c10::IValue> arguments) {
+  void expect_writes(const OperatorCall& call) {
+    const std::lock_guard lock(shop_->mutex);
     std::vector<const c10::StorageImpl*> written;
     for (uint32_t i = 0; i < call.traits.arguments && i < 64; ++i)
       if (call.traits.written >> i & 1)
-        for_each_tensor(arguments.slice(i, 1),
+        for_each_tensor(call.arguments().slice(i, 1),
                         [&](const at::Tensor& tensor) { written.push_back(storage_of(tensor)); });
     const auto is_written = [&](const c10::StorageImpl* storage) {
       return storage != nullptr && std::find(written.begin(), written.end(), storage) != written.end();
     };
     for (const auto* storage : written) {
-      Known* known = find(storage);
+      Known* known = known_.find(storage);
       if (known != nullptr && known->recipe != nullptr) known_.erase(storage);
     }
     for (const std::weak_ptr<Recipe>& weak : recipes_) {
@@ -321,11 +315,10 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
 
   const SelectivePolicy policy_;
   const std::shared_ptr<detail::RecipeShop> shop_;  // recipes outlive the scope
-  std::unordered_map<const c10::StorageImpl*, Known> known_;
-  size_t sweep_at_ = 8;
+  StorageTable<Known> known_;
   std::vector<std::weak_ptr<Recipe>> recipes_;
   size_t sweep_recipes_at_ = 64;
-  std::optional<Running> running_;
+  Running* running_ = nullptr;  // of this thread's forward
   double forward_multiply_adds_ = 0;
   double spent_multiply_adds_ = 0;
   InterceptScope intercept_scope_;

@@ -1,24 +1,26 @@
-// What a computation depends on besides its inputs: random number generators and autocast.
+// What a computation depends on besides its inputs: random streams and autocast.
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <vector>
+
+#include "trireme/intercept/random_streams.h"
 
 namespace trireme::detail {
 
 /// Taken on the host and the devices of `inputs`.
 class Surroundings {
  public:
-  Surroundings(const std::vector<at::Tensor>& inputs, bool with_generators);
+  Surroundings(const std::vector<at::Tensor>& inputs, bool with_streams);
   /// Puts them in force.
   void apply() const;
 
  private:
-  struct GeneratorState {
-    at::Generator generator;
+  struct StreamState {
+    RandomStream stream;
+    at::Device device;
     at::Tensor state;
   };
   struct Autocast {
@@ -26,10 +28,10 @@ class Surroundings {
     bool enabled;
     at::ScalarType dtype;
   };
-  void add(at::Device device, bool with_generators);
+  void add(at::Device device, bool with_streams);
 
   std::vector<at::Device> devices_;
-  std::vector<GeneratorState> generators_;
+  std::vector<StreamState> streams_;
   std::vector<Autocast> autocasts_;
   bool autocast_cache_;
 };
@@ -39,7 +41,7 @@ class Surroundings {
 /// still be there after the weights' update, and the next forward would compute with old weights.
 class [[nodiscard]] SurroundingsScope {
  public:
-  SurroundingsScope(const Surroundings& then, const std::vector<at::Tensor>& inputs, bool with_generators);
+  SurroundingsScope(const Surroundings& then, const std::vector<at::Tensor>& inputs, bool with_streams);
   ~SurroundingsScope() { before_.apply(); }
   SurroundingsScope(const SurroundingsScope&) = delete;
   SurroundingsScope& operator=(const SurroundingsScope&) = delete;

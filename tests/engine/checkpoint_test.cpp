@@ -1,5 +1,9 @@
 // What a checkpoint of an engine brings back, and what it leaves alone.
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,6 +12,7 @@
 #include "tests/engine/dot.h"
 #include "tests/engine/stages.h"
 #include "tests/support/captured_log.h"
+#include "tests/support/draw_from_slice.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/access/parameter_access.h"
@@ -122,6 +127,26 @@ TEST_P(Resume, TakesTheWeightsThatACustomLoadMakesAndTheStatesAsSaved) {
     const auto expected = saved.module->named_parameters();
     for (const auto& item : fresh.module->named_parameters())
       EXPECT_TRUE(at::equal(item.value(), 0.5 * expected[item.key()])) << item.key();
+  });
+}
+
+TEST(EngineLoad, ContinuesBothRandomStreams) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    RandomStreams::current().set_slice(rank.id());
+    const testing::DrawFromSlice slices;
+    auto model = testing::make_mlp();
+    Engine engine(rank.world(), *model.module, {.config = sgd_config(2, 2)});
+    const auto draw = [] { return at::cat({at::rand({10}), at::dropout(at::ones({100}), 0.5, true)}); };
+    for (const char* tag : {"unused", "used"}) {  // of the slice's stream, when it is saved
+      engine.save_checkpoint(folder.path(), {.tag = tag});
+      const at::Tensor expected = draw();
+      manual_seed(9);
+      draw();
+      engine.load_checkpoint(folder.path(), {.tag = tag});
+      EXPECT_TRUE(at::equal(draw(), expected)) << tag;
+    }
+    engine.destroy();
   });
 }
 

@@ -1,6 +1,7 @@
 // Ranks that are threads draw from streams of their own.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bernoulli.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/multinomial.h>
@@ -20,6 +21,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/draw_from_slice.h"
+#include "trireme/base/error.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -62,7 +65,7 @@ std::vector<Draw> all_draws() {
 
 void in_rank(uint64_t seed, const std::function<void()>& body) {
   std::thread([&] {
-    RankContext::of_this_thread().use_own_generator(seed);
+    RankContext::of_this_thread().streams().use_own_generator(seed);
     InterceptScope scope(InterceptScope::Watch::kWrites);
     body();
   }).join();
@@ -136,6 +139,94 @@ TEST(ManualSeed, SeedsTheRankAloneWhereItHasAGenerator) {
     EXPECT_FALSE(at::equal(first, at::randn({10})));
   });
   EXPECT_TRUE(at::equal(default_state(), state));
+}
+
+/// What dropout keeps of 100 elements, drawn from kSlice in place `place`.
+at::Tensor slice_mask(uint64_t place) {
+  RandomStreams::current().set_slice(place);
+  const testing::DrawFromSlice slices;
+  return at::dropout(at::ones({100}), 0.5, true);
+}
+
+TEST(SliceStream, DiffersFromTheModelsAndByPlace) {
+  in_rank(7, [] {
+    const at::Tensor first = slice_mask(0), second = slice_mask(1);
+    const at::Tensor model = at::dropout(at::ones({100}), 0.5, true);
+    EXPECT_FALSE(at::equal(first, second));
+    EXPECT_FALSE(at::equal(first, model));
+    EXPECT_TRUE(at::equal(slice_mask(0), first));
+  });
+}
+
+TEST(SliceStream, LeavesTheModelsAlone) {
+  const at::Tensor state = default_state();
+  in_rank(7, [] {
+    const at::Tensor expected = at::randn({10});
+    manual_seed(7);
+    slice_mask(3);
+    EXPECT_TRUE(at::equal(at::randn({10}), expected));
+  });
+  EXPECT_TRUE(at::equal(default_state(), state));
+}
+
+TEST(SliceStream, GoesOnBetweenOperatorsAndBeginsAnewWithASeed) {
+  in_rank(7, [] {
+    const testing::DrawFromSlice slices;
+    const auto draw = [] { return at::dropout(at::ones({100}), 0.5, true); };
+    const at::Tensor first = draw(), second = draw();
+    EXPECT_FALSE(at::equal(first, second));
+    manual_seed(7);
+    EXPECT_TRUE(at::equal(draw(), first));
+    manual_seed(8);
+    EXPECT_FALSE(at::equal(draw(), first));
+  });
+}
+
+TEST(SliceStream, ServesAThreadWithoutAGeneratorOfItsOwn) {
+  manual_seed(7);
+  const at::Tensor expected = at::randn({10});
+  manual_seed(7);
+  const at::Tensor mask = slice_mask(2);
+  EXPECT_TRUE(at::equal(at::randn({10}), expected));
+  in_rank(7, [&] { EXPECT_TRUE(at::equal(slice_mask(2), mask)); });
+}
+
+TEST(RandomStates, BringEveryStreamBack) {
+  in_rank(7, [] {
+    const testing::DrawFromSlice slices;
+    const auto draw = [] { return at::cat({at::randn({10}), at::dropout(at::ones({100}), 0.5, true)}); };
+    draw();
+    const auto states = random_states(c10::kCPU);
+    EXPECT_EQ(states.size(), 2u);
+    const at::Tensor expected = draw();
+    manual_seed(1);
+    set_random_states(states, c10::kCPU);
+    EXPECT_TRUE(at::equal(draw(), expected));
+    set_random_states({}, c10::kCPU);  // of a checkpoint that another system wrote
+    EXPECT_FALSE(at::equal(draw(), expected));
+  });
+}
+
+TEST(RandomStates, OfAStreamThatWasNotUsedYetLetItBeginAnew) {
+  in_rank(7, [] {
+    const testing::DrawFromSlice slices;
+    const auto draw = [] { return at::dropout(at::ones({100}), 0.5, true); };
+    const auto states = random_states(c10::kCPU);
+    EXPECT_EQ(states.size(), 1u);
+    const at::Tensor expected = draw();
+    draw();
+    set_random_states(states, c10::kCPU);
+    EXPECT_TRUE(at::equal(draw(), expected));
+  });
+}
+
+TEST(RandomStates, RefuseTextThatIsNone) {
+  in_rank(7, [] {
+    EXPECT_THROW(set_random_states({{"generator", "12"}}, c10::kCPU), CheckpointError);
+    std::string text = random_states(c10::kCPU).at("generator");
+    text[5] = 'x';
+    EXPECT_THROW(set_random_states({{"slice_generator", text}}, c10::kCPU), CheckpointError);
+  });
 }
 
 TEST(ManualSeed, SeedsLibtorchWhereTheThreadHasNoGenerator) {

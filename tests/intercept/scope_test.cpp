@@ -25,30 +25,38 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/counting_storage.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
 namespace {
 
+using testing::CountingStorage;
 using Watch = InterceptScope::Watch;
 using Names = std::vector<std::string>;
 
 /// Writes down what passes.
 class Recorder final : public Pass {
  public:
-  void before(OperatorCall& call) override {
+  explicit Recorder(PassOrder order = PassOrder::kTouch) : order_(order) {}
+  PassOrder order() const override { return order_; }
+  void run(OperatorCall& call, Next next) override {
     names.push_back(call.op.schema().name());
     depths.push_back(call.depth);
     serials.push_back(RankContext::current()->serial() - first);
     traits.insert_or_assign(names.back(), call.traits);
+    next(call);
+    finished.push_back(call.op.schema().name());
   }
-  void after(OperatorCall& call) override { finished.push_back(call.op.schema().name()); }
   Names names;
   Names finished;
   std::vector<int> depths;
   uint64_t first = 0;
   std::vector<uint64_t> serials;  // from `first` on
   std::map<std::string, OperatorTraits> traits;
+
+ private:
+  const PassOrder order_;
 };
 
 TEST(InterceptScope, SeesOperatorsOfItsThreadWhileItLives) {
@@ -77,7 +85,8 @@ TEST(InterceptScope, SeesACompositeOnceAndNothingInside) {
 TEST(InterceptScope, SeesInsideOfACompositeThatAPassOpens) {
   class Opener final : public Pass {
    public:
-    void before(OperatorCall& call) override { call.open = call.traits.composite; }
+    PassOrder order() const override { return PassOrder::kRecompute; }
+    void run(OperatorCall& call, Next next) override { call.traits.composite ? next.open(call) : next(call); }
   };
   Opener opener;
   Recorder recorder;
@@ -227,36 +236,6 @@ TEST(OperatorTraits, TellWhichOperatorsDrawRandomNumbers) {
   EXPECT_TRUE(recorder.traits.at("aten::normal_").random);
   EXPECT_FALSE(recorder.traits.at("aten::add").random);
 }
-
-struct Touch {
-  Access access;
-  bool operator==(const Touch&) const = default;
-};
-
-/// Counts the accesses to the storage of one tensor.
-class CountingStorage final : public ManagedStorage {
- public:
-  /// Takes the storage of `tensor` over.
-  static std::shared_ptr<CountingStorage> manage(const at::Tensor& tensor) {
-    auto owner = std::make_shared<CountingStorage>();
-    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-    owner->data_ = std::move(storage._mutable_data_ptr_no_checks());
-    StorageHandle::point(storage, owner->data_.get(), storage.nbytes(), owner);
-    return owner;
-  }
-  void before_access(Access access) override {
-    if (fails) throw std::runtime_error("cannot be made whole");
-    accesses.push_back(access);
-  }
-  void after_write() override { ++writes; }
-
-  std::vector<Access> accesses;
-  int writes = 0;
-  bool fails = false;
-
- private:
-  c10::DataPtr data_;
-};
 
 class Managed : public ::testing::Test {
  protected:

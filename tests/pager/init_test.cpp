@@ -163,7 +163,8 @@ TEST(Init, LeavesTensorsFromBeforeTheScopeAlone) {
 TEST(Init, LeavesThemAloneInsideOfAnOpenedOperatorToo) {
   class Opener final : public Pass {
    public:
-    void before(OperatorCall& call) override { call.open = call.traits.composite; }
+    PassOrder order() const override { return PassOrder::kRecompute; }
+    void run(OperatorCall& call, Next next) override { call.traits.composite ? next.open(call) : next(call); }
   };
   run_ranks(2, [](Rank& rank) {
     Opener opener;

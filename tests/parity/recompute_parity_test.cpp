@@ -107,7 +107,7 @@ RecomputeOutcome train(const RecomputeRun& setting, const RecomputeConfig& recom
     config.pager.live_bytes = 0;
     config.recompute = recompute;
     Engine engine(rank.world(), *net, {.config = config});
-    RankContext::of_this_thread().use_own_generator(100 + rank.id());
+    RankContext::of_this_thread().streams().use_own_generator(100 + rank.id());
     for (int64_t step = 0; step < kMicroSteps; ++step) {
       const auto generator = at::detail::createCPUGenerator(1000 + step * rank.size() + rank.id());
       const auto tokens = at::randint(11, {2, 9}, generator, at::kLong);

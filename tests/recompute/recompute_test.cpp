@@ -8,6 +8,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
@@ -23,6 +24,7 @@
 #include <tuple>
 
 #include "tests/recompute/gradients.h"
+#include "tests/support/draw_from_slice.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/intercept.h"
 
@@ -176,12 +178,26 @@ TEST_F(Recompute, DrawsFromTheGeneratorOfARankThatHasItsOwn) {
   // A generator of its own stays with its thread.
   std::thread([] {
     const InterceptScope scope(InterceptScope::Watch::kWrites);
-    RankContext::of_this_thread().use_own_generator(11);
+    RankContext::of_this_thread().streams().use_own_generator(11);
     const auto wide = at::ones({1000}).requires_grad_();
     const auto y = recompute([](const at::Tensor& t) { return at::dropout(t * t, 0.5, true); }, wide);
     const auto kept = gradients(y.sum(), {wide}).at(0) != 0;
     EXPECT_TRUE(at::equal(kept, y.detach() != 0));
   }).join();
+}
+
+TEST_F(Recompute, DrawsTheSameNumbersFromEveryStream) {
+  const testing::DrawFromSlice slices;
+  const auto wide = at::ones({1000}).requires_grad_();
+  const auto draw = [](const at::Tensor& t) { return at::dropout(t * t, 0.5, true) * at::rand({1000}); };
+  manual_seed(7);
+  // The stream begins inside of the first call, and has begun before the second one.
+  for (int call = 0; call < 2; ++call) {
+    const auto y = recompute(draw, wide);
+    const auto states = random_states(c10::kCPU);
+    EXPECT_TRUE(at::equal(gradients(y.sum(), {wide}).at(0), 2 * y.detach())) << call;
+    EXPECT_EQ(random_states(c10::kCPU), states) << call;
+  }
 }
 
 TEST_F(Recompute, ComputesUnderTheAutocastOfForward) {

@@ -20,6 +20,9 @@
 
 #include "recompute/save_hooks.h"
 #include "tests/recompute/gradients.h"
+#include "tests/support/count_of.h"
+#include "tests/support/counting_storage.h"
+#include "tests/support/draw_from_slice.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/intercept.h"
 
@@ -31,18 +34,6 @@ using namespace testing;
 constexpr int64_t kRows = 32, kWidth = 64, kWide = 128;
 constexpr int64_t kNarrowBytes = kRows * kWidth * 4, kWideBytes = kRows * kWide * 4;
 constexpr int64_t kRowBytes = kRows * 4;  // one number per row: what a norm divides by
-
-/// Counts the operators of one name, in forward and backward.
-class CountOf final : public Pass {
- public:
-  explicit CountOf(std::string name) : name_(std::move(name)), scope_(InterceptScope::Watch::kWrites, this) {}
-  void before(OperatorCall& call) override { count += call.op.schema().name() == name_; }
-  int64_t count = 0;
-
- private:
-  std::string name_;
-  InterceptScope scope_;
-};
 
 class Selective : public ::testing::Test {
  protected:
@@ -200,6 +191,26 @@ TEST_F(Selective, DropoutIsTheSameWhenItRunsAgain) {
   });
 }
 
+TEST_F(Selective, DropoutThatRunsAgainDrawsFromItsStream) {
+  const testing::DrawFromSlice slices;
+  for (int call = 0; call < 2; ++call) {  // in the first one the stream begins
+    const auto counters = compare([&](const at::Tensor& t) {
+      const auto h = at::linear(t, gate);
+      const auto activated = at::silu(h);  // holds h, from which the mask is drawn again
+      return at::linear(activated * at::dropout(h, 0.5, true), down);
+    });
+    EXPECT_GT(counters.recomputed, 0);
+  }
+}
+
+TEST_F(Selective, AnOperatorThatRunsAgainIsNotSeenByTheEarlierPasses) {
+  const SelectiveRecompute scope;
+  const CountOf earlier("aten::silu", PassOrder::kTensor), later("aten::silu");
+  gradients(gated(x).sum());
+  EXPECT_EQ(earlier.count, 1);
+  EXPECT_EQ(later.count, 2);
+}
+
 /// Autograd saves neither `tensor` nor a view of it, so this is no error without recomputation.
 void overwrite(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
@@ -213,6 +224,20 @@ TEST_F(Selective, AWriteDoesNotReachARecipeThatIsNeeded) {
     const auto y = wide * wide;  // saves `wide`, which starts from h
     overwrite(h);
     return at::linear(y.to(at::kFloat), down);
+  });
+}
+
+TEST_F(Selective, AWriteToAReleasedParameterDoesNotReachARecipe) {
+  const auto owner = CountingStorage::manage(norm);
+  const InterceptScope touches(InterceptScope::Watch::kAll);
+  compare([&](const at::Tensor& t) {
+    norm.detach().fill_(3);  // also after the first run's 7
+    const auto y = at::linear(at::linear(t, gate), down).to(at::kDouble) * norm.to(at::kDouble);
+    const at::NoGradGuard no_grad;
+    owner->release(*norm.storage().unsafeGetStorageImpl());
+    norm.fill_(7);
+    const at::AutoGradMode grad(true);
+    return y.to(at::kFloat);
   });
 }
 
@@ -282,7 +307,7 @@ TEST_F(Selective, ScopesEndInAnyOrder) {  // as those of two engines do
   EXPECT_EQ(gradients(gated(x).sum()).size(), 5);
   EXPECT_GT(second->counters().dropped_bytes, 0);  // it still decides
   second.reset();
-  EXPECT_EQ(detail::SaveScope::current(), nullptr);  // and nobody decides now
+  EXPECT_EQ(detail::SaveScope::hooks(), nullptr);  // and nobody decides now
 }
 
 TEST_F(Selective, ExtraComputeRecomputesWideProductsWithinItsBudget) {

@@ -24,7 +24,7 @@ namespace {
 class RankScope {
  public:
   // Every rank draws the same numbers until it is seeded otherwise (manual_seed), as processes do.
-  RankScope() { RankContext::of_this_thread().use_own_generator(c10::default_rng_seed_val); }
+  RankScope() { RankContext::of_this_thread().streams().use_own_generator(c10::default_rng_seed_val); }
 
  private:
   InterceptScope scope_{InterceptScope::Watch::kWrites};

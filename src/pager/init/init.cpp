@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/SmallVector.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -194,19 +195,18 @@ class AdoptResults final : public Pass {
  public:
   AdoptResults(std::function<void(const at::Tensor&)> adopt, std::optional<at::ScalarType> dtype)
       : adopt_(std::move(adopt)), dtype_(dtype) {}
-  void before(OperatorCall& call) override {
-    if (call.depth > 0) return;
-    given_.clear();
-    is_told_ = dtype_ && has_dtype(call);
-    for_each_tensor(torch::jit::last(call.stack, call.traits.arguments), [this](const at::Tensor& tensor) {
-      if (const void* storage = storage_of(tensor)) given_.push_back(storage);
+  PassOrder order() const override { return PassOrder::kTouch; }
+  void run(OperatorCall& call, Next next) override {
+    if (call.depth > 0) return next(call);
+    const bool is_told = dtype_ && has_dtype(call);
+    c10::SmallVector<const void*, 8> given;  // storages of the arguments
+    for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+      if (const void* storage = storage_of(tensor)) given.push_back(storage);
     });
-  }
-  void after(OperatorCall& call) override {
-    if (call.depth > 0) return;
-    if (dtype_ && given_.empty()) cast(call);
-    for_each_tensor(torch::jit::last(call.stack, call.op.schema().returns().size()), [this](const at::Tensor& tensor) {
-      if (std::find(given_.begin(), given_.end(), storage_of(tensor)) == given_.end()) adopt_(tensor);
+    next(call);
+    if (dtype_ && !is_told && given.empty()) cast(call);
+    for_each_tensor(call.results(), [&](const at::Tensor& tensor) {
+      if (std::find(given.begin(), given.end(), storage_of(tensor)) == given.end()) adopt_(tensor);
     });
   }
 
@@ -217,7 +217,7 @@ class AdoptResults final : public Pass {
 
   // A factory that was told no dtype gives the default one; this is ours. One that was told keeps what it was told.
   void cast(OperatorCall& call) {
-    if (is_told_ || call.op.schema().returns().size() != 1 || !call.stack.back().isTensor()) return;
+    if (call.op.schema().returns().size() != 1 || !call.stack.back().isTensor()) return;
     c10::IValue& result = call.stack.back();
     if (result.toTensor().scalar_type() == at::get_default_dtype_as_scalartype())
       result = result.toTensor().to(*dtype_);
@@ -233,8 +233,6 @@ class AdoptResults final : public Pass {
 
   std::function<void(const at::Tensor&)> adopt_;
   const std::optional<at::ScalarType> dtype_;
-  std::vector<const void*> given_;  // storages of the running operator's arguments
-  bool is_told_ = false;            // which dtype to make
 };
 
 }  // namespace
