@@ -124,7 +124,11 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   }
   access_ = std::make_unique<ParameterAccess>(*pager_, optimizer_.get(), [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
-    recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective);
+    recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective,
+                                                      [pager = pager_.get()](const at::Tensor& tensor) {
+                                                        const auto place = find_managed(tensor);
+                                                        return place && place->pager == pager;
+                                                      });
   knows_micro_batch_ = !std::holds_alternative<std::monostate>(options.config);
   if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "recompute/claim_hooks.h"
 #include "recompute/operator_cost.h"
@@ -59,6 +60,7 @@ struct Known {
 
 /// An operator that is running.
 struct Running {
+  bool is_own = true;              // else another model's
   bool is_open = false;            // its parts are looked at instead
   std::shared_ptr<Recipe> recipe;  // null: it is not to run again
   std::vector<const c10::StorageImpl*> inputs;
@@ -86,8 +88,9 @@ class [[nodiscard]] RunningScope {
 
 class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
  public:
-  explicit Impl(const SelectivePolicy& policy)
+  Impl(const SelectivePolicy& policy, IsParameter is_parameter)
       : policy_(policy),
+        is_parameter_(std::move(is_parameter)),
         shop_(std::make_shared<detail::RecipeShop>()),
         intercept_scope_(InterceptScope::Watch::kWrites, this),
         save_scope_(*this) {}
@@ -108,10 +111,13 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
       const RunningScope scope(running_, running.is_open ? nullptr : &running);
       running.is_open ? next.open(call) : next(call);
     }
-    finish(call, running);
+    if (running.is_own) finish(call, running);
   }
 
+  bool may_decline() const override { return is_parameter_ != nullptr; }
+
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
+    if (running_ != nullptr && !running_->is_own) return nullptr;
     return std::make_unique<ClaimHooks>([this](const at::Tensor& tensor) { return choose(tensor); });
   }
 
@@ -119,6 +125,8 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   Running look_at(const OperatorCall& call) {
     const std::lock_guard lock(shop_->mutex);
     Running running;
+    running.is_own = is_own(call);
+    if (!running.is_own) return running;
     running.name = call.op.schema().name();
     running.cost = cost_of(call.op);
     const bool is_pure = !call.traits.random && call.traits.written == 0;
@@ -142,6 +150,10 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   void finish(const OperatorCall& call, const Running& running) {
     const std::lock_guard lock(shop_->mutex);
     if (running.is_open) return known_.sweep();
+    if (is_parameter_)
+      for_each_tensor(call.results(), [this](const at::Tensor& tensor) {
+        if (storage_of(tensor) != nullptr && own_.find(storage_of(tensor)) == nullptr) own_.set(tensor.storage(), {});
+      });
     const auto results = call.results();
     if (running.cost == OperatorCost::kProduct && results[0].isTensor()) {
       const at::Tensor& product = results[0].toTensor();
@@ -151,6 +163,17 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
       if (running.recipe) running.recipe->multiply_adds = multiply_adds;
     }
     if (running.recipe) learn(running, results);
+  }
+
+  bool is_own(const OperatorCall& call) {
+    bool is_own = !is_parameter_;
+    for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) { is_own = is_own || this->is_own(tensor); });
+    return is_own;
+  }
+
+  bool is_own(const at::Tensor& tensor) {
+    if (storage_of(tensor) == nullptr) return false;
+    return own_.find(storage_of(tensor)) != nullptr || is_parameter_(tensor);
   }
 
   OperatorCost cost_of(const c10::OperatorHandle& op) {
@@ -201,6 +224,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     const size_t nth = running_ ? running_->saved++ : 0;
     const c10::StorageImpl* storage = storage_of(tensor);
     if (storage == nullptr || detail::is_parameter(tensor)) return nullptr;
+    if (is_parameter_ && running_ == nullptr && !is_own(tensor)) return nullptr;  // saved by no operator
     Known* known = known_.find(storage);
     std::shared_ptr<Recipe> recipe;
     Yield yield;
@@ -314,8 +338,10 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   }
 
   const SelectivePolicy policy_;
+  const IsParameter is_parameter_;                  // null: all operators of the thread are its own
   const std::shared_ptr<detail::RecipeShop> shop_;  // recipes outlive the scope
   StorageTable<Known> known_;
+  StorageTable<std::monostate> own_;  // results of the model's operators
   std::vector<std::weak_ptr<Recipe>> recipes_;
   size_t sweep_recipes_at_ = 64;
   Running* running_ = nullptr;  // of this thread's forward
@@ -331,9 +357,9 @@ void check(const SelectivePolicy& policy) {
                           "; expected a share of a step's multiply-adds from 0 to 0.333 (all of forward)"));
 }
 
-SelectiveRecompute::SelectiveRecompute(const SelectivePolicy& policy) {
+SelectiveRecompute::SelectiveRecompute(const SelectivePolicy& policy, IsParameter is_parameter) {
   check(policy);
-  impl_ = std::make_unique<Impl>(policy);
+  impl_ = std::make_unique<Impl>(policy, std::move(is_parameter));
 }
 
 SelectiveRecompute::~SelectiveRecompute() = default;

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include "tests/support/count_of.h"
 #include "tests/support/live_bytes.h"
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
@@ -181,6 +182,33 @@ TEST(RecomputeMemory, FullKeepsLayerInputsAndSelectiveSavesSixtyPercent) {
   EXPECT_GT(plain, 100 * hidden);
   const SelectiveRecompute scope({.keep = {}, .extra_compute = 0.11});
   EXPECT_LT(activation_bytes(*net, tokens), 2 * plain / 5);
+}
+
+TEST(RecomputeConfigured, SelectiveActsOnTheEnginesOwnModel) {
+  for (const auto& [stage, gather] : {std::pair{0, GatherPolicy::kAuto}, std::pair{3, GatherPolicy::kCopy}})
+    run_ranks(2, [stage = stage, gather = gather](Rank& rank) {
+      at::set_num_threads(1);
+      const auto first = make_net("Llama"), second = make_net("Llama"), plain = make_net("Llama");
+      Config config = default_config(rank.size());
+      config.optimizer = {.kind = OptimizerKind::kAdamW, .lr = 1e-2};
+      config.pager.stage = stage;
+      config.pager.gather = gather;
+      config.recompute.mode = RecomputeMode::kSelective;
+      Engine engine(rank.world(), *first, {.config = config});
+      config.recompute.selective.keep = {"silu"};
+      Engine other(rank.world(), *second, {.config = config});
+      const auto tokens = at::randint(11, {2, 8}, at::kLong);
+      const auto runs_of_silu = [&](LanguageModel& net) {
+        const testing::CountOf silu("aten::silu");
+        net.loss(tokens, tokens).backward();
+        return silu.count;
+      };
+      EXPECT_EQ(runs_of_silu(*first), 6);  // one per layer, each twice
+      EXPECT_EQ(runs_of_silu(*second), 3);
+      EXPECT_EQ(runs_of_silu(*plain), 3);
+      other.destroy();
+      engine.destroy();
+    });
 }
 
 TEST(RecomputeConfigured, FullIsRefusedWhereNobodyOffersIt) {

@@ -310,6 +310,104 @@ TEST_F(Selective, ScopesEndInAnyOrder) {  // as those of two engines do
   EXPECT_EQ(detail::SaveScope::hooks(), nullptr);  // and nobody decides now
 }
 
+class SelectiveOfOneModel : public Selective {
+ protected:
+  /// For the model that `up`, `gate` and `down` belong to.
+  SelectiveRecompute::IsParameter is_own() {
+    return [this](const at::Tensor& tensor) {
+      for (const at::Tensor& own : {up, gate, down})
+        if (tensor.storage().is_alias_of(own.storage())) return true;
+      return false;
+    };
+  }
+  /// Another model.
+  at::Tensor other(const at::Tensor& t) const { return at::linear(at::silu(at::linear(t, other_up)), other_down); }
+  /// Operators of one name that forward and backward of `net` run.
+  int64_t count(const std::string& name, const Net& net) {
+    const CountOf counted(name);
+    const at::Tensor loss = net(x).sum();
+    torch::autograd::grad({loss}, {x});
+    return counted.count;
+  }
+
+  at::Tensor other_up = at::randn({kWide, kWidth}).requires_grad_();
+  at::Tensor other_down = at::randn({kWidth, kWide}).requires_grad_();
+};
+
+TEST_F(SelectiveOfOneModel, OtherModelsSavesAreNotTouched) {
+  const SelectiveRecompute scope({}, is_own());
+  EXPECT_EQ(count("aten::silu", [&](const at::Tensor& t) { return other(t); }), 1);
+  EXPECT_EQ(scope.counters().kept_bytes, 0);
+  EXPECT_EQ(scope.counters().dropped_bytes, 0);
+  EXPECT_EQ(count("aten::silu", [&](const at::Tensor& t) { return gated(t); }), 2);
+}
+
+TEST_F(SelectiveOfOneModel, OtherModelsMemoryIsThatWithout) {
+  const auto held = [&](const Net& net) {
+    const LiveBytes live;
+    const auto loss = net(x).sum();
+    return live.bytes();
+  };
+  const Net others = [&](const at::Tensor&t) { return other(t); }, own = [&](const at::Tensor&t) { return gated(t); };
+  const int64_t plain_other = held(others), plain_own = held(own);
+  const SelectiveRecompute scope({}, is_own());
+  EXPECT_EQ(held(others), plain_other);
+  EXPECT_NEAR(held(own), plain_own - 2 * kWideBytes, 1024);
+}
+
+TEST_F(SelectiveOfOneModel, WhatIsComputedFromItsResultsIsItsOwn) {
+  const Net net = [&](const at::Tensor& t) {
+    const auto h = at::linear(t, gate).view({kRows, 2, -1});
+    return at::silu(h) * h;
+  };
+  EXPECT_EQ(count("aten::silu", net), 1);
+  const SelectiveRecompute scope({}, is_own());
+  EXPECT_EQ(count("aten::silu", net), 2);
+}
+
+TEST_F(SelectiveOfOneModel, GradientsOfBothModelsAreThoseWithout) {
+  const Net net = [&](const at::Tensor& t) { return other(gated(t)) + gated(other(t)); };
+  const auto all = [&] {
+    return torch::autograd::grad({net(x).square().sum()}, {x, up, gate, down, other_up, other_down});
+  };
+  const auto expected = all();
+  const SelectiveRecompute scope({}, is_own());
+  expect_equal(all(), expected);
+  EXPECT_GT(scope.counters().recomputed, 0);
+}
+
+TEST_F(SelectiveOfOneModel, TwoScopesActOnTheirOwnModels) {
+  const SelectiveRecompute first({}, is_own());
+  const SelectiveRecompute second({.keep = {"silu"}, .extra_compute = 0}, [this](const at::Tensor& tensor) {
+    return tensor.storage().is_alias_of(other_up.storage()) || tensor.storage().is_alias_of(other_down.storage());
+  });
+  EXPECT_EQ(count("aten::silu", [&](const at::Tensor& t) { return gated(t); }), 2);
+  EXPECT_EQ(second.counters().kept_bytes, 0);
+  const auto counters = first.counters();
+  EXPECT_EQ(count("aten::silu", [&](const at::Tensor& t) { return other(t); }), 1);
+  EXPECT_EQ(first.counters().kept_bytes, counters.kept_bytes);
+  EXPECT_GT(second.counters().kept_bytes, 0);
+}
+
+TEST_F(SelectiveOfOneModel, AScopeForTheThreadActsOnTheOthers) {
+  const SelectiveRecompute thread;
+  const SelectiveRecompute scope({.keep = {"silu"}, .extra_compute = 0}, is_own());
+  EXPECT_EQ(count("aten::silu", [&](const at::Tensor& t) { return other(t); }), 2);
+  EXPECT_EQ(count("aten::silu", [&](const at::Tensor& t) { return gated(t); }), 1);
+}
+
+TEST_F(SelectiveOfOneModel, InputsOfRecomputeAreDroppedWhereTheyAreItsOwn) {
+  const auto held = [&](const Net& net) {
+    const at::Tensor h = net(x);
+    const LiveBytes live;
+    const auto y = recompute([](const at::Tensor& t) { return at::tanh(t); }, at::silu(h)).sum();
+    return live.bytes();
+  };
+  const SelectiveRecompute scope({}, is_own());
+  const int64_t own = held([&](const at::Tensor& t) { return at::linear(t, gate); });
+  EXPECT_NEAR(held([&](const at::Tensor& t) { return at::linear(t, other_up); }), own + kWideBytes, 1024);
+}
+
 TEST_F(Selective, ExtraComputeRecomputesWideProductsWithinItsBudget) {
   const Net net = [&](at::Tensor t) {
     for (int i = 0; i < 8; ++i) t = t + gated(at::rms_norm(t, {kWidth}, norm, 1e-6));

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,9 @@ struct SelectiveCounters {
 /// Recomputes what autograd saves on this thread while it lives, outside of recompute(). Construct and destroy on the
 /// same thread; graphs made meanwhile may run backward later.
 ///
+/// With `is_parameter` it recomputes one model alone: the operators that read a tensor for which that is true, and
+/// those that read a result of such operators. Others, and what they save, are left as they are.
+///
 /// A tensor is dropped if computing it again starts from tensors that take less new memory than it does. Gradients are
 /// those without it, bit by bit.
 ///
@@ -49,7 +53,8 @@ struct SelectiveCounters {
 /// Source    arXiv:2205.05198 (selective activation recomputation). Test: selective_test.cpp.
 class [[nodiscard]] SelectiveRecompute {
  public:
-  explicit SelectiveRecompute(const SelectivePolicy& policy = {});
+  using IsParameter = std::function<bool(const at::Tensor&)>;
+  explicit SelectiveRecompute(const SelectivePolicy& policy = {}, IsParameter is_parameter = nullptr);
   ~SelectiveRecompute();
   SelectiveRecompute(const SelectiveRecompute&) = delete;
   SelectiveRecompute& operator=(const SelectiveRecompute&) = delete;
