@@ -151,8 +151,8 @@ TEST(ARankThatLosesAPeer, TellsTheLauncherThePeersRankInTheWorld) {
     const LauncherEnds launcher;
     run_ranks(4,
               [&](Rank& rank) {
-                const auto odd = rank.world().split({1, 3}, "odd");
-                const auto pair = odd ? odd->split({0, 1}, "pair") : nullptr;
+                const auto odd = rank.world().split({{1, 3}}, "odd");
+                const auto pair = odd ? odd->split({{0, 1}}, "pair") : nullptr;
                 if (rank.id() == 3) pair->abort("no more data");
                 if (rank.id() == 1) thrown_by([&] { pair->barrier(); });
                 rank.world().barrier();
