@@ -69,11 +69,15 @@ class Topology {
   int size_ = 1;
 };
 
-/// Ranks of the three ways to parallelize.
+/// Into how many parts each way to parallelize splits the work.
 struct Degrees {
-  int data = 1;
-  int pipe = 1;
-  int tensor = 1;
+  int data = 1;      ///< ranks that take different samples through the same parameters
+  int pipe = 1;      ///< stages of layers
+  int tensor = 1;    ///< slices of a layer
+  int sequence = 1;  ///< parts of a sample
+  int expert = 1;    ///< groups of a layer's experts, within `data`
+  int replicas = 1;  ///< copies of the sharded model states, within `data`
+  bool operator==(const Degrees&) const = default;
 };
 
 /// A topology of the axes "data", "pipe" and "tensor" from smp's placement strategy: the letters D, P and T in any

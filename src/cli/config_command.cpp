@@ -46,7 +46,7 @@ Action add_config(CLI::App& app) {
     Json json = read_input([&] { return read_hjson(flags->file); });
     const auto torch_scheduler = take_torch_scheduler(json);
     const auto filled = fill_in_autos(json, {});
-    Json resolved = to_json(config_from_json(json, static_cast<int>(flags->world), flags->file));
+    Json resolved = to_json(config_from_json(json, static_cast<int>(flags->world), {}, flags->file));
     for (const auto& one : filled) {
       std::fprintf(stderr,
                    "%s: `%s` is \"auto\": `trireme train` fills in %s (%s without it); for a program of your own "

@@ -158,7 +158,7 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   const bool has_gpu = options.device != "cpu" && count_gpus() > 0;
   const Json written =
       options.config.empty() ? built_in_config(has_gpu) : read_input([&] { return read_hjson(options.config); });
-  setup.config = config_from_json(complete_config(written, options, origin), world_size, origin);
+  setup.config = config_from_json(complete_config(written, options, origin), world_size, {}, origin);
   setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
   setup.data = open_data({.path = options.data,
                           .format = data_format(options.data_format),

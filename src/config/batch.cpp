@@ -42,7 +42,7 @@ int64_t product(int64_t a, int64_t b, int64_t c) {
 
 }  // namespace
 
-BatchSizes read_batch_sizes(Section& top, int world_size) {
+BatchSizes read_batch_sizes(Section& top, int data_degree) {
   int64_t train = read_size(top, kTrain);
   int64_t micro = read_size(top, kMicro);
   int64_t steps = read_size(top, kSteps);
@@ -52,26 +52,26 @@ BatchSizes read_batch_sizes(Section& top, int world_size) {
 
   const auto refuse_small_train = [&](const Size& derived, const std::string& other, int64_t least) {
     refuse(top, too_small(derived, 0),
-           str("`", kTrain.key, "` is ", train, ", which is not enough for ", world_size,
-               world_size == 1 ? " rank" : " ranks", other, "; set it to ", least, " or a multiple of that"));
+           str("`", kTrain.key, "` is ", train, ", which is not enough for ", data_degree,
+               data_degree == 1 ? " rank" : " ranks", other, "; set it to ", least, " or a multiple of that"));
   };
   if (train != kAbsent && micro != kAbsent) {
-    if (steps == kAbsent) steps = train / micro / world_size;
-    if (steps == 0) refuse_small_train(kSteps, str(" with micro-batches of ", micro), product(micro, 1, world_size));
+    if (steps == kAbsent) steps = train / micro / data_degree;
+    if (steps == 0) refuse_small_train(kSteps, str(" with micro-batches of ", micro), product(micro, 1, data_degree));
   } else {
     if (steps == kAbsent) steps = 1;
-    if (micro == kAbsent) micro = train / world_size / steps;
+    if (micro == kAbsent) micro = train / data_degree / steps;
     if (micro == 0)
       refuse_small_train(kMicro, steps == 1 ? "" : str(" and ", steps, " accumulation steps"),
-                         product(1, steps, world_size));
-    if (train == kAbsent) train = product(micro, steps, world_size);
+                         product(1, steps, data_degree));
+    if (train == kAbsent) train = product(micro, steps, data_degree);
   }
-  const int64_t expected = product(micro, steps, world_size);
+  const int64_t expected = product(micro, steps, data_degree);
   if (train != expected)
     refuse(top,
            str("Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
                "gradient_acc_step * world_size ",
-               train, " != ", micro, " * ", steps, " * ", world_size),
+               train, " != ", micro, " * ", steps, " * ", data_degree),
            str("`", kTrain.key, "` is ", train, "; set it to ", expected,
                ", or leave one of the three out: it follows from the other two"));
   return {.train_batch_size = train, .train_micro_batch_size_per_gpu = micro, .gradient_accumulation_steps = steps};

@@ -116,7 +116,7 @@ PrecisionOptions read_precision(Section& top) {
   return precision;
 }
 
-void read_gradient_reduction(Section& top, int world_size, PagerPolicy& pager) {
+void read_gradient_reduction(Section& top, int data_degree, PagerPolicy& pager) {
   const std::string op = top.choice_or("gradient_allreduce_op", "mean", {"mean", "sum"});
   pager.gradient_op = op == "sum" ? ReduceOp::kSum : ReduceOp::kMean;
   pager.predivide_factor = top.number_or("gradient_predivide_factor", pager.predivide_factor,
@@ -128,7 +128,7 @@ void read_gradient_reduction(Section& top, int world_size, PagerPolicy& pager) {
     top.refuse(
         "`prescale_gradients` = true divides gradients by the number of ranks before they travel, and "
         "`gradient_predivide_factor` by another number; keep one of the two");
-  pager.predivide_factor = world_size;
+  pager.predivide_factor = data_degree;
 }
 
 }  // namespace trireme

@@ -6,15 +6,15 @@
 
 namespace trireme {
 
-/// The batch triple, resolved as DeepSpeed does: what is missing follows from the others and the number of ranks.
-BatchSizes read_batch_sizes(Section& top, int world_size);
+/// The batch triple, resolved as DeepSpeed does: what is missing follows from the others and the data degree.
+BatchSizes read_batch_sizes(Section& top, int data_degree);
 
 /// bf16, fp16, torch_autocast, data_types, communication_data_type. The pager's accumulation dtype follows from the
 /// result.
 PrecisionOptions read_precision(Section& top);
 
 /// gradient_allreduce_op, prescale_gradients, gradient_predivide_factor.
-void read_gradient_reduction(Section& top, int world_size, PagerPolicy& pager);
+void read_gradient_reduction(Section& top, int data_degree, PagerPolicy& pager);
 
 std::optional<OptimizerOptions> read_optimizer(Section& top);
 std::optional<ScheduleOptions> read_scheduler(Section& top);

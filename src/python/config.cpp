@@ -14,7 +14,7 @@ void bind_config(py::module_& module) {
   module.def(
       "resolve_config",
       [](const std::string& text, int world_size, const std::string& origin) {
-        return to_text(parse_config(text, world_size, origin));
+        return to_text(parse_config(text, world_size, {}, origin));
       },
       py::arg("text"), py::arg("world_size"), py::arg("origin"),
       "Every option of a configuration (JSON text), spelled out, as JSON text. Raises as read_config.");

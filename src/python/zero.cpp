@@ -42,7 +42,7 @@ class GatheredContext {
 zero::InitPolicy make_policy(const std::string& config, int world_size, std::optional<at::ScalarType> dtype,
                              const std::string& remote_device, bool enabled) {
   zero::InitPolicy policy;
-  if (!config.empty()) policy = init_policy(parse_config(config, world_size, "zero.Init"));
+  if (!config.empty()) policy = init_policy(parse_config(config, world_size, {}, "zero.Init"));
   if (dtype) policy.dtype = dtype;
   if (!remote_device.empty()) policy.remote_device = remote_device;
   policy.enabled = policy.enabled && enabled;

@@ -59,7 +59,7 @@ TEST(CompleteConfig, PutsTheFlagsLearningRateAboveThatOfAWarmUp) {
   const auto peak = [&](const std::string& scheduler) {
     const auto config =
         completed((R"({"optimizer": {"type": "AdamW"}, "scheduler": )" + scheduler + "}").c_str(), options);
-    return config_from_json(config, 1, "file").scheduler->warmup_max_lr;
+    return config_from_json(config, 1, {}, "file").scheduler->warmup_max_lr;
   };
   EXPECT_EQ(peak(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9}})"), 0.5);
   EXPECT_EQ(peak(R"({"type": "warmuplr", "params": {"warmup_max_lr": 0.25}})"), 0.5);

@@ -71,7 +71,7 @@ inline std::unique_ptr<torch::optim::Optimizer> adamw(const std::vector<at::Tens
 inline Config config_of(const Scenario& scenario, int ranks) {
   Json json = scenario.config;
   if (ranks == 1) json.erase("train_batch_size");
-  Config config = config_from_json(json, ranks, "ds_config.json");
+  Config config = config_from_json(json, ranks, {}, "ds_config.json");
   config.pager.poison = true;
   config.pager.live_bytes = 0;
   config.pager.units.merge_below_bytes = 0;

@@ -118,5 +118,36 @@ TEST(Batch, NamesAWrongType) {
             wrong("`train_batch_size` is 8.5; expected an integer from 1 to 2147483647"));
 }
 
+TEST(Degrees, OfTheProgramLeaveTheDataDegreeToTheWorld) {
+  const Config config =
+      parse_config(R"({"train_batch_size": 24, "gradient_accumulation_steps": 3, "prescale_gradients": true})", 16,
+                   {.pipe = 2, .tensor = 2});
+  EXPECT_EQ(config.degrees, (Degrees{.data = 4, .pipe = 2, .tensor = 2}));
+  EXPECT_EQ(config.batch, (BatchSizes{24, 2, 3}));
+  EXPECT_EQ(config.pager.predivide_factor, 4);
+  EXPECT_EQ(config_from_json(to_json(config), 16, config.degrees).batch, config.batch);
+}
+
+TEST(Degrees, WithoutAProgramsAreAllData) {
+  EXPECT_EQ(parse_config(R"({"train_batch_size": 8})", 8).degrees, (Degrees{.data = 8}));
+}
+
+TEST(Degrees, ThatDoNotDivideTheRanksAreRefusedByName) {
+  const auto refusal = [](const Degrees& degrees) {
+    try {
+      parse_config(R"({"train_micro_batch_size_per_gpu": 1})", 6, degrees);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(refusal({.pipe = 2, .tensor = 2}),
+            "<string>: degrees: pipe 2 * tensor 2 * sequence 1 must divide the 6 ranks, and each degree is 1 or more; "
+            "choose others, or another number of ranks");
+  EXPECT_NE(refusal({.sequence = 0}), "no error");
+  EXPECT_EQ(refusal({.pipe = 2, .expert = 2}),
+            "<string>: degrees: expert 2 and replicas 1 must each divide the data degree, 3; choose others");
+}
+
 }  // namespace
 }  // namespace trireme

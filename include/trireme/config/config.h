@@ -17,10 +17,11 @@
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"
 #include "trireme/recompute/selective.h"
+#include "trireme/topology.h"
 
 namespace trireme {
 
-/// train_batch_size == train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size, always.
+/// train_batch_size == train_micro_batch_size_per_gpu * gradient_accumulation_steps * Degrees::data, always.
 struct BatchSizes {
   int64_t train_batch_size = 1;
   int64_t train_micro_batch_size_per_gpu = 1;
@@ -42,6 +43,7 @@ struct RecomputeConfig {
 };
 
 struct Config {
+  Degrees degrees;  ///< pipe * tensor * sequence * data == world size, always
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
   std::optional<OptimizerOptions> optimizer;
@@ -66,24 +68,28 @@ struct Config {
 
 /// Reads a DeepSpeed JSON file (with //, /* */ and # comments) for `world_size` ranks. Local and deterministic, so
 /// every rank that reads the same file gets the same Config. Deprecated spellings are logged as warnings, and keys
-/// without a meaning here in one info line.
+/// without a meaning here in one info line. `degrees`: how the program itself splits the model; their `data` follows
+/// from the others and the world size, and is not read.
 ///
 /// Throws    IoError: the file cannot be read.
 ///           ConfigError: kConfig for a syntax error, an unknown key, a wrong type, a value out of range or keys that
-///           exclude each other, with the path of the key and the fix; kBatchSize for a batch triple that does not
-///           multiply out; kUnsupported for something that is switched on, but not there yet.
-Config read_config(const std::filesystem::path& path, int world_size);
+///           exclude each other, with the path of the key and the fix, degrees that do not divide the world size;
+///           kBatchSize for a batch triple that does not multiply out; kUnsupported for something that is switched on,
+///           but not there yet.
+Config read_config(const std::filesystem::path& path, int world_size, const Degrees& degrees = {});
 
 /// As read_config, from text. `origin` opens every error message.
-Config parse_config(std::string_view text, int world_size, const std::string& origin = "<string>");
+Config parse_config(std::string_view text, int world_size, const Degrees& degrees = {},
+                    const std::string& origin = "<string>");
 
 /// As parse_config, from parsed JSON, e.g. after a program has changed some of it.
-Config config_from_json(const Json& json, int world_size, const std::string& origin = "<json>");
+Config config_from_json(const Json& json, int world_size, const Degrees& degrees = {},
+                        const std::string& origin = "<json>");
 
 /// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
-Config default_config(int world_size);
+Config default_config(int world_size, const Degrees& degrees = {});
 
-/// Every option, spelled out, in the same dialect: config_from_json(to_json(c), world_size) == c.
+/// Every option, spelled out, in the same dialect: config_from_json(to_json(c), world_size, c.degrees) == c.
 Json to_json(const Config& config);
 
 /// to_json as the text of resolved_config.json.
