@@ -61,8 +61,13 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 def plain_json(text: str, origin: str) -> str:
     """JSON text of Hjson. Raises ConfigError, which opens with `origin`."""
 
-def resolve_config(text: str, world_size: int, origin: str) -> str:
-    """Every option of a configuration (JSON text), spelled out, as JSON text."""
+class Config:
+    """A configuration (JSON text), read and checked for a number of ranks."""
+
+    def __init__(self, text: str, world_size: int, origin: str) -> None: ...
+    @property
+    def text(self) -> str:
+        """Every option, spelled out, as JSON text."""
 
 class Schedule:
     """A configuration's `scheduler` section (JSON text) as a function of the steps applied so far."""
@@ -98,13 +103,13 @@ class _PartOptimizer(Protocol):
     def set_state(self, part: int, values: dict[str, Any]) -> None: ...
     def drop_state(self, part: int) -> None: ...
 
-def check_models(world: World, module: torch.nn.Module, config: str) -> None:
+def check_models(world: World, module: torch.nn.Module, config: Config) -> None:
     """Collective. Raises ConfigError: the ranks' models differ, with the first parameter or buffer that does."""
 
 class Engine:
     """trireme::Engine over a Python module, which the caller keeps. trireme.DeepSpeedEngine says what its methods do."""
 
-    def __init__(self, world: World, module: torch.nn.Module, config: str, groups: Sequence[Mapping[str, Any]],
+    def __init__(self, world: World, module: torch.nn.Module, config: Config, groups: Sequence[Mapping[str, Any]],
                  make_client: Callable[[list[Tensor], list[str]], _PartOptimizer] | None, output: str) -> None: ...
 
     def forward_scope(self) -> ForwardContext: ...
@@ -112,7 +117,9 @@ class Engine:
     def explain_forward(self, problem: str, inputs: Sequence[torch.dtype]) -> None: ...
     def backward(self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor: ...
     def scale(self, output: Tensor) -> Tensor: ...
-    def step(self) -> None: ...
+    def step(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[bool, bool | None]:
+        """A step with the hyperparameters that changed, by group. (Whether it ended a window, whether the weights changed: None where
+        a device has not told, for which nobody waits.)"""
     def step_without_gradients(self) -> None:
         """Lets a client's optimizer change the weights between two windows."""
     def zero_grad(self) -> None: ...
@@ -160,6 +167,8 @@ class Engine:
     def get_mom(self, group: int = 0) -> tuple[float, float]: ...
     def hyperparameters(self, group: int) -> dict[str, Any]:
         """Those of lr, betas, eps, weight_decay, momentum and nesterov that the group's optimizer has."""
+    def known_hyperparameters(self, group: int) -> dict[str, Any]:
+        """The same without waiting for a device: those after an earlier step where it has not told how many were applied."""
     def set_hyperparameters(self, group: int, values: Mapping[str, Any]) -> None:
         """Those that `values` has; the others stay."""
 

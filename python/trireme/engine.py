@@ -57,16 +57,17 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         text = json.dumps({k: v for k, v in native.items() if v is not None})
         self.frozen_parameters = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
         try:
-            resolved = core.resolve_config(text, self.world.size, origin)
-            agreement.check(self.world, json.loads(resolved))
-            core.check_models(self.world, model, resolved)
-            is_sharded = self.world.size > 1 and json.loads(resolved)["zero_optimization"]["stage"] > 0
+            read = core.Config(text, self.world.size, origin)
+            resolved = json.loads(read.text)
+            agreement.check(self.world, resolved)
+            core.check_models(self.world, model, read)
+            is_sharded = self.world.size > 1 and resolved["zero_optimization"]["stage"] > 0
             self.client_steps = ClientOptimizer(client, model, is_sharded) if steps_itself else None
             # A scheduler that refuses the program's optimizer says so before the model is changed.
             own_schedule = schedules.make_client_schedule(lr_scheduler, client) if client is not None else None
             earlier_engines.end(self.world, model)
             self._move_to_device()
-            self.core = core.Engine(self.world, model, resolved, others, self.client_steps and self.client_steps.make, output)
+            self.core = core.Engine(self.world, model, read, others, self.client_steps and self.client_steps.make, output)
         except Exception:
             self._thaw()
             raise
@@ -194,21 +195,24 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         return self.core.scale(loss)
 
     def step(self, lr_kwargs=None):
-        """At the end of an accumulation window updates the weights and advances the schedule; before it only counts. Collective."""
-        before = self.core.global_steps
+        """At the end of an accumulation window updates the weights and advances the schedule; before it only counts. Collective.
+
+        Waits for no device, unless the program's own scheduler must know whether the step was applied.
+        """
         if self._schedule_wants and self.core.is_gradient_accumulation_boundary():
             schedules.check_arguments(self.client_lr_scheduler, self._schedule_wants, lr_kwargs)
-        if self.optimizer is not None:
-            self.optimizer.push()
+        changes = self.optimizer.changes() if self.optimizer is not None else []
         with self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext():
-            self.core.step()
-        if self.core.global_steps == before:
+            has_ended_window, applied = self.core.step(changes)
+        if not has_ended_window:
             return
-        if self.core.was_step_applied():
+        if applied is None and self.client_lr_scheduler is not None:
+            applied = self.core.was_step_applied()
+        if applied is not False:
             self.optimizer.mark_stepped()
         if self.client_lr_scheduler is None:
-            self.optimizer.pull()
-        elif self.core.was_step_applied():
+            self.optimizer.pull(is_behind=applied is None)
+        elif applied:
             self.client_lr_scheduler.step(**(lr_kwargs or {}))
 
     def zero_grad(self, set_to_none=True):

@@ -152,10 +152,13 @@ class EngineOptimizer(torch.optim.Optimizer):
     `param_groups` are those of the optimizer that initialize() was given, the same list: learning rates and other
     hyperparameters that a program or a torch scheduler writes there are those of the next step. Attributes that this
     class does not have are looked up in the program's optimizer.
+
+    A step does not wait for a device. Where it can be skipped there, `param_groups` of this object ask for the learning rates that
+    follow; the program's own optimizer has those of a step or two before until somebody does.
     """
 
     def __init__(self, engine, groups, client=None):
-        self._engine, self._client, self._groups = engine, None, []
+        self._engine, self._client, self._groups, self._is_behind = engine, None, [], False
         self._steps_itself = engine.client_steps is not None
         native = engine.core.hyperparameters(0)
         super().__init__([dict(group) for group in groups], dict(client.defaults) if hasattr(client, "defaults") else native)
@@ -163,7 +166,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         if client is None:
             for index, group in enumerate(self.param_groups):
                 group.update(engine.core.hyperparameters(index))
-        groups = self.param_groups
+        groups = self._present_groups()
         counts = itertools.count()
         # The engine's group of each of the program's; a frozen one has none.
         self._numbers = [next(counts) if self._steps_itself or _is_trained(group) else None for group in groups]
@@ -176,7 +179,13 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self):
-        """The program's, as they are now: its load_state_dict() makes a new list."""
+        """The program's, as they are now: its load_state_dict() makes a new list. Waits for a device that decides over steps."""
+        if self._is_behind:
+            self._is_behind = False
+            self._take(self._engine.core.hyperparameters, but_for=self._changed())
+        return self._present_groups()
+
+    def _present_groups(self):
         return self._groups if self._client is None else self._client.param_groups
 
     @param_groups.setter
@@ -194,26 +203,37 @@ class EngineOptimizer(torch.optim.Optimizer):
         with self._engine.client_steps.calling(name):
             self._engine.core.step_without_gradients()
 
-    def push(self):
-        """Gives the engine the hyperparameters that changed since the last step. Raises ConfigError: what cannot change any more."""
+    def changes(self):
+        """(the engine's number of a group, its hyperparameters) where the program has changed some since the last step. Raises ConfigError:
+        what cannot change any more."""
         if self._engine.is_spent:
-            return  # the call that follows says so
-        if len(self.param_groups) != len(self._numbers):
+            return []  # the call that follows says so
+        groups, changes = self._present_groups(), []
+        if len(groups) != len(self._numbers):
             self._refuse_new_group()
         self._tell_of_thawed()
-        for index, group in enumerate(self.param_groups):
+        for index, group in enumerate(groups):
             if self._numbers[index] is None:
                 continue
-            keys = ("lr",) if self._steps_itself else _SHARED
-            now = {key: _checked(f"param_groups[{index}]", key, group[key]) for key in keys if key in group}
             if not self._steps_itself:
                 self._refuse_other_options(index, group)
+            now = self._values(index, group)
             if now != self._last[index]:
-                self._engine.core.set_hyperparameters(self._numbers[index], now)
+                changes.append((self._numbers[index], now))
                 self._last[index] = now
+        return changes
+
+    def push(self):
+        """Gives the engine changes() before a step."""
+        for number, values in self.changes():
+            self._engine.core.set_hyperparameters(number, values)
+
+    def _values(self, index, group):
+        keys = ("lr",) if self._steps_itself else _SHARED
+        return {key: _checked(f"param_groups[{index}]", key, group[key]) for key in keys if key in group}
 
     def _refuse_new_group(self):
-        raise ConfigError(f"optimizer.add_param_group: there are {len(self.param_groups)} parameter groups now, and {len(self._numbers)} at initialize(), "
+        raise ConfigError(f"optimizer.add_param_group: there are {len(self._present_groups())} parameter groups now, and {len(self._numbers)} at initialize(), "
                           "which laid out memory for those; give it all groups, or engine.destroy() and initialize() again")
 
     def _refuse_other_options(self, index, group):
@@ -229,19 +249,30 @@ class EngineOptimizer(torch.optim.Optimizer):
             logger.warning("%d parameters of the optimizer that were frozen at initialize() require gradients now: they are not trained. Let them "
                            "require gradients at initialize() and freeze them after it, or engine.destroy() and initialize() again", len(thawed))
 
-    def pull(self):
-        """Takes the engine's learning rates and momenta over, after its own schedule has advanced."""
+    def pull(self, is_behind=False):
+        """Takes the engine's learning rates and momenta over, after its own schedule has advanced; with `is_behind` those that the host knows
+        without waiting, and param_groups will ask for the rest."""
+        self._is_behind = is_behind
+        self._take(self._engine.core.known_hyperparameters if is_behind else self._engine.core.hyperparameters)
+
+    def _changed(self):
+        """(index of a group, key) that the program has written since the engine's values were taken over."""
+        return {(index, key) for index, group in enumerate(self._present_groups()) for key, value in self._values(index, group).items()
+                if self._last[index] is not None and value != self._last[index].get(key, value)}
+
+    def _take(self, hyperparameters, but_for=()):
         momenta = self._engine.scheduled_momenta() if self._steps_itself else None
-        for index, group in enumerate(self.param_groups):
+        for index, group in enumerate(self._present_groups()):
             number = self._numbers[index]
             if number is None:
                 continue
-            for key, value in self._engine.core.hyperparameters(number).items():
-                if key in group and _checked(f"param_groups[{index}]", key, group[key]) != value:
+            for key, value in hyperparameters(number).items():
+                if key in group and (index, key) not in but_for and _checked(f"param_groups[{index}]", key, group[key]) != value:
                     fill(group, key, value)
             if momenta is not None:
                 set_momentum(group, *momenta[index])
-            self._last[index] = None
+            last = self._last[index] or {}
+            self._last[index] = {key: last[key] if (index, key) in but_for else value for key, value in self._values(index, group).items()}
 
     def group_values(self):
         """What the groups hold beside parameters and learning rates, for a checkpoint; values that only code can make are left out."""

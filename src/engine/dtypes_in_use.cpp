@@ -1,10 +1,8 @@
-// One line that says in which dtypes an engine keeps, sums and sends what it has.
+#include "engine/dtypes_in_use.h"
+
 #include <set>
 
-#include "engine/buffers.h"
 #include "trireme/base/error.h"
-#include "trireme/engine/engine.h"
-#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 
@@ -20,28 +18,29 @@ std::string join(const Dtypes& dtypes) {
 
 }  // namespace
 
-std::string Engine::dtypes_in_use() const {
+std::string dtypes_in_use(const Config& config, const Pager& pager, const Buffers& all_buffers, TrainStep& step) {
   Dtypes weights, gradients, communication, masters, buffers;
-  const PagerPolicy& policy = pager_->policy();
+  const PagerPolicy& policy = pager.policy();
   // Where peers read gradients in place, these stand in the weights' dtype.
   const bool reads_in_place = policy.stage == 3 && policy.gather == GatherPolicy::kShared && !policy.deterministic;
-  for (const UnitLayout& unit : pager_->layout().units) weights.insert(short_name(unit.dtype));
-  for (const OwnedSlice& slice : pager_->owned()) {
-    const UnitLayout& unit = pager_->layout().units[slice.unit];
+  for (const UnitLayout& unit : pager.layout().units) weights.insert(short_name(unit.dtype));
+  for (const OwnedSlice& slice : pager.owned()) {
+    const UnitLayout& unit = pager.layout().units[slice.unit];
     const bool is_lower = unit.communication_dtype == at::kBFloat16 || unit.communication_dtype == at::kHalf;
     const at::ScalarType kept = reads_in_place ? unit.dtype : slice.gradients.scalar_type();
     gradients.insert(short_name(slice.gradients.scalar_type()));
     communication.insert(short_name(is_lower ? unit.communication_dtype : kept));
     masters.insert("fp32");
   }
-  for (const TensorSlice& buffer : buffers_->slices())
+  for (const TensorSlice& buffer : all_buffers.slices())
     if (at::isFloatingType(buffer.data.scalar_type())) buffers.insert(short_name(buffer.data.scalar_type()));
-  if (!optimizer_) return str("dtypes: weights ", join(weights), ", buffers ", join(buffers));
+  if (step.optimizer() == nullptr) return str("dtypes: weights ", join(weights), ", buffers ", join(buffers));
 
-  const bool has_states = !config_.optimizer || !optimizer_states(*config_.optimizer).empty();
-  const AutocastOptions& autocast = config_.precision.autocast;
+  const bool has_states = !config.optimizer || !optimizer_states(*config.optimizer).empty();
+  const AutocastOptions& autocast = config.precision.autocast;
   std::string scale = "none";
-  if (loss_scaling_) scale = str(loss_scale(), loss_scaling_->scaler().is_dynamic() ? " (dynamic)" : " (fixed)");
+  if (const auto now = step.loss_scale())
+    scale = str(*now, config.precision.loss_scale.loss_scale == 0 ? " (dynamic)" : " (fixed)");
   return str("dtypes: weights ", join(weights), autocast.enabled ? ", autocast " + short_name(autocast.dtype) : "",
              ", gradients summed in ", join(gradients), " and sent in ", join(communication), ", masters ",
              join(masters), ", optimizer states ", has_states ? "fp32" : "none", ", buffers ", join(buffers),

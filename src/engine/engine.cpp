@@ -1,10 +1,13 @@
 #include "trireme/engine/engine.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+
 #include <cmath>
 #include <utility>
 
-#include "engine/buffers.h"
-#include "engine/device_step.h"
+#include "engine/dtypes_in_use.h"
+#include "engine/forward_checks.h"
 #include "engine/loss_checks.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
@@ -19,19 +22,31 @@
 #include "trireme/engine/model_agreement.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
-#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 
 namespace {
 
 Config resolve(const InitializeOptions& options, int world_size) {
-  if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size);
-  if (const auto* path = std::get_if<std::filesystem::path>(&options.config)) return read_config(*path, world_size);
+  if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size, options.degrees);
+  if (const auto* path = std::get_if<std::filesystem::path>(&options.config))
+    return read_config(*path, world_size, options.degrees);
   // What a file would be refused for is refused here too.
-  const Config& config = std::get<Config>(options.config);
-  (void)parse_config(to_text(config), world_size);
+  Config config = std::get<Config>(options.config);
+  config.degrees = parse_config(to_text(config), world_size, config.degrees).degrees;
   return config;
+}
+
+/// An Engine is one stage, whole, of data parallelism alone.
+void check_degrees(const Degrees& degrees) {
+  const std::pair<const char*, int> others[] = {{"pipe", degrees.pipe},
+                                                {"tensor", degrees.tensor},
+                                                {"sequence", degrees.sequence},
+                                                {"expert", degrees.expert},
+                                                {"replicas", degrees.replicas}};
+  for (const auto& [name, degree] : others)
+    if (degree != 1)
+      throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
 }
 
 void write_resolved(const Config& config, const std::filesystem::path& directory) {
@@ -71,6 +86,16 @@ std::function<PresentBuffers()> list_of_buffers(const torch::nn::Module& module,
   return [&module] { return buffers_of(module); };
 }
 
+TrainStepOptions step_options(const Config& config) {
+  return {.micro_batch_size = config.batch.train_micro_batch_size_per_gpu,
+          .accumulation_steps = config.batch.gradient_accumulation_steps,
+          .managed_accumulation = config.managed_gradient_accumulation,
+          .ignore_unused_parameters = config.ignore_unused_parameters,
+          .max_norm = config.gradient_clipping,
+          .steps_per_print = config.steps_per_print,
+          .precision = config.precision};
+}
+
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -83,6 +108,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   // First all that can be refused, then what changes the module.
+  check_degrees(config_.degrees);
   check_precision(config_.precision);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
   check_client(config_, options);
@@ -91,8 +117,9 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   if (config_.optimizer || options.client_optimizer) check_has_trainable(tensors);
   if (config_.optimizer)
     grouped = group_parameters(*config_.optimizer, options.parameter_groups, specs_of(tensors, config_.precision));
-  groups_ = grouped.options;
-  if (!options.client_optimizer) start_schedule();
+  const ScheduleOptions schedule = config_.scheduler.value_or(ScheduleOptions{});
+  std::optional<Hyperparameters> hyperparameters;
+  if (!options.client_optimizer) hyperparameters.emplace(grouped.options, schedule);
   PagerPolicy policy = config_.pager;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
@@ -106,88 +133,141 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   const TensorSet parameters = parameters_of(tensors);
   pager_ = std::make_unique<Pager>(group_, std::move(tensors.parameters), policy);
   give_back_freed_memory();  // the whole model's; malloc would keep it
-  pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
   buffers_ = std::make_unique<Buffers>(group_, pager_->device(), [list = list_of_buffers(module, options), parameters] {
     return present_buffers(list(), parameters);
   });
-  agree_on_micro_batch_seed();
-  if (config_.optimizer) optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group_, std::move(grouped));
+  std::unique_ptr<ShardedOptimizer> optimizer;
+  if (config_.optimizer) optimizer = std::make_unique<ShardedOptimizer>(*pager_, group_, std::move(grouped));
   if (options.client_optimizer) {
-    optimizer_ = std::make_unique<ShardedOptimizer>(*pager_, group_, options.client_optimizer);
-    groups_ = optimizer_->client_groups();
-    start_schedule();
+    optimizer = std::make_unique<ShardedOptimizer>(*pager_, group_, options.client_optimizer);
+    hyperparameters.emplace(optimizer->client_groups(), schedule);
   }
-  if (optimizer_) make_deciders();
+  optimizer_ = optimizer.get();
+  step_ = std::make_unique<TrainStep>(TrainStepParts{.data = group_,
+                                                     .model = group_,
+                                                     .pager = *pager_,
+                                                     .buffers = *buffers_,
+                                                     .optimizer = std::move(optimizer),
+                                                     .hyperparameters = *std::move(hyperparameters)},
+                                      step_options(config_));
   if (config_.checkpoint.async_save) {
     saver_ = std::make_unique<AsyncSaver>(group_);
     saver_->reserve(saved_state(/*with_frozen=*/true));
   }
-  access_ = std::make_unique<ParameterAccess>(*pager_, optimizer_.get(), [this] { return loss_scale(); });
+  access_ = std::make_unique<ParameterAccess>(*pager_, optimizer_, [this] { return loss_scale(); });
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective,
                                                       [pager = pager_.get()](const at::Tensor& tensor) {
                                                         const auto place = find_managed(tensor);
                                                         return place && place->pager == pager;
                                                       });
-  knows_micro_batch_ = !std::holds_alternative<std::monostate>(options.config);
-  if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use());
+  const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
+  forward_checks_ = std::make_unique<ForwardChecks>(group_, *pager_, *buffers_, config_.precision, knows_micro_batch);
+  if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
 }
 
 Engine::~Engine() = default;
-
-void Engine::start_schedule() {
-  std::vector<double> rates;
-  for (const OptimizerOptions& group : groups_) rates.push_back(group.lr);
-  schedule_.emplace(config_.scheduler.value_or(ScheduleOptions{}), std::move(rates));
-  follow_schedule();
-}
 
 void Engine::destroy() {
   require_alive("destroy");
   const CallerScope caller("destroy");
   pager_->require_free();
   recompute_.reset();
+  forward_checks_.reset();
   access_.reset();
   saver_.reset();
-  optimizer_.reset();
+  optimizer_ = nullptr;
+  step_->release();
   pager_->restore();
   pager_.reset();
+}
+
+ForwardScope Engine::begin_forward() {
+  require_intact("forward");
+  forward_checks_->begin();
+  step_->tell_missing_step();
+  return {config_.precision, pager_->device().type()};
+}
+
+void Engine::look_at(const at::Tensor& input) {
+  if (forward_checks_) forward_checks_->look_at(input, train_micro_batch_size_per_gpu());
+}
+
+void Engine::explain_forward(const std::string& problem, const std::vector<at::ScalarType>& inputs) const {
+  if (forward_checks_) forward_checks_->explain(problem, inputs);
+}
+
+at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  require_optimizer("backward");
+  check_loss(loss, "backward");
+  const at::Tensor scaled = step_->scale(loss);
+  // The reduction divides by the accumulation steps; who has done so already gets them back here.
+  const int64_t accumulation_steps = gradient_accumulation_steps();
+  at::Tensor seed;
+  if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(scaled, accumulation_steps);
+  step_->backward_from({scaled}, {seed}, {options.retain_graph, options.create_graph});
+  return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
 }
 
 at::Tensor Engine::scale(const at::Tensor& output) const {
   require_optimizer("scale");
   check_has_graph(output, "scale");
-  return loss_scaling_
-             ? loss_scaling_->scale(output, device_step_ ? device_step_->decider().loss_scale() : at::Tensor())
-             : output;
+  return step_->scale(output);
 }
 
-double Engine::loss_scale() const { return settled().loss_scaling_ ? loss_scaling_->scaler().scale() : 1; }
+double Engine::loss_scale() const { return step_->loss_scale().value_or(1); }
 
-const OptimizerOptions& Engine::options_of(size_t group, const char* call) const {
-  if (group >= groups_.size())
-    throw ConfigError(
-        str(call, ": there is no parameter group ", group, "; use one of the ", groups_.size(), ", counted from 0"));
-  return groups_[group];
+StepReport Engine::step() {
+  require_optimizer("step");
+  return step_->step();
+}
+
+void Engine::step_without_gradients() {
+  require_optimizer("step_without_gradients");
+  step_->step_without_gradients();
+}
+
+void Engine::zero_grad() {
+  require_alive("zero_grad");
+  step_->zero_grad();
+}
+
+NoSync Engine::no_sync() { return NoSync(*this); }
+CoalescedReduction Engine::coalesce_grad_reduction() { return CoalescedReduction(*this); }
+
+void Engine::defer(const char* scope) {
+  if (scope != nullptr) require_optimizer(scope);
+  step_->defer(scope);
+}
+
+bool Engine::is_gradient_accumulation_boundary() const { return step_->is_boundary(); }
+
+void Engine::set_gradient_accumulation_boundary(bool is_boundary) {
+  require_optimizer("set_gradient_accumulation_boundary");
+  step_->set_boundary(is_boundary);
 }
 
 double Engine::get_lr(size_t group) const {
-  return groups_.empty() && group == 0 ? 0 : settled().options_of(group, "get_lr").lr;
+  return group_count() == 0 && group == 0 ? 0 : step_->hyperparameters().of(group, "get_lr").lr;
 }
 
 void Engine::set_lr(double lr, std::optional<size_t> group) {
   require_optimizer("set_lr");
   if (!(lr >= 0) || !std::isfinite(lr)) throw ConfigError(str("set_lr: ", lr, " is no learning rate; use 0 or more"));
-  if (group) (void)options_of(*group, "set_lr");
-  (void)settled();  // what a schedule says after the last step comes first
-  for (size_t i = 0; i < groups_.size(); ++i)
-    if (!group || i == *group) groups_[i].lr = lr;
-  if (device_step_) device_step_->take_given_rates();
+  Hyperparameters& hyperparameters = step_->known_hyperparameters();
+  if (group) (void)hyperparameters.of(*group, "set_lr");
+  for (size_t i = 0; i < group_count(); ++i)
+    if (!group || i == *group) hyperparameters.set_lr(i, lr);
 }
 
 const OptimizerOptions& Engine::hyperparameters(size_t group) const {
   require_optimizer("hyperparameters");
-  return settled().options_of(group, "hyperparameters");
+  return step_->hyperparameters().of(group, "hyperparameters");
+}
+
+const OptimizerOptions& Engine::known_hyperparameters(size_t group) const {
+  require_optimizer("known_hyperparameters");
+  return step_->known_hyperparameters().of(group, "known_hyperparameters");
 }
 
 // Memory for states is laid out once, by the hyperparameters of initialize().
@@ -205,27 +285,24 @@ void Engine::require_states(const OptimizerOptions& options, size_t group) const
 }
 
 void Engine::set_hyperparameters(const OptimizerOptions& options, size_t group) {
-  if (const OptimizerOptions& present = hyperparameters(group); options.kind != present.kind)
+  require_optimizer("set_hyperparameters");
+  Hyperparameters& hyperparameters = step_->known_hyperparameters();
+  if (const OptimizerOptions& present = hyperparameters.of(group, "set_hyperparameters"); options.kind != present.kind)
     throw ConfigError(str("set_hyperparameters: group ", group, " is updated by ", optimizer_name(present.kind),
                           ", not by ", optimizer_name(options.kind), "; initialize() a new engine for that"));
   check_optimizer(options);
   require_states(options, group);
-  (void)settled();
-  groups_[group] = options;
-  if (device_step_) device_step_->take_given_rates();
+  hyperparameters.set(group, options);
 }
 
 void Engine::set_train_batch_size(int64_t train_batch_size) {
   require_alive("set_train_batch_size");
-  const int64_t round = train_micro_batch_size_per_gpu() * group_.size();
+  const int64_t round = train_micro_batch_size_per_gpu() * config_.degrees.data;
   if (train_batch_size <= 0 || train_batch_size % round != 0)
     throw ConfigError(str("set_train_batch_size: ", train_batch_size, " is not a multiple of micro-batch ",
-                          train_micro_batch_size_per_gpu(), " * ", group_.size(), " ranks = ", round),
+                          train_micro_batch_size_per_gpu(), " * ", config_.degrees.data, " ranks = ", round),
                       ErrorCode::kBatchSize);
-  require_no_window("set_train_batch_size");
-  config_.batch.train_batch_size = train_batch_size;
-  config_.batch.gradient_accumulation_steps = train_batch_size / round;
-  pager_->set_gradient_factor(1.0 / static_cast<double>(gradient_accumulation_steps()));
+  set_batch("set_train_batch_size", train_micro_batch_size_per_gpu(), train_batch_size / round);
 }
 
 void Engine::set_train_micro_batch_size(int64_t micro_batch_size) {
@@ -233,14 +310,20 @@ void Engine::set_train_micro_batch_size(int64_t micro_batch_size) {
   if (micro_batch_size < 1)
     throw ConfigError(str("set_train_micro_batch_size: ", micro_batch_size, " is no batch size; use 1 or more"),
                       ErrorCode::kBatchSize);
-  require_no_window("set_train_micro_batch_size");
-  config_.batch.train_micro_batch_size_per_gpu = micro_batch_size;
-  config_.batch.train_batch_size = micro_batch_size * gradient_accumulation_steps() * group_.size();
+  set_batch("set_train_micro_batch_size", micro_batch_size, gradient_accumulation_steps());
+}
+
+void Engine::set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps) {
+  step_->require_no_window(call);
+  config_.batch = {.train_batch_size = micro_batch_size * accumulation_steps * config_.degrees.data,
+                   .train_micro_batch_size_per_gpu = micro_batch_size,
+                   .gradient_accumulation_steps = accumulation_steps};
+  step_->set_batch(micro_batch_size, accumulation_steps);
 }
 
 std::pair<double, double> Engine::get_mom(size_t group) const {
   require_optimizer("get_mom");
-  const Momentum momentum = momentum_of(options_of(group, "get_mom"));
+  const Momentum momentum = momentum_of(step_->hyperparameters().of(group, "get_mom"));
   return {momentum.first, momentum.second};
 }
 

@@ -1,9 +1,6 @@
 #include "engine/loss_checks.h"
 
-#include <bit>
-
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/precision/precision.h"
 
 namespace trireme {
@@ -25,12 +22,6 @@ void check_loss(const at::Tensor& loss, const char* call) {
     throw ShapeError(str(call, ": expected a floating scalar loss, got ", short_name(loss.scalar_type()), " of shape ",
                          loss.sizes(), "; take its mean() or sum()"));
   check_has_graph(loss, call);
-}
-
-void warn_of_skipped_step(int64_t step, int64_t skipped) {
-  if (!std::has_single_bit(static_cast<uint64_t>(skipped))) return;
-  log(LogLevel::kWarning, str("step ", step, " changed nothing: a gradient is not finite (", skipped,
-                              " such so far); lower the learning rate, or look for what makes the loss overflow"));
 }
 
 }  // namespace trireme

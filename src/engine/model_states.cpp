@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 
-#include "engine/buffers.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/export.h"

@@ -9,6 +9,7 @@
 
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"
+#include "trireme/step/buffers.h"
 
 namespace torch::nn {
 class Module;
@@ -16,10 +17,6 @@ class Module;
 
 namespace trireme {
 
-struct NamedBuffer {
-  std::string name;
-  at::Tensor tensor;
-};
 using PresentBuffers = std::vector<std::pair<std::string, at::Tensor>>;
 
 struct ModuleTensors {

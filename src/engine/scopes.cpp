@@ -5,17 +5,6 @@
 
 namespace trireme {
 
-NoSync Engine::no_sync() { return NoSync(*this); }
-CoalescedReduction Engine::coalesce_grad_reduction() { return CoalescedReduction(*this); }
-
-void Engine::defer(const char* scope) {
-  if (scope != nullptr) require_optimizer(scope);
-  if (scope != nullptr && window_.deferral != nullptr)
-    throw StateError(str(scope, ": inside another ", window_.deferral, "() scope; one is enough"));
-  window_.deferral = scope;
-  if (pager_) pager_->defer_reductions(scope != nullptr);
-}
-
 NoSync::NoSync(Engine& engine) : engine_(engine) { engine_.defer("no_sync"); }
 NoSync::~NoSync() { engine_.defer(nullptr); }
 

@@ -5,8 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "engine/buffers.h"
-#include "engine/device_step.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
@@ -16,7 +14,6 @@
 #include "trireme/engine/engine.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
-#include "trireme/precision/loss_scaling.h"
 
 namespace trireme {
 
@@ -142,7 +139,7 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
                           .tags = configured.tag_validation,
                           .keep_last = options.keep_last.value_or(configured.keep_last),
                           .files = options.files};
-  const std::string tag = options.tag.empty() ? str("global_step", progress_.global_steps) : options.tag;
+  const std::string tag = options.tag.empty() ? str("global_step", global_steps()) : options.tag;
   if (options.async_save.value_or(configured.async_save)) {
     if (!saver_) saver_ = std::make_unique<AsyncSaver>(group_);
     return saver_->save(directory, tag, state, files);
@@ -170,9 +167,10 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (!options.load_module || !options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
 
   // Between closing and opening a window no peer reads weights, so they may be replaced.
-  const Window window = pager_->close_window();
-  window_.restart();
-  if (optimizer_) optimizer_->refresh_masters(window.written);
+  ClosedWindow window = pager_->close_window();
+  window.meet();
+  step_->restart_window();
+  if (optimizer_) optimizer_->refresh_masters(window.written());
   for (const OwnedSlice& slice : pager_->owned()) pager_->await_owned(slice.unit);
   std::optional<LoadedCheckpoint> loaded;
   StateTree on_host = host_copy(state);
@@ -186,12 +184,12 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     const bool has_changed = std::any_of(state.tensors.begin(), state.tensors.end(),
                                          [](const TensorSlice& slice) { return is_host(slice.data); });
     if (error.code() == ErrorCode::kTornLoad && has_changed) torn_load_ = error.what();
-    publish_all();  // every rank failed alike: nothing has changed, or a further load mends it
+    publish_all(window);  // every rank failed alike: nothing has changed, or a further load mends it
     throw;
   }
   torn_load_.clear();
   if (loaded && optimizer_) optimizer_->match_masters(loads_optimizer, loaded->missing);
-  publish_all();
+  publish_all(window);
   if (!loaded) {
     if (group_.rank() == 0)
       log(LogLevel::kWarning,
@@ -203,9 +201,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
                              " of this model stay as they are"));
   take_values(loaded->values, options);
   const bool same_world = loaded->rank_values.size() == static_cast<size_t>(group_.size());
-  if (config_.pager.deterministic)
-    seed_micro_batch();
-  else if (same_world && !options.load_module_only)
+  if (!config_.pager.deterministic && same_world && !options.load_module_only)
     set_random_states(Json::parse(loaded->rank_values[group_.rank()]), pager_->device());
   return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
 }
@@ -216,24 +212,25 @@ void Engine::take_user_writes() {
   if (optimizer_) optimizer_->refresh_masters(written);
 }
 
-void Engine::publish_all() {
-  for (const OwnedSlice& slice : pager_->owned()) pager_->publish(slice.unit);
-  for (const OwnedSlice& slice : pager_->owned_frozen()) pager_->publish(slice.unit);
-  pager_->open_window();
+void Engine::publish_all(ClosedWindow& window) {
+  for (const OwnedSlice& slice : pager_->owned()) window.publish(slice.unit);
+  for (const OwnedSlice& slice : pager_->owned_frozen()) window.publish(slice.unit);
+  window.open();
   buffers_->accept();
 }
 
 std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   Json values;
-  (void)settled();
-  values["global_steps"] = progress_.global_steps;
-  values["micro_steps"] = progress_.micro_steps;
-  values["skipped_steps"] = progress_.skipped_steps;
-  values["global_samples"] = progress_.global_samples;
+  const TrainStepState state = step_->state();
+  const std::vector<OptimizerOptions>& present = step_->hyperparameters().groups();
+  values["global_steps"] = state.progress.global_steps;
+  values["micro_steps"] = state.progress.micro_steps;
+  values["skipped_steps"] = state.progress.skipped_steps;
+  values["global_samples"] = state.progress.global_samples;
   values["lr"] = get_lr();
-  for (const OptimizerOptions& group : groups_) values["group_lrs"].push_back(group.lr);
-  if (config_.pager.deterministic) values["micro_batch_seed"] = micro_batch_seed_;
-  if (loss_scaling_) values["loss_scaler"] = to_json(loss_scaling_->scaler().state());
+  for (const OptimizerOptions& group : present) values["group_lrs"].push_back(group.lr);
+  if (state.micro_batch_seed) values["micro_batch_seed"] = *state.micro_batch_seed;
+  if (state.loss_scaler) values["loss_scaler"] = to_json(*state.loss_scaler);
   values["aliases"] = aliases_;
   values["exclude_frozen_parameters"] = options.exclude_frozen_parameters;
   if (optimizer_) {
@@ -241,7 +238,7 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
     Json& steps = values["parameter_steps"];
     for (size_t i = 0; i < counts.size(); ++i) steps[pager_->parameters()[i].name] = counts[i];
     Json& groups = values["parameter_groups"] = Json::array();
-    for (const OptimizerOptions& group : groups_) groups.push_back(to_json(group));
+    for (const OptimizerOptions& group : present) groups.push_back(to_json(group));
     for (size_t i = 0; i < counts.size(); ++i)
       if (const int group = optimizer_->group_of(static_cast<int>(i)); group >= 0 && pager_->parameters()[i].trainable)
         groups[group]["names"].push_back(pager_->parameters()[i].name);
@@ -251,46 +248,42 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
   return values.dump();
 }
 
-// Those of a checkpoint of other groups are left alone: take_learning_rates() says so.
+// Those of a checkpoint of other groups are left alone: take_values() says so.
 void Engine::take_hyperparameters(const std::string& values) {
-  const Json groups = Json::parse(values).value("parameter_groups", Json::array());
-  if (groups.size() != groups_.size()) return;
-  for (size_t group = 0; group < groups_.size(); ++group)
-    if (groups_[group].kind != OptimizerKind::kClient) take(groups_[group], groups[group]);
-}
-
-void Engine::take_learning_rates(const std::vector<double>& rates) {
-  follow_schedule();  // a momentum that cycles
-  if (rates.size() == groups_.size()) {
-    for (size_t group = 0; group < rates.size(); ++group) groups_[group].lr = rates[group];
-    if (device_step_) device_step_->take_given_rates();
-  } else if (!groups_.empty()) {
-    log(LogLevel::kWarning, str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ",
-                                groups_.size(), "; the learning rates are those of its schedule"));
+  const Json saved = Json::parse(values).value("parameter_groups", Json::array());
+  Hyperparameters& hyperparameters = step_->known_hyperparameters();
+  if (saved.size() != hyperparameters.groups().size()) return;
+  for (size_t group = 0; group < saved.size(); ++group) {
+    OptimizerOptions options = hyperparameters.groups()[group];
+    if (options.kind == OptimizerKind::kClient) continue;
+    take(options, saved[group]);
+    hyperparameters.set(group, options);
   }
 }
 
 void Engine::take_values(const std::string& text, const LoadCheckpointOptions& options) {
   if (options.load_module_only) return;
   const Json values = Json::parse(text);
-  outcome_.is_known = true;
-  outcome_.at_minimum = false;
-  progress_.global_steps = required<int64_t>(values, "global_steps");
-  progress_.micro_steps = required<int64_t>(values, "micro_steps");
-  progress_.skipped_steps = required<int64_t>(values, "skipped_steps");
-  progress_.global_samples = required<int64_t>(values, "global_samples");
-  micro_batch_seed_ = values.value("micro_batch_seed", micro_batch_seed_);
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states;
-  if (loads_optimizer) take_hyperparameters(text);
-  if (options.load_lr_scheduler_states)
-    take_learning_rates(values.value("group_lrs", std::vector<double>{required<double>(values, "lr")}));
+  TrainStepState state{.progress = {.micro_steps = required<int64_t>(values, "micro_steps"),
+                                    .global_steps = required<int64_t>(values, "global_steps"),
+                                    .skipped_steps = required<int64_t>(values, "skipped_steps"),
+                                    .global_samples = required<int64_t>(values, "global_samples")}};
+  if (values.contains("micro_batch_seed")) state.micro_batch_seed = values["micro_batch_seed"].get<uint64_t>();
   // A checkpoint of a run that needed none leaves the scale as it is.
-  if (loads_optimizer && loss_scaling_ && values.contains("loss_scaler"))
-    loss_scaling_->scaler().set_state(scaler_state(values["loss_scaler"]));
-  outcome_.applied_steps = progress_.global_steps - progress_.skipped_steps;
-  if (device_step_)
-    device_step_->set(progress_.global_steps, outcome_.applied_steps,
-                      loss_scaling_ ? loss_scaling_->scaler().state() : LossScaler::State{});
+  if (loads_optimizer && step_->loss_scale() && values.contains("loss_scaler"))
+    state.loss_scaler = scaler_state(values["loss_scaler"]);
+  step_->resume(state);
+  if (loads_optimizer) take_hyperparameters(text);
+  if (options.load_lr_scheduler_states) {
+    const auto rates = values.value("group_lrs", std::vector<double>{required<double>(values, "lr")});
+    const int64_t applied_steps = state.progress.global_steps - state.progress.skipped_steps;
+    const bool fits = step_->known_hyperparameters().resume(applied_steps, rates);
+    if (!fits && group_count() > 0)
+      log(LogLevel::kWarning,
+          str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ", group_count(),
+              "; the learning rates are those of its schedule"));
+  }
   if (!loads_optimizer) return;
   const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
   std::vector<int64_t> counts;

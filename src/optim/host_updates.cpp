@@ -21,8 +21,8 @@ HostUpdates::~HostUpdates() {
   thread_.join();
 }
 
-void HostUpdates::enqueue(int unit, std::function<void()> update) {
-  pager_.defer_publish(unit);
+void HostUpdates::enqueue(ClosedWindow& window, int unit, std::function<void()> update) {
+  window.defer_publish(unit);
   {
     const std::lock_guard lock(mutex_);
     waiting_.emplace(unit, std::move(update));

@@ -23,7 +23,7 @@ class HostUpdates {
   /// `update` of the owned slice of `unit` runs as soon as this is there, and then the unit is published. Of units that
   /// are there the first is updated first: forward needs it soonest. What `update` throws reaches who needs a unit
   /// next.
-  void enqueue(int unit, std::function<void()> update);
+  void enqueue(ClosedWindow& window, int unit, std::function<void()> update);
 
  private:
   void run(int threads);

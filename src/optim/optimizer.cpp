@@ -18,6 +18,7 @@
 #include "optim/update.h"
 #include "trireme/base/error.h"
 #include "trireme/device/stream.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 
@@ -58,9 +59,9 @@ class ShardedOptimizer::Impl {
     client_ = std::make_unique<ClientOptimizer>(factory, std::move(parts), std::move(names));
   }
 
-  void step(const Window& window, const StepOptions& options) {
+  void step(ClosedWindow& window, const StepOptions& options) {
     const at::NoGradGuard no_grad;
-    slices_.refresh_masters(window.written);
+    slices_.refresh_masters(window.written());
     if (client_) return step_client(window, options);
     if (slices_.any_on_device()) step_on_device(window, options);
     if (host_updates_)
@@ -126,11 +127,11 @@ class ShardedOptimizer::Impl {
 
   static bool needs_whole(OptimizerKind kind) { return kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon; }
 
-  bool is_updated_by(OptimizerKind kind, int parameter, const Window& window, const StepOptions& options) const {
-    return window.touched[parameter] && options.groups[slices_.group_of(parameter)].kind == kind;
+  bool is_updated_by(OptimizerKind kind, int parameter, const ClosedWindow& window, const StepOptions& options) const {
+    return window.touched()[parameter] && options.groups[slices_.group_of(parameter)].kind == kind;
   }
 
-  std::vector<Part> parts(size_t i, OptimizerKind kind, const Window& window, const StepOptions& options) const {
+  std::vector<Part> parts(size_t i, OptimizerKind kind, const ClosedWindow& window, const StepOptions& options) const {
     std::vector<Part> result;
     const UpdateSpan span = slices_.span(i);
     for (const Portion& portion : slices_.portions(i)) {
@@ -143,7 +144,7 @@ class ShardedOptimizer::Impl {
 
   /// Moves Lamb's moments. Sums of squares of weights and update, [2, parameters], over all ranks; undefined without
   /// Lamb.
-  at::Tensor lamb_norms(const Window& window, const StepOptions& options) const {
+  at::Tensor lamb_norms(const ClosedWindow& window, const StepOptions& options) const {
     if (options.groups[0].kind != OptimizerKind::kLamb) return {};
     const std::vector<ShardMesh>& meshes = pager_.meshes();
     const int64_t mesh_count = static_cast<int64_t>(meshes.size());
@@ -167,7 +168,7 @@ class ShardedOptimizer::Impl {
     return by_mesh.sum(0);
   }
 
-  void step_lamb(size_t i, const Window& window, const StepOptions& options, const at::Tensor& norms) const {
+  void step_lamb(size_t i, const ClosedWindow& window, const StepOptions& options, const at::Tensor& norms) const {
     const auto sums = norms.accessor<double, 2>();
     for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
       const int parameter = part.portion.parameter;
@@ -177,7 +178,7 @@ class ShardedOptimizer::Impl {
     }
   }
 
-  void step_client(const Window& window, const StepOptions& options) {
+  void step_client(ClosedWindow& window, const StepOptions& options) {
     for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
     client_states_.clear();
     std::vector<at::Tensor> gradients;
@@ -185,7 +186,7 @@ class ShardedOptimizer::Impl {
       for (const Portion& portion : slices_.portions(i)) {
         const at::Tensor& flat = pager_.owned()[i].gradients;
         gradients.emplace_back();
-        if (!window.touched[portion.parameter]) continue;
+        if (!window.touched()[portion.parameter]) continue;
         gradients.back() = flat.narrow(0, portion.slice_begin, portion.numel).to(at::kFloat);
         if (options.gradient_factor != 1) gradients.back().mul_(options.gradient_factor);
       }
@@ -194,12 +195,12 @@ class ShardedOptimizer::Impl {
     client_->step(gradients, learning_rates);
     for (size_t i = 0; i < slices_.count(); ++i) {
       OptimizerSlices::round_weights(slices_.span(i));
-      pager_.publish(slices_.unit(i));
+      window.publish(slices_.unit(i));
     }
     count_step(window);
   }
 
-  void step_on_host(const Window& window, const StepOptions& options) {
+  void step_on_host(ClosedWindow& window, const StepOptions& options) {
     for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
     const at::Tensor norms = lamb_norms(window, options);
     for (size_t i = 0; i < slices_.count(); ++i) {
@@ -207,15 +208,15 @@ class ShardedOptimizer::Impl {
       update_host_runs(i, host_runs(i, window, options), options.gradient_factor);
       if (norms.defined()) step_lamb(i, window, options, norms);
       step_muon(i, window, options);
-      pager_.publish(slices_.unit(i));
+      window.publish(slices_.unit(i));
     }
   }
 
   /// step_on_host() by another thread, which goes on when the caller does.
-  void step_beside(const Window& window, const StepOptions& options) {
+  void step_beside(ClosedWindow& window, const StepOptions& options) {
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (!slices_.is_on_host(i)) continue;
-      host_updates_->enqueue(slices_.unit(i),
+      host_updates_->enqueue(window, slices_.unit(i),
                              [this, i, runs = host_runs(i, window, options), factor = options.gradient_factor] {
                                update_host_runs(i, runs, factor);
                              });
@@ -228,9 +229,9 @@ class ShardedOptimizer::Impl {
     OptimizerOptions options;
   };
 
-  std::vector<HostRun> host_runs(size_t i, const Window& window, const StepOptions& options) const {
+  std::vector<HostRun> host_runs(size_t i, const ClosedWindow& window, const StepOptions& options) const {
     std::vector<HostRun> result;
-    for (const Run& run : slices_.runs(i, window.touched, steps_))
+    for (const Run& run : slices_.runs(i, window.touched(), steps_))
       if (!needs_whole(options.groups[run.group].kind)) result.push_back({run, options.groups[run.group]});
     return result;
   }
@@ -241,14 +242,15 @@ class ShardedOptimizer::Impl {
   }
 
   // All stretches of a group by one call, and then all units are final.
-  void step_on_device(const Window& window, const StepOptions& options) {
+  void step_on_device(ClosedWindow& window, const StepOptions& options) {
+    const WithoutInterception own_operators;
     const StepDecision decision = options.decision ? *options.decision : decision_of(options.gradient_factor);
-    device_steps_->begin(window.touched);
+    device_steps_->begin(window.touched());
     std::vector<std::vector<DeviceRun>> by_group(options.groups.size());
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (slices_.is_on_host(i)) continue;
       const UpdateSpan span = slices_.span(i);
-      for (const Run& run : slices_.runs(i, window.touched, device_steps_->histories()))
+      for (const Run& run : slices_.runs(i, window.touched(), device_steps_->histories()))
         by_group[run.group].push_back({span.slice(run.begin, run.end), device_steps_->of(run.parameter)});
     }
     for (size_t group = 0; group < by_group.size(); ++group) {
@@ -260,7 +262,7 @@ class ShardedOptimizer::Impl {
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (slices_.is_on_host(i)) continue;
       step_muon(i, window, options);
-      pager_.publish(slices_.unit(i));
+      window.publish(slices_.unit(i));
     }
   }
 
@@ -278,11 +280,11 @@ class ShardedOptimizer::Impl {
     return has_adam && has_master && is_true_on_all(group_, has_adam_kernel(pager_.device()));
   }
 
-  void count_step(const Window& window) {
-    for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched[i] ? 1 : 0;
+  void count_step(const ClosedWindow& window) {
+    for (size_t i = 0; i < steps_.size(); ++i) steps_[i] += window.touched()[i] ? 1 : 0;
   }
 
-  void step_muon(size_t i, const Window& window, const StepOptions& options) const {
+  void step_muon(size_t i, const ClosedWindow& window, const StepOptions& options) const {
     const OwnedSlice& slice = pager_.owned()[i];
     const UnitLayout& unit = pager_.layout().units[slice.unit];
     std::vector<PlacedMatrix> matrices;  // of the whole unit: every rank takes part, whatever it holds of them
@@ -327,7 +329,7 @@ ShardedOptimizer::~ShardedOptimizer() = default;
 bool ShardedOptimizer::takes_decisions() const { return impl_->takes_decisions(); }
 std::vector<OptimizerOptions> ShardedOptimizer::client_groups() const { return impl_->client_groups(); }
 
-void ShardedOptimizer::step(const Window& window, const StepOptions& options) { impl_->step(window, options); }
+void ShardedOptimizer::step(ClosedWindow& window, const StepOptions& options) { impl_->step(window, options); }
 void ShardedOptimizer::refresh_masters(const std::vector<bool>& chosen) { impl_->slices().refresh_masters(chosen); }
 std::vector<TensorSlice> ShardedOptimizer::state() { return impl_->state(); }
 std::vector<TensorSlice> ShardedOptimizer::own_state() const { return impl_->slices().state(); }

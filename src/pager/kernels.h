@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pager/exact_sum.h"
+#include "trireme/base/exact_sum.h"
 
 namespace trireme {
 

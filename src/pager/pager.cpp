@@ -6,11 +6,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "pager/acceptance.h"
-#include "pager/gradient_norm.h"
 #include "pager/gradients/deferred_gradients.h"
 #include "pager/gradients/gradient_watch.h"
+#include "pager/gradients/squares.h"
 #include "pager/gradients/store.h"
 #include "pager/weights/store.h"
 #include "trireme/base/log.h"
@@ -79,12 +80,14 @@ class Pager::Impl {
   }
 
   void end_backward() {
+    check_opened(CallerScope::current("end_backward"));
     if (defers()) return;
     hand_over_deferred();
     for (const auto& store : gradients_) store->end_backward();
   }
 
   void reduce_now() {
+    check_opened(CallerScope::current("reduce_now"));
     check_storages(CallerScope::current("reduce_now"));
     if (deferring_)
       throw StateError(str(CallerScope::current("reduce_now"),
@@ -99,26 +102,41 @@ class Pager::Impl {
   bool has_gradient(int parameter) const { return gradients_of(parameter).touched(parameter); }
   void gradient_written(int parameter) { gradients_of(parameter).rewritten(parameter); }
 
-  Window close_window() {
-    check_storages(CallerScope::current("close_window"));
+  void close_window() {
+    const char* call = CallerScope::current("close_window");
+    check_opened(call);
+    check_storages(call);
     hand_over_deferred();
     for (const auto& store : gradients_) store->finish();
-    Window window;
-    window.sum_of_squares = sum_of_squares(group_, context_, owned_, gradients_);
-    weights_->apply_writes();
-    for (size_t i = 0; i < managed_.size(); ++i) {
-      window.touched.push_back(has_gradient(static_cast<int>(i)));
-      window.written.push_back(managed_[i].written);
-    }
-    return window;
+    offload_.await_all();  // of the step before: what went wrong there is told while this window is still open
   }
+
+  std::vector<bool> touched() const {
+    std::vector<bool> touched;
+    for (int i = 0; i < static_cast<int>(managed_.size()); ++i) touched.push_back(has_gradient(i));
+    return touched;
+  }
+  std::vector<bool> written() const {
+    std::vector<bool> written;
+    for (const ManagedParameter& managed : managed_) written.push_back(managed.written);
+    return written;
+  }
+
+  ExactSum squares() const { return squares_on_host(context_, gradients_); }
+  at::Tensor squares_on_device() const { return trireme::squares_on_device(context_, owned_, gradients_); }
+
+  void meet() {
+    if (is_host(device_)) group_.barrier();  // peers read each other's weights there alone
+  }
+  void begin_update() { weights_->apply_writes(); }
+  void leave_closed() noexcept { is_left_closed_ = true; }
 
   std::vector<bool> settle_writes() {
     for (const ManagedParameter& managed : managed_)
       managed.owner->require_spread(CallerScope::current("settle_writes"));
+    check_opened(CallerScope::current("settle_writes"));
     offload_.await_all();  // who asks looks at weights next
-    std::vector<bool> written;
-    for (const ManagedParameter& managed : managed_) written.push_back(managed.written);
+    const std::vector<bool> written = this->written();
     uint8_t any = std::find(written.begin(), written.end(), true) != written.end();
     group_.all_reduce(at::from_blob(&any, {1}, at::TensorOptions().dtype(at::kByte)), ReduceOp::kMax).wait();
     if (any == 0) return written;
@@ -310,6 +328,13 @@ class Pager::Impl {
       if (deferred_->has(i)) gradients_of(i).accept(i, deferred_->take(i));
   }
 
+  void check_opened(const char* call) const {
+    if (is_left_closed_)
+      throw StateError(str(call,
+                           ": the step before ended between close_window() and open(), so ranks may hold different "
+                           "weights; load a checkpoint into a new engine"));
+  }
+
   void check_storages(const char* call) const {
     if (!scope_) throw StateError(str(call, ": the parameters were given back by restore()"));
     for (size_t i = 0; i < managed_.size(); ++i) {
@@ -349,6 +374,7 @@ class Pager::Impl {
   std::vector<int64_t> arrivals_;   // of gradients, by parameter, in this window
   std::vector<bool> is_published_;  // by unit, in this window
   bool has_published_ = false;
+  bool is_left_closed_ = false;  // a ClosedWindow died before its end
 };
 
 Pager::Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy)
@@ -376,21 +402,77 @@ bool Pager::has_gradient(int parameter) const { return impl_->has_gradient(param
 void Pager::gradient_written(int parameter) { impl_->gradient_written(parameter); }
 void Pager::release_gathered() { impl_->release_gathered(); }
 void Pager::require_free() const { impl_->require_free(); }
-Window Pager::close_window() { return impl_->close_window(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
-void Pager::publish(int unit) { impl_->publish(unit); }
 void Pager::await_owned(int unit) { impl_->await_owned(unit); }
 bool Pager::is_owned_there(int unit) const { return impl_->is_owned_there(unit); }
-void Pager::defer_publish(int unit) { impl_->defer_publish(unit); }
 void Pager::await_published() { impl_->await_published(); }
 void Pager::publish_deferred(int unit, const std::exception_ptr& problem) { impl_->publish_deferred(unit, problem); }
-void Pager::open_window() { impl_->open_window(); }
-void Pager::abandon_window() { impl_->abandon_window(); }
 GradientsSoFar Pager::gradients_so_far() const { return impl_->gradients_so_far(); }
 at::Tensor Pager::whole(int parameter) { return impl_->whole(parameter); }
 void Pager::restore() { impl_->restore(); }
 PagerMemory Pager::memory() const { return impl_->memory(); }
 PagerCounters Pager::counters() const { return impl_->counters(); }
+
+ClosedWindow Pager::close_window() {
+  impl_->close_window();
+  return ClosedWindow(*impl_);
+}
+
+ClosedWindow::ClosedWindow(Pager::Impl& pager) : pager_(&pager), touched_(pager.touched()), written_(pager.written()) {}
+
+ClosedWindow::ClosedWindow(ClosedWindow&& other) noexcept
+    : pager_(std::exchange(other.pager_, nullptr)),
+      touched_(std::move(other.touched_)),
+      written_(std::move(other.written_)),
+      state_(other.state_) {}
+
+ClosedWindow::~ClosedWindow() {
+  if (pager_ != nullptr && state_ != State::kOpen) pager_->leave_closed();
+}
+
+void ClosedWindow::require(State state, const char* call) const {
+  if (pager_ != nullptr && state_ == state) return;
+  const bool is_early = pager_ != nullptr && state_ == State::kClosed;
+  throw StateError(str(call, is_early ? ": peers may still read the weights; call meet() or begin_update() before it"
+                                      : ": the window is behind that; call it once, in the order of ClosedWindow"));
+}
+
+ExactSum ClosedWindow::squares() const { return pager_->squares(); }
+at::Tensor ClosedWindow::squares_on_device() const { return pager_->squares_on_device(); }
+
+void ClosedWindow::begin_update() {
+  require(State::kClosed, "begin_update");
+  pager_->begin_update();
+  state_ = State::kUpdating;
+}
+
+void ClosedWindow::meet() {
+  require(State::kClosed, "meet");
+  pager_->meet();
+  begin_update();
+}
+
+void ClosedWindow::publish(int unit) {
+  require(State::kUpdating, "publish");
+  pager_->publish(unit);
+}
+
+void ClosedWindow::defer_publish(int unit) {
+  require(State::kUpdating, "defer_publish");
+  pager_->defer_publish(unit);
+}
+
+void ClosedWindow::open() {
+  require(State::kUpdating, "open");
+  pager_->open_window();
+  state_ = State::kOpen;
+}
+
+void ClosedWindow::abandon() {
+  require(State::kUpdating, "abandon");
+  pager_->abandon_window();
+  state_ = State::kOpen;
+}
 
 std::optional<ManagedPlace> find_managed(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;

@@ -5,7 +5,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 
 #include "trireme/device/device.h"
 #include "trireme/intercept.h"
@@ -23,21 +22,21 @@ at::Tensor number_on(c10::Device device, double value, at::ScalarType dtype) {
 }  // namespace
 
 DeviceDecider::DeviceDecider(c10::Device device, const DecisionRules& rules) : device_(device), rules_(rules) {
-  const LossScaler start(rules.loss_scale.value_or(LossScaleOptions{.loss_scale = 1}), rules.rule);
   norm_ = number_on(device, 0, at::kDouble);
   is_applied_ = number_on(device, 0, at::kDouble);
-  set(0, 0, start.state());
+  set(0, 0, rules.scaler().state());
   for (Report& report : reports_) report.values = pinned_memory(kValues, at::kDouble, device);
 }
 
 void DeviceDecider::set(int64_t steps, int64_t applied_steps, const LossScaler::State& scaler) {
   steps_so_far_ = steps;
   applied_ = number_on(device_, static_cast<double>(applied_steps), at::kLong);
-  if (rules_.loss_scale) scale_ = number_on(device_, scaler.scale, at::kDouble);
-  steps_ = number_on(device_, static_cast<double>(scaler.steps), at::kDouble);
-  last_overflow_ = number_on(device_, static_cast<double>(scaler.last_overflow), at::kDouble);
-  hysteresis_ = number_on(device_, static_cast<double>(scaler.hysteresis), at::kDouble);
-  at_minimum_ = number_on(device_, 0, at::kDouble);
+  const auto number = [&](double value) { return number_on(device_, value, at::kDouble); };
+  loss_scale_ = {.scale = rules_.loss_scale ? number(scaler.scale) : at::Tensor(),
+                 .steps = number(static_cast<double>(scaler.steps)),
+                 .last_overflow = number(static_cast<double>(scaler.last_overflow)),
+                 .hysteresis = number(static_cast<double>(scaler.hysteresis))};
+  at_minimum_ = number_on(device_, 0, at::kBool);
   for (Report& report : reports_) report.is_under_way = false;
 }
 
@@ -46,49 +45,31 @@ DeviceDecider::Decision DeviceDecider::decide(const at::Tensor& sum_of_squares, 
   const at::NoGradGuard no_grad;
   ++steps_so_far_;
   norm_ = sum_of_squares.sqrt();
-  if (scale_.defined()) norm_ = norm_ / scale_;
+  const at::Tensor& scale = loss_scale_.scale;
+  if (scale.defined()) norm_ = norm_ / scale;
   const at::Tensor is_finite = at::isfinite(norm_);
-  // As torch's clip_grad_norm_: the small number keeps a norm of zero from dividing.
   at::Tensor factor;
-  if (max_norm > 0) factor = (max_norm / (norm_ + 1e-6)).clamp_max(1);
-  if (scale_.defined()) factor = factor.defined() ? factor / scale_ : scale_.reciprocal();
+  if (max_norm > 0) factor = step_arithmetic::clip_factor(norm_, max_norm);
+  if (scale.defined()) factor = factor.defined() ? factor / scale : scale.reciprocal();
   is_applied_ = rules_.skips ? is_finite.to(at::kDouble) : number_on(device_, 1, at::kDouble);
   applied_ = applied_ + is_applied_.to(at::kLong);
   Decision decision;
   if (factor.defined()) decision.gradient_factor = factor.to(at::kFloat);
   if (rules_.skips) decision.skip = 1 - is_applied_.to(at::kFloat);
-  if (rules_.loss_scale && rules_.loss_scale->loss_scale == 0) follow_overflow(is_finite.logical_not());
+  if (rules_.loss_scale && rules_.loss_scale->loss_scale == 0) {
+    const auto step = step_arithmetic::follow(*rules_.loss_scale, rules_.rule, loss_scale_, is_finite.logical_not());
+    loss_scale_ = step.next;
+    if (rules_.rule == LossScaleRule::kHysteresis) at_minimum_ = at_minimum_.logical_or(step.at_minimum);
+  }
   send_report();
   return decision;
 }
 
-// LossScaler::update(), without a branch.
-void DeviceDecider::follow_overflow(const at::Tensor& overflow) {
-  const LossScaleOptions& options = *rules_.loss_scale;
-  const at::Tensor lowered = (scale_ / 2).clamp_min(options.min_loss_scale);
-  const bool has_hysteresis = rules_.rule == LossScaleRule::kHysteresis;
-  const at::Tensor patience = has_hysteresis ? hysteresis_.gt(1) : number_on(device_, 0, at::kBool);
-  if (has_hysteresis)
-    at_minimum_ = at::where(overflow.logical_and(patience.logical_not()).logical_and(scale_.eq(options.min_loss_scale)),
-                            number_on(device_, 1, at::kDouble), at_minimum_);
-
-  const at::Tensor stable = steps_ - last_overflow_ - 1;
-  const at::Tensor doubles =
-      stable.gt(0).logical_and(stable.remainder(static_cast<double>(options.loss_scale_window)).eq(0));
-  const at::Tensor refills = options.consecutive_hysteresis ? number_on(device_, 1, at::kBool) : doubles;
-  const at::Tensor full = number_on(device_, static_cast<double>(options.hysteresis), at::kDouble);
-
-  scale_ = at::where(overflow, at::where(patience, scale_, lowered), at::where(doubles, scale_ * 2, scale_));
-  hysteresis_ =
-      at::where(overflow, at::where(patience, hysteresis_ - 1, hysteresis_), at::where(refills, full, hysteresis_));
-  last_overflow_ = at::where(overflow, steps_, last_overflow_);
-  steps_ = steps_ + 1;
-}
-
 at::Tensor DeviceDecider::present() const {
-  const at::Tensor scale = scale_.defined() ? scale_ : number_on(device_, 1, at::kDouble);
-  return at::stack(
-      {norm_, is_applied_, applied_.to(at::kDouble), scale, steps_, last_overflow_, hysteresis_, at_minimum_});
+  const auto& [scale, steps, last_overflow, hysteresis] = loss_scale_;
+  return at::stack({norm_, is_applied_, applied_.to(at::kDouble),
+                    scale.defined() ? scale : number_on(device_, 1, at::kDouble), steps, last_overflow, hysteresis,
+                    at_minimum_.to(at::kDouble)});
 }
 
 void DeviceDecider::send_report() {

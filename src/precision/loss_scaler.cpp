@@ -1,16 +1,15 @@
 #include "trireme/precision/loss_scaler.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "precision/positive.h"
 #include "trireme/base/error.h"
+#include "trireme/precision/step_arithmetic.h"
 
 namespace trireme {
 
 namespace {
 
-constexpr double kFactor = 2;
 constexpr int64_t kLargestPower = 126;  // the scale is a finite fp32 number, and so is its double
 
 }  // namespace
@@ -42,25 +41,16 @@ LossScaler::LossScaler(const LossScaleOptions& options, LossScaleRule rule) : op
 
 void LossScaler::update(bool overflow) {
   if (!is_dynamic()) return;
-  if (overflow) {
-    lower();
-    state_.last_overflow = state_.steps++;
-    return;
-  }
-  const int64_t stable = state_.steps - state_.last_overflow - 1;
-  const bool doubles = stable > 0 && stable % options_.loss_scale_window == 0;
-  if (doubles) state_.scale *= kFactor;
-  if (doubles || options_.consecutive_hysteresis) state_.hysteresis = options_.hysteresis;
-  ++state_.steps;
-}
-
-void LossScaler::lower() {
-  if (rule_ == LossScaleRule::kHysteresis && state_.hysteresis > 1) {
-    --state_.hysteresis;
-    return;
-  }
-  if (rule_ == LossScaleRule::kHysteresis && state_.scale == options_.min_loss_scale) throw_at_minimum();
-  state_.scale = std::max(state_.scale / kFactor, options_.min_loss_scale);
+  const step_arithmetic::LossScaleState<double> now{.scale = state_.scale,
+                                                    .steps = static_cast<double>(state_.steps),
+                                                    .last_overflow = static_cast<double>(state_.last_overflow),
+                                                    .hysteresis = static_cast<double>(state_.hysteresis)};
+  const auto [next, at_minimum] = step_arithmetic::follow(options_, rule_, now, overflow);
+  if (at_minimum && rule_ == LossScaleRule::kHysteresis) throw_at_minimum();
+  state_ = {.scale = next.scale,
+            .steps = static_cast<int64_t>(next.steps),
+            .last_overflow = static_cast<int64_t>(next.last_overflow),
+            .hysteresis = static_cast<int64_t>(next.hysteresis)};
 }
 
 void LossScaler::throw_at_minimum() {

@@ -33,10 +33,10 @@ ParameterGroup parameter_group(const py::dict& group) {
 }
 
 std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& world, const py::object& module,
-                                          const std::string& config, const std::vector<py::dict>& groups,
+                                          const Config& config, const std::vector<py::dict>& groups,
                                           const py::object& make_client, const std::string& output) {
   InitializeOptions options;
-  options.config = parse_config(config, group_of(*world).size());
+  options.config = config;
   for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
   if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
   options.output = output;
@@ -55,8 +55,7 @@ std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& wo
           }};
 }
 
-py::dict hyperparameters(const ModuleEngine& engine, size_t group) {
-  const OptimizerOptions& options = engine.hyperparameters(group);
+py::dict as_dict(const OptimizerOptions& options) {
   py::dict result;
   result["lr"] = options.lr;
   if (options.kind == OptimizerKind::kClient) return result;  // the rest is its own
@@ -71,7 +70,7 @@ py::dict hyperparameters(const ModuleEngine& engine, size_t group) {
 }
 
 void set_hyperparameters(ModuleEngine& engine, size_t group, const py::dict& values) {
-  OptimizerOptions options = engine.hyperparameters(group);
+  OptimizerOptions options = engine.known_hyperparameters(group);
   options.lr = number(values, "lr").value_or(options.lr);
   options.eps = number(values, "eps").value_or(options.eps);
   options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
@@ -80,6 +79,18 @@ void set_hyperparameters(ModuleEngine& engine, size_t group, const py::dict& val
   if (values.contains("betas"))
     std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
   engine.set_hyperparameters(options, group);
+}
+
+/// A step with what the program has changed since the last one, by number of the group: (whether it ended a window,
+/// whether the weights changed, None where a device has not told). The host waits for no device.
+py::tuple step(ModuleEngine& engine, const std::vector<std::pair<size_t, py::dict>>& changes) {
+  for (const auto& [group, values] : changes) set_hyperparameters(engine, group, values);
+  StepReport report;
+  {
+    const py::gil_scoped_release no_gil;
+    report = engine.step();
+  }
+  return py::make_tuple(report.ended_window, report.applied);
 }
 
 /// The engine's forward scope as a Python context manager.
@@ -155,7 +166,7 @@ void bind_steps(EngineClass& engine) {
           py::arg("scale_wrt_gas") = true, WithoutGil())
       .def("scale", &ModuleEngine::scale, WithoutGil())
       .def_property_readonly("loss_scale", &ModuleEngine::loss_scale)
-      .def("step", &ModuleEngine::step, WithoutGil())
+      .def("step", &step, py::arg("changes"))
       .def("step_without_gradients", &ModuleEngine::step_without_gradients, WithoutGil())
       .def("zero_grad", &ModuleEngine::zero_grad, WithoutGil())
       .def("is_gradient_accumulation_boundary", &ModuleEngine::is_gradient_accumulation_boundary)
@@ -186,7 +197,10 @@ void bind_numbers(EngineClass& engine) {
                              [](const ModuleEngine& self) { return self.pager().policy().units.leaves; })
       .def("get_lr", &ModuleEngine::get_lr, py::arg("group") = 0)
       .def("get_mom", &ModuleEngine::get_mom, py::arg("group") = 0)
-      .def("hyperparameters", &hyperparameters)
+      .def("hyperparameters",
+           [](const ModuleEngine& self, size_t group) { return as_dict(self.hyperparameters(group)); })
+      .def("known_hyperparameters",
+           [](const ModuleEngine& self, size_t group) { return as_dict(self.known_hyperparameters(group)); })
       .def("set_hyperparameters", &set_hyperparameters)
       .def_property_readonly("global_steps", &ModuleEngine::global_steps)
       .def_property_readonly("micro_steps", &ModuleEngine::micro_steps)
@@ -244,12 +258,11 @@ void bind_files(EngineClass& engine) {
           py::arg("directory"), py::arg("name"), py::arg("exclude_frozen_parameters"), WithoutGil());
 }
 
-void check_models(const WorldHandle& world, const py::object& module, const std::string& config) {
+void check_models(const WorldHandle& world, const py::object& module, const Config& config) {
   const auto mirror = mirror_of(module);
   Group& group = group_of(world);
-  const PrecisionOptions precision = parse_config(config, group.size()).precision;
   const py::gil_scoped_release no_gil;
-  check_same_model(group, *mirror, precision);
+  check_same_model(group, *mirror, config.precision);
 }
 
 }  // namespace

@@ -125,7 +125,7 @@ TEST(Degrees, OfTheProgramLeaveTheDataDegreeToTheWorld) {
   EXPECT_EQ(config.degrees, (Degrees{.data = 4, .pipe = 2, .tensor = 2}));
   EXPECT_EQ(config.batch, (BatchSizes{24, 2, 3}));
   EXPECT_EQ(config.pager.predivide_factor, 4);
-  EXPECT_EQ(config_from_json(to_json(config), 16, config.degrees).batch, config.batch);
+  EXPECT_EQ(parse_config(to_text(config), 16, config.degrees), config);
 }
 
 TEST(Degrees, WithoutAProgramsAreAllData) {

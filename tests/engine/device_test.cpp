@@ -351,5 +351,30 @@ TEST(EngineOnDevices, RanksWithoutABackendForTheirDeviceAreToldWhatIsThere) {
   EXPECT_SAYS(text, "there are backends for NVIDIA GPUs alone");
 }
 
+// What Python's binding does for a step(): it gives what the program has changed, steps, and takes over what the host
+// knows.
+TEST(EngineOnDevices, AStepAsPythonMakesItWaitsForNothing) {
+  for (const bool sets_rate : {false, true}) {
+    FakeRecord record;
+    with_engine(Place::kDevice, 1, make_config(1, 1, at::kHalf), [&](Rank&, Engine& engine, const TrainedModel& model) {
+      for (int i = 0; i < 5; ++i) {
+        const at::Tensor loss = model.loss({i, 0});
+        const int64_t before = record.host_waits();
+        engine.backward(loss);
+        OptimizerOptions options = engine.known_hyperparameters(0);
+        if (sets_rate) options.lr = 0.125;
+        if (sets_rate) engine.set_hyperparameters(options, 0);
+        EXPECT_TRUE(engine.step().ended_window);
+        (void)engine.known_hyperparameters(0);
+        EXPECT_EQ(record.host_waits(), before) << "step " << i;
+      }
+      const int64_t before = record.host_waits();
+      EXPECT_EQ(engine.known_hyperparameters(0).lr, engine.get_lr());  // of the stand-in the host hears at once
+      EXPECT_GT(record.host_waits(), before);
+    });
+    EXPECT_EQ(record.races(), std::vector<std::string>());
+  }
+}
+
 }  // namespace
 }  // namespace trireme::on_devices

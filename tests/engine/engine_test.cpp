@@ -270,5 +270,14 @@ TEST(Engines, TwoTrainSideBySideInOneThread) {
   });
 }
 
+TEST(Degrees, OtherThanDataAreRefusedByName) {
+  run_ranks(2, [](Rank& rank) {
+    Dot net;
+    const std::string text =
+        error_of<ConfigError>([&] { Engine engine(rank.world(), *net, {.degrees = {.pipe = 2}}); });
+    EXPECT_SAYS(text, "degrees.pipe=2 is not there yet; leave it 1");
+  });
+}
+
 }  // namespace
 }  // namespace trireme

@@ -75,7 +75,7 @@ TEST(ARankThatStopsBeforeItsBackward, LeavesAnErrorWithTheReductionAndTheParamet
               engine.step();
               if (rank.id() == 1) return std::this_thread::sleep_for(1500ms);
               engine.backward(engine(vec(1, 2)));
-              const std::string text = error_of<CommError>([&] { engine.pager().close_window(); });
+              const std::string text = error_of<CommError>([&] { (void)engine.pager().close_window(); });
               EXPECT_SAYS(text, "reduction of gradients #2 (open from 'w' of unit '");
             },
             {.timeout = 500ms});

@@ -77,13 +77,15 @@ std::vector<at::Tensor> gradients_of(Rank& rank, const PagerPolicy& policy, at::
     engine.pager().end_backward();  // for those that called backward() themselves
   }
   Pager& pager = engine.pager();
-  EXPECT_TRUE(std::isfinite(pager.close_window().sum_of_squares.item<double>()));
+  ClosedWindow window = pager.close_window();
+  EXPECT_TRUE(std::isfinite(window.squares().total()));
+  window.meet();
   std::vector<at::Tensor> gradients;
   for (const OwnedSlice& slice : pager.owned()) {
     gradients.push_back(slice.gradients.clone());
-    pager.publish(slice.unit);
+    window.publish(slice.unit);
   }
-  pager.open_window();
+  window.open();
   return gradients;
 }
 

@@ -121,9 +121,10 @@ class Training {
       if (is_touched(number, i)) loss = loss + (parameters[i] * gradients[i].to(parameters[i].scalar_type())).sum();
     loss.backward();
     pager->end_backward();
-    const Window window = pager->close_window();
+    ClosedWindow window = pager->close_window();
+    window.meet();
     optimizer->step(window, {.groups = groups, .gradient_factor = kClip});
-    pager->open_window();
+    window.open();
   }
 
   std::vector<at::Tensor> parameters;

@@ -92,7 +92,7 @@ TEST_P(EveryDeferral, EndsWithTheWindowAtTheLatest) {
     pager.end_backward();
     net->parameters()[0].sum().backward();
     pager.defer_reductions(false);
-    const Window window = sgd_step(pager, 1);
+    const EndedWindow window = sgd_step(pager, 1);
     EXPECT_EQ(window.touched, (std::vector<bool>{true, false, false}));
     EXPECT_EQ(pager.counters().reduced_bytes,
               (policy().stage < 3 || policy().gather == GatherPolicy::kCopy ? 3 : 1) * 256);
@@ -132,8 +132,8 @@ TEST_P(EveryDeferral, SumsSixteenBitGradientsInFp32) {
       pager.end_backward();
     }
     pager.defer_reductions(false);
-    const Window window = sgd_step(pager, 0);
-    EXPECT_EQ(window.sum_of_squares.item<double>(), 64.0 * 512 * 512);
+    const EndedWindow window = sgd_step(pager, 0);
+    EXPECT_EQ(sum_over(rank.world(), window.squares), 64.0 * 512 * 512);
   });
 }
 

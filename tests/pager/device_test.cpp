@@ -40,15 +40,21 @@ void with_pager(const std::function<void(Rank&, Pager&, std::vector<at::Tensor>&
   });
 }
 
+ClosedWindow closed_window(Pager& pager) {
+  ClosedWindow window = pager.close_window();
+  window.meet();
+  return window;
+}
+
 /// What an optimizer would do.
 void update(Pager& pager, double value) {
   const at::NoGradGuard no_grad;
-  (void)pager.close_window();
+  ClosedWindow window = closed_window(pager);
   for (const OwnedSlice& slice : pager.owned()) {
     at::Tensor(slice.weights).fill_(value);
-    pager.publish(slice.unit);
+    window.publish(slice.unit);
   }
-  pager.open_window();
+  window.open();
 }
 
 TEST(PagerOnDevices, AGatherStartsBehindTheUpdateOfItsShard) {
@@ -56,7 +62,9 @@ TEST(PagerOnDevices, AGatherStartsBehindTheUpdateOfItsShard) {
   with_pager([](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
     for (const at::Tensor& parameter : parameters) (void)parameter.sum();
     // Idle buffers are free since before the update, so that they alone would let a gather start too early.
-    for (int unit = 0; unit < 2; ++unit) pager.publish(unit);
+    ClosedWindow window = closed_window(pager);
+    for (int unit = 0; unit < 2; ++unit) window.publish(unit);
+    window.open();
     update(pager, 5);
     for (const at::Tensor& parameter : parameters) EXPECT_EQ(parameter.sum().item<float>(), 5 * kNumel);
   });
@@ -72,8 +80,10 @@ TEST(PagerOnDevices, AnotherStreamMayReadWhatIsGathered) {
       const OnStream on(side);
       (void)parameters[0].sum();
     }
-    pager.publish(0);  // its buffer serves the other unit, behind both streams
+    ClosedWindow window = closed_window(pager);
+    window.publish(0);  // its buffer serves the other unit, behind both streams
     EXPECT_EQ(parameters[1].sum().item<float>(), 2 * kNumel);
+    window.abandon();
   });
   EXPECT_EQ(record.races(), std::vector<std::string>());
 }
@@ -83,10 +93,12 @@ TEST(PagerOnDevices, AGatherStartsBehindTheUsersWrite) {
   with_pager([](Rank&, Pager& pager, std::vector<at::Tensor>& parameters) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : parameters) (void)parameter.sum();
-    pager.publish(1);  // leaves a buffer that is free since before the write
+    ClosedWindow window = closed_window(pager);
+    window.publish(1);  // leaves a buffer that is free since before the write
     parameters[0].fill_(7);
-    pager.publish(0);
+    window.publish(0);
     EXPECT_EQ(parameters[0].sum().item<float>(), 7 * kNumel);
+    window.open();
   });
   EXPECT_EQ(record.races(), std::vector<std::string>());
 }

@@ -1,4 +1,4 @@
-#include "pager/exact_sum.h"
+#include "trireme/base/exact_sum.h"
 
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // Parameters that are sharded within replicas, beside others that are sharded otherwise.
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -117,6 +118,12 @@ TEST_P(Hybrid, ReductionsMayBeDeferred) {
   expect_as_one_process(train(GetParam(), 2, defer_first), 2);
 }
 
+double squares_of_all(Rank& rank, const ClosedWindow& window) {
+  at::Tensor sum = at::full({1}, window.squares().total(), at::kDouble);
+  rank.world().all_reduce(sum).wait();
+  return sum.item<double>();
+}
+
 TEST_P(Hybrid, TheNormCountsEachElementOnce) {
   run_ranks(kRanks, [&](Rank& rank) {
     const Square square(rank.world());
@@ -131,9 +138,10 @@ TEST_P(Hybrid, TheNormCountsEachElementOnce) {
                 GetParam().sharding.policy);
     (weight.sum() * 2 + other.sum()).backward();
     pager.end_backward();
-    const Window window = pager.close_window();
-    EXPECT_EQ(window.sum_of_squares.item<double>(), 70 * 4 + 30);
-    pager.open_window();
+    ClosedWindow window = pager.close_window();
+    EXPECT_EQ(squares_of_all(rank, window), 70 * 4 + 30);
+    window.meet();
+    window.open();
   });
 }
 
@@ -148,17 +156,18 @@ TEST_P(Hybrid, AGradientOfOneReplicaCountsForAll) {
       const at::Tensor loss = weight.sum() * 8;
       if (step == 0 || rank.id() == 3) loss.backward();
       pager.end_backward();
-      const Window window = pager.close_window();
-      EXPECT_TRUE(window.touched[0]);
+      ClosedWindow window = pager.close_window();
+      EXPECT_TRUE(window.touched()[0]);
       const double expected = step == 0 ? 8 : 2;
       const OwnedSlice& slice = pager.owned()[0];
       for (const Portion& portion : portions_of(pager.layout().units[0], slice.begin, slice.gradients.numel())) {
         const at::Tensor part = slice.gradients.narrow(0, portion.slice_begin, portion.numel);
         EXPECT_TRUE(at::equal(part, at::full_like(part, expected))) << "step " << step;
       }
-      EXPECT_EQ(window.sum_of_squares.item<double>(), 70 * expected * expected);
-      for (const OwnedSlice& each : pager.owned()) pager.publish(each.unit);
-      pager.open_window();
+      EXPECT_EQ(squares_of_all(rank, window), 70 * expected * expected);
+      window.meet();
+      for (const OwnedSlice& each : pager.owned()) window.publish(each.unit);
+      window.open();
     }
   });
 }
@@ -244,9 +253,10 @@ TEST(Meshes, GradientsAreDividedAsTheMeshSays) {
       Pager pager(rank.world(), {mesh}, {{"w", weight}}, {.stage = 2, .gradient_op = op});
       weight.sum().backward();
       pager.end_backward();
-      (void)pager.close_window();
+      ClosedWindow window = pager.close_window();
       EXPECT_EQ(pager.owned()[0].gradients[0].item<float>(), op == ReduceOp::kMean ? 0.5 : 4);
-      pager.open_window();
+      window.meet();
+      window.open();
       pager.restore();
     }
   });

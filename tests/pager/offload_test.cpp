@@ -45,7 +45,7 @@ void with_offload(const std::function<void(Pager&, std::vector<at::Tensor>&)>& b
 }
 
 /// Backward of the sum of all parameters times `factor`, and the end of the window.
-Window backward_of_sums(Pager& pager, const std::vector<at::Tensor>& parameters, double factor) {
+ClosedWindow backward_of_sums(Pager& pager, const std::vector<at::Tensor>& parameters, double factor) {
   at::Tensor loss;
   for (const at::Tensor& parameter : parameters) loss = loss.defined() ? loss + parameter.sum() : parameter.sum();
   (loss * factor).backward();
@@ -60,19 +60,20 @@ TEST_P(PagerOffload, GradientsAndWeightsOfTheHostAreThoseOfTheDevice) {
       [](Pager& pager, std::vector<at::Tensor>& parameters) {
         const at::NoGradGuard no_grad;
         for (int step = 0; step < 3; ++step) {
-          {
+          ClosedWindow window = [&] {
             const at::AutoGradMode with_grad(true);
-            const Window window = backward_of_sums(pager, parameters, 1 + step);
-            EXPECT_EQ(window.sum_of_squares.item<double>(), 2 * kOffloadNumel * (1 + step) * (1 + step));
-          }
+            return backward_of_sums(pager, parameters, 1 + step);
+          }();
+          EXPECT_EQ(window.squares_on_device().sum().item<double>(), 2 * kOffloadNumel * (1 + step) * (1 + step));
+          window.begin_update();
           for (const OwnedSlice& slice : pager.owned()) {
             ASSERT_TRUE(slice.weights.device().is_cpu() && slice.gradients.device().is_cpu());
             pager.await_owned(slice.unit);
             EXPECT_TRUE(slice.gradients.eq(1 + step).all().item<bool>());
             at::Tensor(slice.weights).sub_(slice.gradients);
-            pager.publish(slice.unit);
+            window.publish(slice.unit);
           }
-          pager.open_window();
+          window.open();
         }
         EXPECT_EQ(parameters[1].sum().item<float>(), (2 - 6) * kOffloadNumel);
       },
@@ -91,13 +92,14 @@ TEST_P(PagerOffload, NewWeightsComeBehindTheLastUseOfTheOld) {
             const at::NoGradGuard no_grad;
             for (const at::Tensor& parameter : parameters) (void)parameter.sum();
           }
-          (void)pager.close_window();
+          ClosedWindow window = pager.close_window();
+          window.meet();
           for (const OwnedSlice& slice : pager.owned()) {
             pager.await_owned(slice.unit);
             at::Tensor(slice.weights).fill_(step);
-            pager.publish(slice.unit);
+            window.publish(slice.unit);
           }
-          pager.open_window();
+          window.open();
         }
         const at::NoGradGuard no_grad;
         EXPECT_EQ(parameters[0].sum().item<float>(), kOffloadNumel);
@@ -124,9 +126,10 @@ TEST_P(PagerOffload, AUseWaitsForWhatAnotherThreadPublishes) {
   FakeRecord record;
   with_offload(
       [](Pager& pager, std::vector<at::Tensor>& parameters) {
-        (void)backward_of_sums(pager, parameters, 1);
-        for (int unit = 0; unit < 2; ++unit) pager.defer_publish(unit);
-        pager.open_window();
+        ClosedWindow window = backward_of_sums(pager, parameters, 1);
+        window.meet();
+        for (int unit = 0; unit < 2; ++unit) window.defer_publish(unit);
+        window.open();
         std::thread other([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(30));
           for (int unit = 1; unit >= 0; --unit) {
@@ -148,9 +151,10 @@ TEST_P(PagerOffload, WhatWentWrongThereReachesWhoNeedsTheUnit) {
   FakeRecord record;
   with_offload(
       [](Pager& pager, std::vector<at::Tensor>& parameters) {
-        (void)backward_of_sums(pager, parameters, 1);
-        for (int unit = 0; unit < 2; ++unit) pager.defer_publish(unit);
-        pager.open_window();
+        ClosedWindow window = backward_of_sums(pager, parameters, 1);
+        window.meet();
+        for (int unit = 0; unit < 2; ++unit) window.defer_publish(unit);
+        window.open();
         pager.publish_deferred(0);
         pager.publish_deferred(1, std::make_exception_ptr(Error(ErrorCode::kIo, "no memory left")));
         for (int again = 0; again < 2; ++again)

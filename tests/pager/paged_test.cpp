@@ -164,9 +164,10 @@ TEST(PagedWeights, ThatAreAskedForDirectlyStayUntilTheNextOperator) {
         const at::Tensor whole = pager.whole(i);
         EXPECT_EQ(std::memcmp(whole.data_ptr(), expected[i].data_ptr(), kUnitBytes), 0);
       }
-      pager.close_window();
-      for (const OwnedSlice& slice : pager.owned()) pager.publish(slice.unit);
-      pager.open_window();
+      ClosedWindow window = pager.close_window();
+      window.meet();
+      for (const OwnedSlice& slice : pager.owned()) window.publish(slice.unit);
+      window.open();
     }
     pager.restore();
   });
@@ -199,11 +200,12 @@ TEST(PagedWeights, ThatAreReleasedAreNotANumberUnderPoison) {
     // A pointer that the pager knows nothing of.
     const auto* data = static_cast<const float*>(pager.whole(0).const_data_ptr());
     EXPECT_FALSE(std::isnan(data[0]));
-    pager.close_window();
-    pager.publish(0);
+    ClosedWindow window = pager.close_window();
+    window.meet();
+    window.publish(0);
     EXPECT_TRUE(std::isnan(data[0]));
-    pager.publish(1);
-    pager.open_window();
+    window.publish(1);
+    window.open();
     pager.restore();
   });
 }

@@ -36,11 +36,12 @@ Reduced reduce(Rank& rank, const PagerPolicy& policy, const Gradients& gradients
   Pager pager(rank.world(), {{"w", weight, gradients.communication_dtype}}, policy);
   weight.backward(at::full({kNumel}, gradients.of_rank_0 + rank.id() * gradients.step, gradients.dtype));
   pager.end_backward();
-  const Window window = pager.close_window();
+  ClosedWindow window = pager.close_window();
   const Reduced reduced = {pager.owned()[0].gradients[0].item<double>(),
-                           std::sqrt(window.sum_of_squares.item<double>()), pager.counters().reduced_bytes};
-  pager.publish(0);
-  pager.open_window();
+                           std::sqrt(sum_over(rank.world(), window.squares().total())), pager.counters().reduced_bytes};
+  window.begin_update();
+  window.publish(0);
+  window.open();
   return reduced;
 }
 
@@ -142,10 +143,11 @@ TEST(GradientCheck, StopsABackwardPassBeforeAGradientIsTaken) {
     refuses = false;
     (weight * 3).sum().backward();
     pager.end_backward();
-    pager.close_window();
+    ClosedWindow window = pager.close_window();
     EXPECT_EQ(pager.owned()[0].gradients[0].item<float>(), 3);
-    pager.publish(0);
-    pager.open_window();
+    window.meet();
+    window.publish(0);
+    window.open();
   });
 }
 

@@ -84,7 +84,7 @@ void train_randomly(Rank& rank, const PagerPolicy& policy, std::chrono::millisec
       pager.end_backward();
     }
     nap(random);
-    const Window window = sgd_step(pager, 1);
+    const EndedWindow window = sgd_step(pager, 1);
     ASSERT_EQ(window.touched, touched) << "step " << step;
     {
       // By all ranks or none: under the copy policy it is collective.

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/nn/module.h>
 
 #include <gtest/gtest.h>
@@ -23,23 +24,39 @@ inline std::vector<NamedParameter> parameters_of(const torch::nn::Module& module
   return parameters;
 }
 
+/// An accumulation window that has ended.
+struct EndedWindow {
+  std::vector<bool> touched;  ///< as ClosedWindow's
+  std::vector<bool> written;
+  double squares = 0;  ///< this rank's part
+};
+
 /// One SGD step on what is owned; parameters without a gradient are left alone.
-inline Window sgd_step(Pager& pager, double lr) {
+inline EndedWindow sgd_step(Pager& pager, double lr) {
   at::NoGradGuard no_grad;
-  Window window = pager.close_window();
+  ClosedWindow window = pager.close_window();
+  const EndedWindow ended{window.touched(), window.written(), window.squares().total()};
+  window.meet();
   for (const OwnedSlice& slice : pager.owned()) {
     for (const Placement& placement : pager.layout().units[slice.unit].parameters) {
-      if (!window.touched[placement.index]) continue;
+      if (!ended.touched[placement.index]) continue;
       const int64_t begin = std::max(placement.begin, slice.begin);
       const int64_t end = std::min(placement.end(), slice.begin + slice.weights.numel());
       if (begin >= end) continue;
       at::Tensor weights = slice.weights.narrow(0, begin - slice.begin, end - begin);
       weights.sub_(slice.gradients.narrow(0, begin - slice.begin, end - begin).to(weights.scalar_type()).mul(lr));
     }
-    pager.publish(slice.unit);
+    window.publish(slice.unit);
   }
-  pager.open_window();
-  return window;
+  window.open();
+  return ended;
+}
+
+/// Of a number of each rank.
+inline double sum_over(Group& group, double mine) {
+  const at::Tensor sum = at::scalar_tensor(mine, at::kDouble);
+  group.all_reduce(sum).wait();
+  return sum.item<double>();
 }
 
 /// How parameters are sharded; every sharding test runs under all of them.

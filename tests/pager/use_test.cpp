@@ -112,7 +112,7 @@ TEST_P(EveryUse, OfAParameterThatNoRankUsesLeavesItAlone) {
       for (int step = 0; step < 2; ++step) {
         net->forward(at::randn({3, 8})).sum().backward();
         pager.end_backward();
-        const Window window = sgd_step(pager, 0.1);
+        const EndedWindow window = sgd_step(pager, 0.1);
         for (size_t i = 0; i < window.touched.size(); ++i)
           EXPECT_EQ(window.touched[i], pager.parameters()[i].name != "unused") << pager.parameters()[i].name;
       }
@@ -136,10 +136,10 @@ TEST_P(EveryUse, OfAParameterOnSomeRanksOnlyCountsTheOthersAsZero) {
       if (rank.id() == 1) loss = loss + net->b.sum() * static_cast<double>(ranks);
       loss.backward();
       pager.end_backward();
-      const Window window = sgd_step(pager, 0.5);
+      const EndedWindow window = sgd_step(pager, 0.5);
       EXPECT_TRUE(window.touched[0] && window.touched[1]);
       // d/da = 1 on every rank; d/db = ranks on one rank, the mean is 1. 70 + 70 ones.
-      EXPECT_DOUBLE_EQ(window.sum_of_squares.item<double>(), 140);
+      EXPECT_DOUBLE_EQ(sum_over(rank.world(), window.squares), 140);
       pager.restore();
       EXPECT_TRUE(at::equal(net->a, at::full({70}, 0.5f)));
       EXPECT_TRUE(at::equal(net->b, at::full({70}, 0.5f)));
@@ -167,7 +167,7 @@ TEST_P(EveryUse, OfABiasOnOneRankOnlyDoesNotHoldUpGathersInBackward) {
                 }
                 x.square().mean().backward();
                 pager.end_backward();
-                const Window window = sgd_step(pager, 0.1);
+                const EndedWindow window = sgd_step(pager, 0.1);
                 EXPECT_EQ(std::count(window.touched.begin(), window.touched.end(), true), 16);
               }
               pager.restore();
@@ -208,7 +208,8 @@ TEST_P(EveryUse, InBfloat16SumsInTheAccumulationDtype) {
         const at::Tensor gradient = at::full({3, 40}, 1.0 + rank.id() / 64.0, at::kBFloat16);
         ((*net)[0] * gradient).sum().backward();
         pager.end_backward();
-        pager.close_window();
+        ClosedWindow window = pager.close_window();
+        window.meet();
         const double mean = 1.0 + (ranks - 1) / 128.0;
         const at::Tensor expected = at::full({}, mean, at::kFloat).to(accumulation);
         const UnitLayout& unit = pager.layout().units[0];
@@ -218,9 +219,9 @@ TEST_P(EveryUse, InBfloat16SumsInTheAccumulationDtype) {
           const at::Tensor part = slice.gradients.narrow(0, portion.slice_begin, portion.numel);
           EXPECT_TRUE(part.eq(expected).all().item<bool>()) << accumulation << " " << ranks << " ranks";
         }
-        pager.publish(0);
-        pager.publish(1);
-        pager.open_window();
+        window.publish(0);
+        window.publish(1);
+        window.open();
         pager.restore();
       });
     }

@@ -102,10 +102,10 @@ TEST_P(EveryWrite, OfRandomNumbersIsTheSameOnEveryRank) {
     }
     ((*net)[0] * 0).sum().backward();
     pager.end_backward();
-    const Window window = sgd_step(pager, 0.1);
+    const EndedWindow window = sgd_step(pager, 0.1);
     EXPECT_TRUE(window.written[0]);
     EXPECT_TRUE(at::equal((*net)[0], expected));
-    const Window next = sgd_step(pager, 0.1);
+    const EndedWindow next = sgd_step(pager, 0.1);
     EXPECT_FALSE(next.written[0]);
     pager.restore();
   });

@@ -18,11 +18,11 @@
 #include "trireme/engine/forward.h"
 #include "trireme/engine/options.h"
 #include "trireme/engine/scopes.h"
-#include "trireme/engine/step_state.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
 #include "trireme/recompute/selective.h"
+#include "trireme/step/train_step.h"
 
 namespace torch::nn {
 class Module;
@@ -31,12 +31,11 @@ class Module;
 namespace trireme {
 
 class AsyncSaver;
-class Buffers;
-class DeviceStep;
-class LossScaling;
+class ForwardChecks;
 class ParameterAccess;
 
-/// Owns what training adds to a model: the pager of its parameters, masters and optimizer states, counters.
+/// Owns what training adds to a model: the pager of its parameters, and the TrainStep with masters, optimizer states
+/// and counters, behind the names that DeepSpeed has for them.
 ///
 /// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it:
 /// only there are the module's operators seen, so at ZeRO stage 3 with gather="copy" no other thread can compute with
@@ -68,11 +67,12 @@ class Engine {
   /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule;
   /// what is not finite skips the step on all ranks, but in bf16 without check_grad_overflow. Collective.
   ///
+  /// Returns what the host knows of the step without waiting for a device.
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
   ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3; on a device it may be
   ///           told one step late). Nothing is updated then, and the window's gradients are dropped. They are also
   ///           dropped where the optimizer throws; this rank's part of the weights is then as it left it.
-  void step();
+  StepReport step();
   /// Lets a client's optimizer change the weights between two windows, as its step() would, without gradients: no step
   /// is counted. Collective. Throws StateError: no optimizer, or inside a window.
   void step_without_gradients();
@@ -91,25 +91,27 @@ class Engine {
   void zero_grad();
 
   /// The last step() changed the weights. On a device this waits for it, as norm, loss scale and skipped steps do.
-  bool was_step_applied() const { return settled().outcome_.applied; }
+  bool was_step_applied() const { return step_->was_applied(); }
   /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
-  std::optional<double> get_global_grad_norm() const { return settled().outcome_.norm; }
+  std::optional<double> get_global_grad_norm() const { return step_->outcome().norm; }
   /// Of the next step, in a parameter group (ConfigError: there is none such). 0 without an optimizer.
   double get_lr(size_t group = 0) const;
   /// For the next step, in every group, or in one; a schedule sets its own again after it.
   void set_lr(double lr, std::optional<size_t> group = {});
   /// All that the next step takes for a group. Throws as get_mom().
   const OptimizerOptions& hyperparameters(size_t group) const;
+  /// The same as far as is known without waiting for a device: a schedule's values may be those of an earlier step.
+  const OptimizerOptions& known_hyperparameters(size_t group) const;
   /// As set_lr(), for all of them; the kind of optimizer stays. Throws ConfigError: out of range, another kind, a
   /// momentum where initialize() was told 0, so that there is no memory for it.
   void set_hyperparameters(const OptimizerOptions& options, size_t group);
   /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
   std::pair<double, double> get_mom(size_t group = 0) const;
-  size_t group_count() const { return groups_.size(); }
-  int64_t global_steps() const { return progress_.global_steps; }
-  int64_t micro_steps() const { return progress_.micro_steps; }
-  int64_t skipped_steps() const { return settled().progress_.skipped_steps; }
-  int64_t global_samples() const { return progress_.global_samples; }
+  size_t group_count() const { return step_->known_hyperparameters().groups().size(); }
+  int64_t global_steps() const { return step_->global_steps(); }
+  int64_t micro_steps() const { return step_->micro_steps(); }
+  int64_t skipped_steps() const { return step_->progress().skipped_steps; }
+  int64_t global_samples() const { return step_->global_samples(); }
 
   const BatchSizes& get_batch_info() const { return config_.batch; }
   int64_t train_batch_size() const { return config_.batch.train_batch_size; }
@@ -153,71 +155,40 @@ class Engine {
 
  protected:
   ForwardScope begin_forward();
-  /// Tells once of inputs that have another number of samples than the configured micro-batch. One smaller batch may be
-  /// the last of an epoch.
+  /// As ForwardChecks.
   void look_at(const at::Tensor& input);
-  /// Throws ShapeError where a forward with inputs of these dtypes failed by `problem` because of a dtype.
   void explain_forward(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:
   friend class NoSync;
   friend class CoalescedReduction;
-  const Engine& settled() const;
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
   void require_states(const OptimizerOptions& options, size_t group) const;
-  void make_deciders();
-  std::string dtypes_in_use() const;
-  void update(const Window& window);
-  void check_touched(const Window& window);
-  void give_up_window();
-  void skip(const Window& window);
-  void require_operators_seen() const;
-  int64_t passes_of_window() const;
-  bool has_new_backward();
-  void tell_missing_backward();
-  void tell_missing_step();
-  int64_t samples_of_window() const;
-  void finish_step(int64_t samples);
-  void follow_device();
-  void start_schedule();
-  void follow_schedule();
-  const OptimizerOptions& options_of(size_t group, const char* call) const;
-  void agree_on_micro_batch_seed();
-  void seed_micro_batch() const;
-  void require_no_window(const char* call) const;
+  void set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps);
   void defer(const char* scope);
   void take_user_writes();
-  void publish_all();
+  void publish_all(ClosedWindow& window);
   StateTree state(bool with_frozen, bool with_optimizer);
   StateTree saved_state(bool with_frozen);
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const std::string& text, const LoadCheckpointOptions& options);
   void take_hyperparameters(const std::string& values);
-  void take_learning_rates(const std::vector<double>& rates);
   Config config_;                        ///< first: what is wrong with it is told before anything is made
   std::unique_ptr<Group> device_group_;  ///< null where the caller's group serves the module's device
   Group& group_;
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
-  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::unique_ptr<TrainStep> step_;
+  ShardedOptimizer* optimizer_ = nullptr;  ///< of `step_`; null where nothing can be trained, and after destroy()
   std::unique_ptr<ParameterAccess> access_;
-  std::optional<Schedule> schedule_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
-  std::unique_ptr<LossScaling> loss_scaling_;      ///< where something computes in fp16
-  std::unique_ptr<DeviceStep> device_step_;        ///< what decides over a step on a device; null on the host
   std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
-  std::string torn_load_;                          ///< what ended a load half-way; empty: nothing did
-  std::vector<OptimizerOptions> groups_;           ///< in force for the next step; empty without an optimizer
-  TrainingProgress progress_;
-  uint64_t micro_batch_seed_ = 0;  ///< deterministic mode: rank 0's seed at initialize()
-  bool has_explained_autocast_ = false, has_explained_offload_ = false;
-  bool knows_micro_batch_ = false, has_told_batch_ = false, has_told_backward_ = false, has_told_step_ = false;
-  int smaller_batches_ = 0;  ///< in a row
-  WindowState window_;
-  StepOutcome outcome_;
+  std::unique_ptr<ForwardChecks> forward_checks_;
+  std::string torn_load_;  ///< what ended a load half-way; empty: nothing did
+  bool has_explained_offload_ = false;
 };
 
 }  // namespace trireme

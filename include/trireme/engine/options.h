@@ -1,4 +1,4 @@
-// What the calls of an Engine can be told, what it counts, and what a load tells back.
+// What the calls of an Engine can be told, and what a load tells back.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,8 @@ namespace trireme {
 struct InitializeOptions {
   /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
   std::variant<std::monostate, std::filesystem::path, Config> config = {};
+  /// How the program itself splits the model over the ranks, for a file or the defaults; a Config has its own.
+  Degrees degrees = {};
   /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
   std::filesystem::path output = {};
   /// Parameters with hyperparameters of their own, such as no weight decay for biases and norms.
@@ -28,16 +30,6 @@ struct InitializeOptions {
   /// The buffers of the module as they are when it is called, by name; nothing: module.named_buffers(). For a module
   /// that stands for one of another language, which may replace its buffers.
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
-};
-
-/// Counters, the same on every rank; a load sets them to those of the checkpoint.
-struct TrainingProgress {
-  int64_t micro_steps = 0;    ///< calls of step() that did not throw
-  int64_t global_steps = 0;   ///< of these, at the end of an accumulation window; skipped ones included
-  int64_t skipped_steps = 0;  ///< of these, without an update because a gradient was not finite
-  /// The train_batch_size of every global step, summed; without managed_gradient_accumulation the micro-batch of every
-  /// backward pass that came, times the ranks.
-  int64_t global_samples = 0;
 };
 
 struct BackwardOptions {

@@ -41,9 +41,10 @@ class ShardedOptimizer {
   ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory);
   ~ShardedOptimizer();
 
-  /// Unscale, clip and update every owned slice of the closed window, publishing each unit as soon as it is final.
+  /// Unscales, clips and updates every owned slice of `window`, after its begin_update(), and publishes each unit as
+  /// soon as it is final.
   /// Collective with Lamb and Muon, which need whole parameters.
-  void step(const Window& window, const StepOptions& options);
+  void step(ClosedWindow& window, const StepOptions& options);
 
   /// Whether step() can go by a StepDecision: on a device, but for Muon and a client's optimizer, which want numbers.
   bool takes_decisions() const;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/exact_sum.h"
 #include "trireme/comm/group.h"
 #include "trireme/pager/layout.h"
 #include "trireme/pager/policy.h"
@@ -54,16 +55,8 @@ struct OwnedSlice {
   int unit = 0;
   int64_t begin = 0;
   at::Tensor weights;    ///< [numel], the unit's dtype; writing it changes the parameters (after publish())
-  at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and publish()
+  at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and the unit's publish()
   // Both on the host where the unit is offloaded, for use behind Pager::await_owned().
-};
-
-/// The gradients of one accumulation window, reduced and averaged. The same on every rank, but for what users wrote.
-struct Window {
-  /// [] fp64, of all gradients of all ranks. On the parameters' device: reading it makes the host wait for that.
-  at::Tensor sum_of_squares;
-  std::vector<bool> touched;  ///< by parameter index: some rank produced a gradient
-  std::vector<bool> written;  ///< by parameter index: the user wrote the parameter since the last step
 };
 
 /// Gradients from this rank's backward passes since the window opened.
@@ -71,6 +64,8 @@ struct GradientsSoFar {
   int64_t count = 0;   ///< gradients that parameters got
   int64_t passes = 0;  ///< the most that one parameter got
 };
+
+class ClosedWindow;
 
 class PagerCompanion {
  public:
@@ -144,34 +139,24 @@ class Pager {
   /// After reduce_now(): the caller has written the owned gradients of `parameter`, which has some, on every rank.
   void gradient_written(int parameter);
 
-  /// Ends the accumulation window: completes every reduction and agrees on the norm. Collective.
-  /// On return no peer reads weights any more, and user writes are in the owned weights: they may be updated.
-  Window close_window();
+  /// Ends the accumulation window: completes every reduction. Collective.
+  ///
+  /// Throws    StateError: the window before was left closed; parameters were given back by restore(); a parameter that
+  ///           is in a zero::GatheredParameters scope, was given another storage, or was unfrozen.
+  [[nodiscard]] ClosedWindow close_window();
 
   /// What users wrote since the last step, or the last call, goes into the owned weights, inside a window: gradients
   /// are left alone. Returns, by parameter index, what this rank's user wrote. Collective.
   std::vector<bool> settle_writes();
 
-  /// Owned weights of `unit` are final for this step: others may have them. Call once per trainable unit, in order.
-  void publish(int unit);
-
   /// Offloaded: blocks the calling thread, any one, until gradients have arrived on the host and weights have left it.
   void await_owned(int unit);
   bool is_owned_there(int unit) const;  ///< whether await_owned() would return at once
-  /// Instead of publish(), of an offloaded unit: another thread will call publish_deferred(), with what went wrong
-  /// where something did. Until then who needs the unit waits.
-  void defer_publish(int unit);
+  /// Of a unit whose ClosedWindow::defer_publish() was called, from any thread: its owned weights are final, or
+  /// `problem` kept them from it.
   void publish_deferred(int unit, const std::exception_ptr& problem = nullptr);
   /// Blocks until all that was deferred is published.
   void await_published();
-
-  /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and
-  /// version counters are bumped, so that backward through a graph kept across the step raises.
-  void open_window();
-
-  /// open_window() where the step failed: units that were not published yet are, as they are. Collective, and peers
-  /// whose step did not fail call open_window().
-  void abandon_window();
 
   /// Drops gathered units (kCopy) and the buffers that wait for the next ones. Every rank alike.
   void release_gathered();
@@ -191,9 +176,71 @@ class Pager {
   PagerCompanion* companion() const { return companion_; }
 
  private:
+  friend class ClosedWindow;
   class Impl;
   std::unique_ptr<Impl> impl_;
   PagerCompanion* companion_ = nullptr;
+};
+
+/// An accumulation window between its end and the beginning of the next one: its gradients are reduced and averaged,
+/// and the owned weights can be updated.
+///
+///     ClosedWindow window = pager.close_window();
+///     window.meet();  // or another collective of all ranks of the pager's group, then begin_update()
+///     for (const OwnedSlice& slice : pager.owned()) {
+///       ...  // writes slice.weights
+///       window.publish(slice.unit);
+///     }
+///     window.open();
+///
+/// The methods come in this order; another one is a StateError. The pager outlives the window.
+class [[nodiscard]] ClosedWindow {
+ public:
+  ClosedWindow(ClosedWindow&& other) noexcept;
+  ClosedWindow& operator=(ClosedWindow&&) = delete;
+  /// Local. Where neither open() nor abandon() ended the window, the pager's next call throws StateError.
+  ~ClosedWindow();
+
+  /// By parameter index: some rank of the pager's group produced a gradient. The same on each of them.
+  const std::vector<bool>& touched() const { return touched_; }
+  /// By parameter index: this rank's user wrote the parameter since the last step.
+  const std::vector<bool>& written() const { return written_; }
+
+  /// This rank's part of the sum of squares over all gradients: every element is counted by one rank of the pager's
+  /// group. Local; until the first publish(). For parameters on the host.
+  ExactSum squares() const;
+  /// squares() of parameters on a device, which the host does not read: [owned().size()] fp64 there, by unit.
+  at::Tensor squares_on_device() const;
+
+  /// Every rank of the pager's group has closed its window, as a collective since close_window() has shown, so no peer
+  /// reads weights any more: user writes go into the owned weights, which may be updated from here on. Local.
+  void begin_update();
+  /// Waits until every rank has closed its window, then begin_update(). Collective.
+  void meet();
+
+  /// Owned weights of `unit` are final for this step: others may have them. Once per trainable unit, in order; of a
+  /// frozen one after its owned weights were written.
+  void publish(int unit);
+  /// Instead of publish(), of an offloaded unit: another thread will call Pager::publish_deferred(). Until then who
+  /// needs the unit waits.
+  void defer_publish(int unit);
+
+  /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and
+  /// version counters are bumped, so that backward through a graph kept across the step raises.
+  void open();
+  /// open() where the step failed: units that were not published yet are, as they are. Collective, and peers whose step
+  /// did not fail call open().
+  void abandon();
+
+ private:
+  friend class Pager;
+  enum class State { kClosed, kUpdating, kOpen };
+  explicit ClosedWindow(Pager::Impl& pager);
+  void require(State state, const char* call) const;
+
+  Pager::Impl* pager_;  ///< null where another window was made of this one
+  std::vector<bool> touched_, written_;
+  State state_ = State::kClosed;
 };
 
 /// Everything that a Pager over `parameters` would refuse, but for their dtypes: nothing is changed.

@@ -10,6 +10,7 @@
 
 #include "trireme/device/stream.h"
 #include "trireme/precision/loss_scaler.h"
+#include "trireme/precision/step_arithmetic.h"
 
 namespace trireme {
 
@@ -19,6 +20,9 @@ struct DecisionRules {
   /// Where something computes in fp16.
   std::optional<LossScaleOptions> loss_scale = {};
   LossScaleRule rule = LossScaleRule::kHysteresis;
+
+  /// The host's scaler by these rules, at its start; a fixed scale of 1 where nothing computes in fp16.
+  LossScaler scaler() const { return {loss_scale.value_or(LossScaleOptions{.loss_scale = 1}), rule}; }
 };
 
 class DeviceDecider {
@@ -35,7 +39,9 @@ class DeviceDecider {
   Decision decide(const at::Tensor& sum_of_squares, double max_norm);
 
   /// [] fp32: by what the next loss is multiplied; undefined without a loss scale.
-  at::Tensor loss_scale() const { return scale_.defined() ? scale_.to(at::kFloat) : scale_; }
+  at::Tensor loss_scale() const {
+    return loss_scale_.scale.defined() ? loss_scale_.scale.to(at::kFloat) : at::Tensor();
+  }
   /// [] int64: steps that were not skipped.
   const at::Tensor& applied_steps() const { return applied_; }
 
@@ -65,7 +71,6 @@ class DeviceDecider {
     bool is_under_way = false;
   };
 
-  void follow_overflow(const at::Tensor& overflow);
   at::Tensor present() const;
   void send_report();
   static Outcome outcome_of(const at::Tensor& values, int64_t steps);
@@ -74,9 +79,10 @@ class DeviceDecider {
   const DecisionRules rules_;
   int64_t steps_so_far_ = 0;
   at::Tensor norm_, is_applied_, applied_;
-  // The state of a LossScaler, in fp64: every number in it is exact, a scale too that is infinite in fp32 and comes
-  // back.
-  at::Tensor scale_, steps_, last_overflow_, hysteresis_, at_minimum_;
+  // In fp64, as step_arithmetic has it: a scale that is infinite in fp32 comes back. Its scale is undefined without
+  // one.
+  step_arithmetic::LossScaleState<at::Tensor> loss_scale_;
+  at::Tensor at_minimum_;          // [] bool
   std::array<Report, 3> reports_;  // the host may be that many steps ahead and still hear of each
   size_t next_report_ = 0;
 };

@@ -48,7 +48,7 @@ class LossScaler {
   /// Says how the step that was taken with scale() has ended.
   ///
   /// Throws    StateError, nothing changed: an overflow at the minimum, under kHysteresis.
-  /// Source    the reference tables of tests/precision/loss_scaler_test.cpp.
+  /// Source    step_arithmetic::follow().
   void update(bool overflow);
 
   /// What update() throws.
@@ -59,8 +59,6 @@ class LossScaler {
   void set_state(const State& state);
 
  private:
-  void lower();
-
   LossScaleOptions options_;
   LossScaleRule rule_;
   State state_;

@@ -34,7 +34,7 @@ class DeepSpeedConfig:
         self._param_dict = given = configs.without_auto(configs.read(config))
         size = comm.get_world_size() if comm.is_initialized() else 1
         self.world_size, self.global_rank = size, comm.get_rank() if comm.is_initialized() else 0
-        self.resolved = json.loads(core.resolve_config(json.dumps(given), size, configs.origin_of(config)))
+        self.resolved = json.loads(core.Config(json.dumps(given), size, configs.origin_of(config)).text)
         for name in _RESOLVED:
             setattr(self, name, self.resolved[name])
         for name, default in _GIVEN.items():

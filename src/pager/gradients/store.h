@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "pager/exact_sum.h"
 #include "pager/gradients/replica_sums.h"
 #include "pager/managed_parameter.h"
 #include "pager/weights/store.h"
+#include "trireme/base/exact_sum.h"
 #include "trireme/device/stream.h"
 
 namespace trireme {

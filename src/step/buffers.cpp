@@ -1,4 +1,4 @@
-#include "engine/buffers.h"
+#include "trireme/step/buffers.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -1,16 +1,22 @@
 // A module's buffers (running statistics, counters) follow rank 0, as in DDP.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "engine/module_tensors.h"
 #include "trireme/base/state_tree.h"
 #include "trireme/comm/group.h"
 
 namespace trireme {
+
+struct NamedBuffer {
+  std::string name;
+  at::Tensor tensor;
+};
 
 /// The buffers that a module has when it is asked: it may replace one, or make its first one in forward.
 class Buffers {

@@ -1,0 +1,62 @@
+// What has come since an accumulation window opened.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "trireme/pager/pager.h"
+
+namespace trireme {
+
+class AccumulationWindow {
+ public:
+  /// step() calls.
+  int64_t micro_steps() const { return micro_steps_; }
+  bool has_begun() const { return micro_steps_ != 0 || has_backward_; }
+  /// Backward passes of this rank, by backward_from() or directly.
+  int64_t passes(const GradientsSoFar& gradients) const { return std::max(backward_passes_, gradients.passes); }
+  int64_t passes_since_step(const GradientsSoFar& gradients) const { return passes(gradients) - passes_at_step_; }
+  /// Whether the next step() is the last of `accumulation_steps`, or was said to be.
+  bool ends(int64_t accumulation_steps) const { return boundary_.value_or(micro_steps_ + 1 >= accumulation_steps); }
+  /// The scope in which nothing is reduced; null: outside of one.
+  const char* deferral() const { return deferral_; }
+
+  void begin_pass() {
+    has_backward_ = true;
+    ++backward_passes_;
+  }
+  /// Whether this rank had a backward pass for the step() that is being called: since the last one, or, as with
+  /// no_sync(), before the first of several.
+  bool begin_step(const GradientsSoFar& gradients) {
+    const int64_t passes = this->passes(gradients);
+    const bool has_gradients = std::exchange(gradients_at_step_, gradients.count) < gradients.count;
+    const bool has_passes = std::exchange(passes_at_step_, passes) < passes;
+    return has_gradients || has_passes || passes > micro_steps_;
+  }
+  void count_step() { ++micro_steps_; }
+  void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
+  void set_deferral(const char* scope) { deferral_ = scope; }
+
+  /// Another one opens; a scope, and a boundary that was set, stay.
+  void restart() {
+    micro_steps_ = 0;
+    drop_gradients();
+  }
+  void drop_gradients() {
+    has_backward_ = false;
+    backward_passes_ = passes_at_step_ = gradients_at_step_ = 0;
+  }
+
+ private:
+  int64_t micro_steps_ = 0;
+  bool has_backward_ = false;
+  int64_t backward_passes_ = 0;    // by backward_from()
+  int64_t passes_at_step_ = 0;     // before the last step()
+  int64_t gradients_at_step_ = 0;  // that parameters had got before it
+  std::optional<bool> boundary_ = {};
+  const char* deferral_ = nullptr;
+};
+
+}  // namespace trireme

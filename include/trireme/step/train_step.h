@@ -1,0 +1,150 @@
+// The training step as the ZeRO paper has it, without a module and without a loss: gradients come in by backward
+// passes, and a step closes their window, decides, updates, publishes and opens the next one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/pager/pager.h"
+#include "trireme/precision/precision.h"
+#include "trireme/precision/scaled_passes.h"
+#include "trireme/step/accumulation_window.h"
+#include "trireme/step/buffers.h"
+#include "trireme/step/hyperparameters.h"
+#include "trireme/step/micro_batch.h"
+#include "trireme/step/progress.h"
+
+namespace trireme {
+
+struct Agreement;
+class StepAgreement;
+class StepDecider;
+
+/// What a TrainStep works on. Groups, pager and buffers outlive it, or its release().
+struct TrainStepParts {
+  Group& data;   ///< ranks over which gradients are averaged: the pager's
+  Group& model;  ///< all ranks that step together, its rank 0 the one that logs: `data`, or a group that contains it
+  Pager& pager;
+  Buffers& buffers;
+  std::unique_ptr<ShardedOptimizer> optimizer;  ///< null: nothing can be trained
+  Hyperparameters hyperparameters;
+};
+
+struct TrainStepOptions {
+  int64_t micro_batch_size = 1;  ///< samples of one rank's backward pass
+  int64_t accumulation_steps = 1;
+  bool managed_accumulation = true;      ///< false: every step() ends a window
+  bool ignore_unused_parameters = true;  ///< false: a trainable parameter without a gradient is an error
+  double max_norm = 0;                   ///< of the gradients; 0: no clipping
+  int64_t steps_per_print = 0;           ///< 0: never
+  PrecisionOptions precision = {};
+};
+
+/// The core of an Engine, and of anything else that trains: a pipeline's stage, a program that calls
+/// optimizer.step(). All methods belong to the thread that made it.
+class TrainStep {
+ public:
+  /// Collective where the pager is deterministic, and on a device where `model` is more than `data`.
+  TrainStep(TrainStepParts parts, const TrainStepOptions& options);
+  ~TrainStep();
+  TrainStep(const TrainStep&) = delete;
+  TrainStep& operator=(const TrainStep&) = delete;
+
+  /// What to call backward() on: `output` in fp32 times the loss scale where something computes in fp16, else `output`.
+  at::Tensor scale(const at::Tensor& output) const;
+  struct PassOptions {
+    bool retain_graph = false;  ///< another backward goes through the same graph
+    bool create_graph = false;  ///< gradients of gradients will be taken
+  };
+  /// A backward pass from `outputs`, whose `gradients` (undefined: 1, of a scalar) carry the loss scale where there is
+  /// one: by scale() of the output, or by the pass that they come from. Collective at ZeRO stages 2 and 3.
+  void backward_from(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
+                     const PassOptions& options);
+
+  /// Inside an accumulation window only counts. At its end closes the window, agrees with all ranks of the model on
+  /// norm and gradients, decides, updates, publishes and opens the next window. Collective.
+  ///
+  /// Cost      beside reductions and publishing, one all-gather over `model`, and Buffers::follow_rank_0().
+  /// Throws    StateError: in a scope in which nothing is reduced; no gradient on any rank; with
+  ///           ignore_unused_parameters=false, none for some parameter; an overflow at the smallest loss scale. The
+  ///           window's gradients are dropped then, and where the optimizer throws.
+  StepReport step();
+  /// The optimizer's step() between two windows, without gradients: no step is counted. Collective.
+  void step_without_gradients();
+  /// Drops the gradients of this window. Collective.
+  void zero_grad();
+  /// Another window begins, as a load has dropped the gradients of this one. Local.
+  void restart_window();
+
+  /// Whether the next step() ends the window.
+  bool is_boundary() const;
+  /// Throws StateError: managed_accumulation is false.
+  void set_boundary(bool is_boundary);
+  /// While `scope` (its name; null: no longer) lasts, backward passes reduce nothing. Throws StateError: within
+  /// another.
+  void defer(const char* scope);
+  /// Throws StateError that names `call`: inside a window.
+  void require_no_window(const char* call) const;
+  /// Tells once of many backward passes without a step().
+  void tell_missing_step();
+  /// Between two windows.
+  void set_batch(int64_t micro_batch_size, int64_t accumulation_steps);
+  int64_t accumulation_steps() const { return options_.accumulation_steps; }
+
+  /// The last step() changed the weights. Waits for a device, as outcome(), progress(), loss_scale(), state() and
+  /// hyperparameters() do.
+  bool was_applied();
+  StepOutcome outcome();
+  TrainingProgress progress();
+  int64_t global_steps() const { return global_steps_; }
+  int64_t micro_steps() const { return micro_steps_; }
+  int64_t global_samples() const { return global_samples_; }
+  /// Of the next step. Rank by rank alike.
+  Hyperparameters& hyperparameters();
+  /// The same as far as is known without waiting: a schedule's learning rates may be those of an earlier step.
+  Hyperparameters& known_hyperparameters() { return hyperparameters_; }
+  /// Nothing where nothing computes in fp16.
+  std::optional<double> loss_scale();
+
+  TrainStepState state();
+  /// Goes on from a checkpoint, with the present hyperparameters. A loss scaler or a seed that it has not stays.
+  void resume(const TrainStepState& state);
+
+  ShardedOptimizer* optimizer() const { return optimizer_.get(); }
+  /// Frees the optimizer; groups, pager and buffers are not used any more. What was counted can still be asked for.
+  void release();
+
+ private:
+  void choose_decider();
+  void update(ClosedWindow& window, const at::Tensor& sum_of_squares);
+  void give_up(ClosedWindow& window);
+  void require_gradients(const Agreement& agreement, ClosedWindow& window);
+  void finish(int64_t samples);
+  void tell_missing_backward();
+  void seed_micro_batch() const;
+  int64_t samples_of_window() const;
+
+  Group& data_;
+  Group& model_;
+  Pager* pager_;  ///< null after release()
+  Buffers& buffers_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  Hyperparameters hyperparameters_;
+  TrainStepOptions options_;
+  std::unique_ptr<StepDecider> decider_;
+  std::unique_ptr<StepAgreement> agreement_;
+  std::optional<ScaledPasses> scaled_passes_;  ///< where something computes in fp16
+  std::optional<MicroBatchStreams> streams_;   ///< in deterministic mode
+  AccumulationWindow window_;
+  int64_t micro_steps_ = 0, global_steps_ = 0, global_samples_ = 0;
+  bool has_ended_window_ = false;  ///< by the last step()
+  bool has_told_backward_ = false, has_told_step_ = false;
+};
+
+}  // namespace trireme

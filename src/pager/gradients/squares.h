@@ -1,0 +1,23 @@
+// This rank's part of the sum of squares over all gradients of a model, after GradientStore::finish(). Local.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "pager/gradients/store.h"
+#include "trireme/base/exact_sum.h"
+#include "trireme/pager/pager.h"
+
+namespace trireme {
+
+/// By mesh.
+using GradientStores = std::vector<std::unique_ptr<GradientStore>>;
+
+/// Over the touched parameters, on the host. Over all ranks each element counts once.
+ExactSum squares_on_host(const StoreContext& context, const GradientStores& gradients);
+
+/// [owned.size()] fp64, by unit, on the device: the host reads nothing. 0 for units that another rank counts.
+at::Tensor squares_on_device(const StoreContext& context, const std::vector<OwnedSlice>& owned,
+                             const GradientStores& gradients);
+
+}  // namespace trireme

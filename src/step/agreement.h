@@ -1,0 +1,45 @@
+// What all ranks of a model agree on where an accumulation window ends.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "trireme/comm/group.h"
+#include "trireme/pager/pager.h"
+
+namespace trireme {
+
+struct Agreement {
+  at::Tensor sum_of_squares = {};        ///< [] fp64, of all gradients of the model, where the parameters are
+  bool any_gradient = false;             ///< some rank has one
+  std::optional<int> missing_here = {};  ///< this rank's first trainable parameter without a gradient
+  std::optional<int> missing_rank = {};  ///< the first rank that has such a parameter
+};
+
+/// Exchanges the numbers above over all ranks of a model: more than the pager's group where a model has several pagers,
+/// as with pipeline stages.
+class StepAgreement {
+ public:
+  /// `model` contains the ranks of the pager's group, and outlives this. On a device collective over `model` where it
+  /// `is_larger` than the pager's group.
+  StepAgreement(Group& model, const Pager& pager, bool is_larger);
+
+  /// Meets all ranks at the end of a window, after which it may be updated: calls begin_update(). Collective.
+  ///
+  /// Cost      one all-gather of about 600 bytes per rank; of one number per unit on a device, where the host does not
+  ///           wait and all but the sum is of this rank's own pager, whose ranks have it alike.
+  Agreement meet(ClosedWindow& window) const;
+
+ private:
+  Agreement meet_on_host(const ClosedWindow& window) const;
+  at::Tensor sum_on_device(const ClosedWindow& window) const;
+  std::optional<int> first_missing(const ClosedWindow& window) const;
+
+  Group& model_;
+  const Pager& pager_;
+  int64_t most_units_;  ///< that a rank updates
+};
+
+}  // namespace trireme

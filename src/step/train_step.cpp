@@ -1,0 +1,302 @@
+#include "trireme/step/train_step.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+
+#include "step/agreement.h"
+#include "step/step_decider.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/call_scopes.h"
+#include "trireme/device/stream.h"
+#include "trireme/precision/autocast.h"
+
+namespace trireme {
+
+namespace {
+
+// Several losses may each have their backward pass before one step().
+constexpr int64_t kPassesBeforeStep = 10;
+
+}  // namespace
+
+TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
+    : data_(parts.data),
+      model_(parts.model),
+      pager_(&parts.pager),
+      buffers_(parts.buffers),
+      optimizer_(std::move(parts.optimizer)),
+      hyperparameters_(std::move(parts.hyperparameters)),
+      options_(options),
+      agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &data_)) {
+  choose_decider();
+  set_batch(options.micro_batch_size, options.accumulation_steps);
+  if (pager_->policy().deterministic) streams_.emplace(data_, pager_->device());
+  seed_micro_batch();
+}
+
+TrainStep::~TrainStep() = default;
+
+void TrainStep::choose_decider() {
+  const PrecisionOptions& precision = options_.precision;
+  const bool has_scale = optimizer_ && precision.needs_loss_scale();
+  const bool clamps = pager_->policy().stage == 0;  // as FP16_Optimizer, which DeepSpeed has at that stage
+  // With a loss scale, skipped steps are how it finds its value.
+  const StepRules rules{.decisions = {.skips = skips_overflows(precision),
+                                      .loss_scale = has_scale ? std::optional(precision.loss_scale) : std::nullopt,
+                                      .rule = clamps ? LossScaleRule::kClamp : LossScaleRule::kHysteresis},
+                        .max_norm = options_.max_norm,
+                        .tells_of_skips = !has_scale && model_.rank() == 0};
+  if (has_scale) scaled_passes_.emplace();
+  // With a fixed scale of 1 a loss is its own scaled loss.
+  if (has_scale && precision.loss_scale.loss_scale != 1)
+    pager_->set_gradient_check([this] {
+      if (scaled_passes_->is_scaled()) return;
+      throw StateError(
+          str("Loss scaling is required for this configuration, and backward() came from a loss that was not "
+              "scaled (the scale is ",
+              *loss_scale(), "): call engine.backward(loss), or engine.scale(loss).backward()"));
+    });
+  // Betas that follow the number of applied steps are numbers of the host.
+  const bool cycles_momentum = rules.decisions.skips && hyperparameters_.schedule().momentum(0).has_value();
+  const bool decides = rules.decisions.skips || has_scale || rules.max_norm > 0;
+  const bool takes_decisions = optimizer_ && optimizer_->takes_decisions();
+  // Offloaded units are updated on the host, which has to know then whether the step is applied.
+  const bool by_host = is_host(pager_->device()) || !optimizer_ || cycles_momentum || (decides && !takes_decisions);
+  decider_ = by_host ? make_host_decider(rules) : make_device_decider(pager_->device(), rules, takes_decisions);
+}
+
+at::Tensor TrainStep::scale(const at::Tensor& output) const {
+  if (!scaled_passes_) return output;
+  const at::AutoGradMode with_graph(true);
+  return scaled_passes_->mark(decider_->scaled(output.to(at::kFloat)));
+}
+
+void TrainStep::backward_from(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
+                              const PassOptions& options) {
+  tell_missing_step();
+  window_.begin_pass();
+  const CallerScope caller("backward");
+  std::optional<ScaledPasses::Scope> scaled;
+  if (scaled_passes_) scaled.emplace(*scaled_passes_);
+  // Operators of backward have the dtypes of forward's.
+  const AutocastScope off(AutocastOptions{}, pager_->device().type());
+  torch::autograd::backward(outputs, gradients, options.retain_graph || options.create_graph, options.create_graph);
+  // The deterministic order is by micro-step, so there step() says when one has ended.
+  if (!pager_->policy().deterministic) pager_->end_backward();
+}
+
+StepReport TrainStep::step() {
+  if (window_.deferral() != nullptr)
+    throw StateError(
+        str("step: inside a ", window_.deferral(), "() scope, where nothing is reduced; let it end first"));
+  has_ended_window_ = false;
+  const bool has_backward = window_.begin_step(pager_->gradients_so_far());
+  if (options_.managed_accumulation && !is_boundary()) {
+    if (!has_backward) tell_missing_backward();
+    window_.count_step();
+    ++micro_steps_;
+    if (pager_->policy().deterministic) pager_->end_backward();
+    seed_micro_batch();
+    return {};
+  }
+  const CallerScope caller("step");
+  const int64_t samples = samples_of_window();
+  buffers_.follow_rank_0();  // on the host the first meeting of a step: a rank that is in another method is named here
+  ClosedWindow window = pager_->close_window();
+  const Agreement agreement = agreement_->meet(window);
+  require_gradients(agreement, window);
+  if (!has_backward) tell_missing_backward();
+  try {
+    update(window, agreement.sum_of_squares);
+  } catch (const CommError&) {
+    throw;  // the group is dead, and with it every collective
+  } catch (...) {
+    give_up(window);
+    throw;
+  }
+  window.open();
+  finish(samples);
+  seed_micro_batch();
+  return {.ended_window = true, .applied = decider_->applied_if_known()};
+}
+
+// The gradients of a step that failed must not join those of the next one.
+void TrainStep::give_up(ClosedWindow& window) {
+  window.abandon();
+  window_.restart();
+  seed_micro_batch();
+}
+
+// Seen by all ranks alike, so all of them reopen the window before they throw.
+void TrainStep::require_gradients(const Agreement& agreement, ClosedWindow& window) {
+  const bool allows_missing = options_.ignore_unused_parameters || !agreement.missing_rank;
+  if (agreement.any_gradient && allows_missing) return;
+  optimizer_->refresh_masters(window.written());
+  give_up(window);
+  if (!agreement.any_gradient)
+    throw StateError("step: no parameter got a gradient on any rank since the last step; call backward(loss) first");
+  const std::string parameter = agreement.missing_here
+                                    ? str("parameter '", pager_->parameters()[*agreement.missing_here].name, "'")
+                                    : str("a parameter of rank ", *agreement.missing_rank, ", which names it,");
+  throw StateError(str("step: ", parameter,
+                       " got no gradient on any rank; set zero_optimization.ignore_unused_parameters=true if that is "
+                       "meant"));
+}
+
+void TrainStep::update(ClosedWindow& window, const at::Tensor& sum_of_squares) {
+  if (const auto options = decider_->decide(sum_of_squares, hyperparameters_))
+    return optimizer_->step(window, *options);
+  optimizer_->refresh_masters(window.written());
+  for (const OwnedSlice& slice : pager_->owned()) window.publish(slice.unit);
+}
+
+void TrainStep::finish(int64_t samples) {
+  window_.restart();
+  decider_->conclude();  // throws at the smallest loss scale: the step does not count
+  has_ended_window_ = true;
+  ++micro_steps_;
+  ++global_steps_;
+  global_samples_ += samples;
+  hyperparameters_.follow(decider_->known_applied_steps());
+  if (model_.rank() != 0 || options_.steps_per_print == 0 || global_steps_ % options_.steps_per_print != 0) return;
+  const std::optional<double> scale = loss_scale();
+  log(LogLevel::kInfo,
+      str("step=", global_steps_, ", skipped=", progress().skipped_steps, ", lr=", hyperparameters().groups()[0].lr,
+          ", grad_norm=", *outcome().norm, scale ? str(", loss_scale=", *scale) : ""));
+}
+
+void TrainStep::step_without_gradients() {
+  require_no_window("step_without_gradients");
+  const CallerScope caller("step_without_gradients");
+  ClosedWindow window = pager_->close_window();
+  window.meet();
+  optimizer_->step(window, {.groups = hyperparameters().groups()});
+  window.open();
+}
+
+void TrainStep::zero_grad() {
+  const CallerScope caller("zero_grad");
+  if (is_host(pager_->device())) data_.barrier();  // a rank that is in another method is named here
+  ClosedWindow window = pager_->close_window();
+  window.meet();
+  if (optimizer_) optimizer_->refresh_masters(window.written());
+  window.open();
+  window_.drop_gradients();
+}
+
+void TrainStep::restart_window() {
+  window_.restart();
+  seed_micro_batch();
+}
+
+bool TrainStep::is_boundary() const {
+  return options_.managed_accumulation && window_.ends(options_.accumulation_steps);
+}
+
+void TrainStep::set_boundary(bool is_boundary) {
+  if (!options_.managed_accumulation)
+    throw StateError(
+        "set_gradient_accumulation_boundary: with managed_gradient_accumulation=false every step() ends a window; call "
+        "step() where the window ends");
+  window_.set_boundary(is_boundary);
+}
+
+void TrainStep::defer(const char* scope) {
+  if (scope != nullptr && window_.deferral() != nullptr)
+    throw StateError(str(scope, ": inside another ", window_.deferral(), "() scope; one is enough"));
+  window_.set_deferral(scope);
+  if (pager_ != nullptr) pager_->defer_reductions(scope != nullptr);
+}
+
+void TrainStep::require_no_window(const char* call) const {
+  if (window_.has_begun())
+    throw StateError(str(call, ": inside an accumulation window; call it after the step() that ends one"));
+}
+
+void TrainStep::set_batch(int64_t micro_batch_size, int64_t accumulation_steps) {
+  options_.micro_batch_size = micro_batch_size;
+  options_.accumulation_steps = accumulation_steps;
+  pager_->set_gradient_factor(1.0 / static_cast<double>(accumulation_steps));
+}
+
+void TrainStep::tell_missing_backward() {
+  if (std::exchange(has_told_backward_, true)) return;
+  log(LogLevel::kWarning,
+      str("step: rank ", model_.rank(),
+          " had no backward pass since its last step(), so its gradients of this micro-batch count as "
+          "zero in the mean; call backward(loss) before step() on every rank"));
+}
+
+void TrainStep::tell_missing_step() {
+  if (has_told_step_ || !optimizer_ || !options_.managed_accumulation) return;
+  const int64_t passes = window_.passes_since_step(pager_->gradients_so_far());
+  if (passes <= kPassesBeforeStep) return;
+  has_told_step_ = true;
+  if (model_.rank() == 0)
+    log(LogLevel::kWarning,
+        str(passes,
+            " backward passes since the last step(), so no weight has changed: call step() of the engine "
+            "after each backward(). An optimizer of torch beside the engine changes nothing, because the "
+            "engine takes the gradients"));
+}
+
+// Samples of all ranks; each is taken to have as many micro-batches as this one.
+int64_t TrainStep::samples_of_window() const {
+  const int64_t passes =
+      options_.managed_accumulation ? options_.accumulation_steps : window_.passes(pager_->gradients_so_far());
+  return passes * options_.micro_batch_size * data_.size();
+}
+
+void TrainStep::seed_micro_batch() const {
+  if (streams_) streams_->start(global_samples_ / options_.micro_batch_size, window_.micro_steps());
+}
+
+bool TrainStep::was_applied() { return has_ended_window_ && decider_->outcome().applied; }
+StepOutcome TrainStep::outcome() { return decider_->outcome(); }
+
+TrainingProgress TrainStep::progress() {
+  const DeciderState decided = decider_->state();
+  return {.micro_steps = micro_steps_,
+          .global_steps = global_steps_,
+          .skipped_steps = decided.steps - decided.applied_steps,
+          .global_samples = global_samples_};
+}
+
+Hyperparameters& TrainStep::hyperparameters() {
+  hyperparameters_.follow(decider_->state().applied_steps);
+  return hyperparameters_;
+}
+
+std::optional<double> TrainStep::loss_scale() {
+  return scaled_passes_ ? std::optional(decider_->state().scaler.scale) : std::nullopt;
+}
+
+TrainStepState TrainStep::state() {
+  TrainStepState state{.progress = progress()};
+  if (scaled_passes_) state.loss_scaler = decider_->state().scaler;
+  if (streams_) state.micro_batch_seed = streams_->seed();
+  return state;
+}
+
+void TrainStep::resume(const TrainStepState& state) {
+  const TrainingProgress& progress = state.progress;
+  micro_steps_ = progress.micro_steps;
+  global_steps_ = progress.global_steps;
+  global_samples_ = progress.global_samples;
+  const int64_t applied_steps = progress.global_steps - progress.skipped_steps;
+  decider_->set(progress.global_steps, applied_steps, state.loss_scaler);
+  hyperparameters_.keep(applied_steps);
+  if (streams_ && state.micro_batch_seed) streams_->set_seed(*state.micro_batch_seed);
+  seed_micro_batch();
+}
+
+void TrainStep::release() {
+  optimizer_.reset();
+  pager_ = nullptr;
+}
+
+}  // namespace trireme
