@@ -1,0 +1,26 @@
+// The names of tensors in a checkpoint: "model.NAME" is a weight or buffer, "master.NAME" the fp32 master of a 16-bit
+// weight, "optimizer.STATE.NAME" a state that the optimizer keeps of a parameter.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace trireme {
+
+std::string weight_name(std::string_view parameter);
+std::string master_name(std::string_view parameter);
+/// `state` has no dot: "exp_avg".
+std::string optimizer_state_name(std::string_view state, std::string_view parameter);
+
+enum class StateKind { kWeight, kMaster, kOptimizerState, kOther };
+
+/// A name taken apart. The views are of the text that was parsed.
+struct StateName {
+  StateKind kind = StateKind::kOther;
+  std::string_view parameter;  ///< or buffer; empty: kOther
+  std::string_view state;      ///< kOptimizerState: "exp_avg", …
+};
+
+StateName parse_state_name(std::string_view name);
+
+}  // namespace trireme

@@ -1,0 +1,70 @@
+// The part of a global tensor that one rank's tensor is, and where two parts meet: pure arithmetic on indices.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme {
+
+/// Indices [begin, end).
+struct Interval {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Interval&) const = default;
+};
+
+/// A rank's tensor is the global tensor of `shape`, cut along `dim` to `intervals`, which stand one behind the other in
+/// it: one interval for a column- or row-parallel weight, three for a fused QKV weight. Without `dim` it is all of the
+/// tensor.
+struct TensorPart {
+  std::vector<int64_t> shape;            ///< of the global tensor
+  int dim = -1;                          ///< that it is cut along; -1: none
+  std::vector<Interval> intervals = {};  ///< of `dim`, ascending, disjoint, none empty; no interval: no element
+  bool operator==(const TensorPart&) const = default;
+};
+
+/// "[4, 8]".
+std::string shape_text(const std::vector<int64_t>& shape);
+/// "dim 1: 0-4, 8-12" (ends exclusive); "" for all of a tensor.
+std::string part_text(const TensorPart& part);
+
+/// The reason why `part` is none: a dim that `shape` does not have, intervals that are outside of it, empty or out of
+/// order. "" for a valid one. All other functions require a valid part.
+std::string part_problem(const TensorPart& part);
+
+/// The same elements, written in one way only: intervals that touch are one, and all of a dim is no cut.
+TensorPart canonical(TensorPart part);
+
+/// Shape of the rank's tensor: `part.shape` with the intervals' sizes added up in place of `dim`.
+std::vector<int64_t> local_shape(const TensorPart& part);
+int64_t local_numel(const TensorPart& part);
+
+/// `count` stretches of `length` elements that two flattenings share: stretch i begins at a + i * a_stride in the one
+/// and at b + i * b_stride in the other. Both ascend.
+struct PartRun {
+  int64_t a = 0;
+  int64_t b = 0;
+  int64_t length = 0;
+  int64_t count = 1;
+  int64_t a_stride = 0;
+  int64_t b_stride = 0;
+
+  int64_t numel() const { return length * count; }
+  int64_t a_end() const { return a + (count - 1) * a_stride + length; }
+  bool operator==(const PartRun&) const = default;
+};
+
+/// The elements that are in both parts, each in one run, with their places in the row-major flattenings of both.
+///
+/// Requires  a.shape == b.shape.
+/// Cost      one run for each pair of intervals that meet, however many rows they have; where the dims differ, one for
+///           each index of the dims before both.
+std::vector<PartRun> intersect(const TensorPart& a, const TensorPart& b);
+
+/// The elements of `run` with places in `a_range` and `b_range`; at most three runs, of which only one has a count
+/// above 1.
+std::vector<PartRun> clip(const PartRun& run, const Interval& a_range, const Interval& b_range);
+
+}  // namespace trireme
