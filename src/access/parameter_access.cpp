@@ -7,22 +7,9 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/state_names.h"
 
 namespace trireme {
-
-namespace {
-
-constexpr std::string_view kMaster = "master.";
-constexpr std::string_view kState = "optimizer.";
-
-/// "master.a.b" -> ("master", "a.b"); "optimizer.exp_avg.a.b" -> ("exp_avg", "a.b").
-std::pair<std::string, std::string> split(const std::string& name) {
-  if (name.starts_with(kMaster)) return {"master", name.substr(kMaster.size())};
-  const size_t end = name.find('.', kState.size());
-  return {name.substr(kState.size(), end - kState.size()), name.substr(end + 1)};
-}
-
-}  // namespace
 
 ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale)
     : pager_(pager), optimizer_(optimizer), loss_scale_(std::move(loss_scale)), states_(pager.parameters().size()) {
@@ -31,8 +18,9 @@ ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std:
   std::map<std::string, int> index;
   for (size_t i = 0; i < states_.size(); ++i) index[pager_.parameters()[i].name] = static_cast<int>(i);
   for (TensorSlice& slice : optimizer_->own_state()) {
-    const auto [state, name] = split(slice.name);
-    states_[index.at(name)][state] = {slice.begin, std::move(slice.data)};
+    const StateName name = parse_state_name(slice.name);
+    const std::string state = name.kind == StateKind::kMaster ? "master" : std::string(name.state);
+    states_[index.at(std::string(name.parameter))][state] = {slice.begin, std::move(slice.data)};
   }
 }
 

@@ -71,16 +71,40 @@ std::vector<std::string> all_gather_text(Group& group, const std::string& text) 
   return texts;
 }
 
+void throw_if_failed(const std::string& outcome, const std::string& who) {
+  if (outcome[0] != '\0') throw_as(static_cast<ErrorCode>(outcome[0] - 1), who + outcome.substr(1));
+}
+
+at::Tensor bytes_of(const std::string& text) {
+  const auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+void send_text(Group& group, const std::string& text, int peer) {
+  const auto size = at::empty({1}, at::kLong);
+  size.data_ptr<int64_t>()[0] = static_cast<int64_t>(text.size());
+  group.send(size, peer).wait();
+  if (!text.empty()) group.send(bytes_of(text), peer).wait();
+}
+
+std::string receive_text(Group& group, int peer) {
+  const auto size = at::empty({1}, at::kLong);
+  group.recv(size, peer).wait();
+  std::string text(size.data_ptr<int64_t>()[0], '\0');
+  if (text.empty()) return text;
+  const auto bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  group.recv(bytes, peer).wait();
+  std::memcpy(text.data(), bytes.const_data_ptr(), text.size());
+  return text;
+}
+
 }  // namespace
 
 std::vector<std::string> gather_or_throw(Group& group, const std::function<std::string()>& work) {
   auto outcomes = all_gather_text(group, outcome_of(work));
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const std::string& outcome = outcomes[rank];
-    if (outcome[0] == '\0') continue;
-    const std::string who = group.size() > 1 ? str("rank ", rank, ": ") : "";
-    throw_as(static_cast<ErrorCode>(outcome[0] - 1), who + outcome.substr(1));
-  }
+  for (int rank = 0; rank < group.size(); ++rank)
+    throw_if_failed(outcomes[rank], group.size() > 1 ? str("rank ", rank, ": ") : "");
   for (auto& outcome : outcomes) outcome.erase(0, 1);
   return outcomes;
 }
@@ -104,6 +128,34 @@ std::string broadcast_or_throw(Group& group, const std::function<std::string()>&
   if (group.rank() == 0) std::memcpy(buffer.data_ptr(), text.data(), text.size());
   group.broadcast(buffer, 0).wait();
   return std::string(static_cast<const char*>(buffer.data_ptr()), buffer.numel());
+}
+
+void collect_or_throw(Group& group, const std::function<std::string()>& work,
+                      const std::function<void(int rank, const std::string& text)>& take) {
+  std::string own;
+  all_or_throw(group, [&] { own = work(); });
+  std::exception_ptr error;  // the other ranks send whatever happens here
+  if (group.rank() != 0) send_text(group, own, 0);
+  for (int rank = 0; group.rank() == 0 && rank < group.size(); ++rank) {
+    const std::string text = rank == 0 ? std::move(own) : receive_text(group, rank);
+    try {
+      if (!error) take(rank, text);
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+  }
+  // An error of all ranks' texts together is no rank's own.
+  const std::string outcome = outcome_of([&]() -> std::string {
+    if (error) std::rethrow_exception(error);
+    return "";
+  });
+  throw_if_failed(all_gather_text(group, outcome)[0], "");
+}
+
+std::string distribute(Group& group, const std::function<std::string(int rank)>& work) {
+  if (group.rank() != 0) return receive_text(group, 0);
+  for (int rank = 1; rank < group.size(); ++rank) send_text(group, work(rank), rank);
+  return work(0);
 }
 
 }  // namespace trireme

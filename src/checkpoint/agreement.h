@@ -21,4 +21,14 @@ void all_or_throw(Group& group, const std::function<void()>& work);
 /// Runs `work` on rank 0 and returns its text everywhere; throws as gather_or_throw.
 std::string broadcast_or_throw(Group& group, const std::function<std::string()>& work);
 
+/// Runs `work` on every rank and hands the texts to `take` on rank 0, by ascending rank. Rank 0 holds one text at a
+/// time.
+/// Throws as gather_or_throw, also where `take` threw.
+void collect_or_throw(Group& group, const std::function<std::string()>& work,
+                      const std::function<void(int rank, const std::string& text)>& take);
+
+/// Runs `work` on rank 0 for each rank, which gets the text that is its own. Rank 0 holds one text at a time.
+/// Requires  `work` throws nothing but for want of memory.
+std::string distribute(Group& group, const std::function<std::string(int rank)>& work);
+
 }  // namespace trireme

@@ -32,7 +32,7 @@ class AsyncSaver::Impl {
   explicit Impl(Group& group) : group_(group), background_(group.clone("checkpoint")) {}
   ~Impl() { worker_.join(); }
 
-  void reserve(const StateTree& state) { allocate(prepare_save(group_, "reserve", state, {}).parts); }
+  void reserve(const StateTree& state) { allocate(prepare_save(group_, "reserve", state, {}).slices); }
 
   SavedCheckpoint save(const std::filesystem::path& directory, const std::string& tag, const StateTree& state,
                        const SaveOptions& options) {
@@ -40,10 +40,9 @@ class AsyncSaver::Impl {
     finish();
     const double waited = seconds_since(start);
     SaveJob job = prepare_save(group_, tag, state, options);
-    allocate(job.parts);
-    snapshot_.take(job.parts);
-    SavedCheckpoint started{.path = directory / job.tag, .in_background = true};
-    for (const SavedFile& file : job.plan.manifest.files) started.tensor_bytes += file.bytes - file.header_bytes;
+    allocate(job.slices);
+    snapshot_.take(job.slices);
+    SavedCheckpoint started{.path = directory / job.tag, .tensor_bytes = job.tensor_bytes, .in_background = true};
     blocked_seconds_ = started.seconds = started.blocked_seconds = seconds_since(start);
     if (group_.rank() == 0)
       log(LogLevel::kInfo, str("save_checkpoint: '", job.tag, "' is being written in the background; training waited ",
@@ -63,8 +62,8 @@ class AsyncSaver::Impl {
 
  private:
   // A rank without memory must not leave the others waiting for it in the background.
-  void allocate(const std::vector<std::span<const std::byte>>& parts) {
-    all_or_throw(group_, [&] { snapshot_.reserve(bytes_of(parts)); });
+  void allocate(const std::vector<SliceBytes>& slices) {
+    all_or_throw(group_, [&] { snapshot_.reserve(bytes_of(slices)); });
   }
 
   void finish() {

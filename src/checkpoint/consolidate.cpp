@@ -18,6 +18,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
 namespace {
@@ -129,7 +130,7 @@ class Consolidation {
   }
 
   void warn_of_missing_frozen() const {
-    if (Json::parse(source_.manifest.values).value("exclude_frozen_parameters", false) &&
+    if (training_values(source_.manifest).exclude_frozen_parameters.value_or(false) &&
         !options_.exclude_frozen_parameters)
       log(LogLevel::kWarning,
           str(source_.folder.string(), ": this checkpoint was saved without frozen parameters; the output lacks them"));

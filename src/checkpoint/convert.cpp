@@ -19,38 +19,37 @@ namespace {
 /// One shard is filled before the next begins, so that ranks and verification can read several at once.
 constexpr int64_t kShardBytes = int64_t{4} << 30;
 
-struct Tables {
-  std::vector<std::vector<SliceSpec>> by_shard;
-  std::vector<std::vector<size_t>> tensors;  ///< of the source, in the same order
-};
-
-Tables tables_of(const Manifest& manifest) {
-  Tables tables{{{}}, {{}}};
+/// The copy's shards: whole tensors, with what the source knows of each. `index` of a write is the source's tensor.
+SavePlan plan_copy(const Manifest& manifest) {
+  std::vector<TensorWrites> writes;
+  int shard = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < manifest.tensors.size(); ++i) {
     const SavedTensor& tensor = manifest.tensors[i];
     const int64_t numel = checked_numel(tensor.shape, tensor.name);
     const int64_t tensor_bytes = numel * static_cast<int64_t>(c10::elementSize(tensor.dtype));
     if (bytes > 0 && bytes + tensor_bytes > kShardBytes) {
-      tables.by_shard.emplace_back();
-      tables.tensors.emplace_back();
+      ++shard;
       bytes = 0;
     }
     bytes += tensor_bytes;
-    tables.by_shard.back().push_back({tensor.name, tensor.shape, tensor.dtype, 0, numel});
-    tables.tensors.back().push_back(i);
+    writes.push_back({.name = tensor.name,
+                      .dtype = tensor.dtype,
+                      .parts = {{tensor.shape}},
+                      .slices = {{.numel = numel, .rank = shard, .index = i}},
+                      .values = tensor.values});
   }
-  return tables;
+  return plan_shards(std::move(writes), shard + 1);
 }
 
 void write_copied_shard(FileSystem& files, const std::filesystem::path& path, SavePlan& plan, size_t shard,
-                        const std::vector<size_t>& tensors, BlockReader& reader) {
+                        BlockReader& reader) {
   const auto file = files.create(path);
   const std::string& header = plan.shards[shard].header;
   file->write(header.data(), header.size());
   for (const ShardSlice& place : plan.shards[shard].slices) {
     SavedSlice& slice = plan.manifest.tensors[place.tensor].slices[place.slice];
-    reader.read(tensors[place.source], slice.begin, slice.numel, [&](std::span<const std::byte> block) {
+    reader.read(place.source, slice.begin, slice.numel, [&](std::span<const std::byte> block) {
       for (size_t begin = 0; begin < block.size(); begin += kChecksumBlockBytes)
         slice.checksums.push_back(
             checksum_of(&block[begin], std::min<size_t>(kChecksumBlockBytes, block.size() - begin)));
@@ -94,16 +93,14 @@ SavedCheckpoint write_trireme_checkpoint(const CheckpointSource& source, const s
   const auto start = std::chrono::steady_clock::now();
   FileSystem& files = options.files ? *options.files : posix_file_system();
   const std::string tag = tag_of_copy(source, options);
-  const Tables tables = tables_of(source.manifest);
-  SavePlan plan = plan_shards(tables.by_shard);
+  SavePlan plan = plan_copy(source.manifest);
   SavedCheckpoint saved{.path = directory / tag};
   for (const SavedFile& file : plan.manifest.files) saved.tensor_bytes += file.bytes - file.header_bytes;
 
   SaveTransaction transaction(files, directory, tag, {.existing = ExistingTag::kRefuse});
   BlockReader reader(source, options, saved.tensor_bytes);
   for (size_t shard = 0; shard < plan.shards.size(); ++shard)
-    write_copied_shard(files, transaction.temporary() / plan.manifest.files[shard].name, plan, shard,
-                       tables.tensors[plan.shards[shard].rank], reader);
+    write_copied_shard(files, transaction.temporary() / plan.manifest.files[shard].name, plan, shard, reader);
   plan.manifest.software = Json{{"trireme", kVersion},
                                 {"torch", TORCH_VERSION},
                                 {"converted_from", layout_name(source.layout)},
@@ -111,7 +108,7 @@ SavedCheckpoint write_trireme_checkpoint(const CheckpointSource& source, const s
                                .dump();
   plan.manifest.values = source.manifest.values;
   plan.manifest.rank_values = source.manifest.rank_values;
-  plan.manifest.world_size = source.manifest.world_size;
+  plan.manifest.topology = source.manifest.topology;
   transaction.commit(dump_manifest(plan.manifest));
   reader.finish();
   saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string_view>
 
 #include "checkpoint/layouts/layout.h"
 #include "checkpoint/verify_files.h"
 #include "trireme/base/error.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/reshard.h"
 
@@ -15,20 +15,24 @@ namespace {
 
 using Path = std::filesystem::path;
 
-/// "optimizer.exp_avg.layers.0.weight" -> "optimizer exp_avg".
-std::string kind_of(std::string_view name) {
-  constexpr std::string_view kOptimizer = "optimizer.";
-  if (name.starts_with("model.")) return "weights";
-  if (name.starts_with("master.")) return "masters";
-  if (!name.starts_with(kOptimizer)) return "other";
-  const std::string_view rest = name.substr(kOptimizer.size());
-  return str("optimizer ", rest.substr(0, rest.find('.')));
+std::string kind_of(const StateName& name) {
+  switch (name.kind) {
+    case StateKind::kWeight:
+      return "weights";
+    case StateKind::kMaster:
+      return "masters";
+    case StateKind::kOptimizerState:
+      return str("optimizer ", name.state);
+    case StateKind::kOther:
+      return "other";
+  }
+  TRIREME_CHECK(false, "kind ", static_cast<int>(name.kind));
 }
 
 std::vector<TensorKind> kinds_of(const Manifest& manifest) {
   std::vector<TensorKind> kinds;
   for (const SavedTensor& tensor : manifest.tensors) {
-    const std::string name = kind_of(tensor.name);
+    const std::string name = kind_of(parse_state_name(tensor.name));
     const std::string dtype = safetensors_dtype(tensor.dtype);
     auto kind = std::find_if(kinds.begin(), kinds.end(),
                              [&](const TensorKind& known) { return known.name == name && known.dtype == dtype; });

@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/inspect.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
 namespace {
@@ -48,12 +49,6 @@ std::string kind_row(const std::string& name, const std::string& dtype, const st
              right_aligned(bytes, 12), "\n");
 }
 
-std::string shape_of(const SavedTensor& tensor) {
-  std::string text;
-  for (const int64_t extent : tensor.shape) text += str(text.empty() ? "" : ", ", extent);
-  return "[" + text + "]";
-}
-
 int64_t bytes_of(const SavedTensor& tensor) {
   int64_t bytes = 0;
   for (const SavedSlice& slice : tensor.slices) bytes += slice.bytes;
@@ -70,12 +65,17 @@ std::vector<const SavedTensor*> listed(const Manifest& manifest, ListTensors lis
   return tensors;
 }
 
-/// An object's keys with simple values as "key value, …".
-std::string values_line(const Json& values) {
+/// "global_steps 3, …", as far as they are known.
+std::string progress_line(const TrainingValues& values) {
   std::string text;
-  for (const char* key : {"global_steps", "micro_steps", "skipped_steps", "global_samples", "lr"})
-    if (values.contains(key) && values[key].is_number())
-      text += str(text.empty() ? "" : ", ", key, " ", values[key].dump());
+  const auto add = [&](const char* key, const auto& value) {
+    if (value) text += str(text.empty() ? "" : ", ", key, " ", Json(*value).dump());
+  };
+  add("global_steps", values.global_steps);
+  add("micro_steps", values.micro_steps);
+  add("skipped_steps", values.skipped_steps);
+  add("global_samples", values.global_samples);
+  add("lr", values.lr);
   return text;
 }
 
@@ -103,7 +103,7 @@ void add_line(std::string& text, const std::string& label, const std::string& va
 }
 
 std::string software_line(const Manifest& manifest) {
-  std::string text = str(manifest.world_size, manifest.world_size == 1 ? " rank" : " ranks");
+  std::string text = str(manifest.world_size(), manifest.world_size() == 1 ? " rank" : " ranks");
   const Json software = Json::parse(manifest.software);
   for (const auto& [name, version] : software.items())
     text += str(", ", name, " ", version.is_string() ? version.get<std::string>() : version.dump());
@@ -139,6 +139,12 @@ std::string health_lines(const CheckpointReport& report) {
   return text;
 }
 
+Json topology_json(const std::vector<Axis>& topology) {
+  Json json = Json::array();
+  for (const Axis& axis : topology) json.push_back({{"axis", axis.name}, {"size", axis.size}});
+  return json;
+}
+
 Json place_json(const DamagedPlace& place) {
   Json json = {{"file", place.file}};
   if (!place.tensor.empty()) json.update({{"tensor", place.tensor}, {"begin", place.begin}, {"end", place.end}});
@@ -161,20 +167,20 @@ Json kinds_json(const std::vector<TensorKind>& kinds) {
 
 std::string to_text(const CheckpointReport& report, ListTensors list) {
   const Manifest& manifest = report.source.manifest;
-  const Json values = Json::parse(manifest.values);
+  const TrainingValues values = training_values(manifest);
   std::string text = str(report.source.folder.string(), ": ", layout_name(report.source.layout), " checkpoint\n");
   add_line(text, "tags", tags_line(report));
   if (!manifest.tensors.empty()) {
     add_line(text, "saved by", software_line(manifest));
-    add_line(text, "progress", values_line(values));
-    add_line(text, "client_state", joined_names(keys_of(values.value("client_state", Json::object()))));
+    add_line(text, "progress", progress_line(values));
+    add_line(text, "client_state", joined_names(keys_of(Json::parse(values.client_state.value_or("{}")))));
     add_line(text, "files", str(manifest.files.size(), ", ", bytes_text(report.file_bytes)));
     text += str("\n", kind_row("tensors of", "dtype", "number", "elements", "bytes"));
     for (const TensorKind& kind : report.kinds)
       text += kind_row(kind.name, kind.dtype, grouped(kind.tensors), grouped(kind.elements), bytes_text(kind.bytes));
     text += list == ListTensors::kAll ? "\nall tensors\n" : "\nlargest tensors\n";
     for (const SavedTensor* tensor : listed(manifest, list))
-      text += str("  ", tensor->name, "  ", safetensors_dtype(tensor->dtype), " ", shape_of(*tensor), "  ",
+      text += str("  ", tensor->name, "  ", safetensors_dtype(tensor->dtype), " ", shape_text(tensor->shape), "  ",
                   bytes_text(bytes_of(*tensor)), "\n");
     text += "\n";
   }
@@ -183,14 +189,14 @@ std::string to_text(const CheckpointReport& report, ListTensors list) {
 
 Json to_json(const CheckpointReport& report, ListTensors list) {
   const Manifest& manifest = report.source.manifest;
-  Json values = Json::parse(manifest.values);
   Json json = {{"path", report.source.folder.string()},
                {"layout", layout_name(report.source.layout)},
                {"tag", report.source.tag},
                {"tags", report.tags},
                {"latest", report.latest ? Json(*report.latest) : Json()},
                {"format_version", manifest.version},
-               {"world_size", manifest.world_size},
+               {"world_size", manifest.world_size()},
+               {"topology", topology_json(manifest.topology)},
                {"software", Json::parse(manifest.software)},
                {"files", manifest.files.size()},
                {"file_bytes", report.file_bytes},
@@ -200,7 +206,7 @@ Json to_json(const CheckpointReport& report, ListTensors list) {
                                {"dtype", safetensors_dtype(tensor->dtype)},
                                {"shape", tensor->shape},
                                {"bytes", bytes_of(*tensor)}});
-  json["values"] = std::move(values);
+  json["values"] = Json::parse(to_text(training_values(manifest)));
   json["healthy"] = report.healthy();
   json["verified"] = report.verified;
   json["checksums"] = report.checksums;

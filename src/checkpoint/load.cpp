@@ -1,6 +1,9 @@
 // A load in four steps, each of which succeeds on all ranks or throws on all: find, match, check the files, read.
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <unordered_set>
 
 #include "checkpoint/agreement.h"
@@ -10,6 +13,7 @@
 #include "checkpoint/slices.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/state_names.h"
 
 namespace trireme {
 namespace {
@@ -73,49 +77,78 @@ std::string names_text(const std::vector<std::string>& names) {
   return names.size() > kNamesShown ? str(text, ", and ", names.size() - kNamesShown, " more") : text;
 }
 
-/// Adds to `all` what it does not have yet, in order.
-void merge(std::vector<std::string>& all, std::unordered_set<std::string>& seen, const Json& names) {
-  for (const auto& name : names)
-    if (seen.insert(name.get<std::string>()).second) all.push_back(name.get<std::string>());
+/// Names of the destinations of all ranks that the checkpoint does not have, in the order of ranks.
+std::vector<std::string> missing_names(Group& group, const std::unordered_set<std::string_view>& saved,
+                                       const std::vector<SliceSpec>& wanted) {
+  const auto texts = gather_or_throw(group, [&] {
+    Json missing = Json::array();
+    std::unordered_set<std::string_view> asked;
+    for (const SliceSpec& slice : wanted)
+      if (!saved.contains(slice.name) && asked.insert(slice.name).second) missing.push_back(slice.name);
+    return missing.dump();
+  });
+  std::vector<std::string> missing;
+  std::unordered_set<std::string> seen;
+  for (const std::string& text : texts)
+    for (const auto& name : Json::parse(text))
+      if (seen.insert(name.get<std::string>()).second) missing.push_back(name.get<std::string>());
+  return missing;
 }
 
-/// Names that a rank's destination has and the checkpoint does not. Throws when checkpoint and destinations of all
-/// ranks do not hold the same names, as far as the options refuse that.
-std::vector<std::string> match_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted,
-                                     const LoadOptions& options, const Path& path) {
-  const auto texts = gather_or_throw(group, [&] {
-    std::unordered_set<std::string> saved, asked;
-    Json missing = Json::array(), used = Json::array();
-    for (const auto& tensor : manifest.tensors) saved.insert(tensor.name);
-    for (const auto& slice : wanted)
-      if (asked.insert(slice.name).second) (saved.contains(slice.name) ? used : missing).push_back(slice.name);
-    return Json{{"missing", missing}, {"used", used}}.dump();
-  });
-  std::vector<std::string> missing, used, extra;
-  std::unordered_set<std::string> seen_missing, seen_used;
-  for (const auto& text : texts) {
-    const Json names = Json::parse(text);
-    merge(missing, seen_missing, names["missing"]);
-    merge(used, seen_used, names["used"]);
-  }
-  for (const auto& tensor : manifest.tensors)
-    if (!seen_used.contains(tensor.name)) extra.push_back(tensor.name);
+/// Names of the checkpoint that no rank's destination has.
+std::vector<std::string> extra_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted) {
+  std::unordered_set<std::string_view> asked;
+  for (const SliceSpec& slice : wanted) asked.insert(slice.name);
+  const auto count = static_cast<int64_t>(manifest.tensors.size());
+  const at::Tensor used = at::zeros({count}, at::kInt);
+  for (int64_t i = 0; i < count; ++i) used.data_ptr<int>()[i] = asked.contains(manifest.tensors[i].name);
+  if (count > 0) group.all_reduce(used, ReduceOp::kMax).wait();
+  std::vector<std::string> extra;
+  for (int64_t i = 0; i < count; ++i)
+    if (used.const_data_ptr<int>()[i] == 0) extra.push_back(manifest.tensors[i].name);
+  return extra;
+}
+
+/// Fills `loaded.missing`. Throws when checkpoint and destinations of all ranks do not hold the same names, as far as
+/// the options refuse that.
+void match_names(Group& group, const Manifest& manifest, const std::vector<SliceSpec>& wanted,
+                 const LoadOptions& options, const Path& path, LoadedCheckpoint& loaded) {
+  std::unordered_set<std::string_view> saved;
+  for (const SavedTensor& tensor : manifest.tensors) saved.insert(tensor.name);
+  loaded.missing = missing_names(group, saved, wanted);
+  std::vector<std::string> extra = extra_names(group, manifest, wanted);
 
   std::string problem;
-  const auto optional = options.optional ? options.optional(manifest.values) : std::set<std::string>();
+  std::set<std::string> optional;
+  all_or_throw(group, [&] {
+    if (options.optional) optional = options.optional(loaded);
+  });
   std::vector<std::string> required;
-  std::copy_if(missing.begin(), missing.end(), std::back_inserter(required),
+  std::copy_if(loaded.missing.begin(), loaded.missing.end(), std::back_inserter(required),
                [&](const std::string& name) { return !optional.contains(name); });
   if (options.missing == Mismatch::kIgnore) required.clear();
   if (options.extra == Mismatch::kIgnore) extra.clear();
   if (!required.empty())
     problem += str("; ", required.size(), " expected and not in the checkpoint: ", names_text(required));
   if (!extra.empty()) problem += str("; ", extra.size(), " in the checkpoint and not expected: ", names_text(extra));
-  const auto is_state = [](const std::string& name) { return name.starts_with("optimizer."); };
+  const auto is_state = [](const std::string& name) {
+    return parse_state_name(name).kind == StateKind::kOptimizerState;
+  };
   if (std::any_of(required.begin(), required.end(), is_state) || std::any_of(extra.begin(), extra.end(), is_state))
     problem += "; where another optimizer saved it, load without optimizer states";
   if (!problem.empty()) throw CheckpointError(str(path.string(), " has other tensors than this model", problem));
-  return missing;
+}
+
+LoadedCheckpoint values_of(const Manifest& manifest, const std::string& tag) {
+  LoadedCheckpoint loaded{.tag = tag,
+                          .values = manifest.values,
+                          .tensor_values = {},
+                          .topology = manifest.topology,
+                          .rank_values = manifest.rank_values,
+                          .missing = {}};
+  for (const SavedTensor& tensor : manifest.tensors)
+    if (!tensor.values.empty()) loaded.tensor_values.emplace_back(tensor.name, tensor.values);
+  return loaded;
 }
 
 /// Runs `work` on the files of `found`; where they are damaged, the error names the other checkpoints too.
@@ -134,8 +167,11 @@ auto with_alternatives(const Path& directory, const Found& found, const Work& wo
 
 void read_all(ShardReader& reader, const std::vector<SliceRead>& reads, StateTree& destination) {
   for (const SliceRead& read : reads) {
-    const at::Tensor& data = destination.tensors[read.destination].data;
-    reader.read(read, static_cast<std::byte*>(data.data_ptr()) + read.destination_begin * data.element_size());
+    const TensorSlice& slice = destination.tensors[read.destination];
+    if (slice.store)
+      reader.read(read, [&](int64_t begin, std::span<const std::byte> bytes) { slice.store->write(begin, bytes); });
+    else
+      reader.read(read, static_cast<std::byte*>(slice.data.data_ptr()));
   }
 }
 
@@ -156,12 +192,13 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
     wanted = slices_of(destination);
     reads = plan_reads(manifest, wanted);
   });
-  std::vector<std::string> missing = match_names(group, manifest, wanted, options, found.path);
+  LoadedCheckpoint loaded = values_of(manifest, found.tag);
+  match_names(group, manifest, wanted, options, found.path, loaded);
   all_or_throw(group, [&] {
     with_alternatives(directory, found, [&] {
       for (const SliceRead& read : reads) reader.check_file(read);
       if (options.verify == Verify::kFirst)
-        for (const SliceRead& read : reads) reader.read(read, nullptr);
+        for (const SliceRead& read : reads) reader.read(read, ShardReader::Take());
     });
   });
   try {
@@ -172,7 +209,7 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
     // Some rank has read something by now: whatever went wrong, the ranks together hold a mixture.
     throw CheckpointError(error.what(), ErrorCode::kTornLoad);
   }
-  return LoadedCheckpoint{found.tag, manifest.values, manifest.rank_values, std::move(missing)};
+  return loaded;
 }
 
 }  // namespace trireme

@@ -1,5 +1,6 @@
 #include "trireme/checkpoint/manifest.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -27,17 +28,28 @@ Json to_json(const SavedFile& file) {
 Json to_json(const SavedSlice& slice) {
   Json checksums = Json::array();
   for (const uint64_t checksum : slice.checksums) checksums.push_back(checksum_text(checksum));
-  return {{"file", slice.file},     {"begin", slice.begin}, {"numel", slice.numel},
-          {"offset", slice.offset}, {"bytes", slice.bytes}, {"checksums", std::move(checksums)}};
+  Json json = {{"file", slice.file},     {"begin", slice.begin}, {"numel", slice.numel},
+               {"offset", slice.offset}, {"bytes", slice.bytes}, {"checksums", std::move(checksums)}};
+  if (slice.part > 0) json["part"] = slice.part;
+  return json;
+}
+
+Json to_json(const TensorPart& part) {
+  Json intervals = Json::array();
+  for (const Interval& interval : part.intervals) intervals.push_back({interval.begin, interval.end});
+  return {{"dim", part.dim}, {"intervals", std::move(intervals)}};
 }
 
 Json to_json(const SavedTensor& tensor) {
   Json slices = Json::array();
   for (const auto& slice : tensor.slices) slices.push_back(to_json(slice));
-  return {{"name", tensor.name},
-          {"shape", tensor.shape},
-          {"dtype", safetensors_dtype(tensor.dtype)},
-          {"slices", std::move(slices)}};
+  Json json = {{"name", tensor.name},
+               {"shape", tensor.shape},
+               {"dtype", safetensors_dtype(tensor.dtype)},
+               {"slices", std::move(slices)}};
+  for (const TensorPart& part : tensor.parts) json["parts"].push_back(to_json(part));
+  if (!tensor.values.empty()) json["values"] = Json::parse(tensor.values);
+  return json;
 }
 
 /// `"key": [` with one item per line: a manifest is read by people too, and compared with diff.
@@ -90,7 +102,8 @@ SavedSlice slice_from(const Json& json, const std::string& where) {
                    .numel = json.at("numel").get<int64_t>(),
                    .offset = json.at("offset").get<int64_t>(),
                    .bytes = json.at("bytes").get<int64_t>(),
-                   .checksums = {}};
+                   .checksums = {},
+                   .part = json.value("part", 0)};
   for (const auto& checksum : json.at("checksums")) slice.checksums.push_back(checksum_from(checksum, where));
   return slice;
 }
@@ -112,25 +125,60 @@ void check_slice(const SavedSlice& slice, const std::vector<SavedFile>& files, i
     throw CheckpointError(str(where, ": ", slice.checksums.size(), " checksums, expected ", blocks));
 }
 
+/// The parts of a tensor, of a dim each; all of it where there are none.
+std::vector<TensorPart> parts_from(const Json& json, const std::vector<int64_t>& shape, const std::string& where) {
+  std::vector<TensorPart> parts;
+  for (const auto& item : json.value("parts", Json::array())) {
+    TensorPart part{shape, item.at("dim").get<int>()};
+    for (const auto& interval : item.at("intervals"))
+      part.intervals.push_back({interval.at(0).get<int64_t>(), interval.at(1).get<int64_t>()});
+    if (const std::string problem = part.dim < 0 ? "a part without a dim" : part_problem(part); !problem.empty())
+      throw CheckpointError(str(where, ": ", problem));
+    parts.push_back(std::move(part));
+  }
+  if (!parts.empty()) check_parts(parts, where, [](size_t i) { return str("part ", i); });
+  return parts;
+}
+
 SavedTensor tensor_from(const Json& json, const Manifest& manifest, const std::string& origin) {
   SavedTensor tensor;
   tensor.name = json.at("name").get<std::string>();
   const std::string where = str(origin, ": tensor \"", tensor.name, "\"");
   tensor.shape = json.at("shape").get<std::vector<int64_t>>();
   tensor.dtype = dtype_from_safetensors(json.at("dtype").get<std::string>(), where);
-  const int64_t numel = checked_numel(tensor.shape, tensor.name);
-  int64_t end = 0;
+  (void)checked_numel(tensor.shape, tensor.name);
+  tensor.parts = parts_from(json, tensor.shape, where);
+  if (const auto values = json.find("values"); values != json.end()) tensor.values = values->dump();
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  const auto part_count = static_cast<int>(std::max<size_t>(tensor.parts.size(), 1));
+  int part = 0;
+  int64_t end = 0, numel = local_numel(tensor.parts.empty() ? TensorPart{tensor.shape} : tensor.parts[0]);
   for (const auto& item : json.at("slices")) {
     SavedSlice slice = slice_from(item, where);
-    check_slice(slice, manifest.files, static_cast<int64_t>(c10::elementSize(tensor.dtype)), where);
-    if (slice.begin != end || slice.numel > numel - end)
-      throw CheckpointError(
-          str(where, ": slice [", slice.begin, ", +", slice.numel, "), expected to begin at ", end, " of ", numel));
+    check_slice(slice, manifest.files, itemsize, where);
+    if (slice.part == part + 1 && slice.part < part_count && end == numel) {
+      numel = local_numel(tensor.parts[++part]);
+      end = 0;
+    }
+    if (slice.part != part || slice.begin != end || slice.numel > numel - end)
+      throw CheckpointError(str(where, ": slice [", slice.begin, ", +", slice.numel, ") of part ", slice.part,
+                                ", expected to begin at ", end, " of ", numel, " of part ", part));
     end += slice.numel;
     tensor.slices.push_back(std::move(slice));
   }
-  if (end != numel) throw CheckpointError(str(where, ": its slices end at element ", end, " of ", numel));
+  if (end != numel || part + 1 != part_count)
+    throw CheckpointError(
+        str(where, ": its slices end at element ", end, " of ", numel, " of part ", part, " of ", part_count));
   return tensor;
+}
+
+/// Version 1 knew one axis.
+std::vector<Axis> topology_from(const Json& json) {
+  if (!json.contains("topology")) return {{"data", json.at("world_size").get<int>()}};
+  std::vector<Axis> axes;
+  for (const auto& axis : json.at("topology"))
+    axes.push_back({axis.at("axis").get<std::string>(), axis.at("size").get<int>()});
+  return axes;
 }
 
 void check_version(const Json& json, const std::string& origin, const std::string& problem) {
@@ -149,7 +197,7 @@ void check_version(const Json& json, const std::string& origin, const std::strin
 Manifest manifest_from(const Json& json, const std::string& origin) {
   Manifest manifest;
   manifest.version = json.at("version").get<int>();
-  manifest.world_size = json.at("world_size").get<int>();
+  manifest.topology = topology_from(json);
   const auto& checksum = json.at("checksum");
   if (checksum.at("algorithm") != "xxh3-64" || checksum.at("block_bytes") != kChecksumBlockBytes)
     throw CheckpointError(
@@ -157,9 +205,9 @@ Manifest manifest_from(const Json& json, const std::string& origin) {
   manifest.software = json.at("software").dump();
   manifest.values = json.at("values").dump();
   for (const auto& values : json.at("rank_values")) manifest.rank_values.push_back(values.dump());
-  if (manifest.world_size < 1 || manifest.rank_values.size() != static_cast<size_t>(manifest.world_size))
+  if (manifest.rank_values.size() != static_cast<size_t>(manifest.world_size()))
     throw CheckpointError(
-        str(origin, ": values of ", manifest.rank_values.size(), " ranks, world size ", manifest.world_size));
+        str(origin, ": values of ", manifest.rank_values.size(), " ranks, world size ", manifest.world_size()));
   for (const auto& file : json.at("files")) manifest.files.push_back(file_from(file, origin));
   std::set<std::string> names;
   for (const auto& item : json.at("tensors")) {
@@ -176,8 +224,10 @@ std::string dump_manifest(const Manifest& manifest) {
   Json rank_values = Json::array();
   for (const auto& values : manifest.rank_values) rank_values.push_back(Json::parse(values));
   const Json checksum = {{"algorithm", "xxh3-64"}, {"block_bytes", kChecksumBlockBytes}};
-  std::string text = str("{\n  \"format\": \"", kFormatName, "\",\n  \"version\": ", manifest.version,
-                         ",\n  \"world_size\": ", manifest.world_size, ",\n  \"checksum\": ", checksum.dump(),
+  Json topology = Json::array();
+  for (const Axis& axis : manifest.topology) topology.push_back({{"axis", axis.name}, {"size", axis.size}});
+  std::string text = str("{\n  \"format\": \"", kFormatName, "\",\n  \"version\": ", kManifestVersion,
+                         ",\n  \"topology\": ", topology.dump(), ",\n  \"checksum\": ", checksum.dump(),
                          ",\n  \"software\": ", Json::parse(manifest.software).dump(),
                          ",\n  \"values\": ", Json::parse(manifest.values).dump(),
                          ",\n  \"rank_values\": ", rank_values.dump(), ",\n");
@@ -191,6 +241,8 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   check_version(json, origin, checksum_problem(text));
   try {
     return manifest_from(json, origin);
+  } catch (const ConfigError& error) {  // of Topology
+    throw CheckpointError(str(origin, ": ", error.what()));
   } catch (const Json::exception& error) {
     throw CheckpointError(str(origin, ": a field is missing or of the wrong kind: ", error.what()));
   }

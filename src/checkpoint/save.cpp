@@ -36,56 +36,71 @@ std::string agree_on_tag(Group& group, const std::string& tag, TagValidation val
   return tags[0];
 }
 
-/// Slices and values of all ranks.
-struct Tables {
-  std::vector<std::vector<SliceSpec>> slices_of_rank;
-  std::vector<std::string> values_of_rank;
-};
-
-Tables exchange(Group& group, const StateTree& state) {
-  const auto texts = gather_or_throw(group, [&] {
-    check_json(state.values, "values");
-    check_json(state.rank_values, "rank_values");
-    return state.rank_values + '\n' + dump_slices(slices_of(state));
-  });
-  Tables tables;
-  for (const auto& text : texts) {
-    // dump_slices writes no line break, rank_values may have some.
-    const size_t split = text.rfind('\n');
-    tables.values_of_rank.push_back(text.substr(0, split));
-    tables.slices_of_rank.push_back(parse_slices(std::string_view(text).substr(split + 1)));
-  }
-  return tables;
+/// The topology of the ranks that save: the caller's, or one axis.
+std::vector<Axis> topology_of(const Group& group, const SaveOptions& options) {
+  if (options.topology.empty()) return {{"data", group.size()}};
+  if (const Topology topology(options.topology); topology.size() != group.size())
+    throw CheckpointError(
+        str("save_checkpoint: the topology has ", topology.size(), " ranks, the group ", group.size()));
+  return options.topology;
 }
 
-/// The slices of this rank's shard, in its order.
-std::vector<std::span<const std::byte>> parts_of(const SavePlan& plan, int rank, const StateTree& state) {
-  std::vector<std::span<const std::byte>> parts;
-  for (const ShardPlan& shard : plan.shards) {
+/// Who writes what, on rank 0: the ranks' tables come one after the other, and none is kept. Collective.
+SavePlan plan_together(Group& group, const StateTree& state, const SaveOptions& options) {
+  WritePlanner planner;
+  SavePlan plan;
+  std::vector<std::string> rank_values;
+  collect_or_throw(
+      group,
+      [&] {
+        check_json(state.values, "values");
+        check_json(state.rank_values, "rank_values");
+        (void)topology_of(group, options);
+        return state.rank_values + '\n' + dump_slices(slices_of(state));
+      },
+      [&](int rank, const std::string& text) {
+        // dump_slices writes no line break, rank_values may have some.
+        const size_t split = text.rfind('\n');
+        rank_values.push_back(text.substr(0, split));
+        planner.add(rank, parse_slices(std::string_view(text).substr(split + 1)));
+        if (rank + 1 == group.size()) plan = plan_shards(planner.finish(), group.size());
+      });
+  if (group.rank() != 0) return plan;
+  plan.manifest.topology = topology_of(group, options);
+  plan.manifest.software = Json{{"trireme", kVersion}, {"torch", TORCH_VERSION}}.dump();
+  plan.manifest.values = state.values;
+  plan.manifest.rank_values = std::move(rank_values);
+  return plan;
+}
+
+/// What rank `rank` has to write: a line of JSON that names entries of its table in the order of its shard, then the
+/// shard's header, whose first bytes are no text.
+std::string orders_of(const SavePlan& plan, int rank, int64_t tensor_bytes) {
+  Json orders = {{"tensor_bytes", tensor_bytes}, {"file", ""}, {"slices", Json::array()}};
+  std::string header;
+  for (size_t i = 0; i < plan.shards.size(); ++i) {
+    const ShardPlan& shard = plan.shards[i];
     if (shard.rank != rank) continue;
-    for (const ShardSlice& slice : shard.slices) {
-      const at::Tensor& data = state.tensors[slice.source].data;
-      parts.emplace_back(static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes());
-    }
+    orders["file"] = plan.manifest.files[i].name;
+    header = shard.header;
+    for (const ShardSlice& slice : shard.slices) orders["slices"].push_back(slice.source);
   }
-  return parts;
+  return orders.dump() + '\n' + header;
 }
 
 /// Writes this rank's shard; returns the checksums of its slices, one block after the other, as raw bytes.
-std::string write_own_shard(FileSystem& files, const Path& folder, const SaveJob& job, int rank) {
+std::string write_own_shard(FileSystem& files, const Path& folder, const SaveJob& job) {
   std::string raw;
-  for (size_t i = 0; i < job.plan.shards.size(); ++i) {
-    const ShardPlan& shard = job.plan.shards[i];
-    if (shard.rank != rank) continue;
-    for (const auto& checksums : write_shard(files, folder / job.plan.manifest.files[i].name, shard.header, job.parts))
-      raw.append(reinterpret_cast<const char*>(checksums.data()), checksums.size() * sizeof(uint64_t));
-  }
+  if (job.file_name.empty()) return raw;
+  for (const auto& checksums : write_shard(files, folder / job.file_name, job.header, job.slices))
+    raw.append(reinterpret_cast<const char*>(checksums.data()), checksums.size() * sizeof(uint64_t));
   return raw;
 }
 
-void add_checksums(SavePlan& plan, const std::vector<std::string>& raw_of_rank) {
+void add_checksums(SavePlan& plan, int rank, const std::string& raw) {
   for (const ShardPlan& shard : plan.shards) {
-    const char* next = raw_of_rank[shard.rank].data();
+    if (shard.rank != rank) continue;
+    const char* next = raw.data();
     for (const ShardSlice& place : shard.slices) {
       SavedSlice& slice = plan.manifest.tensors[place.tensor].slices[place.slice];
       slice.checksums.resize((slice.bytes + kChecksumBlockBytes - 1) / kChecksumBlockBytes);
@@ -102,11 +117,16 @@ SaveJob prepare_save(Group& group, const std::string& rank_tag, const StateTree&
   SaveJob job;
   job.tag = agree_on_tag(group, rank_tag, options.tags);
   check_tag(job.tag);
-  Tables tables = exchange(group, state);
-  job.plan = plan_shards(tables.slices_of_rank);  // the same, or the same error, on every rank
-  job.values = state.values;
-  job.values_of_rank = std::move(tables.values_of_rank);
-  job.parts = parts_of(job.plan, group.rank(), state);
+  job.plan = plan_together(group, state, options);
+  int64_t tensor_bytes = 0;
+  for (const SavedFile& file : job.plan.manifest.files) tensor_bytes += file.bytes - file.header_bytes;
+  const std::string text = distribute(group, [&](int rank) { return orders_of(job.plan, rank, tensor_bytes); });
+  const size_t line_end = text.find('\n');
+  const Json orders = Json::parse(text.substr(0, line_end));
+  job.tensor_bytes = orders["tensor_bytes"].get<int64_t>();
+  job.file_name = orders["file"].get<std::string>();
+  job.header = text.substr(line_end + 1);
+  for (const auto& index : orders["slices"]) job.slices.emplace_back(state.tensors[index.get<size_t>()]);
   return job;
 }
 
@@ -116,20 +136,14 @@ SavedCheckpoint write_save(Group& group, const Path& directory, SaveJob job, con
   std::optional<SaveTransaction> transaction;  // on rank 0
   const Path temporary = broadcast_or_throw(
       group, [&] { return transaction.emplace(files, directory, job.tag, options).temporary().string(); });
-  const auto checksums = gather_or_throw(group, [&] { return write_own_shard(files, temporary, job, group.rank()); });
-
-  SavedCheckpoint saved{.path = directory / job.tag};
-  Manifest& manifest = job.plan.manifest;
-  for (const SavedFile& file : manifest.files) saved.tensor_bytes += file.bytes - file.header_bytes;
+  collect_or_throw(
+      group, [&] { return write_own_shard(files, temporary, job); },
+      [&](int rank, const std::string& raw) { add_checksums(job.plan, rank, raw); });
   const auto seconds = broadcast_or_throw(group, [&] {
-    add_checksums(job.plan, checksums);
-    manifest.software = Json{{"trireme", kVersion}, {"torch", TORCH_VERSION}}.dump();
-    manifest.values = std::move(job.values);
-    manifest.rank_values = std::move(job.values_of_rank);
-    transaction->commit(dump_manifest(manifest));
+    transaction->commit(dump_manifest(job.plan.manifest));
     return std::to_string(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   });
-  saved.seconds = std::stod(seconds);
+  SavedCheckpoint saved{.path = directory / job.tag, .tensor_bytes = job.tensor_bytes, .seconds = std::stod(seconds)};
   saved.blocked_seconds = saved.seconds;
   return saved;
 }

@@ -1,8 +1,8 @@
 // A save in two halves: what needs the state and its ranks' agreement, and what only needs the bytes.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -13,11 +13,11 @@ namespace trireme {
 
 struct SaveJob {
   std::string tag;
-  SavePlan plan;
-  std::string values;
-  std::vector<std::string> values_of_rank;
-  /// What this rank writes, in the order of its shard. Of the state's tensors, until somebody copies them.
-  std::vector<std::span<const std::byte>> parts;
+  int64_t tensor_bytes = 0;  ///< of all ranks
+  std::string file_name;     ///< of this rank's shard; empty: it writes none
+  std::string header;
+  std::vector<SliceBytes> slices;  ///< of the shard, in its order; in the state's memory, until somebody copies them
+  SavePlan plan;                   ///< on rank 0 alone
 };
 
 /// Agrees on the tag and on who writes what. Collective; touches no file. Throws as save_checkpoint().

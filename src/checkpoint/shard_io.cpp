@@ -37,19 +37,33 @@ class GatheringWriter {
 
 }  // namespace
 
+SliceBytes::SliceBytes(const TensorSlice& slice) : store(slice.store) {
+  if (store != nullptr) {
+    size = store->numel() * c10::elementSize(store->dtype());
+  } else {
+    size = slice.data.nbytes();
+    memory = {static_cast<const std::byte*>(slice.data.const_data_ptr()), size};
+  }
+}
+
 std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::filesystem::path& path,
-                                               const std::string& header,
-                                               const std::vector<std::span<const std::byte>>& parts) {
+                                               const std::string& header, const std::vector<SliceBytes>& slices) {
   const auto file = files.create(path);
   GatheringWriter writer(*file);
   writer.write(header.data(), header.size());
   std::vector<std::vector<uint64_t>> checksums;
-  for (const auto& part : parts) {
+  std::vector<std::byte> scratch;
+  for (const SliceBytes& slice : slices) {
     auto& blocks = checksums.emplace_back();
-    for (size_t begin = 0; begin < part.size(); begin += kChecksumBlockBytes) {
-      const auto block = part.subspan(begin, std::min<size_t>(kChecksumBlockBytes, part.size() - begin));
-      blocks.push_back(checksum_of(block.data(), block.size()));
-      writer.write(block.data(), block.size());
+    for (size_t begin = 0; begin < slice.size; begin += kChecksumBlockBytes) {
+      const size_t bytes = std::min<size_t>(kChecksumBlockBytes, slice.size - begin);
+      if (slice.store != nullptr) {
+        scratch.resize(kChecksumBlockBytes);
+        slice.store->read(static_cast<int64_t>(begin), {scratch.data(), bytes});
+      }
+      const std::byte* block = slice.store ? scratch.data() : &slice.memory[begin];
+      blocks.push_back(checksum_of(block, bytes));
+      writer.write(block, bytes);
     }
   }
   writer.flush();
@@ -62,20 +76,19 @@ ShardReader::ShardReader(FileSystem& files, const std::filesystem::path& checkpo
     : files_(files), checkpoint_(checkpoint), manifest_(manifest), open_(manifest.files.size()) {}
 
 std::string ShardReader::describe(const SliceRead& read) const {
-  const SavedTensor& tensor = manifest_.tensors[read.tensor];
-  const SavedFile& file = manifest_.files[tensor.slices[read.slice].file];
-  return str((checkpoint_ / file.name).string(), ": tensor \"", tensor.name, "\"");
+  return str((checkpoint_ / manifest_.files[slice_of(read).file].name).string(), ": tensor \"",
+             label_of(tensor_of(read), read.slice), "\"");
 }
 
 ReadableFile& ShardReader::open(const SliceRead& read) {
-  const int index = manifest_.tensors[read.tensor].slices[read.slice].file;
+  const int index = slice_of(read).file;
   auto& file = open_[index];
   if (!file) file = files_.open(checkpoint_ / manifest_.files[index].name);
   return *file;
 }
 
 void ShardReader::check_file(const SliceRead& read) {
-  const int index = manifest_.tensors[read.tensor].slices[read.slice].file;
+  const int index = slice_of(read).file;
   if (open_[index]) return;  // checked before
   const SavedFile& expected = manifest_.files[index];
   if (!files_.exists(checkpoint_ / expected.name))
@@ -92,11 +105,10 @@ void ShardReader::check_file(const SliceRead& read) {
 }
 
 void ShardReader::verify(const SliceRead& read, int64_t block, std::span<const std::byte> data) const {
-  const SavedTensor& tensor = manifest_.tensors[read.tensor];
-  const SavedSlice& slice = tensor.slices[read.slice];
+  const SavedSlice& slice = slice_of(read);
   const uint64_t found = checksum_of(data.data(), data.size());
   if (found == slice.checksums[block]) return;
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor_of(read).dtype));
   const int64_t first = slice.begin + block * kChecksumBlockBytes / itemsize;
   throw CheckpointError(str(describe(read), ", elements [", first, ", ",
                             first + static_cast<int64_t>(data.size()) / itemsize, ") are damaged: checksum ",
@@ -105,24 +117,42 @@ void ShardReader::verify(const SliceRead& read, int64_t block, std::span<const s
 }
 
 void ShardReader::read(const SliceRead& read, std::byte* destination) {
-  const SavedTensor& tensor = manifest_.tensors[read.tensor];
-  const SavedSlice& slice = tensor.slices[read.slice];
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-  const int64_t wanted_begin = read.begin * itemsize;
-  const int64_t wanted_end = wanted_begin + read.numel * itemsize;
+  read_blocks(read, destination, [&](int64_t begin, std::span<const std::byte> bytes) {
+    std::memcpy(destination + begin, bytes.data(), bytes.size());
+  });
+}
+
+void ShardReader::read(const SliceRead& read, const Take& take) { read_blocks(read, nullptr, take); }
+
+// A block that one stretch of the destination needs whole is read in place.
+void ShardReader::read_blocks(const SliceRead& read, std::byte* destination, const Take& take) {
+  const SavedSlice& slice = slice_of(read);
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor_of(read).dtype));
+  const int64_t block_numel = kChecksumBlockBytes / itemsize;
   ReadableFile& file = open(read);
-  for (int64_t block = wanted_begin / kChecksumBlockBytes; block * kChecksumBlockBytes < wanted_end; ++block) {
-    const int64_t begin = block * kChecksumBlockBytes;
-    const int64_t end = std::min(begin + kChecksumBlockBytes, slice.bytes);
-    const bool direct = destination && begin >= wanted_begin && end <= wanted_end;
-    if (!direct) scratch_.resize(kChecksumBlockBytes);
-    std::byte* data = direct ? destination + (begin - wanted_begin) : scratch_.data();
-    file.read(slice.offset + begin, data, end - begin);
-    verify(read, block, {data, static_cast<size_t>(end - begin)});
-    if (direct || !destination) continue;
-    const int64_t copy_begin = std::max(begin, wanted_begin);
-    const int64_t copy_end = std::min(end, wanted_end);
-    std::memcpy(destination + (copy_begin - wanted_begin), data + (copy_begin - begin), copy_end - copy_begin);
+  int64_t first = slice.numel, last = 0;
+  for (const PartRun& run : read.runs) {
+    first = std::min(first, run.a);
+    last = std::max(last, run.a_end());
+  }
+  for (int64_t block = first / block_numel; block * block_numel < last; ++block) {
+    const Interval elements{block * block_numel, std::min((block + 1) * block_numel, slice.numel)};
+    std::vector<PartRun> pieces;
+    for (const PartRun& run : read.runs)
+      for (const PartRun& piece : clip(run, elements, {0, INT64_MAX})) pieces.push_back(piece);
+    if (pieces.empty()) continue;
+    const int64_t bytes = elements.size() * itemsize;
+    const bool in_place = destination && pieces[0].length == elements.size();
+    if (!in_place) scratch_.resize(kChecksumBlockBytes);
+    std::byte* data = in_place ? destination + pieces[0].b * itemsize : scratch_.data();
+    file.read(slice.offset + elements.begin * itemsize, data, bytes);
+    verify(read, block, {data, static_cast<size_t>(bytes)});
+    if (in_place || !take) continue;
+    for (const PartRun& piece : pieces)
+      for (int64_t row = 0; row < piece.count; ++row)
+        take((piece.b + row * piece.b_stride) * itemsize,
+             {data + (piece.a + row * piece.a_stride - elements.begin) * itemsize,
+              static_cast<size_t>(piece.length * itemsize)});
   }
 }
 

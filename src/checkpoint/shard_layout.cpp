@@ -9,20 +9,27 @@
 namespace trireme {
 namespace {
 
-std::string file_name(int rank, size_t world_size) {
+std::string file_name(int rank, int world_size) {
   char name[64];
-  std::snprintf(name, sizeof name, "shard-%05d-of-%05d.safetensors", rank, static_cast<int>(world_size));
+  std::snprintf(name, sizeof name, "shard-%05d-of-%05d.safetensors", rank, world_size);
   return name;
 }
 
-/// A whole tensor stands under its own name and shape, so that a checkpoint of one rank is a plain safetensors file.
-SafetensorsEntry entry_of(const SavedTensor& tensor, const SavedSlice& slice, int64_t offset) {
-  const bool whole = tensor.slices.size() == 1;
-  return {.name = whole ? tensor.name : str(tensor.name, "[", slice.begin, ":", slice.begin + slice.numel, "]"),
-          .shape = whole ? tensor.shape : std::vector<int64_t>{slice.numel},
-          .dtype = tensor.dtype,
-          .offset = offset,
-          .bytes = slice.bytes};
+/// A whole tensor stands under its own name and shape, so that a checkpoint of one rank is a plain safetensors file; a
+/// whole part has the shape of a rank's tensor.
+SafetensorsEntry entry_of(const SavedTensor& tensor, size_t index, int64_t offset) {
+  const SavedSlice& slice = tensor.slices[index];
+  const TensorPart part = tensor.part_of(index);
+  SafetensorsEntry entry{.name = label_of(tensor, index),
+                         .shape = local_shape(part),
+                         .dtype = tensor.dtype,
+                         .offset = offset,
+                         .bytes = slice.bytes};
+  if (slice.numel < local_numel(part)) {
+    entry.name += str("[", slice.begin, ":", slice.begin + slice.numel, "]");
+    entry.shape = {slice.numel};
+  }
+  return entry;
 }
 
 /// Gives the shard's slices their places and builds its header.
@@ -34,9 +41,8 @@ void lay_out(ShardPlan& shard, SavedFile& file, std::vector<SavedTensor>& tensor
   std::vector<SafetensorsEntry> entries;
   int64_t data_bytes = 0;
   for (const auto& [source, tensor, index] : shard.slices) {
-    const SavedSlice& slice = tensors[tensor].slices[index];
-    entries.push_back(entry_of(tensors[tensor], slice, data_bytes));
-    data_bytes += slice.bytes;
+    entries.push_back(entry_of(tensors[tensor], index, data_bytes));
+    data_bytes += entries.back().bytes;
   }
   shard.header = dump_safetensors_header(entries, {{"format", "pt"}, {"written_by", "trireme"}}, file.name);
   file.header_bytes = static_cast<int64_t>(shard.header.size());
@@ -48,30 +54,39 @@ void lay_out(ShardPlan& shard, SavedFile& file, std::vector<SavedTensor>& tensor
 
 }  // namespace
 
-SavePlan plan_shards(const std::vector<std::vector<SliceSpec>>& table_of_rank) {
-  const size_t world_size = table_of_rank.size();
+std::string label_of(const SavedTensor& tensor, size_t slice) {
+  const std::string cut = part_text(tensor.part_of(slice));
+  return cut.empty() ? tensor.name : str(tensor.name, " (", cut, ")");
+}
+
+SavePlan plan_shards(std::vector<TensorWrites> writes, int world_size) {
   std::vector<ShardPlan> shard_of_rank(world_size);
   SavePlan plan;
-  for (const TensorWrites& tensor : plan_writes(table_of_rank)) {
-    SavedTensor saved{tensor.name, tensor.shape, tensor.dtype, {}};
+  for (TensorWrites& tensor : writes) {
+    SavedTensor saved{.name = std::move(tensor.name),
+                      .shape = tensor.shape(),
+                      .dtype = tensor.dtype,
+                      .slices = {},
+                      .parts = {},
+                      .values = std::move(tensor.values)};
+    if (tensor.parts.front().dim >= 0) saved.parts = std::move(tensor.parts);
     for (const SliceWrite& write : tensor.slices) {
-      const SliceSpec& source = table_of_rank[write.rank][write.index];
-      const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor.dtype));
       shard_of_rank[write.rank].slices.push_back({write.index, plan.manifest.tensors.size(), saved.slices.size()});
       saved.slices.push_back({.file = write.rank,
-                              .begin = source.begin,
-                              .numel = source.numel,
+                              .begin = write.begin,
+                              .numel = write.numel,
                               .offset = 0,
-                              .bytes = source.numel * itemsize,
-                              .checksums = {}});
+                              .bytes = write.numel * static_cast<int64_t>(c10::elementSize(tensor.dtype)),
+                              .checksums = {},
+                              .part = write.part});
     }
     plan.manifest.tensors.push_back(std::move(saved));
   }
 
-  for (size_t rank = 0; rank < world_size; ++rank) {
+  for (int rank = 0; rank < world_size; ++rank) {
     ShardPlan& shard = shard_of_rank[rank];
     if (shard.slices.empty()) continue;
-    shard.rank = static_cast<int>(rank);
+    shard.rank = rank;
     SavedFile file{.name = file_name(shard.rank, world_size)};
     lay_out(shard, file, plan.manifest.tensors);
     for (const auto& [source, tensor, slice] : shard.slices)
@@ -79,7 +94,6 @@ SavePlan plan_shards(const std::vector<std::vector<SliceSpec>>& table_of_rank) {
     plan.manifest.files.push_back(std::move(file));
     plan.shards.push_back(std::move(shard));
   }
-  plan.manifest.world_size = static_cast<int>(world_size);
   return plan;
 }
 

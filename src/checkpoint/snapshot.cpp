@@ -33,9 +33,9 @@ void stream(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
-size_t bytes_of(const std::vector<std::span<const std::byte>>& parts) {
+size_t bytes_of(const std::vector<SliceBytes>& slices) {
   size_t bytes = 0;
-  for (const auto& part : parts) bytes += aligned(part.size());
+  for (const SliceBytes& slice : slices) bytes += aligned(slice.size);
   return bytes;
 }
 
@@ -61,13 +61,17 @@ void Snapshot::reserve(size_t bytes) {
   for (size_t at = 0; at < bytes; at += kPageBytes) data_[at] = std::byte{0};
 }
 
-void Snapshot::take(std::vector<std::span<const std::byte>>& parts) {
-  TRIREME_CHECK(bytes_of(parts) <= bytes_, "The snapshot holds ", bytes_, " bytes.");
+void Snapshot::take(std::vector<SliceBytes>& slices) {
+  TRIREME_CHECK(bytes_of(slices) <= bytes_, "The snapshot holds ", bytes_, " bytes.");
   std::byte* next = data_;
-  for (auto& part : parts) {
-    stream(next, part.data(), part.size());
-    part = {next, part.size()};
-    next += aligned(part.size());
+  for (SliceBytes& slice : slices) {
+    if (slice.store)
+      slice.store->read(0, {next, slice.size});
+    else
+      stream(next, slice.memory.data(), slice.size);
+    slice.memory = {next, slice.size};
+    slice.store = nullptr;
+    next += aligned(slice.size);
   }
 }
 

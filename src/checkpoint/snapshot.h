@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <vector>
+
+#include "checkpoint/shard.h"
 
 namespace trireme {
 
-size_t bytes_of(const std::vector<std::span<const std::byte>>& parts);
+size_t bytes_of(const std::vector<SliceBytes>& slices);
 
 class Snapshot {
  public:
@@ -19,8 +20,8 @@ class Snapshot {
   /// Allocates, and touches every page: a fault costs more than copying what it brings. Grows only.
   /// Throws    StateError naming the bytes when there is no memory.
   void reserve(size_t bytes);
-  /// Copies `parts` and lets them name the copies. Requires reserve(bytes_of(parts)).
-  void take(std::vector<std::span<const std::byte>>& parts);
+  /// Copies `slices` and lets them name the copies. Requires reserve(bytes_of(slices)).
+  void take(std::vector<SliceBytes>& slices);
   size_t bytes() const { return bytes_; }
 
  private:

@@ -15,6 +15,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/checkpoint.h"
+#include "trireme/checkpoint/reshard.h"
 
 namespace trireme {
 namespace {
@@ -44,7 +45,7 @@ std::optional<Path> checkpoint_of_tag(const Path& folder, const std::string& tag
   return std::nullopt;
 }
 
-/// Reads from files whose bytes nothing vouches for.
+/// Reads from files whose bytes nothing vouches for. Their tensors have no parts, so a run is one stretch.
 class PlainReader {
  public:
   explicit PlainReader(const CheckpointSource& source) : source_(source), open_(source.manifest.files.size()) {}
@@ -56,14 +57,16 @@ class PlainReader {
     const Path path = source_.folder / source_.manifest.files[slice.file].name;
     const std::string where = str(path.string(), ": tensor \"", tensor.name, "\"");
     ReadableFile& file = open(slice.file, path, where);
-    const int64_t begin = slice.offset + read.begin * itemsize;
-    const int64_t bytes = read.numel * itemsize;
-    if (begin + bytes > static_cast<int64_t>(file.bytes())) {
-      throw CheckpointError(str(where, ": elements [", slice.begin + read.begin, ", ",
-                                slice.begin + read.begin + read.numel, ") need the file's bytes up to ", begin + bytes,
-                                ", it has ", file.bytes(), ": it is truncated"));
+    for (const PartRun& run : read.runs) {
+      const int64_t begin = slice.offset + run.a * itemsize;
+      const int64_t bytes = run.length * itemsize;
+      if (begin + bytes > static_cast<int64_t>(file.bytes())) {
+        throw CheckpointError(str(where, ": elements [", slice.begin + run.a, ", ", slice.begin + run.a_end(),
+                                  ") need the file's bytes up to ", begin + bytes, ", it has ", file.bytes(),
+                                  ": it is truncated"));
+      }
+      file.read(begin, destination + run.b * itemsize, bytes);
     }
-    file.read(begin, destination, bytes);
   }
 
  private:
@@ -171,26 +174,14 @@ class TensorReader::Impl {
     if (rounded != source_.rounded_from.end())
       return read_rounded(source_.manifest.tensors.at(tensor), rounded->second, {begin, numel}, destination);
     const SavedTensor& saved = source_.manifest.tensors.at(tensor);
-    const auto itemsize = static_cast<int64_t>(c10::elementSize(saved.dtype));
-    const int64_t end = begin + numel;
-    const int64_t saved_numel = saved.slices.empty() ? 0 : saved.slices.back().begin + saved.slices.back().numel;
+    const int64_t saved_numel = saved.slices.empty() ? 0 : checked_numel(saved.shape, saved.name);
     if (begin < 0 || numel < 0 || begin > saved_numel - numel) {
       throw CheckpointError(str(source_.folder.string(), ": tensor \"", saved.name, "\" has ", saved_numel,
-                                " elements, [", begin, ", ", end, ") are asked for"));
+                                " elements, [", begin, ", ", begin + numel, ") are asked for"));
     }
-    // The first slice that ends behind the beginning of what is wanted.
-    auto slice = std::partition_point(saved.slices.begin(), saved.slices.end(),
-                                      [&](const SavedSlice& s) { return s.begin + s.numel <= begin; });
-    for (int64_t next = begin; next < end; ++slice) {
-      const int64_t part_end = std::min(slice->begin + slice->numel, end);
-      const SliceRead part{.tensor = tensor,
-                           .slice = static_cast<size_t>(slice - saved.slices.begin()),
-                           .destination = 0,
-                           .begin = next - slice->begin,
-                           .destination_begin = next - begin,
-                           .numel = part_end - next};
-      read_part(part, destination + (next - begin) * itemsize);
-      next = part_end;
+    for (SliceRead& read : plan_tensor_reads(saved, {saved.shape}, {begin, begin + numel})) {
+      read.tensor = tensor;
+      read_slice(read, destination);
     }
   }
 
@@ -212,10 +203,10 @@ class TensorReader::Impl {
     }
   }
 
-  void read_part(const SliceRead& part, std::byte* destination) {
-    if (source_.layout != CheckpointLayout::kTrireme) return plain_.read(part, destination);
-    shards_.check_file(part);
-    shards_.read(part, destination);
+  void read_slice(const SliceRead& read, std::byte* destination) {
+    if (source_.layout != CheckpointLayout::kTrireme) return plain_.read(read, destination);
+    shards_.check_file(read);
+    shards_.read(read, destination);
   }
 
   const CheckpointSource& source_;

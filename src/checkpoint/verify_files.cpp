@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "checkpoint/checksum.h"
+#include "checkpoint/shard.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -164,7 +165,7 @@ class FileVerification {
       previous = &bad;
       if (!continues)
         result_.damages.push_back({.file = manifest_.files[slice.file].name,
-                                   .tensor = tensor.name,
+                                   .tensor = label_of(tensor, bad.slice),
                                    .begin = slice.begin + bad.begin / itemsize,
                                    .end = 0,
                                    .problem = bad.problem});

@@ -1,36 +1,28 @@
 #include "checkpoint/weights_plan.h"
 
-#include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
 
 #include "trireme/base/error.h"
-#include "trireme/base/json.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
 namespace {
 
-constexpr std::string_view kModelPrefix = "model.";
-constexpr std::string_view kMasterPrefix = "master.";
-constexpr std::string_view kOptimizerPrefix = "optimizer.";
-
 /// What an optimizer keeps for a parameter tells that it is trained; an optimizer that keeps nothing counts its steps.
 class FrozenParameters {
  public:
-  explicit FrozenParameters(const CheckpointSource& source) : folder_(source.folder.string()) {
+  FrozenParameters(const CheckpointSource& source, const TrainingValues& values) : folder_(source.folder.string()) {
     for (const SavedTensor& tensor : source.manifest.tensors) {
-      if (tensor.name.starts_with(kMasterPrefix)) trained_.insert(tensor.name.substr(kMasterPrefix.size()));
-      if (!tensor.name.starts_with(kOptimizerPrefix)) continue;
-      const size_t state_end = tensor.name.find('.', kOptimizerPrefix.size());
-      if (state_end != std::string::npos) trained_.insert(tensor.name.substr(state_end + 1));
+      const StateName name = parse_state_name(tensor.name);
+      if (name.kind == StateKind::kMaster || name.kind == StateKind::kOptimizerState) trained_.emplace(name.parameter);
     }
-    const Json values = Json::parse(source.manifest.values);
-    if (const auto steps = values.find("parameter_steps"); steps != values.end() && steps->is_object())
-      for (const auto& [name, count] : steps->items()) {
-        parameters_.insert(name);
-        if (count.is_number() && count > 0) trained_.insert(name);
-      }
+    for (const auto& [name, count] : values.steps) {
+      parameters_.insert(name);
+      if (count > 0) trained_.insert(name);
+    }
     if (parameters_.empty() || trained_.empty())
       throw CheckpointError(str(folder_,
                                 ": nothing in this checkpoint tells frozen parameters from others (it has no "
@@ -49,18 +41,20 @@ class FrozenParameters {
 WeightsPlan plan_weights(const CheckpointSource& source, const WeightRequest& request) {
   const std::vector<SavedTensor>& tensors = source.manifest.tensors;
   std::optional<FrozenParameters> frozen;
-  if (request.exclude_frozen_parameters) frozen.emplace(source);
+  const TrainingValues values = training_values(source.manifest);
+  if (request.exclude_frozen_parameters) frozen.emplace(source, values);
   std::unordered_map<std::string, size_t> master_of;
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].name.starts_with(kMasterPrefix)) master_of[tensors[i].name.substr(kMasterPrefix.size())] = i;
+    if (const StateName name = parse_state_name(tensors[i].name); name.kind == StateKind::kMaster)
+      master_of[std::string(name.parameter)] = i;
 
   WeightsPlan plan;
   std::set<std::string> names;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const SavedTensor& tensor = tensors[i];
-    if (!tensor.name.starts_with(kModelPrefix)) continue;
-    PlannedWeight weight{i, tensor.name.substr(kModelPrefix.size()), tensor.dtype,
-                         checked_numel(tensor.shape, tensor.name)};
+    const StateName name = parse_state_name(tensor.name);
+    if (name.kind != StateKind::kWeight) continue;
+    PlannedWeight weight{i, std::string(name.parameter), tensor.dtype, checked_numel(tensor.shape, tensor.name)};
     if (frozen && frozen->contains(weight.name)) continue;
     const bool converts = request.dtype && c10::isFloatingType(tensor.dtype) && *request.dtype != tensor.dtype;
     if (converts) weight.dtype = *request.dtype;
@@ -77,11 +71,8 @@ WeightsPlan plan_weights(const CheckpointSource& source, const WeightRequest& re
   }
   if (plan.weights.empty())
     throw CheckpointError(str(source.folder.string(), ": this checkpoint holds no weights (tensors \"model.…\")"));
-  const Json values = Json::parse(source.manifest.values);
-  if (const auto aliases = values.find("aliases"); aliases != values.end() && aliases->is_object())
-    for (const auto& [alias, name] : aliases->items())
-      if (name.is_string() && names.contains(name.get<std::string>()) && !names.contains(alias))
-        plan.aliases.emplace(alias, name.get<std::string>());
+  for (const auto& [alias, name] : values.aliases)
+    if (names.contains(name) && !names.contains(alias)) plan.aliases.emplace(alias, name);
   return plan;
 }
 

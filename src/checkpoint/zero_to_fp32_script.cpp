@@ -18,6 +18,7 @@ file does: with Python alone for safetensors, with torch for pytorch_model.bin. 
 import argparse
 import array
 import json
+import math
 import os
 import shutil
 import struct
@@ -44,13 +45,16 @@ class Checkpoint:
         with open(os.path.join(self.folder, "manifest.json"), "rb") as file:
             text = file.read()
         self.manifest = json.loads(text)
-        if self.manifest.get("format") != "trireme-checkpoint" or self.manifest.get("version") != 1:
-            raise ValueError(f"{self.folder}: this script reads checkpoints of format version 1; use `trireme consolidate`")
+        if self.manifest.get("format") != "trireme-checkpoint" or self.manifest.get("version") not in (1, 2):
+            raise ValueError(f"{self.folder}: this script reads checkpoints of format versions 1 and 2; use `trireme consolidate`")
         self._check_manifest(text)
         self._check_files()
         saved = {tensor["name"]: tensor for tensor in self.manifest["tensors"]}
         values = self.manifest["values"]
         frozen = frozen_parameters(saved, values, self.folder) if exclude_frozen_parameters else set()
+        aliases = {alias: tensor["name"][len("model."):] for tensor in self.manifest["tensors"]
+                   for alias in tensor.get("values", {}).get("aliases", [])}
+        aliases.update(values.get("aliases", {}))
         self.tensors = {}  # name -> tensor of the manifest: the weight's shape, the master's slices
         for name, tensor in saved.items():
             weight = name[len("model."):]
@@ -58,7 +62,7 @@ class Checkpoint:
                 self.tensors[weight] = saved.get("master." + weight, tensor) if tensor["dtype"] in FLOATING else tensor
         if not self.tensors:
             raise ValueError(f"{self.folder}: this checkpoint holds no weights")
-        self.aliases = {alias: name for alias, name in values.get("aliases", {}).items() if name in self.tensors}
+        self.aliases = {alias: name for alias, name in aliases.items() if name in self.tensors}
 
     def _check_manifest(self, text):
         tail = len(b'  "manifest_checksum": "') + 16 + len(b'"\n}\n')
@@ -91,17 +95,38 @@ class Checkpoint:
     def pieces(self, name):
         """Yields the tensor's bytes as fp32, or as saved where it is not floating-point."""
         tensor = self.tensors[name]
-        for part in tensor["slices"]:
-            block_bytes = self.manifest["checksum"]["block_bytes"]
-            with open(os.path.join(self.folder, self.manifest["files"][part["file"]]["name"]), "rb") as file:
-                file.seek(part["offset"])
-                for block, expected in enumerate(part["checksums"]):
-                    raw = file.read(min(block_bytes, part["bytes"] - block * block_bytes))
-                    if xxhash and xxhash.xxh3_64_hexdigest(raw) != expected:
-                        first = part["begin"] + block * block_bytes // ITEM_BYTES[tensor["dtype"]]
-                        raise ValueError(f"{file.name}: tensor \"{tensor['name']}\" is damaged from element {first} on: wrong "
-                                         "checksum; use another checkpoint")
-                    yield to_fp32(raw, tensor["dtype"], name)
+        blocks = (raw for part in tensor["slices"] for raw in self._blocks(tensor, part))
+        for raw in self._joined(tensor) if "parts" in tensor else blocks:
+            yield to_fp32(raw, tensor["dtype"], name)
+
+    def _blocks(self, tensor, part):
+        block_bytes = self.manifest["checksum"]["block_bytes"]
+        with open(os.path.join(self.folder, self.manifest["files"][part["file"]]["name"]), "rb") as file:
+            file.seek(part["offset"])
+            for block, expected in enumerate(part["checksums"]):
+                raw = file.read(min(block_bytes, part["bytes"] - block * block_bytes))
+                if xxhash and xxhash.xxh3_64_hexdigest(raw) != expected:
+                    first = part["begin"] + block * block_bytes // ITEM_BYTES[tensor["dtype"]]
+                    raise ValueError(f"{file.name}: tensor \"{tensor['name']}\" is damaged from element {first} on: wrong "
+                                     "checksum; use another checkpoint")
+                yield raw
+
+    def _joined(self, tensor):
+        """Yields the whole tensor, which ranks have saved in parts."""
+        dim, shape = tensor["parts"][0]["dim"], tensor["shape"]
+        row_bytes = math.prod(shape[dim + 1:]) * ITEM_BYTES[tensor["dtype"]]  # of one index of `dim`
+        whole = bytearray(math.prod(shape[:dim + 1]) * row_bytes)
+        for index, part in enumerate(tensor["parts"]):
+            data = b"".join(raw for piece in tensor["slices"] if piece.get("part", 0) == index
+                            for raw in self._blocks(tensor, piece))
+            taken = 0
+            for outer in range(math.prod(shape[:dim])):
+                for begin, end in part["intervals"]:
+                    count = (end - begin) * row_bytes
+                    to = (outer * shape[dim] + begin) * row_bytes
+                    whole[to:to + count] = data[taken:taken + count]
+                    taken += count
+        yield bytes(whole)
 
 
 def find_checkpoint(checkpoint_dir, tag):
@@ -122,7 +147,9 @@ def find_checkpoint(checkpoint_dir, tag):
 def frozen_parameters(saved, values, folder):
     trained = {name[len("master."):] for name in saved if name.startswith("master.")}
     trained |= {name.split(".", 2)[2] for name in saved if name.startswith("optimizer.")}
-    steps = values.get("parameter_steps") or {}
+    steps = dict(values.get("parameter_steps") or {})
+    steps.update({name[len("model."):]: tensor["values"]["steps"] for name, tensor in saved.items()
+                  if "steps" in tensor.get("values", {})})
     trained |= {name for name, count in steps.items() if count > 0}
     if not steps or not trained:
         raise ValueError(f"{folder}: nothing in this checkpoint tells frozen parameters from others; keep them")

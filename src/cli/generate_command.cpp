@@ -19,6 +19,7 @@
 #include "cli/text.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/checkpoint/training_values.h"
 #include "trireme/comm/world.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/models/generate.h"
@@ -60,16 +61,22 @@ void declare(CLI::App& app, GenerateFlags& flags) {
 }
 
 // What a checkpoint says of its model. Collective.
-Json saved_values(Group& group, const CheckpointPlace& place) {
+struct SavedModel {
+  Json client_state;
+  Json config;
+};
+
+SavedModel saved_model(Group& group, const CheckpointPlace& place) {
   StateTree nothing;
   const auto loaded = load_checkpoint(group, place.directory, place.tag, nothing, {.extra = Mismatch::kIgnore});
   if (!loaded) throw ConfigError(str("--checkpoint ", place.directory.string(), ": no checkpoint in this folder"));
-  auto values = Json::parse(loaded->values);
-  if (!values.contains("client_state") || !values["client_state"].contains("model")) {
+  const TrainingValues values = parse_training_values(loaded->values);
+  SavedModel saved{Json::parse(values.client_state.value_or("{}")), Json::parse(values.config.value_or("{}"))};
+  if (!saved.client_state.contains("model")) {
     throw ConfigError(str("--checkpoint ", place.directory.string(),
                           ": it does not say which model it is of; only checkpoints of `trireme train` do"));
   }
-  return values;
+  return saved;
 }
 
 std::vector<int64_t> parse_tokens(const std::string& text) {
@@ -99,12 +106,12 @@ std::string continue_tokens(LanguageModel& model, const GenerateFlags& flags) {
 int run_generate(const GenerateFlags& flags) {
   const auto place = find_checkpoint(flags.checkpoint);
   auto world = init();
-  const auto values = saved_values(*world.group, place);
-  const auto& state = values["client_state"];
+  const SavedModel saved = saved_model(*world.group, place);
+  const Json& state = saved.client_state;
   auto model = make_language_model(model_options_from_json(state["model"].dump(), place.directory.string()));
   Config config = default_config(world.size);
   const auto is_on = [&](const char* section) {
-    return values["config"].value(section, Json::object()).value("enabled", false);
+    return saved.config.value(section, Json::object()).value("enabled", false);
   };
   config.precision.weight_dtype = is_on("bf16") ? at::kBFloat16 : is_on("fp16") ? at::kHalf : at::kFloat;
   auto engine = initialize(world, model, {.config = config});

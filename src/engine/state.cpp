@@ -1,6 +1,9 @@
 // What a checkpoint holds of an engine, and how it comes back.
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -8,7 +11,9 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/async_save.h"
+#include "trireme/checkpoint/training_values.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/engine/engine.h"
@@ -23,39 +28,100 @@ void append(std::vector<TensorSlice>& to, std::vector<TensorSlice> from) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-void append_weights(StateTree& state, const Pager& pager, const std::vector<OwnedSlice>& owned) {
-  for (const OwnedSlice& slice : owned)
-    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel())) {
-      const ParameterSpec& parameter = pager.parameters()[portion.parameter];
-      state.tensors.push_back({"model." + parameter.name, parameter.shape, portion.parameter_begin,
-                               slice.weights.narrow(0, portion.slice_begin, portion.numel)});
-    }
+std::vector<bool> frozen_parameters(const Pager& pager) {
+  std::vector<bool> frozen(pager.parameters().size());
+  for (const OwnedSlice& slice : pager.owned_frozen())
+    for (const Placement& placement : pager.layout().units[slice.unit].parameters) frozen[placement.index] = true;
+  return frozen;
 }
 
-/// Names of the weights that a checkpoint with such values was saved without.
-std::set<std::string> tensors_left_out(const Pager& pager, const std::string& values) {
+/// This rank's slices of the weights in the model's order, an empty one where it owns none of a weight: so a checkpoint
+/// has that order too, and any rank tells the values of every parameter. `values` by parameter; empty: none.
+void append_weights(StateTree& state, const Pager& pager, bool with_frozen, const std::vector<std::string>& values) {
+  std::vector<std::vector<TensorSlice>> of_parameter(pager.parameters().size());
+  const auto slice_of = [&](int index, int64_t begin, const at::Tensor& data) {
+    const ParameterSpec& parameter = pager.parameters()[index];
+    return TensorSlice{.name = weight_name(parameter.name),
+                       .part = {parameter.shape},
+                       .begin = begin,
+                       .data = data,
+                       .store = nullptr,
+                       .values = values.empty() ? "" : values[index]};
+  };
+  for (const std::vector<OwnedSlice>& owned : {pager.owned(), pager.owned_frozen()})
+    for (const OwnedSlice& slice : owned)
+      for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
+        of_parameter[portion.parameter].push_back(slice_of(
+            portion.parameter, portion.parameter_begin, slice.weights.narrow(0, portion.slice_begin, portion.numel)));
+  const std::vector<bool> frozen = frozen_parameters(pager);
+  for (size_t i = 0; i < of_parameter.size(); ++i) {
+    if (frozen[i] && !with_frozen) continue;
+    const auto options = at::TensorOptions().dtype(pager.parameters()[i].dtype).device(pager.device());
+    if (of_parameter[i].empty()) of_parameter[i].push_back(slice_of(static_cast<int>(i), 0, at::empty({0}, options)));
+    append(state.tensors, std::move(of_parameter[i]));
+  }
+}
+
+/// What is saved with each weight, as JSON text; `optimizer` may be null.
+std::vector<std::string> values_of_parameters(const Pager& pager, const ShardedOptimizer* optimizer,
+                                              const std::map<std::string, std::string>& aliases) {
+  std::vector<ParameterValues> values(pager.parameters().size());
+  std::map<int, int> members;  // by group, so far
+  const std::vector<int64_t> counts = optimizer ? optimizer->step_counts() : std::vector<int64_t>();
+  for (size_t i = 0; i < counts.size(); ++i) {
+    values[i].steps = counts[i];
+    const int group = optimizer->group_of(static_cast<int>(i));
+    if (group < 0 || !pager.parameters()[i].trainable) continue;
+    values[i].group = group;
+    values[i].position = members[group]++;
+  }
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < values.size(); ++i) {
+    for (const auto& [alias, name] : aliases)
+      if (name == pager.parameters()[i].name) values[i].aliases.push_back(alias);
+    texts.push_back(to_text(values[i]));
+  }
+  return texts;
+}
+
+/// Names of the weights that the checkpoint was saved without.
+std::set<std::string> tensors_left_out(const Pager& pager, const TrainingValues& values) {
   std::set<std::string> names;
-  if (!Json::parse(values).value("exclude_frozen_parameters", false)) return names;
-  for (const OwnedSlice& slice : pager.owned_frozen())
-    for (const Placement& placement : pager.layout().units[slice.unit].parameters)
-      names.insert("model." + pager.parameters()[placement.index].name);
+  if (!values.exclude_frozen_parameters.value_or(false)) return names;
+  const std::vector<bool> frozen = frozen_parameters(pager);
+  for (size_t i = 0; i < frozen.size(); ++i)
+    if (frozen[i]) names.insert(weight_name(pager.parameters()[i].name));
   return names;
 }
 
-/// Values that the checkpoint must have: a missing one is named, not guessed.
+/// A value that the checkpoint must have: a missing one is named, not guessed.
 template <class T>
-T required(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  if (found == json.end())
+T required(const std::optional<T>& value, const char* key) {
+  if (!value)
     throw CheckpointError(str("checkpoint: expected the value '", key, "', found none; it was not saved by an engine"));
-  return found->get<T>();
+  return *value;
 }
 
-Json to_json(const LossScaler::State& state) {
-  return {{"scale", state.scale},
-          {"steps", state.steps},
-          {"last_overflow", state.last_overflow},
-          {"hysteresis", state.hysteresis}};
+void check_has_progress(const TrainingValues& values) {
+  (void)required(values.global_steps, "global_steps");
+  (void)required(values.micro_steps, "micro_steps");
+  (void)required(values.skipped_steps, "skipped_steps");
+  (void)required(values.global_samples, "global_samples");
+}
+
+/// Step counts by parameter. A parameter that the checkpoint does not have keeps its own.
+std::vector<int64_t> step_counts_of(const LoadedCheckpoint& loaded, const TrainingValues& values, const Pager& pager,
+                                    std::vector<int64_t> counts) {
+  const std::set<std::string> missing(loaded.missing.begin(), loaded.missing.end());
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const ParameterSpec& parameter = pager.parameters()[i];
+    if (const auto found = values.steps.find(parameter.name); found != values.steps.end())
+      counts[i] = found->second;
+    else if (parameter.trainable && !missing.contains(weight_name(parameter.name)))
+      throw CheckpointError(str("checkpoint: expected the number of steps of \"", parameter.name,
+                                "\", found none; load without optimizer states (load_optimizer_states=false)"));
+  }
+  return counts;
 }
 
 Json to_json(const OptimizerOptions& group) {
@@ -68,8 +134,7 @@ Json to_json(const OptimizerOptions& group) {
           {"min_coeff", group.min_coeff},
           {"max_coeff", group.max_coeff},
           {"bias_correction", group.bias_correction},
-          {"ns_steps", group.ns_steps},
-          {"names", Json::array()}};
+          {"ns_steps", group.ns_steps}};
 }
 
 /// Takes over what `saved` has of a group's hyperparameters, but for the learning rate.
@@ -89,11 +154,6 @@ void take(OptimizerOptions& group, const Json& saved) {
   group.ns_steps = saved.value("ns_steps", group.ns_steps);
 }
 
-LossScaler::State scaler_state(const Json& json) {
-  return {required<double>(json, "scale"), required<int64_t>(json, "steps"), required<int64_t>(json, "last_overflow"),
-          required<int64_t>(json, "hysteresis")};
-}
-
 /// Checkpoints are of host memory: what is on a device goes through a copy there.
 StateTree host_copy(StateTree state) {
   const WithoutInterception own_operators;
@@ -110,16 +170,16 @@ void copy_back(const StateTree& from, const StateTree& to) {
 
 }  // namespace
 
-StateTree Engine::state(bool with_frozen, bool with_optimizer) {
+StateTree Engine::state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values) {
   StateTree state;
-  append_weights(state, *pager_, pager_->owned());
-  if (with_frozen) append_weights(state, *pager_, pager_->owned_frozen());
+  append_weights(state, *pager_, with_frozen, parameter_values);
   if (optimizer_ && with_optimizer) append(state.tensors, optimizer_->state());
   return state;
 }
 
 StateTree Engine::saved_state(bool with_frozen) {
-  StateTree state = this->state(with_frozen, /*with_optimizer=*/true);
+  StateTree state =
+      this->state(with_frozen, /*with_optimizer=*/true, values_of_parameters(*pager_, optimizer_.get(), aliases_));
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));
@@ -159,9 +219,20 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
   if (!options.load_module)
-    std::erase_if(state.tensors, [](const TensorSlice& slice) { return !slice.name.starts_with("optimizer."); });
+    std::erase_if(state.tensors, [](const TensorSlice& slice) {
+      return parse_state_name(slice.name).kind != StateKind::kOptimizerState;
+    });
   (void)wait_for_checkpoint();
-  LoadOptions load{.optional = [this](const std::string& values) { return tensors_left_out(*pager_, values); }};
+  TrainingValues values;
+  std::vector<int64_t> step_counts;
+  std::set<std::string> left_out;
+  LoadOptions load{.optional = [&](const LoadedCheckpoint& found) {
+    values = parse_training_values(found.values, found.tensor_values);
+    (void)required(values.client_state, "client_state");
+    if (!options.load_module_only) check_has_progress(values);
+    if (loads_optimizer) step_counts = step_counts_of(found, values, *pager_, optimizer_->step_counts());
+    return left_out = tensors_left_out(*pager_, values);
+  }};
   load.verify = options.verify.value_or(config_.checkpoint.verify);
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;
   if (!options.load_module || !options.load_module_strict || !loads_optimizer) load.extra = Mismatch::kIgnore;
@@ -196,14 +267,14 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
           str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
-  if (const size_t kept = load.optional(loaded->values).size(); kept > 0 && group_.rank() == 0)
-    log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ", kept,
-                             " of this model stay as they are"));
-  take_values(loaded->values, options);
-  const bool same_world = loaded->rank_values.size() == static_cast<size_t>(group_.size());
+  if (!left_out.empty() && group_.rank() == 0)
+    log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ",
+                             left_out.size(), " of this model stay as they are"));
+  take_values(values, step_counts, options);
+  const bool same_world = loaded->topology == std::vector<Axis>{{"data", group_.size()}};
   if (!config_.pager.deterministic && same_world && !options.load_module_only)
     set_random_states(Json::parse(loaded->rank_values[group_.rank()]), pager_->device());
-  return LoadedState{loaded->tag, required<Json>(Json::parse(loaded->values), "client_state").dump()};
+  return LoadedState{loaded->tag, *values.client_state};
 }
 
 // What users wrote into weights since the last step counts, for the masters too. Collective.
@@ -220,63 +291,54 @@ void Engine::publish_all(ClosedWindow& window) {
 }
 
 std::string Engine::values_text(const SaveCheckpointOptions& options) const {
-  Json values;
   const TrainStepState state = step_->state();
+  TrainingValues values{.global_steps = state.progress.global_steps,
+                        .micro_steps = state.progress.micro_steps,
+                        .skipped_steps = state.progress.skipped_steps,
+                        .global_samples = state.progress.global_samples,
+                        .lr = get_lr()};
   const std::vector<OptimizerOptions>& present = step_->hyperparameters().groups();
-  values["global_steps"] = state.progress.global_steps;
-  values["micro_steps"] = state.progress.micro_steps;
-  values["skipped_steps"] = state.progress.skipped_steps;
-  values["global_samples"] = state.progress.global_samples;
-  values["lr"] = get_lr();
-  for (const OptimizerOptions& group : present) values["group_lrs"].push_back(group.lr);
-  if (state.micro_batch_seed) values["micro_batch_seed"] = *state.micro_batch_seed;
-  if (state.loss_scaler) values["loss_scaler"] = to_json(*state.loss_scaler);
-  values["aliases"] = aliases_;
-  values["exclude_frozen_parameters"] = options.exclude_frozen_parameters;
-  if (optimizer_) {
-    const std::vector<int64_t> counts = optimizer_->step_counts();
-    Json& steps = values["parameter_steps"];
-    for (size_t i = 0; i < counts.size(); ++i) steps[pager_->parameters()[i].name] = counts[i];
-    Json& groups = values["parameter_groups"] = Json::array();
-    for (const OptimizerOptions& group : present) groups.push_back(to_json(group));
-    for (size_t i = 0; i < counts.size(); ++i)
-      if (const int group = optimizer_->group_of(static_cast<int>(i)); group >= 0 && pager_->parameters()[i].trainable)
-        groups[group]["names"].push_back(pager_->parameters()[i].name);
-  }
-  values["config"] = to_json(config_);
-  values["client_state"] = parse_json(options.client_state, "save_checkpoint client_state");
-  return values.dump();
+  for (const OptimizerOptions& group : present) values.group_lrs.push_back(group.lr);
+  values.micro_batch_seed = state.micro_batch_seed;
+  if (const auto& scaler = state.loss_scaler)
+    values.loss_scaler = {scaler->scale, scaler->steps, scaler->last_overflow, scaler->hysteresis};
+  values.exclude_frozen_parameters = options.exclude_frozen_parameters;
+  if (optimizer_)
+    for (const OptimizerOptions& group : present) values.groups.push_back({to_json(group).dump(), {}});
+  values.config = to_json(config_).dump();
+  values.client_state = parse_json(options.client_state, "save_checkpoint client_state").dump();
+  return to_text(values);
 }
 
 // Those of a checkpoint of other groups are left alone: take_values() says so.
-void Engine::take_hyperparameters(const std::string& values) {
-  const Json saved = Json::parse(values).value("parameter_groups", Json::array());
+void Engine::take_hyperparameters(const TrainingValues& values) {
   Hyperparameters& hyperparameters = step_->known_hyperparameters();
-  if (saved.size() != hyperparameters.groups().size()) return;
-  for (size_t group = 0; group < saved.size(); ++group) {
+  if (values.groups.size() != hyperparameters.groups().size()) return;
+  for (size_t group = 0; group < values.groups.size(); ++group) {
     OptimizerOptions options = hyperparameters.groups()[group];
     if (options.kind == OptimizerKind::kClient) continue;
-    take(options, saved[group]);
+    take(options, Json::parse(values.groups[group].options));
     hyperparameters.set(group, options);
   }
 }
 
-void Engine::take_values(const std::string& text, const LoadCheckpointOptions& options) {
+void Engine::take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
+                         const LoadCheckpointOptions& options) {
   if (options.load_module_only) return;
-  const Json values = Json::parse(text);
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states;
-  TrainStepState state{.progress = {.micro_steps = required<int64_t>(values, "micro_steps"),
-                                    .global_steps = required<int64_t>(values, "global_steps"),
-                                    .skipped_steps = required<int64_t>(values, "skipped_steps"),
-                                    .global_samples = required<int64_t>(values, "global_samples")}};
-  if (values.contains("micro_batch_seed")) state.micro_batch_seed = values["micro_batch_seed"].get<uint64_t>();
+  TrainStepState state{.progress = {.micro_steps = *values.micro_steps,
+                                    .global_steps = *values.global_steps,
+                                    .skipped_steps = *values.skipped_steps,
+                                    .global_samples = *values.global_samples}};
+  state.micro_batch_seed = values.micro_batch_seed;
   // A checkpoint of a run that needed none leaves the scale as it is.
-  if (loads_optimizer && step_->loss_scale() && values.contains("loss_scaler"))
-    state.loss_scaler = scaler_state(values["loss_scaler"]);
+  if (const auto& saved = values.loss_scaler; loads_optimizer && step_->loss_scale() && saved)
+    state.loss_scaler = {saved->scale, saved->steps, saved->last_overflow, saved->hysteresis};
   step_->resume(state);
-  if (loads_optimizer) take_hyperparameters(text);
+  if (loads_optimizer) take_hyperparameters(values);
   if (options.load_lr_scheduler_states) {
-    const auto rates = values.value("group_lrs", std::vector<double>{required<double>(values, "lr")});
+    const std::vector<double> rates =
+        values.group_lrs.empty() ? std::vector<double>{required(values.lr, "lr")} : values.group_lrs;
     const int64_t applied_steps = state.progress.global_steps - state.progress.skipped_steps;
     const bool fits = step_->known_hyperparameters().resume(applied_steps, rates);
     if (!fits && group_count() > 0)
@@ -284,14 +346,7 @@ void Engine::take_values(const std::string& text, const LoadCheckpointOptions& o
           str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ", group_count(),
               "; the learning rates are those of its schedule"));
   }
-  if (!loads_optimizer) return;
-  const auto steps = values.value("parameter_steps", std::map<std::string, int64_t>{});
-  std::vector<int64_t> counts;
-  for (const ParameterSpec& parameter : pager_->parameters()) {
-    const auto found = steps.find(parameter.name);
-    counts.push_back(found == steps.end() ? 0 : found->second);
-  }
-  optimizer_->set_step_counts(counts);
+  if (loads_optimizer) optimizer_->set_step_counts(step_counts);
 }
 
 }  // namespace trireme

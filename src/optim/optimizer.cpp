@@ -17,6 +17,7 @@
 #include "optim/slices.h"
 #include "optim/update.h"
 #include "trireme/base/error.h"
+#include "trireme/base/state_names.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 
@@ -79,7 +80,7 @@ class ShardedOptimizer::Impl {
       const Portion& portion = client_portions_[state.part];
       const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
       slices.push_back(
-          {str("optimizer.", state.name, ".", parameter.name), parameter.shape, portion.parameter_begin, state.tensor});
+          {optimizer_state_name(state.name, parameter.name), {parameter.shape}, portion.parameter_begin, state.tensor});
     }
     return slices;
   }
@@ -91,7 +92,7 @@ class ShardedOptimizer::Impl {
     std::vector<bool> has_master(steps_.size(), with_states);
     const std::set<std::string> without(missing.begin(), missing.end());
     for (size_t i = 0; i < has_master.size(); ++i)
-      if (without.contains("master." + pager_.parameters()[i].name)) has_master[i] = false;
+      if (without.contains(master_name(pager_.parameters()[i].name))) has_master[i] = false;
     slices_.write_back_masters(has_master);
     has_master.flip();
     slices_.refresh_masters(has_master);

@@ -10,6 +10,7 @@
 
 #include "optim/zero_pages.h"
 #include "trireme/base/error.h"
+#include "trireme/base/state_names.h"
 #include "trireme/device/stream.h"
 
 namespace trireme {
@@ -95,10 +96,11 @@ std::vector<TensorSlice> OptimizerSlices::state() const {
   for (size_t i = 0; i < spans_.size(); ++i) {
     const UpdateSpan& span = spans_[i];
     for (const Portion& portion : portions(i)) {
-      if (span.has_master()) append(slices, "master.", portion, span.master);
+      const std::string& parameter = pager_.parameters()[portion.parameter].name;
+      if (span.has_master()) append(slices, master_name(parameter), portion, span.master);
       const std::vector<std::string>& names = state_names(portion.parameter);
       for (size_t state = 0; state < names.size(); ++state)
-        append(slices, str("optimizer.", names[state], "."), portion, state == 0 ? span.first : span.second);
+        append(slices, optimizer_state_name(names[state], parameter), portion, state == 0 ? span.first : span.second);
     }
   }
   return slices;
@@ -119,11 +121,13 @@ int64_t OptimizerSlices::state_bytes() const {
   return bytes;
 }
 
-void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion,
+void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& name, const Portion& portion,
                              const at::Tensor& flat) const {
-  const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
-  slices.push_back({prefix + parameter.name, parameter.shape, portion.parameter_begin,
-                    flat.narrow(0, portion.slice_begin, portion.numel)});
+  TensorSlice& slice = slices.emplace_back();
+  slice.name = name;
+  slice.part.shape = pager_.parameters()[portion.parameter].shape;
+  slice.begin = portion.parameter_begin;
+  slice.data = flat.narrow(0, portion.slice_begin, portion.numel);
 }
 
 }  // namespace trireme

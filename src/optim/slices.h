@@ -44,7 +44,7 @@ class OptimizerSlices {
 
  private:
   bool any(bool on_host) const;
-  void append(std::vector<TensorSlice>& slices, const std::string& prefix, const Portion& portion,
+  void append(std::vector<TensorSlice>& slices, const std::string& name, const Portion& portion,
               const at::Tensor& flat) const;
 
   Pager& pager_;

@@ -11,6 +11,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/state_names.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
@@ -121,8 +122,12 @@ std::vector<NamedBuffer> Buffers::shared(const std::vector<NamedBuffer>& present
 
 std::vector<TensorSlice> Buffers::slices() const {
   std::vector<TensorSlice> slices;
-  for (const NamedBuffer& buffer : source_())
-    slices.push_back({"model." + buffer.name, buffer.tensor.sizes().vec(), 0, buffer.tensor.detach().view(-1)});
+  for (const NamedBuffer& buffer : source_()) {
+    TensorSlice& slice = slices.emplace_back();
+    slice.name = weight_name(buffer.name);
+    slice.part.shape = buffer.tensor.sizes().vec();
+    slice.data = buffer.tensor.detach().view(-1);
+  }
   return slices;
 }
 

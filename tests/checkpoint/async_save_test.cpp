@@ -152,7 +152,7 @@ TEST(AsyncSave, HoldsOneCopyOfWhatARankWritesAndAllocatesItOnce) {
   std::mutex mutex;
   run_ranks(4, [&](Rank& rank) {
     StateTree state;  // the same on all ranks: each writes a quarter of it
-    for (int i = 0; i < 8; ++i) state.tensors.push_back({str("t", i), {1024}, 0, at::zeros({1024})});
+    for (int i = 0; i < 8; ++i) state.tensors.push_back({str("t", i), {{1024}}, 0, at::zeros({1024})});
     AsyncSaver saver(rank.world());
     EXPECT_EQ(saver.snapshot_bytes(), 0u);
     saver.reserve(state);

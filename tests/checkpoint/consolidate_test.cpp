@@ -41,7 +41,7 @@ StateTree bf16_state(int rank, int size) {
     for (const int64_t extent : shape) numel *= extent;
     const ShardRange range = shard_range(numel, size, rank);
     state.tensors.push_back(
-        {name, std::move(shape), range.begin, master_values(first + range.begin, range.end - range.begin).to(dtype)});
+        {name, {std::move(shape)}, range.begin, master_values(first + range.begin, range.end - range.begin).to(dtype)});
   };
   add("model.w", {100, 30}, at::kBFloat16, 0);
   add("model.embed.weight", {50, 4}, at::kBFloat16, 100);
@@ -90,8 +90,8 @@ TEST(Consolidate, WritesWhatAnExportOfTheSameTensorsWrites) {
     std::vector<ExportedTensor> tensors;
     for (const TensorSlice& slice : whole.tensors)
       if (slice.name.starts_with("model."))
-        tensors.push_back({slice.name.substr(6), slice.shape, slice.data.scalar_type(),
-                           [&slice] { return slice.data.view(slice.shape); }});
+        tensors.push_back({slice.name.substr(6), slice.part.shape, slice.data.scalar_type(),
+                           [&slice] { return slice.data.view(slice.part.shape); }});
     run_ranks(1, [&](Rank& rank) {
       export_tensors(rank.world(), folder / "expected" / name, tensors,
                      {.aliases = {{"head.weight", "embed.weight"}, {"other", "frozen"}}});
@@ -249,8 +249,8 @@ TEST(Consolidate, NeedsMemoryForPiecesNotForTheModelNorForATensor) {
     StateTree state;
     const at::Tensor weight = at::ones({kNumel}, at::kBFloat16), master = at::ones({kNumel});
     for (int64_t i = 0; i < kTensors; ++i) {
-      state.tensors.push_back({str("model.", i), {kNumel}, 0, weight});
-      state.tensors.push_back({str("master.", i), {kNumel}, 0, master});
+      state.tensors.push_back({str("model.", i), {{kNumel}}, 0, weight});
+      state.tensors.push_back({str("master.", i), {{kNumel}}, 0, master});
     }
     (void)save_checkpoint(rank.world(), folder.path(), "one", state);
   });

@@ -42,7 +42,7 @@ CheckpointSource large_source(const Folder& folder) {
     for (const auto& [name, numel] :
          {std::pair<std::string, int64_t>{"half", 8 << 20}, {"a", 4 << 20}, {"b", 4 << 20}}) {
       for (const std::string kind : {"model.", "optimizer.exp_avg.", "optimizer.exp_avg_sq."})
-        state.tensors.push_back({kind + name, {numel}, 0, at::ones({numel})});
+        state.tensors.push_back({kind + name, {{numel}}, 0, at::ones({numel})});
       steps[name] = 1;
     }
     state.values =

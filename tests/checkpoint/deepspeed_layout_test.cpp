@@ -82,7 +82,7 @@ CheckpointSource saved_here(const Folder& folder, at::ScalarType dtype, const Js
   run_ranks(1, [&](Rank& rank) {
     StateTree state;
     for (const auto& [name, tensor] : contents)
-      state.tensors.push_back({name, tensor.sizes().vec(), 0, tensor.reshape({-1}).contiguous()});
+      state.tensors.push_back({name, {tensor.sizes().vec()}, 0, tensor.reshape({-1}).contiguous()});
     state.values = values.dump();
     save_checkpoint(rank.world(), folder / "ours", "step12", state);
   });
@@ -143,7 +143,7 @@ TEST(DeepSpeedLayout, KeepsEveryBitAtEveryStageAndNumberOfRanks) {
     EXPECT_EQ(text_of(folder / "theirs/latest"), "step12");
     const CheckpointSource source = open_checkpoint(folder / "theirs");
     EXPECT_EQ(source.layout, CheckpointLayout::kDeepSpeed);
-    EXPECT_EQ(source.manifest.world_size, ranks);
+    EXPECT_EQ(source.manifest.world_size(), ranks);
     expect_equal(read_all(source), contents_in(dtype));
     const Json found = Json::parse(source.manifest.values);
     const Json expected = values_in(dtype);
@@ -171,13 +171,13 @@ TEST(DeepSpeedLayout, IsCopiedIntoOursWithChecksums) {
   EXPECT_EQ(in_all, saved.tensor_bytes);
   const CheckpointSource copy = open_checkpoint(folder / "again");
   EXPECT_EQ(copy.layout, CheckpointLayout::kTrireme);
-  EXPECT_EQ(copy.manifest.world_size, 2);
+  EXPECT_EQ(copy.manifest.world_size(), 2);
   expect_equal(read_all(copy), contents_in(at::kBFloat16));
   EXPECT_EQ(Json::parse(copy.manifest.values)["client_state"], values_in(at::kBFloat16)["client_state"]);
   run_ranks(3, [&](Rank& rank) {  // and loads at any number of ranks
     StateTree state;
     at::Tensor part = at::empty({50});
-    state.tensors.push_back({"master.mid.weight", {13, 11}, rank.id() * 40, part});
+    state.tensors.push_back({"master.mid.weight", {{13, 11}}, rank.id() * 40, part});
     load_checkpoint(rank.world(), folder / "again", "", state, {.extra = Mismatch::kIgnore});
     EXPECT_TRUE(
         at::equal(part, contents_in(at::kBFloat16)["master.mid.weight"].view({-1}).narrow(0, rank.id() * 40, 50)));

@@ -45,7 +45,7 @@ TensorSlice part(const std::string& name, std::vector<int64_t> shape, at::Scalar
                  int seed) {
   auto data = at::arange(seed + range.begin, seed + range.end, at::kLong);
   if (dtype == at::kBool) data = data.remainder(3).eq(0);
-  return {name, std::move(shape), range.begin, data.to(dtype)};
+  return {name, {std::move(shape)}, range.begin, data.to(dtype)};
 }
 
 }  // namespace

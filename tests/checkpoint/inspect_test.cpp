@@ -26,10 +26,10 @@ StateTree engine_state(int rank) {
   StateTree state;
   const int64_t begin = rank * 600'000;
   const auto half = [&](const std::string& name, at::ScalarType dtype) {
-    state.tensors.push_back({name, {1200, 1000}, begin, at::arange(begin, begin + 600'000).to(dtype)});
+    state.tensors.push_back({name, {{1200, 1000}}, begin, at::arange(begin, begin + 600'000).to(dtype)});
   };
   half("model.w", at::kBFloat16);
-  state.tensors.push_back({"model.b", {3}, 0, at::ones({3}, at::kBFloat16)});
+  state.tensors.push_back({"model.b", {{3}}, 0, at::ones({3}, at::kBFloat16)});
   half("master.w", at::kFloat);
   half("optimizer.exp_avg.w", at::kFloat);
   half("optimizer.exp_avg_sq.w", at::kFloat);

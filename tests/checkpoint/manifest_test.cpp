@@ -14,7 +14,7 @@ using checkpoint_test::Folder;
 
 Manifest small_manifest() {
   Manifest manifest;
-  manifest.world_size = 2;
+  manifest.topology = {{"data", 2}};
   manifest.software = R"({"trireme":"1"})";
   manifest.values = R"({"loss":0.1,"big":9007199254740993,"text":"é"})";
   manifest.rank_values = {"{}", R"({"rng":[1,2]})"};
@@ -56,15 +56,15 @@ TEST(Manifest, ComesBackAsItWasWritten) {
 
 TEST(Manifest, OfANewerVersionSaysSo) {
   EXPECT_EQ(
-      refusal(changed("\"version\": 1", "\"version\": 2")),
-      "CheckpointError: M: written in format version 2, this program reads up to 1; load it with a newer Trireme");
+      refusal(changed("\"version\": 2", "\"version\": 3")),
+      "CheckpointError: M: written in format version 3, this program reads up to 2; load it with a newer Trireme");
   EXPECT_NE(refusal(R"({"format": "trireme-checkpoint", "version": 9})").find("version 9"), std::string::npos)
       << "a newer version may end in another way";
 }
 
 TEST(Manifest, ADamagedVersionIsDamageNotANewerVersion) {
   std::string text = dump_manifest(small_manifest());
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 9");
+  text.replace(text.find("\"version\": 2"), 12, "\"version\": 9");
   EXPECT_NE(refusal(text).find("damaged: its checksum is"), std::string::npos);
 }
 
@@ -75,7 +75,8 @@ TEST(Manifest, TruncatedAnywhereIsRefused) {
 }
 
 TEST(Manifest, FieldsThatMakeNoSenseAreNamed) {
-  EXPECT_NE(refusal(changed("\"begin\":4", "\"begin\":5")).find("tensor \"w\": slice [5, +6), expected to begin at 4"),
+  EXPECT_NE(refusal(changed("\"begin\":4", "\"begin\":5"))
+                .find("tensor \"w\": slice [5, +6) of part 0, expected to begin at 4"),
             std::string::npos);
   EXPECT_NE(refusal(changed("\"file\":0", "\"file\":1")).find("tensor \"w\": there is no file 1"), std::string::npos);
   EXPECT_NE(refusal(changed("\"offset\":80", "\"offset\":81")).find("do not fit into \"a.safetensors\""),
@@ -84,8 +85,7 @@ TEST(Manifest, FieldsThatMakeNoSenseAreNamed) {
   EXPECT_NE(refusal(changed("\"numel\":6", "\"number\":6")).find("numel"), std::string::npos);
   EXPECT_NE(refusal(changed("\"a.safetensors\"", "\"../a\"")).find("does not stay in the checkpoint's directory"),
             std::string::npos);
-  EXPECT_NE(refusal(changed("\"world_size\": 2", "\"world_size\": 3")).find("values of 2 ranks, world size 3"),
-            std::string::npos);
+  EXPECT_NE(refusal(changed("\"size\":2", "\"size\":3")).find("values of 2 ranks, world size 3"), std::string::npos);
   EXPECT_NE(refusal(changed("0000000000000001", "000000000000000x")).find("is no checksum"), std::string::npos);
   EXPECT_NE(refusal(changed("trireme-checkpoint", "another")).find("not a trireme-checkpoint manifest"),
             std::string::npos);

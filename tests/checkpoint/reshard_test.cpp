@@ -14,7 +14,7 @@ namespace {
 using checkpoint_test::error_of;
 
 SliceSpec slice(const std::string& name, int64_t begin, int64_t numel, int64_t tensor_numel = 100) {
-  return {.name = name, .shape = {tensor_numel}, .dtype = at::kFloat, .begin = begin, .numel = numel};
+  return {.name = name, .part = {{tensor_numel}}, .dtype = at::kFloat, .begin = begin, .numel = numel};
 }
 
 /// A manifest with one tensor "t" of `numel` elements, saved evenly by `ranks` ranks.
@@ -45,9 +45,12 @@ std::map<int64_t, int> times_read(int64_t numel, int from, int to) {
     const ShardRange range = shard_range(numel, to, rank);
     for (const SliceRead& read : plan_reads(manifest, {slice("t", range.begin, range.numel(), numel)})) {
       const SavedSlice& source = manifest.tensors[read.tensor].slices[read.slice];
-      EXPECT_LE(read.begin + read.numel, source.numel);
-      EXPECT_EQ(source.begin + read.begin, range.begin + read.destination_begin);
-      for (int64_t i = 0; i < read.numel; ++i) ++times[source.begin + read.begin + i];
+      for (const PartRun& run : read.runs) {
+        EXPECT_EQ(run.count, 1);
+        EXPECT_LE(run.a_end(), source.numel);
+        EXPECT_EQ(source.begin + run.a, range.begin + run.b);
+        for (int64_t i = 0; i < run.length; ++i) ++times[source.begin + run.a + i];
+      }
     }
   }
   return times;
@@ -67,8 +70,7 @@ TEST(PlanReads, SameWorldReadsOneWholeSliceEach) {
   const auto reads = plan_reads(saved_by(4, 100), {slice("t", 50, 25)});
   ASSERT_EQ(reads.size(), 1u);
   EXPECT_EQ(reads[0].slice, 2u);
-  EXPECT_EQ(reads[0].begin, 0);
-  EXPECT_EQ(reads[0].numel, 25);
+  EXPECT_EQ(reads[0].runs, (std::vector<PartRun>{{0, 0, 25}}));
 }
 
 TEST(PlanReads, GoForwardThroughTheFiles) {

@@ -230,7 +230,7 @@ TEST(Checkpoint, AnExtraTensorIsNamed) {
 TEST(Checkpoint, AWrongShapeIsNamedWithExpectedAndFound) {
   Folder folder;
   save(folder, 2, "one", 1);
-  const auto change = [](StateTree& state) { state.tensors[0].shape = {1000, 3}; };
+  const auto change = [](StateTree& state) { state.tensors[0].part.shape = {1000, 3}; };
   expect_refused(folder, change, {"\"weight\"", "expected [1000, 3] F32", "found in the checkpoint [3, 1000] F32"});
 }
 

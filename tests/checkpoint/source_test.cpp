@@ -52,7 +52,7 @@ TEST(OpenCheckpoint, ReadsAnyPartOfATensorWhoeverSavedIt) {
     const CheckpointSource source = open_checkpoint(folder.path());
     EXPECT_EQ(source.layout, CheckpointLayout::kTrireme);
     EXPECT_EQ(source.tag, "one");
-    EXPECT_EQ(source.manifest.world_size, world);
+    EXPECT_EQ(source.manifest.world_size(), world);
     for (const StateTree whole = state_of(0, 1, 5); const TensorSlice& expected : whole.tensors)
       EXPECT_TRUE(at::equal(read_part(source, expected.name, 0, expected.data.numel()), expected.data.flatten()))
           << expected.name;

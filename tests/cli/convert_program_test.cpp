@@ -14,7 +14,7 @@ void save_small(const std::string& folder) {
   run_ranks(1, [&](Rank& rank) {
     StateTree state;
     for (const char* name : {"model.w", "optimizer.exp_avg.w", "optimizer.exp_avg_sq.w"})
-      state.tensors.push_back({name, {3}, 0, at::ones({3})});
+      state.tensors.push_back({name, {{3}}, 0, at::ones({3})});
     state.values = R"({"global_steps": 1, "skipped_steps": 0, "global_samples": 4, "lr": 0.5, "group_lrs": [0.5],
                        "parameter_steps": {"w": 1}, "client_state": {}})";
     save_checkpoint(rank.world(), folder, "one", state);

@@ -105,7 +105,7 @@ class TrainProgram : public ::testing::Test {
     for (const auto& tensor : read_manifest(checkpoints / tag).tensors) {
       if (!tensor.name.starts_with("model.")) continue;
       auto& weight = weights[tensor.name.substr(6)] = at::zeros(tensor.shape, tensor.dtype);
-      state.tensors.push_back({tensor.name, tensor.shape, 0, weight.view({-1})});
+      state.tensors.push_back({tensor.name, {tensor.shape}, 0, weight.view({-1})});
     }
     run_ranks(1, [&](Rank& rank) {
       (void)load_checkpoint(rank.world(), checkpoints, tag, state, {.extra = Mismatch::kIgnore});

@@ -6,6 +6,7 @@
 #include <ATen/ops/rand.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "tests/support/run_ranks.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/manifest.h"
 #include "trireme/engine/model_engine.h"
 
 namespace trireme {
@@ -201,6 +203,33 @@ TEST(EngineLoad, OfLessThanTheModelHasLeavesTheRestAsItIs) {
     other.backward(loaded.loss({}));
     other.step();  // rounds the masters into the weights
     EXPECT_TRUE(loaded.module->parameters()[0].eq(0.25).all().item<bool>());
+  });
+}
+
+TEST(EngineLoad, WithoutTheStepsOfAParameterNamesItBeforeAnythingChanges) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    Dot net;
+    Config config = sgd_config(2);
+    config.pager.stage = 3;
+    auto engine = initialize(rank.world(), net, {.config = config});
+    engine.backward(engine(vec(2, 0)));
+    engine.step();
+    engine.save_checkpoint(folder.path(), {.tag = "one"});
+    if (rank.id() == 0) {
+      Manifest manifest = read_manifest(folder.path() / "one");
+      EXPECT_EQ(manifest.tensors.at(0).values, R"({"steps":1,"group":0,"position":0})");
+      manifest.tensors[0].values = R"({"group":0,"position":0})";
+      std::ofstream(folder.path() / "one/manifest.json") << dump_manifest(manifest);
+    }
+    rank.world().barrier();
+    engine.backward(engine(vec(2, 0)));
+    engine.step();
+    EXPECT_SAYS(error_of<CheckpointError>([&] { engine.load_checkpoint(folder.path()); }),
+                "expected the number of steps of \"w\", found none");
+    EXPECT_EQ(engine.global_steps(), 2);
+    ASSERT_TRUE(engine.load_checkpoint(folder.path(), {.load_optimizer_states = false}).has_value());
+    EXPECT_EQ(engine.global_steps(), 1);
   });
 }
 

@@ -106,7 +106,8 @@ def compare(folder, checkpoint):
         if parts:
             whole[tensor["name"]] = torch.cat(parts).view(tensor["shape"])
     weights = get_fp32_state_dict_from_zero_checkpoint(str(folder))
-    trained = [name for name, steps in manifest["values"]["parameter_steps"].items() if steps > 0]
+    trained = [tensor["name"].removeprefix("model.") for tensor in manifest["tensors"]
+               if tensor.get("values", {}).get("steps", 0) > 0]
     assert len(trained) == 7, trained
     for name in trained:
         ours = whole.get("master." + name, whole.get("model." + name))

@@ -36,8 +36,9 @@ manifest = json.load(open(path))
 gate = "model.layers.0.mlp.gate_proj.weight"
 manifest["tensors"] = [tensor for tensor in manifest["tensors"]
                        if not (tensor["name"].endswith("." + gate) and not tensor["name"].startswith("model." + gate))]
-manifest["values"]["parameter_steps"][gate] = 0
-manifest["values"]["aliases"] = {"decoder.weight": "lm_head.weight", "other": gate}
+values = {tensor["name"]: tensor.setdefault("values", {}) for tensor in manifest["tensors"]}
+values["model." + gate].update(steps=0, aliases=["other"])
+values["model.lm_head.weight"]["aliases"] = ["decoder.weight"]
 del manifest["manifest_checksum"]
 text = json.dumps(manifest, indent=2)[:-2] + ",\\n"
 open(path, "w").write(text + '  "manifest_checksum": "' + xxhash.xxh3_64_hexdigest(text.encode()) + '"\\n}\\n')

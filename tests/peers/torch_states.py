@@ -36,14 +36,25 @@ def safetensors(path):
 
 
 def saved_tensors(checkpoint):
-    """All tensors of a checkpoint in our own layout, by the names in its manifest; and its values."""
+    """All tensors of a checkpoint in our own layout, by the names in its manifest; and its values, those of tensors included."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     tensors = {}
     for tensor in manifest["tensors"]:
         raw = b"".join((checkpoint / manifest["files"][part["file"]]["name"]).read_bytes()
                        [part["offset"]:part["offset"] + part["bytes"]] for part in tensor["slices"])
         tensors[tensor["name"]] = torch.frombuffer(bytearray(raw), dtype=DTYPES[tensor["dtype"]]).view(tensor["shape"])
-    return tensors, manifest["values"]
+    values, members = manifest["values"], []
+    for tensor in manifest["tensors"]:
+        name, known = tensor["name"].removeprefix("model."), tensor.get("values", {})
+        if "steps" in known:
+            values.setdefault("parameter_steps", {})[name] = known["steps"]
+        for alias in known.get("aliases", []):
+            values.setdefault("aliases", {})[alias] = name
+        if "group" in known:
+            members.append((known["group"], known["position"], name))
+    for group, _, name in sorted(members):
+        values["parameter_groups"][group].setdefault("names", []).append(name)
+    return tensors, values
 
 
 class DistributedCase(TrainedCase):

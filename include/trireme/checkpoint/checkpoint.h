@@ -8,11 +8,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/base/state_tree.h"
 #include "trireme/checkpoint/options.h"
 #include "trireme/comm/group.h"
+#include "trireme/topology.h"
 
 namespace trireme {
 
@@ -29,6 +31,8 @@ struct SaveOptions {
   ExistingTag existing = ExistingTag::kReplace;
   UpdateLatest latest = UpdateLatest::kYes;
   TagValidation tags = TagValidation::kWarn;
+  /// Of the ranks that save, the last axis varying fastest; empty: one axis "data". The same on every rank.
+  std::vector<Axis> topology = {};
   /// Complete checkpoints that stay in the directory, this one included; the oldest others are removed. 0: all stay.
   int keep_last = 0;
   /// Where the bytes go; nullptr: POSIX files. Same kind on every rank.
@@ -47,16 +51,19 @@ struct SavedCheckpoint {
 /// Saves `state` of every rank of `group` as `directory`/`tag` and lets `directory`/latest name it. Collective.
 ///
 /// Every element of a tensor is written once: of ranks that hold the same slice, one writes it (the work is spread
-/// evenly).
+/// evenly). Values of a tensor come from any rank that has them.
 ///
-/// Requires  the slices of all ranks together cover each tensor; two slices are equal or do not overlap; data on the host.
+/// Requires  the slices of all ranks together cover each tensor; two slices are equal or do not overlap; data on the host,
+///           or in a store.
 /// Ordering  returns on every rank when all files, the directory and `latest` are on disk. Temporaries that a crashed
 ///           save left are removed first. No reader ever sees a part of a checkpoint under its final name.
-/// Cost      writes each byte once, in blocks of 1 MiB straight from the tensors; extra memory: the manifest.
+/// Cost      writes each byte once, in blocks of 1 MiB straight from the tensors. Extra memory: a block; on rank 0 the manifest,
+///           16 bytes for each slice that a rank holds, and the table of one rank at a time. Rank 0 receives every
+///           rank's table, about 100 bytes a slice; the other ranks know their own.
 /// Throws    the same error on every rank: CheckpointError (bad tag, other tags on other ranks and kFail, tag exists and
-///           kRefuse, slices with a gap or overlap, another run is saving into `directory`), IoError (path and reason:
-///           disk full, read-only, directory gone).
-///           The previous checkpoint and `latest` are as before, the temporary is removed, `state` is untouched.
+///           kRefuse, slices with a gap or overlap, a tensor with other values on another rank, another run is saving
+///           into `directory`), IoError (path and reason: disk full, read-only, directory gone). The previous
+///           checkpoint and `latest` are as before, the temporary is removed, `state` is untouched.
 SavedCheckpoint save_checkpoint(Group& group, const std::filesystem::path& directory, const std::string& tag,
                                 const StateTree& state, const SaveOptions& options = {});
 
@@ -65,20 +72,23 @@ enum class Mismatch {
   kIgnore,  ///< leave them as they are
 };
 
+struct LoadedCheckpoint {
+  std::string tag;
+  std::string values;                                              ///< JSON text, as saved
+  std::vector<std::pair<std::string, std::string>> tensor_values;  ///< JSON text by tensor, of those that have any
+  std::vector<Axis> topology;                                      ///< of the ranks that saved
+  std::vector<std::string> rank_values;  ///< JSON text of every rank that saved, by rank in `topology`
+  std::vector<std::string> missing;      ///< of the destination's tensors, on any rank, those that it does not have
+};
+
 struct LoadOptions {
   Mismatch missing = Mismatch::kRefuse;  ///< tensors of the destination that the checkpoint does not have
-  /// Of a checkpoint with such `values`, the tensors that it need not have all the same; empty: none.
-  std::function<std::set<std::string>(const std::string& values)> optional = {};
+  /// Sees the values before any memory changes, and throws to refuse them. Returns the tensors that this checkpoint
+  /// need not have; empty: none.
+  std::function<std::set<std::string>(const LoadedCheckpoint&)> optional = {};
   Mismatch extra = Mismatch::kRefuse;  ///< tensors of the checkpoint that no rank's destination asks for
   Verify verify = Verify::kWhileReading;
   FileSystem* files = nullptr;  ///< where the bytes come from; nullptr: POSIX files
-};
-
-struct LoadedCheckpoint {
-  std::string tag;
-  std::string values;                    ///< JSON text, as saved
-  std::vector<std::string> rank_values;  ///< JSON text of every rank that saved; its size is the world size of the save
-  std::vector<std::string> missing;      ///< of the destination's tensors, on any rank, those that it does not have
 };
 
 /// Fills `destination` (any slices, at any world size) from the checkpoint `tag` of `directory`. Collective.

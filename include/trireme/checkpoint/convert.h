@@ -38,7 +38,7 @@ struct DeepSpeedLayout {
 ///
 /// Weights, masters, optimizer states, step counts, loss scale, counters, the position of the schedule and the client
 /// state come along. DeepSpeed wants parameters in the order and the groups of the program that loads them: those of
-/// `values["parameter_groups"]`.
+/// TrainingValues::groups.
 ///
 /// Ordering  complete and on disk, or not there; `latest` last.
 /// Cost      memory for 32 MiB; what a rank keeps of a larger flat tensor goes through a temporary file beside it.

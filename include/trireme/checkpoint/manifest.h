@@ -9,6 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/base/tensor_part.h"
+#include "trireme/topology.h"
+
 namespace trireme {
 
 class FileSystem;
@@ -16,9 +19,9 @@ class FileSystem;
 /// Bytes that one checksum covers: a reader that needs a part of a slice reads and verifies whole blocks.
 inline constexpr int64_t kChecksumBlockBytes = int64_t{1} << 20;
 /// The format that this library writes; it reads this one and older ones.
-inline constexpr int kManifestVersion = 1;
+inline constexpr int kManifestVersion = 2;
 
-/// Elements [begin, begin + numel) of a tensor's row-major flattening, as they stand in a shard.
+/// Elements [begin, begin + numel) of the row-major flattening of a tensor's part, as they stand in a shard.
 struct SavedSlice {
   int file = 0;  ///< index into Manifest::files
   int64_t begin = 0;
@@ -26,13 +29,19 @@ struct SavedSlice {
   int64_t offset = 0;               ///< of the first byte in the file
   int64_t bytes = 0;                ///< numel * itemsize
   std::vector<uint64_t> checksums;  ///< XXH3-64 of each block of kChecksumBlockBytes, the last one shorter
+  int part = 0;                     ///< index into SavedTensor::parts
 };
 
 struct SavedTensor {
   std::string name;
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
-  std::vector<SavedSlice> slices;  ///< ascending by begin, without gap or overlap
+  std::vector<SavedSlice> slices;      ///< by part, then by begin; those of a part have no gap and no overlap
+  std::vector<TensorPart> parts = {};  ///< together the tensor, without overlap; empty: one part, all of it
+  std::string values = {};             ///< of this tensor, a JSON object; empty: none
+
+  /// The part that `slices[slice]` is of.
+  TensorPart part_of(size_t slice) const { return parts.empty() ? TensorPart{shape} : parts[slices[slice].part]; }
 };
 
 struct SavedFile {
@@ -44,12 +53,14 @@ struct SavedFile {
 
 struct Manifest {
   int version = kManifestVersion;
-  int world_size = 1;
-  std::string software = "{}";           ///< JSON text: versions of trireme, torch, …
-  std::string values = "{}";             ///< JSON text
-  std::vector<std::string> rank_values;  ///< JSON text, [world_size]
+  std::vector<Axis> topology = {{"data", 1}};  ///< of the ranks that saved, the last axis varying fastest
+  std::string software = "{}";                 ///< JSON text: versions of trireme, torch, …
+  std::string values = "{}";                   ///< JSON text
+  std::vector<std::string> rank_values;        ///< JSON text, [world_size()], by rank in `topology`
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
+
+  int world_size() const { return Topology(topology).size(); }
 };
 
 /// The text of manifest.json, its own checksum included.

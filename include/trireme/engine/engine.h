@@ -33,6 +33,7 @@ namespace trireme {
 class AsyncSaver;
 class ForwardChecks;
 class ParameterAccess;
+struct TrainingValues;
 
 /// Owns what training adds to a model: the pager of its parameters, and the TrainStep with masters, optimizer states
 /// and counters, behind the names that DeepSpeed has for them.
@@ -170,11 +171,12 @@ class Engine {
   void defer(const char* scope);
   void take_user_writes();
   void publish_all(ClosedWindow& window);
-  StateTree state(bool with_frozen, bool with_optimizer);
+  StateTree state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values = {});
   StateTree saved_state(bool with_frozen);
   std::string values_text(const SaveCheckpointOptions& options) const;
-  void take_values(const std::string& text, const LoadCheckpointOptions& options);
-  void take_hyperparameters(const std::string& values);
+  void take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
+                   const LoadCheckpointOptions& options);
+  void take_hyperparameters(const TrainingValues& values);
   Config config_;                        ///< first: what is wrong with it is told before anything is made
   std::unique_ptr<Group> device_group_;  ///< null where the caller's group serves the module's device
   Group& group_;

@@ -1,13 +1,13 @@
 // Plain weights: one safetensors file, or Hugging Face's folder of them with an index.
 #include <map>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "checkpoint/layouts/layout.h"
 #include "checkpoint/safetensors_format.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/json.h"
+#include "trireme/base/state_names.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
 namespace {
@@ -60,14 +60,14 @@ class WeightFiles {
                              .offset = header.header_bytes + entry.offset,
                              .bytes = entry.bytes,
                              .checksums = {}};
-      manifest_.tensors.push_back({"model." + entry.name, entry.shape, entry.dtype, {slice}});
+      manifest_.tensors.push_back({weight_name(entry.name), entry.shape, entry.dtype, {slice}});
     }
     for (const auto& [alias, kept] : header.metadata)
       if (names.contains(kept) && !names.contains(alias)) aliases_.emplace(alias, kept);
     return names;
   }
 
-  void finish() const { manifest_.values = Json{{"aliases", aliases_}}.dump(); }
+  void finish() const { manifest_.values = to_text(TrainingValues{.aliases = aliases_}); }
 
  private:
   CheckpointSource& source_;

@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "checkpoint/layouts/dcp/metadata.h"
@@ -13,7 +14,9 @@
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
 namespace {
@@ -66,8 +69,6 @@ Meaning meaning_of(const StoredEntry& entry) {
   return {};
 }
 
-constexpr std::string_view kModel = "model.";
-
 class DcpOpening {
  public:
   explicit DcpOpening(const Path& folder) {
@@ -100,14 +101,16 @@ class DcpOpening {
   void take(const StoredEntry& entry, const Meaning& meaning) {
     switch (meaning.role) {
       case EntryRole::kWeight:
-        if (entry.is_tensor) add_tensor("model." + meaning.name, entry);
+        if (entry.is_tensor) add_tensor(weight_name(meaning.name), entry);
         return;
       case EntryRole::kState:
         if (!entry.is_tensor) return;
         if (meaning.state == "step")
-          steps_[meaning.name] = static_cast<int64_t>(number_of(entry));
-        else
-          add_tensor(str("optimizer.", meaning.state, ".", meaning.name), entry);
+          values_.set_steps(meaning.name, static_cast<int64_t>(number_of(entry)));
+        else {
+          add_tensor(optimizer_state_name(meaning.state, meaning.name), entry);
+          with_states_.insert(meaning.name);
+        }
         return;
       case EntryRole::kGroup:
         take_option(entry, meaning);
@@ -225,18 +228,20 @@ class DcpOpening {
   /// place of a 16-bit weight stands its master.
   void restore_own_tensors() {
     std::vector<SavedTensor>& tensors = source_.manifest.tensors;
-    const Json aliases = Json::parse(*own_values_).value("aliases", Json::object());
-    std::erase_if(tensors, [&](const SavedTensor& tensor) {
-      return tensor.name.starts_with(kModel) && aliases.contains(tensor.name.substr(kModel.size()));
-    });
+    const std::map<std::string, std::string> aliases = parse_training_values(*own_values_).aliases;
+    const auto weight_of = [](const SavedTensor& tensor) {
+      const StateName name = parse_state_name(tensor.name);
+      return name.kind == StateKind::kWeight ? std::string(name.parameter) : std::string();
+    };
+    std::erase_if(tensors, [&](const SavedTensor& tensor) { return aliases.contains(weight_of(tensor)); });
     const Json rounded = Json::accept(own_rounded_) ? Json::parse(own_rounded_) : Json::object();
     for (size_t i = 0, count = tensors.size(); i < count; ++i) {
-      const std::string name = tensors[i].name.starts_with(kModel) ? tensors[i].name.substr(kModel.size()) : "";
+      const std::string name = weight_of(tensors[i]);
       if (!rounded.contains(name)) continue;
       const auto dtype = dtype_from_safetensors(rounded[name].get<std::string>(), source_.folder.string());
       source_.rounded_from.emplace(tensors.size(), i);
       tensors.push_back({tensors[i].name, tensors[i].shape, dtype, {}});
-      tensors[i].name = "master." + name;
+      tensors[i].name = master_name(name);
     }
   }
 
@@ -247,26 +252,34 @@ class DcpOpening {
       return;
     }
     int64_t most_steps = 0;
-    for (const auto& [name, steps] : steps_) most_steps = std::max(most_steps, steps);
-    Json values = {{"global_steps", most_steps},
-                   {"micro_steps", most_steps},
-                   {"skipped_steps", 0},
-                   {"global_samples", 0},
-                   {"lr", 0.0},
-                   {"aliases", Json::object()}};
-    for (const auto& [number, group] : groups_) {
-      values["parameter_groups"].push_back(group);
-      values["group_lrs"].push_back(group.contains("lr") && group["lr"].is_number() ? group["lr"] : Json(0.0));
+    for (const auto& [name, steps] : values_.steps) most_steps = std::max(most_steps, steps);
+    values_.global_steps = values_.micro_steps = most_steps;
+    values_.skipped_steps = values_.global_samples = 0;
+    values_.client_state = "{}";
+    for (auto& [number, options] : groups_) {
+      GroupValues& group = values_.groups.emplace_back();
+      group.names = options.value("names", std::vector<std::string>());
+      options.erase("names");
+      group.options = options.dump();
+      values_.group_lrs.push_back(options.contains("lr") && options["lr"].is_number() ? options["lr"].get<double>()
+                                                                                      : 0);
+      add_missing_steps(group.names, most_steps);
     }
-    if (values.contains("group_lrs")) values["lr"] = values["group_lrs"][0];
-    if (!steps_.empty()) values["parameter_steps"] = steps_;
-    values["client_state"] = Json::object();
-    source_.manifest.values = values.dump();
+    values_.lr = values_.group_lrs.empty() ? 0 : values_.group_lrs[0];
+    source_.manifest.values = to_text(values_);
+  }
+
+  /// torch counts the steps of some optimizers alone. A parameter with states has been stepped, one without has not.
+  void add_missing_steps(const std::vector<std::string>& names, int64_t most_steps) {
+    for (const std::string& name : names)
+      if (!values_.steps.contains(name))
+        values_.set_steps(name, with_states_.contains(name) ? std::max<int64_t>(most_steps, 1) : 0);
   }
 
   CheckpointSource source_;
   std::unordered_map<std::string, int> index_of_file_;
-  std::map<std::string, int64_t> steps_;
+  TrainingValues values_;
+  std::set<std::string> with_states_;                      ///< parameters
   std::map<std::pair<size_t, std::string>, Json> groups_;  ///< by their number: 2 before 10
   std::optional<std::string> own_values_;                  ///< as write_torch_distributed() keeps them
   std::string own_rounded_ = "{}";                         ///< the same: name of a weight -> its dtype

@@ -15,8 +15,10 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/checkpoint/torch_distributed.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
 namespace {
@@ -48,22 +50,23 @@ struct TorchGroup {
   std::vector<std::string> names;
 };
 
-std::vector<TorchGroup> groups_of(const Json& values, const std::vector<std::string>& names) {
-  const Json config = values.value("config", Json::object());
+std::vector<TorchGroup> groups_of(const TrainingValues& values, const std::vector<std::string>& names) {
+  const Json config = Json::parse(values.config.value_or("{}"));
   const Json optimizer = config.is_object() ? config.value("optimizer", Json::object()) : Json::object();
   const Json params = optimizer.is_object() ? optimizer.value("params", Json::object()) : Json::object();
   const std::string type = optimizer.is_object() ? optimizer.value("type", "AdamW") : "AdamW";
   const bool is_adam = type == "Adam" || type == "AdamW";
-  Json saved = values.value("parameter_groups", Json::array());
-  if (saved.empty()) saved.push_back({{"names", names}});
-  const Json rates = values.value("group_lrs", Json::array());
+  std::vector<GroupValues> saved = values.groups;
+  if (saved.empty()) saved.push_back({.names = names});
+  const std::vector<double>& rates = values.group_lrs;
   std::vector<TorchGroup> groups;
   for (size_t i = 0; i < saved.size(); ++i) {
-    TorchGroup group{.options = {}, .names = saved[i].value("names", std::vector<std::string>())};
+    TorchGroup group{.options = {}, .names = saved[i].names};
+    const Json options = Json::parse(saved[i].options);
     const auto option = [&](const char* key, const Json& otherwise) {
-      return saved[i].contains(key) ? saved[i][key] : params.value(key, otherwise);
+      return options.contains(key) ? options[key] : params.value(key, otherwise);
     };
-    group.options.emplace_back("lr", i < rates.size() ? rates[i] : option("lr", values.value("lr", 0.0)));
+    group.options.emplace_back("lr", i < rates.size() ? Json(rates[i]) : option("lr", values.lr.value_or(0)));
     group.options.emplace_back("weight_decay", option("weight_decay", 0.0));
     if (is_adam) {
       group.options.emplace_back("betas", option("betas", Json::array({0.9, 0.999})));
@@ -93,6 +96,7 @@ class DcpWriting {
         options_(options),
         files_(options.files ? *options.files : posix_file_system()),
         plan_(plan_weights(source, {.dtype = std::nullopt, .masters = true})),
+        values_(training_values(source.manifest)),
         reader_(source) {}
 
   TorchDistributedCheckpoint run() {
@@ -105,7 +109,7 @@ class DcpWriting {
     for (size_t i = 0; i < tensors_.size(); ++i) write_tensor(tensors_[i], entries_[i]);
     add_aliases();
     write_optimizer_numbers();
-    write_object({dcp::kValuesName}, Json(source_.manifest.values));
+    write_object({dcp::kValuesName}, Json(to_text(values_)));
     write_object({dcp::kRoundedName}, Json(rounded_weights().dump()));
     data.finish();
     NewFile metadata(files_, folder_ / dcp::kMetadataName);
@@ -119,14 +123,12 @@ class DcpWriting {
  private:
   void plan_tensors() {
     for (const PlannedWeight& weight : plan_.weights) plan_tensor({"model", weight.name}, weight.tensor);
-    constexpr std::string_view kPrefix = "optimizer.";
     for (size_t i = 0; i < source_.manifest.tensors.size(); ++i) {
-      const std::string& name = source_.manifest.tensors[i].name;
-      const size_t dot = name.starts_with(kPrefix) ? name.find('.', kPrefix.size()) : std::string::npos;
-      if (dot == std::string::npos) continue;
-      const std::string parameter = name.substr(dot + 1);
+      const StateName name = parse_state_name(source_.manifest.tensors[i].name);
+      if (name.kind != StateKind::kOptimizerState) continue;
+      const std::string parameter(name.parameter);
       if (trained_set_.insert(parameter).second) trained_.push_back(parameter);
-      plan_tensor({"optim", "state", parameter, name.substr(kPrefix.size(), dot - kPrefix.size())}, i);
+      plan_tensor({"optim", "state", parameter, std::string(name.state)}, i);
     }
   }
 
@@ -146,7 +148,7 @@ class DcpWriting {
     for (const SavedTensor& tensor : source_.manifest.tensors) dtype_of.emplace(tensor.name, tensor.dtype);
     Json dtypes = Json::object();
     for (const PlannedWeight& weight : plan_.weights) {
-      const at::ScalarType dtype = dtype_of.at("model." + weight.name);
+      const at::ScalarType dtype = dtype_of.at(weight_name(weight.name));
       if (dtype != weight.dtype) dtypes[weight.name] = safetensors_dtype(dtype);
     }
     return dtypes;
@@ -220,17 +222,17 @@ class DcpWriting {
       });
       StoredEntry copy = *found;
       copy.path[1] = alias;
-      copy.key = "model." + alias;
+      copy.key = entry_at(copy.path).key;
       entries_.push_back(std::move(copy));
     }
   }
 
   void write_optimizer_numbers() {
     if (trained_.empty()) return;
-    const Json values = Json::parse(source_.manifest.values);
-    const Json steps = values.value("parameter_steps", Json::object());
     for (const std::string& name : trained_) {
-      const auto step = static_cast<float>(steps.value(name, values.value("global_steps", int64_t{0})));
+      const auto known = values_.steps.find(name);
+      const auto step =
+          static_cast<float>(known == values_.steps.end() ? values_.global_steps.value_or(0) : known->second);
       StoredEntry entry = entry_at({"optim", "state", name, "step"});
       entry.is_tensor = true;
       StoredItem item{.offsets = {}, .sizes = {}, .file = kDataName};
@@ -240,7 +242,7 @@ class DcpWriting {
       entry.items.push_back(std::move(item));
       entries_.push_back(std::move(entry));
     }
-    const std::vector<TorchGroup> groups = groups_of(values, trained_);
+    const std::vector<TorchGroup> groups = groups_of(values_, trained_);
     for (size_t i = 0; i < groups.size(); ++i) {
       const std::string number = std::to_string(i);
       for (const auto& [key, value] : groups[i].options)
@@ -310,6 +312,7 @@ class DcpWriting {
   const TorchDistributedOptions& options_;
   FileSystem& files_;
   const WeightsPlan plan_;
+  const TrainingValues values_;
   TensorReader reader_;
   std::vector<size_t> tensors_;       ///< of the manifest
   std::vector<StoredEntry> entries_;  ///< first those of `tensors_`, in the same order

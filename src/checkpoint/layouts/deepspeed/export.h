@@ -8,6 +8,7 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/pickle/torch_archive.h"
 #include "trireme/base/json.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme::deepspeed {
 
@@ -39,7 +40,8 @@ struct FlatParameters {
 struct ExportPlan {
   int stage = 0;
   int ranks = 0;
-  Json values;
+  TrainingValues values;
+  Json config;  ///< an object; empty: the source has none
   bool is_bf16 = false;
   std::vector<ExportedGroup> groups;
   std::vector<FlatParameters> flat;

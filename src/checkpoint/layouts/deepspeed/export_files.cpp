@@ -13,9 +13,7 @@ namespace {
 using pickle::Document;
 using pickle::Value;
 
-Value* config_of(Document& document, const ExportPlan& plan) {
-  return pickle::from_json(document, plan.values.value("config", Json::object()));
-}
+Value* config_of(Document& document, const ExportPlan& plan) { return pickle::from_json(document, plan.config); }
 
 Value* strings(Document& document, const std::vector<std::string>& texts) {
   std::vector<Value*> items;
@@ -50,31 +48,28 @@ Value* module_of(ArchiveFile& file, const ExportPlan& plan, const Manifest& mani
         name, file.tensor({{index, 0, numel, 0}}, tensor.dtype, is_empty ? std::vector<int64_t>{0} : tensor.shape));
     by_name.insert(pairs.back());
   }
-  const Json aliases = plan.values.value("aliases", Json::object());
-  for (const auto& [alias, name] : aliases.items())
-    if (const auto found = by_name.find(name.get<std::string>()); found != by_name.end())
-      pairs.emplace_back(alias, found->second);
+  for (const auto& [alias, name] : plan.values.aliases)
+    if (const auto found = by_name.find(name); found != by_name.end()) pairs.emplace_back(alias, found->second);
   return document.dict(pairs, /*ordered=*/true);
 }
 
 Value* loss_scaler_of(Document& document, const ExportPlan& plan) {
   const std::string module = "deepspeed.runtime.fp16.loss_scaler.";
-  if (!plan.values.contains("loss_scaler"))
+  if (!plan.values.loss_scaler)
     return document.instance(module + "LossScaler",
                              {{"cur_scale", document.real(1)}, {"dynamic", document.boolean(false)}});
-  const Json& state = plan.values["loss_scaler"];
-  const Json config = plan.values.value("config", Json::object());
-  const Json fp16 = config.is_object() ? config.value("fp16", Json::object()) : Json::object();
+  const LossScalerValues& state = *plan.values.loss_scaler;
+  const Json fp16 = plan.config.value("fp16", Json::object());
   return document.instance(module + "DynamicLossScaler",
-                           {{"cur_scale", document.real(state.value("scale", 1.0))},
+                           {{"cur_scale", document.real(state.scale)},
                             {"dynamic", document.boolean(true)},
-                            {"cur_iter", document.integer(state.value("steps", int64_t{0}))},
-                            {"last_overflow_iter", document.integer(state.value("last_overflow", int64_t{-1}))},
+                            {"cur_iter", document.integer(state.steps)},
+                            {"last_overflow_iter", document.integer(state.last_overflow)},
                             {"scale_factor", document.real(2)},
                             {"scale_window", document.integer(fp16.value("loss_scale_window", int64_t{1000}))},
                             {"min_scale", document.real(fp16.value("min_loss_scale", 1.0))},
                             {"delayed_shift", document.integer(fp16.value("hysteresis", int64_t{2}))},
-                            {"cur_hysteresis", document.integer(state.value("hysteresis", int64_t{2}))},
+                            {"cur_hysteresis", document.integer(state.hysteresis)},
                             {"consecutive_hysteresis", document.boolean(fp16.value("consecutive_hysteresis", false))},
                             {"raise_error_at_min_scale", document.boolean(true)},
                             {"dtype", document.dtype(at::kHalf)}});
@@ -166,7 +161,7 @@ void add_frozen_values(ArchiveFile& file, const ExportPlan& plan, const Manifest
     fragments.emplace_back(name, file.tensor({{index, begin, count, part - count}}, tensor.dtype,
                                              plan.stage == 3 ? std::vector<int64_t>{part} : tensor.shape));
   }
-  const bool left_out = plan.values.value("exclude_frozen_parameters", false);
+  const bool left_out = plan.values.exclude_frozen_parameters.value_or(false);
   const bool has_them = plan.stage >= 2 && !left_out;
   pairs.emplace_back("frozen_param_shapes", has_them ? document.dict(shapes, /*ordered=*/true) : document.none());
   pairs.emplace_back("frozen_param_fragments", has_them ? document.dict(fragments, /*ordered=*/true) : document.none());
@@ -176,21 +171,21 @@ void add_frozen_values(ArchiveFile& file, const ExportPlan& plan, const Manifest
 
 void write_model_file(ArchiveFile& file, const ExportPlan& plan, const Manifest& manifest, int rank) {
   Document& document = file.document();
-  const auto count = [&](const char* key) { return plan.values.value(key, int64_t{0}); };
+  const TrainingValues& values = plan.values;
   Document::Pairs pairs{{"module", module_of(file, plan, manifest)},
                         {"buffer_names", strings(document, plan.buffers)},
                         {"optimizer", document.none()},
                         {"param_shapes", param_shapes(document, plan)}};
   add_frozen_values(file, plan, manifest, rank, pairs);
-  const int64_t applied = count("global_steps") - count("skipped_steps");
+  const int64_t applied = *values.global_steps - *values.skipped_steps;
   const std::vector<std::pair<const char*, Value*>> others{
-      {"shared_params", pickle::from_json(document, plan.values.value("aliases", Json::object()))},
+      {"shared_params", pickle::from_json(document, Json(values.aliases))},
       {"lr_scheduler", document.dict({{"last_batch_iteration", document.integer(applied - 1)}})},
       {"data_sampler", document.none()},
       {"random_ltd", document.none()},
-      {"skipped_steps", document.integer(count("skipped_steps"))},
-      {"global_steps", document.integer(count("global_steps"))},
-      {"global_samples", document.integer(count("global_samples"))},
+      {"skipped_steps", document.integer(*values.skipped_steps)},
+      {"global_steps", document.integer(*values.global_steps)},
+      {"global_samples", document.integer(*values.global_samples)},
       {"dp_world_size", document.integer(plan.ranks)},
       {"mp_world_size", document.integer(1)},
       {"checkpoint_parallel_dimensions",
@@ -198,7 +193,7 @@ void write_model_file(ArchiveFile& file, const ExportPlan& plan, const Manifest&
       {"ds_config", config_of(document, plan)},
       {"ds_version", document.string(kWrittenVersion)}};
   for (const auto& [key, value] : others) pairs.emplace_back(key, value);
-  const Json client = plan.values.value("client_state", Json::object());
+  const Json client = Json::parse(values.client_state.value_or("{}"));
   for (const auto& [key, value] : client.items()) {
     if (std::any_of(pairs.begin(), pairs.end(), [&, &name = key](const auto& pair) { return pair.first == name; }))
       throw CheckpointError(
@@ -214,7 +209,7 @@ void write_optimizer_file(ArchiveFile& file, const ExportPlan& plan, int rank) {
   for (const FlatParameters& flat : plan.flat) weights.push_back(file.flat(part_of_rank(plan, flat, rank, "")));
   Document::Pairs pairs{
       {"loss_scaler", loss_scaler_of(document, plan)},
-      {"dynamic_loss_scale", document.boolean(plan.values.contains("loss_scaler"))},
+      {"dynamic_loss_scale", document.boolean(plan.values.loss_scaler.has_value())},
       {"overflow", document.boolean(false)},
       {"zero_stage", document.call("deepspeed.runtime.zero.config.ZeroStageEnum", {document.integer(plan.stage)})},
       {plan.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state", base_optimizer(file, plan, rank)},

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/layouts/deepspeed/export.h"
 #include "trireme/base/error.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
 
 namespace trireme::deepspeed {
@@ -18,7 +20,9 @@ class Planner {
     if (layout.ranks < 1) throw ConfigError(str("ranks ", layout.ranks, ": expected at least 1"));
     plan_.stage = layout.stage;
     plan_.ranks = layout.ranks;
-    plan_.values = Json::parse(source.manifest.values);
+    plan_.values = training_values(source.manifest);
+    plan_.config = Json::parse(plan_.values.config.value_or("{}"));
+    if (!plan_.config.is_object()) plan_.config = Json::object();
   }
 
   ExportPlan run() {
@@ -36,28 +40,34 @@ class Planner {
   }
 
   void sort_tensors() {
-    constexpr std::string_view kOptimizer = "optimizer.";
     for (size_t i = 0; i < source_.manifest.tensors.size(); ++i) {
-      const std::string& name = source_.manifest.tensors[i].name;
-      if (name.starts_with("model.")) {
-        model_[name.substr(6)] = i;
-        in_order_.push_back(name.substr(6));
-      } else if (name.starts_with("master.")) {
-        masters_[name.substr(7)] = i;
-      } else if (name.starts_with(kOptimizer)) {
-        const size_t dot = name.find('.', kOptimizer.size());
-        if (dot == std::string::npos) fail(str("tensor \"", name, "\" is no optimizer state of a parameter"));
-        states_[name.substr(dot + 1)][name.substr(kOptimizer.size(), dot - kOptimizer.size())] = i;
-      } else {
-        fail(str("tensor \"", name, "\" is neither of the model nor of its optimizer"));
+      const StateName name = parse_state_name(source_.manifest.tensors[i].name);
+      const std::string parameter(name.parameter);
+      switch (name.kind) {
+        case StateKind::kWeight:
+          model_[parameter] = i;
+          in_order_.push_back(parameter);
+          break;
+        case StateKind::kMaster:
+          masters_[parameter] = i;
+          break;
+        case StateKind::kOptimizerState:
+          states_[parameter][std::string(name.state)] = i;
+          break;
+        case StateKind::kOther:
+          fail(str("tensor \"", source_.manifest.tensors[i].name, "\" is neither of the model nor of its optimizer"));
       }
     }
     if (states_.empty())
       fail("it holds no optimizer states, and DeepSpeed loads no checkpoint without; convert it to another layout");
     for (const auto& [state, tensor] : states_.begin()->second) plan_.states.push_back(state);
-    for (const char* key : {"global_steps", "skipped_steps", "global_samples", "parameter_steps"})
-      if (!plan_.values.contains(key))
-        fail(str("expected the value '", key, "', found none; it was not saved by an engine"));
+    const TrainingValues& values = plan_.values;
+    const std::pair<const char*, bool> required[] = {{"global_steps", values.global_steps.has_value()},
+                                                     {"skipped_steps", values.skipped_steps.has_value()},
+                                                     {"global_samples", values.global_samples.has_value()},
+                                                     {"parameter_steps", !values.steps.empty()}};
+    for (const auto& [key, is_there] : required)
+      if (!is_there) fail(str("expected the value '", key, "', found none; it was not saved by an engine"));
   }
 
   ExportedParameter parameter_of(const std::string& name) const {
@@ -83,27 +93,27 @@ class Planner {
   }
 
   void plan_groups() {
-    Json groups = plan_.values.value("parameter_groups", Json::array());
+    std::vector<GroupValues> groups = plan_.values.groups;
     if (groups.empty()) {
-      if (plan_.values.value("group_lrs", Json::array()).size() > 1)
+      if (plan_.values.group_lrs.size() > 1)
         fail("it was saved with several parameter groups, but does not say which parameter is in which; save it again");
-      Json names = Json::array();
-      for (const auto& [name, step] : plan_.values["parameter_steps"].items())
-        if (states_.contains(name)) names.push_back(name);
-      groups.push_back({{"names", std::move(names)}});
+      GroupValues& all = groups.emplace_back();
+      std::copy_if(plan_.values.parameters.begin(), plan_.values.parameters.end(), std::back_inserter(all.names),
+                   [&](const std::string& name) { return states_.contains(name); });
     }
     size_t count = 0;
     for (size_t i = 0; i < groups.size(); ++i) {
-      Json& described = groups[i];
-      if (described.at("names").empty()) continue;
+      if (groups[i].names.empty()) continue;
       ExportedGroup& group = plan_.groups.emplace_back();
-      for (const auto& name : described.at("names")) {
-        group.parameters.push_back(parameter_of(name.get<std::string>()));
-        group.step = std::max(group.step, plan_.values["parameter_steps"].value(name.get<std::string>(), int64_t{0}));
+      for (const std::string& name : groups[i].names) {
+        group.parameters.push_back(parameter_of(name));
+        const auto steps = plan_.values.steps.find(name);
+        if (steps == plan_.values.steps.end())
+          fail(str("\"", name, "\" belongs to a parameter group, but has no steps"));
+        group.step = std::max(group.step, steps->second);
       }
       count += group.parameters.size();
-      described.erase("names");
-      group.options = options_of(described, i);
+      group.options = options_of(Json::parse(groups[i].options), i);
     }
     if (count != states_.size())
       fail(str("its parameter groups name ", count, " parameters, ", states_.size(), " have optimizer states"));
@@ -112,7 +122,7 @@ class Planner {
   /// What torch's optimizers keep of a group: the configuration's hyperparameters, then what the checkpoint says of the
   /// group itself.
   Json options_of(const Json& described, size_t group) const {
-    Json options = {{"lr", plan_.values.value("lr", 1e-3)},
+    Json options = {{"lr", plan_.values.lr.value_or(1e-3)},
                     {"betas", {0.9, 0.999}},
                     {"eps", 1e-8},
                     {"weight_decay", 0.0},
@@ -124,8 +134,8 @@ class Planner {
                     {"differentiable", false},
                     {"fused", nullptr},
                     {"decoupled_weight_decay", true}};
-    const Json config = plan_.values.value("config", Json::object());
-    if (config.is_object() && config.contains("optimizer") && config["optimizer"].is_object()) {
+    const Json& config = plan_.config;
+    if (config.contains("optimizer") && config["optimizer"].is_object()) {
       const Json params = config["optimizer"].value("params", Json::object());
       for (const auto& [key, value] : params.items())
         if (!value.is_string() && !value.is_null()) options[key] = value;
@@ -133,7 +143,7 @@ class Planner {
           config["optimizer"].value("type", "AdamW") == "AdamW" || options.value("adam_w_mode", true);
       for (const char* key : {"torch_adam", "adam_w_mode", "fp32_optimizer_states"}) options.erase(key);
     }
-    const Json rates = plan_.values.value("group_lrs", Json::array());
+    const std::vector<double>& rates = plan_.values.group_lrs;
     if (group < rates.size()) options["lr"] = rates[group];
     for (const auto& [key, value] : described.items())
       if (key != "lr" || rates.empty()) options[key] = value;
@@ -142,7 +152,7 @@ class Planner {
 
   void plan_module() {
     std::set<std::string> parameters;
-    for (const auto& [name, step] : plan_.values["parameter_steps"].items()) {
+    for (const std::string& name : plan_.values.parameters) {
       const auto found = model_.find(name);
       if (found == model_.end()) continue;  // saved without frozen parameters
       parameters.insert(name);
@@ -160,12 +170,9 @@ class Planner {
   /// Stage 3 steps sub-groups of a group one after the other: as many parameters as reach sub_group_size on a rank.
   void cut_into_flat(size_t group) {
     double limit = 1e9;
-    const Json config = plan_.values.value("config", Json::object());
-    if (config.is_object()) {
-      const Json zero = config.value("zero_optimization", Json::object());
-      const auto found = zero.find("sub_group_size");
-      if (zero.is_object() && found != zero.end() && found->is_number()) limit = found->get<double>();
-    }
+    const Json zero = plan_.config.value("zero_optimization", Json::object());
+    const auto found = zero.find("sub_group_size");
+    if (zero.is_object() && found != zero.end() && found->is_number()) limit = found->get<double>();
     const auto part = [&](const ExportedParameter& parameter) {
       return static_cast<double>((parameter.numel + plan_.ranks - 1) / plan_.ranks);
     };

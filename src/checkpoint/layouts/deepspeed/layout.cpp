@@ -8,6 +8,7 @@
 
 #include "checkpoint/layouts/deepspeed/parts.h"
 #include "trireme/base/error.h"
+#include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
 
 namespace trireme {
@@ -117,7 +118,7 @@ class Opening {
     model_ = read_model(archive, names_.weights_are_sharded);
     model_file_ = builder_.file(archive);
     for (const std::string& name : model_.buffers)
-      builder_.add_whole("model." + name, archive, *model_.module.at(name), model_file_);
+      builder_.add_whole(weight_name(name), archive, *model_.module.at(name), model_file_);
     read_optimizer(archive);
     add_trained(archive);
     if (names_.weights_are_sharded) {
@@ -126,10 +127,11 @@ class Opening {
       add_frozen(archive);
     }
     Manifest& manifest = builder_.source.manifest;
-    manifest.values = values_of(archive, model_, ranks_[0], trained_);
-    manifest.world_size = static_cast<int>(ranks_.size());
+    const TrainingValues values = values_of(archive, model_, ranks_[0], trained_);
+    manifest.values = to_text(values);
+    manifest.topology = {{"data", static_cast<int>(ranks_.size())}};
     manifest.rank_values.assign(ranks_.size(), "{}");
-    manifest.software = Json{{"deepspeed", Json::parse(manifest.values)["deepspeed"]["version"]}}.dump();
+    manifest.software = Json{{"deepspeed", Json::parse(values.others)["deepspeed"]["version"]}}.dump();
     return std::move(builder_.source);
   }
 
@@ -171,32 +173,33 @@ class Opening {
       trained_names_.insert(parameter.name);
       const at::ScalarType dtype = found->second->place->dtype;
       if (dtype == at::kFloat) {
-        builder_.add("model." + parameter.name, parameter.shape, dtype, std::move(slices));
+        builder_.add(weight_name(parameter.name), parameter.shape, dtype, std::move(slices));
         return;
       }
-      const size_t master = builder_.add("master." + parameter.name, parameter.shape, at::kFloat, std::move(slices));
+      const size_t master = builder_.add(master_name(parameter.name), parameter.shape, at::kFloat, std::move(slices));
       if (!names_.weights_are_sharded) {
         if (found->second->place->shape != parameter.shape)
           throw CheckpointError(str(archive.path().string(), ": \"", parameter.name,
                                     "\" has another shape in module than in param_shapes"));
-        builder_.add_whole("model." + parameter.name, archive, *found->second, model_file_);
+        builder_.add_whole(weight_name(parameter.name), archive, *found->second, model_file_);
         return;
       }
-      builder_.source.rounded_from.emplace(builder_.add("model." + parameter.name, parameter.shape, dtype, {}), master);
+      builder_.source.rounded_from.emplace(builder_.add(weight_name(parameter.name), parameter.shape, dtype, {}),
+                                           master);
     });
     std::set<std::string> states;
     for (const FlatGroup& group : ranks_[0].groups)
       for (const auto& [state, piece] : group.states) states.insert(state);
     for (const std::string& state : states)
       cutter.cut(state, where, [&](const Parameter& parameter, std::vector<SavedSlice> slices) {
-        builder_.add(str("optimizer.", state, ".", parameter.name), parameter.shape, at::kFloat, std::move(slices));
+        builder_.add(optimizer_state_name(state, parameter.name), parameter.shape, at::kFloat, std::move(slices));
       });
   }
 
   void add_frozen(TorchArchive& archive) {
     for (const std::string& name : model_.names)
       if (!trained_names_.contains(name))
-        builder_.add_whole("model." + name, archive, *model_.module.at(name), model_file_);
+        builder_.add_whole(weight_name(name), archive, *model_.module.at(name), model_file_);
   }
 
   /// Stage 3: every rank's model file holds its part of each frozen parameter.
@@ -230,7 +233,7 @@ class Opening {
       }
     }
     for (size_t i = 0; i < model_.frozen.size(); ++i)
-      builder_.add("model." + model_.frozen[i].name, model_.frozen[i].shape, dtypes[i], std::move(slices[i]));
+      builder_.add(weight_name(model_.frozen[i].name), model_.frozen[i].shape, dtypes[i], std::move(slices[i]));
   }
 
   const std::filesystem::path folder_;

@@ -132,17 +132,17 @@ void read_states(pickle::TorchArchive& archive, const Value& state, const std::s
   }
 }
 
-Json loss_scaler_values(const Value* scaler) {
+std::optional<LossScalerValues> loss_scaler_values(const Value* scaler) {
   const Value* scale = scaler ? scaler->attribute("cur_scale") : nullptr;
-  if (!scale || !(scale->is(Kind::kFloat) || scale->is(Kind::kInt))) return nullptr;
+  if (!scale || !(scale->is(Kind::kFloat) || scale->is(Kind::kInt))) return std::nullopt;
   const auto count = [&](const char* name, int64_t otherwise) {
     const Value* found = scaler->attribute(name);
     return found && found->is(Kind::kInt) ? found->integer : otherwise;
   };
-  return {{"scale", scale->is(Kind::kFloat) ? scale->real : static_cast<double>(scale->integer)},
-          {"steps", count("cur_iter", 0)},
-          {"last_overflow", count("last_overflow_iter", -1)},
-          {"hysteresis", count("cur_hysteresis", 1)}};
+  return LossScalerValues{.scale = scale->is(Kind::kFloat) ? scale->real : static_cast<double>(scale->integer),
+                          .steps = count("cur_iter", 0),
+                          .last_overflow = count("last_overflow_iter", -1),
+                          .hysteresis = count("cur_hysteresis", 1)};
 }
 
 /// An enum's member is pickled as a call of its class on its value, by Python 3.11.0 to 3.11.3 as getattr(class, name).

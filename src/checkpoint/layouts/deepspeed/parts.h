@@ -10,12 +10,14 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/pickle/torch_archive.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/source.h"
+#include "trireme/checkpoint/training_values.h"
 
 namespace trireme::deepspeed {
 
@@ -65,7 +67,7 @@ struct RankPart {
   std::vector<std::vector<int64_t>> paddings;  ///< by group and parameter, elements behind it; empty: none
   std::vector<std::vector<int64_t>> members;   ///< by parameter group of the user's, indices into `groups`
   Json group_options = Json::array();  ///< by parameter group, what the optimizer works with: "lr", "betas", …
-  Json loss_scaler;                    ///< null: none, or a static one
+  std::optional<LossScalerValues> loss_scaler;  ///< none: or a static one
 };
 
 /// Reads what the optimizer file of one rank says. Throws CheckpointError naming file and key.
@@ -77,8 +79,8 @@ void read_param_groups(const pickle::Value& optimizer, const std::string& where,
 void read_states(pickle::TorchArchive& archive, const pickle::Value& state, const std::string& where, FlatGroup& group);
 /// optimizer["state"][index]; nullptr: none yet.
 const pickle::Value* state_at(const pickle::Value& optimizer, int64_t index);
-/// null: `scaler` (nullptr: none) is static.
-Json loss_scaler_values(const pickle::Value* scaler);
+/// Nothing where `scaler` (nullptr: none) is static.
+std::optional<LossScalerValues> loss_scaler_values(const pickle::Value* scaler);
 
 struct Parameter {
   std::string name;
@@ -123,7 +125,7 @@ struct TrainedPart {
 TrainedPart read_stage_zero(pickle::TorchArchive& archive, int file, const ModelPart& model);
 
 /// Everything that is no tensor.
-std::string values_of(const pickle::TorchArchive& archive, const ModelPart& model, const RankPart& part,
-                      const std::vector<std::vector<Parameter>>& trained);
+TrainingValues values_of(const pickle::TorchArchive& archive, const ModelPart& model, const RankPart& part,
+                         const std::vector<std::vector<Parameter>>& trained);
 
 }  // namespace trireme::deepspeed

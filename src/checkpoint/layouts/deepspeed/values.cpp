@@ -76,54 +76,52 @@ int64_t accumulation_of(const Json& config, int64_t ranks) {
   return batch && micro_batch && batch >= micro_batch * ranks ? batch / (micro_batch * ranks) : 1;
 }
 
-void add_optimizer_values(Json& values, const ModelPart& model, const RankPart& part,
+void add_optimizer_values(TrainingValues& values, const ModelPart& model, const RankPart& part,
                           const std::vector<std::vector<Parameter>>& trained) {
-  std::map<std::string, int64_t> steps;
-  Json groups = Json::array();
+  for (const std::string& name : model.names) values.set_steps(name, 0);  // what is in no group is frozen
   for (size_t group = 0; group < part.members.size(); ++group) {
-    Json options = part.group_options[group];
-    if (const auto lr = options.find("lr"); lr != options.end() && lr->is_number()) values["group_lrs"].push_back(*lr);
-    Json names = Json::array();
+    const Json& options = part.group_options[group];
+    if (const auto lr = options.find("lr"); lr != options.end() && lr->is_number())
+      values.group_lrs.push_back(lr->get<double>());
+    GroupValues& described = values.groups.emplace_back();
+    described.options = options.dump();
     for (const int64_t member : part.members[group])
       for (const Parameter& parameter : trained[member]) {
-        names.push_back(parameter.name);
-        steps[parameter.name] = part.groups[member].step;
+        described.names.push_back(parameter.name);
+        values.set_steps(parameter.name, part.groups[member].step);
       }
-    options["names"] = std::move(names);
-    groups.push_back(std::move(options));
   }
-  values["parameter_groups"] = std::move(groups);
-  values["lr"] = values.contains("group_lrs") ? values["group_lrs"][0] : Json(0.0);
-  Json& by_name = values["parameter_steps"] = Json::object();
-  for (const std::string& name : model.names) by_name[name] = steps.contains(name) ? steps[name] : 0;
+  values.lr = values.group_lrs.empty() ? 0 : values.group_lrs[0];
 }
 
 }  // namespace
 
-std::string values_of(const pickle::TorchArchive& archive, const ModelPart& model, const RankPart& part,
-                      const std::vector<std::vector<Parameter>>& trained) {
+TrainingValues values_of(const pickle::TorchArchive& archive, const ModelPart& model, const RankPart& part,
+                         const std::vector<std::vector<Parameter>>& trained) {
   const Value& root = archive.root();
   const Json config = json_or_null(root.find("ds_config"));
   const int64_t ranks = std::max<int64_t>(count_of(root, "dp_world_size"), 1);
-  Json values;
-  values["global_steps"] = count_of(root, "global_steps");
-  values["micro_steps"] = count_of(root, "global_steps") * accumulation_of(config, ranks);
-  values["skipped_steps"] = count_of(root, "skipped_steps");
-  values["global_samples"] = count_of(root, "global_samples");
+  TrainingValues values;
+  values.global_steps = count_of(root, "global_steps");
+  values.micro_steps = *values.global_steps * accumulation_of(config, ranks);
+  values.skipped_steps = count_of(root, "skipped_steps");
+  values.global_samples = count_of(root, "global_samples");
   const bool is_half = std::any_of(model.module.begin(), model.module.end(),
                                    [](const auto& item) { return item.second->place->dtype == at::kHalf; });
-  if (is_half && !part.loss_scaler.is_null()) values["loss_scaler"] = part.loss_scaler;
-  values["aliases"] = Json(model.aliases);
+  if (is_half) values.loss_scaler = part.loss_scaler;
+  values.aliases = model.aliases;
   const Value* frozen = root.find("frozen_param_shapes");
-  values["exclude_frozen_parameters"] = part.stage >= 2 && (!frozen || frozen->is(Kind::kNone));
+  values.exclude_frozen_parameters = part.stage >= 2 && (!frozen || frozen->is(Kind::kNone));
   add_optimizer_values(values, model, part, trained);
-  values["config"] = config;
-  values["client_state"] = client_state_of(archive);
-  values["deepspeed"] = {{"version", json_or_null(root.find("ds_version"))},
+  values.config = config.dump();
+  values.client_state = client_state_of(archive).dump();
+  values.others = Json{{"deepspeed",
+                        {{"version", json_or_null(root.find("ds_version"))},
                          {"stage", part.stage},
                          {"ranks", ranks},
-                         {"lr_scheduler", json_or_null(root.find("lr_scheduler"))}};
-  return values.dump();
+                         {"lr_scheduler", json_or_null(root.find("lr_scheduler"))}}}}
+                      .dump();
+  return values;
 }
 
 }  // namespace trireme::deepspeed
