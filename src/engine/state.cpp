@@ -179,7 +179,7 @@ StateTree Engine::state(bool with_frozen, bool with_optimizer, const std::vector
 
 StateTree Engine::saved_state(bool with_frozen) {
   StateTree state =
-      this->state(with_frozen, /*with_optimizer=*/true, values_of_parameters(*pager_, optimizer_.get(), aliases_));
+      this->state(with_frozen, /*with_optimizer=*/true, values_of_parameters(*pager_, optimizer_, aliases_));
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));
