@@ -53,13 +53,11 @@ TEST(ATrainStep, InsideAWindowOnlyCounts) {
 void with_stages(bool on_devices, const std::function<void(int, Group& data, Group& model, c10::Device)>& body) {
   run_ranks(4, [&](Rank& rank) {
     const int number = rank.id() / 2;
-    std::unique_ptr<Group> first = rank.world().split({0, 1}, "stage0");
-    std::unique_ptr<Group> second = rank.world().split({2, 3}, "stage1");
-    Group& data = number == 0 ? *first : *second;
-    if (!on_devices) return body(number, data, rank.world(), c10::kCPU);
+    const std::unique_ptr<Group> data = rank.world().split({{0, 1}, {2, 3}}, "data");
+    if (!on_devices) return body(number, *data, rank.world(), c10::kCPU);
     const c10::Device device = fake_device(rank.id());
     const auto model = make_fake_nccl_group(rank.world(), device);
-    const auto there = make_fake_nccl_group(data, device);
+    const auto there = make_fake_nccl_group(*data, device);
     body(number, *there, *model, device);
   });
 }
