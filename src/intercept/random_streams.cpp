@@ -74,9 +74,8 @@ at::Tensor state_in(const std::string& text, int64_t expected) {
 }  // namespace
 
 RandomStreams& RandomStreams::current() {
-  if (RankContext* context = RankContext::current()) return context->streams();
-  thread_local RandomStreams of_libtorch;
-  return of_libtorch;
+  RankContext* context = RankContext::current();
+  return (context != nullptr ? *context : RankContext::to_be()).streams();
 }
 
 void RandomStreams::use_own_generator(uint64_t seed) {

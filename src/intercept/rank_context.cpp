@@ -168,10 +168,14 @@ RankContext* RankContext::current() noexcept {
   return slot != nullptr ? slot->context : nullptr;
 }
 
-RankContext& RankContext::of_this_thread() {
+RankContext& RankContext::to_be() {
   thread_local RankContext context;
-  this_thread.context = &context;
   return context;
+}
+
+RankContext& RankContext::of_this_thread() {
+  this_thread.context = &to_be();
+  return *this_thread.context;
 }
 
 uint64_t RankContext::serial() const { return this_thread.serial; }

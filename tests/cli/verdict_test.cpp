@@ -45,20 +45,6 @@ TEST(Verdict, PrefersTheDeadRankOverTheSurvivorThatReportedIt) {
             "`dmesg`); it wrote nothing\n");
 }
 
-TEST(Verdict, BlamesTheWorldRankOfARankOfAnotherGroup) {
-  const RankEnd zero{.rank = 0,
-                     .wait_status = exited(3),
-                     .order = 0,
-                     .tail = {"PeerLostError: rank 1 (world rank 2, pid 7) died while rank 0 waited for it in barrier "
-                              "#1 of group 'pipe0/data'"}};
-  EXPECT_EQ(
-      judge(
-          {zero, {.rank = 1, .wait_status = exited(5), .order = 1}, {.rank = 2, .wait_status = exited(7), .order = 2}},
-          "l")
-          .exit_code,
-      7);
-}
-
 TEST(Verdict, FollowsAChainOfBlameToItsRootAndSurvivesACircle) {
   const RankEnd zero{.rank = 0, .wait_status = exited(3), .order = 0, .peer_failure = lost(1)};
   const RankEnd one{.rank = 1, .wait_status = exited(3), .order = 1, .peer_failure = lost(2)};
