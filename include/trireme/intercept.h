@@ -175,7 +175,7 @@ class RankContext {
   static RankContext* current() noexcept;
   /// Like current(), made on first use.
   static RankContext& of_this_thread();
-  /// What of_this_thread() will return, which is not in force by this.
+  /// The context that of_this_thread() returns; current() does not see it before that.
   static RankContext& to_be();
 
   /// The number of the operator that this thread runs, with all that is seen inside of it. No other operator of the

@@ -131,7 +131,8 @@ std::optional<Json> take_torch_scheduler(Json& config) {
   if (section == config.end() || !section->is_object()) return std::nullopt;
   const Json type = section->value("type", Json());
   // As Python's initialize(): names of torch's classes, letter by letter.
-  if (!type.is_string() || std::find(kTorchSchedulers.begin(), kTorchSchedulers.end(), type) == kTorchSchedulers.end())
+  if (!type.is_string() ||
+      std::find(kTorchSchedulers.begin(), kTorchSchedulers.end(), type.get<std::string>()) == kTorchSchedulers.end())
     return std::nullopt;
   Json taken = *section;
   config.erase(section);
