@@ -1,4 +1,4 @@
-// What is saved and loaded: named tensors, each possibly only a part or a slice on this rank, and values.
+// The contents of a checkpoint as one rank has them: named tensors, each perhaps only a part or a slice, and values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

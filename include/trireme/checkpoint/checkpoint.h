@@ -31,7 +31,7 @@ struct SaveOptions {
   ExistingTag existing = ExistingTag::kReplace;
   UpdateLatest latest = UpdateLatest::kYes;
   TagValidation tags = TagValidation::kWarn;
-  /// Of the ranks that save, the last axis varying fastest; empty: one axis "data". The same on every rank.
+  /// The axes of the ranks that save, the last one varying fastest; empty: one axis "data". The same on every rank.
   std::vector<Axis> topology = {};
   /// Complete checkpoints that stay in the directory, this one included; the oldest others are removed. 0: all stay.
   int keep_last = 0;

@@ -96,10 +96,10 @@ struct SliceRead {
   std::vector<PartRun> runs;
 };
 
-/// What must be read of one saved tensor to fill the elements `range` of the flattening of `part`. Throws nothing.
+/// The reads of one saved tensor that fill the elements `range` of the flattening of `part`. Throws nothing.
 std::vector<SliceRead> plan_tensor_reads(const SavedTensor& saved, const TensorPart& part, const Interval& range);
 
-/// What must be read to fill `destinations`; ordered by file and offset, so that a disk reads forward. Names that the
+/// The reads that fill `destinations`, ordered by file and offset, so that a disk reads forward. Names that the
 /// manifest does not have are left out.
 ///
 /// Throws    CheckpointError: wrong shape or dtype (tensor, expected, found), a destination outside of its part.

@@ -1,4 +1,4 @@
-// What a checkpoint holds of a training besides tensors: its only reader and writer.
+// The values of a training that a checkpoint holds besides tensors, with their only reader and writer.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct LossScalerValues {
   int64_t hysteresis = 1;
 };
 
-/// What is known of one parameter. It is saved with the parameter's weight, so that any rank that has the weight tells
-/// it.
+/// The values of one parameter. They are saved with the parameter's weight, so that any rank that has the weight tells
+/// them.
 struct ParameterValues {
   std::optional<int64_t> steps = {};  ///< how often the optimizer has updated it
   int group = -1;                     ///< parameter group; -1: none
@@ -66,7 +66,7 @@ std::string to_text(const TrainingValues& values);
 TrainingValues parse_training_values(const std::string& values,
                                      const std::vector<std::pair<std::string, std::string>>& tensor_values = {});
 
-/// Of a whole manifest. Throws likewise.
+/// The same of a whole manifest. Throws likewise.
 TrainingValues training_values(const Manifest& manifest);
 
 }  // namespace trireme

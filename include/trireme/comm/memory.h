@@ -24,7 +24,7 @@ class SharedMemory {
   virtual size_t bytes() const = 0;
 };
 
-/// Whom and what a wait is for; becomes the text of a CommError. Nothing is copied or asked unless the wait fails.
+/// The peer and the operation that a wait is for: the text of a CommError. Nothing is copied or asked unless it fails.
 struct WaitReason {
   int peer = -1;                             ///< rank in the group that is waited for; -1: any
   std::string_view operation = {};           ///< e.g. "reduction of gradients"

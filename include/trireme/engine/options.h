@@ -1,4 +1,4 @@
-// What the calls of an Engine can be told, and what a load tells back.
+// Options of an Engine's calls, and the result of a load.
 #pragma once
 
 #include <cstdint>

@@ -44,8 +44,8 @@ class RandomStreams {
 
   /// Undefined for kSlice while its generator is not made.
   at::Tensor state(RandomStream stream, c10::Device device);
-  /// Of a state() of the same kind of device. Set kModel's first: kSlice begins anew from its seed where `state` is
-  /// undefined.
+  /// Goes on from a state() of the same kind of device. Set kModel's first: where `state` is undefined, kSlice begins
+  /// anew from its seed.
   void set_state(RandomStream stream, c10::Device device, const at::Tensor& state);
 
  private:
