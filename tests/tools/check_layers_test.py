@@ -13,6 +13,12 @@ class CheckLayers(unittest.TestCase):
                                   "include/trireme/pager/pager.h": "#include <trireme/base/error.h>\n"})
         self.assertEqual((status, out), (0, "check_layers: ok, 2 files\n"))
 
+    def test_folder_that_nothing_builds(self):
+        files = {"src/CMakeLists.txt": "trireme_module(base)\n", "src/base/a.cpp": "", "src/comm/deep/b.cpp": ""}
+        status, out = self.check(files)
+        self.assertEqual(status, 1)
+        self.assertIn("src/comm: no trireme_module(comm) in src/CMakeLists.txt", out)
+
     def test_a_higher_level_is_refused(self):
         status, out = self.check({"src/base/log.cpp": '\n#include "trireme/engine/engine.h"\n'})
         self.assertEqual(status, 1)
