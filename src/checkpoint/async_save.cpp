@@ -5,12 +5,12 @@
 #include <exception>
 #include <utility>
 
-#include "checkpoint/agreement.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/snapshot.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/worker.h"
+#include "trireme/comm/agreement.h"
 
 namespace trireme {
 namespace {

@@ -5,11 +5,11 @@
 #include <numeric>
 #include <optional>
 
-#include "checkpoint/agreement.h"
 #include "checkpoint/export_format.h"
 #include "checkpoint/safetensors_format.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/comm/agreement.h"
 
 namespace trireme {
 namespace {

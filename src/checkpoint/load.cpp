@@ -6,7 +6,6 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "checkpoint/agreement.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/layouts/layout.h"
 #include "checkpoint/shard.h"
@@ -14,6 +13,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/base/state_names.h"
+#include "trireme/comm/agreement.h"
 
 namespace trireme {
 namespace {

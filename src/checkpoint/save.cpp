@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/agreement.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/slices.h"
@@ -15,6 +14,7 @@
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
 #include "trireme/base/version.h"
+#include "trireme/comm/agreement.h"
 
 namespace trireme {
 namespace {

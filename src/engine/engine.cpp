@@ -2,8 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "engine/dtypes_in_use.h"
@@ -11,6 +15,7 @@
 #include "engine/loss_checks.h"
 #include "engine/module_tensors.h"
 #include "engine/recompute_layers.h"
+#include "engine/stages.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -37,16 +42,23 @@ Config resolve(const InitializeOptions& options, int world_size) {
   return config;
 }
 
-/// An Engine is one stage, whole, of data parallelism alone.
-void check_degrees(const Degrees& degrees) {
+/// The ranks are laid out as the configuration has it.
+void check_degrees(const Degrees& degrees, const std::vector<Axis>& topology) {
   const std::pair<const char*, int> others[] = {{"pipe", degrees.pipe},
                                                 {"tensor", degrees.tensor},
                                                 {"sequence", degrees.sequence},
                                                 {"expert", degrees.expert},
                                                 {"replicas", degrees.replicas}};
-  for (const auto& [name, degree] : others)
-    if (degree != 1)
-      throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
+  for (const auto& [name, degree] : others) {
+    const auto axis = std::find_if(topology.begin(), topology.end(), [&](const Axis& it) { return it.name == name; });
+    const int size = axis == topology.end() ? 1 : axis->size;
+    if (degree == size) continue;
+    if (name == std::string_view("pipe"))
+      throw ConfigError(
+          str("degrees.pipe=", degree, ", and this engine's ranks have ", size,
+              " on the axis \"pipe\"; train a PipelineModule, which cuts a model into stages, or leave it 1"));
+    throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
+  }
 }
 
 void write_resolved(const Config& config, const std::filesystem::path& directory) {
@@ -55,9 +67,9 @@ void write_resolved(const Config& config, const std::filesystem::path& directory
   write_file_atomically(files, directory / "resolved_config.json", to_text(config));
 }
 
-void check_has_trainable(const ModuleTensors& tensors) {
-  for (const NamedParameter& parameter : tensors.parameters)
-    if (parameter.tensor.requires_grad()) return;
+void check_has_trainable(const std::vector<ParameterSpec>& parameters) {
+  for (const ParameterSpec& parameter : parameters)
+    if (parameter.trainable) return;
   throw ConfigError(
       "optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
 }
@@ -69,6 +81,15 @@ std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors, const Precisio
     specs.push_back({parameter.name, parameter.tensor.sizes().vec(), dtype_of_weight(parameter.tensor, precision),
                      parameter.tensor.requires_grad()});
   return specs;
+}
+
+/// group_parameters() of the whole model, of which the next `count` parameters from `first` are this rank's.
+GroupedParameters group_own(const OptimizerOptions& optimizer, const std::vector<ParameterGroup>& groups,
+                            const WholeModel& model, size_t count) {
+  GroupedParameters grouped = group_parameters(optimizer, groups, model.parameters);
+  const auto first = grouped.group_of.begin() + static_cast<ptrdiff_t>(model.first);
+  grouped.group_of = std::vector<int>(first, first + static_cast<ptrdiff_t>(count));
+  return grouped;
 }
 
 void check_client(const Config& config, const InitializeOptions& options) {
@@ -104,19 +125,31 @@ c10::Device device_of(const torch::nn::Module& module) {
 }  // namespace
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-    : config_(resolve(options, group.size())), group_(group_for(group, device_of(module), device_group_)) {
+    : Engine({.data = group, .model = group, .topology = {{"data", group.size()}}}, module, options) {}
+
+Engine::Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
+    : Engine(groups_of(grid), module, options) {}
+
+Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const InitializeOptions& options)
+    : config_(resolve(options, groups.model.size())),
+      group_(group_for(groups.data, device_of(module), device_group_)),
+      model_(&groups.model == &groups.data ? group_ : group_for(groups.model, device_of(module), device_model_group_)),
+      stages_(groups.stages),
+      topology_(groups.topology) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   // First all that can be refused, then what changes the module.
-  check_degrees(config_.degrees);
+  check_degrees(config_.degrees, topology_);
   check_precision(config_.precision);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
   check_client(config_, options);
-  ModuleTensors tensors = list_tensors(module, config_.precision);
+  ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
+  const WholeModel model = whole_model(stages_, specs_of(tensors, config_.precision));
+  first_parameter_ = model.first;
   GroupedParameters grouped;
-  if (config_.optimizer || options.client_optimizer) check_has_trainable(tensors);
+  if (config_.optimizer || options.client_optimizer) check_has_trainable(model.parameters);
   if (config_.optimizer)
-    grouped = group_parameters(*config_.optimizer, options.parameter_groups, specs_of(tensors, config_.precision));
+    grouped = group_own(*config_.optimizer, options.parameter_groups, model, tensors.parameters.size());
   const ScheduleOptions schedule = config_.scheduler.value_or(ScheduleOptions{});
   std::optional<Hyperparameters> hyperparameters;
   if (!options.client_optimizer) hyperparameters.emplace(grouped.options, schedule);
@@ -125,11 +158,12 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
   check_manageable(group_, tensors.parameters, policy);
   check_same_model(group_, tensors);
-  if (!options.output.empty() && group_.rank() == 0) write_resolved(config_, options.output);
+  if (!options.output.empty() && model_.rank() == 0) write_resolved(config_, options.output);
 
   recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one
   cast_tensors(tensors, config_.precision);
   aliases_ = std::move(tensors.aliases);
+  aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
   pager_ = std::make_unique<Pager>(group_, std::move(tensors.parameters), policy);
   give_back_freed_memory();  // the whole model's; malloc would keep it
@@ -144,14 +178,14 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
   }
   optimizer_ = optimizer.get();
   step_ = std::make_unique<TrainStep>(TrainStepParts{.data = group_,
-                                                     .model = group_,
+                                                     .model = model_,
                                                      .pager = *pager_,
                                                      .buffers = *buffers_,
                                                      .optimizer = std::move(optimizer),
                                                      .hyperparameters = *std::move(hyperparameters)},
                                       step_options(config_));
   if (config_.checkpoint.async_save) {
-    saver_ = std::make_unique<AsyncSaver>(group_);
+    saver_ = std::make_unique<AsyncSaver>(model_);
     saver_->reserve(saved_state(/*with_frozen=*/true));
   }
   access_ = std::make_unique<ParameterAccess>(*pager_, optimizer_, [this] { return loss_scale(); });
@@ -163,7 +197,7 @@ Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions&
                                                       });
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ = std::make_unique<ForwardChecks>(group_, *pager_, *buffers_, config_.precision, knows_micro_batch);
-  if (group_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
+  if (model_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
 }
 
 Engine::~Engine() = default;
@@ -184,8 +218,12 @@ void Engine::destroy() {
 
 ForwardScope Engine::begin_forward() {
   require_intact("forward");
-  forward_checks_->begin();
   step_->tell_missing_step();
+  return begin_scheduled_forward();
+}
+
+ForwardScope Engine::begin_scheduled_forward() {
+  forward_checks_->begin();
   return {config_.precision, pager_->device().type()};
 }
 
@@ -205,7 +243,10 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   const int64_t accumulation_steps = gradient_accumulation_steps();
   at::Tensor seed;
   if (!options.scale_wrt_gas && accumulation_steps > 1) seed = at::full_like(scaled, accumulation_steps);
-  step_->backward_from({scaled}, {seed}, {options.retain_graph, options.create_graph});
+  if (!seed.defined()) seed = at::ones_like(scaled);
+  step_->tell_missing_step();
+  step_->backward_from({torch::autograd::impl::gradient_edge(scaled)}, {seed},
+                       {.retain_graph = options.retain_graph, .create_graph = options.create_graph});
   return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
 }
 

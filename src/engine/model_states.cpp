@@ -1,7 +1,13 @@
 // What users do with an engine's states besides training and checkpoints: export weights, free caches, ask for offload.
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <map>
+#include <utility>
 
+#include "engine/stages.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/export.h"
@@ -15,6 +21,17 @@ namespace {
 
 constexpr std::array kOffloadable{"optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"};
 
+/// `whole`, a tensor of stage `stage`, as rank 0 of all stages needs it: sent there, undefined on the others.
+at::Tensor to_first_stage(Group* stages, int stage, const ParameterSpec& spec, at::Tensor whole) {
+  if (stages == nullptr || stage == 0) return whole;
+  if (stages->world_rank(0) != 0) return {};  // another data-parallel rank's stages
+  if (stages->rank() == stage) stages->send(whole.cpu().contiguous(), 0).wait();
+  if (stages->rank() != 0) return {};
+  const at::Tensor received = at::empty(spec.shape, at::TensorOptions().dtype(spec.dtype));
+  stages->recv(received, stage).wait();
+  return received;
+}
+
 }  // namespace
 
 bool Engine::save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options) {
@@ -24,21 +41,36 @@ bool Engine::save_16bit_model(const std::filesystem::path& directory, const Save
   check_export_format(options.name);
   const CallerScope caller("save_16bit_model");
   take_user_writes();
-  std::vector<ExportedTensor> tensors;
-  ExportOptions files{.aliases = aliases_, .files = options.files};
+  std::map<std::string, std::function<at::Tensor()>> mine;
+  StageTensors here{.tensors = {}, .aliases = aliases_};
   for (size_t i = 0; i < pager_->parameters().size(); ++i) {
     const ParameterSpec& spec = pager_->parameters()[i];
     if (!spec.trainable && options.exclude_frozen_parameters) {
-      std::erase_if(files.aliases, [&](const auto& alias) { return alias.second == spec.name; });
+      std::erase_if(here.aliases, [&](const auto& alias) { return alias.second == spec.name; });
       continue;
     }
-    tensors.push_back(
-        {spec.name, spec.shape, spec.dtype, [this, i] { return pager_->whole(static_cast<int>(i)).detach(); }});
+    here.tensors.push_back(spec);
+    mine.emplace(spec.name, [this, i] { return pager_->whole(static_cast<int>(i)).detach(); });
   }
-  for (const NamedBuffer& buffer : buffers_->all())
-    tensors.push_back({buffer.name, buffer.tensor.sizes().vec(), buffer.tensor.scalar_type(),
-                       [tensor = buffer.tensor.detach()] { return tensor; }});
-  export_tensors(group_, directory / options.name, tensors, files);
+  for (const NamedBuffer& buffer : buffers_->all()) {
+    here.tensors.push_back({buffer.name, buffer.tensor.sizes().vec(), buffer.tensor.scalar_type()});
+    mine.emplace(buffer.name, [tensor = buffer.tensor.detach()] { return tensor; });
+  }
+  std::vector<ExportedTensor> tensors;
+  ExportOptions files{.files = options.files};
+  const std::vector<StageTensors> stages = tensors_of_stages(stages_, here);
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    files.aliases.insert(stages[stage].aliases.begin(), stages[stage].aliases.end());
+    for (const ParameterSpec& spec : stages[stage].tensors) {
+      const auto own = mine.find(spec.name);
+      const bool is_mine = own != mine.end();
+      tensors.push_back({spec.name, spec.shape, spec.dtype, [this, stage, spec, own, is_mine] {
+                           const at::Tensor whole = is_mine ? own->second() : at::Tensor();
+                           return to_first_stage(stages_, static_cast<int>(stage), spec, whole);
+                         }});
+    }
+  }
+  export_tensors(model_, directory / options.name, tensors, files);
   return true;
 }
 
@@ -62,7 +94,7 @@ void Engine::offload_states(const OffloadOptions& options) {
     throw ConfigError(
         str("offload_states: states on ", pager_->device().str(), " cannot be offloaded yet; leave the call out"),
         ErrorCode::kUnsupported);
-  if (!std::exchange(has_explained_offload_, true) && group_.rank() == 0)
+  if (!std::exchange(has_explained_offload_, true) && model_.rank() == 0)
     log(LogLevel::kInfo, "offload_states: all states of this engine are in host memory already; nothing moves");
 }
 

@@ -93,11 +93,13 @@ void cast_in_place(const at::Tensor& tensor, at::ScalarType dtype) {
 
 }  // namespace
 
-ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision) {
+ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision,
+                           const std::set<std::string>& unmanaged) {
   ModuleTensors tensors;
   StorageOwners owners;
   std::unordered_map<const void*, std::string> first_name;
   for (const auto& item : module.named_parameters()) {
+    if (unmanaged.contains(item.key())) continue;
     const at::Tensor& parameter = item.value();
     const auto [first, is_new] = first_name.emplace(parameter.unsafeGetTensorImpl(), item.key());
     if (!is_new) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -25,11 +26,12 @@ struct ModuleTensors {
   std::vector<NamedBuffer> buffers;
 };
 
-/// Lists the tensors of `module` and changes nothing.
+/// Lists the tensors of `module`, without the parameters in `unmanaged`, and changes nothing.
 ///
 /// Throws    ConfigError that names a parameter which is on meta, not dense or of a dtype that cannot be trained, and every two
 ///           different tensors that share one storage.
-ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision);
+ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision,
+                           const std::set<std::string>& unmanaged = {});
 
 /// The dtype that `parameter` is to have: the weights' of `precision`, or its own where these are fp32.
 at::ScalarType dtype_of_weight(const at::Tensor& parameter, const PrecisionOptions& precision);

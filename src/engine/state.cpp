@@ -62,18 +62,18 @@ void append_weights(StateTree& state, const Pager& pager, bool with_frozen, cons
   }
 }
 
-/// What is saved with each weight, as JSON text; `optimizer` may be null.
+/// The values that are saved with each weight, as JSON text; `optimizer` may be null. `first`: number of the first one
+/// in the whole model.
 std::vector<std::string> values_of_parameters(const Pager& pager, const ShardedOptimizer* optimizer,
-                                              const std::map<std::string, std::string>& aliases) {
+                                              const std::map<std::string, std::string>& aliases, size_t first) {
   std::vector<ParameterValues> values(pager.parameters().size());
-  std::map<int, int> members;  // by group, so far
   const std::vector<int64_t> counts = optimizer ? optimizer->step_counts() : std::vector<int64_t>();
   for (size_t i = 0; i < counts.size(); ++i) {
     values[i].steps = counts[i];
     const int group = optimizer->group_of(static_cast<int>(i));
     if (group < 0 || !pager.parameters()[i].trainable) continue;
     values[i].group = group;
-    values[i].position = members[group]++;
+    values[i].position = static_cast<int>(first + i);
   }
   std::vector<std::string> texts;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -178,8 +178,8 @@ StateTree Engine::state(bool with_frozen, bool with_optimizer, const std::vector
 }
 
 StateTree Engine::saved_state(bool with_frozen) {
-  StateTree state =
-      this->state(with_frozen, /*with_optimizer=*/true, values_of_parameters(*pager_, optimizer_, aliases_));
+  StateTree state = this->state(with_frozen, /*with_optimizer=*/true,
+                                values_of_parameters(*pager_, optimizer_, aliases_, first_parameter_));
   // Buffers agree at every boundary; inside a window rank 0's count.
   if (group_.rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));
@@ -197,15 +197,16 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   const CheckpointOptions& configured = config_.checkpoint;
   const SaveOptions files{.latest = options.latest,
                           .tags = configured.tag_validation,
+                          .topology = topology_,
                           .keep_last = options.keep_last.value_or(configured.keep_last),
                           .files = options.files};
   const std::string tag = options.tag.empty() ? str("global_step", global_steps()) : options.tag;
   if (options.async_save.value_or(configured.async_save)) {
-    if (!saver_) saver_ = std::make_unique<AsyncSaver>(group_);
+    if (!saver_) saver_ = std::make_unique<AsyncSaver>(model_);
     return saver_->save(directory, tag, state, files);
   }
   (void)wait_for_checkpoint();
-  return trireme::save_checkpoint(group_, directory, tag, state, files);
+  return trireme::save_checkpoint(model_, directory, tag, state, files);
 }
 
 std::optional<SavedCheckpoint> Engine::wait_for_checkpoint() { return saver_ ? saver_->wait() : std::nullopt; }
@@ -214,7 +215,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
                                                    const LoadCheckpointOptions& options) {
   require_alive("load_checkpoint");
   const CallerScope caller("load_checkpoint");
-  if (is_host(pager_->device())) group_.barrier();  // a rank that is in another method is named here
+  if (is_host(pager_->device())) model_.barrier();  // a rank that is in another method is named here
   const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
   StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
@@ -246,7 +247,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   std::optional<LoadedCheckpoint> loaded;
   StateTree on_host = host_copy(state);
   try {
-    loaded = trireme::load_checkpoint(group_, directory, options.tag, on_host, load);
+    loaded = trireme::load_checkpoint(model_, directory, options.tag, on_host, load);
     if (loaded) copy_back(on_host, state);
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective
@@ -262,18 +263,18 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   if (loaded && optimizer_) optimizer_->match_masters(loads_optimizer, loaded->missing);
   publish_all(window);
   if (!loaded) {
-    if (group_.rank() == 0)
+    if (model_.rank() == 0)
       log(LogLevel::kWarning,
           str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
-  if (!left_out.empty() && group_.rank() == 0)
+  if (!left_out.empty() && model_.rank() == 0)
     log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ",
                              left_out.size(), " of this model stay as they are"));
   take_values(values, step_counts, options);
-  const bool same_world = loaded->topology == std::vector<Axis>{{"data", group_.size()}};
+  const bool same_world = loaded->topology == topology_;
   if (!config_.pager.deterministic && same_world && !options.load_module_only)
-    set_random_states(Json::parse(loaded->rank_values[group_.rank()]), pager_->device());
+    set_random_states(Json::parse(loaded->rank_values[model_.rank()]), pager_->device());
   return LoadedState{loaded->tag, *values.client_state};
 }
 

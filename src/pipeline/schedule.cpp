@@ -4,9 +4,7 @@
 
 namespace trireme::pipeline {
 
-namespace {
-
-const char* name_of(Kind kind) {
+const char* to_text(Kind kind) {
   switch (kind) {
     case Kind::kLoadMicroBatch:
       return "LoadMicroBatch";
@@ -36,10 +34,8 @@ const char* name_of(Kind kind) {
   return "?";
 }
 
-}  // namespace
-
 std::string to_text(const Instruction& instruction) {
-  std::string text = name_of(instruction.kind);
+  std::string text = to_text(instruction.kind);
   if (instruction.micro_batch < 0) return text;
   text += str("(micro_batch=", instruction.micro_batch, ", chunk=", instruction.chunk);
   if (instruction.buffer >= 0) text += str(", buffer=", instruction.buffer);

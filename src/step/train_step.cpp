@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <utility>
 
@@ -75,34 +75,46 @@ at::Tensor TrainStep::scale(const at::Tensor& output) const {
   return scaled_passes_->mark(decider_->scaled(output.to(at::kFloat)));
 }
 
-void TrainStep::backward_from(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
+void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const std::vector<at::Tensor>& gradients,
                               const PassOptions& options) {
-  tell_missing_step();
   window_.begin_pass();
   const CallerScope caller("backward");
   std::optional<ScaledPasses::Scope> scaled;
   if (scaled_passes_) scaled.emplace(*scaled_passes_);
   // Operators of backward have the dtypes of forward's.
   const AutocastScope off(AutocastOptions{}, pager_->device().type());
-  torch::autograd::backward(outputs, gradients, options.retain_graph || options.create_graph, options.create_graph);
-  // The deterministic order is by micro-step, so there step() says when one has ended.
-  if (!pager_->policy().deterministic) pager_->end_backward();
+  torch::autograd::Engine::get_default_engine().execute(outputs, gradients,
+                                                        options.retain_graph || options.create_graph,
+                                                        options.create_graph, /*accumulate_grad=*/true, options.to);
+  // The deterministic order is by micro-step.
+  if (options.ends_micro_batch || !pager_->policy().deterministic) pager_->end_backward();
 }
 
 StepReport TrainStep::step() {
-  if (window_.deferral() != nullptr)
-    throw StateError(
-        str("step: inside a ", window_.deferral(), "() scope, where nothing is reduced; let it end first"));
+  require_reductions();
   has_ended_window_ = false;
   const bool has_backward = window_.begin_step(pager_->gradients_so_far());
-  if (options_.managed_accumulation && !is_boundary()) {
-    if (!has_backward) tell_missing_backward();
-    window_.count_step();
-    ++micro_steps_;
-    if (pager_->policy().deterministic) pager_->end_backward();
-    seed_micro_batch();
-    return {};
-  }
+  if (!options_.managed_accumulation || is_boundary()) return close(has_backward, /*micro_steps=*/1);
+  if (!has_backward) tell_missing_backward();
+  window_.count_step();
+  ++micro_steps_;
+  if (pager_->policy().deterministic) pager_->end_backward();
+  seed_micro_batch();
+  return {};
+}
+
+StepReport TrainStep::end_window() {
+  require_reductions();
+  has_ended_window_ = false;
+  return close(/*has_backward=*/true, options_.accumulation_steps);
+}
+
+void TrainStep::require_reductions() const {
+  if (window_.deferral() == nullptr) return;
+  throw StateError(str("step: inside a ", window_.deferral(), "() scope, where nothing is reduced; let it end first"));
+}
+
+StepReport TrainStep::close(bool has_backward, int64_t micro_steps) {
   const CallerScope caller("step");
   const int64_t samples = samples_of_window();
   buffers_.follow_rank_0();  // on the host the first meeting of a step: a rank that is in another method is named here
@@ -119,7 +131,7 @@ StepReport TrainStep::step() {
     throw;
   }
   window.open();
-  finish(samples);
+  finish(samples, micro_steps);
   seed_micro_batch();
   return {.ended_window = true, .applied = decider_->applied_if_known()};
 }
@@ -154,11 +166,11 @@ void TrainStep::update(ClosedWindow& window, const at::Tensor& sum_of_squares) {
   for (const OwnedSlice& slice : pager_->owned()) window.publish(slice.unit);
 }
 
-void TrainStep::finish(int64_t samples) {
+void TrainStep::finish(int64_t samples, int64_t micro_steps) {
   window_.restart();
   decider_->conclude();  // throws at the smallest loss scale: the step does not count
   has_ended_window_ = true;
-  ++micro_steps_;
+  micro_steps_ += micro_steps;
   ++global_steps_;
   global_samples_ += samples;
   hyperparameters_.follow(decider_->known_applied_steps());
@@ -251,8 +263,8 @@ int64_t TrainStep::samples_of_window() const {
   return passes * options_.micro_batch_size * data_.size();
 }
 
-void TrainStep::seed_micro_batch() const {
-  if (streams_) streams_->start(global_samples_ / options_.micro_batch_size, window_.micro_steps());
+void TrainStep::start_micro_batch(int64_t micro_batch) const {
+  if (streams_) streams_->start(global_samples_ / options_.micro_batch_size, micro_batch);
 }
 
 bool TrainStep::was_applied() { return has_ended_window_ && decider_->outcome().applied; }

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 #include <string>
@@ -37,10 +38,12 @@ struct Stage {
 
   /// Every weight's gradient becomes `gradient`.
   void backward(double gradient) {
-    std::vector<at::Tensor> outputs, gradients;
+    torch::autograd::edge_list outputs;
+    std::vector<at::Tensor> gradients;
     for (const at::Tensor& weight : weights) {
-      outputs.push_back(step.scale(2 * weight));
-      gradients.push_back(at::full_like(outputs.back(), gradient / 2));
+      const at::Tensor output = step.scale(2 * weight);
+      outputs.push_back(torch::autograd::impl::gradient_edge(output));
+      gradients.push_back(at::full_like(output, gradient / 2));
     }
     step.backward_from(outputs, gradients, {});
   }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "trireme/checkpoint/checkpoint.h"
-#include "trireme/comm/group.h"
+#include "trireme/comm/grid.h"
 #include "trireme/config/config.h"
 #include "trireme/engine/forward.h"
 #include "trireme/engine/options.h"
@@ -33,6 +33,7 @@ namespace trireme {
 class AsyncSaver;
 class ForwardChecks;
 class ParameterAccess;
+struct EngineGroups;
 struct TrainingValues;
 
 /// Owns what training adds to a model: the pager of its parameters, and the TrainStep with masters, optimizer states
@@ -49,6 +50,12 @@ class Engine {
   /// Throws    before the module is changed: ConfigError and IoError as read_config; ConfigError that names a parameter or buffer
   ///           that cannot be managed, or is not the same on all ranks, and why.
   Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options = {});
+  /// The same for one stage of a model whose other stages train on the other ranks of the grid's axis "pipe": data is
+  /// parallel along its axis "data". Steps, norms and checkpoints are the whole model's. Collective over the world.
+  ///
+  /// Requires  the names of parameters and buffers differ from stage to stage.
+  /// Throws    ConfigError too: another axis longer than 1; degrees that are not the grid's.
+  Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options = {});
   /// Local. Released parameters (ZeRO stage 3) cannot be read afterwards; destroy() gives them back.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -149,6 +156,7 @@ class Engine {
   void destroy();
 
   const Config& config() const { return config_; }
+  /// The ranks over which data is parallel.
   Group& group() const { return group_; }
   Pager& pager() const;  ///< throws StateError after destroy()
   /// Bytes of masters and optimizer states on this rank.
@@ -161,8 +169,12 @@ class Engine {
   void explain_forward(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:
+  /// begin_forward() for who runs micro-batches by a schedule.
+  ForwardScope begin_scheduled_forward();
   friend class NoSync;
   friend class CoalescedReduction;
+  friend class StageRunner;
+  Engine(const EngineGroups& groups, torch::nn::Module& module, const InitializeOptions& options);
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
@@ -177,9 +189,13 @@ class Engine {
   void take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
                    const LoadCheckpointOptions& options);
   void take_hyperparameters(const TrainingValues& values);
-  Config config_;                        ///< first: what is wrong with it is told before anything is made
-  std::unique_ptr<Group> device_group_;  ///< null where the caller's group serves the module's device
-  Group& group_;
+  Config config_;  ///< first: what is wrong with it is told before anything is made
+  std::unique_ptr<Group> device_group_, device_model_group_;  ///< null where the caller's serve the module's device
+  Group& group_;                                              ///< over which data is parallel
+  Group& model_;                                              ///< of all ranks that step together, `group_` or more
+  Group* stages_;                     ///< ranks that hold the other stages of this one's model; null: there are none
+  const std::vector<Axis> topology_;  ///< of `model_`
+  size_t first_parameter_ = 0;        ///< in the list of the whole model's
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Pager> pager_;  ///< null after destroy()

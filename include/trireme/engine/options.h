@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -30,6 +32,10 @@ struct InitializeOptions {
   /// The buffers of the module as they are when it is called, by name; nothing: module.named_buffers(). For a module
   /// that stands for one of another language, which may replace its buffers.
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
+  /// Names of the module's parameters that stay the program's own: neither sharded, updated nor saved.
+  std::set<std::string> unmanaged = {};
+  /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
+  std::map<std::string, std::string> aliases = {};
 };
 
 struct BackwardOptions {

@@ -24,6 +24,9 @@ enum class Kind : uint8_t {
   kStep,
 };
 
+/// DeepSpeed's name of it: "ForwardPass".
+const char* to_text(Kind kind);
+
 struct Instruction {
   Kind kind = Kind::kStep;
   int chunk = 0;         ///< which of the stage's parts of the model

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <memory>
@@ -59,12 +61,14 @@ class TrainStep {
   /// What to call backward() on: `output` in fp32 times the loss scale where something computes in fp16, else `output`.
   at::Tensor scale(const at::Tensor& output) const;
   struct PassOptions {
-    bool retain_graph = false;  ///< another backward goes through the same graph
-    bool create_graph = false;  ///< gradients of gradients will be taken
+    bool retain_graph = false;           ///< another backward goes through the same graph
+    bool create_graph = false;           ///< gradients of gradients will be taken
+    bool ends_micro_batch = false;       ///< no other pass of this micro-batch follows; false: step() says that
+    torch::autograd::edge_list to = {};  ///< leaves that get gradients; empty: all
   };
-  /// A backward pass from `outputs`, whose `gradients` (undefined: 1, of a scalar) carry the loss scale where there is
-  /// one: by scale() of the output, or by the pass that they come from. Collective at ZeRO stages 2 and 3.
-  void backward_from(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
+  /// A backward pass from `outputs`, whose `gradients` carry the loss scale where there is one: by scale() of the
+  /// output, or by the pass that they come from. Collective at ZeRO stages 2 and 3.
+  void backward_from(const torch::autograd::edge_list& outputs, const std::vector<at::Tensor>& gradients,
                      const PassOptions& options);
 
   /// Inside an accumulation window only counts. At its end closes the window, agrees with all ranks of the model on
@@ -75,6 +79,12 @@ class TrainStep {
   ///           ignore_unused_parameters=false, none for some parameter; an overflow at the smallest loss scale. The
   ///           window's gradients are dropped then, and where the optimizer throws.
   StepReport step();
+  /// step() at the end of a window of which each of the accumulation_steps() micro-batches had its backward passes: for
+  /// who runs them by a schedule. Collective. Throws as step().
+  StepReport end_window();
+  /// Random numbers of the deterministic mode from here on are those of this rank's `micro_batch`-th of the window.
+  void start_micro_batch(int64_t micro_batch) const;
+  bool is_deterministic() const { return streams_.has_value(); }
   /// The optimizer's step() between two windows, without gradients: no step is counted. Collective.
   void step_without_gradients();
   /// Drops the gradients of this window. Collective.
@@ -125,9 +135,11 @@ class TrainStep {
   void update(ClosedWindow& window, const at::Tensor& sum_of_squares);
   void give_up(ClosedWindow& window);
   void require_gradients(const Agreement& agreement, ClosedWindow& window);
-  void finish(int64_t samples);
+  StepReport close(bool has_backward, int64_t micro_steps);
+  void require_reductions() const;
+  void finish(int64_t samples, int64_t micro_steps);
   void tell_missing_backward();
-  void seed_micro_batch() const;
+  void seed_micro_batch() const { start_micro_batch(window_.micro_steps()); }
   int64_t samples_of_window() const;
 
   Group& data_;

@@ -1,4 +1,4 @@
-#include "checkpoint/agreement.h"
+#include "trireme/comm/agreement.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -1,0 +1,43 @@
+// What the stages of one model tell each other of their tensors: one rank has only its own.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trireme/comm/grid.h"
+#include "trireme/pager/layout.h"
+
+namespace trireme {
+
+/// The groups of ranks that an Engine works over, in the order in which they are made.
+struct EngineGroups {
+  Group& data;                      ///< over which data is parallel
+  Group& model;                     ///< all ranks that step together
+  Group* stages = nullptr;          ///< one rank of each stage; null: the model has one
+  std::vector<Axis> topology = {};  ///< of `model`
+};
+
+/// Throws    ConfigError: an axis other than "data" and "pipe" that is longer than 1.
+EngineGroups groups_of(const Grid& grid);
+
+/// Names, shapes and dtypes of one stage's tensors.
+struct StageTensors {
+  std::vector<ParameterSpec> tensors;
+  std::map<std::string, std::string> aliases;  ///< other name -> name
+};
+
+/// Those of all stages, in their order: `mine` alone where `stages` is null. Collective over `stages`.
+/// Throws    ConfigError on every rank: a name that two stages have.
+std::vector<StageTensors> tensors_of_stages(Group* stages, const StageTensors& mine);
+
+/// The parameters of all stages, in their order.
+struct WholeModel {
+  std::vector<ParameterSpec> parameters;
+  size_t first = 0;  ///< index of this rank's first one
+};
+
+/// Collective and throws as tensors_of_stages().
+WholeModel whole_model(Group* stages, const std::vector<ParameterSpec>& mine);
+
+}  // namespace trireme

@@ -1,0 +1,218 @@
+#include "trireme/stages/pipeline_module.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+
+#include "trireme/base/error.h"
+#include "trireme/intercept/random_streams.h"
+#include "trireme/pipeline/partition.h"
+#include "trireme/recompute/recompute.h"
+#include "trireme/stages/values.h"
+
+namespace trireme {
+namespace {
+
+/// "torch::nn::LinearImpl" -> "Linear"
+std::string class_of(std::string type) {
+  type = type.substr(type.rfind(':') + 1);
+  if (type.ends_with("Impl")) type.resize(type.size() - 4);
+  return type;
+}
+
+/// The generators stay where they are.
+class KeptRandomState {
+ public:
+  KeptRandomState() : state_(RandomStreams::current().state(RandomStream::kModel, c10::kCPU)) {}
+  ~KeptRandomState() { RandomStreams::current().set_state(RandomStream::kModel, c10::kCPU, state_); }
+  KeptRandomState(const KeptRandomState&) = delete;
+  KeptRandomState& operator=(const KeptRandomState&) = delete;
+
+ private:
+  const at::Tensor state_;
+};
+
+int64_t trainable_parameters(const LayerSpec& layer) {
+  int64_t count = 0;
+  if (layer.make)
+    for (const at::Tensor& parameter : layer.make()->parameters())
+      if (parameter.requires_grad()) count += parameter.numel();
+  return count;
+}
+
+/// A layer as its stage runs it.
+struct BuiltLayer {
+  std::string type;
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<c10::IValue(torch::nn::Module*, c10::IValue)> forward;
+};
+using Layers = std::vector<BuiltLayer>;
+
+c10::IValue run_layers(const Layers& layers, c10::IValue value) {
+  for (const BuiltLayer& layer : layers) value = layer.forward(layer.module.get(), std::move(value));
+  return value;
+}
+
+bool is_recomputed(const Layers& layers, const std::vector<std::string>& classes) {
+  const auto has_parameters = [](const BuiltLayer& it) { return it.module && !it.module->parameters().empty(); };
+  if (classes.empty()) return std::any_of(layers.begin(), layers.end(), has_parameters);
+  return std::all_of(layers.begin(), layers.end(), [&](const BuiltLayer& it) {
+    return std::find(classes.begin(), classes.end(), it.type) != classes.end();
+  });
+}
+
+at::Tensor parameter_of(const torch::nn::Module& module, const std::string& name, const std::string& key) {
+  const auto parameters = module.named_parameters();
+  if (const at::Tensor* const found = parameters.find(name)) return *found;
+  throw ConfigError(str("PipelineModule: tied layers '", key, "' share '", name, "', which a ", class_of(module.name()),
+                        " does not have; name one of its parameters"));
+}
+
+/// The layers as one function, `interval` of them at a time recomputed.
+StageModel::Part part_of(const Layers& layers, int interval, const std::vector<std::string>& classes) {
+  if (interval == 0) return [layers](c10::IValue value) { return run_layers(layers, std::move(value)); };
+  std::vector<std::pair<Layers, bool>> segments;
+  for (size_t begin = 0; begin < layers.size(); begin += static_cast<size_t>(interval)) {
+    const size_t end = std::min(layers.size(), begin + static_cast<size_t>(interval));
+    Layers segment(layers.begin() + static_cast<ptrdiff_t>(begin), layers.begin() + static_cast<ptrdiff_t>(end));
+    const bool recomputed = is_recomputed(segment, classes);
+    segments.emplace_back(std::move(segment), recomputed);
+  }
+  return [segments](c10::IValue value) {
+    for (const auto& [segment, recomputed] : segments) {
+      if (!recomputed) {
+        value = run_layers(segment, std::move(value));
+        continue;
+      }
+      FlatValue input = flatten(value);
+      const auto run = [segment = segment, structure = input.structure](const std::vector<at::Tensor>& tensors) {
+        return run_layers(segment, unflatten({tensors, structure}));
+      };
+      value = recompute(RecomputeOptions{}, run, input.tensors);
+    }
+    return value;
+  };
+}
+
+}  // namespace
+
+LayerSpec tied(std::string key, LayerSpec spec, std::vector<std::string> parameters) {
+  spec.tie = std::move(key);
+  spec.tied_parameters = std::move(parameters);
+  return spec;
+}
+
+PipelineModule::PipelineModule(std::vector<LayerSpec> layers, PipelineModuleOptions options)
+    : layers_(std::move(layers)), options_(std::move(options)) {
+  if (layers_.empty()) throw ConfigError("PipelineModule: there is no layer; give it the model's layers in order");
+  if (!options_.loss) throw ConfigError("PipelineModule: there is no loss; set PipelineModuleOptions::loss");
+  if (options_.stages < 1) throw ConfigError(str("PipelineModule: stages=", options_.stages, "; use 1 or more"));
+  if (options_.chunks < 1) throw ConfigError(str("PipelineModule: chunks=", options_.chunks, "; use 1 or more"));
+  if (options_.activation_checkpoint_interval < 0)
+    throw ConfigError(str("PipelineModule: activation_checkpoint_interval=", options_.activation_checkpoint_interval,
+                          "; use a number of layers, or 0 to recompute nothing"));
+}
+
+namespace {
+
+std::vector<LayerSpec> layers_of(const torch::nn::Sequential& model) {
+  std::vector<LayerSpec> layers;
+  for (const torch::nn::AnyModule& element : *model)
+    layers.push_back(
+        {.type = element.ptr()->name(),
+         .make = [module = element.ptr()] { return module; },
+         .forward =
+             [layer = torch::nn::AnyModule(element)](torch::nn::Module*, const c10::IValue& value) mutable {
+               return c10::IValue(layer.forward<at::Tensor>(value.toTensor()));
+             }});
+  return layers;
+}
+
+}  // namespace
+
+PipelineModule::PipelineModule(torch::nn::Sequential model, PipelineModuleOptions options)
+    : PipelineModule(layers_of(model), std::move(options)) {}
+
+std::vector<int64_t> PipelineModule::parts() const {
+  const int count = options_.stages * options_.chunks;
+  std::string method = options_.partition_method;
+  std::transform(method.begin(), method.end(), method.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (method == "uniform") return pipeline::partition_uniform(static_cast<int64_t>(layers_.size()), count);
+  if (method == "parameters") {
+    const KeptRandomState kept;
+    std::vector<int64_t> weights;
+    for (const LayerSpec& layer : layers_) weights.push_back(trainable_parameters(layer));
+    return pipeline::partition_balanced(weights, count);
+  }
+  if (method.starts_with("type:")) {
+    std::vector<std::string> classes;
+    for (const LayerSpec& layer : layers_) classes.push_back(class_of(layer.type));
+    return pipeline::partition_by_type(classes, options_.partition_method.substr(5), count);
+  }
+  throw ConfigError(str("PipelineModule: partition_method '", options_.partition_method,
+                        "'; use 'parameters', 'uniform' or 'type:REGEX'"));
+}
+
+StageModel PipelineModule::build(int stage) const {
+  const std::vector<int64_t> bounds = parts();
+  const pipeline::Schedule shape =
+      pipeline::make_schedule(options_.schedule, options_.stages, 2 * options_.stages, options_.chunks);
+  if (shape.chunks != options_.chunks)
+    throw ConfigError(str("PipelineModule: schedule '", options_.schedule, "' has ", shape.chunks,
+                          " chunks on each stage, and chunks=", options_.chunks, "; set it to ", shape.chunks));
+  StageModel model{.module = std::make_shared<torch::nn::Module>(), .parts = {}, .loss = options_.loss};
+  model.parts.resize(shape.chunks);
+
+  struct Tied {
+    std::vector<int> parts;                   // the first one on each stage
+    std::string name;                         // of the first layer
+    std::vector<std::string> parameters;      // within the layer
+    std::shared_ptr<torch::nn::Module> mine;  // null: this stage has none
+  };
+  std::map<std::string, Tied> ties;
+  for (int part = 0; part < shape.parts(); ++part) {
+    const bool is_here = shape.stage_of(part) == stage;
+    Layers layers;
+    for (int64_t i = bounds[part]; i < bounds[part + 1]; ++i) {
+      const LayerSpec& spec = layers_[i];
+      Tied* const tied = spec.tie.empty() ? nullptr : &ties[spec.tie];
+      if (tied) {
+        if (tied->parts.empty()) tied->name = std::to_string(i);
+        if (tied->parts.empty()) tied->parameters = spec.tied_parameters;
+        const auto same_stage = [&](int other) { return shape.stage_of(other) == shape.stage_of(part); };
+        if (std::none_of(tied->parts.begin(), tied->parts.end(), same_stage)) tied->parts.push_back(part);
+      }
+      if (!is_here) continue;
+      BuiltLayer& built = layers.emplace_back(BuiltLayer{class_of(spec.type), {}, spec.forward});
+      if (tied && tied->mine) {
+        built.module = tied->mine;  // one stage has the layer once
+        continue;
+      }
+      if (!spec.make) continue;
+      seed(i);
+      built.module = spec.make();
+      model.module->register_module(std::to_string(i), built.module);
+      if (tied) tied->mine = built.module;
+    }
+    if (is_here)
+      model.parts[shape.chunk_of(part)] =
+          part_of(layers, options_.activation_checkpoint_interval, options_.checkpointable_layers);
+  }
+  for (const auto& [key, tied] : ties) {
+    if (tied.parts.size() < 2) continue;
+    for (const std::string& name : tied.parameters)
+      model.ties.push_back({.name = str(tied.name, ".", name),
+                            .parts = tied.parts,
+                            .parameter = tied.mine ? parameter_of(*tied.mine, name, key) : at::Tensor()});
+  }
+  return model;
+}
+
+void PipelineModule::seed(int64_t layer) const {
+  if (!options_.seed_layers) return;
+  const int64_t seed = options_.base_seed + layer;
+  options_.seed_fn ? options_.seed_fn(seed) : manual_seed(static_cast<uint64_t>(seed));
+}
+
+}  // namespace trireme

@@ -1,0 +1,467 @@
+#include "trireme/stages/stage_runner.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "stages/mail.h"
+#include "stages/split_backward.h"
+#include "stages/tied_copies.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/agreement.h"
+#include "trireme/comm/call_scopes.h"
+#include "trireme/intercept.h"
+#include "trireme/intercept/random_streams.h"
+#include "trireme/pipeline/check.h"
+#include "trireme/precision/autocast.h"
+
+namespace trireme {
+namespace {
+
+using pipeline::Instruction;
+using pipeline::Kind;
+using pipeline::Placement;
+using torch::autograd::impl::gradient_edge;
+
+int activation_of(int part) { return 2 * part; }
+int gradient_of(int part) { return 2 * part + 1; }
+
+/// All micro-batches forward, for parts in any placement.
+pipeline::Schedule forwards_only(const pipeline::Schedule& shape, int micro_batches) {
+  std::vector<std::vector<pipeline::Computation>> computations(shape.stages);
+  for (std::vector<pipeline::Computation>& of_stage : computations)
+    for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
+      for (int chunk = 0; chunk < shape.chunks; ++chunk) of_stage.push_back({Kind::kForward, chunk, micro_batch});
+  return pipeline::assemble("inference", shape.stages, micro_batches, shape.chunks, shape.placement, computations);
+}
+
+/// The activations of one micro-batch in one part, between its first and its last instruction.
+struct Slot {
+  int micro_batch = -1;  ///< -1: free
+  std::optional<Letter> input;
+  std::vector<at::Tensor> leaves;  ///< of the input: those that need a gradient
+  std::optional<Letter> output;    ///< until it is sent
+  torch::autograd::edge_list output_edges;
+  std::vector<at::Tensor> output_gradients;
+  std::optional<SplitBackward> split;
+  std::vector<at::Tensor> input_gradients;  ///< of `leaves`, until they are sent
+};
+
+}  // namespace
+
+class StageRunner::Impl {
+ public:
+  Impl(Engine& engine, const Grid& grid, StageModel model, const PipelineOptions& options)
+      : engine_(engine),
+        world_(grid.world()),
+        stages_(grid.along({"pipe"})),
+        model_(std::move(model)),
+        options_(options),
+        shape_(make(micro_batches())),
+        mail_group_(stages_.clone(stages_.name() + "/mail")),
+        tied_group_(stages_.clone(stages_.name() + "/tied")),
+        mail_(*mail_group_, engine.pager().device(), options.dynamic_shapes),
+        tied_(*tied_group_, model_.ties, shape_, engine.pager(), engine.step_->is_deterministic()) {
+    if (static_cast<int>(model_.parts.size()) != shape_.chunks)
+      throw ConfigError(str("pipeline: schedule '", shape_.name, "' has ", shape_.chunks,
+                            " parts on each stage, and stage ", stage(), " was given ", model_.parts.size()));
+    if (has_last_part() && !model_.loss)
+      throw ConfigError("pipeline: the last stage has no loss function; give it loss_fn");
+    counters_.peak_buffers.assign(shape_.chunks, 0);
+    tied_.follow_owners();
+  }
+
+  at::Tensor train_batch(const MicroBatches& data) {
+    engine_.require_optimizer("train_batch");
+    const CallerScope caller("train_batch");
+    if (shape_.micro_batches != micro_batches()) shape_ = make(micro_batches());
+    load(data, shape_.micro_batches, "train_batch");
+    trains_ = computes_loss_ = true;
+    try {
+      execute(shape_);
+    } catch (const CommError&) {
+      throw;
+    } catch (...) {
+      drop();
+      throw;
+    }
+    return mean_loss(shape_.micro_batches);
+  }
+
+  EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options) {
+    engine_.require_intact("eval_batch");
+    const CallerScope caller("eval_batch");
+    const at::NoGradGuard no_grad;
+    const auto count = static_cast<int>(options.micro_batches.value_or(micro_batches()));
+    if (count < 1) throw ConfigError(str("eval_batch: ", count, " micro-batches; use 1 or more"));
+    const pipeline::Schedule schedule =
+        checked(shape_.chunks == 1 ? pipeline::inference(shape_.stages, count) : forwards_only(shape_, count));
+    load(data, count, "eval_batch");
+    trains_ = false;
+    computes_loss_ = options.computes_loss;
+    returns_outputs_ = options.returns_outputs;
+    execute(schedule);
+    EvalResult result;
+    result.outputs = std::exchange(outputs_, {});
+    if (options.computes_loss) result.loss = mean_loss(count);
+    returns_outputs_ = false;
+    return result;
+  }
+
+  void reset_activation_shape() { mail_.forget_shapes(); }
+  void follow_owners() { tied_.follow_owners(); }
+  void set_schedule(std::function<pipeline::Schedule(int, int)> make) {
+    make_ = std::move(make);
+    const pipeline::Schedule schedule = this->make(micro_batches());
+    if (schedule.chunks != shape_.chunks || schedule.placement != shape_.placement)
+      throw ConfigError(str("set_schedule: '", schedule.name, "' has other parts than the model was cut into for '",
+                            shape_.name, "'; it needs as many chunks, placed alike"));
+    shape_ = schedule;
+  }
+
+  int stage() const { return stages_.rank(); }
+  int stages() const { return stages_.size(); }
+  const PipelineCounters& counters() const { return counters_; }
+
+ private:
+  int micro_batches() const { return static_cast<int>(engine_.gradient_accumulation_steps()); }
+  int part_of(int chunk) const { return shape_.part_of(stage(), chunk); }
+  bool has_part(int part) const { return shape_.stage_of(part) == stage(); }
+  bool has_last_part() const { return has_part(shape_.parts() - 1); }
+  bool is_last(int chunk) const { return part_of(chunk) == shape_.parts() - 1; }
+  bool stays_here(int part) const { return part >= 0 && part < shape_.parts() && has_part(part); }
+
+  pipeline::Schedule checked(pipeline::Schedule schedule) const {
+    pipeline::check(schedule);
+    return schedule;
+  }
+  pipeline::Schedule make(int micro_batches) const {
+    if (make_) return checked(make_(stages_.size(), micro_batches));
+    return checked(pipeline::make_schedule(options_.schedule, stages_.size(), micro_batches, options_.chunks));
+  }
+
+  /// All micro-batches of a window, before anything has changed: the end of the data, or what loading them throws, is
+  /// told on every rank.
+  void load(const MicroBatches& data, int count, const char* call) {
+    batches_.clear();
+    all_or_throw(world_, [&] {
+      if (!has_part(0) && !has_last_part()) return;
+      for (int i = 0; i < count; ++i) {
+        std::optional<MicroBatch> batch = data();
+        if (!batch)
+          throw DataError(str(call, ": the data ended after ", i, " of ", count,
+                              " micro-batches; stop before, or begin the data anew"));
+        batches_.push_back(*std::move(batch));
+      }
+    });
+  }
+
+  void execute(const pipeline::Schedule& schedule) {
+    slots_.assign(schedule.chunks, {});
+    for (int chunk = 0; chunk < schedule.chunks; ++chunk) slots_[chunk].resize(schedule.buffers[stage()][chunk]);
+    passes_left_.assign(schedule.chunks, schedule.micro_batches);
+    loss_.reset();
+    handed_over_.clear();
+    expect_letters(schedule);
+    for (const pipeline::Step& step : schedule.streams[stage()])
+      for (const Instruction& instruction : step) {
+        ++counters_.instructions;
+        if (instruction.kind == Kind::kStep) {  // all stages as one
+          if (trains_) end_window();
+          continue;
+        }
+        const std::string text =
+            str("stage ", stage(), ", ", to_text(instruction.kind), ", micro-batch ", instruction.micro_batch);
+        const SubjectScope subject(text);
+        try {
+          run(instruction);
+        } catch (const CommError&) {
+          throw;  // names the instruction already
+        } catch (const std::exception& error) {
+          fail(text, error.what());
+          throw;
+        }
+      }
+    mail_.flush();
+    batches_.clear();
+  }
+
+  /// Stages that wait for this one would wait for ever.
+  void fail(const std::string& where, const std::string& why) {
+    const std::string text = str(CallerScope::current("pipeline"), " failed in ", where, ": ", why);
+    log(LogLevel::kError, text);
+    mail_group_->abort(text);
+  }
+
+  void expect_letters(const pipeline::Schedule& schedule) {
+    std::map<int, std::vector<int>> kinds;  // by sender
+    for (const pipeline::Step& step : schedule.streams[stage()])
+      for (const Instruction& instruction : step) {
+        if (instruction.kind == Kind::kReceiveActivation)
+          kinds[instruction.peer].push_back(activation_of(part_of(instruction.chunk) - 1));
+        if (instruction.kind == Kind::kReceiveGradient)
+          kinds[instruction.peer].push_back(gradient_of(part_of(instruction.chunk)));
+      }
+    for (const auto& [from, of_sender] : kinds) mail_.expect(from, of_sender);
+  }
+
+  void run(const Instruction& instruction) {
+    switch (instruction.kind) {
+      case Kind::kLoadMicroBatch:
+        return;  // load() has them all
+      case Kind::kReceiveActivation:
+        slot(instruction).input = mail_.receive(instruction.peer);
+        return;
+      case Kind::kSendActivation:
+        mail_.send(instruction.peer, activation_of(part_of(instruction.chunk)),
+                   *std::exchange(slot(instruction).output, std::nullopt));
+        return release_if_over(instruction);
+      case Kind::kForward:
+        return forward(instruction);
+      case Kind::kReceiveGradient:
+        return take_gradients(instruction, mail_.receive(instruction.peer));
+      case Kind::kSendGradient:
+        return send_gradients(instruction);
+      case Kind::kBackward:
+      case Kind::kBackwardInput:
+      case Kind::kBackwardWeight:
+        return backward(instruction);
+      case Kind::kReduceTiedGradients:
+      case Kind::kReduceGradients:
+      case Kind::kStep:
+        return;  // end_window() does that
+    }
+  }
+
+  /// The slot of an instruction, taken for its micro-batch where it is free.
+  Slot& slot(const Instruction& instruction) {
+    Slot& slot = slots_[instruction.chunk].at(instruction.buffer);
+    if (slot.micro_batch == instruction.micro_batch) return slot;
+    if (slot.micro_batch >= 0)
+      throw Error(ErrorCode::kInternal,
+                  str("pipeline: buffer ", instruction.buffer, " is still micro-batch ", slot.micro_batch, "'s"));
+    slot.micro_batch = instruction.micro_batch;
+    const auto& of_chunk = slots_[instruction.chunk];
+    const auto used =
+        std::count_if(of_chunk.begin(), of_chunk.end(), [](const Slot& it) { return it.micro_batch >= 0; });
+    int& peak = counters_.peak_buffers[instruction.chunk];
+    peak = std::max(peak, static_cast<int>(used));
+    return slot;
+  }
+
+  /// Frees the slot after the last instruction of its micro-batch.
+  void release_if_over(const Instruction& instruction) {
+    Slot& slot = this->slot(instruction);
+    const bool has_graph = !slot.output_edges.empty() || slot.split;
+    if (slot.output || has_graph || !slot.leaves.empty() || !slot.input_gradients.empty()) return;
+    slot = {};
+  }
+
+  void forward(const Instruction& instruction) {
+    Slot& slot = this->slot(instruction);
+    const int part = part_of(instruction.chunk);
+    const bool carries_random_state = trains_ && engine_.step_->is_deterministic();
+    c10::IValue input;
+    ForwardScope scope = engine_.begin_scheduled_forward();
+    if (part == 0) {
+      if (carries_random_state) engine_.step_->start_micro_batch(instruction.micro_batch);
+      FlatValue given = flatten(batches_[instruction.micro_batch].inputs);
+      for (at::Tensor& tensor : given.tensors) tensor = scope.input(tensor);
+      input = unflatten(given);
+    } else {
+      if (stays_here(part - 1)) slot.input = take_over(activation_of(part - 1), instruction.micro_batch);
+      Letter& letter = *slot.input;
+      if (carries_random_state) {
+        RandomStreams::current().set_state(RandomStream::kModel, c10::kCPU, letter.value.tensors.back());
+        letter.value.tensors.pop_back();
+        letter.requires_grad.pop_back();
+      }
+      for (size_t i = 0; trains_ && i < letter.value.tensors.size(); ++i)
+        if (letter.requires_grad[i]) slot.leaves.push_back(letter.value.tensors[i].set_requires_grad(true));
+      input = unflatten(letter.value);
+      slot.input.reset();
+    }
+    const c10::IValue output = model_.parts[instruction.chunk](std::move(input));
+    if (is_last(instruction.chunk)) {
+      finish_forward(slot, output, instruction.micro_batch);
+      return release_if_over(instruction);
+    }
+    Letter letter{.value = flatten(output)};
+    for (at::Tensor& tensor : letter.value.tensors) {
+      const bool requires_grad = trains_ && tensor.defined() && tensor.requires_grad();
+      letter.requires_grad.push_back(requires_grad);
+      if (requires_grad) slot.output_edges.push_back(gradient_edge(tensor));
+      if (tensor.defined()) tensor = tensor.detach();  // the graph is kept by its edges
+    }
+    if (carries_random_state) {
+      letter.value.tensors.push_back(RandomStreams::current().state(RandomStream::kModel, c10::kCPU));
+      letter.requires_grad.push_back(false);
+    }
+    if (stays_here(part + 1)) {
+      handed_over_[{activation_of(part), instruction.micro_batch}] = std::move(letter);
+      return release_if_over(instruction);
+    }
+    slot.output = std::move(letter);
+  }
+
+  void finish_forward(Slot& slot, const c10::IValue& output, int micro_batch) {
+    if (returns_outputs_) outputs_.push_back(output);
+    if (!computes_loss_) return;
+    const at::Tensor loss = model_.loss(output, batches_[micro_batch].labels);
+    if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
+      throw ShapeError(str("pipeline: the loss function returned ",
+                           loss.defined() ? str(loss.scalar_type(), " ", loss.sizes()) : "nothing",
+                           "; expected one floating element"));
+    const WithoutInterception own_operators;
+    const at::Tensor value = loss.detach().to(at::kFloat).reshape({});
+    loss_ = loss_.defined() ? loss_ + value : value;
+    if (!trains_) return;
+    const at::Tensor scaled = engine_.scale(loss);
+    slot.output_edges = {gradient_edge(scaled)};
+    slot.output_gradients = {at::ones_like(scaled)};
+  }
+
+  /// Gradients of a part's outputs, those of `letter` that are not missing.
+  void take_gradients(const Instruction& instruction, Letter letter) {
+    Slot& slot = this->slot(instruction);
+    torch::autograd::edge_list edges;
+    for (size_t i = 0; i < letter.value.tensors.size(); ++i) {
+      if (letter.is_missing[i]) continue;
+      edges.push_back(slot.output_edges[i]);
+      slot.output_gradients.push_back(letter.value.tensors[i]);
+    }
+    slot.output_edges = std::move(edges);
+  }
+
+  void send_gradients(const Instruction& instruction) {
+    Slot& slot = this->slot(instruction);
+    mail_.send(instruction.peer, gradient_of(part_of(instruction.chunk) - 1), gradients_of(slot));
+    release_if_over(instruction);
+  }
+
+  /// Gradients of the inputs, zeros where there is none.
+  static Letter gradients_of(Slot& slot) {
+    Letter letter;
+    for (size_t i = 0; i < slot.input_gradients.size(); ++i) {
+      at::Tensor& gradient = slot.input_gradients[i];
+      letter.is_missing.push_back(!gradient.defined());
+      letter.requires_grad.push_back(false);
+      letter.value.tensors.push_back(gradient.defined() ? gradient : at::zeros_like(slot.leaves[i]).detach());
+    }
+    slot.input_gradients.clear();
+    slot.leaves.clear();
+    return letter;
+  }
+
+  Letter take_over(int kind, int micro_batch) { return std::move(handed_over_.extract({kind, micro_batch}).mapped()); }
+
+  void backward(const Instruction& instruction) {
+    const int chunk = instruction.chunk;
+    const int part = part_of(chunk);
+    Slot& slot = this->slot(instruction);
+    const bool gives_inputs = instruction.kind != Kind::kBackwardWeight;
+    if (gives_inputs && stays_here(part + 1))
+      take_gradients(instruction, take_over(gradient_of(part), instruction.micro_batch));
+    if (instruction.kind == Kind::kBackwardInput) {
+      const AutocastScope off(AutocastOptions{}, engine_.pager().device().type());
+      slot.split.emplace(std::exchange(slot.output_edges, {}), slot.leaves);
+      slot.input_gradients = slot.split->input_gradients(std::exchange(slot.output_gradients, {}));
+    } else {
+      SplitBackward::Rest roots{std::exchange(slot.output_edges, {}), std::exchange(slot.output_gradients, {})};
+      if (slot.split) roots = std::exchange(slot.split, std::nullopt)->rest();
+      const bool is_last_pass = --passes_left_[chunk] == 0;
+      TiedCopies::Roots tied = tied_.receive(chunk, is_last_pass);
+      roots.from.insert(roots.from.end(), tied.edges.begin(), tied.edges.end());
+      roots.gradients.insert(roots.gradients.end(), tied.gradients.begin(), tied.gradients.end());
+      engine_.step_->backward_from(roots.from, roots.gradients, {.ends_micro_batch = true});
+      tied_.send(chunk, is_last_pass);
+      if (instruction.kind == Kind::kBackward)
+        for (at::Tensor& leaf : slot.leaves)
+          slot.input_gradients.push_back(std::exchange(leaf.mutable_grad(), at::Tensor()));
+    }
+    if (gives_inputs && stays_here(part - 1)) {
+      Letter letter = gradients_of(slot);
+      handed_over_[{gradient_of(part - 1), instruction.micro_batch}] = std::move(letter);
+    }
+    release_if_over(instruction);
+  }
+
+  void end_window() {
+    engine_.step_->end_window();
+    tied_.clear();
+    tied_.follow_owners();
+  }
+
+  /// After a pass that failed: nothing of this window is kept.
+  void drop() {
+    slots_.clear();
+    handed_over_.clear();
+    batches_.clear();
+  }
+
+  /// Over micro-batches and data-parallel ranks, on every rank.
+  at::Tensor mean_loss(int count) {
+    const WithoutInterception own_operators;
+    const at::NoGradGuard no_grad;
+    const int data_ranks = world_.size() / stages_.size();
+    at::Tensor mean = at::zeros({}, at::TensorOptions().dtype(at::kFloat));
+    if (loss_.defined()) mean = loss_.cpu() / count;
+    mean = mean.reshape({1}).contiguous();
+    if (world_.size() > 1) world_.all_reduce(mean).wait();
+    return (data_ranks > 1 ? mean / data_ranks : mean).reshape({});
+  }
+
+  Engine& engine_;
+  Group& world_;
+  Group& stages_;
+  const StageModel model_;
+  const PipelineOptions options_;
+  std::function<pipeline::Schedule(int, int)> make_;
+  pipeline::Schedule shape_;  ///< of the last train_batch()
+  std::unique_ptr<Group> mail_group_, tied_group_;
+  Mail mail_;
+  TiedCopies tied_;
+  PipelineCounters counters_;
+
+  // Of the window that runs:
+  std::vector<MicroBatch> batches_;
+  std::vector<std::vector<Slot>> slots_;               ///< by chunk and buffer
+  std::vector<int> passes_left_;                       ///< by chunk
+  std::map<std::pair<int, int>, Letter> handed_over_;  ///< between parts of this stage, by kind and micro-batch
+  bool trains_ = false, computes_loss_ = false, returns_outputs_ = false;
+  at::Tensor loss_;  ///< sum over the micro-batches so far
+  std::vector<c10::IValue> outputs_;
+};
+
+std::set<std::string> names_of_copies(const StageModel& model, const PipelineOptions& options, int stages, int stage) {
+  const pipeline::Schedule shape = pipeline::make_schedule(options.schedule, stages, 2 * stages, options.chunks);
+  return names_of_copies(model.ties, shape, stage, *model.module);
+}
+
+StageRunner::StageRunner(Engine& engine, const Grid& grid, StageModel model, const PipelineOptions& options)
+    : impl_(std::make_unique<Impl>(engine, grid, std::move(model), options)) {}
+StageRunner::~StageRunner() = default;
+
+at::Tensor StageRunner::train_batch(const MicroBatches& data) { return impl_->train_batch(data); }
+EvalResult StageRunner::eval_batch(const MicroBatches& data, const EvalOptions& options) {
+  return impl_->eval_batch(data, options);
+}
+void StageRunner::reset_activation_shape() { impl_->reset_activation_shape(); }
+void StageRunner::follow_owners() { impl_->follow_owners(); }
+void StageRunner::set_schedule(std::function<pipeline::Schedule(int, int)> make) {
+  impl_->set_schedule(std::move(make));
+}
+bool StageRunner::is_first_stage() const { return stage() == 0; }
+bool StageRunner::is_last_stage() const { return stage() == stages() - 1; }
+int StageRunner::stage() const { return impl_->stage(); }
+int StageRunner::stages() const { return impl_->stages(); }
+PipelineCounters StageRunner::counters() const { return impl_->counters(); }
+
+}  // namespace trireme

@@ -1,0 +1,83 @@
+// Parameters that layers of several stages share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/pager/pager.h"
+#include "trireme/pipeline/schedule.h"
+#include "trireme/stages/stage_model.h"
+
+namespace trireme {
+
+/// The stage that owns such a parameter trains it. Every other one computes with a whole copy, whose gradient it sends
+/// to the owner, and which it gets anew after each step.
+///
+/// The owner adds a copy's gradient to its own within a backward pass, as autograd does where one stage has both
+/// layers. With `each_micro_batch` that happens in each pass, so that sums have the bits of a model without stages;
+/// otherwise in the last one of a window.
+///
+/// Cost      per window, or per micro-batch, one message of the parameter's size from each copy, and one back per step. A
+///           copy is whole at every ZeRO stage, with a gradient in fp32.
+class TiedCopies {
+ public:
+  /// `stages`, with one rank per stage, has no other user. It and `pager` outlive this. `shape` says which stage has
+  /// which part.
+  TiedCopies(Group& stages, const std::vector<Tie>& ties, const pipeline::Schedule& shape, Pager& pager,
+             bool each_micro_batch);
+
+  /// The owners' values become the copies'. Collective over all ranks.
+  void follow_owners();
+
+  /// Owned parameters, with the gradients that their copies have, as roots of a backward pass.
+  struct Roots {
+    torch::autograd::edge_list edges;
+    std::vector<at::Tensor> gradients;
+  };
+  /// Before the pass of `chunk` that `is_last` in the window or not: what it has to start from, too. Waits for the
+  /// copies.
+  Roots receive(int chunk, bool is_last);
+  /// After the pass: gradients of copies go to their owners, if they are due.
+  void send(int chunk, bool is_last);
+  /// Drops the gradients of this window.
+  void clear();
+
+ private:
+  struct Copy {
+    int chunk, owner;
+    at::Tensor parameter;
+    at::Tensor sum;  ///< of gradients, in fp32; undefined: none yet
+  };
+  struct Owned {
+    int chunk;
+    at::Tensor parameter;
+    int index;                ///< in the pager
+    std::vector<int> copies;  ///< stages
+  };
+  struct Place {
+    bool is_owner;
+    size_t index;  ///< of copies_ or owned_
+  };
+
+  void cast_copies();
+
+  Group& stages_;
+  Pager& pager_;
+  const bool each_micro_batch_;
+  std::vector<Copy> copies_;
+  std::vector<Owned> owned_;
+  std::vector<Place> order_;  ///< of the ties, as every stage has it
+  std::vector<std::pair<Pending<void>, at::Tensor>> leaving_;
+};
+
+/// Names of `ties` that this rank has a copy of, in `module`.
+std::set<std::string> names_of_copies(const std::vector<Tie>& ties, const pipeline::Schedule& shape, int stage,
+                                      const torch::nn::Module& module);
+
+}  // namespace trireme
