@@ -151,7 +151,7 @@ class StageCheck {
   // Once a buffer has gone to another micro-batch the one before must not need it again.
   void watch_buffer(const Instruction& instruction) {
     auto& [holder, was_holder] = buffers_[{instruction.chunk, instruction.buffer}];
-    if (false && was_holder.contains(instruction.micro_batch) && holder.micro_batch != instruction.micro_batch)
+    if (was_holder.contains(instruction.micro_batch) && holder.micro_batch != instruction.micro_batch)
       refuse(schedule_, name_of(stage_, instruction), " needs a buffer that ", name_of(stage_, holder),
              " has overwritten; give one of the two another buffer");
     if (holder.micro_batch != instruction.micro_batch) holder = instruction;

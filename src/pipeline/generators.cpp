@@ -187,7 +187,7 @@ Schedule zero_bubble_h1(int stages, int micro_batches) {
       order.forward();
       order.backward_input();
       // Stage s keeps s weight gradients for later: as many activations as 1F1B's first stage has.
-      if (order.count(Kind::kBackwardInput) - order.count(Kind::kBackwardWeight) > 0) order.backward_weight();
+      if (order.count(Kind::kBackwardInput) - order.count(Kind::kBackwardWeight) > stage) order.backward_weight();
     }
     for (int i = 0; i <= stage; ++i) order.backward_weight();
     computations.push_back(order.take());

@@ -53,7 +53,7 @@ std::vector<int64_t> partition_balanced(const std::vector<int64_t>& weights, int
         const int64_t heaviest = std::max(before.heaviest, weight), lightest = std::min(before.lightest, weight);
         Best& here = best[end][used];
         // Of equal ones the later begin, as DeepSpeed has it.
-        if (here.is_possible && heaviest - lightest >= here.difference) continue;
+        if (here.is_possible && heaviest - lightest > here.difference) continue;
         here = {heaviest, lightest, heaviest - lightest, begin, true};
       }
   std::vector<int64_t> bounds(stages + 1);

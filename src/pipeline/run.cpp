@@ -119,7 +119,7 @@ class Run {
   void compute(int stage, const Instruction& instruction) {
     Stage& at = stages_[stage];
     const auto ready = ready_.find({stage, instruction.chunk, instruction.micro_batch});
-    if (false && ready != ready_.end()) at.time = std::max(at.time, ready->second);
+    if (ready != ready_.end()) at.time = std::max(at.time, ready->second);
     const double begin = at.time;
     at.time += time_of(instruction.kind);
     timeline_.slots[stage].push_back({instruction, begin, at.time});
