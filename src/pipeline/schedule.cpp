@@ -4,7 +4,7 @@
 
 namespace trireme::pipeline {
 
-const char* to_text(Kind kind) {
+const char* name_of(Kind kind) {
   switch (kind) {
     case Kind::kLoadMicroBatch:
       return "LoadMicroBatch";
@@ -35,7 +35,7 @@ const char* to_text(Kind kind) {
 }
 
 std::string to_text(const Instruction& instruction) {
-  std::string text = to_text(instruction.kind);
+  std::string text = name_of(instruction.kind);
   if (instruction.micro_batch < 0) return text;
   text += str("(micro_batch=", instruction.micro_batch, ", chunk=", instruction.chunk);
   if (instruction.buffer >= 0) text += str(", buffer=", instruction.buffer);

@@ -178,7 +178,7 @@ class StageRunner::Impl {
           continue;
         }
         const std::string text =
-            str("stage ", stage(), ", ", to_text(instruction.kind), ", micro-batch ", instruction.micro_batch);
+            str("stage ", stage(), ", ", name_of(instruction.kind), ", micro-batch ", instruction.micro_batch);
         const SubjectScope subject(text);
         try {
           run(instruction);

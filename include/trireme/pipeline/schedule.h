@@ -24,9 +24,6 @@ enum class Kind : uint8_t {
   kStep,
 };
 
-/// DeepSpeed's name of it: "ForwardPass".
-const char* to_text(Kind kind);
-
 struct Instruction {
   Kind kind = Kind::kStep;
   int chunk = 0;         ///< which of the stage's parts of the model
@@ -36,6 +33,8 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
+/// DeepSpeed's name of the instruction: "ForwardPass".
+const char* name_of(Kind kind);
 /// "ForwardPass(micro_batch=3, chunk=1, buffer=0)"
 std::string to_text(const Instruction& instruction);
 
