@@ -13,12 +13,11 @@ Topology topology_of(const Group& world, const PipelineModule& module) {
   return Topology({{"pipe", stages}, {"data", world.size() / stages}});
 }
 
-InitializeOptions options_of_stage(InitializeOptions options, const StageModel& model, const PipelineOptions& pipeline,
-                                   int stages, int stage) {
+InitializeOptions options_of_stage(InitializeOptions options, const StageModel& model, int stages) {
   Degrees& degrees =
       std::holds_alternative<Config>(options.config) ? std::get<Config>(options.config).degrees : options.degrees;
   degrees.pipe = stages;
-  options.unmanaged = names_of_copies(model, pipeline, stages, stage);
+  options.unmanaged = names_of_copies(model);
   return options;
 }
 
@@ -32,7 +31,7 @@ PipelineStage::PipelineStage(Group& world, const PipelineModule& module, const I
       pipeline{.schedule = module.options().schedule,
                .chunks = module.options().chunks,
                .dynamic_shapes = module.options().dynamic_shape},
-      options(options_of_stage(options, model, pipeline, module.options().stages, grid.position_on("pipe"))) {}
+      options(options_of_stage(options, model, module.options().stages)) {}
 
 }  // namespace detail
 

@@ -165,10 +165,10 @@ StageModel PipelineModule::build(int stage) const {
   model.parts.resize(shape.chunks);
 
   struct Tied {
-    std::vector<int> parts;                   // the first one on each stage
-    std::string name;                         // of the first layer
-    std::vector<std::string> parameters;      // within the layer
-    std::shared_ptr<torch::nn::Module> mine;  // null: this stage has none
+    std::string name;                                         // of the first layer
+    std::vector<std::string> parameters;                      // within the layer
+    std::vector<int> parts;                                   // that have it
+    std::vector<std::shared_ptr<torch::nn::Module>> modules;  // by parts; null: on another stage
   };
   std::map<std::string, Tied> ties;
   for (int part = 0; part < shape.parts(); ++part) {
@@ -177,23 +177,26 @@ StageModel PipelineModule::build(int stage) const {
     for (int64_t i = bounds[part]; i < bounds[part + 1]; ++i) {
       const LayerSpec& spec = layers_[i];
       Tied* const tied = spec.tie.empty() ? nullptr : &ties[spec.tie];
-      if (tied) {
-        if (tied->parts.empty()) tied->name = std::to_string(i);
-        if (tied->parts.empty()) tied->parameters = spec.tied_parameters;
-        const auto same_stage = [&](int other) { return shape.stage_of(other) == shape.stage_of(part); };
-        if (std::none_of(tied->parts.begin(), tied->parts.end(), same_stage)) tied->parts.push_back(part);
+      if (tied && tied->parts.empty()) {
+        tied->name = std::to_string(i);
+        tied->parameters = spec.tied_parameters;
+      }
+      const bool is_known = tied && !tied->parts.empty() && tied->parts.back() == part;
+      if (tied && !is_known) {
+        tied->parts.push_back(part);
+        tied->modules.emplace_back();
       }
       if (!is_here) continue;
       BuiltLayer& built = layers.emplace_back(BuiltLayer{class_of(spec.type), {}, spec.forward});
-      if (tied && tied->mine) {
-        built.module = tied->mine;  // one stage has the layer once
+      if (is_known) {
+        built.module = tied->modules.back();  // one part has the layer once
         continue;
       }
       if (!spec.make) continue;
       seed(i);
       built.module = spec.make();
       model.module->register_module(std::to_string(i), built.module);
-      if (tied) tied->mine = built.module;
+      if (tied) tied->modules.back() = built.module;
     }
     if (is_here)
       model.parts[shape.chunk_of(part)] =
@@ -201,10 +204,11 @@ StageModel PipelineModule::build(int stage) const {
   }
   for (const auto& [key, tied] : ties) {
     if (tied.parts.size() < 2) continue;
-    for (const std::string& name : tied.parameters)
-      model.ties.push_back({.name = str(tied.name, ".", name),
-                            .parts = tied.parts,
-                            .parameter = tied.mine ? parameter_of(*tied.mine, name, key) : at::Tensor()});
+    for (const std::string& name : tied.parameters) {
+      Tie& tie = model.ties.emplace_back(Tie{.name = str(tied.name, ".", name), .parts = tied.parts, .parameters = {}});
+      for (const auto& module : tied.modules)
+        tie.parameters.push_back(module ? parameter_of(*module, name, key) : at::Tensor());
+    }
   }
   return model;
 }

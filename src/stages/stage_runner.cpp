@@ -440,10 +440,7 @@ class StageRunner::Impl {
   std::vector<c10::IValue> outputs_;
 };
 
-std::set<std::string> names_of_copies(const StageModel& model, const PipelineOptions& options, int stages, int stage) {
-  const pipeline::Schedule shape = pipeline::make_schedule(options.schedule, stages, 2 * stages, options.chunks);
-  return names_of_copies(model.ties, shape, stage, *model.module);
-}
+std::set<std::string> names_of_copies(const StageModel& model) { return names_of_copies(model.ties, *model.module); }
 
 StageRunner::StageRunner(Engine& engine, const Grid& grid, StageModel model, const PipelineOptions& options)
     : impl_(std::make_unique<Impl>(engine, grid, std::move(model), options)) {}

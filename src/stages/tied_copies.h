@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 
+#include <deque>
 #include <set>
 #include <string>
 #include <utility>
@@ -50,34 +51,30 @@ class TiedCopies {
 
  private:
   struct Copy {
-    int chunk, owner;
-    at::Tensor parameter;
-    at::Tensor sum;  ///< of gradients, in fp32; undefined: none yet
+    int chunk, stage;  ///< of the copy
+    int owner_stage;
+    at::Tensor parameter;                     ///< undefined on other stages
+    at::Tensor sum = {};                      ///< of gradients, in fp32; undefined: none yet
+    std::deque<at::Tensor> handed_over = {};  ///< gradients for an owner on this stage, by micro-batch
   };
-  struct Owned {
-    int chunk;
-    at::Tensor parameter;
-    int index;                ///< in the pager
-    std::vector<int> copies;  ///< stages
+  struct Tied {
+    int chunk;             ///< of the owner
+    at::Tensor parameter;  ///< the owner's; undefined on other stages
+    int index = -1;        ///< in the pager
+    std::vector<Copy> copies;
   };
-  struct Place {
-    bool is_owner;
-    size_t index;  ///< of copies_ or owned_
-  };
-
   void cast_copies();
+  bool is_here(const Copy& copy) const { return copy.stage == stages_.rank(); }
+  bool owns(const Tied& tied) const { return tied.index >= 0; }
 
   Group& stages_;
   Pager& pager_;
   const bool each_micro_batch_;
-  std::vector<Copy> copies_;
-  std::vector<Owned> owned_;
-  std::vector<Place> order_;  ///< of the ties, as every stage has it
+  std::vector<Tied> ties_;  ///< in the same order on every stage
   std::vector<std::pair<Pending<void>, at::Tensor>> leaving_;
 };
 
-/// Names of `ties` that this rank has a copy of, in `module`.
-std::set<std::string> names_of_copies(const std::vector<Tie>& ties, const pipeline::Schedule& shape, int stage,
-                                      const torch::nn::Module& module);
+/// Names of the parameters of `module` that are copies.
+std::set<std::string> names_of_copies(const std::vector<Tie>& ties, const torch::nn::Module& module);
 
 }  // namespace trireme

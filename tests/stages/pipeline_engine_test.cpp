@@ -22,25 +22,17 @@ void expect_same_bits(const Outcome& expected, const Outcome& got) {
   }
 }
 
-struct Case {
-  const char* schedule;
-  int chunks;
-  int micro_batches;
-};
-
-class PipelineEngineBits : public ::testing::TestWithParam<Case> {};
+class PipelineEngineBits : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PipelineEngineBits, AreThoseOfTheModelWithoutStages) {
   for (const int data : {1, 2})
     for (const int stages : {2, 4})
       for (int zero = 0; zero <= 3; ++zero) {
         SCOPED_TRACE(str("stages ", stages, ", data ", data, ", ZeRO ", zero));
-        if (stages * GetParam().chunks > 8) continue;
         const Recipe recipe{.data = data,
                             .stages = stages,
-                            .micro_batches = GetParam().micro_batches,
-                            .schedule = GetParam().schedule,
-                            .chunks = GetParam().chunks,
+                            .micro_batches = 8,
+                            .schedule = GetParam(),
                             .steps = 3,
                             .configure = [&](Config& config) { config.pager.stage = zero; }};
         expect_same_bits(train_whole(recipe), train_in_stages(recipe));
@@ -48,10 +40,9 @@ TEST_P(PipelineEngineBits, AreThoseOfTheModelWithoutStages) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PipelineEngineBits,
-                         ::testing::Values(Case{"1f1b", 1, 8}, Case{"gpipe", 1, 8}, Case{"interleaved", 2, 8},
-                                           Case{"zb-h1", 1, 8}, Case{"zb-v", 2, 8}, Case{"dualpipe-v", 2, 8}),
+                         ::testing::Values("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"),
                          [](const auto& info) {
-                           std::string name = info.param.schedule;
+                           std::string name = info.param;
                            std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
                            return name;
                          });

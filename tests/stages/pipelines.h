@@ -40,12 +40,16 @@ struct Recipe {
   int stages = 2;
   int micro_batches = 4;
   std::string schedule = "1f1b";
-  int chunks = 1;
   bool tied = false;  ///< the last layer multiplies with the embedding's weight
   int steps = 10;
   int recomputed_layers = 0;
   std::function<void(Config&)> configure = {};
+  std::function<std::vector<LayerSpec>(std::vector<LayerSpec>)> change_layers = {};
 };
+
+inline int chunks_of(const std::string& schedule) {
+  return schedule == "interleaved" || schedule == "zb-v" || schedule == "dualpipe-v" ? 2 : 1;
+}
 
 inline Config config_of(const Recipe& recipe, int world) {
   Config config = default_config(world, {.pipe = world / recipe.data});
@@ -81,7 +85,7 @@ inline std::vector<LayerSpec> layers_of(const Recipe& recipe) {
   } else {
     layers.push_back(drawn<torch::nn::LinearImpl>(7, kHidden, kVocabulary));
   }
-  return layers;
+  return recipe.change_layers ? recipe.change_layers(std::move(layers)) : layers;
 }
 
 inline at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& labels) {
@@ -115,9 +119,9 @@ struct Whole : torch::nn::Module {
     for (size_t i = 0; i < layers.size(); ++i) {
       auto& known = tied[layers[i].tie];
       const bool shares = !layers[i].tie.empty() && known;
-      modules.push_back(shares ? known : layers[i].make());
+      modules.push_back(shares ? known : layers[i].make ? layers[i].make() : nullptr);
       if (!layers[i].tie.empty()) known = modules.back();
-      if (!shares) register_module(std::to_string(i), modules.back());
+      if (!shares && modules.back()) register_module(std::to_string(i), modules.back());
     }
   }
   at::Tensor forward(const at::Tensor& tokens) {
@@ -157,7 +161,7 @@ inline PipelineModule pipeline_of(const Recipe& recipe) {
   PipelineModuleOptions options;
   options.stages = recipe.stages;
   options.schedule = recipe.schedule;
-  options.chunks = recipe.chunks;
+  options.chunks = chunks_of(recipe.schedule);
   options.partition_method = "uniform";
   options.activation_checkpoint_interval = recipe.recomputed_layers;
   options.loss = [](const c10::IValue& outputs, const c10::IValue& labels) {

@@ -15,11 +15,12 @@ class Module;
 
 namespace trireme {
 
-/// A parameter that layers of several stages share. The first of these stages owns it, the others have copies.
+/// A parameter that layers of several parts share. The first of these parts owns it, the others have copies, also where
+/// they are on the same stage.
 struct Tie {
-  std::string name;        ///< the owner's, in the whole model
-  std::vector<int> parts;  ///< of the model, ascending, one per stage: the owner's first
-  at::Tensor parameter;    ///< this rank's; undefined where it has none
+  std::string name;                    ///< the owner's, in the whole model
+  std::vector<int> parts;              ///< of the model, ascending, the owner's first
+  std::vector<at::Tensor> parameters;  ///< by `parts`; undefined where the part is on another stage
 };
 
 /// This rank's parts of a model. The parts of all ranks, in order, are the model: each takes what the one before

@@ -92,7 +92,7 @@ class StageRunner {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Names of the parameters of `model.module` that are copies of what another stage owns: InitializeOptions::unmanaged.
-std::set<std::string> names_of_copies(const StageModel& model, const PipelineOptions& options, int stages, int stage);
+/// Names of the parameters of `model.module` that are copies of what another part owns: InitializeOptions::unmanaged.
+std::set<std::string> names_of_copies(const StageModel& model);
 
 }  // namespace trireme

@@ -1,0 +1,290 @@
+// Stages beside tied weights, precision, recomputation, checkpoints, frozen layers, changing shapes.
+#include <gtest/gtest.h>
+
+#include <ATen/ops/dropout.h>
+
+#include "tests/stages/pipelines.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
+
+namespace trireme {
+namespace {
+
+using stages_testing::Outcome;
+using stages_testing::Recipe;
+using stages_testing::train_in_stages;
+using stages_testing::train_whole;
+using stages_testing::weights_of;
+using testing::error_of;
+using testing::TemporaryFolder;
+
+void expect_close(const Outcome& expected, const Outcome& got, double tolerance) {
+  ASSERT_EQ(got.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < got.losses.size(); ++i) EXPECT_NEAR(got.losses[i], expected.losses[i], tolerance);
+  ASSERT_EQ(got.weights.size(), expected.weights.size());
+  for (const auto& [name, weight] : expected.weights) {
+    ASSERT_TRUE(got.weights.contains(name)) << name;
+    EXPECT_LE((got.weights.at(name) - weight).abs().max().item<double>(), tolerance) << name;
+  }
+}
+
+void expect_same(const Recipe& recipe) { expect_close(train_whole(recipe), train_in_stages(recipe), 0); }
+
+TEST(Tied, DeterministicHasTheBitsOfTheModelWithoutStages) {
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
+    for (const int data : {1, 2})
+      for (int zero = 0; zero <= 3; ++zero) {
+        SCOPED_TRACE(str(schedule, ", data ", data, ", ZeRO ", zero));
+        expect_same({.data = data,
+                     .stages = 2,
+                     .schedule = schedule,
+                     .tied = true,
+                     .steps = 3,
+                     .configure = [&](Config& config) {
+                       config.pager.stage = zero;
+                       config.pager.deterministic = true;
+                     }});
+      }
+}
+
+TEST(Tied, OnceAWindowIsWithinTheRoundingOfASum) {
+  for (int zero = 0; zero <= 3; ++zero) {
+    const Recipe recipe{
+        .data = 2, .stages = 2, .tied = true, .configure = [&](Config& config) { config.pager.stage = zero; }};
+    expect_close(train_whole(recipe), train_in_stages(recipe), 1e-5);
+  }
+}
+
+TEST(Precision, Bf16AndFp16HaveTheBitsOfTheModelWithoutStages) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf})
+    for (int zero = 0; zero <= 3; ++zero) {
+      SCOPED_TRACE(str(dtype, ", ZeRO ", zero));
+      expect_same({.data = 2, .stages = 2, .steps = 5, .configure = [&](Config& config) {
+                     config.pager.stage = zero;
+                     config.precision.weight_dtype = dtype;
+                     if (dtype == at::kHalf) config.precision.loss_scale.initial_scale_power = 8;
+                   }});
+    }
+}
+
+TEST(Recomputation, HasTheBitsOfNone) {
+  for (const char* schedule : {"1f1b", "zb-h1"})
+    for (const int zero : {0, 3}) {
+      SCOPED_TRACE(str(schedule, ", ZeRO ", zero));
+      expect_same(
+          {.stages = 2, .schedule = schedule, .steps = 3, .recomputed_layers = 2, .configure = [&](Config& config) {
+             config.pager.stage = zero;
+           }});
+    }
+}
+
+TEST(GatheredWeights, HaveTheBitsOfSharedOnes) {
+  for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
+    SCOPED_TRACE(schedule);
+    expect_same({.data = 2, .stages = 2, .schedule = schedule, .steps = 3, .configure = [](Config& config) {
+                   config.pager.stage = 3;
+                   config.pager.gather = GatherPolicy::kCopy;
+                   config.pager.poison = true;
+                 }});
+  }
+}
+
+/// Trains with `stages`, from a checkpoint where one lies in `directory`, and saves there.
+Outcome train_and_save(const Recipe& recipe, const std::filesystem::path& directory, int from_step) {
+  Outcome outcome;
+  std::mutex mutex;
+  run_ranks(recipe.data * recipe.stages, [&](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    if (from_step > 0) {
+      EXPECT_TRUE(engine.load_checkpoint(directory));
+      EXPECT_EQ(engine.global_steps(), from_step);
+    }
+    const MicroBatches all = stages_testing::batches_of(engine.group().rank());
+    for (int i = 0; i < from_step * recipe.micro_batches; ++i) (void)all();
+    for (int step = 0; step < recipe.steps; ++step) {
+      const float loss = engine.train_batch(all).item<float>();
+      if (rank.id() == 0) outcome.losses.push_back(loss);
+    }
+    engine.save_checkpoint(directory);
+    engine.save_16bit_model(directory);
+    auto weights = weights_of(engine);
+    const std::lock_guard lock(mutex);
+    if (engine.group().rank() == 0) outcome.weights.merge(weights);
+  });
+  return outcome;
+}
+
+TEST(Checkpoints, LoadAtOtherNumbersOfStagesRanksAndSchedules) {
+  for (const bool tied : {false, true}) {
+    const auto configure = [](int zero) {
+      return [zero](Config& config) {
+        config.pager.stage = zero;
+        config.pager.deterministic = true;
+        config.scheduler = ScheduleOptions{};
+      };
+    };
+    const Outcome expected = train_whole({.tied = tied, .steps = 6, .configure = configure(0)});
+    const TemporaryFolder folder;
+    train_and_save({.stages = 2, .schedule = "zb-h1", .tied = tied, .steps = 2, .configure = configure(3)},
+                   folder.path(), 0);
+    train_and_save({.stages = 4, .schedule = "1f1b", .tied = tied, .steps = 2, .configure = configure(1)},
+                   folder.path(), 2);
+    Outcome got =
+        train_and_save({.stages = 2, .schedule = "interleaved", .tied = tied, .steps = 2, .configure = configure(2)},
+                       folder.path(), 4);
+    got.losses.insert(got.losses.begin(), expected.losses.begin(), expected.losses.begin() + 4);
+    expect_close(expected, got, 0);
+
+    // Into a model without stages: six steps are behind it, and a seventh has the bits of seven.
+    const Outcome seven = train_whole({.tied = tied, .steps = 7, .configure = configure(0)});
+    run_ranks(1, [&](Rank& rank) {
+      const Recipe recipe{.tied = tied, .configure = configure(2)};
+      stages_testing::Whole module(stages_testing::layers_of(recipe));
+      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 1)});
+      ASSERT_TRUE(engine.load_checkpoint(folder.path()));
+      for (int i = 0; i < 4; ++i) {
+        const at::Tensor tokens = stages_testing::tokens_of(0, 24 + i);
+        engine.backward(stages_testing::loss_of(engine.forward(tokens.narrow(1, 0, 3)), tokens.narrow(1, 1, 3)));
+        engine.step();
+      }
+      for (const auto& [name, weight] : weights_of(engine))
+        EXPECT_TRUE(at::equal(weight, seven.weights.at(name))) << name;
+    });
+  }
+}
+
+TEST(FrozenLayers, OfAWholeStageTrainTheOthers) {
+  const auto frozen = [](std::vector<LayerSpec> layers, size_t from, size_t to) {
+    for (size_t i = from; i < to; ++i)
+      layers[i].make = [make = layers[i].make] {
+        auto module = make();
+        for (at::Tensor& parameter : module->parameters()) parameter.set_requires_grad(false);
+        return module;
+      };
+    return layers;
+  };
+  for (const auto& [from, to] : {std::pair{0, 4}, std::pair{4, 8}, std::pair{2, 6}})
+    for (const char* schedule : {"1f1b", "zb-h1", "zb-v"})
+      for (const int zero : {2, 3}) {
+        SCOPED_TRACE(str(schedule, ", frozen ", from, " to ", to, ", ZeRO ", zero));
+        expect_same(
+            {.stages = 2,
+             .schedule = schedule,
+             .steps = 1,
+             .configure = [&](Config& config) { config.pager.stage = zero; },
+             .change_layers = [&](std::vector<LayerSpec> layers) { return frozen(std::move(layers), from, to); }});
+      }
+}
+
+TEST(Dropout, DeterministicDrawsTheNumbersOfTheModelWithoutStages) {
+  const auto with_dropout = [](std::vector<LayerSpec> layers) {
+    for (const size_t i : {2, 5}) layers[i] = layer_of([](const at::Tensor& x) { return at::dropout(x, 0.3, true); });
+    return layers;
+  };
+  for (const char* schedule : {"1f1b", "interleaved", "zb-v"})
+    for (const int recomputed : {0, 2})
+      expect_same({.data = 2,
+                   .stages = 2,
+                   .schedule = schedule,
+                   .steps = 3,
+                   .recomputed_layers = recomputed,
+                   .configure = [](Config& config) { config.pager.deterministic = true; },
+                   .change_layers = with_dropout});
+}
+
+TEST(Values, OfAnyNestingPassBetweenStages) {
+  const auto nested = [](std::vector<LayerSpec> layers) {
+    layers[2] = layer_of([](const at::Tensor& x) {
+      c10::Dict<std::string, at::Tensor> dict;
+      dict.insert("x", x);
+      dict.insert("mask", x.detach() > 0);
+      return std::make_tuple(dict, x * 2, std::optional<int64_t>(), int64_t{3});
+    });
+    layers[5] = layer_of([](const c10::IValue& value) {
+      const auto& tuple = value.toTupleRef().elements();
+      const auto dict = tuple[0].toGenericDict();
+      EXPECT_TRUE(tuple[2].isNone());
+      EXPECT_EQ(tuple[3].toInt(), 3);
+      const at::Tensor x = dict.at("x").toTensor();
+      return at::where(dict.at("mask").toTensor(), x, tuple[1].toTensor() * 0.1);
+    });
+    for (const size_t i : {3, 4}) layers[i] = layer_of([](const c10::IValue& value) { return value; });
+    return layers;
+  };
+  for (const char* schedule : {"1f1b", "zb-h1"})
+    expect_same({.stages = 2, .schedule = schedule, .steps = 3, .change_layers = nested});
+}
+
+TEST(Evaluation, GivesTheLossOfTheModelWithoutStages) {
+  for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
+    const Recipe recipe{.data = 2, .stages = 2, .schedule = schedule};
+    run_ranks(4, [&](Rank& rank) {
+      PipelineModule module = stages_testing::pipeline_of(recipe);
+      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 4)});
+      const EvalResult result = engine.eval_batch(stages_testing::batches_of(engine.group().rank()),
+                                                  {.micro_batches = 3, .returns_outputs = true});
+      stages_testing::Whole whole(stages_testing::layers_of(recipe));
+      double expected = 0;
+      for (int data = 0; data < 2; ++data)
+        for (int i = 0; i < 3; ++i) {
+          const at::Tensor tokens = stages_testing::tokens_of(data, i);
+          const at::Tensor logits = whole.forward(tokens.narrow(1, 0, 3));
+          expected += stages_testing::loss_of(logits, tokens.narrow(1, 1, 3)).item<double>() / 6;
+        }
+      EXPECT_NEAR(result.loss.item<float>(), expected, 1e-6);
+      const bool has_last = std::string(schedule) == "zb-v" ? engine.is_first_stage() : engine.is_last_stage();
+      EXPECT_EQ(result.outputs.size(), has_last ? 3 : 0);
+      EXPECT_GT(engine.train_batch(stages_testing::batches_of(0)).item<float>(), 0);  // and trains on
+    });
+  }
+}
+
+TEST(Buffers, AreThoseOfTheScheduleAndNotMore) {
+  const Outcome outcome = train_in_stages({.stages = 4, .micro_batches = 8, .steps = 2});
+  EXPECT_EQ(outcome.counters.peak_buffers, std::vector<int>{pipeline::one_f_one_b(4, 8).buffers[0][0]});
+}
+
+TEST(PipelineErrors, NameWhatIsWrongBeforeAnythingChanges) {
+  const Recipe recipe{.stages = 2};
+  const auto of = [&](const std::function<void(PipelineEngine&)>& call) {
+    return error_of<Error>([&] {
+      run_ranks(2, [&](Rank& rank) {
+        PipelineModule module = stages_testing::pipeline_of(recipe);
+        auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 2)});
+        call(engine);
+      });
+    });
+  };
+  EXPECT_SAYS(
+      of([](PipelineEngine& engine) {
+        engine.train_batch([n = 0]() mutable { return n++ < 3 ? stages_testing::batches_of(0)() : std::nullopt; });
+      }),
+      "train_batch: the data ended after 3 of 4 micro-batches");
+  const auto longer = [n = 0]() mutable {
+    const int64_t length = n++ < 2 ? 3 : 2;
+    const at::Tensor tokens = stages_testing::tokens_of(0, n);
+    return std::optional(MicroBatch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)});
+  };
+  EXPECT_SAYS(of([&](PipelineEngine& engine) { engine.train_batch(longer); }),
+              "stage 0 sent stage 1 values of Float [2, 3, 8] before, and now of Float [2, 2, 8]; set dynamic_shape");
+  EXPECT_SAYS(error_of<ConfigError>([&] {
+                run_ranks(3, [&](Rank& rank) {
+                  PipelineModule module = stages_testing::pipeline_of(recipe);
+                  PipelineEngine engine(rank.world(), module, {.config = stages_testing::config_of({}, 3)});
+                });
+              }),
+              "stages=2 does not divide the 3 ranks");
+  const std::string text = error_of<Error>([&] {
+    Recipe broken = recipe;
+    broken.change_layers = [](std::vector<LayerSpec> layers) {
+      layers[6] = layer_of([](const at::Tensor&) -> at::Tensor { throw DataError("a layer of the user's"); });
+      return layers;
+    };
+    train_in_stages(broken);
+  });
+  EXPECT_SAYS(text, "a layer of the user's");
+}
+
+}  // namespace
+}  // namespace trireme
