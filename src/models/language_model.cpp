@@ -50,6 +50,12 @@ int64_t& positions(GptOptions& options) { return options.n_positions; }
 
 }  // namespace
 
+std::vector<ModelLayer> language_model_layers(const ModelOptions& options) {
+  if (const auto* llama = std::get_if<LlamaOptions>(&options)) return llama_layers(*llama);
+  throw ConfigError("pipeline: GPT-2's layers cannot be listed yet; use a Llama, or a PipelineModule of your own",
+                    ErrorCode::kUnsupported);
+}
+
 at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {
   return at::cross_entropy_loss(forward(tokens).flatten(0, 1).to(at::kFloat), targets.flatten());
 }

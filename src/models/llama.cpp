@@ -163,4 +163,38 @@ at::Tensor LlamaImpl::decode(const at::Tensor& tokens, KvCache& cache) {
   return logits(model_->forward(tokens, &cache).select(1, -1));
 }
 
+std::vector<ModelLayer> llama_layers(const LlamaOptions& options) {
+  check_options(options);
+  const auto weight = [options] {
+    return std::make_shared<WeightModule>(std::vector{options.vocab_size, options.hidden_size},
+                                          options.initializer_range);
+  };
+  const bool is_tied = options.tie_word_embeddings;
+  std::vector<ModelLayer> layers;
+  layers.push_back({"model.embed_tokens", "Embedding", weight,
+                    [positions = options.max_position_embeddings](torch::nn::Module& module, const at::Tensor& tokens) {
+                      check_tokens(tokens, 0, positions);
+                      return at::embedding(static_cast<WeightModule&>(module).weight, tokens);
+                    },
+                    is_tied});
+  const auto rope = std::make_shared<RopeCache>(head_dim(options), options.rope_theta);
+  for (int64_t i = 0; i < options.num_hidden_layers; ++i)
+    layers.push_back({str("model.layers.", i), "LlamaBlock",
+                      [options] { return std::make_shared<LlamaBlock>(options); },
+                      [rope](torch::nn::Module& module, const at::Tensor& x) {
+                        const RopeAngles angles = rope->angles(0, x.size(1), x.options());
+                        return static_cast<LlamaBlock&>(module).forward(x, angles, nullptr);
+                      }});
+  layers.push_back(
+      {"model.norm", "RmsNorm",
+       [options] { return std::make_shared<RmsNorm>(options.hidden_size, options.rms_norm_eps); },
+       [](torch::nn::Module& module, const at::Tensor& x) { return static_cast<RmsNorm&>(module).forward(x); }});
+  layers.push_back({"lm_head", "Linear", weight,
+                    [](torch::nn::Module& module, const at::Tensor& x) {
+                      return at::linear(x, static_cast<WeightModule&>(module).weight);
+                    },
+                    is_tied});
+  return layers;
+}
+
 }  // namespace trireme

@@ -69,6 +69,20 @@ at::Tensor parameter_of(const torch::nn::Module& module, const std::string& name
                         " does not have; name one of its parameters"));
 }
 
+/// Registers `child` under `path`, "model.layers.3", in modules that are made where there are none.
+void add_at(torch::nn::Module& root, const std::string& path, const std::shared_ptr<torch::nn::Module>& child) {
+  const size_t dot = path.find('.');
+  if (dot == std::string::npos) {
+    root.register_module(path, child);
+    return;
+  }
+  const std::string first = path.substr(0, dot);
+  const auto children = root.named_children();
+  const auto* const known = children.find(first);
+  torch::nn::Module& next = known ? **known : *root.register_module(first, std::make_shared<torch::nn::Module>());
+  add_at(next, path.substr(dot + 1), child);
+}
+
 /// The layers as one function, `interval` of them at a time recomputed.
 StageModel::Part part_of(const Layers& layers, int interval, const std::vector<std::string>& classes) {
   if (interval == 0) return [layers](c10::IValue value) { return run_layers(layers, std::move(value)); };
@@ -166,8 +180,8 @@ StageModel PipelineModule::build(int stage) const {
 
   struct Tied {
     std::string name;                                         // of the first layer
-    std::vector<std::string> parameters;                      // within the layer
     std::vector<int> parts;                                   // that have it
+    std::vector<std::vector<std::string>> parameters;         // by parts, within the layer
     std::vector<std::shared_ptr<torch::nn::Module>> modules;  // by parts; null: on another stage
   };
   std::map<std::string, Tied> ties;
@@ -177,13 +191,11 @@ StageModel PipelineModule::build(int stage) const {
     for (int64_t i = bounds[part]; i < bounds[part + 1]; ++i) {
       const LayerSpec& spec = layers_[i];
       Tied* const tied = spec.tie.empty() ? nullptr : &ties[spec.tie];
-      if (tied && tied->parts.empty()) {
-        tied->name = std::to_string(i);
-        tied->parameters = spec.tied_parameters;
-      }
+      if (tied && tied->parts.empty()) tied->name = name_of(i);
       const bool is_known = tied && !tied->parts.empty() && tied->parts.back() == part;
       if (tied && !is_known) {
         tied->parts.push_back(part);
+        tied->parameters.push_back(spec.tied_parameters);
         tied->modules.emplace_back();
       }
       if (!is_here) continue;
@@ -195,7 +207,7 @@ StageModel PipelineModule::build(int stage) const {
       if (!spec.make) continue;
       seed(i);
       built.module = spec.make();
-      model.module->register_module(std::to_string(i), built.module);
+      add_at(*model.module, name_of(i), built.module);
       if (tied) tied->modules.back() = built.module;
     }
     if (is_here)
@@ -204,13 +216,23 @@ StageModel PipelineModule::build(int stage) const {
   }
   for (const auto& [key, tied] : ties) {
     if (tied.parts.size() < 2) continue;
-    for (const std::string& name : tied.parameters) {
-      Tie& tie = model.ties.emplace_back(Tie{.name = str(tied.name, ".", name), .parts = tied.parts, .parameters = {}});
-      for (const auto& module : tied.modules)
-        tie.parameters.push_back(module ? parameter_of(*module, name, key) : at::Tensor());
+    for (size_t which = 0; which < tied.parameters.front().size(); ++which) {
+      Tie& tie = model.ties.emplace_back(
+          Tie{.name = str(tied.name, ".", tied.parameters.front()[which]), .parts = tied.parts, .parameters = {}});
+      for (size_t i = 0; i < tied.parts.size(); ++i) {
+        if (tied.parameters[i].size() != tied.parameters.front().size())
+          throw ConfigError(str("PipelineModule: tied layers '", key, "' name ", tied.parameters.front().size(),
+                                " and ", tied.parameters[i].size(), " parameters; name as many in each"));
+        const auto& module = tied.modules[i];
+        tie.parameters.push_back(module ? parameter_of(*module, tied.parameters[i][which], key) : at::Tensor());
+      }
     }
   }
   return model;
+}
+
+std::string PipelineModule::name_of(int64_t layer) const {
+  return layers_[layer].name.empty() ? std::to_string(layer) : layers_[layer].name;
 }
 
 void PipelineModule::seed(int64_t layer) const {

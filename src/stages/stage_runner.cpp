@@ -30,9 +30,6 @@ using pipeline::Kind;
 using pipeline::Placement;
 using torch::autograd::impl::gradient_edge;
 
-int activation_of(int part) { return 2 * part; }
-int gradient_of(int part) { return 2 * part + 1; }
-
 /// All micro-batches forward, for parts in any placement.
 pipeline::Schedule forwards_only(const pipeline::Schedule& shape, int micro_batches) {
   std::vector<std::vector<pipeline::Computation>> computations(shape.stages);
@@ -136,6 +133,9 @@ class StageRunner::Impl {
   bool has_part(int part) const { return shape_.stage_of(part) == stage(); }
   bool has_last_part() const { return has_part(shape_.parts() - 1); }
   bool is_last(int chunk) const { return part_of(chunk) == shape_.parts() - 1; }
+  // Kinds of letters. Those of an evaluation need no gradients, which is a part of their description.
+  int activation_of(int part) const { return 3 * part + (trains_ ? 0 : 1); }
+  int gradient_of(int part) const { return 3 * part + 2; }
   bool stays_here(int part) const { return part >= 0 && part < shape_.parts() && has_part(part); }
 
   pipeline::Schedule checked(pipeline::Schedule schedule) const {

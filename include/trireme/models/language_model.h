@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -79,6 +80,19 @@ const std::vector<std::string>& model_names();
 ///
 /// Throws    ConfigError: options out of range.
 std::shared_ptr<LanguageModel> make_language_model(const ModelOptions& options);
+
+/// One of the layers that a model's forward() passes in order, for a pipeline: the first takes tokens [B, S], each
+/// other one the result of the one before, the last returns logits [B, S, V].
+struct ModelLayer {
+  std::string name;  ///< that its parameters begin with in the whole model: "model.layers.3"
+  std::string type;  ///< name of its class
+  std::function<std::shared_ptr<torch::nn::Module>()> make;
+  std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)> forward;  ///< called with what `make` returned
+  bool is_tied = false;  ///< shares its "weight" with the other such layer
+};
+/// The layers of make_language_model(options).
+/// Throws    ConfigError: options out of range, a model that is no Llama.
+std::vector<ModelLayer> language_model_layers(const ModelOptions& options);
 
 /// Parameters of such a model, tied ones once; nothing is allocated.
 int64_t parameter_count(const ModelOptions& options);

@@ -36,4 +36,7 @@ class LlamaImpl : public LanguageModel {
 };
 TORCH_MODULE(Llama);
 
+/// language_model_layers() of a Llama.
+std::vector<ModelLayer> llama_layers(const LlamaOptions& options);
+
 }  // namespace trireme

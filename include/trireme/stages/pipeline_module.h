@@ -28,8 +28,9 @@ struct LayerSpec {
   std::string type;                                                     ///< name of the class; "function" of a function
   std::function<std::shared_ptr<torch::nn::Module>()> make;             ///< empty: a function without parameters
   std::function<c10::IValue(torch::nn::Module*, c10::IValue)> forward;  ///< called with what `make` returned
-  std::string tie = {};                                                 ///< key that tied layers share; empty: not tied
-  std::vector<std::string> tied_parameters = {"weight"};                ///< names within the layer, read with `tie`
+  std::string name = {};  ///< in the names of parameters, with dots; empty: its number in the list
+  std::string tie = {};   ///< key that tied layers share; empty: not tied
+  std::vector<std::string> tied_parameters = {"weight"};  ///< names within the layer, read with `tie`
 };
 
 namespace detail {
@@ -143,11 +144,13 @@ class PipelineModule {
   /// Part p of the model has the layers [result[p], result[p + 1]).
   /// Throws    ConfigError: a partition_method that is not there.
   std::vector<int64_t> parts() const;
-  /// The parts of stage `stage`. Parameters are named as in a torch::nn::Sequential of all layers: "3.weight".
+  /// The parts of stage `stage`. Without LayerSpec::name parameters are named as in a torch::nn::Sequential of all
+  /// layers: "3.weight".
   StageModel build(int stage) const;
 
  private:
   void seed(int64_t layer) const;
+  std::string name_of(int64_t layer) const;
 
   std::vector<LayerSpec> layers_;
   PipelineModuleOptions options_;

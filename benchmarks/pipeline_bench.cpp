@@ -1,0 +1,174 @@
+// Step time of a Llama in two pipeline stages, two ranks with one thread each, against one rank with one thread,
+// interleaved in one run.
+//
+//   pipeline_bench [--model llama-130m] [--micro-batches 8] [--length 128] [--schedules 1f1b,zb-h1] [--zero 1]
+//                  [--rounds 3] [--steps 3] [--smoke]
+//
+// A micro-batch is one sample. "bound" is the speed-up of the simulated schedule whose parts take equal times, two
+// stages without bubbles being 2; "of bound" is the measured one divided by it.
+#include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/randint.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "benchmarks/own_ranks.h"
+#include "trireme/comm/world.h"
+#include "trireme/models/language_model.h"
+#include "trireme/pipeline/simulate.h"
+#include "trireme/stages/pipeline_engine.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+struct Arguments {
+  std::string model = "llama-130m";
+  int micro_batches = 8;
+  int64_t length = 128;
+  std::vector<std::string> schedules = {"1f1b", "zb-h1"};
+  int zero = 1;
+  int rounds = 3;
+  int steps = 3;
+  std::string run = {};  // of a rank: the schedule
+};
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> words;
+  std::stringstream stream(text);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+Arguments parse(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--smoke") {
+      arguments.model = "llama-3m";
+      arguments.length = 16;
+      arguments.rounds = arguments.steps = 1;
+      continue;
+    }
+    TRIREME_CHECK(i + 1 < argc, "pipeline_bench: ", flag, " needs a value");
+    const std::string value = argv[++i];
+    if (flag == "--model")
+      arguments.model = value;
+    else if (flag == "--micro-batches")
+      arguments.micro_batches = std::stoi(value);
+    else if (flag == "--length")
+      arguments.length = std::stoll(value);
+    else if (flag == "--schedules")
+      arguments.schedules = split(value);
+    else if (flag == "--zero")
+      arguments.zero = std::stoi(value);
+    else if (flag == "--rounds")
+      arguments.rounds = std::stoi(value);
+    else if (flag == "--steps")
+      arguments.steps = std::stoi(value);
+    else if (flag == "--run")
+      arguments.run = value;
+    else
+      TRIREME_CHECK(false, "pipeline_bench: unknown flag ", flag);
+  }
+  return arguments;
+}
+
+std::vector<trireme::LayerSpec> layers_of(const trireme::ModelOptions& options) {
+  std::vector<trireme::LayerSpec> specs;
+  for (const trireme::ModelLayer& layer : trireme::language_model_layers(options)) {
+    trireme::LayerSpec& spec = specs.emplace_back();
+    spec.type = layer.type;
+    spec.make = layer.make;
+    spec.forward = [forward = layer.forward](torch::nn::Module* module, const c10::IValue& value) {
+      return c10::IValue(forward(*module, value.toTensor()));
+    };
+    spec.name = layer.name;
+    spec.tie = layer.is_tied ? "embedding" : "";
+  }
+  return specs;
+}
+
+void run_rank(const Arguments& arguments) {
+  at::set_num_threads(1);
+  trireme::World world = trireme::init();
+  const trireme::ModelOptions options = trireme::model_options(arguments.model);
+  trireme::PipelineModuleOptions cut;
+  cut.stages = world.group->size();
+  cut.schedule = arguments.run;
+  cut.seed_layers = true;
+  cut.loss = [](const c10::IValue& logits, const c10::IValue& labels) {
+    return at::cross_entropy_loss(logits.toTensor().flatten(0, 1).to(at::kFloat), labels.toTensor().flatten());
+  };
+  trireme::PipelineModule module(layers_of(options), cut);
+  trireme::Config config = trireme::default_config(world.group->size(), {.pipe = cut.stages});
+  config.optimizer = {.kind = trireme::OptimizerKind::kAdamW, .lr = 3e-4, .weight_decay = 0.01};
+  config.gradient_clipping = 1;
+  config.pager.stage = arguments.zero;
+  config.batch = {.train_batch_size = arguments.micro_batches,
+                  .train_micro_batch_size_per_gpu = 1,
+                  .gradient_accumulation_steps = arguments.micro_batches};
+  auto engine = trireme::initialize(world, module, {.config = config});
+  const at::Tensor tokens = at::randint(trireme::vocab_size(options), {1, arguments.length + 1}, at::kLong);
+  const auto batches = [&] {
+    return std::optional(trireme::MicroBatch{tokens.narrow(1, 0, arguments.length).contiguous(),
+                                             tokens.narrow(1, 1, arguments.length).contiguous()});
+  };
+  (void)engine.train_batch(batches);
+  Json seconds = Json::array();
+  for (int step = 0; step < arguments.steps; ++step) {
+    world.group->barrier();
+    const auto start = Clock::now();
+    (void)engine.train_batch(batches);
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  if (world.group->rank() == 0) std::puts(Json{{"seconds", seconds}}.dump().c_str());
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Arguments arguments = parse(argc, argv);
+  if (benchmarks::is_own_rank()) {
+    run_rank(arguments);
+    return 0;
+  }
+  std::vector<std::pair<std::string, int>> systems = {{"1f1b", 1}};
+  for (const std::string& schedule : arguments.schedules) systems.emplace_back(schedule, 2);
+  std::vector<std::vector<double>> seconds(systems.size());
+  for (int round = 0; round < arguments.rounds; ++round)
+    for (size_t i = 0; i < systems.size(); ++i) {
+      const Json result = benchmarks::run_own_ranks(
+          {.ranks = systems[i].second,
+           .program = argv[0],
+           .flags = {"--run", systems[i].first, "--model", arguments.model, "--micro-batches",
+                     std::to_string(arguments.micro_batches), "--length", std::to_string(arguments.length), "--zero",
+                     std::to_string(arguments.zero), "--steps", std::to_string(arguments.steps)}});
+      for (const Json& value : result["seconds"]) seconds[i].push_back(value.get<double>());
+    }
+  std::printf("%s, %d micro-batches of 1 x %ld tokens, ZeRO %d\n", arguments.model.c_str(), arguments.micro_batches,
+              static_cast<long>(arguments.length), arguments.zero);
+  std::printf("%-22s %10s %10s %9s %7s %9s\n", "", "min ms", "median ms", "speed-up", "bound", "of bound");
+  const double one = *std::min_element(seconds[0].begin(), seconds[0].end());
+  for (size_t i = 0; i < systems.size(); ++i) {
+    const double least = *std::min_element(seconds[i].begin(), seconds[i].end());
+    const auto schedule =
+        trireme::pipeline::make_schedule(systems[i].first, systems[i].second, arguments.micro_batches);
+    const double bound = systems[i].second * (1 - trireme::pipeline::simulate(schedule).bubble_share);
+    std::printf("%-22s %10.1f %10.1f %9.2f %7.2f %9.2f\n",
+                trireme::str(systems[i].first, ", ranks ", systems[i].second).c_str(), 1e3 * least,
+                1e3 * median(seconds[i]), one / least, bound, one / least / bound);
+  }
+  return 0;
+}
