@@ -152,6 +152,7 @@ enum class PassOrder : uint8_t {
   kOwnership,  ///< which rank computes an operator
   kSequence,   ///< activations that are cut along the sequence
   kTensor,     ///< parameters that are cut
+  kTiles,      ///< computes wide activations a tile of tokens at a time
   kRecompute,  ///< records operators as this rank runs them, without communication
   kTouch,      ///< takes care of storages
 };

@@ -10,14 +10,15 @@
 //   }
 #pragma once
 
-#include "trireme/base/error.h"             // defines: Error and its subclasses
-#include "trireme/base/log.h"               // defines: set_log_sink
-#include "trireme/checkpoint/checkpoint.h"  // defines: save_checkpoint, load_checkpoint, latest_tag
-#include "trireme/comm/world.h"             // defines: World, init
-#include "trireme/config/config.h"          // defines: Config, read_config
-#include "trireme/data/loader.h"            // defines: TokenDataset, DataLoader
-#include "trireme/engine/engine.h"          // defines: Engine
-#include "trireme/engine/model_engine.h"    // defines: ModelEngine, initialize
-#include "trireme/precision/grad_scaler.h"  // defines: GradScaler
-#include "trireme/recompute/recompute.h"    // defines: recompute, recompute_sequential
-#include "trireme/recompute/selective.h"    // defines: SelectiveRecompute
+#include "trireme/base/error.h"                  // defines: Error and its subclasses
+#include "trireme/base/log.h"                    // defines: set_log_sink
+#include "trireme/checkpoint/checkpoint.h"       // defines: save_checkpoint, load_checkpoint, latest_tag
+#include "trireme/comm/world.h"                  // defines: World, init
+#include "trireme/config/config.h"               // defines: Config, read_config
+#include "trireme/data/loader.h"                 // defines: TokenDataset, DataLoader
+#include "trireme/engine/engine.h"               // defines: Engine
+#include "trireme/engine/model_engine.h"         // defines: ModelEngine, initialize
+#include "trireme/precision/grad_scaler.h"       // defines: GradScaler
+#include "trireme/recompute/recompute.h"         // defines: recompute, recompute_sequential
+#include "trireme/recompute/selective.h"         // defines: SelectiveRecompute
+#include "trireme/recompute/tiled.h"             // defines: tiled, tiled_cross_entropy, TiledComputation

@@ -19,6 +19,8 @@ void read_gradient_reduction(Section& top, int data_degree, PagerPolicy& pager);
 std::optional<OptimizerOptions> read_optimizer(Section& top);
 std::optional<ScheduleOptions> read_scheduler(Section& top);
 
+/// `trireme.tiled`.
+TilePolicy read_tiled(Section& own);
 /// `trireme.recompute`.
 RecomputeConfig read_recompute(Section& own);
 

@@ -4,6 +4,7 @@ namespace trireme {
 namespace {
 
 const std::vector<std::string> kModes = {"none", "full", "selective"};
+constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
 
 RecomputeMode mode_of(const std::string& name) {
   return name == "full" ? RecomputeMode::kFull : name == "selective" ? RecomputeMode::kSelective : RecomputeMode::kNone;
@@ -27,6 +28,14 @@ RecomputeConfig read_recompute(Section& own) {
                         {.min = 0, .max = 1.0 / 3, .words = "a share of a step's multiply-adds from 0 to 0.333"});
   section.finish();
   return config;
+}
+
+TilePolicy read_tiled(Section& own) {
+  Section section = own.section("tiled");
+  const TilePolicy policy{.loss_tokens = section.integer_or("loss_tokens", 0, kTileTokens),
+                          .mlp_tokens = section.integer_or("mlp_tokens", 0, kTileTokens)};
+  section.finish();
+  return policy;
 }
 
 void read_activation_checkpointing(Section& top) {

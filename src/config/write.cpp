@@ -172,11 +172,15 @@ Json to_json(const Config& config) {
                                 {{"classes", config.leaf_modules.classes},
                                  {"names", config.leaf_modules.names},
                                  {"name_suffixes", config.leaf_modules.name_suffixes}}}};
-  json["trireme"] = {
-      {"gather", gather_name(config.pager.gather)},        {"live_bytes", config.pager.live_bytes},
-      {"prefetch_bytes", config.pager.prefetch_bytes},     {"merge_below_bytes", config.pager.units.merge_below_bytes},
-      {"unit_patterns", config.pager.units.patterns},      {"poison", config.pager.poison},
-      {"register_buffers", config.pager.register_buffers}, {"recompute", recompute_json(config.recompute)}};
+  json["trireme"] = {{"gather", gather_name(config.pager.gather)},
+                     {"live_bytes", config.pager.live_bytes},
+                     {"prefetch_bytes", config.pager.prefetch_bytes},
+                     {"merge_below_bytes", config.pager.units.merge_below_bytes},
+                     {"unit_patterns", config.pager.units.patterns},
+                     {"poison", config.pager.poison},
+                     {"register_buffers", config.pager.register_buffers},
+                     {"recompute", recompute_json(config.recompute)},
+                     {"tiled", {{"loss_tokens", config.tiled.loss_tokens}, {"mlp_tokens", config.tiled.mlp_tokens}}}};
   json["checkpoint"] = {{"tag_validation", tag_validation_name(config.checkpoint.tag_validation)},
                         {"keep_last", config.checkpoint.keep_last},
                         {"async_save", config.checkpoint.async_save},

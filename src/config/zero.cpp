@@ -103,6 +103,7 @@ void read_zero(Section& top, const PrecisionOptions& precision, Config& config) 
   read_offload(zero, pager);
   config.leaf_modules = read_leaf_modules(zero);
   config.recompute = read_recompute(own);
+  config.tiled = read_tiled(own);
   config.ignore_unused_parameters = zero.flag_or("ignore_unused_parameters", config.ignore_unused_parameters);
   read_known_zero_keys(zero);
   zero.finish();

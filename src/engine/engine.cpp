@@ -189,12 +189,13 @@ Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const Init
     saver_->reserve(saved_state(/*with_frozen=*/true));
   }
   access_ = std::make_unique<ParameterAccess>(*pager_, optimizer_, [this] { return loss_scale(); });
+  const auto is_own = [pager = pager_.get()](const at::Tensor& tensor) {
+    const auto place = find_managed(tensor);
+    return place && place->pager == pager;
+  };
   if (config_.recompute.mode == RecomputeMode::kSelective)
-    recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective,
-                                                      [pager = pager_.get()](const at::Tensor& tensor) {
-                                                        const auto place = find_managed(tensor);
-                                                        return place && place->pager == pager;
-                                                      });
+    recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective, is_own);
+  if (config_.tiled.is_on()) tiled_ = std::make_unique<TiledComputation>(config_.tiled, is_own);
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ = std::make_unique<ForwardChecks>(group_, *pager_, *buffers_, config_.precision, knows_micro_batch);
   if (model_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
@@ -206,6 +207,7 @@ void Engine::destroy() {
   require_alive("destroy");
   const CallerScope caller("destroy");
   pager_->require_free();
+  tiled_.reset();
   recompute_.reset();
   forward_checks_.reset();
   access_.reset();

@@ -106,6 +106,11 @@ const std::vector<Feature>& features() {
        [](Scenario& scenario) { scenario.config["trireme"]["recompute"] = "full"; }},
       {"recompute selectively", "recompute", kNothing,
        [](Scenario& scenario) { scenario.config["trireme"]["recompute"] = "selective"; }},
+      {"tiled", "", kRounding,
+       [](Scenario& scenario) {
+         scenario.config["trireme"]["tiled"] = {{"loss_tokens", 3}, {"mlp_tokens", 3}};
+       },
+       1e-5},
       {"leaf modules", "", kNothing,
        [](Scenario& scenario) {
          scenario.config["zero_optimization"]["leaf_module"] = {{"name_suffixes", {"mlp"}}};

@@ -45,6 +45,17 @@ TEST(RecomputeSection, RefusesWhatItDoesNotKnow) {
             wrong("`trireme.recompute.keep` is for \"mode\": \"selective\"; remove it"));
 }
 
+TEST(TiledSection, GivesTheTokensOfTiles) {
+  EXPECT_EQ(read_with(R"("trireme": {})").tiled, TilePolicy{});
+  const Config config = read_with(R"("trireme": {"tiled": {"loss_tokens": 512, "mlp_tokens": 1024}})");
+  EXPECT_EQ(config.tiled, (TilePolicy{.loss_tokens = 512, .mlp_tokens = 1024}));
+  EXPECT_EQ(parse_config(to_text(config), 1), config);
+  EXPECT_EQ(refusal_of(R"("trireme": {"tiled": {"loss_tokens": -1}})"),
+            wrong("`trireme.tiled.loss_tokens` is -1; expected an integer >= 0 (0: not tiled)"));
+  EXPECT_EQ(refusal_of(R"("trireme": {"tiled": {"loss_token": 1}})"),
+            wrong("unknown key `trireme.tiled.loss_token`. Did you mean `loss_tokens`?"));
+}
+
 TEST(ActivationCheckpointing, NamesWhatHasNoMeaningHere) {
   const CapturedLog log;
   read_with(R"("activation_checkpointing": {"partition_activations": true, "contiguous_memory_optimization": true,

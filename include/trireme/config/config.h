@@ -17,6 +17,7 @@
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"
 #include "trireme/recompute/selective.h"
+#include "trireme/recompute/tiled.h"
 #include "trireme/topology.h"
 
 namespace trireme {
@@ -55,6 +56,7 @@ struct Config {
   PagerPolicy pager;
   LeafModuleOptions leaf_modules;
   RecomputeConfig recompute;
+  TilePolicy tiled;
   /// False: a trainable parameter that gets no gradient in a step is an error.
   bool ignore_unused_parameters = true;
   /// False: every step() ends a window and updates; its caller decides how many backward passes come before it.

@@ -22,6 +22,7 @@
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
 #include "trireme/recompute/selective.h"
+#include "trireme/recompute/tiled.h"
 #include "trireme/step/train_step.h"
 
 namespace torch::nn {
@@ -203,6 +204,7 @@ class Engine {
   ShardedOptimizer* optimizer_ = nullptr;  ///< of `step_`; null where nothing can be trained, and after destroy()
   std::unique_ptr<ParameterAccess> access_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
+  std::unique_ptr<TiledComputation> tiled_;        ///< likewise
   std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
   std::string torn_load_;  ///< what ended a load half-way; empty: nothing did
