@@ -22,3 +22,4 @@
 #include "trireme/recompute/recompute.h"         // defines: recompute, recompute_sequential
 #include "trireme/recompute/selective.h"         // defines: SelectiveRecompute
 #include "trireme/recompute/tiled.h"             // defines: tiled, tiled_cross_entropy, TiledComputation
+#include "trireme/sequence/sequence_parallel.h"  // defines: SequenceParallel

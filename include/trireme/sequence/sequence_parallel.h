@@ -1,0 +1,71 @@
+// Sequence parallelism: each rank of a group has some of the tokens of every sequence, with any model, unmodified.
+//
+//   trireme::SequenceParallel parallel(group);
+//   auto batch = parallel.cut({.input_ids = ids_BS, .labels = labels_BS, .position_ids = positions_BS});
+//   auto loss = model(batch.input_ids, batch.position_ids, batch.labels);   // of all tokens, on every rank
+//
+// The main idea: a tensor that is cut along the sequence is known by its storage, and so is whatever operators compute
+// from it. Operators on single tokens run as they are. Attention runs on all tokens of some of the heads (Ulysses), or
+// receives the other ranks' keys and values one after the other (ring). A loss is that of all tokens. An operator that
+// mixes tokens in another way is refused.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "trireme/comm/group.h"
+
+namespace trireme {
+
+enum class SequenceAttention : uint8_t {
+  kUlysses,  ///< all-to-all between tokens and heads; at least as many heads as ranks
+  kRing,     ///< keys and values go round; any number of heads, no mask and no dropout inside attention
+};
+
+/// Undefined tensors are left out. Sequences are along `dim` of each.
+struct SequenceInputs {
+  at::Tensor input_ids = {};     ///< [B, S]
+  at::Tensor labels = {};        ///< [B, S]: of the same positions; whoever shifts them gets the next rank's first one
+  at::Tensor position_ids = {};  ///< [B, S] or [1, S]
+  at::Tensor attention_mask = {};  ///< [B, S]: 1 for tokens, 0 for padding
+  int64_t dim = 1;
+};
+
+/// The tokens of a sequence of `tokens` that rank `rank` of `size` has: neighbours, as equal in number as can be.
+ShardRange sequence_range(int64_t tokens, int size, int rank);
+
+/// Models of this thread compute on tensors that cut() gave while it lives; other tensors are not looked at. Construct
+/// and destroy on the same thread; graphs run backward meanwhile.
+///
+/// Gradients of parameters are those of this rank's tokens: their sum over the group is that of the loss, which is
+/// the same on every rank. Means leave ignored targets out, wherever they are.
+///
+/// Requires  ranks of the group get the same batches and run the same operators.
+/// Cost      per attention, forward: kUlysses four all-to-alls (query, key, value, result); kRing size - 1 messages of
+///           keys and values; backward the same of gradients. A loss: one number.
+/// Throws    from an operator, StateError with the operator and the fix: it mixes tokens of a cut tensor and is not
+///           attention, a loss, a sum or a mean; it joins one with a tensor of as many tokens that is not cut
+///           (positions that the model makes up itself); a mask that cannot be had for all tokens.
+/// Source    DeepSpeed-Ulysses, arXiv:2309.14509; ring attention, arXiv:2310.01889. Test: sequence_test.cpp.
+class [[nodiscard]] SequenceParallel {
+ public:
+  explicit SequenceParallel(Group& group, SequenceAttention attention = SequenceAttention::kUlysses);
+  ~SequenceParallel();
+  SequenceParallel(const SequenceParallel&) = delete;
+  SequenceParallel& operator=(const SequenceParallel&) = delete;
+
+  /// This rank's tokens of `whole`, known from now on as cut along `dim`. Local.
+  ///
+  /// Throws    ShapeError: fewer than two tokens for some rank.
+  at::Tensor cut(const at::Tensor& whole, int64_t dim);
+  /// cut() of each tensor; the mask is remembered whole until the next call.
+  SequenceInputs cut(const SequenceInputs& whole);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,182 @@
+#include <ATen/OpMathType.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "sequence/attention.h"
+#include "trireme/base/error.h"
+
+namespace trireme::sequence {
+namespace {
+
+// B batch, H heads, Q this rank's queries, K a rank's keys, D head size.
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Ring final : torch::CustomClassHolder {
+  Ring(Cut keys, Group& group, bool is_causal, std::optional<double> scale)
+      : keys(std::move(keys)), group(group), is_causal(is_causal), scale(scale) {}
+
+  int next() const { return (group.rank() + 1) % group.size(); }
+  int previous() const { return (group.rank() + group.size() - 1) % group.size(); }
+  /// Whose keys and values are here after `step` messages.
+  int owner(int step) const { return (group.rank() - step + group.size()) % group.size(); }
+  int64_t length(int rank) const { return keys.lengths[static_cast<size_t>(rank)]; }
+  /// Whether this rank's queries attend to keys of `rank`.
+  bool attends(int rank) const { return !is_causal || rank <= group.rank(); }
+
+  const Cut keys;
+  Group& group;
+  const bool is_causal;
+  const std::optional<double> scale;
+};
+
+/// Tensors that go round: sent while this rank still reads them.
+class Round {
+ public:
+  Round(const Ring& ring, at::Tensor own) : ring_(ring), here_(std::move(own)) {}
+  ~Round() = default;
+  Round(const Round&) = delete;
+  Round& operator=(const Round&) = delete;
+
+  const at::Tensor& here() const { return here_; }
+  void pass_on() {
+    coming_ = at::empty_like(here_);
+    received_ = ring_.group.recv(coming_, ring_.previous());
+    sent_ = ring_.group.send(here_, ring_.next());
+  }
+  void receive() {
+    received_.wait();
+    sent_.wait();
+    here_ = std::move(coming_);
+  }
+
+ private:
+  const Ring& ring_;
+  at::Tensor here_, coming_;
+  Pending<void> received_, sent_;
+};
+
+/// Keys and values as one tensor of the longest rank's length: [2, B, key heads, longest, D].
+at::Tensor packed(const at::Tensor& key, const at::Tensor& value, const Cut& cut) {
+  const int64_t longest = *std::max_element(cut.lengths.begin(), cut.lengths.end());
+  at::Tensor both = at::zeros({2, key.size(0), key.size(1), longest, key.size(3)}, key.options());
+  both.narrow(3, 0, key.size(2)).copy_(at::stack({key, value}));
+  return both;
+}
+
+/// One head of keys for each head of queries.
+at::Tensor widened(const at::Tensor& keys, int64_t heads) {
+  const int64_t times = heads / keys.size(1);
+  return times == 1 ? keys : keys.repeat_interleave(times, 1);
+}
+
+/// The sum over the heads that widened() has made of one.
+at::Tensor narrowed(const at::Tensor& gradient, int64_t key_heads) {
+  return gradient.unflatten(1, {key_heads, gradient.size(1) / key_heads}).sum(2);
+}
+
+struct RingFunction : torch::autograd::Function<RingFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value, const c10::intrusive_ptr<Ring>& ring) {
+    at::Tensor result, logsumexp_BHQ;
+    Round round(*ring, packed(key, value, ring->keys));
+    for (int step = 0; step < ring->group.size(); ++step) {
+      const bool is_last = step + 1 == ring->group.size();
+      const int owner = ring->owner(step);
+      if (!is_last) round.pass_on();
+      if (ring->attends(owner)) {
+        const at::Tensor block = round.here().narrow(3, 0, ring->length(owner));
+        const auto [part, part_logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+            query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), 0,
+            ring->is_causal && owner == ring->group.rank(), {}, ring->scale);
+        join(result, logsumexp_BHQ, part, part_logsumexp);
+      }
+      if (!is_last) round.receive();
+    }
+    result = result.to(query.scalar_type());
+    context->save_for_backward({query, key, value, result, logsumexp_BHQ});
+    context->saved_data["ring"] = c10::IValue::make_capsule(ring);
+    return result;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto ring = c10::static_intrusive_pointer_cast<Ring>(context->saved_data["ring"].toCapsule());
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &query = saved[0], &key = saved[1], &value = saved[2], &result = saved[3], &logsumexp = saved[4];
+    at::Tensor query_gradient = at::zeros_like(query, query.options().dtype(at::toOpMathType(query.scalar_type())));
+    Round round(*ring, packed(key, value, ring->keys));
+    // The gradient of keys and values goes with them, and one message further: home.
+    Round sums(*ring, at::zeros_like(round.here(), query_gradient.options()));
+    for (int step = 0; step < ring->group.size(); ++step) {
+      const bool is_last = step + 1 == ring->group.size();
+      const int owner = ring->owner(step);
+      if (!is_last) round.pass_on();
+      if (ring->attends(owner)) {
+        const at::Tensor block = round.here().narrow(3, 0, ring->length(owner));
+        const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            gradients[0], query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), result, logsumexp,
+            0, ring->is_causal && owner == ring->group.rank(), {}, ring->scale);
+        query_gradient.add_(of_query);
+        at::Tensor sum = sums.here().narrow(3, 0, ring->length(owner));
+        sum[0].add_(narrowed(of_key, key.size(1)));
+        sum[1].add_(narrowed(of_value, key.size(1)));
+      }
+      if (ring->group.size() > 1) {
+        sums.pass_on();
+        sums.receive();
+      }
+      if (!is_last) round.receive();
+    }
+    const at::Tensor own = sums.here().narrow(3, 0, key.size(2)).to(key.scalar_type());
+    return {query_gradient.to(query.scalar_type()), own[0], own[1], {}};
+  }
+
+ private:
+  /// Softmax over two sets of keys, from those over each.
+  static void join(at::Tensor& result, at::Tensor& logsumexp, const at::Tensor& part,
+                   const at::Tensor& part_logsumexp) {
+    const at::Tensor wide = part.to(at::toOpMathType(part.scalar_type()));
+    if (!result.defined()) {
+      result = wide;
+      logsumexp = part_logsumexp;
+      return;
+    }
+    const at::Tensor both = at::logaddexp(logsumexp, part_logsumexp);
+    result = result * (logsumexp - both).exp().unsqueeze(-1) + wide * (part_logsumexp - both).exp().unsqueeze(-1);
+    logsumexp = both;
+  }
+};
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw StateError(str("scaled_dot_product_attention in a ring: ", what, "; use SequenceAttention::kUlysses"));
+}
+
+}  // namespace
+
+void run_in_ring(OperatorCall& call, Next next, const Cut& queries, const Cut& keys, Group& group) {
+  const auto arguments = call.arguments();
+  const at::Tensor query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
+  const bool is_causal = arguments[5].toBool();
+  if (query.dim() != 4) refuse(str("query ", query.sizes(), " has no batch"));
+  if (!query.is_cpu()) refuse(str("tensors on ", query.device()));
+  if (arguments[3].isTensor() && arguments[3].toTensor().defined()) refuse("it has a mask");
+  if (arguments[4].toDouble() > 0) refuse("it has dropout");
+  if (is_causal && queries.lengths != keys.lengths) refuse("it is causal, and queries and keys are cut differently");
+  if (value.size(-1) != key.size(-1)) refuse("keys and values differ in size");
+  const auto scale = arguments[6].isDouble() ? std::optional(arguments[6].toDouble()) : std::nullopt;
+  const auto ring = c10::make_intrusive<Ring>(keys, group, is_causal, scale);
+  const at::Tensor result = next.run(call, [&] { return RingFunction::apply(query, key, value, ring); });
+  torch::jit::drop(call.stack, call.traits.arguments);
+  call.stack.emplace_back(result);
+}
+
+}  // namespace trireme::sequence

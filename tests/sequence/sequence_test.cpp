@@ -1,0 +1,400 @@
+// A transformer trains on parts of its sequences as one rank trains on whole ones.
+#include "trireme/sequence/sequence_parallel.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/conv1d.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
+#include "trireme/intercept.h"
+#include "trireme/recompute/recompute.h"
+#include "trireme/recompute/selective.h"
+#include "trireme/recompute/tiled.h"
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kVocab = 23, kBatch = 2, kLayers = 2, kHeadSize = 4;
+constexpr double kTolerance = 1e-5;
+
+struct Shape {
+  int64_t heads = 4, key_heads = 4, length = 16;
+  bool is_causal = true;
+};
+
+using Weights = std::map<std::string, at::Tensor>;
+using Mask = std::function<at::Tensor(const SequenceInputs&)>;
+
+/// A decoder with learned positions; attention heads may share keys.
+struct Net {
+  explicit Net(const Shape& shape) : shape(shape) {
+    const at::Generator generator = at::detail::createCPUGenerator(7);
+    const auto add = [&](const std::string& name, at::IntArrayRef sizes) {
+      weights[name] = (at::randn(sizes, generator) * 0.3).requires_grad_();
+    };
+    const int64_t hidden = shape.heads * kHeadSize, keys = shape.key_heads * kHeadSize;
+    add("tokens", {kVocab, hidden});
+    add("positions", {64, hidden});
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      const std::string prefix = std::to_string(layer) + ".";
+      add(prefix + "query", {hidden, hidden});
+      add(prefix + "key", {keys, hidden});
+      add(prefix + "value", {keys, hidden});
+      add(prefix + "out", {hidden, hidden});
+      add(prefix + "up", {3 * hidden, hidden});
+      add(prefix + "down", {hidden, 3 * hidden});
+      add(prefix + "norm", {hidden});
+    }
+  }
+
+  at::Tensor heads(const at::Tensor& x, const std::string& name) const {
+    return at::linear(x, weights.at(name)).unflatten(-1, {-1, kHeadSize}).transpose(1, 2);
+  }
+
+  at::Tensor layer(const at::Tensor& x, const std::string& prefix, const at::Tensor& mask) const {
+    const at::Tensor normed = at::layer_norm(x, {x.size(-1)}, weights.at(prefix + "norm"));
+    const at::Tensor attended = at::scaled_dot_product_attention(
+        heads(normed, prefix + "query"), heads(normed, prefix + "key"), heads(normed, prefix + "value"),
+        mask.defined() ? std::optional(mask) : std::nullopt, 0, shape.is_causal && !mask.defined(), std::nullopt,
+        shape.heads != shape.key_heads);
+    const at::Tensor y =
+        x + at::linear(attended.transpose(1, 2).reshape({x.size(0), x.size(1), -1}), weights.at(prefix + "out"));
+    return y + at::linear(at::gelu(at::linear(y, weights.at(prefix + "up"))), weights.at(prefix + "down"));
+  }
+
+  at::Tensor embedded(const SequenceInputs& in) const {
+    return at::embedding(weights.at("tokens"), in.input_ids) + at::embedding(weights.at("positions"), in.position_ids);
+  }
+
+  at::Tensor logits(const SequenceInputs& in, const Mask& mask_of = nullptr) const {
+    at::Tensor x = embedded(in);
+    const at::Tensor mask = mask_of ? mask_of(in) : at::Tensor();
+    for (int64_t i = 0; i < kLayers; ++i) x = layer(x, std::to_string(i) + ".", mask);
+    return at::linear(x, weights.at("tokens"));
+  }
+
+  Shape shape;
+  Weights weights;
+};
+
+at::Tensor loss_of(const at::Tensor& logits_BSV, const at::Tensor& labels_BS) {
+  return at::cross_entropy_loss(logits_BSV.flatten(0, 1), labels_BS.flatten());
+}
+
+SequenceInputs inputs_of(const Shape& shape) {
+  const at::Generator generator = at::detail::createCPUGenerator(11);
+  SequenceInputs in{.input_ids = at::randint(kVocab, {kBatch, shape.length}, generator, at::kLong),
+                    .labels = at::randint(kVocab, {kBatch, shape.length}, generator, at::kLong),
+                    .position_ids = at::arange(shape.length, at::kLong).unsqueeze(0)};
+  in.labels.narrow(1, 0, shape.length / 2 - 1).fill_(-100);  // nearly all of the first rank's
+  return in;
+}
+
+using LossOf = std::function<at::Tensor(const Net&, const SequenceInputs&)>;
+
+at::Tensor plain_loss(const Net& net, const SequenceInputs& in) { return loss_of(net.logits(in), in.labels); }
+
+struct Result {
+  double loss = 0;
+  Weights gradients;
+};
+
+Result run(const Net& net, const SequenceInputs& in, const LossOf& loss_of) {
+  std::vector<at::Tensor> inputs;
+  for (const auto& [name, weight] : net.weights) inputs.push_back(weight);
+  const at::Tensor loss = loss_of(net, in);
+  const auto gradients = torch::autograd::grad({loss}, inputs, {}, {}, false, /*allow_unused=*/true);
+  Result result{.loss = loss.item<double>(), .gradients = {}};
+  size_t i = 0;
+  for (const auto& [name, weight] : net.weights) {
+    const at::Tensor& gradient = gradients[i++];
+    result.gradients[name] = gradient.defined() ? gradient.contiguous() : at::zeros(weight.sizes());
+  }
+  return result;
+}
+
+void expect_near(const Result& got, const Result& expected) {
+  EXPECT_NEAR(got.loss, expected.loss, kTolerance * std::abs(expected.loss));
+  for (const auto& [name, gradient] : expected.gradients) {
+    const auto difference = (got.gradients.at(name) - gradient).abs().max().item<double>();
+    EXPECT_LE(difference, kTolerance * std::max(gradient.abs().max().item<double>(), 1e-3)) << name;
+  }
+}
+
+/// `loss_of` on `ranks` ranks, of which each has a part of the sequence, is what it is on one.
+void compare(int ranks, const Shape& shape, const LossOf& loss_of = plain_loss,
+             SequenceAttention attention = SequenceAttention::kUlysses,
+             const std::function<void(SequenceInputs&)>& change = nullptr, const TilePolicy& tiles = {}) {
+  SequenceInputs whole = inputs_of(shape);
+  if (change) change(whole);
+  const Result expected = run(Net(shape), whole, loss_of);
+  run_ranks(ranks, [&](Rank& rank) {
+    at::set_num_threads(1);
+    SequenceParallel parallel(rank.world(), attention);
+    const TiledComputation scope(tiles);
+    const Net net(shape);
+    Result got = run(net, parallel.cut(whole), loss_of);
+    for (auto& [name, gradient] : got.gradients) rank.world().all_reduce(gradient).wait();
+    expect_near(got, expected);
+  });
+}
+
+class EveryWorld : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, EveryWorld, ::testing::Values(1, 2, 4));
+
+TEST_P(EveryWorld, UlyssesIsOneRank) {
+  for (const bool is_causal : {true, false})
+    for (const int64_t length : {16, 19})
+      for (const auto& [heads, key_heads] : {std::pair{4, 4}, {4, 2}, {6, 3}, {5, 5}, {6, 1}, {12, 4}})
+        compare(GetParam(), {.heads = heads, .key_heads = key_heads, .length = length, .is_causal = is_causal});
+}
+
+TEST_P(EveryWorld, ARingIsOneRank) {
+  for (const bool is_causal : {true, false})
+    for (const int64_t length : {16, 19})
+      for (const auto& [heads, key_heads] : {std::pair{4, 4}, {4, 2}, {1, 1}})
+        compare(GetParam(), {.heads = heads, .key_heads = key_heads, .length = length, .is_causal = is_causal},
+                plain_loss, SequenceAttention::kRing);
+}
+
+TEST_P(EveryWorld, LabelsThatAModelShiftsLoseNoToken) {
+  // As in Hugging Face's models of today, which pad the labels, and of earlier ones, which drop the last logits.
+  compare(GetParam(), {}, [](const Net& net, const SequenceInputs& in) {
+    const at::Tensor shifted = at::pad(in.labels, {0, 1}, "constant", -100).slice(1, 1).contiguous();
+    return loss_of(net.logits(in).to(at::kFloat), shifted);
+  });
+  compare(GetParam(), {}, [](const Net& net, const SequenceInputs& in) {
+    const at::Tensor logits = net.logits(in);
+    return at::cross_entropy_loss(logits.slice(1, 0, -1).reshape({-1, kVocab}), in.labels.slice(1, 1).reshape(-1));
+  });
+}
+
+TEST_P(EveryWorld, LossesSumsAndMeansAreOfAllTokens) {
+  compare(GetParam(), {}, [](const Net& net, const SequenceInputs& in) {
+    return at::cross_entropy_loss(net.logits(in).flatten(0, 1), in.labels.flatten(), {}, at::Reduction::Sum) / 7;
+  });
+  compare(GetParam(), {}, [](const Net& net, const SequenceInputs& in) {
+    const at::Tensor weight = at::arange(1, kVocab + 1, at::kFloat);
+    return at::cross_entropy_loss(net.logits(in).flatten(0, 1), in.labels.flatten(), weight, at::Reduction::Mean, -100,
+                                  0.1);
+  });
+  compare(GetParam(), {.length = 19},
+          [](const Net& net, const SequenceInputs& in) { return net.logits(in).square().mean(); });
+  compare(GetParam(), {.length = 19},
+          [](const Net& net, const SequenceInputs& in) { return net.logits(in).square().sum() / 100; });
+}
+
+SequenceInputs& pad_second(SequenceInputs& in) {
+  in.attention_mask = at::ones({kBatch, in.input_ids.size(1)}, at::kLong);
+  in.attention_mask[1].narrow(0, in.input_ids.size(1) - 5, 5).fill_(0);
+  in.labels.masked_fill_(in.attention_mask.eq(0), -100);
+  return in;
+}
+
+TEST_P(EveryWorld, AMaskThatAModelMakesOfThePaddingIsCompleted) {
+  // Causal and padding, as Hugging Face's models make it: of the length that they see.
+  const Mask causal = [](const SequenceInputs& in) {
+    const int64_t length = in.input_ids.size(1);
+    return at::ones({length, length}, at::kBool)
+        .tril()
+        .logical_and(in.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1));
+  };
+  const Mask additive = [causal](const SequenceInputs& in) {
+    const at::Tensor kept = causal(in);
+    return at::zeros(kept.sizes()).masked_fill(kept.logical_not(), -1e30);
+  };
+  const Mask padding_alone = [](const SequenceInputs& in) {
+    return in.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1);
+  };
+  for (const Mask& mask : {causal, additive, padding_alone})
+    compare(
+        GetParam(), {.heads = 5, .key_heads = 5},
+        [mask](const Net& net, const SequenceInputs& in) { return loss_of(net.logits(in, mask), in.labels); },
+        SequenceAttention::kUlysses, [](SequenceInputs& in) { pad_second(in); });
+}
+
+TEST_P(EveryWorld, AMaskOfAllTokensIsTakenAsItIs) {
+  const at::Generator generator = at::detail::createCPUGenerator(3);
+  const at::Tensor of_heads = at::randn({1, 4, 16, 16}, generator);
+  for (const at::Tensor& mask : {of_heads, of_heads.slice(1, 0, 1), of_heads[0][0].gt(-1)})
+    compare(GetParam(), {}, [mask](const Net& net, const SequenceInputs& in) {
+      return loss_of(net.logits(in, [mask](const SequenceInputs&) { return mask; }), in.labels);
+    });
+}
+
+TEST_P(EveryWorld, GoesTogetherWithTilesAndRecomputation) {
+  const LossOf layers_again = [](const Net& net, const SequenceInputs& in) {
+    at::Tensor x = net.embedded(in);
+    for (int64_t i = 0; i < kLayers; ++i)
+      x = recompute([&net, i](const at::Tensor& y) { return net.layer(y, std::to_string(i) + ".", {}); }, x);
+    return loss_of(at::linear(x, net.weights.at("tokens")), in.labels);
+  };
+  compare(GetParam(), {}, layers_again, SequenceAttention::kUlysses, nullptr, {.loss_tokens = 3, .mlp_tokens = 3});
+  compare(GetParam(), {}, [&](const Net& net, const SequenceInputs& in) {
+    const SelectiveRecompute scope;
+    return plain_loss(net, in);
+  });
+  compare(GetParam(), {}, layers_again, SequenceAttention::kRing);
+}
+
+TEST(SequenceCost, AnAttentionIsFourAllToAlls) {
+  for (const int ranks : {2, 4})
+    run_ranks(ranks, [&](Rank& rank) {
+      at::set_num_threads(1);
+      const Shape shape{.heads = 8, .key_heads = 4};
+      const Net net(shape);
+      SequenceParallel parallel(rank.world());
+      const auto in = parallel.cut(inputs_of(shape));
+      const at::Tensor x = net.embedded(in);
+      const CommCounters before = rank.world().counters();
+      const at::Tensor y = net.layer(x, "0.", {});
+      const CommCounters after = rank.world().counters();
+      EXPECT_EQ(after.calls - before.calls, 4);
+      // Query and result of 8 heads, key and value of 4; of each, all but this rank's own heads.
+      const int64_t numel = kBatch * shape.length / ranks * kHeadSize * (2 * 8 + 2 * 4);
+      EXPECT_EQ(after.bytes_sent - before.bytes_sent, numel * 4 * (ranks - 1) / ranks);
+      torch::autograd::grad({y.sum()}, {x});
+      EXPECT_EQ(rank.world().counters().calls - after.calls, 4 + 1);  // and the sum's
+    });
+}
+
+/// What `body` throws on every rank of two, each of which has half of the tokens.
+std::string refusal_of(const std::function<void(const Net&, const SequenceInputs&)>& body,
+                       SequenceAttention attention = SequenceAttention::kUlysses, const Shape& shape = {}) {
+  std::string message;
+  run_ranks(2, [&](Rank& rank) {
+    SequenceParallel parallel(rank.world(), attention);
+    const auto in = parallel.cut(inputs_of(shape));
+    try {
+      body(Net(shape), in);
+      ADD_FAILURE() << "nothing was refused";
+    } catch (const StateError& error) {
+      if (rank.id() == 0) message = error.what();
+    }
+  });
+  return message;
+}
+
+TEST(SequenceRefusal, AttentionWrittenOut) {
+  const std::string message = refusal_of([](const Net& net, const SequenceInputs& in) {
+    const at::Tensor x = net.embedded(in);
+    const at::Tensor query = net.heads(x, "0.query"), key = net.heads(x, "0.key");
+    at::matmul(query, key.transpose(-1, -2));
+  });
+  EXPECT_NE(message.find("aten::matmul sums over tokens, or pairs tokens with tokens"), std::string::npos) << message;
+  EXPECT_NE(message.find("attn_implementation=\"sdpa\""), std::string::npos) << message;
+}
+
+TEST(SequenceRefusal, OperatorsThatMixTokens) {
+  const auto refuses = [](const std::function<at::Tensor(const at::Tensor&)>& mix) {
+    return refusal_of([&](const Net& net, const SequenceInputs& in) { mix(net.embedded(in)); });
+  };
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.cumsum(1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.mean(1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return at::softmax(x.transpose(1, 2), -1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.roll(1, 1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.amax(); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.select(1, -1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.chunk(2, 1)[0]; }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return at::layer_norm(x, {x.size(1), x.size(2)}); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return at::linear(x.transpose(1, 2), at::ones({3, x.size(1)})); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) {
+              return at::conv1d(x.transpose(1, 2), at::ones({3, x.size(2), 2}));
+            }),
+            "");
+}
+
+TEST(SequenceRefusal, PositionsThatTheModelMakesUp) {
+  const std::string message = refusal_of([](const Net& net, const SequenceInputs& in) {
+    const at::Tensor positions = at::arange(in.input_ids.size(1), at::kLong).unsqueeze(0);
+    at::embedding(net.weights.at("tokens"), in.input_ids) + at::embedding(net.weights.at("positions"), positions);
+  });
+  EXPECT_NE(message.find("position_ids"), std::string::npos) << message;
+}
+
+TEST(SequenceRefusal, MasksAndHeads) {
+  const auto with_mask = [](const at::Tensor& mask) {
+    return [mask](const Net& net, const SequenceInputs& in) {
+      net.logits(in, [mask](const SequenceInputs&) { return mask; });
+    };
+  };
+  EXPECT_NE(refusal_of(with_mask(at::ones({8, 8}, at::kBool).triu())).find("attention_mask"), std::string::npos);
+  EXPECT_NE(refusal_of(with_mask(at::ones({3, 8}, at::kBool))).find("neither of all 16 x 16"), std::string::npos);
+  EXPECT_NE(refusal_of(with_mask(at::ones({16, 16}, at::kBool)), SequenceAttention::kRing).find("mask"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal_of(plain_loss, SequenceAttention::kUlysses, {.heads = 1, .key_heads = 1}).find("1 heads for 2 ranks"),
+      std::string::npos);
+}
+
+TEST(SequenceRefusal, SequencesThatAreTooShort) {
+  run_ranks(2, [](Rank& rank) {
+    SequenceParallel parallel(rank.world());
+    EXPECT_THROW(parallel.cut(at::zeros({3}), 0), ShapeError);
+  });
+}
+
+TEST(Sequence, AnotherModelOfTheThreadIsLeftAlone) {
+  run_ranks(2, [](Rank& rank) {
+    SequenceParallel parallel(rank.world());
+    parallel.cut(inputs_of({}));
+    const Net teacher{Shape{}};
+    const auto whole = inputs_of({});
+    const CommCounters before = rank.world().counters();
+    plain_loss(teacher, whole);
+    teacher.embedded(whole).cumsum(1);
+    EXPECT_EQ(rank.world().counters().calls, before.calls);
+  });
+}
+
+TEST(Sequence, DropoutDiffersOverTokensOfRanksAndAgreesElsewhere) {
+  std::vector<at::Tensor> of_cut(2), of_whole(2);
+  run_ranks(2, [&](Rank& rank) {
+    RankContext::of_this_thread().streams().use_own_generator(5);
+    SequenceParallel parallel(rank.world());
+    const at::Tensor part = parallel.cut(at::ones({64, 64}), 0);
+    of_cut[rank.id()] = at::dropout(part, 0.5, true);
+    of_whole[rank.id()] = at::dropout(at::ones({64, 64}), 0.5, true);
+  });
+  EXPECT_FALSE(at::equal(of_cut[0], of_cut[1]));
+  EXPECT_TRUE(at::equal(of_whole[0], of_whole[1]));
+}
+
+TEST(Sequence, QueriesAloneAttendToWholeKeys) {
+  const at::Tensor queries = at::randn({1, 2, 8, 4}), keys = at::randn({1, 2, 5, 4});
+  const at::Tensor expected = at::scaled_dot_product_attention(queries, keys, keys);
+  std::vector<at::Tensor> got(2);
+  run_ranks(2, [&](Rank& rank) {
+    SequenceParallel parallel(rank.world());
+    got[rank.id()] = at::scaled_dot_product_attention(parallel.cut(queries, 2), keys, keys);
+  });
+  EXPECT_TRUE(at::allclose(at::cat(got, 2), expected, 1e-5, 1e-6));
+}
+
+}  // namespace
+}  // namespace trireme
