@@ -286,16 +286,40 @@ Schedule dual_pipe_v(int stages, int micro_batches) {
   return assemble("dualpipe-v", stages, micro_batches, 2, Placement::kV, computations);
 }
 
+namespace {
+
+struct Generator {
+  const char* name;
+  Schedule (*generate)(int stages, int micro_batches, int chunks);
+};
+template <Schedule (*generate)(int, int)>
+Schedule without_chunks(int stages, int micro_batches, int) {
+  return generate(stages, micro_batches);
+}
+constexpr std::array kGenerators = {
+    Generator{"1f1b", without_chunks<one_f_one_b>},
+    Generator{"inference", without_chunks<inference>},
+    Generator{"gpipe", without_chunks<gpipe>},
+    Generator{"interleaved", interleaved},
+    Generator{"zb-h1", without_chunks<zero_bubble_h1>},
+    Generator{"zb-v", without_chunks<zero_bubble_v>},
+    Generator{"dualpipe-v", without_chunks<dual_pipe_v>},
+};
+
+}  // namespace
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const Generator& generator : kGenerators) names.emplace_back(generator.name);
+  return names;
+}
+
 Schedule make_schedule(const std::string& name, int stages, int micro_batches, int chunks) {
-  if (name == "interleaved") return interleaved(stages, micro_batches, chunks);
-  using Generator = Schedule (*)(int, int);
-  const std::vector<std::pair<std::string, Generator>> generators = {
-      {"1f1b", one_f_one_b},     {"inference", inference}, {"gpipe", gpipe},
-      {"zb-h1", zero_bubble_h1}, {"zb-v", zero_bubble_v},  {"dualpipe-v", dual_pipe_v}};
-  for (const auto& [known, generate] : generators)
-    if (name == known) return generate(stages, micro_batches);
-  throw ConfigError(
-      str("schedule: '", name, "' is no schedule; use 1f1b, inference, gpipe, interleaved, zb-h1, zb-v or dualpipe-v"));
+  for (const Generator& generator : kGenerators)
+    if (name == generator.name) return generator.generate(stages, micro_batches, chunks);
+  std::string names;
+  for (const std::string& known : schedule_names()) names += (names.empty() ? "" : ", ") + known;
+  throw ConfigError(str("schedule: '", name, "' is no schedule; use one of ", names));
 }
 
 }  // namespace trireme::pipeline

@@ -34,6 +34,16 @@ const char* name_of(Kind kind) {
   return "?";
 }
 
+Kind kind_of(const std::string& name) {
+  std::string names;
+  for (int index = 0; index <= static_cast<int>(Kind::kStep); ++index) {
+    const Kind kind = static_cast<Kind>(index);
+    if (name == name_of(kind)) return kind;
+    names += str(names.empty() ? "" : ", ", name_of(kind));
+  }
+  throw ConfigError(str("schedule: '", name, "' is no instruction; use one of ", names));
+}
+
 std::string to_text(const Instruction& instruction) {
   std::string text = name_of(instruction.kind);
   if (instruction.micro_batch < 0) return text;

@@ -16,6 +16,11 @@ Timeline simulate(const Schedule& schedule, const PartTimes& times) {
 
 std::string to_text(const Timeline& timeline, double unit) {
   const auto columns = static_cast<size_t>(std::lround(std::ceil(timeline.makespan / unit)));
+  const auto digits = [](size_t number) { return static_cast<int>(std::to_string(number).size()); };
+  const int stage_width = digits(timeline.slots.size() - 1);
+  int width = 3;
+  for (const Slot& slot : timeline.slots.at(0))
+    width = std::max(width, digits(static_cast<size_t>(slot.instruction.micro_batch)) + 1);
   std::string text;
   for (size_t stage = 0; stage < timeline.slots.size(); ++stage) {
     std::vector<std::string> cells(columns, ".");
@@ -30,8 +35,8 @@ std::string to_text(const Timeline& timeline, double unit) {
       for (size_t column = begin; column < std::min(end, columns); ++column) cells[column] = cell;
     }
     std::ostringstream row;
-    row << "stage " << stage << ' ';
-    for (const std::string& cell : cells) row << ' ' << std::setw(3) << std::left << cell;
+    row << "stage " << std::left << std::setw(stage_width) << stage << ' ';
+    for (const std::string& cell : cells) row << ' ' << std::setw(width) << cell;
     std::string line = row.str();
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + '\n';

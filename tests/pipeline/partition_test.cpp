@@ -25,6 +25,22 @@ TEST(Partition, BalancedByWeights) {
   EXPECT_THROW((void)partition_balanced({1}, 0), ConfigError);
 }
 
+TEST(Partition, WithinALimitOfMemoryTheHeaviestStageIsTheLightest) {
+  const Bounds weights = {4, 1, 1, 1, 1, 4};
+  EXPECT_EQ(partition_within(weights, 2, {0, 0, 0, 0, 0, 0}, 0), (Bounds{0, 3, 6}));
+  EXPECT_EQ(partition_within(weights, 2, {1, 1, 5, 5, 1, 1}, 8), (Bounds{0, 3, 6}));
+  EXPECT_EQ(partition_within(weights, 2, {6, 1, 1, 0, 0, 0}, 7), (Bounds{0, 2, 6}));  // times 5 and 7, not 6 and 6
+  EXPECT_EQ(partition_within({2, 3}, 4, {1, 1}, 1), (Bounds{0, 1, 2, 2, 2}));
+  try {
+    (void)partition_within(weights, 3, {3, 3, 3, 3, 3, 3}, 5);
+    FAIL() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "pipeline: no partition over 3 stages stays within 5 bytes; the least for which there is one is 6");
+  }
+  EXPECT_THROW((void)partition_within({1, 2}, 1, {1}, 5), ConfigError);
+}
+
 TEST(Partition, ByTypeCountsMatchingLayersAlone) {
   EXPECT_EQ(partition_by_type({"Embedding", "Block", "Block", "Block", "Block", "Norm"}, "block", 2),
             (Bounds{0, 3, 6}));

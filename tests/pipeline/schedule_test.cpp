@@ -158,15 +158,51 @@ TEST(Schedules, KeepNoMoreActivationsThanTheyHaveBuffers) {
 }
 
 TEST(Schedules, ByNameAndWhatIsRefused) {
-  for (const char* name : {"1f1b", "inference", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
-    EXPECT_EQ(make_schedule(name, 4, 8, 2).name, name);
+  EXPECT_EQ(schedule_names(),
+            (std::vector<std::string>{"1f1b", "inference", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"}));
+  for (const std::string& name : schedule_names()) EXPECT_EQ(make_schedule(name, 4, 8, 2).name, name);
   EXPECT_EQ(error_of([] { (void)make_schedule("1f2b", 4, 8); }),
-            "schedule: '1f2b' is no schedule; use 1f1b, inference, gpipe, interleaved, zb-h1, zb-v or dualpipe-v");
+            "schedule: '1f2b' is no schedule; use one of 1f1b, inference, gpipe, interleaved, zb-h1, zb-v, "
+            "dualpipe-v");
   EXPECT_EQ(error_of([] { (void)zero_bubble_v(4, 7); }),
             "schedule 'zb-v': micro_batches=7; with 4 stages it needs 8 or more");
   EXPECT_EQ(error_of([] { (void)interleaved(4, 6, 2); }),
             "schedule 'interleaved': micro_batches=6 is no multiple of 4 stages; use 8");
   EXPECT_EQ(error_of([] { (void)gpipe(0, 6); }), "schedule 'gpipe': stages=0; use 1 or more");
+}
+
+// Without micro-batches and peers, as DeepSpeed's instructions are.
+Schedule by_buffers(Schedule schedule) {
+  for (auto& stream : schedule.streams)
+    for (Step& step : stream)
+      for (Instruction& instruction : step) instruction.micro_batch = instruction.peer = -1;
+  return schedule;
+}
+
+TEST(FollowBuffers, GivesBackMicroBatchesAndPeers) {
+  for (int stages = 1; stages <= 8; ++stages)
+    for (int micro_batches = 1; micro_batches <= 16; ++micro_batches)
+      for (const Schedule& schedule : {one_f_one_b(stages, micro_batches), inference(stages, micro_batches),
+                                       gpipe(stages, micro_batches), zero_bubble_h1(stages, micro_batches)})
+        EXPECT_EQ(follow_buffers(by_buffers(schedule)).streams, schedule.streams)
+            << schedule.name << ", " << stages << ", " << micro_batches;
+}
+
+TEST(FollowBuffers, RefusesEmptyBuffersMessagesThatNobodySendsAndLabelsOfOthers) {
+  const auto error_without = [](int stage, size_t step, Kind kind) {
+    Schedule schedule = by_buffers(gpipe(2, 2));
+    std::erase_if(schedule.streams[stage][step], [&](const Instruction& each) { return each.kind == kind; });
+    return error_of([&] { (void)follow_buffers(schedule); });
+  };
+  EXPECT_EQ(
+      error_without(0, 0, Kind::kLoadMicroBatch),
+      "schedule 'gpipe': stage 0's ForwardPass(buffer=0) has nothing in its buffer; load or receive into it before");
+  EXPECT_EQ(error_without(0, 1, Kind::kSendActivation),
+            "schedule 'gpipe': stage 1's RecvActivation(buffer=1) receives activation 2, but the stage before sends 1");
+  EXPECT_EQ(
+      error_without(1, 0, Kind::kLoadMicroBatch),
+      "schedule 'gpipe': stage 1's ForwardPass(buffer=1) computes micro-batch 1 with the labels of 0; load in the "
+      "order in which activations arrive");
 }
 
 TEST(Check, NamesTheTwoInstructionsThatDoNotFit) {
@@ -193,6 +229,14 @@ TEST(Check, NamesStagesThatWaitForEachOther) {
             "schedule 'gpipe': stage 0's RecvGrad(micro_batch=0, chunk=0, buffer=0, peer=1) waits for ever: its sender "
             "waits in stage 1's RecvActivation(micro_batch=1, chunk=0, buffer=1, peer=0); let the sender's "
             "instructions come in an order in which no stage waits for itself");
+}
+
+TEST(Kinds, HaveNames) {
+  EXPECT_EQ(kind_of("RecvGrad"), Kind::kReceiveGradient);
+  EXPECT_EQ(kind_of("OptimizerStep"), Kind::kStep);
+  EXPECT_TRUE(error_of([] { (void)kind_of("Forward"); })
+                  .starts_with("schedule: 'Forward' is no instruction; use one of "
+                               "LoadMicroBatch, RecvActivation, "));
 }
 
 TEST(Check, NamesWhatIsOverwrittenMissingOrTwice) {

@@ -15,6 +15,11 @@ std::vector<int64_t> partition_uniform(int64_t layers, int stages);
 /// whose stages differ least. As DeepSpeed's partition_balanced.
 /// Throws    ConfigError: a negative weight.
 std::vector<int64_t> partition_balanced(const std::vector<int64_t>& weights, int stages);
+/// The partition whose heaviest stage is the lightest, among those whose stages take at most `limit_bytes`; layer i
+/// takes bytes[i].
+/// Throws    ConfigError: there is none, with the least limit for which there is one.
+std::vector<int64_t> partition_within(const std::vector<int64_t>& weights, int stages,
+                                      const std::vector<int64_t>& bytes, int64_t limit_bytes);
 
 /// partition_balanced() over the layers whose class name matches `regex` (ECMAScript), anywhere and in any case: each
 /// counts 1, the others 0.

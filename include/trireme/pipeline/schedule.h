@@ -35,6 +35,8 @@ struct Instruction {
 
 /// DeepSpeed's name of the instruction: "ForwardPass".
 const char* name_of(Kind kind);
+/// Throws    ConfigError: no instruction has this name.
+Kind kind_of(const std::string& name);
 /// "ForwardPass(micro_batch=3, chunk=1, buffer=0)"
 std::string to_text(const Instruction& instruction);
 
@@ -91,7 +93,9 @@ Schedule zero_bubble_v(int stages, int micro_batches);
 /// Source    DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.1, cut in half as Sea AI Lab describe it.
 Schedule dual_pipe_v(int stages, int micro_batches);
 
-/// One of the above by its name: "1f1b", "inference", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v".
+/// "1f1b", "inference", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v".
+std::vector<std::string> schedule_names();
+/// One of the above by its name; `chunks` is for "interleaved" alone.
 /// Throws    ConfigError: another name, with those that there are; as the function itself.
 Schedule make_schedule(const std::string& name, int stages, int micro_batches, int chunks = 1);
 
@@ -107,5 +111,12 @@ struct Computation {
 /// Throws    ConfigError: a computation that is missing, or is there twice.
 Schedule assemble(std::string name, int stages, int micro_batches, int chunks, Placement placement,
                   const std::vector<std::vector<Computation>>& computations);
+
+/// A schedule of one chunk per stage whose instructions name their buffers alone, as DeepSpeed's do, with their
+/// micro-batches and peers. Load n of a stage is of micro-batch n; a received activation is of the micro-batch that the
+/// stage before sends then; any other instruction is of the micro-batch in its buffer. Peers are the neighbouring
+/// stages.
+/// Throws    ConfigError: an instruction whose buffer is empty, or that receives more than is sent.
+Schedule follow_buffers(Schedule schedule);
 
 }  // namespace trireme::pipeline
