@@ -35,6 +35,7 @@ Action add_inspect(CLI::App& app);
 Action add_consolidate(CLI::App& app);
 Action add_convert(CLI::App& app);
 Action add_estimate(CLI::App& app);
+Action add_plan(CLI::App& app);
 Action add_config(CLI::App& app);
 Action add_docs(CLI::App& app);
 

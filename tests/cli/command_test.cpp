@@ -329,6 +329,88 @@ TEST(EstimateCommand, RefusesWrongFlags) {
       "trireme estimate: --accumulation bf16: the weights are fp32; gradients are summed in at least their dtype");
 }
 
+TEST(PlanCommand, PrintsTheTimelineWithItsBubbleBuffersAndActivations) {
+  const auto said = say({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_EQ(said.out,
+            "1f1b: 2 stages, 2 micro-batches; a column is 1\n\n"
+            "stage 0  0   1   .   .   0'  0'  .   1'  1'\n"
+            "stage 1  .   0   0'  0'  1   1'  1'  .   .\n\n"
+            "bubble share  33.33 % of 9 on each stage\n"
+            "buffers       2 2 on the stages, each for the activations of one part and micro-batch\n"
+            "activations   2 1 at most, of one part and micro-batch each\n");
+  const auto inference = say({"plan", "--schedule", "inference", "--stages", "2", "--micro-batches", "3"});
+  EXPECT_NE(inference.out.find("buffers       2 2 on"), std::string::npos) << inference.out;
+  EXPECT_EQ(inference.out.find("activations   "), std::string::npos) << inference.out;
+}
+
+TEST(PlanCommand, KeepsColumnsStraightOverHundredsOfMicroBatches) {
+  const auto said = say({"plan", "--schedule", "gpipe", "--stages", "11", "--micro-batches", "101"});
+  EXPECT_NE(said.out.find("stage 0   0    1    2    3"), std::string::npos) << said.out.substr(0, 200);
+  EXPECT_NE(said.out.find("stage 10  .    .    .    ."), std::string::npos);
+  EXPECT_NE(said.out.find(" 99   100  .    "), std::string::npos);
+}
+
+// ZB-H1 of 8 stages at the times that its paper measured: a rate of 0.1585 (arXiv:2401.10241, table 5).
+TEST(PlanCommand, TakesTheTimesOfTheParts) {
+  const auto share = [](const std::string& times) {
+    const auto said = say({"plan", "--schedule", "zb-h1", "--stages", "8", "--micro-batches", "24", "--times", times});
+    EXPECT_EQ(said.exit_code, 0) << said.err;
+    const std::string line = "bubble share  ";
+    return std::stod(said.out.substr(said.out.find(line) + line.size()));
+  };
+  EXPECT_NEAR(share("18.522,18.086,9.337,0.601"), 15.85, 1.585);
+  EXPECT_NEAR(share("1,1,1,0"), 100 * 7 / (3.0 * 24 + 7), 0.01);
+}
+
+TEST(PlanCommand, PrintsInstructionsAndDrawsTheTimeline) {
+  const TemporaryFolder folder;
+  const auto said = say({"plan", "--schedule", "interleaved", "--stages", "2", "--micro-batches", "2", "--chunks", "3",
+                         "--streams", "--svg", folder / "a.svg"});
+  EXPECT_TRUE(
+      said.out.starts_with("interleaved: 2 stages, 3 parts on each, 2 micro-batches\n\n"
+                           "stage 0\n"
+                           "  step 0: LoadMicroBatch(micro_batch=0, chunk=0, buffer=0) "
+                           "ForwardPass(micro_batch=0, chunk=0, buffer=0) "
+                           "SendActivation(micro_batch=0, chunk=0, buffer=0, peer=1)\n"))
+      << said.out;
+  EXPECT_NE(said.out.find("\nstage 1\n"), std::string::npos);
+  EXPECT_TRUE(said.out.ends_with(": ReduceTiedGrads ReduceGrads OptimizerStep\n"));
+  const std::string svg = contents_of(folder / "a.svg");
+  EXPECT_TRUE(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+  EXPECT_NE(svg.find(">interleaved: 2 stages, 3 parts on each, 2 micro-batches</text>"), std::string::npos);
+}
+
+TEST(PlanCommand, NamesTheFlagThatIsWrongAndTheFix) {
+  const std::vector<std::string> sizes = {"--stages", "4", "--micro-batches", "8"};
+  const auto plan = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), "plan");
+    words.insert(words.end(), sizes.begin(), sizes.end());
+    return words;
+  };
+  expect_wrong_use(plan({"--schedule", "zb-h2"}),
+                   "trireme plan: --schedule: 'zb-h2' is none of 1f1b, inference, gpipe, interleaved, zb-h1, zb-v, "
+                   "dualpipe-v. Did you mean `zb-h1`? (see trireme plan --help)");
+  expect_wrong_use(plan({}), "trireme plan: --schedule is required (see trireme plan --help)");
+  expect_wrong_use(
+      plan({"--schedule", "zb-v", "--chunks", "2"}),
+      "trireme plan: --chunks 2: the schedule 'zb-v' has a fixed number of parts per stage; leave --chunks "
+      "out, or give --schedule interleaved");
+  expect_wrong_use({"plan", "--schedule", "interleaved", "--stages", "4", "--micro-batches", "6"},
+                   "trireme plan: schedule 'interleaved': micro_batches=6 is no multiple of 4 stages; use 8");
+  expect_wrong_use({"plan", "--schedule", "1f1b", "--stages", "0", "--micro-batches", "6"},
+                   "trireme plan: --stages: '0' is not a whole number from 1 to 100000 (see trireme plan --help)");
+  for (const std::string times :
+       {"1", "1,1,1", "1,1,1,1,1", "0,1,1,0", "1,1,-1,0", "1,1,1,-1", "1,1,nan,0", "1;1;1;0", ""})
+    expect_wrong_use(plan({"--schedule", "1f1b", "--times", times}),
+                     "trireme plan: --times: '" + times +
+                         "' is not F,B,W,COMM: three numbers above 0 and one of at least 0, such as 1,1,1,0.1 (see "
+                         "trireme plan --help)");
+  const auto lost = say(plan({"--schedule", "1f1b", "--svg", "/no/such/folder/a.svg"}));
+  EXPECT_EQ(lost.exit_code, 1);
+  EXPECT_NE(lost.err.find("trireme plan: /no/such/folder/"), std::string::npos) << lost.err;
+}
+
 TEST(ConfigCheckCommand, PrintsTheResolvedConfigurationOrTheMistake) {
   const TemporaryFolder folder;
   const auto good = say({"config", "check", folder.write("good.json", R"({"train_batch_size": 8})"), "--world", "4"});

@@ -26,6 +26,7 @@ TEST_F(LostOutput, FailsEveryCommandThatPrints) {
   expect_told({"docs"}, "trireme docs");
   expect_told({"estimate", "--params", "1e9"}, "trireme estimate");
   expect_told({"estimate", "--params", "1e9", "--json"}, "trireme estimate");
+  expect_told({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2"}, "trireme plan");
   const auto config = folder_.write("ds.json", R"({"train_micro_batch_size_per_gpu": 1})");
   expect_told({"config", "check", config}, "trireme config check");
   expect_told({"launch", "/bin/echo", "a result"}, "trireme launch");

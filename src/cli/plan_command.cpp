@@ -1,0 +1,166 @@
+// `trireme plan`: a schedule of pipeline parallelism, before anything runs it.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <charconv>
+#include <iomanip>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "cli/command.h"
+#include "cli/exit_code.h"
+#include "cli/flags.h"
+#include "cli/print.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/pipeline/schedule.h"
+#include "trireme/pipeline/simulate.h"
+
+namespace trireme::cli {
+namespace {
+
+constexpr const char* kPlanFooter =
+    "A row is a stage: 3 is the forward of micro-batch 3, 3' its backward, 3\" the gradients of its weights where the\n"
+    "schedule computes them apart, a dot an idle stage.\n\n"
+    "Examples:\n"
+    "  trireme plan --schedule 1f1b --stages 4 --micro-batches 8\n"
+    "  trireme plan --schedule zb-h1 --stages 8 --micro-batches 24 --times 18.5,18.1,9.3,0.6 --svg zb-h1.svg\n"
+    "  trireme plan --schedule interleaved --chunks 2 --stages 4 --micro-batches 8 --streams";
+
+constexpr const char* kInterleaved = "interleaved";
+
+struct PlanFlags {
+  std::string schedule;
+  int stages = 1;
+  int micro_batches = 1;
+  std::optional<int> chunks;
+  std::string times = "1,1,1,0";
+  std::string svg;
+  bool streams = false;
+};
+
+/// Nothing where `text` is not "F,B,W,COMM": three numbers above 0, and one of at least 0.
+std::optional<pipeline::PartTimes> times_of(const std::string& text) {
+  pipeline::PartTimes times;
+  const char *begin = text.data(), *const end = text.data() + text.size();
+  for (double* time : {&times.forward, &times.backward_input, &times.backward_weight, &times.message}) {
+    const bool is_last = time == &times.message;
+    const auto [behind, error] = std::from_chars(begin, end, *time, std::chars_format::general);
+    const bool is_time = error == std::errc() && *time <= 1e12 && (is_last ? *time >= 0 : *time > 0);
+    if (!is_time || (is_last ? behind != end : behind == end || *behind != ',')) return std::nullopt;
+    begin = behind + 1;
+  }
+  return times;
+}
+
+void declare(CLI::App& app, PlanFlags& flags) {
+  app.add_option("--schedule", flags.schedule, "1f1b, inference, gpipe, interleaved, zb-h1, zb-v or dualpipe-v")
+      ->required()
+      ->check(one_of(pipeline::schedule_names()))
+      ->type_name("NAME")
+      ->group("Schedule");
+  add_whole(app, "--stages", flags.stages, "parts of the model that run at the same time", {.most = 100'000})
+      ->required()
+      ->group("Schedule");
+  add_whole(app, "--micro-batches", flags.micro_batches, "of one optimizer step", {.most = 100'000})
+      ->required()
+      ->group("Schedule");
+  add_whole(app, "--chunks", flags.chunks, "parts of the model on each stage, of interleaved (default: 2)",
+            {.most = 100'000})
+      ->group("Schedule");
+  app.add_option("--times", flags.times,
+                 "of one part and micro-batch: forward, backward of the inputs and of the weights, message")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return times_of(text)
+                       ? ""
+                       : str("'", text,
+                             "' is not F,B,W,COMM: three numbers above 0 and one of at least 0, such as 1,1,1,0.1");
+          },
+          ""))
+      ->capture_default_str()
+      ->type_name("F,B,W,COMM")
+      ->group("Times");
+  app.add_flag("--streams", flags.streams, "the instructions of each stage in place of the timeline")->group("Output");
+  app.add_option("--svg", flags.svg, "writes the timeline as a drawing, too")->type_name("FILE")->group("Output");
+  app.footer(kPlanFooter);
+}
+
+pipeline::Schedule schedule_of(const PlanFlags& flags) {
+  if (flags.chunks && flags.schedule != kInterleaved)
+    throw ConfigError(str("--chunks ", *flags.chunks, ": the schedule '", flags.schedule,
+                          "' has a fixed number of parts per stage; leave --chunks out, or give --schedule ",
+                          kInterleaved));
+  return pipeline::make_schedule(flags.schedule, flags.stages, flags.micro_batches, flags.chunks.value_or(2));
+}
+
+std::string title_of(const pipeline::Schedule& schedule) {
+  return str(schedule.name, ": ", schedule.stages, schedule.stages == 1 ? " stage, " : " stages, ",
+             schedule.chunks > 1 ? str(schedule.chunks, " parts on each, ") : "", schedule.micro_batches,
+             schedule.micro_batches == 1 ? " micro-batch" : " micro-batches");
+}
+
+std::string streams_of(const pipeline::Schedule& schedule) {
+  std::ostringstream text;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    text << "stage " << stage << '\n';
+    const auto& stream = schedule.streams[stage];
+    for (size_t step = 0; step < stream.size(); ++step) {
+      text << "  step " << step << ':';
+      for (const pipeline::Instruction& instruction : stream[step]) text << ' ' << to_text(instruction);
+      text << '\n';
+    }
+  }
+  return text.str();
+}
+
+// Forwards of `inference` have no backward that they wait for.
+bool has_backward(const pipeline::Timeline& timeline) {
+  return std::any_of(timeline.slots[0].begin(), timeline.slots[0].end(),
+                     [](const pipeline::Slot& slot) { return slot.instruction.kind != pipeline::Kind::kForward; });
+}
+
+std::string summary_of(const pipeline::Schedule& schedule, const pipeline::Timeline& timeline) {
+  std::ostringstream text;
+  text << "bubble share  " << std::fixed << std::setprecision(2) << 100 * timeline.bubble_share << " % of "
+       << std::defaultfloat << std::setprecision(6) << timeline.makespan << " on each stage\n"
+       << "buffers      ";
+  for (const auto& of_chunks : schedule.buffers) {
+    int buffers = 0;
+    for (const int of_chunk : of_chunks) buffers += of_chunk;
+    text << ' ' << buffers;
+  }
+  text << " on the stages, each for the activations of one part and micro-batch\n";
+  if (!has_backward(timeline)) return text.str();
+  text << "activations  ";
+  for (const int peak : timeline.peak_activations) text << ' ' << peak;
+  text << " at most, of one part and micro-batch each\n";
+  return text.str();
+}
+
+int run_plan(const PlanFlags& flags) {
+  const auto schedule = schedule_of(flags);
+  const auto times = *times_of(flags.times);
+  const auto timeline = pipeline::simulate(schedule, times);
+  const std::string title = title_of(schedule);
+  if (!flags.svg.empty()) write_file_atomically(posix_file_system(), flags.svg, pipeline::to_svg(timeline, title));
+  // Of very unlike times not each gets a column.
+  const double column =
+      std::max(std::min({times.forward, times.backward_input, times.backward_weight}), timeline.makespan / 2000);
+  print_result(flags.streams ? str(title, "\n\n", streams_of(schedule))
+                             : str(title, "; a column is ", column, "\n\n", to_text(timeline, column), "\n",
+                                   summary_of(schedule, timeline)));
+  return kDone;
+}
+
+}  // namespace
+
+Action add_plan(CLI::App& app) {
+  const auto flags = std::make_shared<PlanFlags>();
+  declare(app, *flags);
+  return [flags](const Invocation&) { return run_plan(*flags); };
+}
+
+}  // namespace trireme::cli
