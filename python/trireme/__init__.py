@@ -16,11 +16,12 @@ import torch
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
 from . import accelerator, aliases, checkpoint, checkpointing, comm, errors, launcher, ops, runtime, utils, zero
-from . import earlier_engines as _earlier_engines, missing as _missing
+from . import earlier_engines as _earlier_engines, missing as _missing, pipe
 from .accelerator import get_accelerator
 from .comm import init_distributed
 from .config import choose as _choose
 from .engine import DeepSpeedEngine
+from .pipe import PipelineModule
 from .runtime import DeepSpeedOptimizer, ZeROOptimizer
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from .utils import OnDevice, log_dist, logger
@@ -41,6 +42,8 @@ def _check_arguments(model, training_data):
     if not isinstance(model, torch.nn.Module):
         fix = f"; make one, {model.__name__}(…)" if isinstance(model, type) else "; put several into one torch.nn.Module"
         raise errors.ConfigError(f"initialize: model is {model!r:.60}; expected a torch.nn.Module{fix}")
+    if isinstance(model, PipelineModule) and model.num_stages > 1:
+        raise errors.UnsupportedError(f"initialize: model is a PipelineModule of {model.num_stages} stages, which no engine trains yet; use num_stages=1")
     if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
         raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
                                  "could share it; make a DataLoader of this rank's part yourself")

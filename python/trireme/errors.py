@@ -13,6 +13,10 @@ class BatchSizeError(ConfigError):
     """The batch triple does not multiply out."""
 
 
+class PipelineSpecError(ConfigError, RuntimeError):
+    """Layers, stages or a partition of a pipeline that do not fit each other."""
+
+
 class UnsupportedError(ConfigError, NotImplementedError):
     """Known, but not there yet."""
 
@@ -23,6 +27,10 @@ class ShapeError(Error, ValueError, RuntimeError, AssertionError):
 
 class StateError(Error, ValueError, RuntimeError, AssertionError):
     """A call at the wrong moment, such as step() without a gradient."""
+
+
+class PipelineError(StateError):
+    """A call that an engine of a pipeline does not take: forward(), backward() or step()."""
 
 
 class DataError(Error, ValueError):

@@ -31,5 +31,7 @@ void bind_engine(py::module_& module);
 void bind_zero(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_schedule(py::module_& module);
+void bind_topology(py::module_& module);
+void bind_pipeline(py::module_& module);
 
 }  // namespace trireme::python

@@ -19,6 +19,8 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_world(module);
   trireme::python::bind_config(module);
   trireme::python::bind_schedule(module);
+  trireme::python::bind_topology(module);
+  trireme::python::bind_pipeline(module);
   trireme::python::bind_engine(module);
   trireme::python::bind_zero(module);
   trireme::python::bind_checkpoint(module);

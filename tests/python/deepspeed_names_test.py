@@ -47,16 +47,16 @@ class Names(Case):
 
     def test_what_is_not_there_yet_is_refused_where_it_is_used_under_the_name_that_the_program_wrote(self):
         result = self.on_ranks(0, _CONFIG + """
-    import deepspeed.runtime.pipe.topology as topology
+    import deepspeed.runtime.pipe.p2p as p2p
     from deepspeed.runtime.zero.linear import LinearModuleForZeroStage3
     from deepspeed.moe.layer import MoE
     from deepspeed.monitor.monitor import MonitorMaster
     class Mine(MoE):
         pass
     result = [raised(use)[-1].partition(" ")[0] for use in (
-        lambda: topology.ProcessTopology([], []), lambda: LinearModuleForZeroStage3(1, 2), lambda: MoE.forward, lambda: Mine(3),
-        lambda: deepspeed.PipelineModule(layers=[]), lambda: deepspeed.runtime.engine.PipelineModule([]),
-        lambda: deepspeed.comm.timed_op(print), lambda: deepspeed.pipe.LayerSpec(print))]
+        lambda: p2p.send(1, 2), lambda: LinearModuleForZeroStage3(1, 2), lambda: MoE.forward, lambda: Mine(3),
+        lambda: deepspeed.InferenceEngine(1), lambda: deepspeed.runtime.engine.MOELayer(1),
+        lambda: deepspeed.comm.timed_op(print), lambda: deepspeed.pipe.DualPipeVModule([]))]
     from deepspeed.elasticity import compute_elastic_config
     from deepspeed.runtime.zero import MiCS_Init
     result += [raised(use)[-1].partition(" ")[0] for use in (
@@ -66,9 +66,9 @@ class Names(Case):
     result += [raised(lambda: __import__("deepspeed.moe.layer.nonsense"))[0], raised(lambda: __import__("deepspeed.moe.nonsense"))[0]]
 """, as_deepspeed=True)
         self.assertEqual(result, [
-            "deepspeed.runtime.pipe.topology.ProcessTopology", "deepspeed.runtime.zero.linear.LinearModuleForZeroStage3",
-            "deepspeed.moe.layer.MoE.forward", "deepspeed.moe.layer.MoE", "deepspeed.PipelineModule",
-            "deepspeed.runtime.engine.PipelineModule", "deepspeed.comm.timed_op", "deepspeed.pipe.LayerSpec",
+            "deepspeed.runtime.pipe.p2p.send", "deepspeed.runtime.zero.linear.LinearModuleForZeroStage3",
+            "deepspeed.moe.layer.MoE.forward", "deepspeed.moe.layer.MoE", "deepspeed.InferenceEngine",
+            "deepspeed.runtime.engine.MOELayer", "deepspeed.comm.timed_op", "deepspeed.pipe.DualPipeVModule",
             "deepspeed.elasticity.compute_elastic_config", "deepspeed.zero.MiCS_Init", "deepspeed.runtime.eigenvalue.Eigenvalue", "UnsupportedError",
             False, False, False, False, False, "ModuleNotFoundError", "ModuleNotFoundError"])
 

@@ -10,8 +10,14 @@ from ..utils.logging import logger
 
 __getattr__ = names_of(__name__)
 
-__all__ = ["clip_grad_norm_", "empty_cache", "get_global_norm", "move_to_device", "noop_decorator", "see_memory_usage",
+__all__ = ["call_to_str", "clip_grad_norm_", "empty_cache", "get_global_norm", "move_to_device", "noop_decorator", "see_memory_usage",
            "set_random_seed"]
+
+
+def call_to_str(base, *args, **kwargs):
+    """A call as Python writes it: "Linear(2, 3, bias=False)"."""
+    words = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return f"{base}({', '.join(words)})"
 
 
 def move_to_device(item, device, criterion_func=None):

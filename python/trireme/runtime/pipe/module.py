@@ -1,0 +1,421 @@
+"""A model as a sequence of layers, of which each stage of a pipeline builds and trains its own."""
+import functools
+import glob
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ... import checkpointing, comm
+from ..._native import core
+from ...accelerator import get_accelerator
+from ...errors import ConfigError, PipelineError, PipelineSpecError, UnsupportedError
+from ...missing import names_of
+from ...utils.logging import logger
+from ..utils import call_to_str, set_random_seed
+from .topology import PipeDataParallelTopology, PipelineParallelGrid
+
+__all__ = ["LayerSpec", "PipelineError", "PipelineModule", "TiedLayerSpec"]
+__getattr__ = names_of(__name__)
+
+
+class LayerSpec:
+    """A layer to be built, on its stage alone: the class of a torch.nn.Module and its arguments."""
+
+    def __init__(self, typename, *module_args, **module_kwargs):
+        if not (isinstance(typename, type) and issubclass(typename, nn.Module)):
+            raise PipelineSpecError(f"LayerSpec: {typename!r:.60} is no class of modules; give one derived from torch.nn.Module")
+        self.typename, self.module_args, self.module_kwargs = typename, module_args, module_kwargs
+
+    def __repr__(self):
+        return call_to_str(self.typename.__name__, *self.module_args, **self.module_kwargs)
+
+    def build(self, log=False):
+        """The layer; `log` tells of it."""
+        if log:
+            logger.info("building %r", self)
+        return self.typename(*self.module_args, **self.module_kwargs)
+
+
+class TiedLayerSpec(LayerSpec):
+    """Layers that share one module. Each stage with such a layer has a copy; what happens to one happens to all.
+
+    key               the same for the layers that share a module, which the first of them says how to build.
+    forward_fn        called as forward_fn(module, inputs) in place of module(inputs).
+    tied_weight_attr  name or names of the weights that the layers share, such as "embedding.weight".
+    """
+
+    def __init__(self, key, typename, *module_args, forward_fn=None, tied_weight_attr=("weight",), **module_kwargs):
+        super().__init__(typename, *module_args, **module_kwargs)
+        self.key, self.forward_fn = key, forward_fn
+        self.tied_weight_attr = [tied_weight_attr] if isinstance(tied_weight_attr, str) else list(tied_weight_attr)
+
+
+class LayerProfile:
+    """What one layer costs: seconds of a forward and a backward, bytes of parameters, bytes that autograd keeps between the two."""
+
+    def __init__(self, seconds, parameter_bytes, activation_bytes):
+        self.seconds, self.parameter_bytes, self.activation_bytes = seconds, parameter_bytes, activation_bytes
+
+    def __repr__(self):
+        return call_to_str("LayerProfile", **self.__dict__)
+
+
+def _class_name(layer):
+    if isinstance(layer, LayerSpec):
+        return layer.typename.__name__
+    return type(layer).__name__ if isinstance(layer, nn.Module) else getattr(layer, "__name__", "")
+
+
+def _built_on_meta(spec):
+    """The layer without memory and without drawing random numbers; where its constructor needs values, with both for a moment."""
+    try:
+        with torch.device("meta"):
+            return spec.build()
+    except (NotImplementedError, RuntimeError):
+        with torch.random.fork_rng():
+            return spec.build()
+
+
+def _tensors(value):
+    """Tensors within any nesting of tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (tuple, list, type({}.values()))) else []
+
+
+def _detached(value):
+    """The same nesting, of tensors that begin a graph of their own."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {key: _detached(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        made = [_detached(each) for each in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return value
+
+
+def _bytes_of(tensors):
+    """Of their storages, each counted once."""
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def _profile_layer(function, parameters, inputs, repeats=3):
+    """(LayerProfile, outputs) of one layer; the shortest of some repeats, after one that warms up."""
+    seconds, kept, outputs = [], [], None
+    for _ in range(repeats + 1):
+        arguments, kept = _detached(inputs), []
+        begin = time.perf_counter()
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor, to=kept: to.append(tensor) or tensor, lambda tensor: tensor):
+            outputs = function(arguments)
+        differentiable = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+        if differentiable:
+            torch.autograd.backward(differentiable, [torch.ones_like(tensor) for tensor in differentiable])
+        get_accelerator().synchronize()
+        seconds.append(time.perf_counter() - begin)
+    of_parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    activations = [tensor for tensor in kept if tensor.untyped_storage().data_ptr() not in of_parameters]
+    return LayerProfile(min(seconds[1:]), _bytes_of(parameters), _bytes_of(activations)), outputs
+
+
+class PipelineModule(nn.Module):
+    """The layers of this rank's stage: forward() is `for layer in layers: inputs = layer(inputs)`.
+
+    layers                          modules, LayerSpecs, TiedLayerSpecs and plain functions; any iterable, such as an nn.Sequential.
+    num_stages, topology            one of them; with num_stages the other ranks are data parallel.
+    loss_fn                         loss_fn(outputs, labels), on the last stage.
+    seed_layers, seed_fn, base_seed whether layer i is built after seed_fn(base_seed + i), and draws random numbers that follow from
+                                    layer and micro-batch: then every number of stages gives the same model. None: all generators.
+    partition_method                "parameters" (their number), "uniform" (the number of layers), "type:REGEX" (the number of layers whose class
+                                    matches, in any case) or "profile" (measured times, within the memory of a rank; of `profile_input`).
+    activation_checkpoint_interval  so many layers at a time keep their inputs alone and are computed again in backward; 0: none.
+    activation_checkpoint_func      that does it: func(function, inputs), of a tuple func(function, *inputs).
+    checkpointable_layers           names of the classes that are; None: all that have parameters.
+    dynamic_shape                   accepted: shapes may always change.
+    profile_input                   what the first layer takes, for partition_method="profile".
+
+    Parameters of layer i are called "i.weight" and so on, wherever they live; those of tied layers by the first of these layers.
+    Collective. Raises  PipelineSpecError, UnsupportedError.
+    """
+
+    # pylint: disable=too-many-instance-attributes,too-many-arguments
+
+    def __init__(self, layers, num_stages=None, topology=None, loss_fn=None, seed_layers=False, seed_fn=None, base_seed=1234,
+                 partition_method="parameters", activation_checkpoint_interval=0, activation_checkpoint_func=checkpointing.checkpoint,
+                 checkpointable_layers=None, dynamic_shape=False, *, profile_input=None):
+        super().__init__()
+        if num_stages is None and topology is None:
+            raise PipelineSpecError("PipelineModule: must provide num_stages or topology")
+        if checkpointable_layers is not None and not isinstance(checkpointable_layers, list):
+            raise ConfigError(f"PipelineModule: checkpointable_layers={checkpointable_layers!r}; give a list of names of classes")
+        self.loss_fn, self.dynamic_shape = loss_fn, dynamic_shape
+        self.seed_layers, self.seed_fn, self.base_seed = seed_layers, seed_fn or set_random_seed, base_seed
+        self.activation_checkpoint_interval = activation_checkpoint_interval
+        self.activation_checkpoint_func = activation_checkpoint_func
+        self.checkpointable_layers = checkpointable_layers
+        self.micro_offset = 0
+        self._grid = PipelineParallelGrid(topology or self._data_parallel_topology(num_stages))
+        self.num_stages, self.stage_id = self._grid.pipe_parallel_size, self._grid.stage_id
+
+        layers = list(layers)
+        for layer in layers:
+            self._check_layer(layer)
+        self._first_tied = {}  # index of the first layer of each key
+        for index, layer in enumerate(layers):
+            if isinstance(layer, TiedLayerSpec):
+                self._first_tied.setdefault(layer.key, index)
+        self.layer_profiles = []
+        self.parts = self._partition(layers, partition_method, profile_input)
+        self._check_shared(layers)
+        self._local_start, self._local_stop = self.parts[self.stage_id], self.parts[self.stage_id + 1]
+        self.tied_modules, self.forward_funcs = {}, []
+        for index in range(self._local_start, self._local_stop):
+            self.forward_funcs.append(self._build(layers, index))
+        self.tied_stages = {key: sorted({self.stage_owner(index) for index, layer in enumerate(layers)
+                                         if isinstance(layer, TiedLayerSpec) and layer.key == key}) for key in self._first_tied}
+        self._synchronize_tied_weights()
+
+    @staticmethod
+    def _data_parallel_topology(num_stages):
+        size = comm.world().size
+        if num_stages < 1 or size % num_stages:
+            raise PipelineSpecError(f"PipelineModule: num_stages ({num_stages}) must divide distributed world size ({size})")
+        return PipeDataParallelTopology(num_pp=num_stages, num_dp=size // num_stages)
+
+    @staticmethod
+    def _check_layer(layer):
+        if isinstance(layer, PipelineModule):
+            raise UnsupportedError("PipelineModule: a layer is a PipelineModule itself; pass its layers")
+        if not (isinstance(layer, LayerSpec) or callable(layer)):
+            raise PipelineSpecError(f"PipelineModule: the layer {layer!r:.60} cannot be called; give modules, LayerSpecs or functions")
+
+    def _check_shared(self, layers):
+        """Stages cannot share a module's parameters behind the back of TiedLayerSpec."""
+        owners = {}
+        for index, layer in enumerate(layers):
+            for parameter in layer.parameters() if isinstance(layer, nn.Module) else ():
+                first = owners.setdefault(id(parameter), index)
+                if self.stage_owner(first) != self.stage_owner(index):
+                    raise PipelineSpecError(f"PipelineModule: layers {first} and {index} share a parameter, on stages "
+                                            f"{self.stage_owner(first)} and {self.stage_owner(index)}; use TiedLayerSpec")
+
+    # --- partition ---
+
+    def _partition(self, layers, method, profile_input):
+        name, _, pattern = method.partition(":")
+        name = name.lower()
+        try:
+            if name == "uniform":
+                parts = core.partition_uniform(len(layers), self.num_stages)
+            elif name == "parameters":
+                parts = core.partition_balanced([self._count_parameters(layer) for layer in layers], self.num_stages)
+            elif name == "type":
+                parts = core.partition_by_type([_class_name(layer) for layer in layers], pattern, self.num_stages)
+            elif name == "profile":
+                parts = self._partition_by_profile(layers, profile_input)
+            else:
+                raise UnsupportedError(f"PipelineModule: partition_method={method!r}; use \"uniform\", \"parameters\", \"type:REGEX\" or \"profile\"")
+        except UnsupportedError:
+            raise
+        except ConfigError as error:
+            raise PipelineSpecError(f"PipelineModule: {error}") from None
+        if self._grid.global_rank == 0:
+            for stage in range(self.num_stages):
+                names = [_class_name(layer) for layer in layers[parts[stage]:parts[stage + 1]]]
+                logger.info("stage %d of %d: layers %d to %d: %s", stage, self.num_stages, parts[stage], parts[stage + 1] - 1, ", ".join(names))
+        return parts
+
+    @staticmethod
+    def _count_parameters(layer):
+        if isinstance(layer, LayerSpec):
+            layer = _built_on_meta(layer)
+        return sum(each.numel() for each in layer.parameters() if each.requires_grad) if isinstance(layer, nn.Module) else 0
+
+    def _partition_by_profile(self, layers, inputs):
+        if inputs is None:
+            raise ConfigError("partition_method=\"profile\" measures the layers; give profile_input=, what the first layer takes")
+        told = torch.full((len(layers) + 1, 3), -1.0, dtype=torch.float64)  # what rank 0 has measured, and the memory of a rank
+        failure = PipelineSpecError("partition_method=\"profile\" failed on rank 0, which says why")
+        if self._grid.global_rank == 0:
+            try:
+                told[:-1] = torch.tensor([list(vars(each).values()) for each in self._profile(layers, inputs)], dtype=torch.float64)
+                told[-1] = self._bytes_of_a_rank()
+            except PipelineSpecError as error:
+                failure = error
+        comm.world().broadcast(told, 0)
+        *measured, (limit, _, _) = told.tolist()
+        if limit < 0:
+            raise failure
+        self.layer_profiles = [LayerProfile(seconds, int(parameters), int(activations)) for seconds, parameters, activations in measured]
+        return core.partition_within([round(each.seconds * 1e9) for each in self.layer_profiles], self.num_stages,
+                                     [self._bytes_of_layer(each) for each in self.layer_profiles], int(limit))
+
+    @staticmethod
+    def _bytes_of_a_rank():
+        total = get_accelerator().total_memory()
+        return total if get_accelerator().device_name() != "cpu" else total // comm.world().local_size
+
+    def _bytes_of_layer(self, profile):
+        """With gradients and two states of an optimizer, and the activations of as many micro-batches as 1F1B's first stage keeps."""
+        return 4 * profile.parameter_bytes + self.num_stages * profile.activation_bytes
+
+    def _profile(self, layers, inputs):
+        """Measures each layer, built for the moment; random numbers are as before."""
+        profiles, tied = [], {}
+        with torch.random.fork_rng():
+            for index, layer in enumerate(layers):
+                if isinstance(layer, TiedLayerSpec):
+                    if layer.key not in tied:
+                        tied[layer.key] = layers[self._first_tied[layer.key]].build()
+                    module = tied[layer.key]
+                    function = functools.partial(layer.forward_fn, module) if layer.forward_fn else module
+                else:
+                    function = module = layer.build() if isinstance(layer, LayerSpec) else layer
+                parameters = list(module.parameters()) if isinstance(module, nn.Module) else []
+                try:
+                    profile, inputs = _profile_layer(function, parameters, inputs)
+                except Exception as error:
+                    raise PipelineSpecError(f"layer {index}, {_class_name(layer)}, failed on profile_input: {error}") from error
+                for parameter in parameters:
+                    parameter.grad = None
+                profiles.append(profile)
+        return profiles
+
+    # --- layers ---
+
+    def _build(self, layers, index):
+        """What computes layer `index` of this stage; its module is registered under the layer's number."""
+        layer = layers[index]
+        if isinstance(layer, TiedLayerSpec):
+            first = self._first_tied[layer.key]
+            if layer.key not in self.tied_modules:
+                self.tied_modules[layer.key] = self._registered(first, layers[first])
+            module = self.tied_modules[layer.key]
+            for name in layer.tied_weight_attr:
+                if name not in dict(module.named_parameters()):
+                    raise PipelineSpecError(f"PipelineModule: layer {index}, {layer!r}: its module has no parameter {name!r}; name one of its "
+                                            "own in tied_weight_attr")
+            return functools.partial(layer.forward_fn, module) if layer.forward_fn else module
+        return self._registered(index, layer) if isinstance(layer, (LayerSpec, nn.Module)) else layer
+
+    def _registered(self, index, layer):
+        if self.seed_layers:
+            self.seed_fn(self.base_seed + index)
+        module = layer.build() if isinstance(layer, LayerSpec) else layer
+        self.add_module(str(index), module)
+        return module
+
+    def _tie_group(self, key):
+        ranks = [self._grid.stage_to_global(stage) for stage in self.tied_stages[key]]
+        return ranks, self._grid.group_of(ranks)
+
+    def _synchronize_tied_weights(self):
+        """Copies begin with the values of the first stage that has one."""
+        for key, module in self.tied_modules.items():
+            if len(self.tied_stages[key]) > 1:
+                ranks, group = self._tie_group(key)
+                for tensor in (*module.parameters(), *module.buffers()):
+                    dist.broadcast(tensor.detach(), ranks[0], group=group)
+
+    def tied_parameters(self):
+        """{name of a parameter of this stage: the stages that have a copy}, where there are several; the first of them owns it."""
+        return {f"{self._first_tied[key]}.{name}": self.tied_stages[key] for key, module in self.tied_modules.items()
+                if len(self.tied_stages[key]) > 1 for name, _ in module.named_parameters()}
+
+    def allreduce_tied_weight_gradients(self):
+        """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself. Collective."""
+        for key, module in self.tied_modules.items():
+            if len(self.tied_stages[key]) > 1:
+                _, group = self._tie_group(key)
+                for parameter in module.parameters():
+                    if parameter.requires_grad:
+                        if parameter.grad is None:
+                            parameter.grad = torch.zeros_like(parameter)
+                        dist.all_reduce(parameter.grad, group=group)
+
+    # --- forward ---
+
+    def forward(self, forward_input):
+        """The layers of this stage in order; of the whole model where there is one stage. Inputs and outputs are any nesting of tensors."""
+        self.micro_offset += 1
+        interval = self.activation_checkpoint_interval or len(self.forward_funcs)
+        outputs = forward_input
+        for start in range(0, len(self.forward_funcs), max(interval, 1)):
+            functions = self.forward_funcs[start:start + interval]
+            compute = functools.partial(self._compute, functions, self._local_start + start, self.micro_offset + 1)
+            is_kept = not self.activation_checkpoint_interval or not self._is_checkpointable(functions)
+            if is_kept:
+                outputs = compute(outputs)
+            elif isinstance(outputs, tuple):  # which reentrant checkpointing would not look into
+                outputs = self.activation_checkpoint_func(lambda *inputs, compute=compute: compute(inputs), *outputs)
+            else:
+                outputs = self.activation_checkpoint_func(compute, outputs)
+        return outputs
+
+    def _compute(self, functions, first_layer, micro_offset, inputs):
+        for index, function in enumerate(functions, first_layer):
+            if self.seed_layers:
+                self.seed_fn(self.base_seed * micro_offset + index)
+            inputs = function(inputs)
+        return inputs
+
+    def _is_checkpointable(self, functions):
+        if self.checkpointable_layers is not None:
+            return all(type(each).__name__ in self.checkpointable_layers for each in functions)
+        modules = [each.args[0] if isinstance(each, functools.partial) else each for each in functions]
+        return any(True for module in modules if isinstance(module, nn.Module) for _ in module.parameters())
+
+    def set_checkpoint_interval(self, interval):
+        """Replaces activation_checkpoint_interval."""
+        if interval < 0:
+            raise ConfigError(f"set_checkpoint_interval: {interval}; use 0 (none) or more layers")
+        self.activation_checkpoint_interval = interval
+
+    def get_additional_losses(self):
+        """{name: value} of losses to report beside loss_fn's; None: there are none. For subclasses."""
+        return None
+
+    # --- where what is ---
+
+    def partitions(self):
+        """Stage s has layers partitions()[s] to partitions()[s + 1] - 1."""
+        return list(self.parts)
+
+    def stage_owner(self, layer_idx):
+        """The stage that has a layer."""
+        if not 0 <= layer_idx < self.parts[-1]:
+            raise ConfigError(f"stage_owner: layer {layer_idx}; there are layers 0 to {self.parts[-1] - 1}")
+        return next(stage for stage in range(self.num_stages) if layer_idx < self.parts[stage + 1])
+
+    def topology(self):
+        """The ProcessTopology of all ranks."""
+        return self._grid.topology()
+
+    def mpu(self):
+        """The PipelineParallelGrid: this rank's place and groups."""
+        return self._grid
+
+    def num_pipeline_stages(self):
+        """The number of stages."""
+        return self.num_stages
+
+    # --- names of files ---
+
+    def ckpt_prefix(self, checkpoints_path, tag):
+        """How the names of this rank's files begin: "checkpoints/tag/module-pipe_00"."""
+        label = self.topology().get_rank_repr(self._grid.global_rank, omit_axes=["data"])
+        return os.path.join(checkpoints_path, str(tag), f"module-{label}" if label else "module")
+
+    def ckpt_layer_path(self, ckpt_dir, local_layer_idx):
+        """The file of one layer of this stage: "checkpoints/layer_03-model_states.pt"."""
+        label = self.topology().get_rank_repr(self._grid.global_rank)
+        return os.path.join(ckpt_dir, f"layer_{self._local_start + local_layer_idx:02d}{'-' if label else ''}{label}-model_states.pt")
+
+    def ckpt_layer_path_list(self, ckpt_dir, local_layer_idx):
+        """The files of one layer of this stage that are there, of all slices of the layer."""
+        return sorted(glob.glob(os.path.join(glob.escape(str(ckpt_dir)), f"layer_{self._local_start + local_layer_idx:02d}-*model_states.pt")))

@@ -1,0 +1,122 @@
+// Schedules of pipeline parallelism and partitions of layers, as values.
+#include "python/bindings.h"
+#include "trireme/pipeline/check.h"
+#include "trireme/pipeline/partition.h"
+#include "trireme/pipeline/schedule.h"
+#include "trireme/pipeline/simulate.h"
+
+namespace trireme::python {
+namespace {
+
+// (name, buffer): an instruction as DeepSpeed's are.
+using NamedStreams = std::vector<std::vector<std::vector<std::pair<std::string, int>>>>;
+
+pipeline::Schedule from_buffers(std::string name, int micro_batches, const NamedStreams& streams,
+                                const std::vector<int>& buffers) {
+  pipeline::Schedule schedule{.name = std::move(name),
+                              .stages = static_cast<int>(streams.size()),
+                              .micro_batches = micro_batches,
+                              .streams = {},
+                              .buffers = {}};
+  for (const int of_stage : buffers) schedule.buffers.push_back({of_stage});
+  for (const auto& stream : streams) {
+    auto& steps = schedule.streams.emplace_back();
+    for (const auto& instructions : stream) {
+      pipeline::Step& step = steps.emplace_back();
+      for (const auto& [kind, buffer] : instructions)
+        step.push_back({.kind = pipeline::kind_of(kind), .buffer = buffer});
+    }
+  }
+  return pipeline::follow_buffers(std::move(schedule));
+}
+
+using NamedComputations = std::vector<std::vector<std::tuple<std::string, int, int>>>;
+
+pipeline::Schedule assembled(std::string name, int micro_batches, int chunks, bool in_v,
+                             const NamedComputations& computations) {
+  std::vector<std::vector<pipeline::Computation>> lists;
+  for (const auto& named : computations) {
+    auto& list = lists.emplace_back();
+    for (const auto& [kind, chunk, micro_batch] : named) list.push_back({pipeline::kind_of(kind), chunk, micro_batch});
+  }
+  return pipeline::assemble(std::move(name), static_cast<int>(computations.size()), micro_batches, chunks,
+                            in_v ? pipeline::Placement::kV : pipeline::Placement::kLoop, lists);
+}
+
+void bind_instruction(py::module_& module) {
+  py::class_<pipeline::Instruction>(module, "PipelineInstruction", "trireme::pipeline::Instruction.")
+      .def_property_readonly("name", [](const pipeline::Instruction& self) { return name_of(self.kind); })
+      .def_readonly("chunk", &pipeline::Instruction::chunk)
+      .def_readonly("micro_batch", &pipeline::Instruction::micro_batch)
+      .def_readonly("buffer", &pipeline::Instruction::buffer)
+      .def_readonly("peer", &pipeline::Instruction::peer)
+      .def("__eq__",
+           [](const pipeline::Instruction& self, const pipeline::Instruction& other) { return self == other; })
+      .def("__repr__", [](const pipeline::Instruction& self) { return to_text(self); });
+}
+
+void bind_timeline(py::module_& module) {
+  py::class_<pipeline::Timeline>(module, "PipelineTimeline", "trireme::pipeline::Timeline.")
+      .def_property_readonly("slots",
+                             [](const pipeline::Timeline& self) {
+                               std::vector<std::vector<std::tuple<pipeline::Instruction, double, double>>> stages;
+                               for (const auto& slots : self.slots) {
+                                 auto& stage = stages.emplace_back();
+                                 for (const pipeline::Slot& slot : slots)
+                                   stage.emplace_back(slot.instruction, slot.begin, slot.end);
+                               }
+                               return stages;
+                             })
+      .def_readonly("makespan", &pipeline::Timeline::makespan)
+      .def_readonly("bubble_share", &pipeline::Timeline::bubble_share)
+      .def_readonly("peak_activations", &pipeline::Timeline::peak_activations)
+      .def(
+          "text", [](const pipeline::Timeline& self, double unit) { return to_text(self, unit); }, py::arg("unit") = 1)
+      .def(
+          "svg", [](const pipeline::Timeline& self, const std::string& title) { return to_svg(self, title); },
+          py::arg("title") = "");
+}
+
+}  // namespace
+
+void bind_pipeline(py::module_& module) {
+  bind_instruction(module);
+  bind_timeline(module);
+  py::class_<pipeline::Schedule>(module, "PipelineSchedule", "trireme::pipeline::Schedule.")
+      .def_readonly("name", &pipeline::Schedule::name)
+      .def_readonly("stages", &pipeline::Schedule::stages)
+      .def_readonly("micro_batches", &pipeline::Schedule::micro_batches)
+      .def_readonly("chunks", &pipeline::Schedule::chunks)
+      .def_readonly("streams", &pipeline::Schedule::streams)
+      .def_readonly("buffers", &pipeline::Schedule::buffers)
+      .def(
+          "check",
+          [](const pipeline::Schedule& self, bool barriers) {
+            check(self, barriers ? pipeline::Waits::kBarriers : pipeline::Waits::kReceives);
+          },
+          py::arg("barriers") = false)
+      .def(
+          "simulate",
+          [](const pipeline::Schedule& self, double forward, double backward_input, double backward_weight,
+             double message) {
+            return simulate(self, {forward, backward_input, backward_weight, message});
+          },
+          py::arg("forward") = 1, py::arg("backward_input") = 1, py::arg("backward_weight") = 1,
+          py::arg("message") = 0);
+  module.def("schedule_names", &pipeline::schedule_names);
+  module.def("make_schedule", &pipeline::make_schedule, py::arg("name"), py::arg("stages"), py::arg("micro_batches"),
+             py::arg("chunks") = 1);
+  module.def("data_parallel_schedule", &pipeline::data_parallel, py::arg("micro_batches"));
+  module.def("assemble_schedule", &assembled, py::arg("name"), py::arg("micro_batches"), py::arg("chunks"),
+             py::arg("in_v"), py::arg("computations"));
+  module.def("schedule_from_buffers", &from_buffers, py::arg("name"), py::arg("micro_batches"), py::arg("streams"),
+             py::arg("buffers"));
+  module.def("partition_uniform", &pipeline::partition_uniform, py::arg("layers"), py::arg("stages"));
+  module.def("partition_balanced", &pipeline::partition_balanced, py::arg("weights"), py::arg("stages"));
+  module.def("partition_within", &pipeline::partition_within, py::arg("weights"), py::arg("stages"), py::arg("bytes"),
+             py::arg("limit_bytes"));
+  module.def("partition_by_type", &pipeline::partition_by_type, py::arg("classes"), py::arg("regex"),
+             py::arg("stages"));
+}
+
+}  // namespace trireme::python
