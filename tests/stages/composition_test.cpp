@@ -3,6 +3,9 @@
 
 #include <ATen/ops/dropout.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/stages/pipelines.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
@@ -284,6 +287,28 @@ TEST(PipelineErrors, NameWhatIsWrongBeforeAnythingChanges) {
     train_in_stages(broken);
   });
   EXPECT_SAYS(text, "a layer of the user's");
+}
+
+TEST(PipelineErrors, NameTheInstructionThatWaitsForAStageThatHangs) {
+  Recipe recipe{.stages = 2};
+  recipe.change_layers = [](std::vector<LayerSpec> layers) {
+    layers[6] = layer_of([](const at::Tensor& x) {
+      std::this_thread::sleep_for(std::chrono::seconds(3));
+      return x;
+    });
+    return layers;
+  };
+  const std::string text = error_of<CommError>([&] {
+    run_ranks(2,
+              [&](Rank& rank) {
+                PipelineModule module = stages_testing::pipeline_of(recipe);
+                auto engine = trireme::initialize(rank.world(), module,
+                                                  {.config = stages_testing::config_of(recipe, rank.size())});
+                (void)engine.train_batch(stages_testing::batches_of(0));
+              },
+              {.timeout = std::chrono::seconds(1)});
+  });
+  EXPECT_SAYS(text, "of stage 0, RecvGrad, micro-batch 0 in train_batch");
 }
 
 }  // namespace

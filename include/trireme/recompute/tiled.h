@@ -1,9 +1,9 @@
 // Tiled computation: a function of tokens is computed a tile of tokens at a time, in forward and again in backward, so
 // that its inner activations never exist whole.
 //
-//   const trireme::TiledComputation scope({.loss_tokens = 1024, .mlp_tokens = 4096});   // any model, any loss of
-//   logits auto y = trireme::tiled({.tokens = 4096, .dim = 1}, [mlp](const auto& x) { return mlp->forward(x[0]); },
-//   {x_BSH});
+//   const trireme::TiledComputation scope({.loss_tokens = 1024, .mlp_tokens = 4096});  // any model with a loss
+//
+//   auto y = trireme::tiled({.tokens = 4096, .dim = 1}, [mlp](const auto& x) { return mlp->forward(x[0]); }, {x_BSH});
 //
 // The main idea of the scope: the result of a product that widens its input is a tensor without memory. Operators on
 // rows (an activation, a cast, a gate) are noted down with it. The product or the cross entropy that narrows the rows
