@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
 
 namespace trireme {
 namespace {
@@ -118,20 +119,21 @@ void Mail::send(int to, int kind, const Letter& letter) {
   }
 }
 
-void Mail::expect(int from, const std::vector<int>& kinds) {
+void Mail::expect(int from, const std::vector<Expected>& letters) {
   Lane& lane = lanes_[from];
-  lane.kinds.insert(lane.kinds.end(), kinds.begin(), kinds.end());
+  lane.expected.insert(lane.expected.end(), letters.begin(), letters.end());
   look_ahead(from);
 }
 
 // The tensors of a letter whose shapes are known already are received beside computations.
 void Mail::look_ahead(int from) {
   Lane& lane = lanes_[from];
-  if (lane.next || lane.kinds.empty()) return;
+  if (lane.next || lane.expected.empty()) return;
+  const SubjectScope subject(lane.expected.front().subject);
   Incoming& incoming = lane.next.emplace();
   incoming.preamble = at::empty({static_cast<int64_t>(kPreamble)}, at::kByte);
   incoming.preamble_arrives = stages_.recv(incoming.preamble, from);
-  const auto known = received_.find({from, lane.kinds.front()});
+  const auto known = received_.find({from, lane.expected.front().kind});
   if (dynamic_shapes_ || known == received_.end() || known->second.size() > kRoom / 2) return;
   incoming.ahead = empty_letter(known->second, device_);
   for (const at::Tensor& tensor : incoming.ahead->value.tensors)
@@ -142,8 +144,8 @@ Letter Mail::receive(int from) {
   Lane& lane = lanes_[from];
   if (!lane.next) throw Error(ErrorCode::kInternal, str("pipeline: no letter from stage ", from, " is expected"));
   Incoming incoming = *std::exchange(lane.next, std::nullopt);
-  const int kind = lane.kinds.front();
-  lane.kinds.pop_front();
+  const int kind = lane.expected.front().kind;
+  lane.expected.pop_front();
   incoming.preamble_arrives.wait();
   std::array<int64_t, 2> sizes{};
   std::memcpy(sizes.data(), incoming.preamble.const_data_ptr(), sizeof(sizes));

@@ -32,8 +32,12 @@ class Mail {
   /// Starts sending. `kind` tells apart what has shapes of its own.
   /// Throws    ShapeError: other shapes than the kind's letters before, where they are not dynamic.
   void send(int to, int kind, const Letter& letter);
-  /// Says that the next letters from `from` are of these kinds, so that they can be received ahead.
-  void expect(int from, const std::vector<int>& kinds);
+  struct Expected {
+    int kind;
+    std::string subject;  ///< of its messages, in errors
+  };
+  /// Says which are the next letters from `from`, so that they can be received ahead.
+  void expect(int from, const std::vector<Expected>& letters);
   /// The next letter from `from`, the first of the expected ones.
   Letter receive(int from);
   /// Waits until all that was sent has left.
@@ -49,7 +53,7 @@ class Mail {
     std::vector<Pending<void>> arrivals;  // of `ahead`
   };
   struct Lane {
-    std::deque<int> kinds;  // of the letters that are expected
+    std::deque<Expected> expected;
     std::optional<Incoming> next;
   };
   void look_ahead(int from);

@@ -177,8 +177,7 @@ class StageRunner::Impl {
           if (trains_) end_window();
           continue;
         }
-        const std::string text =
-            str("stage ", stage(), ", ", name_of(instruction.kind), ", micro-batch ", instruction.micro_batch);
+        const std::string text = subject_of(instruction);
         const SubjectScope subject(text);
         try {
           run(instruction);
@@ -201,15 +200,21 @@ class StageRunner::Impl {
   }
 
   void expect_letters(const pipeline::Schedule& schedule) {
-    std::map<int, std::vector<int>> kinds;  // by sender
+    std::map<int, std::vector<Mail::Expected>> letters;  // by sender
     for (const pipeline::Step& step : schedule.streams[stage()])
       for (const Instruction& instruction : step) {
+        const int part = part_of(instruction.chunk);
         if (instruction.kind == Kind::kReceiveActivation)
-          kinds[instruction.peer].push_back(activation_of(part_of(instruction.chunk) - 1));
+          letters[instruction.peer].push_back({activation_of(part - 1), subject_of(instruction)});
         if (instruction.kind == Kind::kReceiveGradient)
-          kinds[instruction.peer].push_back(gradient_of(part_of(instruction.chunk)));
+          letters[instruction.peer].push_back({gradient_of(part), subject_of(instruction)});
       }
-    for (const auto& [from, of_sender] : kinds) mail_.expect(from, of_sender);
+    for (const auto& [from, of_sender] : letters) mail_.expect(from, of_sender);
+  }
+
+  /// For errors.
+  std::string subject_of(const Instruction& instruction) const {
+    return str("stage ", stage(), ", ", name_of(instruction.kind), ", micro-batch ", instruction.micro_batch);
   }
 
   void run(const Instruction& instruction) {
