@@ -20,7 +20,7 @@ const Roles& named_roles() {
     for (const auto* name : {"to", "_to_copy"}) made[name] = TileRole::kCast;
     for (const auto* name : {"contiguous", "flatten", "reshape"}) made[name] = TileRole::kCopy;
     // Who reads a tensor without its gradient wants its data, and may take them without an operator.
-    for (const auto* name : {"detach", "view_as_real"}) made[name] = TileRole::kOther;
+    made["detach"] = TileRole::kOther;
     made["cross_entropy_loss"] = TileRole::kLoss;
     made["dropout"] = TileRole::kDropout;
     made["embedding"] = TileRole::kLookup;
