@@ -59,7 +59,10 @@ def join(store: torch.distributed.Store | None, process_group: torch.distributed
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 def plain_json(text: str, origin: str) -> str:
-    """JSON text of Hjson. Raises ConfigError, which opens with `origin`."""
+    """JSON text of a configuration in any dialect; YAML where `origin` is the path of such a file. Raises ConfigError, which opens with `origin`."""
+
+def is_accelerates(text: str) -> bool:
+    """Whether JSON text has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin."""
 
 class Config:
     """A configuration (JSON text), read and checked for a number of ranks."""

@@ -55,13 +55,15 @@ def _what_else_it_is(config):
 def read(config):
     """The configuration as a dict of its own.
 
-    `config` is a dict, the path of a file with JSON or Hjson, or URL-safe base64 of either.
+    `config` is a dict, the path of a file with JSON or Hjson, or with YAML of Accelerate, or URL-safe base64 of JSON or Hjson. Keys of Accelerate
+    become DeepSpeed's.
 
     Raises  ConfigError (a ValueError): none of these, or a syntax error, with its place.
     """
     if isinstance(config, dict):
         try:
-            return json.loads(json.dumps(config, default=_as_given))
+            text = json.dumps(config, default=_as_given)
+            return json.loads(core.plain_json(text, "config") if core.is_accelerates(text) else text)
         except TypeError:
             raise ConfigError(f"{unwritable(config, 'config')}; use what JSON has: dicts, lists, strings, numbers, booleans and None") from None
     if isinstance(config, (str, os.PathLike)):

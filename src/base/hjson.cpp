@@ -1,6 +1,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -49,8 +50,10 @@ bool is_number(std::string_view text) {
 /// Tells the builder the events of one Hjson text.
 class HjsonReader {
  public:
-  HjsonReader(std::string_view text, const std::string& origin, JsonBuilder& builder)
-      : text_(text), origin_(origin), builder_(builder) {}
+  /// `lines`: filled as key_lines() says.
+  HjsonReader(std::string_view text, const std::string& origin, JsonBuilder& builder,
+              std::map<std::string, int>* lines = nullptr)
+      : text_(text), origin_(origin), builder_(builder), lines_(lines) {}
 
   void run() {
     skip_blanks();
@@ -127,8 +130,10 @@ class HjsonReader {
     if (form.has_braces) ++at_;
     for (skip_blanks(); !(form.has_braces ? is_at('}') : at_ >= text_.size()); skip_comma()) {
       if (at_ >= text_.size()) fail(opened, "this `{` has no `}`");
+      const size_t begin = at_;
       std::string name = key();
       builder_.key(name);
+      if (lines_) lines_->emplace(builder_.path(), static_cast<int>(place_of(text_, begin).line));
       skip_blanks();
       if (!is_at(':')) fail_without_colon(name);
       ++at_;
@@ -258,6 +263,7 @@ class HjsonReader {
   const std::string_view text_;
   const std::string& origin_;
   JsonBuilder& builder_;
+  std::map<std::string, int>* const lines_;
   size_t at_ = 0;
   int depth_ = 0;
 };
@@ -284,6 +290,18 @@ Json parse_hjson(std::string_view text, const std::string& origin) {
 
 Json read_hjson(const std::filesystem::path& path) {
   return parse_hjson(posix_file_system().read(path), path.string());
+}
+
+std::map<std::string, int> key_lines(std::string_view text) {
+  std::map<std::string, int> lines;
+  const std::string origin;
+  JsonBuilder builder(text, origin);
+  try {
+    HjsonReader(text, origin, builder, &lines).run();
+  } catch (const ConfigError&) {
+    lines.clear();
+  }
+  return lines;
 }
 
 }  // namespace trireme

@@ -65,6 +65,19 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
   JsonBuilder(std::string_view text, const std::string& origin) : text_(text), origin_(origin) {}
   Json take() { return std::move(root_); }
 
+  /// Of the key that was read last.
+  std::string path() const {
+    std::string result;
+    for (const Level& level : levels_) {
+      if (level.value->is_array()) {
+        result += str("[", level.value->size() - 1, "]");
+      } else {
+        result += (result.empty() ? "" : ".") + level.key;
+      }
+    }
+    return result;
+  }
+
   bool null() override { return put(nullptr); }
   bool boolean(bool value) override { return put(value); }
   bool number_integer(int64_t value) override { return put(value); }
@@ -123,18 +136,6 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
   bool close() {
     levels_.pop_back();
     return true;
-  }
-
-  std::string path() const {
-    std::string result;
-    for (const Level& level : levels_) {
-      if (level.value->is_array()) {
-        result += str("[", level.value->size() - 1, "]");
-      } else {
-        result += (result.empty() ? "" : ".") + level.key;
-      }
-    }
-    return result;
   }
 
   const std::string_view text_;

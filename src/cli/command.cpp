@@ -221,7 +221,7 @@ const std::vector<Command>& commands() {
       {"convert", "Writes a checkpoint in another layout, such as DeepSpeed's.", add_convert},
       {"estimate", "Says how much memory the model states need.", add_estimate},
       {"plan", "Shows a schedule of pipeline parallelism and its idle time.", add_plan},
-      {"config", "Checks a configuration file.", add_config},
+      {"config", "Checks a configuration file, or converts it.", add_config},
       {"docs", "Prints the manual.", add_docs},
   };
   return all;

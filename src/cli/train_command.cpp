@@ -105,7 +105,7 @@ void declare(CLI::App& app, TrainOptions& options) {
       ->capture_default_str()
       ->group("Model");
 
-  app.add_option("--config", options.config, "DeepSpeed JSON (see trireme config check)")
+  app.add_option("--config", options.config, "DeepSpeed JSON, or YAML of Accelerate (see trireme config check)")
       ->type_name("FILE")
       ->group("Training");
   add_whole(app, "--ranks", options.ranks, "processes to start on this machine (default: 1, or those of the launcher)",

@@ -8,6 +8,7 @@
 #include "cli/flags.h"
 #include "cli/resume_check.h"
 #include "trireme/base/error.h"
+#include "trireme/config/source.h"
 #include "trireme/device/device.h"
 
 namespace trireme::cli {
@@ -156,9 +157,10 @@ TrainSetup prepare_training(const TrainOptions& options, int world_size) {
   const std::string origin = options.config.empty() ? "the built-in configuration" : options.config;
   check_device(options.device);
   const bool has_gpu = options.device != "cpu" && count_gpus() > 0;
-  const Json written =
-      options.config.empty() ? built_in_config(has_gpu) : read_input([&] { return read_hjson(options.config); });
-  setup.config = config_from_json(complete_config(written, options, origin), world_size, {}, origin);
+  ConfigSource source = options.config.empty() ? source_from_json(built_in_config(has_gpu), origin)
+                                               : read_input([&] { return read_source(options.config); });
+  source.options = complete_config(source.options, options, origin);
+  setup.config = config_from_source(source, world_size);
   setup.model = with_positions(read_input([&] { return model_options(options.model); }), options.seq);
   setup.data = open_data({.path = options.data,
                           .format = data_format(options.data_format),

@@ -1,12 +1,11 @@
 #include <limits>
 
-#include "config/read_parts.h"
+#include "config/options.h"
 
 namespace trireme {
 namespace {
 
 constexpr int64_t kAbsent = 0;
-constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();
 
 struct Size {
   const char* key;
@@ -17,19 +16,21 @@ constexpr Size kMicro = {"train_micro_batch_size_per_gpu", "Micro batch size per
 constexpr Size kSteps = {"gradient_accumulation_steps", "Gradient accumulation steps"};
 
 /// DeepSpeed's own text, which people search for, and below it key, value and fix as in every other error.
-[[noreturn]] void refuse(Section& top, const std::string& their_text, const std::string& our_text) {
-  throw ConfigError(str(their_text, "\n", top.notes().origin, ": ", our_text), ErrorCode::kBatchSize);
+[[noreturn]] void refuse(const Document& file, const Size& size, const std::string& their_text,
+                         const std::string& our_text) {
+  throw KeyError(str(their_text, "\n", file.origin(), ": ", our_text), ErrorCode::kBatchSize, file.path_of(size.key));
 }
 
 std::string too_small(const Size& size, int64_t value) {
   return str(size.words, ": ", value, " has to be greater than 0");
 }
 
-int64_t read_size(Section& top, const Size& size) {
-  if (!top.has(size.key)) return kAbsent;
-  const int64_t value =
-      top.integer_or(size.key, kAbsent, {.max = kLargest, .words = "an integer from 1 to 2147483647"});
-  if (value <= 0) refuse(top, too_small(size, value), str("`", size.key, "` is ", value, "; expected an integer >= 1"));
+int64_t read_size(const Document& file, const Size& size) {
+  if (!file.has(size.key)) return kAbsent;
+  const int64_t value = file.integer_or(size.key, kAbsent, kBatchSize);
+  if (value <= 0)
+    refuse(file, size, too_small(size, value),
+           str("`", file.path_of(size.key), "` is ", value, "; expected an integer >= 1"));
   return value;
 }
 
@@ -42,16 +43,16 @@ int64_t product(int64_t a, int64_t b, int64_t c) {
 
 }  // namespace
 
-BatchSizes read_batch_sizes(Section& top, int data_degree) {
-  int64_t train = read_size(top, kTrain);
-  int64_t micro = read_size(top, kMicro);
-  int64_t steps = read_size(top, kSteps);
+BatchSizes read_batch_sizes(const Document& file, int data_degree) {
+  int64_t train = read_size(file, kTrain);
+  int64_t micro = read_size(file, kMicro);
+  int64_t steps = read_size(file, kSteps);
   if (train == kAbsent && micro == kAbsent)
-    refuse(top, "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
+    refuse(file, kMicro, "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
            str("`", kMicro.key, "` is missing; set it to the samples of one rank's forward pass"));
 
   const auto refuse_small_train = [&](const Size& derived, const std::string& other, int64_t least) {
-    refuse(top, too_small(derived, 0),
+    refuse(file, kTrain, too_small(derived, 0),
            str("`", kTrain.key, "` is ", train, ", which is not enough for ", data_degree,
                data_degree == 1 ? " rank" : " ranks", other, "; set it to ", least, " or a multiple of that"));
   };
@@ -68,7 +69,7 @@ BatchSizes read_batch_sizes(Section& top, int data_degree) {
   }
   const int64_t expected = product(micro, steps, data_degree);
   if (train != expected)
-    refuse(top,
+    refuse(file, kTrain,
            str("Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
                "gradient_acc_step * world_size ",
                train, " != ", micro, " * ", steps, " * ", data_degree),

@@ -1,89 +1,127 @@
 #include "trireme/config/config.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "config/known_keys.h"
-#include "config/read_parts.h"
+#include "config/dialects/accelerate.h"
+#include "config/options.h"
+#include "config/yaml.h"
+#include "trireme/base/file.h"
 #include "trireme/base/log.h"
 
 namespace trireme {
 namespace {
 
-/// Integrations write an infinity for "never", as a number or as a word.
-int64_t read_steps_per_print(Section& top) {
-  const char* key = "steps_per_print";
-  const Json* json = top.value(key);
-  if (!json) return 0;
-  if (json->is_string() && find_ignoring_case(json->get<std::string>(), {"inf", "infinity"})) return 0;
-  const int64_t steps = top.integer_or(key, 0, {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"});
-  return steps == std::numeric_limits<int64_t>::max() ? 0 : steps;
+constexpr const char* kTrainBatch = "train_batch_size";
+constexpr const char* kMicroBatch = "train_micro_batch_size_per_gpu";
+
+Document open(const ConfigSource& source) {
+  Document file(source.options, source.origin, source.names);
+  file.without_meaning = source.without_meaning;
+  file.hints = source.hints;
+  if (source.micro_batch && !file.has(kTrainBatch) && !file.has(kMicroBatch))
+    file.replace(kMicroBatch, *source.micro_batch);
+  return file;
 }
 
-/// Those that a program gives; the data degree is what they leave of the world.
-Degrees read_degrees(Section& top, int world_size, const Degrees& given) {
-  Degrees degrees = given;
-  const int64_t model = int64_t{given.pipe} * given.tensor * given.sequence;
-  const bool is_positive = std::min({given.pipe, given.tensor, given.sequence, given.expert, given.replicas}) >= 1;
-  if (!is_positive || world_size % model != 0)
-    throw ConfigError(str(top.notes().origin, ": degrees: pipe ", given.pipe, " * tensor ", given.tensor,
-                          " * sequence ", given.sequence, " must divide the ", world_size,
-                          " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
-  degrees.data = static_cast<int>(world_size / model);
-  if (degrees.data % given.expert != 0 || degrees.data % given.replicas != 0)
-    throw ConfigError(str(top.notes().origin, ": degrees: expert ", given.expert, " and replicas ", given.replicas,
-                          " must each divide the data degree, ", degrees.data, "; choose others"));
-  const int64_t size = top.integer_or("data_parallel_size", degrees.data, kPositive);
-  if (size != degrees.data)
-    top.not_there_yet("data_parallel_size", str("all ", degrees.data, " ranks are data-parallel; remove it"));
-  return degrees;
+/// Reads `file` into a Config; what is wrong with it is file.mistakes() then.
+Config read(Document& file, int world_size, const Degrees& degrees) {
+  TRIREME_CHECK(world_size >= 1, "world_size is ", world_size, ".");
+  Config config;
+  config.degrees = degrees;
+  std::vector<KnownKey> known;
+  add_keys(options(), known);
+  bring_up_to_date(file);
+  read_rows(options(), file, config);
+  resolve(file, config, world_size);
+  read_optimizer(file, config, known);
+  read_scheduler(file, config, known);
+  refuse_unknown_keys(known, file);
+  return config;
 }
 
-void report(const ReadNotes& notes) {
-  for (const std::string& warning : notes.warnings) log(LogLevel::kWarning, warning);
-  for (const std::string& hint : notes.hints) log(LogLevel::kInfo, str(notes.origin, ": ", hint));
-  if (notes.without_meaning.empty()) return;
+void report(const Document& file) {
+  for (const std::string& warning : file.warnings) log(LogLevel::kWarning, warning);
+  for (const std::string& hint : file.hints) log(LogLevel::kInfo, str(file.origin(), ": ", hint));
+  if (file.without_meaning.empty()) return;
   std::string keys;
-  for (const std::string& key : notes.without_meaning) keys += (keys.empty() ? "`" : ", `") + key + "`";
-  log(LogLevel::kInfo, str(notes.origin, ": without a meaning here (`trireme docs config` says why): ", keys));
+  for (const std::string& key : file.without_meaning) keys += (keys.empty() ? "`" : ", `") + key + "`";
+  log(LogLevel::kInfo, str(file.origin(), ": without a meaning here (`trireme docs config` says why): ", keys));
 }
 
 }  // namespace
 
+ConfigMistake mistake_of(const KeyError& error, const std::map<std::string, int>& lines) {
+  std::string key = error.key();
+  while (!key.empty() && !lines.contains(key)) key.resize(key.find('.') == std::string::npos ? 0 : key.rfind('.'));
+  return {.message = error.what(), .code = error.code(), .line = key.empty() ? 0 : lines.at(key)};
+}
+
+ConfigSource read_source(const std::filesystem::path& path) {
+  return parse_source(posix_file_system().read(path), path.string());
+}
+
+ConfigSource parse_source(std::string_view text, const std::string& origin) {
+  if (!origin.ends_with(".yaml") && !origin.ends_with(".yml"))
+    return source_from_json(parse_hjson(text, origin), origin, key_lines(text));
+  YamlText yaml = parse_yaml(std::string(text), origin);
+  return source_from_json(std::move(yaml.json), origin, std::move(yaml.lines));
+}
+
+ConfigSource source_from_json(Json json, const std::string& origin, std::map<std::string, int> lines) {
+  ConfigSource source{.options = std::move(json), .origin = origin, .lines = std::move(lines)};
+  if (is_accelerates(source.options)) read_accelerate(source);
+  return source;
+}
+
+Json options_of(const ConfigSource& source) {
+  if (!source.mistakes.empty()) throw ConfigError(source.mistakes[0].message, source.mistakes[0].code);
+  if (!source.micro_batch) return source.options;
+  const Document file = open(source);
+  report(file);
+  return file.json();
+}
+
+Config config_from_source(const ConfigSource& source, int world_size, const Degrees& degrees) {
+  if (!source.mistakes.empty()) throw ConfigError(source.mistakes[0].message, source.mistakes[0].code);
+  Document file = open(source);
+  Config config = read(file, world_size, degrees);
+  if (!file.mistakes().empty()) throw ConfigError(file.mistakes()[0].what(), file.mistakes()[0].code());
+  report(file);
+  return config;
+}
+
+std::vector<ConfigMistake> mistakes_in(const ConfigSource& source, int world_size, const Degrees& degrees) {
+  std::vector<ConfigMistake> mistakes = source.mistakes;
+  Document file = open(source);
+  read(file, world_size, degrees);
+  for (const KeyError& error : file.mistakes()) mistakes.push_back(mistake_of(error, source.lines));
+  std::stable_sort(mistakes.begin(), mistakes.end(),
+                   [](const ConfigMistake& a, const ConfigMistake& b) { return a.line < b.line; });
+  return mistakes;
+}
+
 Config read_config(const std::filesystem::path& path, int world_size, const Degrees& degrees) {
-  return config_from_json(read_hjson(path), world_size, degrees, path.string());
+  return config_from_source(read_source(path), world_size, degrees);
 }
 
 Config parse_config(std::string_view text, int world_size, const Degrees& degrees, const std::string& origin) {
-  return config_from_json(parse_hjson(text, origin), world_size, degrees, origin);
+  return config_from_source(parse_source(text, origin), world_size, degrees);
 }
 
 Config config_from_json(const Json& json, int world_size, const Degrees& degrees, const std::string& origin) {
-  TRIREME_CHECK(world_size >= 1, "world_size is ", world_size, ".");
-  ReadNotes notes{.origin = origin, .warnings = {}, .without_meaning = {}, .hints = {}};
-  Section top(json, "", notes);
-  Config config;
-  config.degrees = read_degrees(top, world_size, degrees);
-  config.precision = read_precision(top);
-  read_zero(top, config.precision, config);
-  read_gradient_reduction(top, config.degrees.data, config.pager);
-  config.optimizer = read_optimizer(top);
-  config.scheduler = read_scheduler(top);
-  config.pager.deterministic = top.flag_or("deterministic", config.pager.deterministic);
-  config.gradient_clipping = top.number_or("gradient_clipping", config.gradient_clipping, kNonNegative);
-  config.steps_per_print = read_steps_per_print(top);
-  config.managed_gradient_accumulation = top.flag_or("managed_gradient_accumulation", true);
-  config.checkpoint = read_checkpoint(top);
-  read_activation_checkpointing(top);
-  read_known_keys(top);
-  config.batch = read_batch_sizes(top, config.degrees.data);
-  top.finish();
-  report(notes);
-  return config;
+  return config_from_source(source_from_json(json, origin), world_size, degrees);
 }
 
 Config default_config(int world_size, const Degrees& degrees) {
   return config_from_json(Json{{"train_micro_batch_size_per_gpu", 1}}, world_size, degrees, "<defaults>");
 }
+
+Json to_json(const Config& config) {
+  Json json = Json::object();
+  write_rows(options(), config, json);
+  return json;
+}
+
+std::string to_text(const Config& config) { return to_json(config).dump(2) + "\n"; }
 
 }  // namespace trireme

@@ -1,173 +1,222 @@
+#include "trireme/optim/optimizer.h"
+
 #include <limits>
 
-#include "config/read_parts.h"
-#include "config/read_type.h"
+#include "config/options.h"
+#include "config/typed_section.h"
 
 namespace trireme {
 namespace {
+
+using OptimizerRow = Option<OptimizerOptions>;
+using Types = std::vector<std::string>;
 
 constexpr OptimizerKind kKinds[] = {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdagrad,
                                     OptimizerKind::kLamb, OptimizerKind::kLion,  OptimizerKind::kMuon,
                                     OptimizerKind::kSgd};
 // DeepSpeed's own, then torch.optim's.
-const std::vector<std::string> kOptimizersNotThereYet = {
-    "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD",   "Adadelta", "Adafactor",
-    "Adamax",     "ASGD",       "LBFGS",       "NAdam",  "RAdam",   "RMSprop", "Rprop",    "SparseAdam"};
-
-std::vector<std::string> names_of_optimizers() {
-  std::vector<std::string> names;
-  for (const OptimizerKind kind : kKinds) names.emplace_back(optimizer_name(kind));
-  return names;
-}
-
-void refuse_unless(Section& params, const char* key, bool normal, const char* fix) {
-  if (params.flag_or(key, normal) != normal) params.not_there_yet(key, fix);
-}
-
-/// Taken by the optimizers there, and without effect on the result here.
-void ignore_flags(Section& params, std::initializer_list<const char*> keys) {
-  for (const char* key : keys) {
-    if (!params.has(key)) continue;
-    params.flag_or(key, false);
-    params.without_meaning(key);
-  }
-}
+const Types kOptimizersNotThereYet = {"OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",    "MuAdamW", "MuSGD",
+                                      "Adadelta",   "Adafactor",  "Adamax",      "ASGD",      "LBFGS",   "NAdam",
+                                      "RAdam",      "RMSprop",    "Rprop",       "SparseAdam"};
 
 // An element whose gradient was always zero divides by eps alone.
-constexpr NumberRange kAboveZero = {.min = std::numeric_limits<double>::denorm_min(),
-                                    .max = std::numeric_limits<double>::max(),
-                                    .words = "a finite number > 0, such as 1e-8"};
+constexpr NumberRange kEps = {.min = std::numeric_limits<double>::denorm_min(),
+                              .max = std::numeric_limits<double>::max(),
+                              .words = "a finite number > 0, such as 1e-8"};
 
-void read_betas(Section& params, OptimizerOptions& options) {
-  const Json* betas = params.value("betas");
-  if (!betas) return;
-  const auto is_beta = [](const Json& beta) { return beta.is_number() && beta >= 0.0 && beta < 1.0; };
-  if (!betas->is_array() || betas->size() != 2 || !is_beta(betas->at(0)) || !is_beta(betas->at(1)))
-    params.fail("betas", "a list of two numbers, each from 0 up to, but not including, 1");
-  options.beta1 = betas->at(0);
-  options.beta2 = betas->at(1);
-}
-
-void read_adam(Section& params, OptimizerOptions& options) {
-  read_betas(params, options);
-  options.eps = params.number_or("eps", options.eps, kAboveZero);
-  // As there: "Adam" too decouples weight decay unless told otherwise, and AdamW always does.
-  if (params.flag_or("adam_w_mode", true)) options.kind = OptimizerKind::kAdamW;
-  // torch.optim.AdamW's own default; DeepSpeed's fused ones decay nothing.
-  const bool torch_default = params.flag_or("torch_adam", false) && options.kind == OptimizerKind::kAdamW;
-  options.weight_decay = params.number_or("weight_decay", torch_default ? 0.01 : 0.0, kNonNegative);
-  refuse_unless(params, "amsgrad", false, "remove it or set it to false");
-  refuse_unless(params, "maximize", false, "remove it or set it to false");
-  refuse_unless(params, "bias_correction", true, "remove it or set it to true");
-  refuse_unless(params, "fp32_optimizer_states", true, "remove it or set it to true");
-  ignore_flags(params, {"fused", "foreach", "capturable", "differentiable", "set_grad_none"});
-}
-
-void read_adagrad(Section& params, OptimizerOptions& options) {
-  options.eps = params.number_or("eps", 1e-10, kAboveZero);
-  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
-  for (const char* key : {"lr_decay", "initial_accumulator_value"})
-    if (params.number_or(key, 0, kNonNegative) != 0) params.not_there_yet(key, "remove it or set it to 0");
-  refuse_unless(params, "maximize", false, "remove it or set it to false");
-  refuse_unless(params, "fp32_optimizer_states", true, "remove it or set it to true");
-  ignore_flags(params, {"amsgrad", "fused", "foreach", "differentiable"});
-}
-
-void read_lamb(Section& params, OptimizerOptions& options) {
-  read_betas(params, options);
-  options.eps = params.number_or("eps", options.eps, kAboveZero);
-  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
-  options.max_coeff = params.number_or("max_coeff", options.max_coeff, kNonNegative);
-  options.min_coeff = params.number_or("min_coeff", options.min_coeff, kNonNegative);
-  if (options.max_coeff < options.min_coeff)
-    params.refuse(str("`", params.path_of("max_coeff"), "` is ", options.max_coeff, "; expected `min_coeff`, which is ",
-                      options.min_coeff, ", or more"));
-  options.bias_correction = params.flag_or("bias_correction", options.bias_correction);
-  for (const char* key : {"amsgrad", "eps_inside_sqrt"})
-    refuse_unless(params, key, false, "remove it or set it to false");
-  ignore_flags(params, {"set_grad_none"});
-}
-
-void read_muon(Section& params, OptimizerOptions& options) {
-  if (params.has("muon_lr")) options.lr = params.number_or("muon_lr", options.lr, kNonNegative);
-  options.adam_lr = params.number_or("adam_lr", params.number_or("lr", 1e-3, kNonNegative), kNonNegative);
-  // Those of the reference's Muon for the parameters that Adam updates.
-  options.beta2 = 0.95;
-  options.eps = 1e-10;
-  read_betas(params, options);
-  options.eps = params.number_or("eps", options.eps, kAboveZero);
-  options.momentum = params.number_or("momentum", 0.95, kNonNegative);
-  if (options.momentum >= 1) params.fail("momentum", "a number from 0 up to, but not including, 1");
-  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
-  options.ns_steps = params.integer_or("ns_steps", options.ns_steps, kPositive);
-  if (params.has("ns_method")) {  // two ways to compute the same iteration
-    params.choice_or("ns_method", "gram", {"gram", "standard"});
-    params.without_meaning("ns_method");
+/// The defaults that differ from those of OptimizerOptions.
+OptimizerOptions defaults_of(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdagrad:
+      return {.kind = kind, .lr = 1e-2, .eps = 1e-10};
+    case OptimizerKind::kMuon:  // those of the reference's Muon for the parameters that Adam updates
+      return {.kind = kind, .beta2 = 0.95, .eps = 1e-10, .momentum = 0.95};
+    default:
+      return {.kind = kind};
   }
 }
 
-void read_lion(Section& params, OptimizerOptions& options) {
-  read_betas(params, options);
-  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
-  refuse_unless(params, "fp32_optimizer_states", true, "remove it or set it to true");
-  ignore_flags(params, {"set_grad_none"});
+OptimizerRow betas() {
+  OptimizerRow row{.path = "optimizer.params.betas",
+                   .type = "a list of two numbers, each from 0 up to, but not including, 1",
+                   .standard = "`[0.9,0.999]`, Muon `[0.9,0.95]`",
+                   .doc = "decay of the moments; of Muon's Adam"};
+  row.read = [path = row.path, words = row.type](Document& file, OptimizerOptions& options) {
+    const Json* betas = file.find(path);
+    if (!betas) return;
+    const auto is_beta = [](const Json& beta) { return beta.is_number() && beta >= 0.0 && beta < 1.0; };
+    if (!betas->is_array() || betas->size() != 2 || !is_beta(betas->at(0)) || !is_beta(betas->at(1)))
+      file.fail(path, words);
+    options.beta1 = betas->at(0);
+    options.beta2 = betas->at(1);
+  };
+  row.write = [](const OptimizerOptions& options) { return Json::array({options.beta1, options.beta2}); };
+  return row;
 }
 
-void read_sgd(Section& params, OptimizerOptions& options) {
-  options.momentum = params.number_or("momentum", options.momentum, kNonNegative);
-  options.nesterov = params.flag_or("nesterov", options.nesterov);
-  options.weight_decay = params.number_or("weight_decay", options.weight_decay, kNonNegative);
-  if (params.number_or("dampening", 0, kNonNegative) != 0)
-    params.not_there_yet("dampening", "remove it or set it to 0");
-  if (options.nesterov && options.momentum == 0) params.fail("nesterov", "false, or a momentum above 0");
-  refuse_unless(params, "maximize", false, "remove it or set it to false");
-  ignore_flags(params, {"fused", "foreach", "differentiable"});
+/// `read` follows, where the key is there or not.
+OptimizerRow and_then(OptimizerRow row, std::function<void(Document&, OptimizerOptions&)> read) {
+  row.read = [first = row.read, read = std::move(read)](Document& file, OptimizerOptions& options) {
+    first(file, options);
+    read(file, options);
+  };
+  return row;
+}
+
+/// As there: "Adam" too decouples weight decay unless told otherwise, and AdamW always does.
+OptimizerRow adam_w_mode() {
+  const char* path = "optimizer.params.adam_w_mode";
+  const auto is_decoupled = [](const OptimizerOptions& options) { return options.kind == OptimizerKind::kAdamW; };
+  return and_then(
+      resolved<OptimizerOptions>(path, flag(), is_decoupled, "`true`",
+                                 "`Adam` decouples weight decay too, unless this is false; `AdamW` always does"),
+      [path](Document& file, OptimizerOptions& options) {
+        if (file.flag_or(path, true)) options.kind = OptimizerKind::kAdamW;
+      });
+}
+
+/// torch.optim.AdamW's own default of weight decay; DeepSpeed's fused ones decay nothing.
+OptimizerRow torch_adam() {
+  const char* path = "optimizer.params.torch_adam";
+  return and_then(resolved<OptimizerOptions>(path, flag(), nullptr, "`false`",
+                                             "with decoupled decay the default of `weight_decay` is 0.01, as in torch"),
+                  [path](Document& file, OptimizerOptions& options) {
+                    const bool is_torchs = file.flag_or(path, false) && options.kind == OptimizerKind::kAdamW;
+                    options.weight_decay = is_torchs ? 0.01 : 0;
+                  });
+}
+
+OptimizerRow adam_lr() {
+  const char* path = "optimizer.params.adam_lr";
+  OptimizerRow row = resolved<OptimizerOptions>(
+      path, number(kNonNegative), [](const OptimizerOptions& o) { return o.adam_lr.value_or(o.lr); }, "`lr`",
+      "of the parameters that Adam updates");
+  return and_then(row, [path](Document& file, OptimizerOptions& options) {
+    options.adam_lr = file.number_or(path, options.lr, kNonNegative);
+  });
+}
+
+OptimizerRow muon_lr() {  // after `lr` and `adam_lr`, whose default is the former
+  const char* path = "optimizer.params.muon_lr";
+  return and_then(resolved<OptimizerOptions>(path, number(kNonNegative), nullptr, "`lr`", "of the matrices"),
+                  [path](Document& file, OptimizerOptions& options) {
+                    options.lr = file.number_or(path, options.lr, kNonNegative);
+                  });
+}
+
+OptimizerRow max_grad_norm() {
+  const char* path = "optimizer.params.max_grad_norm";
+  return {.path = path,
+          .type = "–",
+          .standard = "–",
+          .doc = "an error, as there: set `gradient_clipping`",
+          .read = [path](Document& file, OptimizerOptions&) {
+            if (file.has(path))
+              file.refuse(path, str("`", path,
+                                    "` is not an option of an optimizer here; remove it and set "
+                                    "`gradient_clipping` instead"));
+          }};
+}
+
+void check_coefficients(Document& file, OptimizerOptions& options) {
+  const char* path = "optimizer.params.max_coeff";
+  if (options.max_coeff < options.min_coeff)
+    file.refuse(path, str("`", path, "` is ", options.max_coeff, "; expected `min_coeff`, which is ", options.min_coeff,
+                          ", or more"));
+}
+
+void check_momentum(Document& file, OptimizerOptions& options) {
+  if (options.momentum >= 1) file.fail("optimizer.params.momentum", "a number from 0 up to, but not including, 1");
+}
+
+void check_nesterov(Document& file, OptimizerOptions& options) {
+  if (options.nesterov && options.momentum == 0) file.fail("optimizer.params.nesterov", "false, or a momentum above 0");
+}
+
+std::vector<OptimizerRow> optimizer_rows() {
+  using Options = OptimizerOptions;
+  const Types adam = {"Adam", "AdamW"}, adagrad = {"Adagrad"}, lamb = {"Lamb"}, muon = {"Muon"}, sgd = {"SGD"};
+  std::vector<OptimizerRow> rows;
+  const auto add = [&](const Types& types, OptimizerRow row) {
+    row.types = types;
+    rows.push_back(std::move(row));
+  };
+  const auto add_works = [&](const Types& types, const char* key, auto type, auto member, const char* doc) {
+    add(types, works<Options>(str("optimizer.params.", key), type, member, doc));
+  };
+  const auto add_flags = [&](const Types& types, std::initializer_list<const char*> keys, const auto& make) {
+    for (const char* key : keys) add(types, make(str("optimizer.params.", key)));
+  };
+  add({}, max_grad_norm());
+  add_works({}, "lr", number(kNonNegative), at<&Options::lr>, "learning rate; Adagrad's default is 0.01");
+  add(muon, adam_lr());
+  add(muon, muon_lr());
+  add({"Adam", "AdamW", "Lamb", "Lion", "Muon"}, betas());
+  add_works({"Adam", "AdamW", "Adagrad", "Lamb", "Muon"}, "eps", number(kEps), at<&Options::eps>,
+            "Adagrad's and Muon's default is 1e-10; of Muon's Adam");
+  add(adam, adam_w_mode());
+  add(adam, torch_adam());
+  add_works({}, "weight_decay", number(kNonNegative), at<&Options::weight_decay>, "see `torch_adam`");
+  add_works(sgd, "momentum", number(kNonNegative), at<&Options::momentum>, "");
+  add(sgd, and_then(works<Options>("optimizer.params.nesterov", flag(), at<&Options::nesterov>, "needs a momentum"),
+                    check_nesterov));
+  add_works(lamb, "min_coeff", number(kNonNegative), at<&Options::min_coeff>, "least trust ratio");
+  add(lamb, and_then(works<Options>("optimizer.params.max_coeff", number(kNonNegative), at<&Options::max_coeff>,
+                                    "largest trust ratio"),
+                     check_coefficients));
+  add_works(lamb, "bias_correction", flag(), at<&Options::bias_correction>, "");
+  add(muon, and_then(works<Options>("optimizer.params.momentum", number(kNonNegative), at<&Options::momentum>,
+                                    "below 1; 0.95 by default"),
+                     check_momentum));
+  add_works(muon, "ns_steps", integer(kPositive), at<&Options::ns_steps>, "ours: Newton-Schulz iterations");
+  add(muon, no_meaning<Options>("optimizer.params.ns_method", "gram|standard", "both compute the same iteration"));
+  const auto refuse = [](const Json& normal) {
+    return [normal](const std::string& path) { return refused<Options>(path, normal); };
+  };
+  const auto ignore = [](const std::string& path) { return no_meaning<Options>(path, false, "the same result here"); };
+  add_flags(adam, {"amsgrad", "maximize"}, refuse(false));
+  add_flags(adam, {"bias_correction", "fp32_optimizer_states"}, refuse(true));
+  add_flags(adam, {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}, ignore);
+  add_flags(adagrad, {"lr_decay", "initial_accumulator_value"}, refuse(0));
+  add_flags(adagrad, {"maximize"}, refuse(false));
+  add_flags(adagrad, {"fp32_optimizer_states"}, refuse(true));
+  add_flags(adagrad, {"amsgrad", "fused", "foreach", "differentiable"}, ignore);
+  add_flags(lamb, {"amsgrad", "eps_inside_sqrt"}, refuse(false));
+  add_flags(lamb, {"set_grad_none"}, ignore);
+  add_flags({"Lion"}, {"fp32_optimizer_states"}, refuse(true));
+  add_flags({"Lion"}, {"set_grad_none"}, ignore);
+  add_flags(sgd, {"dampening"}, refuse(0));
+  add_flags(sgd, {"maximize"}, refuse(false));
+  add_flags(sgd, {"fused", "foreach", "differentiable"}, ignore);
+  return rows;
 }
 
 }  // namespace
 
-std::optional<OptimizerOptions> read_optimizer(Section& top) {
-  if (!top.has("optimizer")) return std::nullopt;
-  Section section = top.section("optimizer");
-  const std::string type =
-      read_type(section, {.supported = names_of_optimizers(), .not_there_yet = kOptimizersNotThereYet});
-  refuse_unless(section, "legacy_fusion", false, "remove it or set it to false");
-  Section params = section.section("params");
-  section.finish();
+const std::vector<OptimizerRow>& optimizer_options() {
+  static const std::vector<OptimizerRow> rows = optimizer_rows();
+  return rows;
+}
 
-  if (params.has("max_grad_norm"))
-    params.refuse(str("`", params.path_of("max_grad_norm"),
-                      "` is not an option of an optimizer here; remove it and set "
-                      "`gradient_clipping` instead"));
-  OptimizerOptions options;
+void read_optimizer(Document& file, Config& config, std::vector<KnownKey>& known) {
+  TypeNames names{.not_there_yet = kOptimizersNotThereYet};
+  for (const OptimizerKind kind : kKinds) names.supported.emplace_back(optimizer_name(kind));
+  const auto type = read_type(file, "optimizer", names, known);
+  if (!type) return;
+  known.push_back({"optimizer.legacy_fusion"});
+  file.attempt([&] {
+    if (file.flag_or("optimizer.legacy_fusion", false))
+      file.not_there_yet("optimizer.legacy_fusion", "remove it or set it to false");
+  });
   for (const OptimizerKind kind : kKinds)
-    if (type == optimizer_name(kind)) options.kind = kind;
-  options.lr = params.number_or("lr", options.kind == OptimizerKind::kAdagrad ? 1e-2 : options.lr, kNonNegative);
-  switch (options.kind) {
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kAdamW:
-      read_adam(params, options);
-      break;
-    case OptimizerKind::kAdagrad:
-      read_adagrad(params, options);
-      break;
-    case OptimizerKind::kLamb:
-      read_lamb(params, options);
-      break;
-    case OptimizerKind::kMuon:
-      read_muon(params, options);
-      break;
-    case OptimizerKind::kLion:
-      read_lion(params, options);
-      break;
-    case OptimizerKind::kSgd:
-      read_sgd(params, options);
-      break;
-    case OptimizerKind::kClient:
-      break;  // has no name in a file
-  }
-  params.finish();
-  return options;
+    if (*type == optimizer_name(kind)) config.optimizer = defaults_of(kind);
+  const auto rows = rows_of(optimizer_options(), *type);
+  add_keys(rows, known);
+  read_rows(rows, file, *config.optimizer);
+}
+
+Json optimizer_json(const OptimizerOptions& options) {
+  return typed_json("optimizer", optimizer_options(), optimizer_name(options.kind), options);
 }
 
 }  // namespace trireme

@@ -1,116 +1,149 @@
 #include <algorithm>
 #include <cmath>
 
-#include "config/read_parts.h"
-#include "config/read_type.h"
+#include "config/options.h"
+#include "config/typed_section.h"
 #include "trireme/config/torch_scheduler.h"
 
 namespace trireme {
 namespace {
 
-constexpr ScheduleKind kKinds[] = {ScheduleKind::kWarmup,      ScheduleKind::kWarmupDecay, ScheduleKind::kWarmupCosine,
-                                   ScheduleKind::kLrRangeTest, ScheduleKind::kOneCycle,    ScheduleKind::kConstant,
-                                   ScheduleKind::kLinear,      ScheduleKind::kCosine,      ScheduleKind::kWsd};
-const std::vector<std::string> kTorchSchedulers = {
-    "LambdaLR",         "MultiplicativeLR",  "StepLR",
-    "MultiStepLR",      "ConstantLR",        "LinearLR",
-    "ExponentialLR",    "CosineAnnealingLR", "CosineAnnealingWarmRestarts",
-    "ChainedScheduler", "SequentialLR",      "ReduceLROnPlateau",
-    "CyclicLR",         "OneCycleLR",        "PolynomialLR"};
+using ScheduleRow = Option<ScheduleOptions>;
+using Types = std::vector<std::string>;
 
-std::vector<std::string> names_of_schedulers() {
-  std::vector<std::string> names;
-  for (const ScheduleKind kind : kKinds) names.emplace_back(name_of(kind));
-  return names;
+constexpr ScheduleKind kScheduleKinds[] = {
+    ScheduleKind::kWarmup,      ScheduleKind::kWarmupDecay, ScheduleKind::kWarmupCosine,
+    ScheduleKind::kLrRangeTest, ScheduleKind::kOneCycle,    ScheduleKind::kConstant,
+    ScheduleKind::kLinear,      ScheduleKind::kCosine,      ScheduleKind::kWsd};
+const Types kTorchSchedulers = {"LambdaLR",         "MultiplicativeLR",  "StepLR",
+                                "MultiStepLR",      "ConstantLR",        "LinearLR",
+                                "ExponentialLR",    "CosineAnnealingLR", "CosineAnnealingWarmRestarts",
+                                "ChainedScheduler", "SequentialLR",      "ReduceLROnPlateau",
+                                "CyclicLR",         "OneCycleLR",        "PolynomialLR"};
+
+Json per_group_json(const PerGroup& each) { return each.values.size() == 1 ? Json(each.values[0]) : Json(each.values); }
+
+/// A number, or a list with one for each parameter group.
+ValueType<PerGroup> per_group() {
+  const char* words = "a finite number >= 0, or a list of them, one for each parameter group";
+  const auto read = [words](const Document& file, const std::string& path) -> PerGroup {
+    const Json& json = *file.find(path);
+    if (!json.is_array()) return file.number_or(path, 0, kNonNegative);
+    const auto fits = [](const Json& one) { return one.is_number() && one >= 0.0 && std::isfinite(one.get<double>()); };
+    if (json.empty() || !std::all_of(json.begin(), json.end(), fits)) file.fail(path, words);
+    return json.get<std::vector<double>>();
+  };
+  return {.words = words, .read = read, .write = per_group_json};
+}
+
+ScheduleRow required(ScheduleRow row, const char* fix) {
+  row.standard = "required";
+  row.read = [read = row.read, path = row.path, fix](Document& file, ScheduleOptions& options) {
+    if (!file.has(path)) file.refuse(path, str("`", file.path_of(path), "` is missing", fix));
+    read(file, options);
+  };
+  return row;
+}
+
+/// "auto" is what integrations write for "the optimizer's lr".
+ScheduleRow warmup_max_lr(const char* standard) {
+  const char* path = "scheduler.params.warmup_max_lr";
+  ScheduleRow row = works<ScheduleOptions>(path, per_group(), at<&ScheduleOptions::warmup_max_lr>,
+                                           "`\"auto\"` is the optimizer's `lr`");
+  row.standard = standard;
+  row.read = [path, read = row.read](Document& file, ScheduleOptions& options) {
+    if (options.kind == ScheduleKind::kWarmupDecay && !file.is_auto(path)) options.warmup_max_lr = 0.001;
+    read(file, options);
+  };
+  row.write = [write = row.write](const ScheduleOptions& options) {
+    return options.warmup_max_lr == ScheduleOptions::kOptimizerLr ? Json("auto") : write(options);
+  };
+  return row;
 }
 
 /// Schedulers start with the run; their position is part of a checkpoint.
-void refuse_another_start(Section& params) {
-  if (params.integer_or("last_batch_iteration", -1, {}) != -1)
-    params.not_there_yet("last_batch_iteration", "a checkpoint holds the position; remove it");
+ScheduleRow last_batch_iteration() {
+  const char* path = "scheduler.params.last_batch_iteration";
+  return {.path = path,
+          .effect = Effect::kRefused,
+          .type = "an integer",
+          .standard = "`-1`",
+          .doc = "a checkpoint holds the position",
+          .read = [path](Document& file, ScheduleOptions&) {
+            if (file.integer_or(path, -1, {}) != -1)
+              file.not_there_yet(path, "a checkpoint holds the position; remove it");
+          }};
 }
 
-/// A number, or a list with one for each parameter group.
-PerGroup read_per_group(Section& params, const char* key, PerGroup fallback) {
-  const Json* json = params.value(key);
-  if (!json || !json->is_array()) {
-    if (json) return params.number_or(key, 0, kNonNegative);
-    return fallback;
-  }
-  const auto fits = [](const Json& one) { return one.is_number() && one >= 0.0 && std::isfinite(one.get<double>()); };
-  if (json->empty() || !std::all_of(json->begin(), json->end(), fits))
-    params.fail(key, "a finite number >= 0, or a list of them, one for each parameter group");
-  return json->get<std::vector<double>>();
-}
-
-PerGroup required_lr(Section& params, const char* key) {
-  if (!params.has(key))
-    params.refuse(str("`", params.path_of(key), "` is missing; set it to a learning rate, a finite number >= 0"));
-  return read_per_group(params, key, 0.0);
-}
-
-int64_t read_total_steps(Section& params) {
-  const char* key = "total_num_steps";
-  if (!params.has(key))
-    params.refuse(str("`", params.path_of(key),
-                      "` is missing, or \"auto\", which only `trireme train` fills in; set it to the number of "
-                      "optimizer steps of the whole run"));
-  return params.integer_or(key, 0, kPositive);
-}
-
-void read_warmup(Section& params, ScheduleOptions& options) {
-  options.warmup_num_steps = params.integer_or("warmup_num_steps", options.warmup_num_steps, kCount);
-  const std::string warmup = params.choice_or("warmup_type", "log", {"log", "linear"});
-  options.warmup_type = warmup == "log" ? WarmupKind::kLog : WarmupKind::kLinear;
-  if (options.kind == ScheduleKind::kWarmupCosine) {
-    options.total_num_steps = read_total_steps(params);
-    options.warmup_min_ratio = params.number_or("warmup_min_ratio", options.warmup_min_ratio, kNonNegative);
-    options.cos_min_ratio = params.number_or("cos_min_ratio", options.cos_min_ratio, kNonNegative);
-    return;
-  }
-  const bool decays = options.kind == ScheduleKind::kWarmupDecay;
-  if (decays) options.total_num_steps = read_total_steps(params);
-  options.warmup_min_lr = read_per_group(params, "warmup_min_lr", options.warmup_min_lr);
-  // "auto" is what integrations write for "the optimizer's lr".
-  const bool from_optimizer = !decays || params.is_auto("warmup_max_lr");
-  options.warmup_max_lr =
-      read_per_group(params, "warmup_max_lr", from_optimizer ? ScheduleOptions::kOptimizerLr : 0.001);
-}
-
-void read_own(Section& params, ScheduleOptions& options) {
-  options.warmup_num_steps = params.integer_or("warmup_num_steps", options.warmup_num_steps, kCount);
-  options.total_num_steps = read_total_steps(params);
-  options.min_ratio = params.number_or("min_ratio", options.min_ratio, kNonNegative);
-  if (options.kind == ScheduleKind::kWsd)
-    options.decay_num_steps = params.integer_or("decay_num_steps", options.decay_num_steps, kCount);
-}
-
-void read_range_test(Section& params, LrRangeTestOptions& options) {
-  options.min_lr = read_per_group(params, "lr_range_test_min_lr", options.min_lr);
-  options.step_size = params.integer_or("lr_range_test_step_size", options.step_size, kPositive);
-  options.step_rate = params.number_or("lr_range_test_step_rate", options.step_rate, kNonNegative);
-  options.staircase = params.flag_or("lr_range_test_staircase", options.staircase);
-}
-
-void read_one_cycle(Section& params, OneCycleOptions& options) {
-  options.cycle_min_lr = required_lr(params, "cycle_min_lr");
-  options.cycle_max_lr = required_lr(params, "cycle_max_lr");
-  options.decay_lr_rate = params.number_or("decay_lr_rate", options.decay_lr_rate, kNonNegative);
-  options.cycle_first_step_size = params.integer_or("cycle_first_step_size", options.cycle_first_step_size, kPositive);
-  if (params.has("cycle_second_step_size"))
-    options.cycle_second_step_size = params.integer_or("cycle_second_step_size", 0, kCount);
-  options.cycle_first_stair_count = params.integer_or("cycle_first_stair_count", 0, kCount);
-  if (params.has("cycle_second_stair_count"))
-    options.cycle_second_stair_count = params.integer_or("cycle_second_stair_count", 0, kCount);
-  options.decay_step_size = params.integer_or("decay_step_size", options.decay_step_size, kCount);
-  options.cycle_momentum = params.flag_or("cycle_momentum", options.cycle_momentum);
-  options.cycle_min_mom = read_per_group(params, "cycle_min_mom", options.cycle_min_mom);
-  options.cycle_max_mom = read_per_group(params, "cycle_max_mom", options.cycle_max_mom);
-  options.decay_mom_rate = params.number_or("decay_mom_rate", options.decay_mom_rate, kNonNegative);
+std::vector<ScheduleRow> schedule_rows() {
+  using Options = ScheduleOptions;
+  constexpr auto range_test = &Options::lr_range_test;
+  constexpr auto cycle = &Options::one_cycle;
+  const Types warmups = {"WarmupLR", "WarmupDecayLR"}, cosine = {"WarmupCosineLR"}, own = {"linear", "cosine", "wsd"};
+  const Types all_warmups = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"};
+  const Types warm = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "linear", "cosine", "wsd"};
+  const Types ending = {"WarmupDecayLR", "WarmupCosineLR", "linear", "cosine", "wsd"};
+  const Types one_cycle = {"OneCycle"}, test = {"LRRangeTest"};
+  std::vector<ScheduleRow> rows;
+  const auto add = [&](const Types& types, ScheduleRow row) {
+    row.types = types;
+    rows.push_back(std::move(row));
+  };
+  const auto row = [](const char* key, auto type, auto member, const char* doc) {
+    return works<Options>(str("scheduler.params.", key), type, member, doc);
+  };
+  const auto log_or_linear = choice<WarmupKind>({{"log", WarmupKind::kLog}, {"linear", WarmupKind::kLinear}});
+  constexpr const char* kLr = "; set it to a learning rate, a finite number >= 0";
+  add(warm, row("warmup_num_steps", integer(kCount), at<&Options::warmup_num_steps>, "steps of the warm-up"));
+  add(all_warmups, row("warmup_type", log_or_linear, at<&Options::warmup_type>, "form of the warm-up"));
+  add(ending,
+      required(row("total_num_steps", integer(kPositive), at<&Options::total_num_steps>, "steps of the whole run"),
+               ", or \"auto\", which only `trireme train` fills in; set it to the number of optimizer steps of "
+               "the whole run"));
+  add(cosine, row("warmup_min_ratio", number(kNonNegative), at<&Options::warmup_min_ratio>,
+                  "first learning rate over the optimizer's"));
+  add(cosine, row("cos_min_ratio", number(kNonNegative), at<&Options::cos_min_ratio>,
+                  "last learning rate over the optimizer's"));
+  add(warmups, row("warmup_min_lr", per_group(), at<&Options::warmup_min_lr>, "where the warm-up begins"));
+  add({"WarmupLR"}, warmup_max_lr("the optimizer's"));
+  add({"WarmupDecayLR"}, warmup_max_lr("`0.001`"));
+  add(own, row("min_ratio", number(kNonNegative), at<&Options::min_ratio>, "last learning rate over the optimizer's"));
+  add({"wsd"}, row("decay_num_steps", integer(kCount), at<&Options::decay_num_steps>, "the last steps; required"));
+  add(test, row("lr_range_test_min_lr", per_group(), at<range_test, &LrRangeTestOptions::min_lr>, "where it begins"));
+  add(test, row("lr_range_test_step_size", integer(kPositive), at<range_test, &LrRangeTestOptions::step_size>,
+                "steps of an interval"));
+  add(test, row("lr_range_test_step_rate", number(kNonNegative), at<range_test, &LrRangeTestOptions::step_rate>,
+                "growth over an interval"));
+  add(test, row("lr_range_test_staircase", flag(), at<range_test, &LrRangeTestOptions::staircase>,
+                "constant within an interval"));
+  add(one_cycle,
+      required(row("cycle_min_lr", per_group(), at<cycle, &OneCycleOptions::cycle_min_lr>, "ends of the cycle"), kLr));
+  add(one_cycle,
+      required(row("cycle_max_lr", per_group(), at<cycle, &OneCycleOptions::cycle_max_lr>, "top of the cycle"), kLr));
+  add(one_cycle,
+      row("decay_lr_rate", number(kNonNegative), at<cycle, &OneCycleOptions::decay_lr_rate>, "after the cycle"));
+  add(one_cycle, row("cycle_first_step_size", integer(kPositive), at<cycle, &OneCycleOptions::cycle_first_step_size>,
+                     "steps of the first half"));
+  add(one_cycle, row("cycle_second_step_size", integer(kCount), at<cycle, &OneCycleOptions::cycle_second_step_size>,
+                     "of the second; by default as the first; 0: the cycle ends at its top"));
+  add(one_cycle, row("cycle_first_stair_count", integer(kCount), at<cycle, &OneCycleOptions::cycle_first_stair_count>,
+                     "stairs of the first half"));
+  add(one_cycle, row("cycle_second_stair_count", integer(kCount), at<cycle, &OneCycleOptions::cycle_second_stair_count>,
+                     "of the second; by default as the first"));
+  add(one_cycle, row("decay_step_size", integer(kCount), at<cycle, &OneCycleOptions::decay_step_size>,
+                     "steps of an interval of decay; 0: no decay"));
+  add(one_cycle,
+      row("cycle_momentum", flag(), at<cycle, &OneCycleOptions::cycle_momentum>, "momentum goes the other way"));
+  add(one_cycle, row("cycle_min_mom", per_group(), at<cycle, &OneCycleOptions::cycle_min_mom>, "momentum at the top"));
+  add(one_cycle, row("cycle_max_mom", per_group(), at<cycle, &OneCycleOptions::cycle_max_mom>, "momentum at the ends"));
+  add(one_cycle,
+      row("decay_mom_rate", number(kNonNegative), at<cycle, &OneCycleOptions::decay_mom_rate>, "after the cycle"));
+  add({}, last_batch_iteration());
+  return rows;
 }
 
 /// What the schedule itself refuses: parameters that do not fit together.
-void check_together(Section& params, const ScheduleOptions& options) {
+void check_together(Document& file, const ScheduleOptions& options) {
   const OneCycleOptions& cycle = options.one_cycle;
   const PerGroup* lists[] = {&options.warmup_min_lr, &options.warmup_max_lr, &options.lr_range_test.min_lr,
                              &cycle.cycle_min_lr,    &cycle.cycle_max_lr,    &cycle.cycle_min_mom,
@@ -120,7 +153,7 @@ void check_together(Section& params, const ScheduleOptions& options) {
   try {
     (void)Schedule(options, std::vector<double>(groups, 0.0));
   } catch (const ConfigError& error) {
-    params.refuse(error.what());
+    file.refuse("scheduler.params", error.what());
   }
 }
 
@@ -139,44 +172,29 @@ std::optional<Json> take_torch_scheduler(Json& config) {
   return taken;
 }
 
-std::optional<ScheduleOptions> read_scheduler(Section& top) {
-  if (!top.has("scheduler")) return std::nullopt;
-  Section section = top.section("scheduler");
-  const std::string type =
-      read_type(section, {.supported = names_of_schedulers(),
-                          .not_there_yet = kTorchSchedulers,
-                          .others = ", or in Python a scheduler of torch.optim.lr_scheduler",
-                          .instead = "initialize() in Python makes it of torch.optim.lr_scheduler; in C++ "});
-  Section params = section.section("params");
-  section.finish();
+const std::vector<ScheduleRow>& scheduler_options() {
+  static const std::vector<ScheduleRow> rows = schedule_rows();
+  return rows;
+}
 
-  ScheduleOptions options;
-  for (const ScheduleKind kind : kKinds)
-    if (type == name_of(kind)) options.kind = kind;
-  switch (options.kind) {
-    case ScheduleKind::kConstant:
-      break;
-    case ScheduleKind::kLinear:
-    case ScheduleKind::kCosine:
-    case ScheduleKind::kWsd:
-      read_own(params, options);
-      break;
-    case ScheduleKind::kLrRangeTest:
-      read_range_test(params, options.lr_range_test);
-      break;
-    case ScheduleKind::kOneCycle:
-      read_one_cycle(params, options.one_cycle);
-      break;
-    case ScheduleKind::kWarmup:
-    case ScheduleKind::kWarmupDecay:
-    case ScheduleKind::kWarmupCosine:
-      read_warmup(params, options);
-      break;
-  }
-  if (options.kind != ScheduleKind::kConstant) refuse_another_start(params);
-  params.finish();
-  check_together(params, options);
-  return options;
+void read_scheduler(Document& file, Config& config, std::vector<KnownKey>& known) {
+  TypeNames names{.not_there_yet = kTorchSchedulers,
+                  .others = ", or in Python a scheduler of torch.optim.lr_scheduler",
+                  .instead = "initialize() in Python makes it of torch.optim.lr_scheduler; in C++ "};
+  for (const ScheduleKind kind : kScheduleKinds) names.supported.emplace_back(name_of(kind));
+  const auto type = read_type(file, "scheduler", names, known);
+  if (!type) return;
+  ScheduleOptions& options = config.scheduler.emplace();
+  for (const ScheduleKind kind : kScheduleKinds)
+    if (*type == name_of(kind)) options.kind = kind;
+  const auto rows = rows_of(scheduler_options(), *type);
+  add_keys(rows, known);
+  read_rows(rows, file, options);
+  if (!file.is_mistaken({"scheduler"})) file.attempt([&] { check_together(file, options); });
+}
+
+Json scheduler_json(const ScheduleOptions& options) {
+  return typed_json("scheduler", scheduler_options(), name_of(options.kind), options);
 }
 
 }  // namespace trireme

@@ -1,4 +1,4 @@
-#include "trireme/config/config.h"
+#include "trireme/config/source.h"
 
 #include <nlohmann/json.hpp>
 
@@ -9,11 +9,19 @@ namespace trireme::python {
 
 void bind_config(py::module_& module) {
   module.def(
-      "plain_json", [](const std::string& text, const std::string& origin) { return parse_hjson(text, origin).dump(); },
-      py::arg("text"), py::arg("origin"), "JSON text of Hjson. Raises ConfigError, which opens with `origin`.");
+      "plain_json",
+      [](const std::string& text, const std::string& origin) { return options_of(parse_source(text, origin)).dump(); },
+      py::arg("text"), py::arg("origin"),
+      "JSON text of a configuration in any dialect; YAML where `origin` is the path of such a file. Raises "
+      "ConfigError, "
+      "which opens with `origin`.");
+  module.def(
+      "is_accelerates", [](const std::string& text) { return is_accelerates(Json::parse(text, nullptr, false)); },
+      py::arg("text"),
+      "Whether JSON text has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin.");
   py::class_<Config>(module, "Config", "trireme::Config, read from JSON text. Raises as read_config.")
       .def(py::init([](const std::string& text, int world_size, const std::string& origin) {
-             return parse_config(text, world_size, {}, origin);
+             return config_from_json(parse_hjson(text, origin), world_size, {}, origin);
            }),
            py::arg("text"), py::arg("world_size"), py::arg("origin"))
       .def_property_readonly("text", &to_text, "Every option, spelled out, as JSON text.");

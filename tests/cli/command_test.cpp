@@ -86,9 +86,10 @@ TEST(Command, SuggestsTheFlagThatWasMeant) {
 TEST(Command, SuggestsTheCommandBelowACommandThatWasMeant) {
   expect_wrong_use({"config", "chek", "x.json"},
                    "trireme config: there is no command 'chek'. Did you mean `check`? (see trireme config --help)");
-  expect_wrong_use({"config", "x.json"},
-                   "trireme config: there is no command 'x.json'; there is: check (see trireme config --help)");
-  expect_wrong_use({"config"}, "trireme config: give a command: check (see trireme config --help)");
+  expect_wrong_use(
+      {"config", "x.json"},
+      "trireme config: there is no command 'x.json'; there is: check, convert, keys, map (see trireme config --help)");
+  expect_wrong_use({"config"}, "trireme config: give a command: check, convert, keys, map (see trireme config --help)");
 }
 
 TEST(Command, SaysWhatAFlagOrArgumentNeeds) {
@@ -419,6 +420,45 @@ TEST(ConfigCheckCommand, PrintsTheResolvedConfigurationOrTheMistake) {
   const auto bad = say({"config", "check", folder.write("bad.json", R"({"train_batch_sise": 8})")});
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_NE(bad.err.find("train_batch_size"), std::string::npos) << bad.err;
+}
+
+TEST(ConfigCheckCommand, NamesEveryMistakeWithItsLine) {
+  const TemporaryFolder folder;
+  const auto file =
+      folder.write("bad.json", "{\"train_batch_size\": 8,\n \"zero_optimization\": {\"stage\": 9},\n \"bf61\": {}}");
+  const auto said = say({"config", "check", file});
+  EXPECT_EQ(said.exit_code, 2);
+  EXPECT_EQ(said.err, "trireme config check: 2 mistakes:\n" + file +
+                          ":2: `zero_optimization.stage` is 9; expected an integer from 0 to 3\n" + file +
+                          ":3: unknown key `bf61`. Did you mean `bf16`?\n");
+}
+
+TEST(ConfigConvertCommand, PrintsTheOtherDialectAndSaysWhatIsLost) {
+  const TemporaryFolder folder;
+  const auto file = folder.write(
+      "fsdp.yaml",
+      "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n");
+  const auto there = say({"config", "convert", "--to", "deepspeed", file});
+  EXPECT_EQ(there.exit_code, 0) << there.err;
+  const auto json = folder.write("ds.json", there.out);
+  const auto checked = say({"config", "check", json});
+  EXPECT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_NE(checked.out.find("\"stage\": 2"), std::string::npos) << checked.out;
+  const auto clipping = folder.write("clip.json", R"({"train_batch_size": 8, "gradient_clipping": 0.5})");
+  const auto back = say({"config", "convert", "--to", "fsdp", clipping});
+  EXPECT_NE(
+      back.err.find(clipping + ": not in the new file: `gradient_clipping` = 0.5: call accelerator.clip_grad_norm_"),
+      std::string::npos)
+      << back.err;
+  EXPECT_NE(back.out.find("distributed_type: MULTI_GPU"), std::string::npos) << back.out;
+  expect_wrong_use({"config", "convert", "--to", "fsd", file},
+                   "trireme config convert: --to: 'fsd' is none of fsdp, deepspeed. Did you mean `fsdp`? (see trireme "
+                   "config convert --help)");
+}
+
+TEST(ConfigMapCommand, PrintsWhichKeyIsWhich) {
+  EXPECT_NE(say({"config", "map"}).out.find("| `fsdp_offload_params` |"), std::string::npos);
+  EXPECT_NE(say({"config", "keys"}).out.find("### `zero_optimization`"), std::string::npos);
 }
 
 TEST(ConfigCheckCommand, SaysWhoFillsInWhatIsAuto) {

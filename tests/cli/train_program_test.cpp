@@ -162,6 +162,17 @@ TEST_F(TrainProgram, TakesTokensForTokensEvenWhereTheVocabularyIsThatOfBytes) {
   EXPECT_TRUE(std::regex_match(more.out, std::regex("12 7( [0-9]+){3}\n"))) << more.out << more.err;
 }
 
+TEST_F(TrainProgram, TakesAFileOfAccelerateForTheSameLosses) {
+  const auto yaml = folder_.write("fsdp.yaml", "distributed_type: FSDP\nmixed_precision: bf16\ngradient_clipping: 1\n");
+  const auto json = folder_.write("ds.json", R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}})");
+  for (const auto& [out, config] : {std::pair{"fsdp", yaml}, {"ds", json}}) {
+    const auto done = run_program(train(out, {"--steps", "3", "--config", config}));
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+  }
+  EXPECT_EQ(losses_of("fsdp"), losses_of("ds"));
+  EXPECT_EQ(losses_of("fsdp").size(), 3u);
+}
+
 TEST_F(TrainProgram, ShowsTheLibrarysNotesOnce) {
   const auto config = folder_.write("notes.json", R"({"steps_per_print": 2, "zero_allow_untested_optimizer": true})");
   const auto done = run_program(train("run", {"--steps", "3", "--config", config}));

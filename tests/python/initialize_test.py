@@ -184,6 +184,24 @@ class Initialize(Case):
         for text, found in zip(("set_lr: 'x' is no learning rate", "param_groups[0]['lr'] is 'y'", "step: the engine was destroyed"), result[2]):
             self.assertIn(text, found)
 
+    def test_takes_configurations_of_accelerate(self):
+        result = self.on_ranks(2, _START + """
+    path = folder + "/fsdp.yaml"
+    if deepspeed.comm.get_rank() == 0:
+        with open(path, "w") as file:
+            file.write("distributed_type: FSDP\\nmixed_precision: bf16\\nfsdp_config:\\n  fsdp_version: 2\\n  fsdp_reshard_after_forward: false\\n")
+    deepspeed.comm.barrier()
+    plugin = {"fsdp_version": 2, "reshard_after_forward": False, "mixed_precision_policy": "bf16"}
+    result = []
+    for config in (path, plugin):
+        engine = deepspeed.initialize(model=model(), config=config, optimizer=lambda groups: torch.optim.SGD(groups, lr=0.01))[0]
+        result.append([engine.zero_optimization_stage(), engine.bfloat16_enabled(), engine.gradient_clipping()])
+        engine.destroy()
+    result.append(refusal(model=model(), config={"sharding_strategy": "HYBRID_SHARD"}))
+""")
+        self.assertEqual(result[:2], [[2, True, 0.0]] * 2)
+        self.assertEqual(result[2], "UnsupportedError: config: `sharding_strategy` = \"HYBRID_SHARD\" is not there yet; use FULL_SHARD or SHARD_GRAD_OP")
+
     def test_configurations_that_differ_by_rank_are_named_on_every_rank(self):
         result = self.on_ranks(2, _START + """
     rank = deepspeed.comm.world().rank

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -30,5 +31,9 @@ Json parse_hjson(std::string_view text, const std::string& origin);
 
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_hjson.
 Json read_hjson(const std::filesystem::path& path);
+
+/// The line of each key of a JSON or Hjson text, from 1, by its path such as "a.b"; a key of an object in a list is
+/// "a[0].b". Empty where the text is neither.
+std::map<std::string, int> key_lines(std::string_view text);
 
 }  // namespace trireme

@@ -68,10 +68,10 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-/// Reads a DeepSpeed JSON file (with //, /* */ and # comments) for `world_size` ranks. Local and deterministic, so
-/// every rank that reads the same file gets the same Config. Deprecated spellings are logged as warnings, and keys
-/// without a meaning here in one info line. `degrees`: how the program itself splits the model; their `data` follows
-/// from the others and the world size, and is not read.
+/// Reads a file of DeepSpeed's (JSON with //, /* */ and # comments, or Hjson) or of Accelerate's (YAML) for
+/// `world_size` ranks. Local and deterministic, so every rank that reads the same file gets the same Config. Deprecated
+/// spellings are logged as warnings, and keys without a meaning here in one info line. `degrees`: how the program
+/// itself splits the model; their `data` follows from the others and the world size, and is not read.
 ///
 /// Throws    IoError: the file cannot be read.
 ///           ConfigError: kConfig for a syntax error, an unknown key, a wrong type, a value out of range or keys that

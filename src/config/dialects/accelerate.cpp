@@ -1,0 +1,514 @@
+#include "config/dialects/accelerate.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "config/option.h"
+#include "config/yaml.h"
+#include "trireme/base/file.h"
+#include "trireme/config/dialects.h"
+
+namespace trireme {
+namespace {
+
+/// The keys here that a file of Accelerate stands for, as they are gathered, or from which one is written.
+struct Draft {
+  Json options = Json::object();
+  std::map<std::string, std::string> names = {};  ///< key here -> key of the file
+};
+
+using DraftRow = Option<Draft>;
+using Names = std::vector<std::string>;
+
+/// A row with its place in the table of dialects.
+struct Mapping {
+  DraftRow row;
+  const char* topic;      ///< of the line in the table; keys of the same topic share it
+  std::string here = {};  ///< the keys here, as the table shows them
+};
+
+/// A value of a file of Accelerate, and the one here.
+struct ValuePair {
+  Json theirs;
+  Json here;
+};
+
+/// Beside a DeepSpeed file Accelerate fills in what that leaves open; two values for one key are a mistake.
+void set(Document& file, Draft& draft, const std::string& key, const std::string& path, const Json& value) {
+  const Json* there = value_at(draft.options, path);
+  if (there && *there != "auto" && *there != value)
+    file.refuse(key, str("`", file.path_of(key), "` and `",
+                         draft.names.contains(path) ? draft.names[path] : path + "` of `deepspeed_config_file",
+                         "` say different things; keep one of the two"));
+  put(draft.options, path, value);
+  draft.names[path] = file.path_of(key);
+}
+
+bool is_same(const Json& one, const Json& other) {
+  return one.is_string() && other.is_string() ? lower_case(one) == lower_case(other) : one == other;
+}
+
+/// `key` stands for the key `path` here. With `pairs` by its values; without, they are the same.
+Mapping maps(const char* topic, const std::string& key, const std::string& path, std::vector<ValuePair> pairs,
+             const char* doc) {
+  std::string words;
+  for (const ValuePair& pair : pairs) words += (words.empty() ? "" : ", ") + pair.theirs.dump();
+  DraftRow row{.path = key, .type = words.empty() ? "as there" : "one of " + words, .standard = "–", .doc = doc};
+  row.read = [=](Document& file, Draft& draft) {
+    const Json* value = file.find(key);
+    if (!value) return;
+    if (pairs.empty()) return set(file, draft, key, path, *value);
+    const auto pair =
+        std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return is_same(one.theirs, *value); });
+    if (pair == pairs.end()) file.fail(key, "one of " + words);
+    if (!pair->here.is_null()) set(file, draft, key, path, pair->here);
+  };
+  row.write = [=](const Draft& draft) -> std::optional<Json> {
+    const Json* value = value_at(draft.options, path);
+    if (!value || pairs.empty()) return value ? std::optional(*value) : std::nullopt;
+    const auto pair = std::find_if(pairs.begin(), pairs.end(), [&](const auto& one) { return one.here == *value; });
+    return pair == pairs.end() ? std::nullopt : std::optional(pair->theirs);
+  };
+  return {.row = std::move(row), .topic = topic, .here = path.empty() ? "" : str("`", path, "`")};
+}
+
+Mapping without_meaning(const char* topic, const std::string& key, const Json& normal, const char* doc) {
+  return {.row = no_meaning<Draft>(key, normal, doc), .topic = topic, .here = {}};
+}
+
+Mapping not_there_yet(const char* topic, const std::string& key, const Json& normal, const char* doc) {
+  return {.row = refused<Draft>(key, normal, doc), .topic = topic, .here = {}};
+}
+
+/// These of its values are not there yet.
+Mapping but_not(Mapping mapping, std::vector<Json> values, const char* fix) {
+  DraftRow& row = mapping.row;
+  row.read = [values, fix, key = row.path, read = row.read](Document& file, Draft& draft) {
+    const Json* value = file.find(key);
+    const auto is_it = [&](const Json& one) { return is_same(one, *value); };
+    if (value && std::any_of(values.begin(), values.end(), is_it)) file.not_there_yet(key, fix);
+    read(file, draft);
+  };
+  return mapping;
+}
+
+/// It is never written: another key says the same.
+Mapping read_only(Mapping mapping) {
+  mapping.row.write = nullptr;
+  return mapping;
+}
+
+Mapping distributed_type() {
+  Mapping mapping = but_not(maps("framework", "distributed_type", "",
+                                 {{"FSDP", {}}, {"DEEPSPEED", {}}, {"MULTI_GPU", {}}, {"MULTI_CPU", {}}, {"NO", {}}},
+                                 "the stage where nothing else says it: FSDP 3, DEEPSPEED 2, the others 0"),
+                            {"MEGATRON_LM", "TP", "XLA", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA",
+                             "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON"},
+                            "use FSDP, DEEPSPEED, MULTI_GPU or MULTI_CPU");
+  return read_only(std::move(mapping));
+}
+
+/// A name of a dtype: the 16-bit ones switch a mode on.
+Mapping mode(const std::string& key, std::vector<std::string> names, const char* doc) {
+  Mapping mapping{.row = {.path = key, .type = "a dtype", .standard = "–", .doc = doc},
+                  .topic = "precision",
+                  .here = "`bf16.enabled`, `fp16.enabled`"};
+  mapping.row.read = [key, names](Document& file, Draft& draft) {
+    if (file.has(key) && *file.find(key) == false) return;  // YAML's plain `no`
+    const std::string name = file.choice_or(key, names[0], names);
+    if (name == "fp8") file.not_there_yet(key, R"(set it to "bf16", "fp16" or "no")");
+    if (name.find("16") == std::string::npos) return;
+    set(file, draft, key, name.find('b') == std::string::npos ? "fp16.enabled" : "bf16.enabled", true);
+  };
+  mapping.row.write = [](const Draft& draft) -> std::optional<Json> {
+    for (const char* kind : {"bf16", "fp16"})
+      if (draft.options.at(kind).at("enabled") == true) return Json(kind);
+    return Json("no");
+  };
+  return mapping;
+}
+
+constexpr const char* kStagePath = "zero_optimization.stage";
+constexpr const char* kOffloadOptimizer = "zero_optimization.offload_optimizer.device";
+constexpr const char* kOffloadParam = "zero_optimization.offload_param.device";
+constexpr const char* kFsdpOffload = "fsdp_config.fsdp_offload_params";
+
+/// FSDP offloads parameters, gradients and states, or nothing. Read by settle(), which knows the stage.
+Mapping fsdp_offload() {
+  Mapping mapping{.row = {.path = kFsdpOffload,
+                          .type = "true or false",
+                          .standard = "`false`",
+                          .doc = "FSDP offloads all or nothing; parameters stay on the host at stage 3 alone"},
+                  .topic = "offloading",
+                  .here = str("`", kOffloadParam, "`, `", kOffloadOptimizer, "`")};
+  mapping.row.read = [](Document& file, Draft&) { (void)file.flag_or(kFsdpOffload, false); };
+  mapping.row.write = [](const Draft& draft) -> std::optional<Json> {
+    const Json& zero = draft.options.at("zero_optimization");
+    const auto is_on_host = [&](const char* section) { return zero.at(section).at("device") == "cpu"; };
+    return Json(is_on_host("offload_optimizer") && zero.at("offload_optimizer").at("ratio") == 1.0 &&
+                (zero.at("stage") != 3 || is_on_host("offload_param")));
+  };
+  return mapping;
+}
+
+/// "A,B" for a list.
+Mapping moe_classes() {
+  const std::string key = "deepspeed_config.deepspeed_moe_layer_cls_names";
+  const std::string path = "zero_optimization.leaf_module.classes";
+  Mapping mapping =
+      read_only(maps("mixture of experts", key, path, {}, "names between commas; gathered whole at stage 3"));
+  mapping.row.read = [=](Document& file, Draft& draft) {
+    if (!file.has(key)) return;
+    Json classes = Json::array();
+    std::istringstream names(file.text_or(key, ""));
+    for (std::string name; std::getline(names >> std::ws, name, ',');) classes.push_back(name);
+    set(file, draft, key, path, classes);
+  };
+  return mapping;
+}
+
+const std::vector<Json> kHybrid = {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5"};
+constexpr const char* kNotHybrid = "use FULL_SHARD or SHARD_GRAD_OP";
+
+void add_fsdp(std::vector<Mapping>& rows) {
+  const std::vector<ValuePair> strategies = {
+      {"FULL_SHARD", 3}, {"SHARD_GRAD_OP", 2}, {"NO_SHARD", 0}, {1, 3}, {2, 2}, {3, 0}, {"1", 3}, {"2", 2}, {"3", 0}};
+  std::vector<ValuePair> reshard = {{true, 3}, {false, 2}};
+  reshard.insert(reshard.end(), strategies.begin(), strategies.end());
+  const std::vector<ValuePair> dtypes = {
+      {"fp32", "fp32"},          {"bf16", "bf16"},           {"fp16", "fp16"},
+      {"float32", "fp32"},       {"bfloat16", "bf16"},       {"float16", "fp16"},
+      {"torch.float32", "fp32"}, {"torch.bfloat16", "bf16"}, {"torch.float16", "fp16"}};
+  const std::string fsdp = "fsdp_config.fsdp_", policy = fsdp + "mixed_precision_policy.";
+  rows.push_back(read_only(maps("FSDP's version", fsdp + "version", "", {{1, {}}, {2, {}}}, "both are read")));
+  rows.push_back(but_not(maps("sharding", fsdp + "reshard_after_forward", kStagePath, reshard,
+                              "true, FULL_SHARD: stage 3; false, SHARD_GRAD_OP: 2; NO_SHARD: 0"),
+                         kHybrid, kNotHybrid));
+  rows.push_back(but_not(read_only(maps("sharding", fsdp + "sharding_strategy", kStagePath, strategies, "")), kHybrid,
+                         kNotHybrid));
+  rows.push_back(fsdp_offload());
+  rows.push_back(maps("recomputation", fsdp + "activation_checkpointing", "trireme.recompute",
+                      {{true, "full"}, {false, "none"}}, ""));
+  rows.push_back(not_there_yet("recomputation", fsdp + "activation_checkpointing_offload", false,
+                               "inputs of layers stay on the device"));
+  std::vector<std::string> names;
+  for (const ValuePair& pair : dtypes) names.push_back(pair.theirs);
+  rows.push_back(read_only(mode(policy + "param_dtype", names, "of a plugin or a `MixedPrecisionPolicy`")));
+  rows.push_back(read_only(maps("precision", policy + "reduce_dtype", "communication_data_type", dtypes, "")));
+  rows.push_back(read_only(maps("precision", policy + "buffer_dtype", "data_types.buffer_dtype", dtypes, "")));
+  rows.push_back(
+      without_meaning("precision", policy + "output_dtype", {}, "outputs have the dtype that the model gives them"));
+  rows.push_back(without_meaning("precision", policy + "cast_forward_inputs", true, "`fp16.auto_cast` casts inputs"));
+  rows.push_back(without_meaning("wrapping", fsdp + "auto_wrap_policy", {},
+                                 "repeated blocks are units by themselves: `trireme.unit_patterns`"));
+  rows.push_back(without_meaning("wrapping", fsdp + "transformer_layer_cls_to_wrap", {},
+                                 "repeated blocks are units by themselves: `trireme.unit_patterns`"));
+  rows.push_back(without_meaning("wrapping", fsdp + "min_num_params", {},
+                                 "small neighbours are merged: `trireme.merge_below_bytes`"));
+  rows.push_back(not_there_yet("wrapping", fsdp + "ignored_modules", {}, "every parameter is managed"));
+  rows.push_back(without_meaning("prefetching", fsdp + "backward_prefetch", {},
+                                 "units are gathered ahead along the recorded trace: `trireme.prefetch_bytes`"));
+  rows.push_back(without_meaning("prefetching", fsdp + "forward_prefetch", false,
+                                 "units are gathered ahead along the recorded trace: `trireme.prefetch_bytes`"));
+  rows.push_back(without_meaning("prefetching", fsdp + "limit_all_gathers", true,
+                                 "gathered units stay within `trireme.live_bytes`"));
+  rows.push_back(without_meaning("loading", fsdp + "cpu_ram_efficient_loading", false,
+                                 "`zero.Init` makes a model that never stands whole on a rank"));
+  rows.push_back(
+      without_meaning("loading", fsdp + "sync_module_states", false, "rank 0's weights always become everybody's"));
+  rows.push_back(without_meaning("loading", fsdp + "param_init_fn", {}, "parameters are never on the meta device"));
+  rows.push_back(
+      without_meaning("parameters", fsdp + "use_orig_params", false, "parameters always keep their shapes and names"));
+  constexpr const char* kAnyCheckpoint =
+      "every checkpoint is sharded and loads anywhere; `trireme consolidate` makes one file";
+  for (const char* key : {"state_dict_type", "state_dict_config", "optim_state_dict_config"})
+    rows.push_back(without_meaning("checkpoints", fsdp + key, {}, kAnyCheckpoint));
+}
+
+void add_deepspeed(std::vector<Mapping>& rows) {
+  const std::string ds = "deepspeed_config.", zero = "zero_optimization.";
+  rows.push_back({.row = {.path = ds + "deepspeed_config_file",
+                          .type = "a path",
+                          .standard = "–",
+                          .doc = "its keys, with those of the file of Accelerate where it says `\"auto\"` or nothing",
+                          .read = [](Document&, Draft&) {}},
+                  .topic = "DeepSpeed's file",
+                  .here = {}});
+  rows.push_back(read_only(maps("sharding", ds + "zero_stage", kStagePath, {}, "")));
+  for (const char* what : {"optimizer", "param"}) {
+    const std::string section = str("offload_", what);
+    rows.push_back(read_only(maps("offloading", ds + section + "_device", zero + section + ".device", {}, "")));
+    rows.push_back(read_only(maps("offloading", ds + section + "_nvme_path", zero + section + ".nvme_path", {}, "")));
+  }
+  rows.push_back(read_only(maps("gradients", ds + "gradient_accumulation_steps", "gradient_accumulation_steps", {},
+                                "FSDP: of the program")));
+  rows.push_back(read_only(
+      maps("gradients", ds + "gradient_clipping", "gradient_clipping", {}, "FSDP clips only where the program does")));
+  rows.push_back(without_meaning("loading", ds + "zero3_init_flag", false,
+                                 "`zero.Init` makes a model that never stands whole on a rank"));
+  rows.push_back(read_only(
+      maps("checkpoints", ds + "zero3_save_16bit_model", zero + "stage3_gather_16bit_weights_on_model_save", {}, "")));
+  rows.push_back(moe_classes());
+  for (const char* key : {"deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
+                          "deepspeed_multinode_launcher"})
+    rows.push_back(without_meaning("hosts", ds + key, {}, "flags of `trireme launch`"));
+}
+
+void add_top_level(std::vector<Mapping>& rows) {
+  rows.push_back(distributed_type());
+  rows.push_back(
+      mode("mixed_precision", {"no", "bf16", "fp16", "fp8"}, "weights in 16 bit, masters and states in fp32"));
+  rows.push_back(read_only(maps("gradients", "gradient_accumulation_steps", "gradient_accumulation_steps", {}, "")));
+  rows.push_back(read_only(maps("gradients", "gradient_clipping", "gradient_clipping", {}, "")));
+  constexpr const char* kLauncher = "flags of `trireme launch`";
+  for (const char* key : {"num_processes",
+                          "num_machines",
+                          "machine_rank",
+                          "gpu_ids",
+                          "main_process_ip",
+                          "main_process_port",
+                          "rdzv_backend",
+                          "same_network",
+                          "main_training_function",
+                          "enable_cpu_affinity",
+                          "use_cpu",
+                          "debug",
+                          "mpirun_config",
+                          "downcast_bf16",
+                          "tpu_name",
+                          "tpu_zone",
+                          "tpu_use_cluster",
+                          "tpu_use_sudo",
+                          "command_file",
+                          "commands",
+                          "tpu_vm",
+                          "tpu_env"}) {
+    rows.push_back(without_meaning("processes", key, {}, kLauncher));
+    rows.back().row.is_open = true;
+  }
+  rows.push_back(but_not(read_only(maps("processes", "compute_environment", "", {{"LOCAL_MACHINE", {}}}, "")),
+                         {"AMAZON_SAGEMAKER"}, "set it to LOCAL_MACHINE"));
+  const std::string parallelism = "parallelism_config.parallelism_config_";
+  for (const char* size : {"dp_replicate_size", "tp_size", "cp_size", "sp_size"})
+    rows.push_back(not_there_yet("other axes", parallelism + size, 1, "every rank is data-parallel"));
+  for (const char* key : {"dp_shard_size", "cp_backend", "cp_comm_strategy", "sp_backend", "sp_seq_length",
+                          "sp_seq_length_is_variable", "sp_attn_implementation"})
+    rows.push_back(without_meaning("other axes", parallelism + key, {}, "every rank is data-parallel"));
+  for (const char* section : {"dynamo_config", "fp8_config", "megatron_lm_config"}) {
+    Mapping mapping = not_there_yet("other sections", section, {}, "refused unless it is empty");
+    mapping.row.is_open = true;
+    mapping.row.read = [section](Document& file, Draft&) {
+      const Json* json = file.find(section);
+      if (json && !json->empty() && json->value("dynamo_backend", "") != "NO") file.not_there_yet(section, "remove it");
+    };
+    rows.push_back(std::move(mapping));
+  }
+}
+
+const std::vector<Mapping>& mappings() {
+  static const std::vector<Mapping> rows = [] {
+    std::vector<Mapping> all;
+    add_top_level(all);
+    add_fsdp(all);
+    add_deepspeed(all);
+    return all;
+  }();
+  return rows;
+}
+
+const std::vector<DraftRow>& rows() {
+  static const std::vector<DraftRow> all = [] {
+    std::vector<DraftRow> them;
+    for (const Mapping& mapping : mappings()) them.push_back(mapping.row);
+    return them;
+  }();
+  return all;
+}
+
+// --- plugins -------------------------------------------------------------------------------------------------------
+
+/// A FullyShardedDataParallelPlugin calls some of FSDP's keys otherwise than a file.
+std::string plugin_name(const std::string& key) {
+  static const std::map<std::string, std::string> names = {
+      {"offload_params", "cpu_offload"},
+      {"version", "fsdp_version"},
+      {"transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"}};
+  const auto found = names.find(key);
+  return found == names.end() ? key : found->second;
+}
+
+/// The keys of a file's `fsdp_config`, without "fsdp_", by the names of a plugin.
+const std::map<std::string, std::string>& plugin_keys() {
+  static const std::map<std::string, std::string> keys = [] {
+    const std::string prefix = "fsdp_config.fsdp_";
+    std::map<std::string, std::string> found;
+    for (const DraftRow& row : rows()) {
+      if (!row.path.starts_with(prefix)) continue;
+      const std::string key = row.path.substr(prefix.size(), row.path.find('.', prefix.size()) - prefix.size());
+      found.emplace(plugin_name(key), key);
+    }
+    return found;
+  }();
+  return keys;
+}
+
+bool is_plugin(const Json& json) {
+  const auto& keys = plugin_keys();
+  // DeepSpeed has a section of this name.
+  return std::any_of(keys.begin(), keys.end(), [&](const auto& key) {
+    return key.first != "activation_checkpointing" && json.contains(key.first);
+  });
+}
+
+/// As a file of Accelerate would say it, whose keys errors call by the plugin's names.
+Document as_file(const Json& plugin, const std::string& origin) {
+  Json section = Json::object();
+  std::map<std::string, std::string> names;
+  for (const auto& item : plugin.items()) {
+    const auto found = plugin_keys().find(item.key());
+    const std::string key = "fsdp_" + (found == plugin_keys().end() ? item.key() : found->second);
+    names["fsdp_config." + key] = item.key();
+    section[key] = item.value();
+  }
+  return Document({{"distributed_type", "FSDP"}, {"fsdp_config", section}}, origin, names);
+}
+
+// --- reading -------------------------------------------------------------------------------------------------------
+
+/// A text is the dtype of everything, as in a file's `mixed_precision`.
+void take_policy_as_text(Document& file) {
+  const std::string key = "fsdp_config.fsdp_mixed_precision_policy";
+  const Json* policy = file.find(key);
+  if (!policy || !policy->is_string()) return;
+  file.call(key + ".param_dtype", key);
+  file.replace(key, {{"param_dtype", *policy}});
+}
+
+/// A path from where the program runs, as Accelerate takes it, or from the folder of the file that names it.
+Json deepspeed_file(const Document& file) {
+  const std::string path = file.text_or("deepspeed_config.deepspeed_config_file", "");
+  if (path.empty() || path == "none") return Json::object();
+  const auto beside = std::filesystem::path(file.origin()).parent_path() / path;
+  Json options = read_hjson(std::filesystem::exists(path) ? std::filesystem::path(path) : beside);
+  if (!options.is_object())
+    throw ConfigError(str(path, ": the whole file is ", options.dump(), "; expected an object { … }"));
+  return options;
+}
+
+void check_version(Document& file) {
+  const std::string key = "fsdp_config.fsdp_reshard_after_forward";
+  const Json* value = file.find(key);
+  if (!value) return;
+  const int64_t version = file.integer_or("fsdp_config.fsdp_version", 1, {});
+  if (version == 2 && !value->is_boolean()) file.fail(key, "true or false with `fsdp_version` 2");
+  if (version == 1 && value->is_boolean() && file.has("fsdp_config.fsdp_version"))
+    file.fail(key, "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD with `fsdp_version` 1");
+}
+
+/// Everything that follows from several keys, and what a framework does where the file says nothing.
+void settle(Document& file, Draft& draft, const std::string& kind) {
+  Json& options = draft.options;
+  const bool has_own_file = file.has("deepspeed_config.deepspeed_config_file");
+  if (!value_at(options, kStagePath) && !has_own_file)
+    put(options, kStagePath, kind == "fsdp" ? 3 : kind == "deepspeed" ? 2 : 0);
+  if (file.flag_or(kFsdpOffload, false)) {
+    set(file, draft, kFsdpOffload, kOffloadOptimizer, "cpu");
+    if (*value_at(options, kStagePath) == 3) set(file, draft, kFsdpOffload, kOffloadParam, "cpu");
+  }
+  // DeepSpeed clips by itself, the others where the program does.
+  if (kind != "deepspeed" && !options.contains("gradient_clipping")) options["gradient_clipping"] = 0;
+}
+
+/// Accelerate reads the section of the framework in force alone.
+void leave_out_others(Document& file, const std::string& kind) {
+  for (const auto& [section, owner] : {std::pair{"fsdp_config", "FSDP"}, {"deepspeed_config", "DEEPSPEED"}}) {
+    const Json* json = file.find(section);
+    if (!json || !json->is_object() || json->empty() || kind == lower_case(owner)) continue;
+    file.hints.push_back(str("`", section, "` is read with `distributed_type: ", owner, "` alone, and left out here"));
+    file.replace(section, Json::object());
+  }
+}
+
+}  // namespace
+
+bool is_accelerates(const Json& json) {
+  return json.is_object() &&
+         (json.contains("distributed_type") || json.contains("compute_environment") || is_plugin(json));
+}
+
+void read_accelerate(ConfigSource& source) {
+  Document file =
+      is_plugin(source.options) ? as_file(source.options, source.origin) : Document(source.options, source.origin);
+  Draft draft;
+  std::string kind;
+  file.attempt([&] {
+    kind = lower_case(file.text_or("distributed_type", ""));
+    if (kind.empty()) file.refuse("", "`distributed_type` is missing; set it to FSDP, DEEPSPEED or MULTI_GPU");
+  });
+  leave_out_others(file, kind);
+  take_policy_as_text(file);
+  file.attempt([&] { draft.options = deepspeed_file(file); });
+  read_rows(rows(), file, draft);
+  if (!file.is_mistaken({"fsdp_config"})) file.attempt([&] { check_version(file); });
+  if (file.mistakes().empty()) file.attempt([&] { settle(file, draft, kind); });
+  std::vector<KnownKey> known;
+  add_keys(rows(), known);
+  refuse_unknown_keys(known, file);
+  for (const KeyError& error : file.mistakes()) source.mistakes.push_back(mistake_of(error, source.lines));
+  source.without_meaning = file.without_meaning;
+  source.hints = file.hints;
+  source.names = draft.names;
+  source.options = draft.options;
+  source.micro_batch = 1;
+}
+
+std::string write_accelerate(const Json& resolved) {
+  const int stage = resolved.at("zero_optimization").at("stage");
+  const Draft draft{.options = resolved};
+  Json file = {{"compute_environment", "LOCAL_MACHINE"}, {"distributed_type", stage == 0 ? "MULTI_GPU" : "FSDP"}};
+  if (stage > 0) file["fsdp_config"]["fsdp_version"] = 2;
+  for (const DraftRow& row : rows())
+    if (const auto value = row.write ? row.write(draft) : std::nullopt;
+        value && (stage > 0 || !row.path.starts_with("fsdp_config")))
+      put(file, row.path, *value);
+  return to_yaml(file);
+}
+
+std::string accelerate_table() {
+  struct Line {
+    std::vector<std::string> fsdp, deepspeed, here;
+    std::vector<std::pair<std::string, std::vector<std::string>>> remarks;  ///< and the keys that each is about
+  };
+  std::vector<std::string> topics;
+  std::map<std::string, Line> lines;
+  for (const auto& [row, topic, here] : mappings()) {
+    add_once(topics, topic);
+    Line& line = lines[topic];
+    const std::string name = str("`", row.path.substr(row.path.rfind('.') + 1), "`");
+    const bool is_fsdps = row.path.starts_with("fsdp_config."),
+               is_deepspeeds = row.path.starts_with("deepspeed_config.");
+    if (!is_deepspeeds) line.fsdp.push_back(name);
+    if (!is_fsdps) add_once(line.deepspeed, is_deepspeeds ? name : "the same");
+    add_once(line.here, here);
+    const char* fate = row.effect == Effect::kWorks     ? ""
+                       : row.effect == Effect::kRefused ? "not there yet: "
+                                                        : "no meaning: ";
+    if (row.doc.empty()) continue;
+    const std::string remark = fate + row.doc;
+    const auto is_it = [&](const auto& one) { return one.first == remark; };
+    const auto same = std::find_if(line.remarks.begin(), line.remarks.end(), is_it);
+    (same == line.remarks.end() ? line.remarks.emplace_back(remark, Names{}) : *same).second.push_back(name);
+  }
+  std::string text =
+      "| | FSDP | DeepSpeed, in a file of Accelerate | here, and in DeepSpeed's JSON | |\n|---|---|---|---|---|\n";
+  for (const std::string& topic : topics) {
+    const Line& line = lines[topic];
+    std::vector<std::string> remarks;
+    for (const auto& [remark, keys] : line.remarks) remarks.push_back(str(joined(keys), ": ", remark));
+    text += str("| ", topic, " | ", joined(line.fsdp), " | ", joined(line.deepspeed), " | ", joined(line.here), " | ",
+                joined(remarks, "; "), " |\n");
+  }
+  return text;
+}
+
+}  // namespace trireme

@@ -1,0 +1,20 @@
+// Files of Hugging Face Accelerate, and dicts like its FullyShardedDataParallelPlugin.
+#pragma once
+
+#include <string>
+
+#include "trireme/config/source.h"
+
+namespace trireme {
+
+/// Replaces Accelerate's keys by those here. Mistakes in them become the source's.
+void read_accelerate(ConfigSource& source);
+
+/// A file of Accelerate for the resolved options of to_json(): with FSDP, or at stage 0 with DistributedDataParallel.
+/// Only those settings that it has words for are in it.
+std::string write_accelerate(const Json& resolved);
+
+/// As dialect_map().
+std::string accelerate_table();
+
+}  // namespace trireme

@@ -1,0 +1,81 @@
+#include "trireme/config/dialects.h"
+
+#include <nlohmann/json.hpp>
+
+#include "config/dialects/accelerate.h"
+
+namespace trireme {
+namespace {
+
+struct Advice {
+  const char* keys;  ///< the beginning of their paths
+  const char* instead;
+};
+
+/// For settings that FSDP leaves to the program; the first that fits.
+constexpr Advice kAdvice[] = {
+    {"train_", "give it to the program's DataLoader(batch_size=…)"},
+    {"gradient_accumulation_steps", "give it to Accelerator(gradient_accumulation_steps=…)"},
+    {"gradient_clipping", "call accelerator.clip_grad_norm_(model.parameters(), …) before optimizer.step()"},
+    {"optimizer", "make the optimizer in the program, of torch.optim"},
+    {"scheduler", "make the scheduler in the program, of torch.optim.lr_scheduler"},
+    {"fp16.", "give it to GradScalerKwargs in the program"},
+    {"torch_autocast.", "use torch.autocast in the program"},
+    {"communication_data_type", "give MixedPrecisionPolicy(reduce_dtype=…) to the plugin in the program"},
+    {"data_types.", "give MixedPrecisionPolicy(…) to the plugin in the program"},
+    {"zero_optimization.stage", "FSDP has no stage 1; SHARD_GRAD_OP, which stands there, gives the same losses"},
+    {"zero_optimization.offload", "FSDP offloads all or nothing; set fsdp_offload_params, or keep a DeepSpeed file"},
+    {"", "keep a DeepSpeed file for it: FSDP has no word for it"},
+};
+
+/// By path, every value that is no object.
+void collect_leaves(const Json& json, const std::string& path, std::map<std::string, Json>& leaves) {
+  if (!json.is_object()) {
+    leaves[path] = json;
+    return;
+  }
+  for (const auto& item : json.items())
+    collect_leaves(item.value(), path.empty() ? item.key() : path + "." + item.key(), leaves);
+}
+
+std::map<std::string, Json> leaves_of(const Config& config) {
+  std::map<std::string, Json> leaves;
+  collect_leaves(to_json(config), "", leaves);
+  return leaves;
+}
+
+/// The settings of `config` that are lost in `text`, a file of the other dialect.
+std::vector<std::string> lost_in(const std::string& text, const Config& config) {
+  const auto found = leaves_of(config_from_source(parse_source(text, "converted.yaml"), config.degrees.data));
+  std::vector<std::string> lost;
+  for (const auto& [path, value] : leaves_of(config)) {
+    const auto there = found.find(path);
+    if (there != found.end() && there->second == value) continue;
+    for (const Advice& advice : kAdvice) {
+      if (!path.starts_with(advice.keys)) continue;
+      lost.push_back(str("`", path, "` = ", value.dump(), ": ", advice.instead));
+      break;
+    }
+  }
+  return lost;
+}
+
+}  // namespace
+
+Conversion convert(const ConfigSource& source, Dialect to, int world_size) {
+  const Config config = config_from_source(source, world_size);
+  if (to == Dialect::kDeepSpeed) {
+    Json options = source.options;
+    if (!options.contains("train_batch_size") && !options.contains("train_micro_batch_size_per_gpu"))
+      options["train_micro_batch_size_per_gpu"] = "auto";
+    return {.text = options.dump(2) + "\n", .left_out = {}};
+  }
+  Conversion converted{.text = write_accelerate(to_json(config)), .left_out = {}};
+  converted.left_out = lost_in(converted.text, config);
+  for (const std::string& setting : converted.left_out) converted.text += "# " + setting + "\n";
+  return converted;
+}
+
+std::string dialect_map() { return accelerate_table(); }
+
+}  // namespace trireme

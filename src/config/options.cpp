@@ -1,0 +1,487 @@
+#include "config/options.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace trireme {
+namespace {
+
+using ConfigRow = Option<Config>;
+
+constexpr NumberRange kAboveZero = {.min = std::numeric_limits<double>::min(),
+                                    .max = std::numeric_limits<double>::max(),
+                                    .words = "a finite number > 0"};
+constexpr NumberRange kLossScale = {
+    .min = 0, .max = std::numeric_limits<double>::max(), .words = "a finite number >= 0 (0: dynamic)"};
+constexpr NumberRange kExtraCompute = {
+    .min = 0, .max = 1.0 / 3, .words = "a share of a step's multiply-adds from 0 to 0.333"};
+constexpr NumberRange kShare = {.min = 0, .max = 1, .words = "a number from 0 to 1"};
+constexpr IntegerRange kStages = {.min = 0, .max = 3, .words = "an integer from 0 to 3"};
+constexpr IntegerRange kPrintSteps = {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"};
+constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
+constexpr IntegerRange kKept = {.min = 0, .max = 1'000'000, .words = "a number of checkpoints from 0 (all) to 1000000"};
+
+constexpr const char* kFp32Masters = "masters and optimizer states are fp32; ";
+
+ValueType<at::ScalarType> dtype() {
+  return choice<at::ScalarType>({{"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}});
+}
+
+ValueType<at::ScalarType> autocast_dtype() {
+  return choice<at::ScalarType>({{"bf16", at::kBFloat16},
+                                 {"fp16", at::kHalf},
+                                 {"bfloat16", at::kBFloat16},
+                                 {"float16", at::kHalf},
+                                 {"torch.bfloat16", at::kBFloat16},
+                                 {"torch.float16", at::kHalf}});
+}
+
+ValueType<bool> device_place() {
+  auto type = choice<bool>({{"none", false}, {"cpu", true}, {"nvme", false}});
+  type.read = [named = type.read](const Document& file, const std::string& path) {
+    if (file.choice_or(path, "none", {"none", "cpu", "nvme"}) == "nvme")
+      file.not_there_yet(path, R"(set it to "cpu" or "none")");
+    return named(file, path);
+  };
+  return type;
+}
+
+/// Integrations write an infinity for "never", as a number or as a word.
+ValueType<int64_t> steps_or_never() {
+  return {.words = kPrintSteps.words, .read = [](const Document& file, const std::string& path) -> int64_t {
+            const Json& json = *file.find(path);
+            if (json.is_string() && find_ignoring_case(json.get<std::string>(), {"inf", "infinity"})) return 0;
+            const int64_t steps = file.integer_or(path, 0, kPrintSteps);
+            return steps == std::numeric_limits<int64_t>::max() ? 0 : steps;
+          }};
+}
+
+/// The rows as they are added.
+class Table {
+ public:
+  std::vector<ConfigRow> rows;
+  std::string section;  ///< "" or "a.": opens the keys of single rows
+
+  template <class... Rest>
+  void works(const char* key, Rest&&... rest) {
+    rows.push_back(trireme::works<Config>(section + key, std::forward<Rest>(rest)...));
+  }
+  template <class... Rest>
+  void resolved(const char* key, Rest&&... rest) {
+    rows.push_back(trireme::resolved<Config>(section + key, std::forward<Rest>(rest)...));
+  }
+
+  // Keys with the same fate, as an object of keys and defaults.
+  void no_meaning(const std::string& prefix, const char* keys, const char* doc, Named named = Named::kAlways) {
+    each(prefix, keys,
+         [&](const auto& path, const Json& normal) { return trireme::no_meaning<Config>(path, normal, doc, named); });
+  }
+  void refused(const std::string& prefix, const char* keys, const char* doc = "", const char* fix = "") {
+    each(prefix, keys,
+         [&](const auto& path, const Json& normal) { return trireme::refused<Config>(path, normal, doc, fix); });
+  }
+  /// A section that is off unless the first of `keys` differs from its default.
+  void switched(const std::string& prefix, const char* keys) {
+    bool is_switch = true;
+    each(prefix, keys, [&](const auto& path, const Json& normal) {
+      return std::exchange(is_switch, false) ? trireme::refused<Config>(path, normal) : checked<Config>(path, normal);
+    });
+  }
+
+ private:
+  template <class MakeRow>
+  void each(const std::string& prefix, const char* keys, const MakeRow& make_row) {
+    const Json object = Json::parse(keys);
+    for (const auto& item : object.items()) rows.push_back(make_row(prefix + item.key(), item.value()));
+  }
+};
+
+bool reads_as_off(const Json& answer) { return answer.is_null() || answer == false || answer == 0 || answer == "auto"; }
+
+template <class Predicate>
+bool any_enabled(const Json& json, const Predicate& holds) {
+  if (json.is_object() && json.contains("enabled") && holds(json["enabled"])) return true;
+  return json.is_structured() &&
+         std::any_of(json.begin(), json.end(), [&](const Json& inner) { return any_enabled(inner, holds); });
+}
+
+/// A section of many or free keys: on when one of its `enabled` is true, or when it has content and no `enabled` at
+/// all.
+ConfigRow open_section(const std::string& path) {
+  return {.path = path,
+          .effect = Effect::kRefused,
+          .type = "an object",
+          .standard = "–",
+          .doc =
+              "on when its `enabled`, or one inside where it has none, is true, or when it has content and no "
+              "`enabled` at all; the keys inside are not checked",
+          .read =
+              [path](Document& file, Config&) {
+                const Json* json = file.find(path);
+                if (!json || json->empty() || *json == false || *json == 0) return;
+                const bool is_on = json->is_object() && json->contains("enabled")
+                                       ? file.flag_or(path + ".enabled", false)
+                                       : any_enabled(*json, [](const Json& one) { return !reads_as_off(one); }) ||
+                                             !any_enabled(*json, [](const Json&) { return true; });
+                if (is_on) file.not_there_yet(path, R"(remove it or set its "enabled" to false)");
+              },
+          .is_open = true};
+}
+
+/// Values below 1 are refused by read_batch_sizes(), in DeepSpeed's own words.
+ConfigRow batch_size(const char* path, int64_t BatchSizes::*member, const char* doc) {
+  return resolved<Config>(
+      path, integer(kBatchSize), [member](const Config& c) { return c.batch.*member; }, "–", doc);
+}
+
+ConfigRow section_of_type(const char* path, Json (*write)(const Config&)) {
+  return {.path = path,
+          .type = "an object",
+          .standard = "–",
+          .doc = "see below: its keys depend on `type`",
+          .read = [](Document&, Config&) {},
+          .write =
+              [write](const Config& config) {
+                const Json json = write(config);
+                return json.is_null() ? std::nullopt : std::optional(json);
+              },
+          .is_open = true};
+}
+
+void add_top(Table& table) {
+  table.rows.push_back(batch_size("train_batch_size", &BatchSizes::train_batch_size, "samples of an optimizer step"));
+  table.rows.push_back(batch_size("train_micro_batch_size_per_gpu", &BatchSizes::train_micro_batch_size_per_gpu,
+                                  "samples of one rank's forward pass"));
+  table.rows.push_back(batch_size("gradient_accumulation_steps", &BatchSizes::gradient_accumulation_steps,
+                                  "forward passes of an optimizer step"));
+  table.rows.push_back(section_of_type(
+      "optimizer", [](const Config& c) { return c.optimizer ? optimizer_json(*c.optimizer) : Json(); }));
+  table.rows.push_back(section_of_type(
+      "scheduler", [](const Config& c) { return c.scheduler ? scheduler_json(*c.scheduler) : Json(); }));
+  table.section = "";
+  table.works("gradient_clipping", number(kNonNegative), at<&Config::gradient_clipping>,
+              "largest global L2 norm of the gradients; 0 switches clipping off");
+  table.works("managed_gradient_accumulation", flag(), at<&Config::managed_gradient_accumulation>,
+              "false: every `step()` updates ([engine](engine.md))");
+}
+
+void add_precision(Table& table) {
+  constexpr auto precision = &Config::precision;
+  constexpr auto scale = &PrecisionOptions::loss_scale;
+  constexpr auto autocast = &PrecisionOptions::autocast;
+  // Ranges of the loss scale's keys hold only where it is dynamic: elsewhere nobody looks at them. See resolve().
+  const auto dynamic_only = [](const char* words) { return IntegerRange{.words = words}; };
+  const auto is = [](at::ScalarType dtype) {
+    return [dtype](const Config& config) { return config.precision.weight_dtype == dtype; };
+  };
+  table.section = "bf16.";
+  table.resolved("enabled", flag(), is(at::kBFloat16), "`false`", "weights in bf16, masters and states in fp32");
+  table.works("check_grad_overflow", flag(), at<precision, &PrecisionOptions::check_grad_overflow>,
+              "a step with gradients that are not finite is skipped");
+  table.no_meaning("bf16.", R"({"immediate_grad_update": false})", "gradients always leave as backward produces them");
+  table.refused("bf16.", R"({"bf16_master_weights_and_grads": false, "bf16_optimizer_states": false})",
+                "masters and states are fp32", kFp32Masters);
+  table.section = "fp16.";
+  table.resolved("enabled", flag(), is(at::kHalf), "`false`",
+                 "weights in fp16, masters and states in fp32, a loss scale; not with `bf16` or `torch_autocast`");
+  table.works("auto_cast", flag(), at<precision, &PrecisionOptions::casts_inputs>,
+              "floating tensors that `engine(…)` is called with are cast to fp16");
+  table.works("loss_scale", number(kLossScale), at<precision, scale, &LossScaleOptions::loss_scale>,
+              "above 0 fixed; 0 dynamic, by the keys below ([precision](precision.md)); for `torch_autocast` "
+              "in fp16 too");
+  table.works("initial_scale_power", integer(dynamic_only("an integer from 0 to 126")),
+              at<precision, scale, &LossScaleOptions::initial_scale_power>, "the scale begins as 2 to this power");
+  table.works("loss_scale_window", integer(dynamic_only(kPositive.words)),
+              at<precision, scale, &LossScaleOptions::loss_scale_window>,
+              "steps without overflow until the scale doubles");
+  table.works("hysteresis", integer(dynamic_only(kPositive.words)), at<precision, scale, &LossScaleOptions::hysteresis>,
+              "overflows until the scale halves, at ZeRO stages 1 to 3; at stage 0 each one halves it, as there");
+  table.works("consecutive_hysteresis", flag(), at<precision, scale, &LossScaleOptions::consecutive_hysteresis>,
+              "a step without overflow begins their count anew");
+  table.works("min_loss_scale", number({.words = kAboveZero.words}),
+              at<precision, scale, &LossScaleOptions::min_loss_scale>, "the scale falls no further");
+  table.refused("fp16.", R"({"fp16_master_weights_and_grads": false})", "masters and states are fp32", kFp32Masters);
+  table.section = "torch_autocast.";
+  table.works("enabled", flag(), at<precision, autocast, &AutocastOptions::enabled>,
+              "`engine(…)` runs under autocast; not with `bf16` or `fp16`");
+  table.works("dtype", autocast_dtype(), at<precision, autocast, &AutocastOptions::dtype>, "in fp16 with a loss scale");
+  table.works("lower_precision_safe_modules", texts(),
+              at<precision, autocast, &AutocastOptions::lower_precision_safe_modules>,
+              "gradients of parameters of modules of exactly these classes travel in `dtype`; of a name the last "
+              "part counts. A class that the model does not have is warned of");
+  table.section = "data_types.";
+  table.works("grad_accum_dtype", dtype(), at<precision, &PrecisionOptions::accumulation_dtype>,
+              "`\"fp32\"`, or the dtype of 16-bit weights");
+  table.resolved("param_dtype", dtype(), nullptr, "the weights'", "must agree with `bf16.enabled` and `fp16.enabled`");
+  table.works("buffer_dtype", dtype(), at<precision, &PrecisionOptions::buffer_dtype>,
+              "floating buffers are cast to it; by default they keep the model's dtype");
+  table.section = "";
+  table.works("communication_data_type", dtype(), at<precision, &PrecisionOptions::communication_dtype>,
+              "in 16 bit gradients travel in it; `\"fp32\"`: as they are kept ([precision](precision.md))");
+  table.works("gradient_allreduce_op", choice<ReduceOp>({{"mean", ReduceOp::kMean}, {"sum", ReduceOp::kSum}}),
+              at<&Config::pager, &PagerPolicy::gradient_op>,
+              "the mean or the sum of the ranks' gradients, at every stage");
+  table.works("gradient_predivide_factor", number(kAboveZero), at<&Config::pager, &PagerPolicy::predivide_factor>,
+              "gradients are divided by it before they travel, and their sum is multiplied by it");
+  table.resolved("prescale_gradients", flag(), nullptr, "`false`",
+                 "true: `gradient_predivide_factor` is the number of ranks; one of the two");
+}
+
+void add_zero(Table& table) {
+  constexpr auto pager = &Config::pager;
+  constexpr auto leaves = &Config::leaf_modules;
+  table.section = "zero_optimization.";
+  table.works("stage", integer(kStages), at<pager, &PagerPolicy::stage>,
+              "ZeRO stage; `true` for the section is an old spelling of stage 1 and warned of");
+  table.resolved(
+      "offload_optimizer.device", device_place(), [](const Config& c) { return c.pager.offload_ratio > 0; },
+      "`\"none\"`",
+      "`\"cpu\"`: a GPU's parameters are updated on the host, at stages 1 to 3 "
+      "([device](device.md#offloading)); without effect, and said, where they are there already");
+  table.resolved(
+      "offload_optimizer.ratio", number(kShare),
+      [](const Config& c) { return c.pager.offload_ratio > 0 ? c.pager.offload_ratio : 1; }, "`1.0`",
+      "at least this share of the elements is updated on the host, the rest on the GPU");
+  table.resolved(
+      "offload_param.device", device_place(), [](const Config& c) { return c.pager.offload_parameters; }, "`\"none\"`",
+      "`\"cpu\"`: the host keeps the shards of stage 3 too, and frozen ones; it updates them, so this "
+      "stands for `offload_optimizer` as well");
+  table.works("ignore_unused_parameters", flag(), at<&Config::ignore_unused_parameters>,
+              "false: a trainable parameter without a gradient is an error");
+  table.works("leaf_module.classes", text_or_texts(), at<leaves, &LeafModuleOptions::classes>,
+              "modules of these classes are gathered whole ([pager](pager.md)); the last part of the name counts, "
+              "without libtorch's `Impl`");
+  table.works("leaf_module.names", text_or_texts(), at<leaves, &LeafModuleOptions::names>,
+              "likewise by name; one that no module has is refused");
+  table.works("leaf_module.name_suffixes", text_or_texts(), at<leaves, &LeafModuleOptions::name_suffixes>,
+              "likewise by the end of the name");
+  table.resolved("stage3_max_live_parameters", integer(kCount), nullptr, "`1000000000`",
+                 "times the size of a weight it is `trireme.live_bytes`");
+  table.resolved("stage3_prefetch_bucket_size", integer(kCount), nullptr, "`50000000`",
+                 "times the size of a weight it is `trireme.prefetch_bytes`");
+  const std::string zero = "zero_optimization.";
+  constexpr const char* kByUnit = "gradients are reduced unit by unit, as backward produces them";
+  table.no_meaning(zero, R"({"contiguous_gradients": true, "reduce_scatter": true, "reduce_bucket_size": 500000000,
+      "use_multi_rank_bucket_allreduce": true})",
+                   kByUnit);
+  table.no_meaning(zero, R"({"allgather_partitions": true, "allgather_bucket_size": 500000000})",
+                   "gathers are per unit (`allgather_bucket_size` must be even all the same)");
+  table.no_meaning(zero, R"({"overlap_comm": false})", kByUnit);
+  table.no_meaning(zero, R"({"load_from_fp32_weights": true})", "masters are always loaded");
+  table.no_meaning(zero, R"({"round_robin_gradients": false})", "every rank updates an equal slice of every unit");
+  table.no_meaning(zero, R"({"memory_efficient_linear": true, "override_module_apply": true})", "models run unchanged");
+  table.no_meaning(zero, R"({"pipeline_loading_checkpoint": false})", "masters are always loaded");
+  table.no_meaning(zero, R"({"log_trace_cache_warnings": false})",
+                   "what is released follows the recorded trace and `trireme.live_bytes`");
+  table.no_meaning(zero, R"({"enable_sanity_checks": false})", "checks are always on");
+  table.no_meaning(zero, R"({"sub_group_size": 1000000000})", "every rank updates an equal slice of every unit");
+  table.no_meaning(zero, R"({"stage3_param_persistence_threshold": 100000,
+      "stage3_model_persistence_threshold": 9223372036854775807})",
+                   "small neighbours are merged, `trireme.merge_below_bytes`");
+  table.no_meaning(zero, R"({"stage3_max_reuse_distance": 1000000000})",
+                   "what is released follows the recorded trace and `trireme.live_bytes`");
+  table.no_meaning(zero, R"({"stage3_gather_16bit_weights_on_model_save": false})",
+                   "saving whole weights always works");
+  table.no_meaning(zero,
+                   R"({"stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": false,
+      "stage3_allgather_sequential": false})",
+                   "units are gathered along the recorded trace");
+  constexpr const char* kLocked = "memory is always page-locked, and comes in blocks that fit the units";
+  constexpr const char* kBuffers = R"({"nvme_path": null, "buffer_count": 4, "pin_memory": true})";
+  table.no_meaning(zero + "offload_param.", kBuffers, kLocked);
+  table.no_meaning(zero + "offload_param.", R"({"buffer_size": 100000000, "max_in_cpu": 1000000000})", kLocked);
+  table.no_meaning(zero + "offload_optimizer.", kBuffers, kLocked);
+  table.no_meaning(zero + "offload_optimizer.",
+                   R"({"pipeline": null, "pipeline_read": false, "pipeline_write": false,
+      "fast_init": false, "super_offload": false, "cpuadam_cores_perc": 0.8})",
+                   kLocked);
+  table.section = "zero_optimization.";
+  table.resolved("cpu_offload", flag(), nullptr, "–", "deprecated, warned of: `offload_optimizer` with device `cpu`");
+  table.resolved("cpu_offload_param", flag(), nullptr, "–", "deprecated, warned of: `offload_param` with device `cpu`");
+  table.resolved("cpu_offload_use_pin_memory", flag(), nullptr, "–", "deprecated, warned of, and without a meaning");
+  table.refused(zero, R"({"elastic_checkpoint": false, "legacy_stage1": false, "zero_hpz_partition_size": 1,
+      "zero_quantized_weights": false, "zero_quantized_nontrainable_weights": false, "zero_quantized_gradients": false,
+      "zeropp_loco_param": null, "mics_shard_size": -1, "mics_hierarchical_params_gather": false,
+      "save_muon_momentum_buffer_in_memory": false, "zenflow": null})");
+}
+
+void add_own(Table& table) {
+  constexpr auto pager = &Config::pager;
+  constexpr auto selective = &RecomputeConfig::selective;
+  const auto gather = choice<GatherPolicy>(
+      {{"auto", GatherPolicy::kAuto}, {"shared", GatherPolicy::kShared}, {"copy", GatherPolicy::kCopy}});
+  const auto mode = choice<RecomputeMode>(
+      {{"none", RecomputeMode::kNone}, {"full", RecomputeMode::kFull}, {"selective", RecomputeMode::kSelective}});
+  const auto bytes = [](int64_t PagerPolicy::*member) {
+    return [member](const Config& config) { return config.pager.*member; };
+  };
+  table.section = "trireme.";
+  table.works("gather", gather, at<pager, &PagerPolicy::gather>,
+              "`\"shared\"`: the ranks of a host read one segment, a gather moves nothing; `\"copy\"`: "
+              "all-gather into buffers");
+  table.resolved("live_bytes", integer(kCount), bytes(&PagerPolicy::live_bytes), "from `stage3_max_live_parameters`",
+                 "`copy`: bytes of gathered units. Not together with that key");
+  table.resolved("prefetch_bytes", integer(kCount), bytes(&PagerPolicy::prefetch_bytes),
+                 "from `stage3_prefetch_bucket_size`", "`copy`: bytes gathered ahead. Not together with that key");
+  table.works("merge_below_bytes", integer(kCount), at<pager, &PagerPolicy::units, &UnitRules::merge_below_bytes>,
+              "neighbouring units smaller than this are merged");
+  table.works("unit_patterns", texts(), at<pager, &PagerPolicy::units, &UnitRules::patterns>,
+              "regular expressions: names that share the text up to the end of the first match are one unit; by "
+              "default repeated blocks, such as `layers.7.`");
+  table.works("poison", flag(), at<pager, &PagerPolicy::poison>, "`copy`: fill released memory with NaN, for tests");
+  table.works("register_buffers", flag(), at<pager, &PagerPolicy::register_buffers>,
+              "several ranks on GPUs over NCCL: what they exchange stands in memory that is registered with NCCL "
+              "([device](device.md#registered-buffers)). Without effect elsewhere (one rank, CUDA IPC, the host)");
+  table.rows.push_back(
+      {.path = "trireme.recompute",
+       .type = "a mode, or an object",
+       .standard = "`\"none\"`",
+       .doc = "activations that are computed again in backward ([recompute](recompute.md)): a text is its `mode`",
+       .read = [](Document&, Config&) {},
+       .write = [mode](const Config& c) -> std::optional<Json> {
+         if (c.recompute.mode == RecomputeMode::kSelective) return std::nullopt;
+         return mode.write(c.recompute.mode);
+       }});
+  table.works("recompute.mode", mode, at<&Config::recompute, &RecomputeConfig::mode>,
+              "`\"full\"`: those of layers; `\"selective\"`, which an object means without it: those of "
+              "cheap operators");
+  table.works("recompute.keep", texts(), at<&Config::recompute, selective, &SelectivePolicy::keep>,
+              "`selective`: names of more operators to keep");
+  table.works("recompute.extra_compute", number(kExtraCompute),
+              at<&Config::recompute, selective, &SelectivePolicy::extra_compute>,
+              "`selective`: share of a step's multiply-adds for products");
+  for (ConfigRow& row : table.rows)
+    if (row.path.starts_with("trireme.recompute."))
+      row.write = [write = row.write](const Config& c) {
+        return c.recompute.mode == RecomputeMode::kSelective ? write(c) : std::nullopt;
+      };
+  table.works("tiled.loss_tokens", integer(kTileTokens), at<&Config::tiled, &TilePolicy::loss_tokens>,
+              "logits and their cross entropy are computed this many tokens at a time; 0: whole "
+              "([recompute](recompute.md#tiled-computation))");
+  table.works("tiled.mlp_tokens", integer(kTileTokens), at<&Config::tiled, &TilePolicy::mlp_tokens>,
+              "the same of inner activations of MLPs");
+}
+
+void add_checkpoint(Table& table) {
+  constexpr auto checkpoint = &Config::checkpoint;
+  table.section = "checkpoint.";
+  table.works("tag_validation",
+              choice<TagValidation>(
+                  {{"Ignore", TagValidation::kIgnore}, {"Warn", TagValidation::kWarn}, {"Fail", TagValidation::kFail}}),
+              at<checkpoint, &CheckpointOptions::tag_validation>, "when ranks save under different tags");
+  table.works("keep_last", integer(kKept), at<checkpoint, &CheckpointOptions::keep_last>,
+              "ours: complete checkpoints that stay in the directory, the oldest others are removed; 0 keeps all");
+  table.works("async_save", flag(), at<checkpoint, &CheckpointOptions::async_save>,
+              "ours: training waits for a copy in host memory only ([checkpoint](checkpoint.md), \"In the "
+              "background\"); that memory is taken at `initialize()`");
+  table.works("verify", choice<Verify>({{"while_reading", Verify::kWhileReading}, {"full", Verify::kFirst}}),
+              at<checkpoint, &CheckpointOptions::verify>,
+              "ours: `\"full\"` checks everything that a load will read before it changes memory, at the "
+              "price of reading twice");
+  table.resolved("writer.decoupled", flag(), nullptr, "`false`", "another word for `async_save`");
+  table.no_meaning("checkpoint.writer.", R"({"type": null, "io_buffer_size": null, "io_buffer_double": null,
+      "show_statistics": null, "data_parallel": null, "io_multiplier": null})",
+                   "blocks go straight from the tensors to the files");
+  table.rows.push_back(
+      resolved<Config>("checkpoint.load_universal", flag(), nullptr, "`false`",
+                       "accepted, and says so: every checkpoint loads at any number of ranks and stage as it is"));
+  table.refused("checkpoint.", R"({"use_node_local_storage": false, "checkpoint_serialization": true,
+      "parallel_write.pipeline_stage": false})");
+}
+
+void add_rest(Table& table) {
+  table.section = "";
+  table.works("deterministic", flag(), at<&Config::pager, &PagerPolicy::deterministic>,
+              "ours: the same weights at any number of ranks and any stage ([engine](engine.md))");
+  table.works("steps_per_print", steps_or_never(), at<&Config::steps_per_print>,
+              "an info line every so many steps, for a log sink ([base](base.md)); 0, `1e999`, `\"inf\"` and numbers "
+              "beyond int64 are never");
+  table.resolved("data_parallel_size", integer(kPositive), nullptr, "the ranks", "must be all data-parallel ranks");
+  const char* const here =
+      "DeepSpeed's section switches nothing on, it tunes calls that a program makes; "
+      "`trireme.recompute` or `trireme::recompute()` does. Inputs are kept where they are";
+  table.no_meaning("activation_checkpointing.",
+                   R"({"partition_activations": false, "contiguous_memory_optimization": false,
+      "number_checkpoints": null, "cpu_checkpointing": false, "synchronize_checkpoint_boundary": false})",
+                   here, Named::kWhenChanged);
+  table.refused("activation_checkpointing.", R"({"profile": false})");
+  table.no_meaning("", R"({"zero_allow_untested_optimizer": false})", "every optimizer here runs at every stage");
+  table.no_meaning("", R"({"zero_force_ds_cpu_optimizer": true})", "there is one implementation of each");
+  table.no_meaning("", R"({"seq_parallel_communication_data_type": "fp32|fp16|bf16"})",
+                   "there is no sequence parallelism yet");
+  table.no_meaning("", R"({"dataloader_drop_last": false})", "batches are always full");
+  table.no_meaning("", R"({"vocabulary_size": null, "log_level": null})", "the log has a sink");
+  table.no_meaning("timers.throughput.", R"({"enabled": true, "synchronized": true})",
+                   "timing costs no synchronisation");
+  table.no_meaning("aio.", R"({"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1,
+      "thread_count": 1, "single_submit": false, "overlap_events": true, "use_gds": false})",
+                   "nothing goes to NVMe");
+  table.refused("", R"({"fp32_allreduce": false, "sparse_gradients": false, "disable_allgather": false,
+      "dump_state": false, "wall_clock_breakdown": false, "memory_breakdown": false, "graph_harvesting": false,
+      "use_data_before_expert_parallelism": false, "sequence_parallel_size": 1})");
+  table.switched("tensor_parallel.", R"({"autotp_size": 0, "dtype": null, "tp_overlap_comm": false,
+      "partition_config": null, "preset_model": null, "keep_module_on_host": false, "kernel_inject": false,
+      "injection_policy_tuple": null})");
+  table.refused("tensor_parallel.tp.", R"({"tp_size": 1, "tp_grain_size": 1, "mpu": null, "tp_group": null})");
+  table.switched("compile.", R"({"deepcompile": false, "passes": null, "free_activation": false,
+      "free_activation_threshold": 10485760, "offload_activation": false, "offload_activation_pin_memory": true,
+      "offload_opt_states": false, "offload_parameters": false, "double_buffer": true, "symmetric_memory": false,
+      "debug_log": false, "sync_before_reduce": false, "sync_after_reduce": false, "sync_before_allgather": false,
+      "sync_after_allgather": false, "keep_int_input_tensors": true, "keep_all_input_tensors": false})");
+  table.refused("pipeline.", R"({"stages": null, "partition": "best", "seed_layers": false,
+      "activation_checkpoint_interval": 0, "pipe_partitioned": true, "grad_partitioned": true, "use_reentrant": true})");
+  for (const char* monitor : {"tensorboard.", "csv_monitor."})
+    table.switched(monitor, R"({"enabled": false, "output_path": "", "job_name": ""})");
+  table.switched("wandb.", R"({"enabled": false, "group": null, "team": null, "project": "deepspeed"})");
+  table.switched("comet.",
+                 R"({"enabled": false, "samples_log_interval": 100, "project": null, "workspace": null,
+      "api_key": null, "experiment_name": null, "experiment_key": null, "online": null, "mode": null})");
+  table.switched("flops_profiler.", R"({"enabled": false, "recompute_fwd_factor": 0.0, "profile_step": 1,
+      "module_depth": -1, "top_modules": 1, "detailed": true, "output_file": null})");
+  table.switched("comms_logger.", R"({"enabled": false, "verbose": false, "prof_all": true, "debug": false,
+      "prof_ops": []})");
+  table.switched("elasticity.", R"({"enabled": false, "max_train_batch_size": null, "micro_batch_sizes": null,
+      "min_gpus": 1, "max_gpus": 10000, "num_gpus_per_node": 1, "model_parallel_size": 1, "min_time": 0,
+      "prefer_larger_batch": true, "ignore_non_elastic_batch_info": false, "version": 0.2})");
+  table.switched("progressive_layer_drop.", R"({"enabled": false, "theta": 1.0, "gamma": 0.001})");
+  for (const char* section :
+       {"amp", "autotuning", "hybrid_engine", "data_efficiency", "curriculum_learning", "expert_parallel",
+        "compression_training", "weight_quantization", "nebula", "datastates_ckpt", "eigenvalue", "sparse_attention"})
+    table.rows.push_back(open_section(section));
+}
+
+}  // namespace
+
+const std::vector<Option<Config>>& options() {
+  static const std::vector<ConfigRow> all = [] {
+    Table rows;
+    add_top(rows);
+    add_precision(rows);
+    add_zero(rows);
+    add_own(rows);
+    add_checkpoint(rows);
+    add_rest(rows);
+    return rows.rows;
+  }();
+  return all;
+}
+
+const std::vector<Alias>& aliases() {
+  static const std::vector<Alias> table = [] {
+    const std::string stage3 = "zero_optimization.stage3_";
+    std::vector<Alias> all = {
+        {"bfloat16", "bf16"},
+        {stage3 + "gather_fp16_weights_on_model_save", stage3 + "gather_16bit_weights_on_model_save", true}};
+    for (const char* key : {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+                            "max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save",
+                            "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential"})
+      all.push_back({str("zero_optimization.", key), stage3 + key});
+    return all;
+  }();
+  return table;
+}
+
+}  // namespace trireme

@@ -1,0 +1,261 @@
+// Everything that several keys decide together.
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "config/options.h"
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+// --- old and short forms -------------------------------------------------------------------------------------------
+
+void warn_deprecated(Document& file, const std::string& name, const std::string& path) {
+  file.warnings.push_back(
+      str(file.origin(), ": `", file.path_of(name), "` is deprecated; write `", file.path_of(path), "`"));
+}
+
+void rename_aliases(Document& file) {
+  for (const Alias& alias : aliases())
+    file.attempt([&] {
+      if (alias.is_deprecated && file.has(alias.name)) warn_deprecated(file, alias.name, alias.path);
+      file.rename(alias.name, alias.path);
+    });
+}
+
+/// `true` is the old way to say stage 1.
+void take_stage_as_flag(Document& file) {
+  const Json* zero = file.find("zero_optimization");
+  if (!zero || !zero->is_boolean()) return;
+  const int stage = zero->get<bool>() ? 1 : 0;
+  file.warnings.push_back(
+      str(file.origin(), ": `zero_optimization` = ", zero->dump(), R"( is deprecated; write {"stage": )", stage, "}"));
+  file.replace("zero_optimization", {{"stage", stage}});
+}
+
+/// A text is the mode; an object without a mode tunes the selective one.
+void take_recompute_as_text(Document& file) {
+  const std::string key = "trireme.recompute";
+  const Json* json = file.find(key);
+  if (!json || (json->is_object() && json->contains("mode"))) return;
+  if (!json->is_object()) {
+    file.call(key + ".mode", key);
+    return file.replace(key, {{"mode", *json}});
+  }
+  Json object = *json;
+  object["mode"] = "selective";
+  file.replace(key, std::move(object));
+}
+
+// --- the grid ------------------------------------------------------------------------------------------------------
+
+/// The degrees of the program; the data degree is the world over the others.
+void resolve_degrees(Document& file, Config& config, int world_size) {
+  Degrees& degrees = config.degrees;
+  const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence;
+  const bool is_positive =
+      std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) >= 1;
+  if (!is_positive || world_size % model != 0)
+    file.refuse("", str("degrees: pipe ", degrees.pipe, " * tensor ", degrees.tensor, " * sequence ", degrees.sequence,
+                        " must divide the ", world_size,
+                        " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
+  degrees.data = static_cast<int>(world_size / model);
+  if (degrees.data % degrees.expert != 0 || degrees.data % degrees.replicas != 0)
+    file.refuse("", str("degrees: expert ", degrees.expert, " and replicas ", degrees.replicas,
+                        " must each divide the data degree, ", degrees.data, "; choose others"));
+  const char* key = "data_parallel_size";
+  if (file.integer_or(key, degrees.data, kPositive) != degrees.data)
+    file.not_there_yet(key, str("all ", degrees.data, " ranks are data-parallel; remove it"));
+}
+
+// --- precision -----------------------------------------------------------------------------------------------------
+
+void resolve_modes(Document& file, PrecisionOptions& precision) {
+  const bool bf16 = file.flag_or("bf16.enabled", false), fp16 = file.flag_or("fp16.enabled", false);
+  precision.weight_dtype = fp16 ? at::kHalf : bf16 ? at::kBFloat16 : at::kFloat;
+  precision.casts_inputs &= fp16;
+  const auto exclude = [&](const char* key, const char* other) {
+    file.refuse(key, str("`", file.path_of(key), "` = true and `", file.path_of(other),
+                         "` = true exclude each other; set one of the two to false"));
+  };
+  if (fp16 && bf16) exclude("fp16.enabled", "bf16.enabled");
+  if (precision.autocast.enabled && (fp16 || bf16))
+    exclude("torch_autocast.enabled", fp16 ? "fp16.enabled" : "bf16.enabled");
+}
+
+/// Values out of range are refused only where the scale is dynamic: elsewhere nobody looks at them.
+void check_loss_scale(Document& file, const PrecisionOptions& precision) {
+  if (!precision.needs_loss_scale() || precision.loss_scale.loss_scale != 0) return;
+  (void)file.integer_or("fp16.initial_scale_power", 0, {.min = 0, .max = 126, .words = "an integer from 0 to 126"});
+  for (const char* key : {"fp16.loss_scale_window", "fp16.hysteresis"}) (void)file.integer_or(key, 1, kPositive);
+  const double least = precision.loss_scale.min_loss_scale;
+  if (!(least > 0 && least <= kNonNegative.max)) file.fail("fp16.min_loss_scale", "a finite number > 0");
+}
+
+void check_data_types(Document& file, const PrecisionOptions& precision) {
+  const std::string weights = short_name(precision.weight_dtype), sums = short_name(precision.accumulation_dtype);
+  if (sums != "fp32" && sums != weights)
+    file.fail("data_types.grad_accum_dtype", weights == "fp32"
+                                                 ? str("\"fp32\", or ", sums, ".enabled = true for \"", sums, "\"")
+                                                 : "\"fp32\" or \"" + weights + "\"");
+  if (file.choice_or("data_types.param_dtype", weights, {"fp32", "bf16", "fp16"}) != weights)
+    file.fail("data_types.param_dtype",
+              str("\"", weights, "\", the dtype that ", weights == "fp16" ? "fp16" : "bf16", ".enabled chooses"));
+  const std::string wire = short_name(precision.communication_dtype.value_or(at::kFloat));
+  if (wire != "fp32" && sums != "fp32" && wire != sums)
+    file.fail("communication_data_type",
+              "\"fp32\" or \"" + sums + "\", in which data_types.grad_accum_dtype has the sums");
+}
+
+void resolve_prescale(Document& file, Config& config) {
+  if (!file.flag_or("prescale_gradients", false)) return;
+  if (config.pager.predivide_factor != 1)
+    file.refuse("prescale_gradients",
+                "`prescale_gradients` = true divides gradients by the number of ranks before they travel, and "
+                "`gradient_predivide_factor` by another number; keep one of the two");
+  config.pager.predivide_factor = config.degrees.data;
+}
+
+// --- memory --------------------------------------------------------------------------------------------------------
+
+/// A budget of whole parameters at stage 3. DeepSpeed counts elements, Trireme bytes: one of the two may be given.
+int64_t budget(Document& file, const std::string& elements_key, int64_t default_elements, const std::string& bytes_key,
+               at::ScalarType weights) {
+  const int64_t elements = file.integer_or(elements_key, default_elements, kCount);
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(weights));
+  if (!file.has(bytes_key)) return elements > kUnlimited / itemsize ? kUnlimited : elements * itemsize;
+  if (file.has(elements_key))
+    file.refuse(bytes_key, str("`", file.path_of(elements_key), "` and `", file.path_of(bytes_key),
+                               "` are the same budget in elements and in bytes; keep one of the two"));
+  return file.integer_or(bytes_key, 0, kCount);
+}
+
+void check_unit_patterns(Document& file, const Config& config) {
+  for (const std::string& pattern : config.pager.units.patterns) {
+    try {
+      std::regex compiled(pattern);
+    } catch (const std::regex_error& error) {
+      file.fail("trireme.unit_patterns", str("regular expressions, which `", pattern, "` is not: ", error.what()));
+    }
+  }
+}
+
+/// An old switch, each of which a section has replaced.
+bool old_switch(Document& file, const std::string& old, const std::string& section) {
+  if (!file.has(old)) return false;
+  if (file.has(section))
+    file.refuse(old, str("`", file.path_of(old), "` and `", file.path_of(section), "` exclude each other; keep `",
+                         file.path_of(section), "`"));
+  warn_deprecated(file, old, section);
+  return file.flag_or(old, false);
+}
+
+void resolve_offload(Document& file, PagerPolicy& pager) {
+  const std::string zero = "zero_optimization.", optimizer = zero + "offload_optimizer", param = zero + "offload_param";
+  const bool old_optimizer = old_switch(file, zero + "cpu_offload", optimizer);
+  const bool old_param = old_switch(file, zero + "cpu_offload_param", param);
+  (void)old_switch(file, zero + "cpu_offload_use_pin_memory", optimizer);
+  const auto is_to_host = [&](const std::string& section) {
+    return file.choice_or(section + ".device", "none", {"none", "cpu", "nvme"}) == "cpu";
+  };
+  pager.offload_parameters = is_to_host(param) || old_param;
+  const bool offloads = is_to_host(optimizer) || old_optimizer;
+  const auto warn = [&](const std::string& section, const char* fix) {
+    file.warnings.push_back(str(file.origin(), ": `", file.path_of(section), "` has no effect at `",
+                                file.path_of(zero + "stage"), "` ", pager.stage, "; set the stage to ", fix));
+  };
+  if (pager.offload_parameters && pager.stage < 3) {
+    warn(param, "3");
+    pager.offload_parameters = false;
+  }
+  // The host updates whatever it keeps.
+  pager.offload_ratio = offloads                   ? file.number_or(optimizer + ".ratio", 1, kNonNegative)
+                        : pager.offload_parameters ? 1
+                                                   : 0;
+  if (pager.offload_ratio > 0 && pager.stage == 0) {
+    warn(optimizer, "1, 2 or 3");
+    pager.offload_ratio = 0;
+  }
+  pager.offload_parameters &= pager.offload_ratio > 0;
+}
+
+void check_allgather_bucket(Document& file) {
+  const char* key = "zero_optimization.allgather_bucket_size";
+  if (file.integer_or(key, 0, kCount) % 2 != 0) file.fail(key, "an even integer");
+}
+
+// --- the rest ------------------------------------------------------------------------------------------------------
+
+void check_recompute(Document& file, const Config& config) {
+  for (const char* key : {"trireme.recompute.keep", "trireme.recompute.extra_compute"})
+    if (config.recompute.mode != RecomputeMode::kSelective && file.has(key))
+      file.refuse(key, str("`", key, "` is for \"mode\": \"selective\"; remove it"));
+}
+
+void resolve_checkpoint(Document& file, CheckpointOptions& checkpoint) {
+  if (!file.has("checkpoint.async_save")) checkpoint.async_save = file.flag_or("checkpoint.writer.decoupled", false);
+  if (file.flag_or("checkpoint.load_universal", false))
+    file.hints.push_back(
+        "`checkpoint.load_universal`: every checkpoint loads at any number of ranks and any stage as it is; `trireme "
+        "convert` takes DeepSpeed's");
+}
+
+void check_activation_checkpointing(Document& file) {
+  const std::string section = "activation_checkpointing.", contiguous = section + "contiguous_memory_optimization";
+  const bool has_number = file.integer_or(section + "number_checkpoints", 0, kPositive) > 0;
+  if (!file.flag_or(contiguous, false)) return;
+  if (!file.flag_or(section + "partition_activations", false))
+    file.fail(contiguous, "false, or `partition_activations` = true beside it");
+  if (!has_number)
+    file.refuse(contiguous,
+                str("`", contiguous, "` = true needs `", section, "number_checkpoints`, the number of layers"));
+}
+
+}  // namespace
+
+void bring_up_to_date(Document& file) {
+  rename_aliases(file);
+  take_stage_as_flag(file);
+  take_recompute_as_text(file);
+}
+
+void resolve(Document& file, Config& config, int world_size) {
+  PrecisionOptions& precision = config.precision;
+  // Each step has the keys that it reads: where one of them is mistaken, nothing can be said of the others.
+  const auto step = [&](const std::vector<std::string>& keys, const auto& run) {
+    if (!file.is_mistaken(keys)) file.attempt(run);
+  };
+  const std::vector<std::string> modes = {"bf16.enabled", "fp16.enabled", "torch_autocast"};
+  const auto with = [](std::vector<std::string> keys, std::initializer_list<const char*> more) {
+    keys.insert(keys.end(), more.begin(), more.end());
+    return keys;
+  };
+  step({"data_parallel_size"}, [&] { resolve_degrees(file, config, world_size); });
+  step(modes, [&] { resolve_modes(file, precision); });
+  step(with(modes, {"fp16"}), [&] { check_loss_scale(file, precision); });
+  step(with(modes, {"data_types", "communication_data_type"}), [&] { check_data_types(file, precision); });
+  config.pager.accumulation_dtype = precision.accumulation_dtype;
+  const std::string live = "zero_optimization.stage3_max_live_parameters";
+  const std::string ahead = "zero_optimization.stage3_prefetch_bucket_size";
+  step({live, "trireme.live_bytes"}, [&] {
+    config.pager.live_bytes = budget(file, live, 1'000'000'000, "trireme.live_bytes", precision.weight_dtype);
+  });
+  step({ahead, "trireme.prefetch_bytes"}, [&] {
+    config.pager.prefetch_bytes = budget(file, ahead, 50'000'000, "trireme.prefetch_bytes", precision.weight_dtype);
+  });
+  step({"trireme.unit_patterns"}, [&] { check_unit_patterns(file, config); });
+  step({"zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"},
+       [&] { resolve_offload(file, config.pager); });
+  step({"zero_optimization.allgather_bucket_size"}, [&] { check_allgather_bucket(file); });
+  step({"trireme.recompute"}, [&] { check_recompute(file, config); });
+  step({"gradient_predivide_factor", "prescale_gradients"}, [&] { resolve_prescale(file, config); });
+  step({"checkpoint"}, [&] { resolve_checkpoint(file, config.checkpoint); });
+  step({"activation_checkpointing"}, [&] { check_activation_checkpointing(file); });
+  step({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "data_parallel_size"},
+       [&] { config.batch = read_batch_sizes(file, config.degrees.data); });
+}
+
+}  // namespace trireme

@@ -1,0 +1,262 @@
+// Files of Accelerate, plugins, and their way to DeepSpeed's keys and back.
+#include "trireme/config/dialects.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/config/config_test_support.h"
+#include "tests/support/captured_log.h"
+
+namespace trireme {
+namespace {
+
+Config yaml(const std::string& text, int world_size = 1) { return parse_config(text, world_size, {}, "f.yaml"); }
+Config fsdp(const std::string& keys, const std::string& top = "") {
+  return yaml("distributed_type: FSDP\n" + top + "\nfsdp_config:\n  fsdp_version: 1\n" + keys);
+}
+Config deepspeed(const std::string& keys, const std::string& top = "") {
+  return yaml("distributed_type: DEEPSPEED\n" + top + "\ndeepspeed_config:\n" + keys);
+}
+Config json(const std::string& keys) { return read_with(keys); }
+
+Refusal refusal_of_yaml(const std::string& text) {
+  try {
+    yaml(text);
+  } catch (const ConfigError& error) {
+    return {error.code(), error.what()};
+  }
+  return {};
+}
+
+std::string log_of(const std::string& text) {
+  CapturedLog log;
+  yaml(text);
+  return log.text();
+}
+
+TEST(Accelerate, StrategiesAreStages) {
+  for (const auto& [strategy, stage] :
+       {std::pair{"FULL_SHARD", 3}, {"SHARD_GRAD_OP", 2}, {"NO_SHARD", 0}, {"full_shard", 3}, {"2", 2}}) {
+    EXPECT_EQ(fsdp(str("  fsdp_sharding_strategy: ", strategy)).pager.stage, stage) << strategy;
+    EXPECT_EQ(fsdp(str("  fsdp_reshard_after_forward: ", strategy)).pager.stage, stage) << strategy;
+  }
+  EXPECT_EQ(
+      yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}").pager.stage, 2);
+  EXPECT_EQ(
+      yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}").pager.stage, 3);
+}
+
+TEST(Accelerate, FrameworksHaveTheirOwnDefaults) {
+  EXPECT_EQ(yaml("distributed_type: FSDP").pager.stage, 3);
+  EXPECT_EQ(yaml("distributed_type: DEEPSPEED").pager.stage, 2);
+  EXPECT_EQ(yaml("distributed_type: MULTI_GPU").pager.stage, 0);
+  EXPECT_EQ(yaml("distributed_type: 'NO'").pager.stage, 0);
+  // DeepSpeed clips by itself, FSDP where the program does.
+  EXPECT_EQ(yaml("distributed_type: DEEPSPEED").gradient_clipping, 1);
+  EXPECT_EQ(yaml("distributed_type: FSDP").gradient_clipping, 0);
+  EXPECT_EQ(yaml("distributed_type: FSDP\ngradient_clipping: 0.5").gradient_clipping, 0.5);
+}
+
+TEST(Accelerate, BothFrameworksMeanTheSameConfiguration) {
+  const std::string top = "mixed_precision: bf16\ngradient_accumulation_steps: 4\ngradient_clipping: 0.5";
+  EXPECT_EQ(fsdp("  fsdp_offload_params: true\n", top),
+            deepspeed("  zero_stage: 3\n  offload_optimizer_device: cpu\n  offload_param_device: cpu\n", top));
+  EXPECT_EQ(fsdp("  fsdp_sharding_strategy: SHARD_GRAD_OP\n", top),
+            json(R"("zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "gradient_accumulation_steps": 4,
+                    "gradient_clipping": 0.5)"));
+}
+
+TEST(Accelerate, PrecisionIsThatOfDeepSpeed) {
+  EXPECT_EQ(fsdp("", "mixed_precision: fp16").precision.weight_dtype, at::kHalf);
+  EXPECT_EQ(fsdp("", "mixed_precision: 'no'").precision.weight_dtype, at::kFloat);
+  EXPECT_EQ(fsdp("", "mixed_precision: no").precision.weight_dtype, at::kFloat);
+  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nmixed_precision: fp8"),
+            not_there("f.yaml: `mixed_precision` = \"fp8\" is not there yet; set it to \"bf16\", \"fp16\" or \"no\""));
+}
+
+TEST(Accelerate, KeysOfDeepSpeedsPluginWork) {
+  const Config config = deepspeed(
+      "  zero_stage: 3\n  gradient_accumulation_steps: 2\n  gradient_clipping: 0.1\n  offload_optimizer_device: cpu\n"
+      "  offload_param_device: none\n  zero3_save_16bit_model: true\n  zero3_init_flag: true\n"
+      "  deepspeed_moe_layer_cls_names: A,B\n");
+  EXPECT_EQ(config, json(R"("zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"},
+                           "leaf_module": {"classes": ["A", "B"]}}, "gradient_accumulation_steps": 2, "gradient_clipping": 0.1)"));
+}
+
+TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
+  const auto path = std::filesystem::temp_directory_path() / str("trireme_dialects_", ::getpid(), ".json");
+  std::ofstream(path)
+      << R"({"train_micro_batch_size_per_gpu": 3, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}})";
+  const std::string text =
+      str("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ", path.string(), "\n");
+  const Config config = yaml(text + "mixed_precision: bf16");
+  EXPECT_EQ(config.batch.train_micro_batch_size_per_gpu, 3);
+  EXPECT_EQ(config.precision.weight_dtype, at::kBFloat16);
+  EXPECT_EQ(config.pager.stage, 1);
+  EXPECT_EQ(refusal_of_yaml(text + "  zero_stage: 2"),
+            wrong("f.yaml: `deepspeed_config.zero_stage` and `zero_optimization.stage` of `deepspeed_config_file` say "
+                  "different things; keep one of the two"));
+  std::filesystem::remove(path);
+}
+
+TEST(Accelerate, KeysWithoutAMeaningAreNamed) {
+  EXPECT_EQ(log_of("distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_use_orig_params: true\n"),
+            "info f.yaml: without a meaning here (`trireme docs config` says why): `num_processes`, "
+            "`fsdp_config.fsdp_use_orig_params`\n");
+  EXPECT_EQ(log_of("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 1\n"),
+            "info f.yaml: `deepspeed_config` is read with `distributed_type: DEEPSPEED` alone, and left out here\n");
+}
+
+TEST(Accelerate, RefusesByNameWhatIsNotThereYet) {
+  for (const char* strategy : {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4"})
+    EXPECT_EQ(refusal_of_yaml(str("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: ", strategy)).code,
+              ErrorCode::kUnsupported)
+        << strategy;
+  for (const char* text :
+       {"distributed_type: MEGATRON_LM", "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: FSDP",
+        "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2}",
+        "distributed_type: FSDP\ndynamo_config: {dynamo_backend: INDUCTOR}",
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {offload_param_device: nvme}",
+        "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing_offload: true}"})
+    EXPECT_EQ(refusal_of_yaml(text).code, ErrorCode::kUnsupported) << text;
+  EXPECT_EQ(log_of("distributed_type: FSDP\ndynamo_config: {dynamo_backend: 'NO'}\nfp8_config: {}"), "");
+}
+
+TEST(Accelerate, MistakesHaveTheKeysAndLinesOfTheFile) {
+  const auto found = mistakes_in(parse_source("distributed_type: FSDP\nmixed_precision: bf61\nfsdp_config:\n"
+                                              "  fsdp_offload_parms: true\n  fsdp_use_orig_params: 3\n",
+                                              "f.yaml"),
+                                 1);
+  std::vector<std::string> lines;
+  for (const ConfigMistake& mistake : found) lines.push_back(str(mistake.line, " ", mistake.message));
+  EXPECT_EQ(lines, (std::vector<std::string>{
+                       "2 f.yaml: `mixed_precision` is \"bf61\"; expected one of \"no\", \"bf16\", \"fp16\", \"fp8\". "
+                       "Did you mean `bf16`?",
+                       "4 f.yaml: unknown key `fsdp_config.fsdp_offload_parms`. Did you mean `fsdp_offload_params`?",
+                       "5 f.yaml: `fsdp_config.fsdp_use_orig_params` is 3; expected true or false"}));
+  EXPECT_EQ(refusal_of_yaml("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 7\n"),
+            wrong("f.yaml: `deepspeed_config.zero_stage` is 7; expected an integer from 0 to 3"));
+  EXPECT_EQ(refusal_of_yaml("compute_environment: LOCAL_MACHINE"),
+            wrong("f.yaml: `distributed_type` is missing; set it to FSDP, DEEPSPEED or MULTI_GPU"));
+}
+
+TEST(Accelerate, VersionsOfFsdpHaveTheirOwnWords) {
+  EXPECT_EQ(
+      refusal_of_yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: FULL_SHARD}")
+          .message,
+      "f.yaml: `fsdp_config.fsdp_reshard_after_forward` is \"FULL_SHARD\"; expected true or false with `fsdp_version` "
+      "2");
+  EXPECT_EQ(
+      refusal_of_yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 1, fsdp_reshard_after_forward: true}").code,
+      ErrorCode::kConfig);
+}
+
+TEST(Yaml, NamesTheLineOfAMistakeInItsSyntax) {
+  EXPECT_EQ(refusal_of_yaml("a: 1\nb: [1\n").message.substr(0, 9), "f.yaml:3:");
+  EXPECT_EQ(refusal_of_yaml("a: 1\na: 2\n"), wrong("f.yaml:2:1: the key `a` stands twice; remove one of the two"));
+  EXPECT_EQ(refusal_of_yaml("a: &x [*x]\n").code, ErrorCode::kConfig);
+}
+
+TEST(Yaml, MayHoldDeepSpeedsKeysToo) {
+  EXPECT_EQ(yaml("train_batch_size: 1\nzero_optimization: {stage: 3}\n"),
+            parse_config(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3}})", 1));
+}
+
+Config plugin(const std::string& text) { return config_from_json(Json::parse(text), 1); }
+
+TEST(Plugin, IsReadLikeAFile) {
+  EXPECT_EQ(
+      plugin(
+          R"({"fsdp_version": 2, "reshard_after_forward": true, "cpu_offload": true, "activation_checkpointing": true,
+                      "mixed_precision_policy": "bf16"})"),
+      fsdp("  fsdp_offload_params: true\n  fsdp_activation_checkpointing: true\n", "mixed_precision: bf16"));
+  const Config config = plugin(R"({"sharding_strategy": "SHARD_GRAD_OP", "mixed_precision_policy":
+      {"param_dtype": "torch.bfloat16", "reduce_dtype": "torch.float32", "buffer_dtype": "fp32"}})");
+  EXPECT_EQ(config.pager.stage, 2);
+  EXPECT_EQ(config.precision.weight_dtype, at::kBFloat16);
+  EXPECT_EQ(config.precision.communication_dtype, at::kFloat);
+  EXPECT_EQ(config.precision.buffer_dtype, at::kFloat);
+}
+
+TEST(Plugin, MistakesHaveItsKeys) {
+  try {
+    plugin(R"({"reshard_after_forward": true, "cpu_offload": "yes"})");
+    ADD_FAILURE() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "<json>: `cpu_offload` is \"yes\"; expected true or false");
+  }
+}
+
+/// The batch size, which files of Accelerate leave open, as their reader takes it.
+ConfigSource converted(const ConfigSource& source, Dialect to) {
+  std::string text = convert(source, to).text;
+  if (const size_t open = text.find("\"auto\""); open != std::string::npos) text.replace(open, 6, "1");
+  return parse_source(text, to == Dialect::kFsdp ? "f.yaml" : "f.json");
+}
+
+Config through(const ConfigSource& source, Dialect to) { return config_from_source(converted(source, to), 1); }
+
+TEST(Convert, EveryKeyOfFsdpSurvivesTheWayThereAndBack) {
+  for (const char* keys : {"", "  fsdp_sharding_strategy: FULL_SHARD\n", "  fsdp_sharding_strategy: SHARD_GRAD_OP\n",
+                           "  fsdp_sharding_strategy: NO_SHARD\n", "  fsdp_offload_params: true\n",
+                           "  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_offload_params: true\n",
+                           "  fsdp_activation_checkpointing: true\n"})
+    for (const char* top : {"mixed_precision: 'no'\n", "mixed_precision: bf16\n", "mixed_precision: fp16\n"}) {
+      const std::string text = str("distributed_type: FSDP\n", top, "fsdp_config:\n  fsdp_version: 1\n", keys);
+      const ConfigSource source = parse_source(text, "f.yaml");
+      const Config config = config_from_source(source, 1);
+      EXPECT_EQ(through(source, Dialect::kDeepSpeed), config) << text;
+      EXPECT_EQ(through(source, Dialect::kFsdp), config) << convert(source, Dialect::kFsdp).text;
+      EXPECT_EQ(convert(converted(source, Dialect::kDeepSpeed), Dialect::kFsdp).left_out, std::vector<std::string>{})
+          << text;
+    }
+}
+
+TEST(Convert, EveryKeyOfDeepSpeedsPluginSurvivesTheWayToJson) {
+  for (const char* keys : {"  zero_stage: 1\n", "  zero_stage: 3\n  offload_optimizer_device: cpu\n",
+                           "  zero_stage: 3\n  offload_param_device: cpu\n", "  gradient_accumulation_steps: 3\n",
+                           "  gradient_clipping: 0.5\n", "  zero3_save_16bit_model: true\n",
+                           "  zero_stage: 3\n  deepspeed_moe_layer_cls_names: A\n"}) {
+    const ConfigSource source = parse_source(str("distributed_type: DEEPSPEED\ndeepspeed_config:\n", keys), "f.yaml");
+    EXPECT_EQ(through(source, Dialect::kDeepSpeed), config_from_source(source, 1)) << keys;
+  }
+}
+
+TEST(Convert, NamesWhatFsdpHasNoWordForAndWhatToDoInstead) {
+  const ConfigSource source = parse_source(
+      R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 2})",
+      "f.json");
+  EXPECT_EQ(
+      convert(source, Dialect::kFsdp).left_out,
+      (std::vector<std::string>{
+          "`gradient_accumulation_steps` = 2: give it to Accelerator(gradient_accumulation_steps=…)",
+          "`gradient_clipping` = 1.0: call accelerator.clip_grad_norm_(model.parameters(), …) before optimizer.step()",
+          "`train_batch_size` = 2: give it to the program's DataLoader(batch_size=…)",
+          "`zero_optimization.stage` = 1: FSDP has no stage 1; SHARD_GRAD_OP, which stands there, gives the same "
+          "losses"}));
+}
+
+TEST(Convert, WritesAFileThatAcceleratesLoaderTakes) {
+  const ConfigSource source = parse_source(
+      R"({"train_batch_size": 1, "gradient_clipping": 0, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})",
+      "f");
+  EXPECT_EQ(convert(source, Dialect::kFsdp).text,
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+            "  fsdp_reshard_after_forward: true\n  fsdp_offload_params: false\n  fsdp_activation_checkpointing: false\n"
+            "mixed_precision: bf16\n");
+}
+
+TEST(Map, NamesEveryKeyOfBothFrameworks) {
+  const std::string table = dialect_map();
+  for (const char* key :
+       {"fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_min_num_params",
+        "zero_stage", "offload_param_device", "zero3_init_flag", "mixed_precision"})
+    EXPECT_NE(table.find(str("`", key, "`")), std::string::npos) << key;
+}
+
+}  // namespace
+}  // namespace trireme
