@@ -105,6 +105,9 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
 
     def _choose_optimizer(self, optimizer, model_parameters):
         """Parameter groups, and the optimizer object where there is one."""
+        is_given = optimizer is not None
+        if not is_given:
+            optimizer = optimizers.of_torch(self._given.get("optimizer"))
         if optimizer is None:
             return optimizers.group_parameters(self.module, model_parameters), None
         if not optimizers.is_optimizer(optimizer):
@@ -113,7 +116,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             optimizer = optimizers.made_by(optimizer, optimizers.group_parameters(self.module, model_parameters))
             if not optimizers.is_optimizer(optimizer):
                 raise ConfigError(f"optimizer: the callable gave {optimizer!r:.60}; expected a torch.optim.Optimizer")
-        if self._given.get("optimizer") is not None:
+        if is_given and self._given.get("optimizer") is not None:
             logger.info("initialize: the optimizer object is used, not the configuration's optimizer section")
         groups = optimizers.group_parameters(self.module, optimizer.param_groups)
         if Beginnings(optimizer, {p for group in groups for p in group["params"]}).has_stepped:

@@ -13,6 +13,7 @@ from .utils.logging import logger
 
 # Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off. With
 # another one the object itself steps.
+_OWN_TYPES = ("adam", "adamw", "adagrad", "lamb", "lion", "muon", "sgd")  # that a configuration names, in any case
 _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening": 0, "lr_decay": 0,
         "initial_accumulator_value": 0}
 # Keys of a parameter group that no checkpoint's client state holds: tensors, names, and values that the library saves itself.
@@ -388,6 +389,28 @@ def engine_optimizer(engine, groups, client):
 def _fixed_options(group):
     """What the library's update cannot change after initialize()."""
     return {key: bool(group[key]) if key == _DECOUPLED else group[key] for key in (*_OFF, _DECOUPLED) if key in group}
+
+
+def of_torch(section):
+    """A callable that makes the optimizer of torch.optim that an `optimizer` section names; None: it names none, or one that the library has itself.
+
+    The callable raises ConfigError: torch refuses the params.
+    """
+    kind = section.get("type") if isinstance(section, dict) else None
+    if not isinstance(kind, str) or kind.lower() in _OWN_TYPES:
+        return None
+    make, params = getattr(torch.optim, kind, None), dict(section.get("params") or {})
+    if not isinstance(make, type) or not issubclass(make, torch.optim.Optimizer):
+        return None
+
+    def made(groups):
+        try:
+            return make(groups, **params)
+        except Exception as error:
+            raise ConfigError(f"config: `optimizer.params` is {params!r:.200}, and torch.optim.{kind} says {type(error).__name__}: {error}; "
+                              "correct them, or pass optimizer= to initialize()") from error
+
+    return made
 
 
 def made_by(make, groups):

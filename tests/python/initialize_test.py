@@ -184,8 +184,37 @@ class Initialize(Case):
         for text, found in zip(("set_lr: 'x' is no learning rate", "param_groups[0]['lr'] is 'y'", "step: the engine was destroyed"), result[2]):
             self.assertIn(text, found)
 
+    def test_makes_an_optimizer_of_torch_that_the_configuration_names(self):
+        result = self.on_ranks(2, _START + """
+    def trained(**arguments):
+        net = model()
+        engine, *_ = deepspeed.initialize(model=net, **arguments)
+        for _ in range(3):
+            engine.backward(engine(torch.ones(2, 4)).sum())
+            engine.step()
+        return [p.detach().flatten().tolist() for p in net.parameters()]
+
+    def section(kind, **params):
+        return {**CONFIG, "optimizer": {"type": kind, "params": params}}
+
+    kinds = {"RMSprop": {"lr": 0.1, "alpha": 0.9}, "NAdam": {"lr": 0.1}, "Adamax": {"lr": 0.1}, "Adadelta": {"lr": 0.1}, "RAdam": {"lr": 0.1},
+             "ASGD": {"lr": 0.1}, "Rprop": {"lr": 0.1}}
+    result = {kind: [trained(config=section(kind, **params)),
+                     trained(config=CONFIG, optimizer=lambda groups: getattr(torch.optim, kind)(groups, **params))]
+              for kind, params in kinds.items()}
+    result["refused"] = [refusal(model=model(), config=section(kind, **params)) for kind, params in
+                         (("LBFGS", {}), ("RMSprop", {"rho": 1}), ("OneBitAdam", {}))]
+""")
+        refused = result.pop("refused")
+        for kind, (by_name, by_object) in result.items():
+            self.assertEqual(by_name, by_object, kind)
+        self.assertIn("LBFGS calls back for the loss", refused[0])
+        self.assertTrue(refused[1].startswith("ConfigError: config: `optimizer.params` is {'rho': 1}, and torch.optim.RMSprop says TypeError"), refused[1])
+        self.assertIn("`optimizer.type` = \"OneBitAdam\" is not there yet", refused[2])
+
     def test_takes_configurations_of_accelerate(self):
         result = self.on_ranks(2, _START + """
+    deepspeed.init_distributed()
     path = folder + "/fsdp.yaml"
     if deepspeed.comm.get_rank() == 0:
         with open(path, "w") as file:
