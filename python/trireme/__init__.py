@@ -43,7 +43,7 @@ def _check_arguments(model, training_data):
         fix = f"; make one, {model.__name__}(…)" if isinstance(model, type) else "; put several into one torch.nn.Module"
         raise errors.ConfigError(f"initialize: model is {model!r:.60}; expected a torch.nn.Module{fix}")
     if isinstance(model, PipelineModule) and model.num_stages > 1:
-        raise errors.UnsupportedError(f"initialize: model is a PipelineModule of {model.num_stages} stages, which no engine trains yet; use num_stages=1")
+        raise errors.UnsupportedError(f"initialize: model is a PipelineModule of {model.num_stages} stages, which no Python engine trains yet; use num_stages=1")
     if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
         raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
                                  "could share it; make a DataLoader of this rank's part yourself")
