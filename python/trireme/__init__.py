@@ -6,22 +6,23 @@
         engine.backward(loss)
         engine.step()
 """
+import importlib
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
 from . import accelerator, aliases, checkpoint, checkpointing, comm, errors, launcher, ops, runtime, utils, zero
-from . import earlier_engines as _earlier_engines, missing as _missing, pipe
+from . import earlier_engines as _earlier_engines, missing as _missing
 from .accelerator import get_accelerator
 from .comm import init_distributed
 from .config import choose as _choose
 from .engine import DeepSpeedEngine
-from .pipe import PipelineModule
 from .runtime import DeepSpeedOptimizer, ZeROOptimizer
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from .utils import OnDevice, log_dist, logger
@@ -35,14 +36,26 @@ version = __version__
 __version_major__, __version_minor__, __version_patch__ = (int(part) for part in __version__.split("."))
 __git_hash__, __git_branch__ = git_hash, git_branch = "unknown", "unknown"
 
-__getattr__ = _missing.names_of("trireme", "revert_transformer_layer")
+if TYPE_CHECKING:
+    from . import pipe
+    from .pipe import PipelineModule
+
+_missing_names = _missing.names_of("trireme", "revert_transformer_layer")
+
+
+def __getattr__(name):
+    if name not in ("pipe", "PipelineModule"):
+        return _missing_names(name)
+    pipe = importlib.import_module(".pipe", __name__)  # when it is asked for: most programs do not
+    return pipe if name == "pipe" else pipe.PipelineModule
 
 
 def _check_arguments(model, training_data):
     if not isinstance(model, torch.nn.Module):
         fix = f"; make one, {model.__name__}(…)" if isinstance(model, type) else "; put several into one torch.nn.Module"
         raise errors.ConfigError(f"initialize: model is {model!r:.60}; expected a torch.nn.Module{fix}")
-    if isinstance(model, PipelineModule) and model.num_stages > 1:
+    pipe = sys.modules.get("trireme.pipe")
+    if pipe is not None and isinstance(model, pipe.PipelineModule) and model.num_stages > 1:
         raise errors.UnsupportedError(f"initialize: model is a PipelineModule of {model.num_stages} stages, which no Python engine trains yet; use num_stages=1")
     if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
         raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
