@@ -65,7 +65,7 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
   JsonBuilder(std::string_view text, const std::string& origin) : text_(text), origin_(origin) {}
   Json take() { return std::move(root_); }
 
-  /// Of the key that was read last.
+  /// The path of the key that was read last: "optimizer.params.betas[1]".
   std::string path() const {
     std::string result;
     for (const Level& level : levels_) {

@@ -146,7 +146,7 @@ int run_plan(const PlanFlags& flags) {
   const auto timeline = pipeline::simulate(schedule, times);
   const std::string title = title_of(schedule);
   if (!flags.svg.empty()) write_file_atomically(posix_file_system(), flags.svg, pipeline::to_svg(timeline, title));
-  // Of very unlike times not each gets a column.
+  // Where times are very unlike, a short one gets no column.
   const double column =
       std::max(std::min({times.forward, times.backward_input, times.backward_weight}), timeline.makespan / 2000);
   print_result(flags.streams ? str(title, "\n\n", streams_of(schedule))

@@ -8,7 +8,7 @@
 namespace trireme {
 namespace {
 
-/// What other libraries call a key, where no edit leads from one name to the other.
+/// Names of keys in other libraries, where no edit leads from one name to the other.
 std::string name_here(const std::string& key) {
   static const std::map<std::string, std::string> names = {{"learning_rate", "lr"},
                                                            {"batch_size", "train_batch_size"},

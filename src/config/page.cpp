@@ -4,7 +4,7 @@
 namespace trireme {
 namespace {
 
-/// What the page says of a row's effect, before its own line.
+/// The page's words for a row's effect, before the row's own line.
 const char* words_of(Effect effect) {
   switch (effect) {
     case Effect::kWorks:

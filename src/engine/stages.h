@@ -1,4 +1,4 @@
-// What the stages of one model tell each other of their tensors: one rank has only its own.
+// Names, shapes and dtypes of all tensors of a model in stages, which one rank has only of its own stage.
 #pragma once
 
 #include <map>

@@ -19,7 +19,7 @@ const Roles& named_roles() {
       made[name] = TileRole::kPointwise;
     for (const auto* name : {"to", "_to_copy"}) made[name] = TileRole::kCast;
     for (const auto* name : {"contiguous", "flatten", "reshape"}) made[name] = TileRole::kCopy;
-    // Who reads a tensor without its gradient wants its data, and may take them without an operator.
+    // A reader of a tensor without its gradient wants its data, and may take them without an operator.
     made["detach"] = TileRole::kOther;
     made["cross_entropy_loss"] = TileRole::kLoss;
     made["dropout"] = TileRole::kDropout;

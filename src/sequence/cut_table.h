@@ -23,7 +23,7 @@ struct Cut {
   bool is_last() const { return rank + 1 == static_cast<int>(lengths.size()); }
 };
 
-/// What is known of a storage.
+/// A storage that is cut, as the table has it.
 struct CutStorage {
   std::shared_ptr<const Cut> cut;
   int64_t stride = 0;     ///< elements from a token to the next one; 0: of tokens, in an order that nobody knows

@@ -62,7 +62,7 @@ at::Tensor exchange_to_tokens(const at::Tensor& all, const HeadRanges& heads, co
 
 using Exchange = at::Tensor (*)(const at::Tensor&, const HeadRanges&, const Cut&, Group&);
 
-/// What backward needs to go the other way.
+/// The arguments of the exchange the other way, for backward.
 struct Way final : torch::CustomClassHolder {
   Way(HeadRanges heads, Cut cut, Group& group, Exchange back)
       : heads(std::move(heads)), cut(std::move(cut)), group(group), back(back) {}

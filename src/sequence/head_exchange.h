@@ -16,7 +16,7 @@ struct HeadRanges {
   int64_t heads = 0;
 
   static HeadRanges of_queries(int64_t heads, int ranks);
-  /// Of keys and values: those that the queries of `queries` attend with.
+  /// Heads of keys and values that the heads `queries` of queries attend with.
   static HeadRanges of_keys(int64_t key_heads, const HeadRanges& queries);
   const ShardRange& operator[](int rank) const { return of_rank[static_cast<size_t>(rank)]; }
 };

@@ -11,8 +11,8 @@ namespace trireme::pipeline {
 /// ones get one layer more. With fewer layers than stages the last stages have none.
 std::vector<int64_t> partition_uniform(int64_t layers, int stages);
 
-/// The same with the smallest heaviest stage, by `weights` of layers, such as parameters or times; of those the one
-/// whose stages differ least. As DeepSpeed's partition_balanced.
+/// The partition whose heaviest and lightest stages differ least, by `weights` of layers, such as parameters or times.
+/// As DeepSpeed's partition_balanced.
 /// Throws    ConfigError: a negative weight.
 std::vector<int64_t> partition_balanced(const std::vector<int64_t>& weights, int stages);
 /// The partition whose heaviest stage is the lightest, among those whose stages take at most `limit_bytes`; layer i

@@ -47,7 +47,7 @@ struct EvalResult {
   std::vector<c10::IValue> outputs;  ///< by micro-batch
 };
 
-/// What of the work of a window was counted, for tests and reports.
+/// Counts of a runner's work, for tests and reports.
 struct PipelineCounters {
   int64_t instructions = 0;
   std::vector<int> peak_buffers;  ///< by chunk: most micro-batches whose activations were held at once
