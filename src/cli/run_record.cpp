@@ -45,6 +45,10 @@ std::string describe(const DataSplits& data) {
              describe_skipped(data));
 }
 
+std::string describe_stages(const Degrees& degrees) {
+  return degrees.pipe > 1 ? str(", ", degrees.pipe, " pipeline stages") : "";
+}
+
 int64_t largest_of_ranks(Group& group, int64_t value) {
   const auto largest = at::tensor({value}, at::kLong);
   group.all_reduce(largest, ReduceOp::kMax).wait();
@@ -73,13 +77,14 @@ StepAgreement agree_on_step(Group& group, double loss, int signal) {
   return {values[0] / group.size(), values[1] > 0};
 }
 
-RunRecord::RunRecord(const TrainSetup& setup, Engine& engine)
+RunRecord::RunRecord(const TrainSetup& setup, Engine& engine, Group& world)
     : setup_(setup),
       engine_(engine),
+      world_(world),
       compute_{.flops_per_token = static_cast<double>(training_flops_per_token(setup.model, setup.options.seq)),
-               .ranks = engine.group().size(),
+               .ranks = world.size(),
                .peak_tflops = setup.options.peak_tflops ? setup.options.peak_tflops : published_peak(engine)} {
-  if (engine.group().rank() != 0) return;
+  if (world.rank() != 0) return;
   posix_file_system().create_directories(setup.out);
   write_file_atomically(posix_file_system(), setup.out / "resolved_config.json", to_text(engine.config()));
   const auto path = setup.out / "metrics.jsonl";
@@ -88,7 +93,7 @@ RunRecord::RunRecord(const TrainSetup& setup, Engine& engine)
       setup.options.resume ? std::make_unique<MetricsWriter>(path, first_step) : std::make_unique<MetricsWriter>(path);
   metrics_->run({.model = setup.name,
                  .parameters = parameter_count(setup.model),
-                 .ranks = engine.group().size(),
+                 .ranks = world.size(),
                  .zero_stage = engine.config().pager.stage,
                  .dtype = short_name(engine.config().precision.weight_dtype),
                  .total_steps = setup.options.steps,
@@ -102,8 +107,8 @@ RunRecord::RunRecord(const TrainSetup& setup, Engine& engine)
       progress_output());
   pass_notes_on();
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
-           engine.config().pager.stage, " on ", engine.group().size(),
-           engine.group().size() == 1 ? " rank (" : " ranks (", device_name(engine.pager().device()), "), ",
+           engine.config().pager.stage, describe_stages(engine.config().degrees), " on ", world.size(),
+           world.size() == 1 ? " rank (" : " ranks (", device_name(engine.pager().device()), "), ",
            short_name(engine.config().precision.weight_dtype), ", ", engine.train_batch_size(), " x ",
            setup.options.seq, " tokens per step"));
   note(str("data: ", describe(setup.data)));
@@ -131,8 +136,8 @@ void RunRecord::step(double loss, double lr) {
   if (looks_at_memory) {
     memory = memory_use();
     peak_pss_bytes_ = std::max(peak_pss_bytes_, memory.pss_bytes);
-    memory.pss_bytes = largest_of_ranks(engine_.group(), memory.pss_bytes);
-    memory.rss_bytes = largest_of_ranks(engine_.group(), memory.rss_bytes);
+    memory.pss_bytes = largest_of_ranks(world_, memory.pss_bytes);
+    memory.rss_bytes = largest_of_ranks(world_, memory.rss_bytes);
   }
   const auto now = Clock::now();
   const double step_s = std::chrono::duration<double>(now - step_start_).count();
@@ -183,11 +188,11 @@ void RunRecord::note(const std::string& line) {
 }
 
 void RunRecord::finish(const std::string& reason) {
-  const auto peaks = value_of_ranks(engine_.group(), std::max(peak_pss_bytes_, memory_use().pss_bytes));
-  const auto resident = value_of_ranks(engine_.group(), peak_resident_bytes());
+  const auto peaks = value_of_ranks(world_, std::max(peak_pss_bytes_, memory_use().pss_bytes));
+  const auto resident = value_of_ranks(world_, peak_resident_bytes());
   const Pager& pager = engine_.pager();
   const auto on_device =
-      value_of_ranks(engine_.group(), device_memory(pager.device()).peak_bytes + pager.memory().registered_bytes);
+      value_of_ranks(world_, device_memory(pager.device()).peak_bytes + pager.memory().registered_bytes);
   if (!metrics_) return;
   end({.step = engine_.global_steps(),
        .reason = reason,

@@ -31,7 +31,7 @@ class RunRecord {
  public:
   /// Writes resolved_config.json and opens metrics.jsonl, anew or behind the step that `engine` has resumed. While the
   /// record lives, what the library says on this thread for information becomes a note(). Throws IoError.
-  RunRecord(const TrainSetup& setup, Engine& engine);
+  RunRecord(const TrainSetup& setup, Engine& engine, Group& world);
   ~RunRecord();
   RunRecord(const RunRecord&) = delete;
   RunRecord& operator=(const RunRecord&) = delete;
@@ -59,6 +59,7 @@ class RunRecord {
 
   const TrainSetup& setup_;
   Engine& engine_;
+  Group& world_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point step_start_ = Clock::now();
   const ComputeRate compute_;

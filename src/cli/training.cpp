@@ -1,38 +1,31 @@
 #include "cli/training.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/evaluate.h"
 #include "cli/exit_code.h"
 #include "cli/explain.h"
-#include "cli/init_weights.h"
 #include "cli/interrupt.h"
 #include "cli/print.h"
 #include "cli/resume_check.h"
 #include "cli/run_record.h"
 #include "cli/text.h"
+#include "cli/trained_model.h"
 #include "trireme/base/error.h"
 #include "trireme/data/loader.h"
-#include "trireme/device/device.h"
-#include "trireme/engine/model_engine.h"
-#include "trireme/intercept.h"
-#include "trireme/intercept/random_streams.h"
-#include "trireme/models/generate.h"
+#include "trireme/models/language_model.h"
 #include "trireme/optim/schedule.h"
 
 namespace trireme::cli {
 namespace {
 
-LoaderOptions loader_options(const TrainSetup& setup, const World& world) {
+LoaderOptions loader_options(const TrainSetup& setup, const Group& data) {
   return {.micro_batch = setup.config.batch.train_micro_batch_size_per_gpu,
-          .rank = world.rank,
-          .world = world.size,
+          .rank = data.rank(),
+          .world = data.size(),
           .seed = setup.options.seed};
 }
 
@@ -61,10 +54,10 @@ void save(const TrainSetup& setup, Engine& engine, const DataLoader& loader, Run
   if (!saved.in_background) record.checkpoint(saved, engine.global_steps());
 }
 
-void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
+void resume(const TrainSetup& setup, TrainedModel& trained, DataLoader& loader) {
   std::optional<LoadedState> loaded;
   try {
-    loaded = engine.load_checkpoint(setup.checkpoints(), {.tag = setup.options.tag});
+    loaded = trained.load_checkpoint({.tag = setup.options.tag});
   } catch (const CheckpointError& error) {
     throw CheckpointError(error.what() + other_tags_hint(setup), error.code());
   }
@@ -74,6 +67,7 @@ void resume(const TrainSetup& setup, Engine& engine, DataLoader& loader) {
   loader.load_state({data.at("samples_consumed").get<int64_t>(), data.at("seed").get<uint64_t>(),
                      data.at("fingerprint").get<int64_t>()});
   // A checkpoint brings the rate of its next step back, which the flag replaces.
+  Engine& engine = trained.engine();
   const auto& config = engine.config();
   const Schedule schedule(config.scheduler.value_or(ScheduleOptions{}), config.optimizer->lr);
   if (setup.options.lr) engine.set_lr(schedule.lr(engine.global_steps() - engine.skipped_steps()));
@@ -91,16 +85,6 @@ std::string what_is_left(const TrainSetup& setup) {
                       : str("checkpoint ", tags.back(), " is intact: when this is mended, continue with ", flags);
 }
 
-double validate(const TrainSetup& setup, Engine& engine, LanguageModel& model) {
-  return evaluate(model, setup.data.held_out, engine.group(),
-                  {.samples = setup.options.eval_samples, .micro_batch = engine.train_micro_batch_size_per_gpu()});
-}
-
-std::string write_sample(const TrainSetup& setup, LanguageModel& model) {
-  if (setup.data.format != DataFormat::kBytes) return "";  // tokens that only their tokenizer can spell
-  return generate_text(model, setup.options.prompt, {.seed = setup.options.seed});
-}
-
 int signal_of_any_rank(Group& group, int own) {
   const auto signal = at::tensor({own}, at::kInt);
   group.all_reduce(signal, ReduceOp::kMax).wait();
@@ -108,14 +92,15 @@ int signal_of_any_rank(Group& group, int own) {
 }
 
 // The end of a run that was not interrupted: validation, sample, report. Returns what rank 0 is to print.
-std::string conclude(const TrainSetup& setup, Engine& engine, LanguageModel& model, RunRecord& record) {
-  const double loss = validate(setup, engine, model);
+std::string conclude(const TrainSetup& setup, const Group& world, TrainedModel& trained, RunRecord& record) {
+  const double loss = trained.validate();
   record.validation(loss);
-  const auto text = write_sample(setup, model);
+  const auto text = trained.sample();
   if (!text.empty()) record.sample(text);
+  if (setup.config.degrees.pipe > 1) record.note(str("a sample: trireme generate --checkpoint ", setup.out.string()));
   record.note(str("report: ", (setup.out / "report.html").string()));
   record.finish("finished");
-  if (engine.group().rank() != 0) return "";
+  if (world.rank() != 0) return "";
   const std::string sample = text.empty() ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
   char last_line[64];
   std::snprintf(last_line, sizeof(last_line), "validation loss %.4f\n", loss);
@@ -136,18 +121,13 @@ void print_conclusion(const TrainSetup& setup, const std::string& result) {
 
 int run_training(const TrainSetup& setup, World& world) {
   const auto& options = setup.options;
-  const c10::Device device = choose_device(options.device, world.local_rank);
-  manual_seed(options.seed);
-  manual_seed_device(device, options.seed);
-  auto model = make_language_model(setup.model);
-  if (!options.init_from.empty()) init_weights(*model, options.init_from);
-  model->to(device);
+  Group& group = *world.group;
+  const auto trained = make_trained_model(setup, world);
+  Engine& engine = trained->engine();
+  DataLoader loader(setup.data.train, loader_options(setup, engine.group()));
+  if (options.resume) resume(setup, *trained, loader);
 
-  auto engine = initialize(world, model, {.config = setup.config});
-  DataLoader loader(setup.data.train, loader_options(setup, world));
-  if (options.resume) resume(setup, engine, loader);
-
-  RunRecord record(setup, engine);
+  RunRecord record(setup, engine, group);
   if (engine.global_steps() >= options.steps) {
     record.note(str("nothing is left to train: ", engine.global_steps(), " steps are done, --steps is ", options.steps,
                     "; give a larger --steps to go on"));
@@ -159,20 +139,12 @@ int run_training(const TrainSetup& setup, World& world) {
     int64_t saved_step = engine.global_steps();
     while (engine.global_steps() < options.steps && !stop) {
       const double lr = engine.get_lr();
-      at::Tensor loss = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-      for (int64_t micro = 0; micro < engine.gradient_accumulation_steps(); ++micro) {
-        const auto batch = on_device(loader.next(), device);
-        loss += engine.backward(model->loss(batch.input, batch.target));
-        engine.step();
-      }
-      // Waits for the device; what it shows the user is of this step.
-      const auto agreed = agree_on_step(engine.group(), loss.item<double>(), interrupt.signal());
+      const auto agreed = agree_on_step(group, trained->step(loader), interrupt.signal());
       stop = agreed.stop;
       record.step(agreed.loss, lr);
 
       const bool is_last = stop || engine.global_steps() == options.steps;
-      if (is_due(options.eval_every, engine.global_steps()) && !is_last)
-        record.validation(validate(setup, engine, *model));
+      if (is_due(options.eval_every, engine.global_steps()) && !is_last) record.validation(trained->validate());
       if (is_due(options.save_every, engine.global_steps()) || is_last) {
         record_background_save(engine, record, saved_step);
         save(setup, engine, loader, record);
@@ -185,9 +157,9 @@ int run_training(const TrainSetup& setup, World& world) {
       // The last line is the one that is read.
       record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string(),
                       " behind the same flags (`make train` takes them in TRAIN_FLAGS)"));
-      return 128 + signal_of_any_rank(engine.group(), interrupt.signal());
+      return 128 + signal_of_any_rank(group, interrupt.signal());
     }
-    result = conclude(setup, engine, *model, record);
+    result = conclude(setup, group, *trained, record);
   } catch (const IoError& error) {
     const IoError told(str(error.what(), "; ", what_is_left(setup)));
     record.fail(told.what());

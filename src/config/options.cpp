@@ -49,6 +49,17 @@ ValueType<bool> device_place() {
   return type;
 }
 
+ValueType<std::string> partition() {
+  return {.words = "`\"parameters\"`, `\"uniform\"`, `\"type:REGEX\"`",
+          .read = [](const Document& file, const std::string& path) -> std::string {
+            const std::string method = file.text_or(path, "parameters");
+            if (method == "best") return "parameters";
+            if (method != "parameters" && method != "uniform" && !method.starts_with("type:"))
+              file.fail(path, R"("parameters", "uniform" or "type:REGEX")");
+            return method;
+          }};
+}
+
 /// Integrations write an infinity for "never", as a number or as a word.
 ValueType<int64_t> steps_or_never() {
   return {.words = kPrintSteps.words, .read = [](const Document& file, const std::string& path) -> int64_t {
@@ -365,6 +376,31 @@ void add_own(Table& table) {
               "the same of inner activations of MLPs");
 }
 
+void add_pipeline(Table& table) {
+  table.section = "pipeline.";
+  table.resolved(
+      "stages", integer(kPositive), [](const Config& c) { return int64_t{c.degrees.pipe}; }, "`1`",
+      "stages of a pipeline ([stages](stages.md)): `trireme train` cuts its model into them; a program says the number "
+      "in its PipelineModule, and the file may repeat it");
+  table.works("partition", partition(), at<&Config::pipeline, &PipelineConfig::partition>,
+              "`trireme train`: stages have as many parameters each, or as many layers, or as many layers whose class "
+              "the expression finds. `\"best\"` is `\"parameters\"`");
+  table.works("activation_checkpoint_interval", integer(kCount),
+              at<&Config::pipeline, &PipelineConfig::activation_checkpoint_interval>,
+              "`trireme train`: so many layers at a time are recomputed in backward; 0: none");
+  table.section = "trireme.pipeline.";
+  table.works("schedule",
+              choice<std::string>({{"1f1b", "1f1b"},
+                                   {"gpipe", "gpipe"},
+                                   {"interleaved", "interleaved"},
+                                   {"zb-h1", "zb-h1"},
+                                   {"zb-v", "zb-v"},
+                                   {"dualpipe-v", "dualpipe-v"}}),
+              at<&Config::pipeline, &PipelineConfig::schedule>, "`trireme train`: the order of a stage's work");
+  table.works("chunks", integer(kPositive), at<&Config::pipeline, &PipelineConfig::chunks>,
+              "`trireme train`: parts of the model on each stage; 2 for `\"zb-v\"` and `\"dualpipe-v\"`");
+}
+
 void add_checkpoint(Table& table) {
   constexpr auto checkpoint = &Config::checkpoint;
   table.section = "checkpoint.";
@@ -431,8 +467,11 @@ void add_rest(Table& table) {
       "offload_opt_states": false, "offload_parameters": false, "double_buffer": true, "symmetric_memory": false,
       "debug_log": false, "sync_before_reduce": false, "sync_after_reduce": false, "sync_before_allgather": false,
       "sync_after_allgather": false, "keep_int_input_tensors": true, "keep_all_input_tensors": false})");
-  table.refused("pipeline.", R"({"stages": null, "partition": "best", "seed_layers": false,
-      "activation_checkpoint_interval": 0, "pipe_partitioned": true, "grad_partitioned": true, "use_reentrant": true})");
+  table.no_meaning("pipeline.", R"({"seed_layers": false, "pipe_partitioned": true, "grad_partitioned": true,
+      "use_reentrant": true})",
+                   "layers are seeded by `trireme train` and by what a PipelineModule says; nothing is partitioned "
+                   "over tensor-parallel ranks",
+                   Named::kWhenChanged);
   for (const char* monitor : {"tensorboard.", "csv_monitor."})
     table.switched(monitor, R"({"enabled": false, "output_path": "", "job_name": ""})");
   table.switched("wandb.", R"({"enabled": false, "group": null, "team": null, "project": "deepspeed"})");
@@ -462,6 +501,7 @@ const std::vector<Option<Config>>& options() {
     add_precision(rows);
     add_zero(rows);
     add_own(rows);
+    add_pipeline(rows);
     add_checkpoint(rows);
     add_rest(rows);
     return rows.rows;

@@ -55,13 +55,22 @@ void take_recompute_as_text(Document& file) {
 /// The degrees of the program; the data degree is the world over the others.
 void resolve_degrees(Document& file, Config& config, int world_size) {
   Degrees& degrees = config.degrees;
+  const char* const stages = "pipeline.stages";
+  if (file.has(stages)) {
+    const auto pipe = static_cast<int>(file.integer_or(stages, 1, kPositive));
+    if (degrees.pipe != 1 && degrees.pipe != pipe)
+      file.refuse(stages, str("`", stages, "` = ", pipe, ", and the program's model has ", degrees.pipe,
+                              " stages; remove the key, or set it to that"));
+    degrees.pipe = pipe;
+  }
   const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence;
   const bool is_positive =
       std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) >= 1;
   if (!is_positive || world_size % model != 0)
-    file.refuse("", str("degrees: pipe ", degrees.pipe, " * tensor ", degrees.tensor, " * sequence ", degrees.sequence,
-                        " must divide the ", world_size,
-                        " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
+    file.refuse(file.has(stages) ? stages : "",
+                str("degrees: pipe ", degrees.pipe, " * tensor ", degrees.tensor, " * sequence ", degrees.sequence,
+                    " must divide the ", world_size,
+                    " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
   degrees.data = static_cast<int>(world_size / model);
   if (degrees.data % degrees.expert != 0 || degrees.data % degrees.replicas != 0)
     file.refuse("", str("degrees: expert ", degrees.expert, " and replicas ", degrees.replicas,

@@ -45,15 +45,16 @@ int64_t training_flops(const GptOptions& o, int64_t seq) {
 std::shared_ptr<LanguageModel> make(const LlamaOptions& options) { return std::make_shared<LlamaImpl>(options); }
 std::shared_ptr<LanguageModel> make(const GptOptions& options) { return std::make_shared<GptImpl>(options); }
 
+std::vector<ModelLayer> layers_of(const LlamaOptions& options) { return llama_layers(options); }
+std::vector<ModelLayer> layers_of(const GptOptions& options) { return gpt_layers(options); }
+
 int64_t& positions(LlamaOptions& options) { return options.max_position_embeddings; }
 int64_t& positions(GptOptions& options) { return options.n_positions; }
 
 }  // namespace
 
 std::vector<ModelLayer> language_model_layers(const ModelOptions& options) {
-  if (const auto* llama = std::get_if<LlamaOptions>(&options)) return llama_layers(*llama);
-  throw ConfigError("pipeline: GPT-2's layers cannot be listed yet; use a Llama, or a PipelineModule of your own",
-                    ErrorCode::kUnsupported);
+  return std::visit([](const auto& o) { return layers_of(o); }, options);
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {

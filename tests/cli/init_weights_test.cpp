@@ -23,7 +23,8 @@ class InitWeights : public TrainProgram {
   /// Writes `weights` as a file and returns what reading it into `model` says.
   std::string read_into(LanguageModel& model, const std::map<std::string, at::Tensor>& weights) const {
     write_safetensors(path_, {weights.begin(), weights.end()});
-    return error_text([&] { init_weights(model, path_); });
+    const auto names = model.named_parameters().keys();
+    return error_text([&] { init_weights(model, read_initial_weights(path_, {names.begin(), names.end()})); });
   }
 
   std::filesystem::path path_ = folder_ / "w.safetensors";

@@ -43,8 +43,18 @@ struct RecomputeConfig {
   bool operator==(const RecomputeConfig&) const = default;
 };
 
+/// How `trireme train` cuts its model into Degrees::pipe stages; a PipelineModule says it itself.
+struct PipelineConfig {
+  std::string schedule = "1f1b";  ///< as pipeline::make_schedule() knows it
+  int64_t chunks = 1;             ///< parts of the model on each stage
+  std::string partition = "parameters";
+  int64_t activation_checkpoint_interval = 0;  ///< layers that are recomputed together; 0: none
+  bool operator==(const PipelineConfig&) const = default;
+};
+
 struct Config {
   Degrees degrees;  ///< pipe * tensor * sequence * data == world size, always
+  PipelineConfig pipeline;
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
   std::optional<OptimizerOptions> optimizer;

@@ -5,6 +5,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <vector>
 
 #include "trireme/models/gpt_options.h"
 #include "trireme/models/language_model.h"
@@ -32,5 +33,8 @@ class GptImpl : public LanguageModel {
   std::shared_ptr<GptTransformer> transformer_;
 };
 TORCH_MODULE(Gpt);
+
+/// The model's layers, for a pipeline. Throws ConfigError: options out of range.
+std::vector<ModelLayer> gpt_layers(const GptOptions& options);
 
 }  // namespace trireme

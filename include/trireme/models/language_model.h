@@ -91,7 +91,7 @@ struct ModelLayer {
   bool is_tied = false;  ///< shares its "weight" with the other such layer
 };
 /// The layers of make_language_model(options).
-/// Throws    ConfigError: options out of range, a model that is no Llama.
+/// Throws    ConfigError: options out of range.
 std::vector<ModelLayer> language_model_layers(const ModelOptions& options);
 
 /// Parameters of such a model, tied ones once; nothing is allocated.

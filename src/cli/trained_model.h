@@ -1,0 +1,33 @@
+// The model that a run trains: whole on every rank, or in pipeline stages.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cli/train_setup.h"
+#include "trireme/comm/world.h"
+#include "trireme/data/loader.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme::cli {
+
+/// A model and its engine. Every method is collective.
+class TrainedModel {
+ public:
+  virtual ~TrainedModel() = default;
+  virtual Engine& engine() = 0;
+  virtual std::optional<LoadedState> load_checkpoint(const LoadCheckpointOptions& options) = 0;
+  /// One step on the loader's next batches. Returns this rank's mean loss.
+  virtual double step(DataLoader& loader) = 0;
+  /// Mean loss over the first --eval-samples of the held-out data, each sample counted once: the same on every rank,
+  /// and on any number of ranks up to rounding.
+  virtual double validate() = 0;
+  /// What the model writes behind the prompt; empty where it cannot.
+  virtual std::string sample() = 0;
+};
+
+/// The model of `setup`, in as many stages as its configuration says. Collective.
+std::unique_ptr<TrainedModel> make_trained_model(const TrainSetup& setup, World& world);
+
+}  // namespace trireme::cli
