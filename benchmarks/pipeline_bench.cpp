@@ -4,6 +4,7 @@
 //   pipeline_bench [--model llama-130m] [--micro-batches 8] [--length 128] [--schedules 1f1b,zb-h1] [--zero 1]
 //                  [--rounds 3] [--steps 3] [--smoke]
 //
+// The last line: what the engine adds to an instruction, messages included, in stages that compute nothing.
 // A micro-batch is one sample. "bound" is the speed-up of the simulated schedule whose parts take equal times, two
 // stages without bubbles being 2; "of bound" is the measured one divided by it.
 #include <ATen/Parallel.h>
@@ -80,9 +81,9 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-std::vector<trireme::LayerSpec> layers_of(const trireme::ModelOptions& options) {
+std::vector<trireme::LayerSpec> layers_of(const trireme::ModelOptions& options, int64_t length) {
   std::vector<trireme::LayerSpec> specs;
-  for (const trireme::ModelLayer& layer : trireme::language_model_layers(options)) {
+  for (const trireme::ModelLayer& layer : trireme::language_model_layers(options, length)) {
     trireme::LayerSpec& spec = specs.emplace_back();
     spec.type = layer.type;
     spec.make = layer.make;
@@ -91,22 +92,65 @@ std::vector<trireme::LayerSpec> layers_of(const trireme::ModelOptions& options) 
     };
     spec.name = layer.name;
     spec.tie = layer.is_tied ? "embedding" : "";
+    spec.cost = static_cast<double>(layer.multiply_adds);
   }
   return specs;
 }
 
+// A step of two stages of one multiplication each, against the same multiplications and backward passes of one stage
+// without an engine.
+void run_overhead() {
+  constexpr int kMicroBatches = 64, kRepeats = 20;
+  trireme::World world = trireme::init();
+  trireme::LayerSpec product = trireme::layer<torch::nn::LinearImpl>(1, 1);
+  trireme::PipelineModuleOptions cut;
+  cut.stages = world.group->size();
+  cut.partition_method = "uniform";
+  cut.loss = [](const c10::IValue& output, const c10::IValue&) { return output.toTensor().sum(); };
+  trireme::PipelineModule module({product, product}, cut);
+  trireme::Config config = trireme::default_config(world.group->size(), {.pipe = cut.stages});
+  config.optimizer = {.kind = trireme::OptimizerKind::kAdamW};
+  config.batch = {.train_batch_size = kMicroBatches,
+                  .train_micro_batch_size_per_gpu = 1,
+                  .gradient_accumulation_steps = kMicroBatches};
+  auto engine = trireme::initialize(world, module, {.config = config});
+  const at::Tensor input = at::ones({1, 1});
+  const auto batches = [&] { return std::optional(trireme::MicroBatch{input, input}); };
+  (void)engine.train_batch(batches);
+  const int64_t before = engine.runner().counters().instructions;
+  double with_engine = 1e9, without = 1e9;
+  for (int i = 0; i < kRepeats; ++i) {
+    world.group->barrier();
+    const auto start = Clock::now();
+    (void)engine.train_batch(batches);
+    with_engine = std::min(with_engine, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  const double instructions = static_cast<double>(engine.runner().counters().instructions - before) / kRepeats;
+  torch::nn::Linear alone(1, 1);
+  for (int i = 0; i < kRepeats; ++i) {
+    const auto start = Clock::now();
+    for (int micro = 0; micro < kMicroBatches; ++micro)
+      alone->forward(input.detach().clone().requires_grad_()).backward(input);
+    without = std::min(without, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  if (world.group->rank() == 0)
+    std::puts(Json{{"seconds", with_engine}, {"without", without}, {"instructions", instructions}}.dump().c_str());
+}
+
 void run_rank(const Arguments& arguments) {
   at::set_num_threads(1);
+  if (arguments.run == "overhead") return run_overhead();
   trireme::World world = trireme::init();
   const trireme::ModelOptions options = trireme::model_options(arguments.model);
   trireme::PipelineModuleOptions cut;
   cut.stages = world.group->size();
   cut.schedule = arguments.run;
   cut.seed_layers = true;
+  cut.partition_method = "best";
   cut.loss = [](const c10::IValue& logits, const c10::IValue& labels) {
     return at::cross_entropy_loss(logits.toTensor().flatten(0, 1).to(at::kFloat), labels.toTensor().flatten());
   };
-  trireme::PipelineModule module(layers_of(options), cut);
+  trireme::PipelineModule module(layers_of(options, arguments.length), cut);
   trireme::Config config = trireme::default_config(world.group->size(), {.pipe = cut.stages});
   config.optimizer = {.kind = trireme::OptimizerKind::kAdamW, .lr = 3e-4, .weight_decay = 0.01};
   config.gradient_clipping = 1;
@@ -170,5 +214,11 @@ int main(int argc, char** argv) {
                 trireme::str(systems[i].first, ", ranks ", systems[i].second).c_str(), 1e3 * least,
                 1e3 * median(seconds[i]), one / least, bound, one / least / bound);
   }
+  const Json overhead = benchmarks::run_own_ranks({.ranks = 2, .program = argv[0], .flags = {"--run", "overhead"}});
+  const double instructions = overhead["instructions"];
+  std::printf(
+      "a stage of one number: %.0f instructions in %.2f ms, its products alone %.2f ms: %.1f us per instruction\n",
+      instructions, 1e3 * overhead["seconds"].get<double>(), 1e3 * overhead["without"].get<double>(),
+      1e6 * (overhead["seconds"].get<double>() - overhead["without"].get<double>()) / instructions);
   return 0;
 }

@@ -93,7 +93,7 @@ InitialWeights initial_weights(const std::filesystem::path& path, const std::vec
 }
 
 std::vector<LayerSpec> layer_specs(const TrainSetup& setup, c10::Device device) {
-  const std::vector<ModelLayer> layers = language_model_layers(setup.model);
+  const std::vector<ModelLayer> layers = language_model_layers(setup.model, setup.options.seq);
   std::shared_ptr<const InitialWeights> weights;
   if (!setup.options.init_from.empty())
     weights = std::make_shared<InitialWeights>(initial_weights(setup.options.init_from, layers));
@@ -114,7 +114,8 @@ std::vector<LayerSpec> layer_specs(const TrainSetup& setup, c10::Device device) 
                            return c10::IValue(forward(*module, value.toTensor()));
                          },
                      .name = layer.name,
-                     .tie = layer.is_tied ? "embedding" : ""});
+                     .tie = layer.is_tied ? "embedding" : "",
+                     .cost = static_cast<double>(layer.multiply_adds)});
   }
   return specs;
 }

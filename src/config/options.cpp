@@ -50,12 +50,11 @@ ValueType<bool> device_place() {
 }
 
 ValueType<std::string> partition() {
-  return {.words = "`\"parameters\"`, `\"uniform\"`, `\"type:REGEX\"`",
+  return {.words = "`\"best\"`, `\"parameters\"`, `\"uniform\"`, `\"type:REGEX\"`",
           .read = [](const Document& file, const std::string& path) -> std::string {
-            const std::string method = file.text_or(path, "parameters");
-            if (method == "best") return "parameters";
-            if (method != "parameters" && method != "uniform" && !method.starts_with("type:"))
-              file.fail(path, R"("parameters", "uniform" or "type:REGEX")");
+            const std::string method = file.text_or(path, "best");
+            if (method != "best" && method != "parameters" && method != "uniform" && !method.starts_with("type:"))
+              file.fail(path, R"("best", "parameters", "uniform" or "type:REGEX")");
             return method;
           }};
 }
@@ -383,8 +382,8 @@ void add_pipeline(Table& table) {
       "stages of a pipeline ([stages](stages.md)): `trireme train` cuts its model into them; a program says the number "
       "in its PipelineModule, and the file may repeat it");
   table.works("partition", partition(), at<&Config::pipeline, &PipelineConfig::partition>,
-              "`trireme train`: stages have as many parameters each, or as many layers, or as many layers whose class "
-              "the expression finds. `\"best\"` is `\"parameters\"`");
+              "`trireme train`: stages have as many multiply-adds each, as many parameters, as many layers, or as many "
+              "layers whose class the expression finds");
   table.works("activation_checkpoint_interval", integer(kCount),
               at<&Config::pipeline, &PipelineConfig::activation_checkpoint_interval>,
               "`trireme train`: so many layers at a time are recomputed in backward; 0: none");

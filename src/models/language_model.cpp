@@ -33,13 +33,19 @@ int64_t count(const GptOptions& o) {
   return (o.vocab_size + o.n_positions) * o.n_embd + o.n_layer * (layer_matrices(o) + biases + norms) + 2 * o.n_embd;
 }
 
-int64_t training_flops(const LlamaOptions& o, int64_t seq) {
-  const int64_t matrices = o.num_hidden_layers * layer_matrices(o) + o.vocab_size * o.hidden_size;
-  return 6 * matrices + 12 * o.num_hidden_layers * o.num_attention_heads * head_dim(o) * seq;
+// Multiply-adds of a token's forward.
+int64_t layer_products(const LlamaOptions& o, int64_t seq) {
+  return layer_matrices(o) + 2 * o.num_attention_heads * head_dim(o) * seq;
 }
+int64_t layer_products(const GptOptions& o, int64_t seq) { return layer_matrices(o) + 2 * o.n_embd * seq; }
+int64_t head_products(const LlamaOptions& o) { return o.vocab_size * o.hidden_size; }
+int64_t head_products(const GptOptions& o) { return o.vocab_size * o.n_embd; }
+int64_t layer_count(const LlamaOptions& o) { return o.num_hidden_layers; }
+int64_t layer_count(const GptOptions& o) { return o.n_layer; }
 
-int64_t training_flops(const GptOptions& o, int64_t seq) {
-  return 6 * (o.n_layer * layer_matrices(o) + o.vocab_size * o.n_embd) + 12 * o.n_layer * o.n_embd * seq;
+template <class Options>
+int64_t training_flops(const Options& o, int64_t seq) {
+  return 6 * (layer_count(o) * layer_products(o, seq) + head_products(o));
 }
 
 std::shared_ptr<LanguageModel> make(const LlamaOptions& options) { return std::make_shared<LlamaImpl>(options); }
@@ -48,13 +54,22 @@ std::shared_ptr<LanguageModel> make(const GptOptions& options) { return std::mak
 std::vector<ModelLayer> layers_of(const LlamaOptions& options) { return llama_layers(options); }
 std::vector<ModelLayer> layers_of(const GptOptions& options) { return gpt_layers(options); }
 
+template <class Options>
+std::vector<ModelLayer> layers_of(const Options& options, int64_t seq) {
+  std::vector<ModelLayer> layers = layers_of(options);
+  for (ModelLayer& layer : layers)
+    if (layer.type.ends_with("Block")) layer.multiply_adds = layer_products(options, seq);
+  layers.back().multiply_adds = head_products(options);
+  return layers;
+}
+
 int64_t& positions(LlamaOptions& options) { return options.max_position_embeddings; }
 int64_t& positions(GptOptions& options) { return options.n_positions; }
 
 }  // namespace
 
-std::vector<ModelLayer> language_model_layers(const ModelOptions& options) {
-  return std::visit([](const auto& o) { return layers_of(o); }, options);
+std::vector<ModelLayer> language_model_layers(const ModelOptions& options, int64_t seq) {
+  return std::visit([seq](const auto& o) { return layers_of(o, seq); }, options);
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {

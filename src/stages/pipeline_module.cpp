@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "trireme/base/error.h"
@@ -39,6 +40,15 @@ int64_t trainable_parameters(const LayerSpec& layer) {
     for (const at::Tensor& parameter : layer.make()->parameters())
       if (parameter.requires_grad()) count += parameter.numel();
   return count;
+}
+
+/// The layers' costs as whole numbers, of which the largest is a million.
+std::vector<int64_t> costs_of(const std::vector<LayerSpec>& layers) {
+  double largest = 0;
+  for (const LayerSpec& layer : layers) largest = std::max(largest, layer.cost);
+  std::vector<int64_t> costs;
+  for (const LayerSpec& layer : layers) costs.push_back(std::llround(1e6 * layer.cost / largest));
+  return costs;
 }
 
 /// A layer as its stage runs it.
@@ -153,7 +163,10 @@ std::vector<int64_t> PipelineModule::parts() const {
   std::string method = options_.partition_method;
   std::transform(method.begin(), method.end(), method.begin(), [](unsigned char c) { return std::tolower(c); });
   if (method == "uniform") return pipeline::partition_uniform(static_cast<int64_t>(layers_.size()), count);
-  if (method == "parameters") {
+  const auto has_cost = [](const LayerSpec& layer) { return layer.cost > 0; };
+  if (method == "best" && std::any_of(layers_.begin(), layers_.end(), has_cost))
+    return pipeline::partition_balanced(costs_of(layers_), count);
+  if (method == "parameters" || method == "best") {
     const KeptRandomState kept;
     std::vector<int64_t> weights;
     for (const LayerSpec& layer : layers_) weights.push_back(trainable_parameters(layer));
@@ -165,7 +178,7 @@ std::vector<int64_t> PipelineModule::parts() const {
     return pipeline::partition_by_type(classes, options_.partition_method.substr(5), count);
   }
   throw ConfigError(str("PipelineModule: partition_method '", options_.partition_method,
-                        "'; use 'parameters', 'uniform' or 'type:REGEX'"));
+                        "'; use 'best', 'parameters', 'uniform' or 'type:REGEX'"));
 }
 
 StageModel PipelineModule::build(int stage) const {

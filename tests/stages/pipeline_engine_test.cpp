@@ -47,5 +47,15 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PipelineEngineBits,
                            return name;
                          });
 
+TEST(PipelineModuleParts, AreOfEqualCost) {
+  std::vector<LayerSpec> layers(8, layer_of([](const at::Tensor& x) { return x; }));
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].cost = i == 7 ? 3.5 : 1;  // 10.5 in all
+  PipelineModuleOptions cut;
+  cut.stages = 2;
+  cut.partition_method = "best";
+  cut.loss = [](const c10::IValue& output, const c10::IValue&) { return output.toTensor(); };
+  EXPECT_EQ(PipelineModule(layers, cut).parts(), (std::vector<int64_t>{0, 5, 8}));
+}
+
 }  // namespace
 }  // namespace trireme

@@ -45,9 +45,9 @@ struct RecomputeConfig {
 
 /// How `trireme train` cuts its model into Degrees::pipe stages; a PipelineModule says it itself.
 struct PipelineConfig {
-  std::string schedule = "1f1b";  ///< as pipeline::make_schedule() knows it
-  int64_t chunks = 1;             ///< parts of the model on each stage
-  std::string partition = "parameters";
+  std::string schedule = "1f1b";               ///< as pipeline::make_schedule() knows it
+  int64_t chunks = 1;                          ///< parts of the model on each stage
+  std::string partition = "best";              ///< as PipelineModuleOptions::partition_method
   int64_t activation_checkpoint_interval = 0;  ///< layers that are recomputed together; 0: none
   bool operator==(const PipelineConfig&) const = default;
 };

@@ -88,11 +88,12 @@ struct ModelLayer {
   std::string type;  ///< name of its class
   std::function<std::shared_ptr<torch::nn::Module>()> make;
   std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)> forward;  ///< called with what `make` returned
-  bool is_tied = false;  ///< shares its "weight" with the other such layer
+  bool is_tied = false;       ///< shares its "weight" with the other such layer
+  int64_t multiply_adds = 0;  ///< of a token's forward, counted as training_flops_per_token() does
 };
-/// The layers of make_language_model(options).
+/// The layers of make_language_model(options), which will see sequences of `seq` tokens.
 /// Throws    ConfigError: options out of range.
-std::vector<ModelLayer> language_model_layers(const ModelOptions& options);
+std::vector<ModelLayer> language_model_layers(const ModelOptions& options, int64_t seq);
 
 /// Parameters of such a model, tied ones once; nothing is allocated.
 int64_t parameter_count(const ModelOptions& options);

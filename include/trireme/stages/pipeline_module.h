@@ -31,6 +31,7 @@ struct LayerSpec {
   std::string name = {};  ///< in the names of parameters, with dots; empty: its number in the list
   std::string tie = {};   ///< key that tied layers share; empty: not tied
   std::vector<std::string> tied_parameters = {"weight"};  ///< names within the layer, read with `tie`
+  double cost = 0;  ///< of a micro-batch's computations, in any unit; read by partition_method "best"
 };
 
 namespace detail {
@@ -116,7 +117,8 @@ LayerSpec tied(std::string key, LayerSpec spec, std::vector<std::string> paramet
 struct PipelineModuleOptions {
   int stages = 1;
   StageModel::Loss loss;
-  /// "uniform", "parameters" (trainable ones) or "type:REGEX" (of class names).
+  /// "uniform", "parameters" (trainable ones), "type:REGEX" (of class names) or "best": LayerSpec::cost, or where no
+  /// layer has one, as "parameters".
   std::string partition_method = "parameters";
   /// Before layer i is built the generator is seeded with base_seed + i, so that a model has the same weights however
   /// it is cut.
