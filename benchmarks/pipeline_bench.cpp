@@ -2,7 +2,7 @@
 // interleaved in one run.
 //
 //   pipeline_bench [--model llama-130m] [--micro-batches 8] [--length 128] [--schedules 1f1b,zb-h1] [--zero 1]
-//                  [--rounds 3] [--steps 3] [--smoke]
+//                  [--rounds 3] [--steps 3] [--smoke] [--json]
 //
 // The last line: what the engine adds to an instruction, messages included, in stages that compute nothing.
 // A micro-batch is one sample. "bound" is the speed-up of the simulated schedule whose parts take equal times, two
@@ -38,6 +38,7 @@ struct Arguments {
   int rounds = 3;
   int steps = 3;
   std::string run = {};  // of a rank: the schedule
+  bool json = false;     // one run of the first schedule in two stages, for drivers that compare systems
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -51,6 +52,10 @@ Arguments parse(int argc, char** argv) {
   Arguments arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
+    if (flag == "--json") {
+      arguments.json = true;
+      continue;
+    }
     if (flag == "--smoke") {
       arguments.model = "llama-3m";
       arguments.length = 16;
@@ -188,17 +193,24 @@ int main(int argc, char** argv) {
     run_rank(arguments);
     return 0;
   }
+  const auto run = [&](const std::string& schedule, int ranks) {
+    return benchmarks::run_own_ranks(
+        {.ranks = ranks,
+         .program = argv[0],
+         .flags = {"--run", schedule, "--model", arguments.model, "--micro-batches",
+                   std::to_string(arguments.micro_batches), "--length", std::to_string(arguments.length), "--zero",
+                   std::to_string(arguments.zero), "--steps", std::to_string(arguments.steps)}});
+  };
+  if (arguments.json) {
+    std::puts(run(arguments.schedules.front(), 2).dump().c_str());
+    return 0;
+  }
   std::vector<std::pair<std::string, int>> systems = {{"1f1b", 1}};
   for (const std::string& schedule : arguments.schedules) systems.emplace_back(schedule, 2);
   std::vector<std::vector<double>> seconds(systems.size());
   for (int round = 0; round < arguments.rounds; ++round)
     for (size_t i = 0; i < systems.size(); ++i) {
-      const Json result = benchmarks::run_own_ranks(
-          {.ranks = systems[i].second,
-           .program = argv[0],
-           .flags = {"--run", systems[i].first, "--model", arguments.model, "--micro-batches",
-                     std::to_string(arguments.micro_batches), "--length", std::to_string(arguments.length), "--zero",
-                     std::to_string(arguments.zero), "--steps", std::to_string(arguments.steps)}});
+      const Json result = run(systems[i].first, systems[i].second);
       for (const Json& value : result["seconds"]) seconds[i].push_back(value.get<double>());
     }
   std::printf("%s, %d micro-batches of 1 x %ld tokens, ZeRO %d\n", arguments.model.c_str(), arguments.micro_batches,

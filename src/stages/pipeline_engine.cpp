@@ -1,6 +1,7 @@
 #include "trireme/stages/pipeline_engine.h"
 
 #include "trireme/base/error.h"
+#include "trireme/pager/init.h"
 
 namespace trireme {
 namespace {
@@ -21,13 +22,28 @@ InitializeOptions options_of_stage(InitializeOptions options, const StageModel& 
   return options;
 }
 
+StageModel build_stage(const PipelineModule& module, const Grid& grid) {
+  if (zero::Init::is_open())
+    throw ConfigError(
+        "PipelineModule: a zero::Init scope is open, and its ranks do not make the same layers; close it, "
+        "and set PipelineModuleOptions::sharded_init");
+  std::optional<zero::Init> init;
+  if (module.options().sharded_init) init.emplace(grid.along({"data"}), *module.options().sharded_init);
+  StageModel model = module.build(grid.position_on("pipe"));
+  // Copies of tied parameters are not the engine's, so they stay whole.
+  const std::set<std::string> copies = names_of_copies(model);
+  for (const auto& item : model.module->named_parameters())
+    if (copies.contains(item.key())) zero::make_whole(item.value());
+  return model;
+}
+
 }  // namespace
 
 namespace detail {
 
 PipelineStage::PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options)
     : grid(world, topology_of(world, module)),
-      model(module.build(grid.position_on("pipe"))),
+      model(build_stage(module, grid)),
       pipeline{.schedule = module.options().schedule,
                .chunks = module.options().chunks,
                .dynamic_shapes = module.options().dynamic_shape},

@@ -116,6 +116,7 @@ const std::vector<Feature>& features() {
          scenario.config["zero_optimization"]["leaf_module"] = {{"name_suffixes", {"mlp"}}};
        }},
       {"zero::Init", "", kNothing, with(&Scenario::is_initialized_sharded, true)},
+      {"pipeline stages", "", kRounding, with(&Scenario::is_in_stages, true), 1e-5},
       {"second engine", "", kNothing, with(&Scenario::has_second_engine, true)},
       {"evaluation between", "", kNothing, with(&Scenario::evaluates_between, true)},
       {"schedule", "", kTraining,
@@ -215,7 +216,7 @@ double tolerance_of(const Indices& chosen) {
 std::string difference(const Outcome& outcome, const Outcome& expected, double tolerance) {
   for (size_t i = 0; i < expected.losses.size(); ++i)
     if (!(std::abs(outcome.losses.at(i) - expected.losses[i]) <= tolerance * std::abs(expected.losses[i])))
-      return str("the loss of micro-batch ", i, " is ", outcome.losses[i], " and not ", expected.losses[i]);
+      return str("the loss of step ", i, " is ", outcome.losses[i], " and not ", expected.losses[i]);
   for (const auto& [name, tensor] : expected.parameters) {
     const bool is_same =
         tolerance == 0 ? at::equal(outcome.parameters.at(name), tensor)

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <torch/optim/adamw.h>
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -21,6 +23,7 @@
 #include "trireme/base/json.h"
 #include "trireme/engine/engine.h"
 #include "trireme/recompute/recompute.h"
+#include "trireme/stages/pipeline_engine.h"
 #include "trireme/zero.h"
 
 namespace trireme::compose {
@@ -45,15 +48,16 @@ struct Scenario {
   bool recomputes_by_call = false;      ///< trireme::recompute() around the model
   bool evaluates_between = false;       ///< a forward without gradients after each step
   bool has_second_engine = false;       ///< another model trains in between, sharded and recomputed
+  bool is_in_stages = false;            ///< one pipeline stage on each rank, with the micro-batches of both
   Scope scope = Scope::kNone;
   Checkpoint checkpoint = Checkpoint::kNone;
 
   Scenario();
 };
 
-/// The same on every rank, but for the losses, which are those of rank 0.
+/// The same on every rank.
 struct Outcome {
-  std::vector<double> losses;
+  std::vector<double> losses;                    ///< of each step, the mean over its micro-batches
   std::map<std::string, at::Tensor> parameters;  ///< on the host
 };
 
@@ -71,6 +75,10 @@ inline std::unique_ptr<torch::optim::Optimizer> adamw(const std::vector<at::Tens
 inline Config config_of(const Scenario& scenario, int ranks) {
   Json json = scenario.config;
   if (ranks == 1) json.erase("train_batch_size");
+  if (scenario.is_in_stages && ranks > 1) {
+    json["pipeline"] = {{"stages", ranks}};
+    json["gradient_accumulation_steps"] = ranks * kAccumulation;
+  }
   Config config = config_from_json(json, ranks, {}, "ds_config.json");
   config.pager.poison = true;
   config.pager.live_bytes = 0;
@@ -88,68 +96,181 @@ class OpenEngine final : public Engine {
 /// A model and its engine on one rank.
 class Training {
  public:
-  Training(const Scenario& scenario, Group& world, int device)
+  virtual ~Training() = default;
+  virtual Engine& engine() = 0;
+  /// This rank's part of the model.
+  virtual const torch::nn::Module& module() const = 0;
+  /// One window. Returns the mean loss of all ranks' micro-batches.
+  virtual double step(int number) = 0;
+  virtual void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) = 0;
+};
+
+inline std::unique_ptr<Group> device_group(const Scenario& scenario, Group& world, int device) {
+  return scenario.is_on_device ? make_fake_nccl_group(world, fake_device(device)) : nullptr;
+}
+
+inline TrainedModel model_of(const Scenario& scenario, Group& world, int device) {
+  TrainedModel model;
+  {
+    std::optional<zero::Init> init;
+    if (scenario.is_initialized_sharded) init.emplace(world, zero::InitPolicy{.smallest_bytes = 0, .live_bytes = 0});
+    model = make_llama();
+  }
+  if (scenario.is_initialized_sharded && scenario.is_on_device)  // as programs do that bring a model to a GPU
+    for (const at::Tensor& parameter : model.module->parameters()) zero::make_whole(parameter);
+  if (scenario.is_on_device) move_to_fake(*model.module, fake_device(device));
+  return model;
+}
+
+inline InitializeOptions options_of(const Scenario& scenario, const Group& world) {
+  InitializeOptions options{.config = config_of(scenario, world.size()), .parameter_groups = scenario.parameter_groups};
+  if (scenario.has_client_optimizer) options.client_optimizer = adamw;
+  return options;
+}
+
+class WholeTraining final : public Training {
+ public:
+  WholeTraining(const Scenario& scenario, Group& world, int device)
       : scenario_(scenario),
-        group_(scenario.is_on_device ? make_fake_nccl_group(world, fake_device(device)) : nullptr) {
-    {
-      std::optional<zero::Init> init;
-      if (scenario.is_initialized_sharded) init.emplace(world, zero::InitPolicy{.smallest_bytes = 0, .live_bytes = 0});
-      model_ = make_llama();
-    }
-    if (scenario.is_initialized_sharded && scenario.is_on_device)  // as programs do that bring a model to a GPU
-      for (const at::Tensor& parameter : model_.module->parameters()) zero::make_whole(parameter);
-    if (scenario.is_on_device) move_to_fake(*model_.module, fake_device(device));
-    InitializeOptions options{.config = config_of(scenario, world.size()),
-                              .parameter_groups = scenario.parameter_groups};
-    if (scenario.has_client_optimizer) options.client_optimizer = adamw;
-    engine_.emplace(group_ ? *group_ : world, *model_.module, options);
+        group_(device_group(scenario, world, device)),
+        model_(model_of(scenario, world, device)),
+        engine_(group_ ? *group_ : world, *model_.module, options_of(scenario, world)) {}
+
+  Engine& engine() override { return engine_; }
+  const torch::nn::Module& module() const override { return *model_.module; }
+  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
+    engine_.load_checkpoint(folder, {.tag = tag});
   }
 
-  OpenEngine& engine() { return *engine_; }
-  const torch::nn::Module& module() const { return *model_.module; }
-
-  /// One window. Returns the losses of its micro-batches.
-  std::vector<double> step(int number) {
-    std::vector<double> losses;
+  double step(int number) override {
+    double sum = 0;
     for (int i = 0; i < kAccumulation; ++i) {
       const int64_t round = number * kAccumulation + i;
-      losses.push_back(backward({round * kRanks + engine_->group().rank(), round}, i + 1 < kAccumulation));
-      engine_->step();
+      sum += backward({round * kRanks + engine_.group().rank(), round}, i + 1 < kAccumulation);
+      engine_.step();
     }
     if (scenario_.evaluates_between) {
       const torch::NoGradGuard no_grad;
       (void)forward({1000, 0});
     }
-    return losses;
+    const at::Tensor total = at::tensor({sum}, at::kDouble);
+    engine_.group().all_reduce(total).wait();
+    return total.item<double>() / (kAccumulation * engine_.group().size());
   }
 
  private:
-  at::Tensor forward(const MicroBatch& batch) {
-    ForwardScope scope = engine_->begin_forward();
+  at::Tensor forward(const testing::MicroBatch& batch) {
+    ForwardScope scope = engine_.begin_forward();
     if (!scenario_.recomputes_by_call) return model_.loss(batch);
     return recompute([loss = model_.loss, batch](const at::Tensor&) { return loss(batch); }, at::empty({0}));
   }
 
-  double backward(const MicroBatch& batch, bool more_follows) {
+  double backward(const testing::MicroBatch& batch, bool more_follows) {
     const at::Tensor loss = forward(batch);
     if (scenario_.scope == Scope::kNoSync && more_follows) {
-      const NoSync scope = engine_->no_sync();
-      engine_->backward(loss);
+      const NoSync scope = engine_.no_sync();
+      engine_.backward(loss);
     } else if (scenario_.scope == Scope::kCoalesce) {
-      CoalescedReduction scope = engine_->coalesce_grad_reduction();
-      engine_->backward(loss);
+      CoalescedReduction scope = engine_.coalesce_grad_reduction();
+      engine_.backward(loss);
       scope.close();
     } else {
-      engine_->backward(loss);
+      engine_.backward(loss);
     }
     return loss.item<double>();
   }
 
   const Scenario& scenario_;
   const std::unique_ptr<Group> group_;
-  TrainedModel model_;
-  std::optional<OpenEngine> engine_;
+  const TrainedModel model_;
+  OpenEngine engine_;
 };
+
+/// The layers of the same model, with its weights.
+inline std::vector<LayerSpec> layers_of(const Scenario& scenario, const torch::nn::Module& model, int device) {
+  std::vector<LayerSpec> specs;
+  const auto weights = std::make_shared<std::map<std::string, at::Tensor>>(parameters_of(model));
+  for (const ModelLayer& layer : llama_layers(small_llama())) {
+    LayerSpec& spec = specs.emplace_back();
+    spec.type = layer.type;
+    spec.name = layer.name;
+    spec.make = [=, is_on_device = scenario.is_on_device] {
+      const torch::NoGradGuard no_grad;
+      auto module = layer.make();
+      for (auto& item : module->named_parameters()) item.value().copy_(weights->at(layer.name + "." + item.key()));
+      if (is_on_device) move_to_fake(*module, fake_device(device));
+      return module;
+    };
+    spec.forward = [forward = layer.forward, recomputes = scenario.recomputes_by_call](torch::nn::Module* module,
+                                                                                       const c10::IValue& value) {
+      const auto call = [=](const at::Tensor& x) { return forward(*module, x); };
+      return c10::IValue(recomputes ? recompute(call, value.toTensor()) : call(value.toTensor()));
+    };
+  }
+  return specs;
+}
+
+inline PipelineModule stages_of(const Scenario& scenario, Group& world, int device) {
+  PipelineModuleOptions cut;
+  cut.stages = world.size();
+  if (scenario.is_initialized_sharded) cut.sharded_init = {.smallest_bytes = 0, .live_bytes = 0};
+  cut.loss = [](const c10::IValue& logits, const c10::IValue& targets) {
+    return at::cross_entropy_loss(logits.toTensor().flatten(0, 1).to(at::kFloat), targets.toTensor().flatten());
+  };
+  return PipelineModule(layers_of(scenario, *make_llama().module, device), cut);
+}
+
+class StagedTraining final : public Training {
+ public:
+  StagedTraining(const Scenario& scenario, Group& world, int device)
+      : scenario_(scenario),
+        device_(device),
+        group_(device_group(scenario, world, device)),
+        engine_(group_ ? *group_ : world, stages_of(scenario, world, device), options_of(scenario, world)) {}
+
+  Engine& engine() override { return engine_; }
+  const torch::nn::Module& module() const override { return engine_.module(); }
+  void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
+    engine_.load_checkpoint(folder, {.tag = tag});
+  }
+
+  double step(int number) override {
+    int64_t next = number * kAccumulation * kRanks;
+    const MicroBatches batches = [&] { return std::optional(batch_of(next++)); };
+    const double loss = train(batches);
+    if (scenario_.evaluates_between) (void)engine_.eval_batch([&] { return std::optional(batch_of(1000)); });
+    return loss;
+  }
+
+ private:
+  trireme::MicroBatch batch_of(int64_t number) const {
+    at::Tensor tokens = tokens_of({number, number / kRanks}, 13, {2, 9});
+    if (scenario_.is_on_device) tokens = tokens.to(fake_device(device_));
+    return {tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)};
+  }
+
+  double train(const MicroBatches& batches) {
+    if (scenario_.scope == Scope::kNoSync) {
+      const NoSync scope = engine_.no_sync();
+      return engine_.train_batch(batches).item<double>();
+    }
+    if (scenario_.scope == Scope::kCoalesce) {
+      const CoalescedReduction scope = engine_.coalesce_grad_reduction();
+      return engine_.train_batch(batches).item<double>();
+    }
+    return engine_.train_batch(batches).item<double>();
+  }
+
+  const Scenario& scenario_;
+  const int device_;
+  const std::unique_ptr<Group> group_;
+  PipelineEngine engine_;
+};
+
+inline std::unique_ptr<Training> make_training(const Scenario& scenario, Group& world, int device) {
+  if (scenario.is_in_stages && world.size() > 1) return std::make_unique<StagedTraining>(scenario, world, device);
+  return std::make_unique<WholeTraining>(scenario, world, device);
+}
 
 /// Trains beside the other engine of its rank and asks for everything that could get in its way.
 class SecondTraining {
@@ -180,10 +301,10 @@ inline void save_again_on_one_rank(const Scenario& scenario, const std::filesyst
   other.config["zero_optimization"] = {{"stage", 1}};
   other.config.erase("trireme");
   run_ranks(1, [&](Rank& rank) {
-    Training training(other, rank.world(), 0);
-    training.engine().load_checkpoint(folder, {.tag = "first"});
-    training.engine().save_checkpoint(folder, {.tag = "second"});
-    training.engine().destroy();
+    const auto training = make_training(other, rank.world(), 0);
+    training->load_checkpoint(folder, "first");
+    training->engine().save_checkpoint(folder, {.tag = "second"});
+    training->engine().destroy();
   });
 }
 
@@ -192,22 +313,24 @@ using Look = std::function<void(Training&, int rank)>;
 inline void train_part(const Scenario& scenario, int begin, int end, const Look& prepare, const Look& finish,
                        Outcome& outcome) {
   FakeRecord record;
+  std::mutex mutex;
   run_ranks(kRanks,
             [&](Rank& rank) {
               at::set_num_threads(1);
               std::optional<SecondTraining> second;
-              Training training(scenario, rank.world(), rank.id());
+              const auto training = make_training(scenario, rank.world(), rank.id());
               if (scenario.has_second_engine) second.emplace(rank.world());
-              prepare(training, rank.id());
+              prepare(*training, rank.id());
               for (int number = begin; number < end; ++number) {
                 if (second) second->step(number);
-                for (const double loss : training.step(number))
-                  if (rank.id() == 0) outcome.losses.push_back(loss);
+                const double loss = training->step(number);
+                if (rank.id() == 0) outcome.losses.push_back(loss);
               }
-              finish(training, rank.id());
-              training.engine().destroy();
-              if (rank.id() == 0)
-                for (const auto& [name, tensor] : parameters_of(training.module()))
+              finish(*training, rank.id());
+              training->engine().destroy();
+              const std::lock_guard lock(mutex);
+              if (rank.id() == 0 || scenario.is_in_stages)
+                for (const auto& [name, tensor] : parameters_of(training->module()))
                   outcome.parameters[name] = tensor.cpu();
             },
             {.backend = scenario.backend, .timeout = std::chrono::seconds(20)});
@@ -241,7 +364,7 @@ inline Outcome train(const Scenario& scenario) {
   train_part(scenario, 0, kSaveAfter, nothing, save, outcome);
   if (scenario.checkpoint == Checkpoint::kResumeOtherWay) save_again_on_one_rank(scenario, folder.path());
   const std::string tag = scenario.checkpoint == Checkpoint::kResumeOtherWay ? "second" : "first";
-  const Look load = [&](Training& training, int) { training.engine().load_checkpoint(folder.path(), {.tag = tag}); };
+  const Look load = [&](Training& training, int) { training.load_checkpoint(folder.path(), tag); };
   train_part(scenario, kSaveAfter, kSteps, load, nothing, outcome);
   return outcome;
 }

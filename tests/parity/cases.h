@@ -18,14 +18,18 @@ struct ModelCase {
   std::function<TrainedModel()> make;  ///< the same weights at every call
 };
 
+inline LlamaOptions small_llama() {
+  return {.vocab_size = 13,
+          .hidden_size = 16,
+          .intermediate_size = 24,
+          .num_hidden_layers = 2,
+          .num_attention_heads = 2,
+          .num_key_value_heads = 1,
+          .max_position_embeddings = 16};
+}
+
 inline TrainedModel make_llama() {
-  auto net = std::make_shared<LlamaImpl>(LlamaOptions{.vocab_size = 13,
-                                                      .hidden_size = 16,
-                                                      .intermediate_size = 24,
-                                                      .num_hidden_layers = 2,
-                                                      .num_attention_heads = 2,
-                                                      .num_key_value_heads = 1,
-                                                      .max_position_embeddings = 16});
+  auto net = std::make_shared<LlamaImpl>(small_llama());
   draw_weights(*net);
   return {net, [net](const MicroBatch& batch) {
             const at::Tensor tokens = to_device_of(*net, tokens_of(batch, 13, {2, 9}));

@@ -9,6 +9,7 @@
 #include "tests/stages/pipelines.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
+#include "trireme/zero.h"
 
 namespace trireme {
 namespace {
@@ -90,6 +91,28 @@ TEST(GatheredWeights, HaveTheBitsOfSharedOnes) {
                    config.pager.poison = true;
                  }});
   }
+}
+
+TEST(ShardedInit, HasTheBitsOfWholeConstruction) {
+  for (const bool tied : {false, true})
+    for (const int zero : {0, 3}) {
+      SCOPED_TRACE(str("tied ", tied, ", ZeRO ", zero));
+      Recipe recipe{.data = 2, .stages = 2, .tied = tied, .steps = 3, .configure = [&](Config& config) {
+                      config.pager.stage = zero;
+                    }};
+      const Outcome whole = train_in_stages(recipe);
+      recipe.sharded_init = true;
+      expect_close(whole, train_in_stages(recipe), 0);
+    }
+}
+
+TEST(ShardedInit, AnotherScopeIsRefused) {
+  run_ranks(2, [](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of({.stages = 2});
+    const zero::Init init(rank.world());
+    const std::string error = error_of<ConfigError>([&] { (void)trireme::initialize(rank.world(), module); });
+    EXPECT_NE(error.find("set PipelineModuleOptions::sharded_init"), std::string::npos) << error;
+  });
 }
 
 /// Trains with `stages`, from a checkpoint where one lies in `directory`, and saves there.

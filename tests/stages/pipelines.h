@@ -43,6 +43,7 @@ struct Recipe {
   bool tied = false;  ///< the last layer multiplies with the embedding's weight
   int steps = 10;
   int recomputed_layers = 0;
+  bool sharded_init = false;
   std::function<void(Config&)> configure = {};
   std::function<std::vector<LayerSpec>(std::vector<LayerSpec>)> change_layers = {};
 };
@@ -167,6 +168,7 @@ inline PipelineModule pipeline_of(const Recipe& recipe) {
   options.loss = [](const c10::IValue& outputs, const c10::IValue& labels) {
     return loss_of(outputs.toTensor(), labels.toTensor());
   };
+  if (recipe.sharded_init) options.sharded_init = {.smallest_bytes = 0, .live_bytes = 0};
   return {layers_of(recipe), options};
 }
 

@@ -51,6 +51,9 @@ class [[nodiscard]] Init {
   Init(const Init&) = delete;
   Init& operator=(const Init&) = delete;
 
+  /// Whether an enabled scope is open on this thread.
+  static bool is_open();
+
   /// Most bytes that whole tensors held at once on this rank.
   int64_t peak_live_bytes() const;
 

@@ -44,6 +44,8 @@ class PipelineEngine : private detail::PipelineStage, public Engine {
   }
   bool is_first_stage() const { return runner_.is_first_stage(); }
   bool is_last_stage() const { return runner_.is_last_stage(); }
+  /// This stage's parameters and buffers, under the names of the whole model.
+  const torch::nn::Module& module() const { return *model.module; }
   StageRunner& runner() { return runner_; }
   const Topology& topology() const { return grid.topology(); }
 

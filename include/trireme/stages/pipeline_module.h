@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/pager/init.h"
 #include "trireme/pipeline/schedule.h"
 #include "trireme/stages/stage_model.h"
 
@@ -131,6 +132,8 @@ struct PipelineModuleOptions {
   /// As pipeline::make_schedule() knows it, with so many chunks on each stage.
   std::string schedule = "1f1b";
   int chunks = 1;
+  /// Layers are made under a zero::Init with this policy, over the data-parallel ranks of their stage.
+  std::optional<zero::InitPolicy> sharded_init = {};
   bool dynamic_shape = false;  ///< activations may change their shapes from one micro-batch to the next
 };
 

@@ -250,6 +250,7 @@ void check(const InitPolicy& policy) {
 
 // glibc's settings are the process's, so the outermost scope of all threads makes and ends them.
 std::atomic<int> open_scopes{0};
+thread_local int open_here = 0;
 
 }  // namespace
 
@@ -259,6 +260,7 @@ Init::Init(Group& group, const InitPolicy& policy) {
   store_ = std::make_shared<Store>(group, policy);
   // Shards are many and small; freed whole tensors must go back to the system at once, or the heap keeps the peak:
   // glibc raises this threshold by itself as soon as a large block is freed, unless it was set.
+  ++open_here;
   if (open_scopes++ == 0) mallopt(M_MMAP_THRESHOLD, 64 << 10);
   pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor); },
                                          policy.dtype);
@@ -268,12 +270,15 @@ Init::Init(Group& group, const InitPolicy& policy) {
 Init::~Init() {
   if (!scope_) return;
   scope_.reset();
+  --open_here;
   if (--open_scopes > 0) return;
   // Where glibc's own adjustment ends up in a program that frees large blocks; training would map every activation anew
   // otherwise.
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
+
+bool Init::is_open() { return open_here > 0; }
 
 int64_t Init::peak_live_bytes() const { return store_ ? store_->peak_live_bytes : 0; }
 
