@@ -20,6 +20,7 @@ constexpr NumberRange kExtraCompute = {
     .min = 0, .max = 1.0 / 3, .words = "a share of a step's multiply-adds from 0 to 0.333"};
 constexpr NumberRange kShare = {.min = 0, .max = 1, .words = "a number from 0 to 1"};
 constexpr IntegerRange kStages = {.min = 0, .max = 3, .words = "an integer from 0 to 3"};
+constexpr IntegerRange kShardSize = {.min = -1, .words = "a number of ranks, or -1"};
 constexpr IntegerRange kPrintSteps = {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"};
 constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
 constexpr IntegerRange kKept = {.min = 0, .max = 1'000'000, .words = "a number of checkpoints from 0 (all) to 1000000"};
@@ -312,9 +313,24 @@ void add_zero(Table& table) {
   table.resolved("cpu_offload", flag(), nullptr, "–", "deprecated, warned of: `offload_optimizer` with device `cpu`");
   table.resolved("cpu_offload_param", flag(), nullptr, "–", "deprecated, warned of: `offload_param` with device `cpu`");
   table.resolved("cpu_offload_use_pin_memory", flag(), nullptr, "–", "deprecated, warned of, and without a meaning");
-  table.refused(zero, R"({"elastic_checkpoint": false, "legacy_stage1": false, "zero_hpz_partition_size": 1,
-      "zero_quantized_weights": false, "zero_quantized_nontrainable_weights": false, "zero_quantized_gradients": false,
-      "zeropp_loco_param": null, "mics_shard_size": -1, "mics_hierarchical_params_gather": false,
+  table.resolved(
+      "mics_shard_size", integer(kShardSize),
+      [](const Config& c) {
+        return c.degrees.replicas > 1 && !c.states_over_replicas ? int64_t{c.degrees.data / c.degrees.replicas} : -1;
+      },
+      "`-1`",
+      "neighbouring ranks that shard the model states together, at stages 1 to 3; others hold the same shards, and "
+      "gradients are summed over both (MiCS, FSDP's hybrid sharding). -1: all ranks");
+  table.resolved(
+      "zero_hpz_partition_size", integer(kPositive),
+      [](const Config& c) { return c.states_over_replicas ? int64_t{c.degrees.data / c.degrees.replicas} : 1; }, "`1`",
+      "stage 3: neighbouring ranks that shard weights together, so that gathers stay among them; gradients and "
+      "optimizer "
+      "states are sharded over all ranks (ZeRO++'s hpZ). 1: weights too are sharded over all");
+  table.refused(
+      zero,
+      R"({"elastic_checkpoint": false, "legacy_stage1": false, "zero_quantized_weights": false, "zero_quantized_nontrainable_weights": false, "zero_quantized_gradients": false,
+      "zeropp_loco_param": null, "mics_hierarchical_params_gather": false,
       "save_muon_momentum_buffer_in_memory": false, "zenflow": null})");
 }
 

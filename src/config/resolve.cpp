@@ -52,6 +52,34 @@ void take_recompute_as_text(Document& file) {
 
 // --- the grid ------------------------------------------------------------------------------------------------------
 
+/// The replicas that MiCS and hpZ make of the data-parallel ranks.
+void resolve_replicas(Document& file, Config& config) {
+  const std::string zero = "zero_optimization.";
+  const std::string mics = zero + "mics_shard_size", hpz = zero + "zero_hpz_partition_size";
+  const int64_t mics_size = file.integer_or(mics, -1, {.min = -1, .words = "a number of ranks, or -1"});
+  const int64_t hpz_size = file.integer_or(hpz, 1, kPositive);
+  if (mics_size < 1 && hpz_size == 1) return;
+  if (mics_size >= 1 && hpz_size > 1)
+    file.refuse(hpz, str("`", hpz, "` = ", hpz_size, " and `", mics, "` = ", mics_size, "; remove one of the two"));
+  const bool is_hpz = hpz_size > 1;
+  const std::string& key = is_hpz ? hpz : mics;
+  const int64_t size = is_hpz ? hpz_size : mics_size;
+  const int stage = config.pager.stage;
+  if (stage < (is_hpz ? 3 : 1))
+    file.refuse(key, str("`", key, "` = ", size, " at ZeRO stage ", stage, "; set `zero_optimization.stage` to ",
+                         is_hpz ? "3" : "1, 2 or 3", ", or remove the key"));
+  Degrees& degrees = config.degrees;
+  if (degrees.data % size != 0)
+    file.refuse(key, str("`", key, "` = ", size, " does not divide the ", degrees.data,
+                         " data-parallel ranks; choose a divisor, or another number of ranks"));
+  const auto replicas = static_cast<int>(degrees.data / size);
+  if (degrees.replicas != 1 && degrees.replicas != replicas)
+    file.refuse(key, str("`", key, "` = ", size, " makes ", replicas, " replicas, and the program has ",
+                         degrees.replicas, "; remove the key, or let them agree"));
+  degrees.replicas = replicas;
+  config.states_over_replicas = is_hpz && replicas > 1;
+}
+
 /// The degrees of the program; the data degree is the world over the others.
 void resolve_degrees(Document& file, Config& config, int world_size) {
   Degrees& degrees = config.degrees;
@@ -72,6 +100,7 @@ void resolve_degrees(Document& file, Config& config, int world_size) {
                     " must divide the ", world_size,
                     " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
   degrees.data = static_cast<int>(world_size / model);
+  resolve_replicas(file, config);
   if (degrees.data % degrees.expert != 0 || degrees.data % degrees.replicas != 0)
     file.refuse("", str("degrees: expert ", degrees.expert, " and replicas ", degrees.replicas,
                         " must each divide the data degree, ", degrees.data, "; choose others"));

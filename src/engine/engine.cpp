@@ -44,11 +44,8 @@ Config resolve(const InitializeOptions& options, int world_size) {
 
 /// The ranks are laid out as the configuration has it.
 void check_degrees(const Degrees& degrees, const std::vector<Axis>& topology) {
-  const std::pair<const char*, int> others[] = {{"pipe", degrees.pipe},
-                                                {"tensor", degrees.tensor},
-                                                {"sequence", degrees.sequence},
-                                                {"expert", degrees.expert},
-                                                {"replicas", degrees.replicas}};
+  const std::pair<const char*, int> others[] = {
+      {"pipe", degrees.pipe}, {"tensor", degrees.tensor}, {"sequence", degrees.sequence}, {"expert", degrees.expert}};
   for (const auto& [name, degree] : others) {
     const auto axis = std::find_if(topology.begin(), topology.end(), [&](const Axis& it) { return it.name == name; });
     const int size = axis == topology.end() ? 1 : axis->size;
@@ -165,7 +162,7 @@ Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const Init
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
-  pager_ = std::make_unique<Pager>(group_, std::move(tensors.parameters), policy);
+  pager_ = std::make_unique<Pager>(group_, make_meshes(), std::move(tensors.parameters), policy);
   give_back_freed_memory();  // the whole model's; malloc would keep it
   buffers_ = std::make_unique<Buffers>(group_, pager_->device(), [list = list_of_buffers(module, options), parameters] {
     return present_buffers(list(), parameters);
@@ -199,6 +196,21 @@ Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const Init
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ = std::make_unique<ForwardChecks>(group_, *pager_, *buffers_, config_.precision, knows_micro_batch);
   if (model_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
+}
+
+/// Neighbouring ranks hold the shards of one replica.
+std::vector<ShardMesh> Engine::make_meshes() {
+  const int replicas = config_.degrees.replicas;
+  if (replicas == 1) return {{.shards = group_}};
+  const int size = group_.size() / replicas;
+  std::vector<std::vector<int>> shards(replicas), same(size);
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    shards[rank / size].push_back(rank);
+    same[rank % size].push_back(rank);
+  }
+  shards_ = group_.split(shards, "shards");
+  replicas_ = group_.split(same, "replicas");
+  return {{.shards = *shards_, .replicas = replicas_.get(), .states_over_replicas = config_.states_over_replicas}};
 }
 
 Engine::~Engine() = default;

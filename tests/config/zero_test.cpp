@@ -107,8 +107,6 @@ TEST(Zero, RefusesWhatIsNotThereYet) {
   EXPECT_EQ(
       zero_refusal("\"zero_quantized_weights\": true"),
       not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
-  EXPECT_EQ(zero_refusal("\"zero_hpz_partition_size\": 8").code, ErrorCode::kUnsupported);
-  EXPECT_EQ(zero_refusal("\"mics_shard_size\": 4").code, ErrorCode::kUnsupported);
   EXPECT_EQ(zero_refusal("\"zenflow\": {}"), not_there("`zero_optimization.zenflow` = {} is not there yet; remove it"));
 }
 

@@ -55,6 +55,9 @@ struct PipelineConfig {
 struct Config {
   Degrees degrees;  ///< pipe * tensor * sequence * data == world size, always
   PipelineConfig pipeline;
+  /// Beside Degrees::replicas: weights are sharded within a replica, gradients and optimizer states over all
+  /// data-parallel ranks (ZeRO++'s hpZ).
+  bool states_over_replicas = false;
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
   std::optional<OptimizerOptions> optimizer;

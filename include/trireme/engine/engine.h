@@ -186,6 +186,7 @@ class Engine {
   void publish_all(ClosedWindow& window);
   StateTree state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values = {});
   StateTree saved_state(bool with_frozen);
+  std::vector<ShardMesh> make_meshes();
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
                    const LoadCheckpointOptions& options);
@@ -194,6 +195,8 @@ class Engine {
   std::unique_ptr<Group> device_group_, device_model_group_;  ///< null where the caller's serve the module's device
   Group& group_;                                              ///< over which data is parallel
   Group& model_;                                              ///< of all ranks that step together, `group_` or more
+  std::unique_ptr<Group> shards_,
+      replicas_;                      ///< of `group_`, that hold the other shards and the same ones; null: one replica
   Group* stages_;                     ///< ranks that hold the other stages of this one's model; null: there are none
   const std::vector<Axis> topology_;  ///< of `model_`
   size_t first_parameter_ = 0;        ///< in the list of the whole model's

@@ -1,0 +1,126 @@
+// Hybrid sharding by configuration: MiCS (FSDP's HYBRID_SHARD) and ZeRO++'s hpZ on four ranks, two by two.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/parity/cases.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/temporary_folder.h"
+#include "trireme/base/error.h"
+#include "trireme/base/json.h"
+#include "trireme/engine/engine.h"
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+constexpr int kHybridRanks = 4, kHybridSteps = 5;
+
+Config hybrid_config(int stage, const char* key, int size, const char* gather = "auto", int ranks = kHybridRanks) {
+  Json json = {{"train_micro_batch_size_per_gpu", 1},
+               {"gradient_accumulation_steps", 2},
+               {"gradient_clipping", 0.5},
+               {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 2e-3}, {"weight_decay", 0.05}}}}},
+               {"zero_optimization", {{"stage", stage}}},
+               {"trireme", {{"gather", gather}, {"merge_below_bytes", 0}}}};
+  if (key != nullptr) json["zero_optimization"][key] = size;
+  return config_from_json(json, ranks);
+}
+
+struct HybridOutcome {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> weights;
+  int64_t owned = 0;  ///< elements that rank 0 updates
+};
+
+/// Steps [begin, end); from the checkpoint in `folder` where `begin` is not 0, and saved there.
+HybridOutcome train_sharded(const Config& config, int begin = 0, int end = kHybridSteps,
+                            const std::filesystem::path& folder = {}, int ranks = kHybridRanks) {
+  HybridOutcome outcome;
+  run_ranks(ranks, [&](Rank& rank) {
+    at::set_num_threads(1);
+    const TrainedModel model = make_llama();
+    Engine engine(rank.world(), *model.module, {.config = config});
+    if (begin > 0) engine.load_checkpoint(folder);
+    for (int step = begin; step < end; ++step)
+      for (int micro = 0; micro < 2; ++micro) {
+        const int64_t round = 2 * step + micro;
+        const at::Tensor loss = engine.backward(model.loss({round * ranks + rank.id(), round}));
+        engine.step();
+        if (rank.id() == 0) outcome.losses.push_back(loss.item<double>());
+      }
+    if (!folder.empty()) engine.save_checkpoint(folder);
+    int64_t owned = 0;
+    for (const OwnedSlice& slice : engine.pager().owned()) owned += slice.weights.numel();
+    engine.destroy();
+    if (rank.id() == 0) outcome.weights = parameters_of(*model.module);
+    if (rank.id() == 0) outcome.owned = owned;
+  });
+  return outcome;
+}
+
+void expect_same_training(const HybridOutcome& got, const HybridOutcome& expected) {
+  ASSERT_EQ(got.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < got.losses.size(); ++i) EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-6);
+  for (const auto& [name, weight] : expected.weights)
+    EXPECT_TRUE(got.weights.at(name).allclose(weight, 1e-5, 1e-5)) << name;
+}
+
+TEST(HybridSharding, TrainsAsShardingOverAllRanks) {
+  for (const char* gather : {"shared", "copy"}) {
+    const HybridOutcome expected = train_sharded(hybrid_config(3, nullptr, 0, gather));
+    for (int stage = 1; stage <= 3; ++stage) {
+      SCOPED_TRACE(str(gather, ", mics, ZeRO ", stage));
+      expect_same_training(train_sharded(hybrid_config(stage, "mics_shard_size", 2, gather)), expected);
+    }
+    expect_same_training(train_sharded(hybrid_config(3, "zero_hpz_partition_size", 2, gather)), expected);
+  }
+}
+
+TEST(HybridSharding, HoldsTheShareOfTheStates) {
+  const int64_t all = train_sharded(hybrid_config(0, nullptr, 0)).owned;
+  const auto share = [&](const char* key) {
+    return static_cast<double>(train_sharded(hybrid_config(3, key, 2)).owned) / static_cast<double>(all);
+  };
+  EXPECT_NEAR(share("mics_shard_size"), 1.0 / 2, 0.05);
+  EXPECT_NEAR(share("zero_hpz_partition_size"), 1.0 / 4, 0.05);
+}
+
+TEST(HybridSharding, CheckpointsAtAnyOtherSharding) {
+  const HybridOutcome expected = train_sharded(hybrid_config(3, nullptr, 0));
+  for (const char* key : {"mics_shard_size", "zero_hpz_partition_size"}) {
+    const TemporaryFolder folder;
+    HybridOutcome outcome = train_sharded(hybrid_config(3, key, 2), 0, 2, folder.path());
+    const HybridOutcome middle = train_sharded(hybrid_config(2, nullptr, 0), 2, 3, folder.path());
+    const HybridOutcome end = train_sharded(hybrid_config(3, key, 2), 3, kHybridSteps, folder.path());
+    for (const HybridOutcome* part : {&middle, &end})
+      outcome.losses.insert(outcome.losses.end(), part->losses.begin(), part->losses.end());
+    outcome.weights = end.weights;
+    expect_same_training(outcome, expected);
+  }
+}
+
+TEST(HybridSharding, IsRefusedWhereItMeansNothing) {
+  const auto refusal = [](int stage, const char* key, int size) -> std::string {
+    try {
+      (void)hybrid_config(stage, key, size);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(
+      refusal(3, "mics_shard_size", 3),
+      "<json>: `zero_optimization.mics_shard_size` = 3 does not divide the 4 data-parallel ranks; choose a divisor, "
+      "or another number of ranks");
+  EXPECT_EQ(refusal(0, "mics_shard_size", 2),
+            "<json>: `zero_optimization.mics_shard_size` = 2 at ZeRO stage 0; set `zero_optimization.stage` to 1, 2 or "
+            "3, or remove the key");
+  EXPECT_EQ(refusal(2, "zero_hpz_partition_size", 2),
+            "<json>: `zero_optimization.zero_hpz_partition_size` = 2 at ZeRO stage 2; set `zero_optimization.stage` to "
+            "3, or remove the key");
+}
+
+}  // namespace
+}  // namespace trireme
