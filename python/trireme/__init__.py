@@ -54,12 +54,17 @@ def _check_arguments(model, training_data):
     if not isinstance(model, torch.nn.Module):
         fix = f"; make one, {model.__name__}(…)" if isinstance(model, type) else "; put several into one torch.nn.Module"
         raise errors.ConfigError(f"initialize: model is {model!r:.60}; expected a torch.nn.Module{fix}")
-    pipe = sys.modules.get("trireme.pipe")
-    if pipe is not None and isinstance(model, pipe.PipelineModule) and model.num_stages > 1:
-        raise errors.UnsupportedError(f"initialize: model is a PipelineModule of {model.num_stages} stages, which no Python engine trains yet; use num_stages=1")
     if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
         raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
                                  "could share it; make a DataLoader of this rank's part yourself")
+
+
+def _engine_of(model):
+    """The class of engine that trains `model`."""
+    layers = sys.modules.get("trireme.runtime.pipe.module")  # which a program that has a PipelineModule has imported
+    if layers is None or not isinstance(model, layers.PipelineModule):
+        return DeepSpeedEngine
+    return importlib.import_module(".runtime.pipe.engine", __name__).PipelineEngine
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,
@@ -68,11 +73,11 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                mpu: Any = None, dist_init_required: bool | None = None, collate_fn: Callable[..., Any] | None = None,
                config: _Config = None, mesh_param: Any = None, config_params: _Config = None,
                ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
-    """Makes `model`, any torch.nn.Module, trainable over the ranks of the job. Collective.
+    """Makes `model`, any torch.nn.Module, trainable over the ranks of the job; a PipelineModule in stages (PipelineEngine). Collective.
 
     optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the configuration's.
     model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require grad.
-    training_data     a dataset: the third value returned is a DataLoader over this rank's part of it.
+    training_data     a dataset: the third value returned is a DataLoader over this rank's part of it; train_batch() of a pipeline takes it.
     lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
     config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
 
@@ -88,9 +93,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     config = _choose(config if config is not None else config_params, args)
     comm.init_distributed(dist_init_required=dist_init_required, distributed_port=distributed_port)
     with _earlier_engines.thawed(model):
-        engine = DeepSpeedEngine(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
+        engine = _engine_of(model)(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
     if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
+        engine.take_training_data(training_data, collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 

@@ -52,22 +52,22 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             logger.info("initialize: lr_scheduler is used, not the configuration's scheduler section")
         steps_itself = client is not None and native["optimizer"] is None
         if native.get("optimizer") is not None:
-            native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"])
+            native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"], self.over_stages)
         self._add_leaves(native)
         text = json.dumps({k: v for k, v in native.items() if v is not None})
         self.frozen_parameters = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
         try:
-            read = core.Config(text, self.world.size, origin)
+            read = core.Config(text, self.world.size, origin, self.world.size // self.dp_world_size)
             resolved = json.loads(read.text)
             agreement.check(self.world, resolved)
-            core.check_models(self.world, model, read)
-            is_sharded = self.world.size > 1 and resolved["zero_optimization"]["stage"] > 0
+            self._check_models(read)
+            is_sharded = self.dp_world_size > 1 and resolved["zero_optimization"]["stage"] > 0
             self.client_steps = ClientOptimizer(client, model, is_sharded) if steps_itself else None
             # A scheduler that refuses the program's optimizer says so before the model is changed.
             own_schedule = schedules.make_client_schedule(lr_scheduler, client) if client is not None else None
             earlier_engines.end(self.world, model)
             self._move_to_device()
-            self.core = core.Engine(self.world, model, read, others, self.client_steps and self.client_steps.make, output)
+            self.core = self._make_core(read, others, self.client_steps and self.client_steps.make, output)
         except Exception:
             self._thaw()
             raise
@@ -94,6 +94,16 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
         self.loaded_checkpoint_dp_world_size = None
 
+    def _check_models(self, read):
+        core.check_models(self.world, self.module, read)
+
+    def _make_core(self, read, groups, make_client, output):
+        return core.Engine(self.world, self.module, read, groups, make_client, output)
+
+    def over_stages(self, value):
+        """`value` of each stage of a pipeline: without one, [value]. Collective over the stages."""
+        return [value]
+
     def _move_to_device(self):
         """What a program has left on the host trains on this rank's GPU where there is one, as with DeepSpeed."""
         device = local_device()
@@ -109,16 +119,16 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         if not is_given:
             optimizer = optimizers.of_torch(self._given.get("optimizer"))
         if optimizer is None:
-            return optimizers.group_parameters(self.module, model_parameters), None
+            return optimizers.group_parameters(self.module, model_parameters, self.over_stages), None
         if not optimizers.is_optimizer(optimizer):
             if not callable(optimizer):
                 raise ConfigError(f"optimizer: {type(optimizer).__name__} is neither a torch.optim.Optimizer nor a callable that makes one")
-            optimizer = optimizers.made_by(optimizer, optimizers.group_parameters(self.module, model_parameters))
+            optimizer = optimizers.made_by(optimizer, optimizers.group_parameters(self.module, model_parameters, self.over_stages))
             if not optimizers.is_optimizer(optimizer):
                 raise ConfigError(f"optimizer: the callable gave {optimizer!r:.60}; expected a torch.optim.Optimizer")
         if is_given and self._given.get("optimizer") is not None:
             logger.info("initialize: the optimizer object is used, not the configuration's optimizer section")
-        groups = optimizers.group_parameters(self.module, optimizer.param_groups)
+        groups = optimizers.group_parameters(self.module, optimizer.param_groups, self.over_stages)
         if Beginnings(optimizer, {p for group in groups for p in group["params"]}).has_stepped:
             logger.warning("initialize: the optimizer has states already, which are dropped; load them with load_checkpoint()")
         return groups, optimizer
@@ -205,10 +215,17 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         if self._schedule_wants and self.core.is_gradient_accumulation_boundary():
             schedules.check_arguments(self.client_lr_scheduler, self._schedule_wants, lr_kwargs)
         changes = self.optimizer.changes() if self.optimizer is not None else []
-        with self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext():
+        with self._stepping():
             has_ended_window, applied = self.core.step(changes)
-        if not has_ended_window:
-            return
+        if has_ended_window:
+            self._follow_step(applied, lr_kwargs)
+
+    def _stepping(self):
+        """While it lasts, the program's optimizer steps where the library does."""
+        return self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext()
+
+    def _follow_step(self, applied, lr_kwargs=None):
+        """After a step: optimizer and schedule go on. `applied`: whether the weights changed; None: a device has not told."""
         if applied is None and self.client_lr_scheduler is not None:
             applied = self.core.was_step_applied()
         if applied is not False:
@@ -301,6 +318,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.world.size)
+    _dp_rank = property(lambda self: self.world.rank)
     mp_world_size = property(lambda self: 1)
     device = property(lambda self: torch.device(self.core.device), doc="Where the parameters are.")
     config = property(lambda self: self._given)
@@ -345,10 +363,14 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     def deepspeed_io(self, dataset, batch_size=None, route="train", pin_memory=True, data_sampler=None, collate_fn=None, num_local_io_workers=None):
         """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled; with `route` "eval" or "predict" all, in order."""
         if data_sampler is None and route == "train":
-            data_sampler = torch.utils.data.DistributedSampler(dataset, self.world.size, self.world.rank)
+            data_sampler = torch.utils.data.DistributedSampler(dataset, self.dp_world_size, self._dp_rank)
         return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,
                                            collate_fn=collate_fn, num_workers=num_local_io_workers or 0,
                                            pin_memory=pin_memory and self.device.type != "cpu")
+
+    def take_training_data(self, dataset, collate_fn):
+        """initialize()'s training_data: `training_dataloader` is its DataLoader from here on."""
+        self.training_dataloader = self.deepspeed_io(dataset, collate_fn=collate_fn)
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
         """Compiles the module's forward() by torch.compile(), once. Raises UnsupportedError: a schedule, compiled autograd."""

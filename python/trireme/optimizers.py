@@ -59,6 +59,15 @@ def _is_trained(group):
     return any(p.requires_grad for p in group["params"])
 
 
+def _groups_trained(groups, over_stages):
+    """Whether any stage trains a parameter of each group. Raises ConfigError: stages with different numbers of groups."""
+    flags = over_stages([_is_trained(group) for group in groups])
+    if len({len(each) for each in flags}) > 1:
+        raise ConfigError(f"the stages of the pipeline have {', '.join(str(len(each)) for each in flags)} parameter groups; give every stage as "
+                          "many, in one order, and leave those empty that have no parameter on a stage")
+    return [any(of_group) for of_group in zip(*flags)]
+
+
 def _named(model):
     names = {}
     for name, parameter in model.named_parameters():
@@ -87,16 +96,17 @@ def _as_groups(parameters):
     return groups
 
 
-def group_parameters(model, model_parameters):
-    """Parameter groups (dicts with "params" and hyperparameters of their own), without those that are empty or frozen.
+def group_parameters(model, model_parameters, over_stages):
+    """Parameter groups (dicts with "params" and hyperparameters of their own), without those that are empty or frozen on every stage.
 
+    over_stages  collects a value of each stage, as DeepSpeedEngine.over_stages().
     Raises  ConfigError: a tensor that is not a parameter of the model, or stands twice (an AssertionError in DeepSpeed).
     """
     names = _named(model)
     groups = _as_groups(model_parameters)
     if groups is None:
         groups = [{"params": list(names)}]
-    if not any(group["params"] for group in groups):
+    if not any(over_stages(any(group["params"] for group in groups))):
         raise ConfigError("model_parameters holds no parameter: is it a generator that was used up? Pass list(model.parameters())")
     seen = set()
     for index, group in enumerate(groups):
@@ -108,21 +118,23 @@ def group_parameters(model, model_parameters):
                 raise ConfigError(f"parameter group {index}: '{names[parameter]}' is in two groups; leave it in one")
             seen.add(parameter)
     groups = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups]
-    return [group for group in groups if group["params"]]
+    return [group for group, is_trained in zip(groups, _groups_trained(groups, over_stages)) if is_trained]
 
 
 def _own(group, index=0):
     return {key: _checked(f"param_groups[{index}]", key, group[key]) for key in _SHARED if key in group}
 
 
-def native_groups(model, groups, section):
-    """(the optimizer section with group 0's hyperparameters, groups 1 and up), as the library wants them: what no group names is in
-    group 0. What a group does not say is the section's."""
+def native_groups(model, groups, section, over_stages):
+    """(the optimizer section with group 0's hyperparameters, groups 1 and up), as the library wants them: of all stages, and what no
+    group names is in group 0. What a group does not say is the section's."""
     if not isinstance(section, dict) or not isinstance(section.get("params") or {}, dict):
         return section, []  # refused by name where it is read
     names, params = _named(model), dict(section.get("params") or {})
     shared = {key: value for key, value in params.items() if key in _SHARED}
-    others = [{"names": [names[p] for p in group["params"]], **shared, **_own(group, index)} for index, group in enumerate(groups[1:], 1)]
+    named = zip(*over_stages([[names[p] for p in group["params"]] for group in groups[1:]]))
+    others = [{"names": list(dict.fromkeys(itertools.chain(*of_stages))), **shared, **_own(group, index)}
+              for index, (group, of_stages) in enumerate(zip(groups[1:], named), 1)]
     return {**section, "params": {**params, **(_own(groups[0]) if groups else {})}}, others
 
 
@@ -170,7 +182,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         groups = self._present_groups()
         counts = itertools.count()
         # The engine's group of each of the program's; a frozen one has none.
-        self._numbers = [next(counts) if self._steps_itself or _is_trained(group) else None for group in groups]
+        self._numbers = [next(counts) if self._steps_itself or is_trained else None for is_trained in _groups_trained(groups, engine.over_stages)]
         self._fixed = [_fixed_options(group) for group in groups]
         self._last = [None] * len(groups)
         self._frozen = [p for group in groups for p in group["params"] if not p.requires_grad]

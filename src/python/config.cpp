@@ -20,10 +20,10 @@ void bind_config(py::module_& module) {
       py::arg("text"),
       "Whether JSON text has the keys of Accelerate, of its files or of its FullyShardedDataParallelPlugin.");
   py::class_<Config>(module, "Config", "trireme::Config, read from JSON text. Raises as read_config.")
-      .def(py::init([](const std::string& text, int world_size, const std::string& origin) {
-             return config_from_json(parse_hjson(text, origin), world_size, {}, origin);
+      .def(py::init([](const std::string& text, int world_size, const std::string& origin, int pipe) {
+             return config_from_json(parse_hjson(text, origin), world_size, {.pipe = pipe}, origin);
            }),
-           py::arg("text"), py::arg("world_size"), py::arg("origin"))
+           py::arg("text"), py::arg("world_size"), py::arg("origin"), py::arg("pipe") = 1)
       .def_property_readonly("text", &to_text, "Every option, spelled out, as JSON text.");
 }
 

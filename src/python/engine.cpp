@@ -35,24 +35,9 @@ ParameterGroup parameter_group(const py::dict& group) {
 std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& world, const py::object& module,
                                           const Config& config, const std::vector<py::dict>& groups,
                                           const py::object& make_client, const std::string& output) {
-  InitializeOptions options;
-  options.config = config;
-  for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
-  if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
-  options.output = output;
-  options.present_buffers = [held = shared(module)] {
-    const py::gil_scoped_acquire gil;
-    return persistent_buffers(*held);
-  };
+  const InitializeOptions options = options_of(module, config, groups, make_client, output);
   const auto mirror = mirror_of(module);
-  const py::gil_scoped_release no_gil;
-  // Its end waits for a save in the background, whose thread may want the lock, for a message or to look for signals.
-  return {new ModuleEngine(world, mirror, options), [](ModuleEngine* engine) {
-            if (engine->is_forked()) return;  // its threads are not there to be waited for
-            std::optional<py::gil_scoped_release> released;
-            if (PyGILState_Check()) released.emplace();
-            delete engine;
-          }};
+  return share_engine([&] { return new ModuleEngine(world, mirror, options); });
 }
 
 py::dict as_dict(const OptimizerOptions& options) {
@@ -266,6 +251,20 @@ void check_models(const WorldHandle& world, const py::object& module, const Conf
 }
 
 }  // namespace
+
+InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
+                             const py::object& make_client, const std::string& output) {
+  InitializeOptions options;
+  options.config = config;
+  for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
+  if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
+  options.output = output;
+  options.present_buffers = [held = shared(module)] {
+    const py::gil_scoped_acquire gil;
+    return persistent_buffers(*held);
+  };
+  return options;
+}
 
 void bind_engine(py::module_& module) {
   bind_scopes(module);

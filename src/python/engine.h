@@ -2,18 +2,28 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "python/world.h"
+#include "trireme/comm/grid.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme::python {
 
 /// Keeps what an Engine needs to outlive it.
-class ModuleEngine final : public Engine {
+class ModuleEngine : public Engine {
  public:
   ModuleEngine(std::shared_ptr<WorldHandle> world, std::shared_ptr<torch::nn::Module> mirror,
                const InitializeOptions& options)
       : Engine(group_of(*world), *mirror, options), world_(std::move(world)), mirror_(std::move(mirror)) {}
+  /// For one stage of a model; `grid`, of that world, outlives this.
+  ModuleEngine(std::shared_ptr<WorldHandle> world, const Grid& grid, std::shared_ptr<torch::nn::Module> mirror,
+               const InitializeOptions& options)
+      : Engine(grid, *mirror, options), world_(std::move(world)), mirror_(std::move(mirror)) {}
 
   using Engine::begin_forward;
   using Engine::explain_forward;
@@ -24,5 +34,23 @@ class ModuleEngine final : public Engine {
   const std::shared_ptr<WorldHandle> world_;
   const std::shared_ptr<torch::nn::Module> mirror_;
 };
+
+/// The options of an engine over `module` by what Python gives. Requires the GIL.
+InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
+                             const py::object& make_client, const std::string& output);
+
+/// Makes an engine, without the GIL, that can be let go by threads that hold it.
+template <class Make>
+auto share_engine(Make make) {
+  const py::gil_scoped_release no_gil;
+  using MadeEngine = std::remove_pointer_t<decltype(make())>;
+  // Its end waits for a save in the background, whose thread may want the lock, for a message or to look for signals.
+  return std::shared_ptr<MadeEngine>(make(), [](MadeEngine* engine) {
+    if (engine->is_forked()) return;  // its threads are not there to be waited for
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check()) released.emplace();
+    delete engine;
+  });
+}
 
 }  // namespace trireme::python

@@ -22,6 +22,7 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_topology(module);
   trireme::python::bind_pipeline(module);
   trireme::python::bind_engine(module);
+  trireme::python::bind_pipeline_engine(module);
   trireme::python::bind_zero(module);
   trireme::python::bind_checkpoint(module);
 }

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/device/device.h"
 
 namespace trireme::python {
@@ -67,6 +68,12 @@ void bind_world(py::module_& module) {
             group_of(self).broadcast(tensor, root).wait();
           },
           py::arg("tensor"), py::arg("root") = 0, WithoutGil(), "In place; contiguous.")
+      .def(
+          "gather",
+          [](const WorldHandle& self, const std::string& text) {
+            return gather_or_throw(group_of(self), [&] { return text; });
+          },
+          py::arg("text"), WithoutGil(), "The texts of all ranks, by rank.")
       .def(
           "abort", [](const WorldHandle& self, const std::string& reason) { group_of(self).abort(reason); },
           py::arg("reason"), WithoutGil(), "Peers' next waits raise PeerLostError with this reason.")

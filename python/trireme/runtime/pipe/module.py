@@ -136,7 +136,7 @@ class PipelineModule(nn.Module):
     activation_checkpoint_interval  so many layers at a time keep their inputs alone and are computed again in backward; 0: none.
     activation_checkpoint_func      that does it: func(function, inputs), of a tuple func(function, *inputs).
     checkpointable_layers           names of the classes that are; None: all that have parameters.
-    dynamic_shape                   accepted: shapes may always change.
+    dynamic_shape                   shapes of activations may change from one micro-batch to the next.
     profile_input                   what the first layer takes, for partition_method="profile".
 
     Parameters of layer i are called "i.weight" and so on, wherever they live; those of tied layers by the first of these layers.
@@ -178,6 +178,8 @@ class PipelineModule(nn.Module):
             self.forward_funcs.append(self._build(layers, index))
         self.tied_stages = {key: sorted({self.stage_owner(index) for index, layer in enumerate(layers)
                                          if isinstance(layer, TiedLayerSpec) and layer.key == key}) for key in self._first_tied}
+        # In the order of the whole model, so that stages exchange them in one order.
+        self.tied_modules = {key: self.tied_modules[key] for key in self._first_tied if key in self.tied_modules}
         self._synchronize_tied_weights()
 
     @staticmethod
@@ -321,6 +323,8 @@ class PipelineModule(nn.Module):
                 ranks, group = self._tie_group(key)
                 for tensor in (*module.parameters(), *module.buffers()):
                     dist.broadcast(tensor.detach(), ranks[0], group=group)
+                for part in module.modules() if self.stage_id != self.tied_stages[key][0] else ():
+                    part._non_persistent_buffers_set.update(part._buffers)  # checkpoints have them once, of the owner  # pylint: disable=protected-access
 
     def tied_parameters(self):
         """{name of a parameter of this stage: the stages that have a copy}, where there are several; the first of them owns it."""

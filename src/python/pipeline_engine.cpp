@@ -1,0 +1,228 @@
+// The engine of one stage of a Python PipelineModule.
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/custom_class.h>
+
+#include <exception>
+#include <map>
+#include <optional>
+
+#include "python/engine.h"
+#include "python/module_mirror.h"
+#include "trireme/base/error.h"
+#include "trireme/stages/stage_runner.h"
+
+namespace trireme::python {
+namespace {
+
+/// A value that stays on its rank, as the Python object that it is.
+struct HeldObject final : torch::CustomClassHolder {
+  explicit HeldObject(std::shared_ptr<py::object> held) : object(std::move(held)) {}
+  const std::shared_ptr<py::object> object;
+};
+c10::IValue held(py::object object) {
+  return c10::IValue::make_capsule(c10::make_intrusive<HeldObject>(shared(std::move(object))));
+}
+
+/// A value that may travel to another stage. Requires the GIL.
+c10::IValue to_value(const py::handle& object) {
+  PyObject* const raw = object.ptr();
+  if (object.is_none()) return {};
+  if (THPVariable_Check(raw)) return THPVariable_Unpack(raw);
+  if (PyBool_Check(raw)) return raw == Py_True;
+  if (PyLong_Check(raw)) return object.cast<int64_t>();
+  if (PyFloat_Check(raw)) return object.cast<double>();
+  if (PyUnicode_Check(raw)) return object.cast<std::string>();
+  if (PyTuple_CheckExact(raw)) {
+    std::vector<c10::IValue> elements;
+    for (const py::handle element : object) elements.push_back(to_value(element));
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  if (PyList_CheckExact(raw)) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const py::handle element : object) list.push_back(to_value(element));
+    return list;
+  }
+  if (PyDict_CheckExact(raw)) {
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    for (const auto& [key, element] : py::reinterpret_borrow<py::dict>(object)) {
+      if (!PyUnicode_Check(key.ptr()) && !PyLong_CheckExact(key.ptr()))
+        throw ShapeError(str("a dictionary between layers has the key ", py::repr(key).cast<std::string>(),
+                             "; use texts or integers as keys"));
+      dict.insert(to_value(key), to_value(element));
+    }
+    return dict;
+  }
+  throw ShapeError(str("a value between layers is a ", py::type::handle_of(object).attr("__name__").cast<std::string>(),
+                       "; hand on tensors, None, numbers, texts, and tuples, lists or dictionaries of these"));
+}
+
+/// The reverse of to_value() and held().
+py::object to_python(const c10::IValue& value) {
+  if (value.isCapsule()) return *c10::static_intrusive_pointer_cast<HeldObject>(value.toCapsule())->object;
+  if (value.isTensor()) return py::cast(value.toTensor());
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isString()) return py::str(value.toStringRef());
+  if (value.isTuple()) {
+    const auto& elements = value.toTupleRef().elements();
+    py::tuple tuple(elements.size());
+    for (size_t i = 0; i < elements.size(); ++i) tuple[i] = to_python(elements[i]);
+    return tuple;
+  }
+  if (value.isList()) {
+    py::list list;
+    for (const c10::IValue& element : value.toListRef()) list.append(to_python(element));
+    return list;
+  }
+  if (value.isGenericDict()) {
+    py::dict dict;
+    for (const auto& entry : value.toGenericDict()) dict[to_python(entry.key())] = to_python(entry.value());
+    return dict;
+  }
+  return py::none();
+}
+
+/// {name of a tied parameter: the stages that have it, its owner first}, the same on every rank.
+using TiedStages = std::map<std::string, std::vector<int>>;
+
+std::vector<Tie> ties_of(const TiedStages& tied, const torch::nn::Module& mirror, int stage) {
+  const auto parameters = mirror.named_parameters();
+  std::vector<Tie> ties;
+  for (const auto& [name, stages] : tied) {
+    Tie& tie = ties.emplace_back(Tie{.name = name, .parts = stages, .parameters = {}});
+    for (const int each : stages) tie.parameters.push_back(each == stage ? parameters[name] : at::Tensor());
+  }
+  return ties;
+}
+
+StageModel model_of(const py::object& module, const py::function& loss, const TiedStages& tied,
+                    const Topology& topology, int rank) {
+  StageModel model;
+  model.module = mirror_of(module);
+  const int stage = topology.position_of(rank, "pipe");
+  const bool is_last = stage == topology.size_of("pipe") - 1;
+  model.parts = {[compute = shared(module), is_last](const c10::IValue& input) {
+    const py::gil_scoped_acquire gil;
+    py::object output = (*compute)(to_python(input));
+    return is_last ? held(std::move(output)) : to_value(output);
+  }};
+  model.loss = [compute = shared(loss)](const c10::IValue& outputs, const c10::IValue& labels) {
+    const py::gil_scoped_acquire gil;
+    const py::object value = (*compute)(to_python(outputs), to_python(labels));
+    return THPVariable_Check(value.ptr()) ? THPVariable_Unpack(value.ptr()) : at::Tensor();
+  };
+  model.ties = ties_of(tied, *model.module, stage);
+  return model;
+}
+
+/// Outlives the engine that is made over it.
+struct OwnGrid {
+  Grid grid;
+};
+
+/// An engine over one stage, and the runner of its schedule.
+class StageEngine final : private OwnGrid, public ModuleEngine {
+ public:
+  StageEngine(const std::shared_ptr<WorldHandle>& world, const Topology& topology, const StageModel& model,
+              const InitializeOptions& options, bool has_dynamic_shapes)
+      : OwnGrid{Grid(group_of(*world), topology)},
+        ModuleEngine(world, grid, model.module, options),
+        runner(*this, grid, model, {.dynamic_shapes = has_dynamic_shapes}) {}
+
+  StageRunner runner;
+};
+
+std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle>& world, const Topology& topology,
+                                               const py::object& module, const Config& config,
+                                               const std::vector<py::dict>& groups, const py::object& make_client,
+                                               const std::string& output, const py::function& loss,
+                                               const TiedStages& tied, bool has_dynamic_shapes) {
+  const StageModel model = model_of(module, loss, tied, topology, world->world.rank);
+  InitializeOptions options = options_of(module, config, groups, make_client, output);
+  options.unmanaged = names_of_copies(model);
+  return share_engine([&] { return new StageEngine(world, topology, model, options, has_dynamic_shapes); });
+}
+
+/// Micro-batches of a Python function that returns (inputs, labels), or None at the end of the data.
+class PythonData {
+ public:
+  explicit PythonData(const py::function& next) : next_(next) {}
+
+  /// Calls `run` with the micro-batches, without the GIL. Where the function raised, so does this; the other ranks
+  /// get its text.
+  template <class Run>
+  auto feed(Run run) {
+    const py::gil_scoped_release no_gil;
+    try {
+      return run([this] { return load(); });
+    } catch (const Error&) {
+      if (raised_) std::rethrow_exception(raised_);
+      throw;
+    }
+  }
+
+ private:
+  std::optional<MicroBatch> load() {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object batch = next_();
+      if (batch.is_none()) return std::nullopt;
+      const auto [inputs, labels] = batch.cast<std::pair<py::object, py::object>>();
+      return MicroBatch{.inputs = to_value(inputs), .labels = held(labels)};
+    } catch (const py::error_already_set& error) {
+      raised_ = std::current_exception();
+      throw DataError(error.what());
+    }
+  }
+
+  const py::function& next_;
+  std::exception_ptr raised_;
+};
+
+py::tuple eval_batch(StageEngine& self, const py::function& next, std::optional<int64_t> micro_batches,
+                     bool computes_loss, bool returns_outputs) {
+  const EvalResult result = PythonData(next).feed([&](const MicroBatches& data) {
+    return self.runner.eval_batch(
+        data, {.micro_batches = micro_batches, .computes_loss = computes_loss, .returns_outputs = returns_outputs});
+  });
+  py::list outputs;
+  for (const c10::IValue& output : result.outputs) outputs.append(to_python(output));
+  return py::make_tuple(result.loss.defined() ? py::cast(result.loss) : py::none(), outputs);
+}
+
+void set_schedule(StageEngine& self, const py::function& make) {
+  self.runner.set_schedule([make = shared(make)](int stages, int micro_batches) {
+    const py::gil_scoped_acquire gil;
+    return (*make)(stages, micro_batches).cast<pipeline::Schedule>();
+  });
+}
+
+}  // namespace
+
+void bind_pipeline_engine(py::module_& module) {
+  py::class_<StageEngine, ModuleEngine, std::shared_ptr<StageEngine>>(
+      module, "StageEngine", py::multiple_inheritance(),
+      "trireme::Engine and StageRunner of the stage that a Python PipelineModule has here.")
+      .def(py::init(&make_stage_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("config"),
+           py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("loss"), py::arg("tied"),
+           py::arg("dynamic_shapes"))
+      .def(
+          "train_batch",
+          [](StageEngine& self, const py::function& next) {
+            return PythonData(next).feed([&](const MicroBatches& data) { return self.runner.train_batch(data); });
+          },
+          py::arg("next"))
+      .def("eval_batch", &eval_batch, py::arg("next"), py::arg("micro_batches"), py::arg("computes_loss"),
+           py::arg("returns_outputs"), "(mean loss or None, outputs by micro-batch).")
+      .def(
+          "follow_owners", [](StageEngine& self) { self.runner.follow_owners(); }, WithoutGil())
+      .def("reset_activation_shape", [](StageEngine& self) { self.runner.reset_activation_shape(); })
+      .def("set_schedule", &set_schedule, py::arg("make"))
+      .def_property_readonly("instructions",
+                             [](const StageEngine& self) { return self.runner.counters().instructions; })
+      .def_property_readonly("peak_buffers",
+                             [](const StageEngine& self) { return self.runner.counters().peak_buffers; });
+}
+
+}  // namespace trireme::python
