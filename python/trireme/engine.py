@@ -319,6 +319,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.world.size)
     _dp_rank = property(lambda self: self.world.rank)
+    _drops_last = False  # micro-batch of a data set, where it is smaller
     mp_world_size = property(lambda self: 1)
     device = property(lambda self: torch.device(self.core.device), doc="Where the parameters are.")
     config = property(lambda self: self._given)
@@ -365,7 +366,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         if data_sampler is None and route == "train":
             data_sampler = torch.utils.data.DistributedSampler(dataset, self.dp_world_size, self._dp_rank)
         return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,
-                                           collate_fn=collate_fn, num_workers=num_local_io_workers or 0,
+                                           collate_fn=collate_fn, num_workers=num_local_io_workers or 0, drop_last=self._drops_last,
                                            pin_memory=pin_memory and self.device.type != "cpu")
 
     def take_training_data(self, dataset, collate_fn):

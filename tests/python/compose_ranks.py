@@ -110,6 +110,7 @@ class Feature:
     beside: typing.Callable | None = None
     accumulates_by_no_sync: bool = False
     scales: bool = False  # by torch.amp.GradScaler
+    in_stages: bool = False  # of a pipeline, one on each rank, so that only rank 0's data are used
     package: str = "torch"
 
 
@@ -120,6 +121,7 @@ FEATURES = {
     "DDP, process groups beside": Feature(beside=DistributedBeside),
     "no_sync": Feature(tolerance=ROUNDING, accumulates_by_no_sync=True),
     "torch.amp.GradScaler": Feature(scales=True),
+    "PipelineModule": Feature(tolerance=None, in_stages=True),
     "torch.utils.checkpoint": Feature(net=lambda net: setattr(net, "checkpoints", True) or net),
 }
 
@@ -155,6 +157,7 @@ def trainable(net):
 
 def in_plain_pytorch(feature, size):
     """One process with the data of all ranks."""
+    size = 1 if feature.in_stages else size
     net, losses = make_net(feature), []
     make = feature.optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=RATE))
     optimizer = make(trainable(net))
@@ -167,7 +170,24 @@ def in_plain_pytorch(feature, size):
                 losses += [loss.item()] if rank == 0 else []
         nn.utils.clip_grad_norm_(trainable(net), CLIP)
         optimizer.step()
+    if feature.in_stages:  # which tell the mean of a step
+        losses = [sum(losses[at:at + ACCUMULATION]) / ACCUMULATION for at in range(0, len(losses), ACCUMULATION)]
     return Outcome(losses, {name: p.detach().clone() for name, p in net.named_parameters()})
+
+
+def in_stages(net, config, size):
+    """Of a PipelineEngine, with rank 0's data."""
+    names = ["", "first", "blocks.0", "blocks.1", "last"]
+    layers = [lambda x: x.to(net.first.weight.dtype), net.first, *net.blocks, net.last]
+    module = trireme.PipelineModule(layers, num_stages=size, partition_method="uniform", loss_fn=lambda found, y: nn.functional.mse_loss(found.float(), y))
+    engine, *_ = trireme.initialize(model=module, config=config)
+    data = (batch(number, 0, 1) for number in range(STEPS * ACCUMULATION))
+    losses = [engine.train_batch(data).item() for _ in range(STEPS)]
+    with trireme.zero.GatheredParameters(list(module.parameters())):
+        own = {f"{names[int(name.partition('.')[0])]}.{name.partition('.')[2]}": p.float().tolist() for name, p in module.named_parameters()}
+    weights = {name: torch.tensor(values) for text in engine.world.gather(json.dumps(own)) for name, values in json.loads(text).items()}
+    engine.destroy()
+    return Outcome(losses, weights)
 
 
 def with_engine(feature, setting, rank, size):
@@ -177,6 +197,8 @@ def with_engine(feature, setting, rank, size):
               **SETTINGS[setting].config}
     if feature.optimizer is None:
         config["optimizer"] = {"type": "AdamW", "params": {"lr": RATE, "weight_decay": 1e-2}}
+    if feature.in_stages:
+        return in_stages(net, config, size)
     engine, *_ = trireme.initialize(model=net, optimizer=feature.optimizer and feature.optimizer(trainable(net)), config=config)
     beside = feature.beside() if feature.beside else None
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if feature.scales else None

@@ -36,6 +36,11 @@ class Examples(Case):
         self.assertLess(losses[-1], losses[0])
         self.assertTrue((self.folder / "merged/model.safetensors").exists())
 
+    def test_pipeline(self):
+        losses = self.losses("pipeline.py", "40")
+        self.assertLess(losses[-1], 0.5 * losses[0])
+        self.assertTrue((self.folder / "checkpoints/latest").exists())
+
     def test_none_is_long(self):
         for path in EXAMPLES.glob("*.py"):
             self.assertLessEqual(len(path.read_text().splitlines()), 60, path.name)

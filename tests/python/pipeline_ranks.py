@@ -15,9 +15,12 @@ import trireme
 from torch import nn
 from trireme.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from trireme.runtime.pipe import schedule as schedules
+from trireme.runtime.pipe.topology import PipeDataParallelTopology
 
-STEPS, MICRO_BATCHES, WIDTH, WORDS = 4, 4, 8, 11
+STEPS, MICRO_BATCHES, WIDTH, WORDS = 3, 4, 8, 11
 LAYOUTS = {1: ("whole",), 2: ("whole", 2), 4: (2, 4)}  # by the number of ranks; those that stages do not take are data parallel
+# The last layout of each number of ranks, without data parallelism, saves checkpoints. From which ranks' one a layout resumes:
+SAVED_BY = {(1, "whole"): 1, (2, "whole"): 2, (2, 2): 1, (4, 2): 4, (4, 4): 2}
 
 
 class Block(nn.Module):
@@ -148,10 +151,10 @@ class Whole(nn.Module):
 
 
 def train(case, stages, folder, name):
-    """The outcome of one training, whose first two steps become the checkpoint folder/name; one that resumes has the other steps alone."""
-    whole = stages == "whole"
+    """The outcome of one training. One that resumes has the last steps alone."""
+    whole, size = stages == "whole", trireme.comm.world().size
     torch.manual_seed(0)
-    topology = trireme.runtime.pipe.topology.PipeDataParallelTopology(1 if whole else stages, trireme.comm.world().size // (1 if whole else stages))
+    topology = PipeDataParallelTopology(1, size) if whole else PipeDataParallelTopology(stages, size // stages)
     module = PipelineModule(layers_of(case.is_tied), topology=topology, loss_fn=loss_of, seed_layers=True, partition_method="uniform",
                             activation_checkpoint_interval=case.recomputed)
     config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": MICRO_BATCHES, "gradient_clipping": 0.5, "steps_per_print": 0,
@@ -162,7 +165,7 @@ def train(case, stages, folder, name):
     engine, *_ = trireme.initialize(model=model, optimizer=case.optimizer and case.optimizer(model), lr_scheduler=case.scheduler, config=config)
     step = 0
     if case.resumes_from:
-        path, state = engine.load_checkpoint(f"{folder}/{case.resumes_from}")
+        path, state = engine.load_checkpoint(f"{folder}/{case.resumes_from} on {SAVED_BY[size, stages]}")
         assert path.endswith("global_step2") and state == {"step": 2}, (path, state)
         step = state["step"]
     if case.schedule and not whole:
@@ -182,8 +185,8 @@ def train(case, stages, folder, name):
         else:
             loss = engine.train_batch(data)
         losses.append(loss.item())
-        if step == 1 and any(other.resumes_from == name for other in CASES.values()):
-            engine.save_checkpoint(f"{folder}/{name}", client_state={"step": 2})
+        if step == 1 and stages == LAYOUTS[size][-1] and any(other.resumes_from == name for other in CASES.values()):
+            engine.save_checkpoint(f"{folder}/{name} on {size}", client_state={"step": 2})
     outcome = {"losses": losses, "weights": digests(engine, model)}
     engine.destroy()
     return outcome
@@ -205,12 +208,7 @@ def digests(engine, model):
 def main():
     trireme.init_distributed()
     world = trireme.comm.world()
-    outcomes = {}
-    for name, case in CASES.items():
-        outcomes[name] = {}
-        for stages in LAYOUTS[world.size]:
-            # Checkpoints of each layout go their own way; those of 4 ranks come from fewer.
-            outcomes[name][stages] = train(case, stages, sys.argv[1], name)
+    outcomes = {name: {stages: train(case, stages, sys.argv[1], name) for stages in LAYOUTS[world.size]} for name, case in CASES.items()}
     if world.rank == 0:
         print(json.dumps(outcomes))
 

@@ -2,7 +2,6 @@
 import json
 
 import torch
-import torch.distributed as dist
 from torch.utils import _pytree
 
 from ..._native import core
@@ -10,6 +9,7 @@ from ...engine import DeepSpeedEngine
 from ...errors import ConfigError, PipelineError, StateError, UnsupportedError
 from ...missing import names_of
 from ...utils.programs import RepeatingLoader
+from .module import sum_over
 from .schedule import PipeSchedule
 
 __getattr__ = names_of(__name__)
@@ -42,6 +42,7 @@ class PipelineEngine(DeepSpeedEngine):
     stage_id = property(lambda self: self.grid.stage_id)
     dp_world_size = property(lambda self: self.grid.data_parallel_size)
     _dp_rank = property(lambda self: self.grid.data_parallel_id)
+    _drops_last = property(lambda self: not self.module.dynamic_shape)
     is_pipe_parallel = property(lambda self: self.num_stages > 1)
     is_data_parallel = property(lambda self: self.dp_world_size > 1)
     micro_batches = property(lambda self: self.gradient_accumulation_steps(), doc="Of a step, on each data-parallel rank.")
@@ -151,7 +152,7 @@ class PipelineEngine(DeepSpeedEngine):
         def mean(*tensors):
             total = torch.stack(tensors).mean(0)
             if self.is_data_parallel:
-                dist.all_reduce(total, group=self.grid.get_data_parallel_group())
+                sum_over(total, self.grid.dp_group)
             return total / self.dp_world_size
 
         return _pytree.tree_map(mean, outputs[0], *outputs[1:])

@@ -123,6 +123,30 @@ def _profile_layer(function, parameters, inputs, repeats=3):
     return LayerProfile(min(seconds[1:]), _bytes_of(parameters), _bytes_of(activations)), outputs
 
 
+# Messages on the world's group: torch gives groups that only some ranks make names by which later ones would wait for ever.
+
+
+def _send_from_first(tensor, ranks):
+    """The first rank's values become those of all `ranks`. Collective over them."""
+    if dist.get_rank() == ranks[0]:
+        for other in ranks[1:]:
+            dist.send(tensor, other)
+    else:
+        dist.recv(tensor, ranks[0])
+
+
+def sum_over(tensor, ranks):
+    """Sums over `ranks`, in their order, in place. Collective over them."""
+    if dist.get_rank() == ranks[0]:
+        received = torch.empty_like(tensor)
+        for other in ranks[1:]:
+            dist.recv(received, other)
+            tensor += received
+    else:
+        dist.send(tensor, ranks[0])
+    _send_from_first(tensor, ranks)
+
+
 class PipelineModule(nn.Module):
     """The layers of this rank's stage: forward() is `for layer in layers: inputs = layer(inputs)`.
 
@@ -312,18 +336,19 @@ class PipelineModule(nn.Module):
         self.add_module(str(index), module)
         return module
 
-    def _tie_group(self, key):
-        ranks = [self._grid.stage_to_global(stage) for stage in self.tied_stages[key]]
-        return ranks, self._grid.group_of(ranks)
+    def _copies(self):
+        """(module, the ranks of this pipeline that have a copy of it), in one order on every stage."""
+        for key, module in self.tied_modules.items():
+            if len(self.tied_stages[key]) > 1:
+                yield module, [self._grid.stage_to_global(stage) for stage in self.tied_stages[key]]
 
     def _synchronize_tied_weights(self):
         """Copies begin with the values of the first stage that has one."""
-        for key, module in self.tied_modules.items():
-            if len(self.tied_stages[key]) > 1:
-                ranks, group = self._tie_group(key)
-                for tensor in (*module.parameters(), *module.buffers()):
-                    dist.broadcast(tensor.detach(), ranks[0], group=group)
-                for part in module.modules() if self.stage_id != self.tied_stages[key][0] else ():
+        for module, ranks in self._copies():
+            for tensor in (*module.parameters(), *module.buffers()):
+                _send_from_first(tensor.detach(), ranks)
+            if self._grid.global_rank != ranks[0]:
+                for part in module.modules():
                     part._non_persistent_buffers_set.update(part._buffers)  # checkpoints have them once, of the owner  # pylint: disable=protected-access
 
     def tied_parameters(self):
@@ -333,14 +358,12 @@ class PipelineModule(nn.Module):
 
     def allreduce_tied_weight_gradients(self):
         """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself. Collective."""
-        for key, module in self.tied_modules.items():
-            if len(self.tied_stages[key]) > 1:
-                _, group = self._tie_group(key)
-                for parameter in module.parameters():
-                    if parameter.requires_grad:
-                        if parameter.grad is None:
-                            parameter.grad = torch.zeros_like(parameter)
-                        dist.all_reduce(parameter.grad, group=group)
+        for module, ranks in self._copies():
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    sum_over(parameter.grad, ranks)
 
     # --- forward ---
 

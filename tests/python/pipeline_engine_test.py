@@ -1,0 +1,254 @@
+"""Engines of pipelines: the same bits as without stages, DeepSpeed's methods, checkpoints, and what is left when a stage ends."""
+import json
+import pathlib
+import tempfile
+import unittest
+
+import harness
+from harness import Case, main
+
+_RANKS = pathlib.Path(__file__).with_name("pipeline_ranks.py")
+
+
+class SameBits(unittest.TestCase):
+    """pipeline_ranks.py on 1, 2 and 4 ranks. `outcomes` are by case and (ranks, layout)."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.outcomes = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for ranks in (1, 2, 4):
+                status, out, err = harness.launch(ranks, [_RANKS, folder])
+                if status:
+                    raise AssertionError(f"exit status {status}\n{out[-6000:]}\n{err[-6000:]}")
+                for name, by_layout in json.loads(out.splitlines()[-1]).items():
+                    cls.outcomes.setdefault(name, {}).update({(ranks, layout): outcome for layout, outcome in by_layout.items()})
+
+    def assert_stages_change_nothing(self, names):
+        for name in names:
+            found = self.outcomes[name]
+            for whole, staged in (((1, "whole"), (2, "2")), ((1, "whole"), (4, "4")), ((2, "whole"), (4, "2"))):
+                with self.subTest(case=name, ranks=staged[0], stages=staged[1]):
+                    self.assertEqual(found[staged], found[whole])
+
+    def names(self, beginning):
+        return [name for name in self.outcomes if name.startswith(beginning)]
+
+    def test_at_every_zero_stage(self):
+        self.assertEqual(len(self.names("ZeRO")), 5)
+        self.assert_stages_change_nothing(self.names("ZeRO"))
+
+    def test_with_tied_weights_under_deterministic(self):
+        self.assertEqual(len(self.names("tied")), 4)
+        self.assert_stages_change_nothing(self.names("tied"))
+
+    def test_in_16_bits(self):
+        self.assert_stages_change_nothing(("bf16", "fp16"))
+
+    def test_with_layers_that_are_computed_again(self):
+        self.assert_stages_change_nothing(("recomputed",))
+        self.assertEqual(self.outcomes["recomputed"], self.outcomes["ZeRO 3"])
+
+    def test_under_other_schedules_and_one_of_the_programs_own(self):
+        self.assert_stages_change_nothing(("gpipe", "zb-h1", "own schedule"))
+
+    def test_with_parameter_groups_optimizers_and_schedulers_of_the_program(self):
+        names = ("parameter groups", "client optimizer", "scheduler")
+        self.assert_stages_change_nothing(names)
+        losses = [self.outcomes[name][4, "4"]["losses"][-1] for name in (*names, "ZeRO 2")]
+        self.assertEqual(len(set(losses)), len(losses), losses)
+
+    def test_from_checkpoints_of_another_number_of_stages(self):
+        self.assert_stages_change_nothing(self.names("resumed"))
+        for resumed, whole in (("resumed", "ZeRO 2"), ("resumed, tied", "tied, ZeRO 3")):
+            for layout in ((1, "whole"), (2, "2"), (4, "4")):
+                one, other = self.outcomes[resumed][layout], self.outcomes[whole][layout]
+                self.assertEqual((one["losses"], one["weights"]), (other["losses"][2:], other["weights"]), layout)
+
+
+_BEGIN = """
+import collections, json, torch, trireme as deepspeed
+from torch import nn
+from deepspeed.pipe import LayerSpec, PipelineModule
+from deepspeed.errors import DataError
+deepspeed.init_distributed()
+def make(layers=None, loss_fn=nn.functional.mse_loss, **options):
+    torch.manual_seed(0)
+    layers = layers or [LayerSpec(nn.Linear, 3, 3, bias=False), LayerSpec(nn.Linear, 3, 3, bias=False)]
+    net = deepspeed.PipelineModule(layers, num_stages=2, loss_fn=loss_fn, seed_layers=True, partition_method="uniform")
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "optimizer": {"type": "Adam"}}
+    return deepspeed.initialize(model=net, config=config, **options)
+def batches(count, rows=2):
+    for number in range(count):
+        yield torch.full((rows, 3), number + 1.0), torch.zeros(rows, 3)
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+"""
+
+
+# What each rank leaves in told[name] is that test's.
+_METHODS = _BEGIN + """
+told = {}
+engine, *_ = make()
+two_chunks = lambda stages, micro_batches: deepspeed.pipe.make_schedule("interleaved", stages, micro_batches, 2)
+told["refused"] = [[raised(call) for call in (lambda: engine(torch.ones(2, 3)), lambda: engine.backward(torch.ones(())), lambda: engine.step(),
+                                              lambda: engine.optimizer.step(), lambda: engine.no_sync())],
+                   raised(lambda: engine.train_batch()), raised(lambda: engine.train_batch([1])), raised(lambda: engine.set_schedule(two_chunks)),
+                   raised(lambda: engine.set_schedule("1f2b")), raised(lambda: engine.set_schedule(3)),
+                   raised(lambda: engine.eval_batch(iter([]), reduce_output="sum"))]
+told["place"] = [isinstance(engine.optimizer, torch.optim.Optimizer), engine.is_first_stage(), engine.is_last_stage(), engine.grid.get_stage_id(),
+                 engine.num_stages, engine.micro_batches, engine.dp_world_size, engine.train_batch_size(), type(engine).__name__,
+                 isinstance(engine, deepspeed.DeepSpeedEngine)]
+
+data = list(zip(torch.arange(15.0).reshape(5, 3), torch.zeros(5, 3)))
+engine, _, loader, _ = make(training_data=data)
+engine.set_batch_fn(lambda batch: (2 * batch[0], batch[1]))
+again = [engine.train_batch().item() for _ in range(3)]  # 6 micro-batches of 2 from 5 samples, the last of which is dropped
+engine.set_batch_fn(None)
+other = raised(lambda: engine.train_batch(iter([torch.ones(2, 3)] * 2)))
+engine.set_dataloader([{"x": torch.ones(2, 3), "y": torch.zeros(2, 3)}] * 2)
+engine.set_batch_fn(lambda batch: (batch["x"], batch["y"]))
+dicts = engine.train_batch().item()
+engine.set_batch_fn(None)
+before = [p.clone() for p in engine.module.parameters()]
+ended = raised(lambda: engine.train_batch(batches(1)))
+def broken():
+    yield next(batches(1))
+    if engine.is_first_stage(): raise KeyError("lost")
+    yield next(batches(1))
+failed = raised(lambda: engine.train_batch(broken()))
+is_unchanged = all(torch.equal(a, b) for a, b in zip(before, engine.module.parameters()))
+engine.train_batch(batches(2))
+told["batches"] = [len(loader), len(set(again)), other, ended, failed, is_unchanged, dicts]
+
+engine, *_ = make(loss_fn=lambda outputs, labels: (outputs - labels).abs().sum())
+plain = lambda value: value.tolist() if isinstance(value, torch.Tensor) else [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+told["evaluation"] = [plain(engine.eval_batch(batches(4), **options)) for options in (
+    {}, {"bcast_loss": False}, {"num_micro_batches": 1}, {"reduce_output": None}, {"return_logits": True}, {"compute_loss": False},
+    {"compute_loss": False, "reduce_output": None})]
+engine.set_dataiterator(batches(2))
+engine.eval_batch(batches(2))
+engine.train_batch()  # its own data are still there
+
+engine, *_ = make()
+engine.train_batch(batches(2))
+engine.reset_activation_shape()
+wide = engine.train_batch(batches(2, rows=5)).item()
+odd, *_ = make([LayerSpec(nn.Linear, 3, 3), lambda x: collections.OrderedDict(a=x), lambda x: x["a"], LayerSpec(nn.Linear, 3, 3)])
+told["shapes"] = [wide, raised(lambda: odd.train_batch(batches(2)))]  # the last one: no message passes any more
+with open(f"{folder}/{deepspeed.comm.world().rank}", "w") as file: json.dump(told, file)
+"""
+
+
+class Methods(Case):
+    """DeepSpeed's methods of an engine of two stages: one run of _METHODS for all tests."""
+
+    told = None  # by rank
+
+    def of_ranks(self, name):
+        if Methods.told is None:
+            status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", self.write("methods.py", f"folder = {str(self.folder)!r}" + _METHODS)])
+            self.assertEqual(status, 0, out + err)
+            Methods.told = [json.loads((self.folder / str(rank)).read_text()) for rank in (0, 1)]
+        return [told[name] for told in Methods.told]
+
+    def test_what_only_train_batch_does_is_refused(self):
+        for refusals, none, no_iterator, chunks, unknown, number, reduction in self.of_ranks("refused"):
+            for error, text in refusals:
+                self.assertEqual((error, text.partition(": ")[2]), ("PipelineError", "Only train_batch() is accessible in pipeline mode."))
+            self.assertIn("there are no batches; pass data_iter, or training_data= to initialize(), or call set_dataloader()", none[1])
+            self.assertEqual(no_iterator, ["ConfigError", "set_dataiterator: list is no iterator; pass iter() of it"])
+            self.assertIn("it needs as many chunks, placed alike", chunks[1])
+            self.assertIn("'1f2b' is no schedule; use one of 1f1b", unknown[1])
+            self.assertIn("3 is no schedule; use a name", number[1])
+            self.assertEqual(reduction, ["UnsupportedError", "eval_batch: reduce_output='sum' is not there; use \"avg\" or None"])
+
+    def test_an_engine_knows_its_place(self):
+        for rank, found in enumerate(self.of_ranks("place")):
+            self.assertEqual(found, [True, rank == 0, rank == 1, rank, 2, 2, 1, 4, "PipelineEngine", True])
+
+    def test_batches_come_from_wherever_the_program_has_them(self):
+        for rank, (micro_batches, losses, other, ended, failed, is_unchanged, dicts) in enumerate(self.of_ranks("batches")):
+            self.assertEqual((micro_batches, losses, is_unchanged), (2, 3, True))
+            self.assertIn("a batch is a Tensor; expected (inputs, labels), which set_batch_fn() can make of it", other[1])
+            self.assertEqual(ended[0], "DataError")
+            self.assertIn("the data ended after 1 of 2 micro-batches", ended[1])
+            self.assertEqual(failed[0], "KeyError" if rank == 0 else "DataError")
+            self.assertIn("lost", failed[1])
+            self.assertGreater(dicts, 0)
+
+    def test_an_evaluation_has_every_argument_of_deepspeeds(self):
+        first, last = self.of_ranks("evaluation")
+        mean, alone, one, each, logits, outputs, every = last
+        self.assertEqual(first, [mean, None, one, None, [mean, None], None, None])
+        self.assertEqual((alone, one, logits), (mean, each[0], [mean, every[1]]))
+        self.assert_close([mean], [sum(each) / 2], 1e-6)
+        self.assert_close(every[1][0], [2 * value for value in every[0][0]])
+        self.assert_close(outputs[0], [(a + b) / 2 for a, b in zip(every[0][0], every[1][0])])
+
+    def test_shapes_change_when_the_program_says_so_and_foreign_values_are_refused(self):
+        (wide, refused), (other_wide, ended) = self.of_ranks("shapes")
+        self.assertEqual(wide, other_wide)
+        self.assertEqual(refused, ["ShapeError", "a value between layers is a OrderedDict; hand on tensors, None, numbers, texts, and tuples, lists or "
+                                                 "dictionaries of these"])
+        self.assertEqual(ended[0], "PeerLostError")
+        self.assertIn("train_batch failed in stage 0, ForwardPass, micro-batch 0: a value between layers is a OrderedDict", ended[1])
+
+
+# Stage 1 has a fault in the second backward pass of the second step; stage 0 says what it met, even when the launcher wants it to end.
+_FAULT = _BEGIN + """
+import os, signal, sys, time
+class Fault(torch.autograd.Function):
+    @staticmethod
+    def forward(context, inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        Fault.calls += 1
+        if Fault.calls == 4:
+            os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "is killed" else time.sleep(60)
+        return gradient
+Fault.calls = 0
+signal.signal(signal.SIGTERM, signal.SIG_IGN if os.environ["RANK"] == "0" else signal.SIG_DFL)
+engine, *_ = make([LayerSpec(nn.Linear, 3, 3), LayerSpec(nn.Linear, 3, 3), Fault.apply, LayerSpec(nn.Linear, 3, 3)])
+try:
+    for step in range(3):
+        began = time.time()
+        engine.train_batch(batches(2))
+except deepspeed.errors.CommError as error:
+    with open(sys.argv[1] + "/said", "w") as file:
+        json.dump([type(error).__name__, str(error), time.time() - began], file)
+    raise
+"""
+
+
+class Faults(Case):
+    def fault(self, kind):
+        script = self.write("fault.py", _FAULT)
+        status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script, self.folder, kind], environment={"TRIREME_TIMEOUT_S": "3"}, timeout_s=60)
+        self.assertNotEqual(status, 0)
+        said = self.folder / "said"
+        self.assertTrue(said.exists(), f"stage 0 met no error\n{out}\n{err}")
+        return json.loads(said.read_text())
+
+    def test_a_stage_that_is_killed_is_named_with_its_instruction_and_micro_batch(self):
+        kind, text, seconds = self.fault("is killed")
+        self.assertEqual(kind, "PeerLostError")
+        self.assertIn("stage 0, RecvGrad, micro-batch 1", text)
+        self.assertRegex(text, "rank 1 .*died")
+        self.assertLess(seconds, 2)
+
+    def test_a_stage_that_hangs_is_named_after_the_timeout(self):
+        kind, text, seconds = self.fault("hangs")
+        self.assertEqual(kind, "CommTimeoutError")
+        self.assertIn("stage 0, RecvGrad, micro-batch 1", text)
+        self.assertIn("rank 1", text)
+        self.assertLess(seconds, 6)
+
+
+if __name__ == "__main__":
+    main()
