@@ -179,7 +179,8 @@ def in_stages(net, config, size):
     """Of a PipelineEngine, with rank 0's data."""
     names = ["", "first", "blocks.0", "blocks.1", "last"]
     layers = [lambda x: x.to(net.first.weight.dtype), net.first, *net.blocks, net.last]
-    module = trireme.PipelineModule(layers, num_stages=size, partition_method="uniform", loss_fn=lambda found, y: nn.functional.mse_loss(found.float(), y))
+    loss_fn = lambda found, y: nn.functional.mse_loss(found.float(), y)
+    module = trireme.PipelineModule(layers, num_stages=size, partition_method="uniform", loss_fn=loss_fn)
     engine, *_ = trireme.initialize(model=module, config=config)
     data = (batch(number, 0, 1) for number in range(STEPS * ACCUMULATION))
     losses = [engine.train_batch(data).item() for _ in range(STEPS)]

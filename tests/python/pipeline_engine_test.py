@@ -150,7 +150,8 @@ class Methods(Case):
 
     def of_ranks(self, name):
         if Methods.told is None:
-            status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", self.write("methods.py", f"folder = {str(self.folder)!r}" + _METHODS)])
+            script = self.write("methods.py", f"folder = {str(self.folder)!r}" + _METHODS)
+            status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script])
             self.assertEqual(status, 0, out + err)
             Methods.told = [json.loads((self.folder / str(rank)).read_text()) for rank in (0, 1)]
         return [told[name] for told in Methods.told]
@@ -229,7 +230,8 @@ except deepspeed.errors.CommError as error:
 class Faults(Case):
     def fault(self, kind):
         script = self.write("fault.py", _FAULT)
-        status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script, self.folder, kind], environment={"TRIREME_TIMEOUT_S": "3"}, timeout_s=60)
+        status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script, self.folder, kind],
+                                          environment={"TRIREME_TIMEOUT_S": "3"}, timeout_s=60)
         self.assertNotEqual(status, 0)
         said = self.folder / "said"
         self.assertTrue(said.exists(), f"stage 0 met no error\n{out}\n{err}")

@@ -348,8 +348,8 @@ class PipelineModule(nn.Module):
             for tensor in (*module.parameters(), *module.buffers()):
                 _send_from_first(tensor.detach(), ranks)
             if self._grid.global_rank != ranks[0]:
-                for part in module.modules():
-                    part._non_persistent_buffers_set.update(part._buffers)  # checkpoints have them once, of the owner  # pylint: disable=protected-access
+                for part in module.modules():  # checkpoints have the owner's buffers alone
+                    part._non_persistent_buffers_set.update(part._buffers)  # pylint: disable=protected-access
 
     def tied_parameters(self):
         """{name of a parameter of this stage: the stages that have a copy}, where there are several; the first of them owns it."""
