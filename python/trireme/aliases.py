@@ -13,6 +13,7 @@ _LONGER = {
     "accelerator.real_accelerator": "accelerator",
     "checkpoint.utils": "checkpoint",
     "comm.comm": "comm",
+    "compile.passes.sp_compile": "autosp",
     "constants": "comm",
     "git_version_info_installed": "git_version_info",
     "ops.adagrad.cpu_adagrad": "ops.adagrad",

@@ -7,7 +7,7 @@ import numbers
 import torch
 from torch.utils import _pytree
 
-from . import agreement, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, zero
+from . import agreement, autosp, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, zero
 from ._native import core
 from .accelerator import local_device
 from .client_optimizer import ClientOptimizer
@@ -16,6 +16,7 @@ from .errors import ConfigError, Error, ShapeError, StateError, UnsupportedError
 from .model_files import ModelFiles
 from .optimizer_copy import Beginnings, fill
 from .settings import EngineSettings
+from .utils import groups as groups_of_ranks
 from .utils.leaf_modules import set_z3_leaf_module
 from .utils.logging import logger
 
@@ -77,6 +78,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         for parameter in model.parameters():
             zero.number(model, "", parameter)
         self._resolved = json.loads(self.core.config)
+        self._sequence_size = self._resolved["sequence_parallel_size"]
+        groups_of_ranks.set_sequence_size(self._sequence_size)
         if torch_section is not None:
             self._resolved["scheduler"] = torch_section
         has_optimizer = client is not None or native.get("optimizer") is not None
@@ -184,6 +187,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
             tensors = [value for value in _pytree.tree_leaves((inputs, kwargs)) if isinstance(value, torch.Tensor)]
             if tensors:
                 self.core.look_at(tensors[0])
+            if self._sequence_size > 1:
+                if self.is_compiled:
+                    raise UnsupportedError("forward: the module is compiled by torch.compile(), which hides attention from sequence parallelism; "
+                                           "leave it eager, or set sequence_parallel_size to 1")
+                inputs, kwargs = autosp.cut(self.core, self.module, inputs, kwargs)
             if self._casts_inputs:
                 cast = lambda value: scope.input(value) if isinstance(value, torch.Tensor) else value
                 inputs, kwargs = _pytree.tree_map(cast, (inputs, kwargs))
@@ -193,6 +201,16 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
                 if type(error) is RuntimeError:  # libtorch's, not one of ours
                     self.core.explain_forward(str(error), [tensor.dtype for tensor in tensors])
                 raise
+
+    def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1):
+        """This rank's tokens of a batch that its sequence group has whole, as keyword arguments of forward().
+
+        The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not cut.
+        Raises  ShapeError: fewer than two tokens for some rank.
+        """
+        names = ("input_ids", "labels", "position_ids", "attention_mask")
+        parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)
+        return {name: part for name, part in zip(names, parts) if part is not None}
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
         """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at stages 2, 3.
@@ -317,8 +335,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     global_rank = property(lambda self: self.world.rank)
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
-    dp_world_size = property(lambda self: self.world.size)
-    _dp_rank = property(lambda self: self.world.rank)
+    dp_world_size = property(lambda self: self.core.data_size, doc="Ranks, or groups of ranks, that take different samples.")
+    seq_dp_world_size = property(lambda self: self.world.size, doc="Ranks over which ZeRO shards.")
+    sequence_parallel_size = property(lambda self: self._sequence_size, doc="Ranks that share samples.")
+    seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())
+    _dp_rank = property(lambda self: self.core.data_rank)
     _drops_last = False  # micro-batch of a data set, where it is smaller
     mp_world_size = property(lambda self: 1)
     device = property(lambda self: torch.device(self.core.device), doc="Where the parameters are.")
@@ -374,10 +395,12 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         self.training_dataloader = self.deepspeed_io(dataset, collate_fn=collate_fn)
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
-        """Compiles the module's forward() by torch.compile(), once. Raises UnsupportedError: a schedule, compiled autograd."""
+        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples are cut over ranks. Raises UnsupportedError: a schedule, compiled autograd."""
         if schedule is not None or compiled_autograd_enabled:
             raise UnsupportedError("compile(schedule=…, compiled_autograd_enabled=…) is not there yet; leave it out")
-        if not self.is_compiled:
+        if self._sequence_size > 1:
+            logger.info("compile: sequence parallelism works on the operators of an eager model, which is left so")
+        elif not self.is_compiled:
             self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     is_compiled = property(lambda self: self.module._compiled_call_impl is not None)  # pylint: disable=protected-access

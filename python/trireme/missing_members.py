@@ -18,10 +18,10 @@ _INSTEAD = {
     "there is no curriculum, sampling by difficulty or random layer-token drop": """
         data_efficiency_config data_sampling_config random_ltd_config random_ltd_initialize random_ltd_scheduler
         set_custom_curriculum_learning_schedule""",
-    "all ranks are one data-parallel group: torch.distributed.group.WORLD, or the functions of trireme.utils.groups": """
+    "the groups of ranks are functions of trireme.utils.groups": """
         all_to_all_group checkpoint_mp_rank data_parallel_group dist_backend expert_data_parallel_group
         expert_parallel_group loaded_checkpoint_mp_world_size local_all_to_all_group mesh_device mpu
-        pipeline_parallelism seq_data_parallel_group seq_dp_world_size seq_parallel_group sequence_parallel_size
+        pipeline_parallelism seq_data_parallel_group
         tensor_parallel_config use_ds_comm""",
     "the library reduces gradients by itself; engine.no_sync() and engine.coalesce_grad_reduction() say when": """
         all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_no_retain enable_backward_allreduce flatten

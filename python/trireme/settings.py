@@ -74,8 +74,8 @@ class EngineSettings:
         return bool(self.config.get("wall_clock_breakdown", False))
 
     def get_data_parallel_rank(self):
-        """This rank: all of them are data parallel."""
-        return groups.get_data_parallel_rank()
+        """Place of this rank's samples."""
+        return self.core.data_rank
 
     def get_model_parallel_rank(self):
         """0."""
@@ -84,7 +84,8 @@ class EngineSettings:
     get_tensor_parallel_rank = get_model_parallel_rank
 
     def get_sequence_parallel_group(self):
-        """None: there is no sequence parallelism."""
+        """Ranks that share this rank's samples; None: each has its own. Collective when it is first called."""
+        return groups._get_sequence_parallel_group() if self.sequence_parallel_size > 1 else None  # pylint: disable=protected-access
 
     def get_data_types(self):
         """(of the weights, in which gradients are summed)."""

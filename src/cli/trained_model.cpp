@@ -1,6 +1,7 @@
 #include "cli/trained_model.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/zeros.h>
 
@@ -57,7 +58,7 @@ class ModelOnEveryRank : public TrainedModel {
     at::Tensor loss = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device_));
     for (int64_t micro = 0; micro < engine_.gradient_accumulation_steps(); ++micro) {
       const auto batch = on_device(loader.next(), device_);
-      loss += engine_.backward(model_->loss(batch.input, batch.target));
+      loss += engine_.backward(loss_of(batch));
       engine_.step();
     }
     return loss.item<double>();  // waits for the device; what it shows the user is of this step
@@ -74,6 +75,14 @@ class ModelOnEveryRank : public TrainedModel {
   }
 
  private:
+  at::Tensor loss_of(const TokenBatch& batch) {
+    if (engine_.config().degrees.sequence == 1) return model_->loss(batch.input, batch.target);
+    const at::Tensor positions = at::arange(batch.input.size(1), batch.input.options()).unsqueeze(0);
+    const SequenceInputs part =
+        engine_.cut({.input_ids = batch.input, .labels = batch.target, .position_ids = positions});
+    return model_->loss(part.input_ids, part.labels, part.position_ids);
+  }
+
   const TrainSetup& setup_;
   c10::Device device_;
   std::shared_ptr<LanguageModel> model_;

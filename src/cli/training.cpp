@@ -22,10 +22,10 @@
 namespace trireme::cli {
 namespace {
 
-LoaderOptions loader_options(const TrainSetup& setup, const Group& data) {
+LoaderOptions loader_options(const TrainSetup& setup, const DataPlace& place) {
   return {.micro_batch = setup.config.batch.train_micro_batch_size_per_gpu,
-          .rank = data.rank(),
-          .world = data.size(),
+          .rank = place.rank,
+          .world = place.size,
           .seed = setup.options.seed};
 }
 
@@ -124,7 +124,7 @@ int run_training(const TrainSetup& setup, World& world) {
   Group& group = *world.group;
   const auto trained = make_trained_model(setup, world);
   Engine& engine = trained->engine();
-  DataLoader loader(setup.data.train, loader_options(setup, engine.group()));
+  DataLoader loader(setup.data.train, loader_options(setup, engine.data_place()));
   if (options.resume) resume(setup, *trained, loader);
 
   RunRecord record(setup, engine, group);

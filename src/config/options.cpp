@@ -357,6 +357,10 @@ void add_own(Table& table) {
   table.works("unit_patterns", texts(), at<pager, &PagerPolicy::units, &UnitRules::patterns>,
               "regular expressions: names that share the text up to the end of the first match are one unit; by "
               "default repeated blocks, such as `layers.7.`");
+  table.works("sequence_attention",
+              choice<SequenceAttention>({{"ulysses", SequenceAttention::kUlysses}, {"ring", SequenceAttention::kRing}}),
+              at<&Config::sequence_attention>,
+              "with `sequence_parallel_size`: all tokens of some heads, or keys and values in a ring");
   table.works("poison", flag(), at<pager, &PagerPolicy::poison>, "`copy`: fill released memory with NaN, for tests");
   table.works("register_buffers", flag(), at<pager, &PagerPolicy::register_buffers>,
               "several ranks on GPUs over NCCL: what they exchange stands in memory that is registered with NCCL "
@@ -445,6 +449,9 @@ void add_checkpoint(Table& table) {
 
 void add_rest(Table& table) {
   table.section = "";
+  table.resolved(
+      "sequence_parallel_size", integer(kPositive), [](const Config& c) { return int64_t{c.degrees.sequence}; }, "`1`",
+      "so many neighbouring ranks share samples and have some of their tokens each ([sequence](sequence.md))");
   table.works("deterministic", flag(), at<&Config::pager, &PagerPolicy::deterministic>,
               "ours: the same weights at any number of ranks and any stage ([engine](engine.md))");
   table.works("steps_per_print", steps_or_never(), at<&Config::steps_per_print>,
@@ -462,7 +469,7 @@ void add_rest(Table& table) {
   table.no_meaning("", R"({"zero_allow_untested_optimizer": false})", "every optimizer here runs at every stage");
   table.no_meaning("", R"({"zero_force_ds_cpu_optimizer": true})", "there is one implementation of each");
   table.no_meaning("", R"({"seq_parallel_communication_data_type": "fp32|fp16|bf16"})",
-                   "there is no sequence parallelism yet");
+                   "ranks of one sequence send their activations as they are");
   table.no_meaning("", R"({"dataloader_drop_last": false})", "batches are always full");
   table.no_meaning("", R"({"vocabulary_size": null, "log_level": null})", "the log has a sink");
   table.no_meaning("timers.throughput.", R"({"enabled": true, "synchronized": true})",
@@ -472,16 +479,22 @@ void add_rest(Table& table) {
                    "nothing goes to NVMe");
   table.refused("", R"({"fp32_allreduce": false, "sparse_gradients": false, "disable_allgather": false,
       "dump_state": false, "wall_clock_breakdown": false, "memory_breakdown": false, "graph_harvesting": false,
-      "use_data_before_expert_parallelism": false, "sequence_parallel_size": 1})");
+      "use_data_before_expert_parallelism": false})");
   table.switched("tensor_parallel.", R"({"autotp_size": 0, "dtype": null, "tp_overlap_comm": false,
       "partition_config": null, "preset_model": null, "keep_module_on_host": false, "kernel_inject": false,
       "injection_policy_tuple": null})");
   table.refused("tensor_parallel.tp.", R"({"tp_size": 1, "tp_grain_size": 1, "mpu": null, "tp_group": null})");
-  table.switched("compile.", R"({"deepcompile": false, "passes": null, "free_activation": false,
+  table.section = "compile.";
+  table.resolved("deepcompile", flag(), nullptr, "`false`", "with `passes` = `[\"autosp\"]` alone");
+  table.resolved("passes", texts(), nullptr, "`null`",
+                 "`[\"autosp\"]` is `sequence_parallel_size`, by default all ranks, and `trireme.recompute` of all "
+                 "products; read with `deepcompile`");
+  table.no_meaning("compile.", R"({"free_activation": false,
       "free_activation_threshold": 10485760, "offload_activation": false, "offload_activation_pin_memory": true,
       "offload_opt_states": false, "offload_parameters": false, "double_buffer": true, "symmetric_memory": false,
       "debug_log": false, "sync_before_reduce": false, "sync_after_reduce": false, "sync_before_allgather": false,
-      "sync_after_allgather": false, "keep_int_input_tensors": true, "keep_all_input_tensors": false})");
+      "sync_after_allgather": false, "keep_int_input_tensors": true, "keep_all_input_tensors": false})",
+                   "nothing is compiled");
   table.no_meaning("pipeline.", R"({"seed_layers": false, "pipe_partitioned": true, "grad_partitioned": true,
       "use_reentrant": true})",
                    "layers are seeded by `trireme train` and by what a PipelineModule says; nothing is partitioned "

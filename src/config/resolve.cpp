@@ -9,6 +9,7 @@
 namespace trireme {
 namespace {
 
+constexpr double kForwardOfStep = 1.0 / 3;  // of the multiply-adds of forward and backward
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
 // --- old and short forms -------------------------------------------------------------------------------------------
@@ -80,25 +81,44 @@ void resolve_replicas(Document& file, Config& config) {
   config.states_over_replicas = is_hpz && replicas > 1;
 }
 
+/// DeepCompile's pass "autosp": samples are cut over all ranks that `data_parallel_size` leaves, unless
+/// `sequence_parallel_size` says over how many, and products are computed again in backward.
+void take_autosp(Document& file, Config& config, int world_size) {
+  if (!file.flag_or("compile.deepcompile", false)) return;
+  const Json* passes = file.find("compile.passes");
+  if (passes == nullptr || *passes != Json::array({"autosp"}))
+    file.not_there_yet("compile.deepcompile", R"(set "passes" to ["autosp"] beside it, or remove it)");
+  Degrees& degrees = config.degrees;
+  const auto samples = static_cast<int>(file.integer_or("data_parallel_size", 1, kPositive));
+  if (degrees.sequence == 1 && !file.has("sequence_parallel_size"))
+    degrees.sequence = std::max(1, world_size / (degrees.pipe * degrees.tensor * samples));
+  if (!file.has("trireme.recompute"))
+    config.recompute = {.mode = RecomputeMode::kSelective, .selective = {.extra_compute = kForwardOfStep}};
+}
+
 /// The degrees of the program; the data degree is the world over the others.
 void resolve_degrees(Document& file, Config& config, int world_size) {
   Degrees& degrees = config.degrees;
-  const char* const stages = "pipeline.stages";
-  if (file.has(stages)) {
-    const auto pipe = static_cast<int>(file.integer_or(stages, 1, kPositive));
-    if (degrees.pipe != 1 && degrees.pipe != pipe)
-      file.refuse(stages, str("`", stages, "` = ", pipe, ", and the program's model has ", degrees.pipe,
-                              " stages; remove the key, or set it to that"));
-    degrees.pipe = pipe;
-  }
+  const char* last_key = "";
+  const auto take = [&](const char* name, int& degree, const char* programs) {
+    if (!file.has(name)) return;
+    const auto given = static_cast<int>(file.integer_or(name, 1, kPositive));
+    if (degree != 1 && degree != given)
+      file.refuse(name, str("`", name, "` = ", given, ", and the program's ", programs, " ", degree,
+                            "; remove the key, or set it to that"));
+    degree = given;
+    last_key = name;
+  };
+  take("pipeline.stages", degrees.pipe, "stages are");
+  take("sequence_parallel_size", degrees.sequence, "sequence degree is");
+  take_autosp(file, config, world_size);
   const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence;
   const bool is_positive =
       std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) >= 1;
   if (!is_positive || world_size % model != 0)
-    file.refuse(file.has(stages) ? stages : "",
-                str("degrees: pipe ", degrees.pipe, " * tensor ", degrees.tensor, " * sequence ", degrees.sequence,
-                    " must divide the ", world_size,
-                    " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
+    file.refuse(last_key, str("degrees: pipe ", degrees.pipe, " * tensor ", degrees.tensor, " * sequence ",
+                              degrees.sequence, " must divide the ", world_size,
+                              " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
   degrees.data = static_cast<int>(world_size / model);
   resolve_replicas(file, config);
   if (degrees.data % degrees.expert != 0 || degrees.data % degrees.replicas != 0)
@@ -271,7 +291,7 @@ void resolve(Document& file, Config& config, int world_size) {
     keys.insert(keys.end(), more.begin(), more.end());
     return keys;
   };
-  step({"data_parallel_size"}, [&] { resolve_degrees(file, config, world_size); });
+  step({"data_parallel_size", "sequence_parallel_size", "compile"}, [&] { resolve_degrees(file, config, world_size); });
   step(modes, [&] { resolve_modes(file, precision); });
   step(with(modes, {"fp16"}), [&] { check_loss_scale(file, precision); });
   step(with(modes, {"data_types", "communication_data_type"}), [&] { check_data_types(file, precision); });

@@ -30,6 +30,12 @@
 
 namespace trireme {
 
+/// An Engine's configuration, and the groups that it asks for.
+struct EngineSetup {
+  Config config;
+  EngineGroups groups;
+};
+
 namespace {
 
 Config resolve(const InitializeOptions& options, int world_size) {
@@ -54,6 +60,9 @@ void check_degrees(const Degrees& degrees, const std::vector<Axis>& topology) {
       throw ConfigError(
           str("degrees.pipe=", degree, ", and this engine's ranks have ", size,
               " on the axis \"pipe\"; train a PipelineModule, which cuts a model into stages, or leave it 1"));
+    if (name == std::string_view("sequence"))
+      throw ConfigError(str("sequence_parallel_size=", degree, ", and the grid has ", size,
+                            " ranks on the axis \"sequence\"; make the two the same"));
     throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
   }
 }
@@ -114,6 +123,12 @@ TrainStepOptions step_options(const Config& config) {
           .precision = config.precision};
 }
 
+EngineSetup setup_for(Group& group, const InitializeOptions& options) {
+  Config config = resolve(options, group.size());
+  EngineGroups groups = groups_of(group, config.degrees);
+  return {.config = std::move(config), .groups = std::move(groups)};
+}
+
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -122,17 +137,21 @@ c10::Device device_of(const torch::nn::Module& module) {
 }  // namespace
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-    : Engine({.data = group, .model = group, .topology = {{"data", group.size()}}}, module, options) {}
+    : Engine(setup_for(group, options), module, options) {}
 
 Engine::Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
-    : Engine(groups_of(grid), module, options) {}
+    : Engine({.config = resolve(options, grid.world().size()), .groups = groups_of(grid)}, module, options) {}
 
-Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const InitializeOptions& options)
-    : config_(resolve(options, groups.model.size())),
-      group_(group_for(groups.data, device_of(module), device_group_)),
-      model_(&groups.model == &groups.data ? group_ : group_for(groups.model, device_of(module), device_model_group_)),
-      stages_(groups.stages),
-      topology_(groups.topology) {
+Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOptions& options)
+    : config_(std::move(setup.config)),
+      grid_(std::move(setup.groups.grid)),
+      group_(group_for(setup.groups.shards, device_of(module), device_group_)),
+      model_(&setup.groups.model == &setup.groups.shards
+                 ? group_
+                 : group_for(setup.groups.model, device_of(module), device_model_group_)),
+      place_(setup.groups.place),
+      stages_(setup.groups.stages),
+      topology_(setup.groups.topology) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   // First all that can be refused, then what changes the module.
@@ -174,8 +193,9 @@ Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const Init
     hyperparameters.emplace(optimizer->client_groups(), schedule);
   }
   optimizer_ = optimizer.get();
-  step_ = std::make_unique<TrainStep>(TrainStepParts{.data = group_,
+  step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = group_,
                                                      .model = model_,
+                                                     .place = place_,
                                                      .pager = *pager_,
                                                      .buffers = *buffers_,
                                                      .optimizer = std::move(optimizer),
@@ -193,15 +213,19 @@ Engine::Engine(const EngineGroups& groups, torch::nn::Module& module, const Init
   if (config_.recompute.mode == RecomputeMode::kSelective)
     recompute_ = std::make_unique<SelectiveRecompute>(config_.recompute.selective, is_own);
   if (config_.tiled.is_on()) tiled_ = std::make_unique<TiledComputation>(config_.tiled, is_own);
+  if (Group* const sequence = setup.groups.sequence; sequence != nullptr)
+    sequence_ = std::make_unique<SequenceParallel>(group_for(*sequence, device_of(module), device_sequence_group_),
+                                                   config_.sequence_attention);
   const bool knows_micro_batch = !std::holds_alternative<std::monostate>(options.config);
   forward_checks_ = std::make_unique<ForwardChecks>(group_, *pager_, *buffers_, config_.precision, knows_micro_batch);
   if (model_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
 }
 
-/// Neighbouring ranks hold the shards of one replica.
+/// Neighbouring ranks hold the shards of one replica. Ranks of one sequence have parts of the same gradients: summed, they
+/// are one sample's.
 std::vector<ShardMesh> Engine::make_meshes() {
   const int replicas = config_.degrees.replicas;
-  if (replicas == 1) return {{.shards = group_}};
+  if (replicas == 1) return {{.shards = group_, .mean_over = place_.size}};
   const int size = group_.size() / replicas;
   std::vector<std::vector<int>> shards(replicas), same(size);
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -210,7 +234,8 @@ std::vector<ShardMesh> Engine::make_meshes() {
   }
   shards_ = group_.split(shards, "shards");
   replicas_ = group_.split(same, "replicas");
-  return {{.shards = *shards_, .replicas = replicas_.get(), .states_over_replicas = config_.states_over_replicas}};
+  return {{.shards = *shards_, .replicas = replicas_.get(), .states_over_replicas = config_.states_over_replicas,
+           .mean_over = place_.size}};
 }
 
 Engine::~Engine() = default;
@@ -219,6 +244,7 @@ void Engine::destroy() {
   require_alive("destroy");
   const CallerScope caller("destroy");
   pager_->require_free();
+  sequence_.reset();
   tiled_.reset();
   recompute_.reset();
   forward_checks_.reset();
@@ -247,6 +273,11 @@ void Engine::look_at(const at::Tensor& input) {
 
 void Engine::explain_forward(const std::string& problem, const std::vector<at::ScalarType>& inputs) const {
   if (forward_checks_) forward_checks_->explain(problem, inputs);
+}
+
+SequenceInputs Engine::cut(const SequenceInputs& whole) {
+  require_alive("cut");
+  return sequence_ ? sequence_->cut(whole) : whole;
 }
 
 at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {

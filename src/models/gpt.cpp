@@ -124,10 +124,11 @@ class GptTransformer : public torch::nn::Module {
     ln_f_ = register_module("ln_f", std::make_shared<LayerNorm>(o.n_embd, o.layer_norm_epsilon));
   }
 
-  at::Tensor forward(const at::Tensor& tokens_BS, KvCache* cache, bool recomputes = false) const {
+  /// Undefined `positions`: those behind the cache.
+  at::Tensor forward(const at::Tensor& tokens_BS, at::Tensor positions, KvCache* cache, bool recomputes = false) const {
     const int64_t begin = cache ? cache->length : 0;
-    const auto positions_S = at::arange(begin, begin + tokens_BS.size(1), tokens_BS.options());
-    auto x_BSH = at::embedding(wte_->weight, tokens_BS) + at::embedding(wpe_->weight, positions_S);
+    if (!positions.defined()) positions = at::arange(begin, begin + tokens_BS.size(1), tokens_BS.options());
+    auto x_BSH = at::embedding(wte_->weight, tokens_BS) + at::embedding(wpe_->weight, positions);
     if (cache) cache->layers.resize(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
       const auto call = [block = blocks_[i], layer = cache ? &cache->layers[i] : nullptr](const at::Tensor& x) {
@@ -152,15 +153,17 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
   transformer_ = register_module("transformer", std::make_shared<GptTransformer>(options));
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens) {
+at::Tensor GptImpl::forward(const at::Tensor& tokens) { return forward_at(tokens, {}); }
+
+at::Tensor GptImpl::forward_at(const at::Tensor& tokens, const at::Tensor& positions) {
   check_tokens(tokens, 0, max_positions());
-  return at::linear(transformer_->forward(tokens, nullptr, recomputes_layers()), transformer_->embedding());
+  return at::linear(transformer_->forward(tokens, positions, nullptr, recomputes_layers()), transformer_->embedding());
 }
 
 at::Tensor GptImpl::decode(const at::Tensor& tokens, KvCache& cache) {
   check_tokens(tokens, cache.length, max_positions());
   check_decode(tokens, cache);
-  return at::linear(transformer_->forward(tokens, &cache).select(1, -1), transformer_->embedding());
+  return at::linear(transformer_->forward(tokens, {}, &cache).select(1, -1), transformer_->embedding());
 }
 
 std::vector<ModelLayer> gpt_layers(const GptOptions& options) {

@@ -72,8 +72,13 @@ std::vector<ModelLayer> language_model_layers(const ModelOptions& options, int64
   return std::visit([seq](const auto& o) { return layers_of(o, seq); }, options);
 }
 
-at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  return at::cross_entropy_loss(forward(tokens).flatten(0, 1).to(at::kFloat), targets.flatten());
+at::Tensor LanguageModel::forward_at(const at::Tensor&, const at::Tensor&) {
+  throw StateError("forward_at: this model has no positions to choose; call forward() with whole sequences");
+}
+
+at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& positions) {
+  const at::Tensor logits = positions.defined() ? forward_at(tokens, positions) : forward(tokens);
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), targets.flatten());
 }
 
 c10::Device LanguageModel::device() const {

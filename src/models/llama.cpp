@@ -116,9 +116,13 @@ class LlamaDecoder : public torch::nn::Module {
     norm_ = register_module("norm", std::make_shared<RmsNorm>(o.hidden_size, o.rms_norm_eps));
   }
 
-  at::Tensor forward(const at::Tensor& tokens_BS, KvCache* cache, bool recomputes = false) {
+  /// Undefined `positions`: those behind the cache.
+  at::Tensor forward(const at::Tensor& tokens_BS, const at::Tensor& positions, KvCache* cache,
+                     bool recomputes = false) {
     auto x_BSH = at::embedding(embed_tokens_->weight, tokens_BS);
-    const auto angles = rope_.angles(cache ? cache->length : 0, tokens_BS.size(1), x_BSH.options());
+    const auto angles = positions.defined()
+                            ? rope_.angles(positions, x_BSH.options())
+                            : rope_.angles(cache ? cache->length : 0, tokens_BS.size(1), x_BSH.options());
     if (cache) cache->layers.resize(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
       const auto call = [block = blocks_[i], angles, layer = cache ? &cache->layers[i] : nullptr](const at::Tensor& x) {
@@ -152,15 +156,17 @@ at::Tensor LlamaImpl::logits(const at::Tensor& hidden) const {
   return at::linear(hidden, lm_head_ ? lm_head_->weight : model_->embedding());
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens) { return forward_at(tokens, {}); }
+
+at::Tensor LlamaImpl::forward_at(const at::Tensor& tokens, const at::Tensor& positions) {
   check_tokens(tokens, 0, max_positions());
-  return logits(model_->forward(tokens, nullptr, recomputes_layers()));
+  return logits(model_->forward(tokens, positions, nullptr, recomputes_layers()));
 }
 
 at::Tensor LlamaImpl::decode(const at::Tensor& tokens, KvCache& cache) {
   check_tokens(tokens, cache.length, max_positions());
   check_decode(tokens, cache);
-  return logits(model_->forward(tokens, &cache).select(1, -1));
+  return logits(model_->forward(tokens, {}, &cache).select(1, -1));
 }
 
 std::vector<ModelLayer> llama_layers(const LlamaOptions& options) {

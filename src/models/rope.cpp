@@ -24,15 +24,19 @@ RopeAngles RopeCache::angles(int64_t begin, int64_t count, const at::TensorOptio
   return {cached_.cos.slice(0, begin, end), cached_.sin.slice(0, begin, end)};
 }
 
-void RopeCache::compute(int64_t positions, const at::TensorOptions& options) {
-  // A table made under inference mode could not be saved for the backward of a later training step.
-  const c10::InferenceMode normal_mode(false);
+RopeAngles RopeCache::angles(const at::Tensor& positions, const at::TensorOptions& options) const {
   const at::NoGradGuard no_grad;
   const auto fp32 = options.dtype(at::kFloat).requires_grad(false);
   const auto exponents = at::arange(0, head_dim_, 2, fp32) / static_cast<double>(head_dim_);
   const auto frequencies = at::pow(theta_, exponents).reciprocal();
-  const auto angles = at::arange(positions, fp32).view({-1, 1, 1}) * frequencies;
-  cached_ = {angles.cos().to(options.dtype()), angles.sin().to(options.dtype())};
+  const auto angles = positions.to(at::kFloat).view({-1, 1, 1}) * frequencies;
+  return {angles.cos().to(options.dtype()), angles.sin().to(options.dtype())};
+}
+
+void RopeCache::compute(int64_t positions, const at::TensorOptions& options) {
+  // A table made under inference mode could not be saved for the backward of a later training step.
+  const c10::InferenceMode normal_mode(false);
+  cached_ = angles(at::arange(positions, options.dtype(at::kLong).requires_grad(false)), options);
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const RopeAngles& angles) {

@@ -23,6 +23,8 @@ class RopeCache {
 
   /// Angles of positions [begin, begin + count).
   RopeAngles angles(int64_t begin, int64_t count, const at::TensorOptions& options);
+  /// Those of `positions` [1, S], computed anew.
+  RopeAngles angles(const at::Tensor& positions, const at::TensorOptions& options) const;
 
  private:
   void compute(int64_t positions, const at::TensorOptions& options);

@@ -78,6 +78,17 @@ py::tuple step(ModuleEngine& engine, const std::vector<std::pair<size_t, py::dic
   return py::make_tuple(report.ended_window, report.applied);
 }
 
+py::tuple cut(ModuleEngine& engine, const std::optional<at::Tensor>& input_ids, const std::optional<at::Tensor>& labels,
+              const std::optional<at::Tensor>& position_ids, const std::optional<at::Tensor>& attention_mask,
+              int64_t dim) {
+  const SequenceInputs part = engine.cut({.input_ids = input_ids.value_or(at::Tensor()),
+                                          .labels = labels.value_or(at::Tensor()),
+                                          .position_ids = position_ids.value_or(at::Tensor()),
+                                          .attention_mask = attention_mask.value_or(at::Tensor()),
+                                          .dim = dim});
+  return py::make_tuple(part.input_ids, part.labels, part.position_ids, part.attention_mask);
+}
+
 /// The engine's forward scope as a Python context manager.
 class ForwardContext {
  public:
@@ -150,6 +161,8 @@ void bind_steps(EngineClass& engine) {
           py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false,
           py::arg("scale_wrt_gas") = true, WithoutGil())
       .def("scale", &ModuleEngine::scale, WithoutGil())
+      .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
+           py::arg("dim"))
       .def_property_readonly("loss_scale", &ModuleEngine::loss_scale)
       .def("step", &step, py::arg("changes"))
       .def("step_without_gradients", &ModuleEngine::step_without_gradients, WithoutGil())
@@ -176,7 +189,9 @@ void bind_steps(EngineClass& engine) {
 }
 
 void bind_numbers(EngineClass& engine) {
-  engine.def_property_readonly("group_count", &ModuleEngine::group_count)
+  engine.def_property_readonly("data_rank", [](const ModuleEngine& self) { return self.data_place().rank; })
+      .def_property_readonly("data_size", [](const ModuleEngine& self) { return self.data_place().size; })
+      .def_property_readonly("group_count", &ModuleEngine::group_count)
       .def_property_readonly("device", [](const ModuleEngine& self) { return self.pager().device(); })
       .def_property_readonly("leaf_modules",
                              [](const ModuleEngine& self) { return self.pager().policy().units.leaves; })

@@ -7,13 +7,13 @@
 
 namespace trireme {
 
-MicroBatchStreams::MicroBatchStreams(Group& data, c10::Device device)
-    : data_(data), device_(device), seed_(generator_seed()) {
-  data_.broadcast(at::from_blob(&seed_, {sizeof(seed_)}, at::TensorOptions().dtype(at::kByte)), 0).wait();
+MicroBatchStreams::MicroBatchStreams(Group& group, DataPlace place, c10::Device device)
+    : place_(place), device_(device), seed_(generator_seed()) {
+  group.broadcast(at::from_blob(&seed_, {sizeof(seed_)}, at::TensorOptions().dtype(at::kByte)), 0).wait();
 }
 
 void MicroBatchStreams::start(int64_t micro_batches, int64_t micro_step) const {
-  const int64_t index = micro_batches + micro_step * data_.size() + data_.rank();
+  const int64_t index = micro_batches + micro_step * place_.size + place_.rank;
   const uint64_t seed = stream_seed(seed_, static_cast<uint64_t>(index));
   manual_seed(seed);
   manual_seed_device(device_, seed);

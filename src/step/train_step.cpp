@@ -24,17 +24,18 @@ constexpr int64_t kPassesBeforeStep = 10;
 }  // namespace
 
 TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
-    : data_(parts.data),
+    : shards_(parts.shards),
       model_(parts.model),
+      place_(parts.place),
       pager_(&parts.pager),
       buffers_(parts.buffers),
       optimizer_(std::move(parts.optimizer)),
       hyperparameters_(std::move(parts.hyperparameters)),
       options_(options),
-      agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &data_)) {
+      agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &shards_)) {
   choose_decider();
   set_batch(options.micro_batch_size, options.accumulation_steps);
-  if (pager_->policy().deterministic) streams_.emplace(data_, pager_->device());
+  if (pager_->policy().deterministic) streams_.emplace(shards_, place_, pager_->device());
   seed_micro_batch();
 }
 
@@ -192,7 +193,7 @@ void TrainStep::step_without_gradients() {
 
 void TrainStep::zero_grad() {
   const CallerScope caller("zero_grad");
-  if (is_host(pager_->device())) data_.barrier();  // a rank that is in another method is named here
+  if (is_host(pager_->device())) shards_.barrier();  // a rank that is in another method is named here
   ClosedWindow window = pager_->close_window();
   window.meet();
   if (optimizer_) optimizer_->refresh_masters(window.written());
@@ -260,7 +261,7 @@ void TrainStep::tell_missing_step() {
 int64_t TrainStep::samples_of_window() const {
   const int64_t passes =
       options_.managed_accumulation ? options_.accumulation_steps : window_.passes(pager_->gradients_so_far());
-  return passes * options_.micro_batch_size * data_.size();
+  return passes * options_.micro_batch_size * place_.size;
 }
 
 void TrainStep::start_micro_batch(int64_t micro_batch) const {

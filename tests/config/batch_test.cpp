@@ -132,6 +132,55 @@ TEST(Degrees, WithoutAProgramsAreAllData) {
   EXPECT_EQ(parse_config(R"({"train_batch_size": 8})", 8).degrees, (Degrees{.data = 8}));
 }
 
+TEST(Degrees, OfSequencesAreInTheFile) {
+  const Config config = parse_config(R"({"train_batch_size": 6, "sequence_parallel_size": 4,
+                                         "trireme": {"sequence_attention": "ring"}})",
+                                     8);
+  EXPECT_EQ(config.degrees, (Degrees{.data = 2, .sequence = 4}));
+  EXPECT_EQ(config.batch, (BatchSizes{6, 3, 1}));
+  EXPECT_EQ(config.sequence_attention, SequenceAttention::kRing);
+  EXPECT_EQ(parse_config(to_text(config), 8), config);
+  EXPECT_EQ(parse_config(to_text(config), 8, config.degrees), config);
+}
+
+TEST(Degrees, OfAutoSPAreAllRanksThatDataParallelSizeLeaves) {
+  const auto read = [](const std::string& more) {
+    return parse_config(R"({"train_micro_batch_size_per_gpu": 1,
+                            "compile": {"deepcompile": true, "passes": ["autosp"]})" +
+                            more + "}",
+                        8);
+  };
+  EXPECT_EQ(read("").degrees, (Degrees{.sequence = 8}));
+  EXPECT_EQ(read(R"(, "data_parallel_size": 4)").degrees, (Degrees{.data = 4, .sequence = 2}));
+  EXPECT_EQ(read(R"(, "sequence_parallel_size": 4)").degrees, (Degrees{.data = 2, .sequence = 4}));
+  // Products are computed again and attention is kept, unless the file says something else.
+  EXPECT_EQ(read("").recompute.mode, RecomputeMode::kSelective);
+  EXPECT_EQ(read("").recompute.selective.extra_compute, 1.0 / 3);
+  EXPECT_EQ(read(R"(, "trireme": {"recompute": "none"})").recompute, RecomputeConfig{});
+  EXPECT_EQ(parse_config(to_text(read("")), 8), read(""));
+}
+
+TEST(Degrees, OfSequencesThatContradictAreRefused) {
+  const auto refusal = [](const std::string& text, const Degrees& degrees) -> std::string {
+    try {
+      parse_config(text, 4, degrees);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  const std::string start = R"({"train_micro_batch_size_per_gpu": 1, )";
+  EXPECT_EQ(refusal(start + R"("sequence_parallel_size": 2})", {.sequence = 4}),
+            "<string>: `sequence_parallel_size` = 2, and the program's sequence degree is 4; remove the key, or set it "
+            "to that");
+  EXPECT_EQ(refusal(start + R"("sequence_parallel_size": 3})", {}),
+            "<string>: degrees: pipe 1 * tensor 1 * sequence 3 must divide the 4 ranks, and each degree is 1 or more; "
+            "choose others, or another number of ranks");
+  EXPECT_EQ(refusal(start + R"("compile": {"deepcompile": true, "passes": ["z3"]}})", {}),
+            "<string>: `compile.deepcompile` = true is not there yet; set \"passes\" to [\"autosp\"] beside it, or "
+            "remove it");
+}
+
 TEST(Degrees, ThatDoNotDivideTheRanksAreRefusedByName) {
   const auto refusal = [](const Degrees& degrees) {
     try {

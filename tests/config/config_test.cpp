@@ -229,8 +229,7 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
       {R"("curriculum_learning": {"min_difficulty": 8})",
        "`curriculum_learning` = {\"min_difficulty\":8} is not there yet; remove it or set its \"enabled\" to false"},
       {R"("wall_clock_breakdown": true)",
-       "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"},
-      {R"("sequence_parallel_size": 2)", "`sequence_parallel_size` = 2 is not there yet; remove it or set it to 1"}};
+       "`wall_clock_breakdown` = true is not there yet; remove it or set it to false"}};
   for (const auto& [keys, message] : cases) EXPECT_EQ(refusal_of(keys), not_there(message));
 }
 

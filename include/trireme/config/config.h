@@ -18,6 +18,7 @@
 #include "trireme/precision/precision.h"
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
+#include "trireme/sequence/sequence_parallel.h"
 #include "trireme/topology.h"
 
 namespace trireme {
@@ -58,6 +59,8 @@ struct Config {
   /// Beside Degrees::replicas: weights are sharded within a replica, gradients and optimizer states over all
   /// data-parallel ranks (ZeRO++'s hpZ).
   bool states_over_replicas = false;
+  /// Read where Degrees::sequence is above 1.
+  SequenceAttention sequence_attention = SequenceAttention::kUlysses;
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
   std::optional<OptimizerOptions> optimizer;

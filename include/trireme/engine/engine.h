@@ -23,6 +23,7 @@
 #include "trireme/pager/pager.h"
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
+#include "trireme/sequence/sequence_parallel.h"
 #include "trireme/step/train_step.h"
 
 namespace torch::nn {
@@ -34,7 +35,7 @@ namespace trireme {
 class AsyncSaver;
 class ForwardChecks;
 class ParameterAccess;
-struct EngineGroups;
+struct EngineSetup;
 struct TrainingValues;
 
 /// Owns what training adds to a model: the pager of its parameters, and the TrainStep with masters, optimizer states
@@ -47,20 +48,30 @@ class Engine {
  public:
   /// Takes `module`'s parameters and buffers over; rank 0's values become everybody's. Collective.
   ///
+  /// With Degrees::sequence above 1 neighbouring ranks of `group` share samples, whose tokens cut() divides.
+  ///
   /// Requires  `group` and `module` outlive the engine, or its destroy(). bf16 and fp16 cast floating parameters once.
   /// Throws    before the module is changed: ConfigError and IoError as read_config; ConfigError that names a parameter or buffer
   ///           that cannot be managed, or is not the same on all ranks, and why.
   Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options = {});
-  /// The same for one stage of a model whose other stages train on the other ranks of the grid's axis "pipe": data is
-  /// parallel along its axis "data". Steps, norms and checkpoints are the whole model's. Collective over the world.
+  /// The same along the axes of a grid: ranks along "data" take different samples, those along "sequence" the tokens of
+  /// the same ones, and those along "pipe" train the other stages of a model of which `module` is one. Steps, norms and
+  /// checkpoints are the whole model's. Collective over the world.
   ///
   /// Requires  the names of parameters and buffers differ from stage to stage.
-  /// Throws    ConfigError too: another axis longer than 1; degrees that are not the grid's.
+  /// Throws    ConfigError too: another axis longer than 1, or "pipe" and "sequence" both; degrees that are
+  ///           not the grid's.
   Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options = {});
   /// Local. Released parameters (ZeRO stage 3) cannot be read afterwards; destroy() gives them back.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  /// This rank's tokens of a micro-batch that its sequence group has whole, to call the module with: attention, losses
+  /// and means are of all tokens then, as SequenceParallel says. `whole` itself where samples are not cut. Local.
+  ///
+  /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
+  SequenceInputs cut(const SequenceInputs& whole);
 
   /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A
   /// direct loss.backward() gives the same gradients. Collective at ZeRO stages 2 and 3.
@@ -157,8 +168,10 @@ class Engine {
   void destroy();
 
   const Config& config() const { return config_; }
-  /// The ranks over which data is parallel.
+  /// The ranks over which ZeRO shards: with the same module, and different samples or parts of them.
   Group& group() const { return group_; }
+  /// Of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the same part.
+  DataPlace data_place() const { return place_; }
   Pager& pager() const;  ///< throws StateError after destroy()
   /// Bytes of masters and optimizer states on this rank.
   int64_t optimizer_bytes() const;
@@ -175,7 +188,7 @@ class Engine {
   friend class NoSync;
   friend class CoalescedReduction;
   friend class StageRunner;
-  Engine(const EngineGroups& groups, torch::nn::Module& module, const InitializeOptions& options);
+  Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOptions& options);
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
@@ -191,12 +204,15 @@ class Engine {
   void take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
                    const LoadCheckpointOptions& options);
   void take_hyperparameters(const TrainingValues& values);
-  Config config_;  ///< first: what is wrong with it is told before anything is made
-  std::unique_ptr<Group> device_group_, device_model_group_;  ///< null where the caller's serve the module's device
-  Group& group_;                                              ///< over which data is parallel
-  Group& model_;                                              ///< of all ranks that step together, `group_` or more
-  std::unique_ptr<Group> shards_,
-      replicas_;                      ///< of `group_`, that hold the other shards and the same ones; null: one replica
+  Config config_;               ///< first: what is wrong with it is told before anything is made
+  std::unique_ptr<Grid> grid_;  ///< null where the caller has one, or none is needed
+  /// Null where the caller's serve the module's device.
+  std::unique_ptr<Group> device_group_, device_model_group_, device_sequence_group_;
+  Group& group_;  ///< over which ZeRO shards
+  Group& model_;  ///< of all ranks that step together, `group_` or more
+  const DataPlace place_;
+  /// Of `group_`: that hold the other shards, and the same ones; null: one replica.
+  std::unique_ptr<Group> shards_, replicas_;
   Group* stages_;                     ///< ranks that hold the other stages of this one's model; null: there are none
   const std::vector<Axis> topology_;  ///< of `model_`
   size_t first_parameter_ = 0;        ///< in the list of the whole model's
@@ -208,6 +224,7 @@ class Engine {
   std::unique_ptr<ParameterAccess> access_;
   std::unique_ptr<SelectiveRecompute> recompute_;  ///< null unless the configuration says so
   std::unique_ptr<TiledComputation> tiled_;        ///< likewise
+  std::unique_ptr<SequenceParallel> sequence_;     ///< null where samples are not cut
   std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
   std::string torn_load_;  ///< what ended a load half-way; empty: nothing did

@@ -33,6 +33,11 @@ class LanguageModel : public torch::nn::Module, public RecomputesLayers {
   /// Shapes    tokens [B, S] int64 -> logits [B, S, V] in the dtype of the weights.
   /// Throws    ShapeError: tokens not 2-D int64, or longer than max_positions().
   virtual at::Tensor forward(const at::Tensor& tokens) = 0;
+  /// The same of tokens that are a part of longer sequences.
+  ///
+  /// Shapes    positions [1, S] int64, each below max_positions().
+  /// Throws    ShapeError: as forward(); StateError: a model that does not know of positions.
+  virtual at::Tensor forward_at(const at::Tensor& tokens, const at::Tensor& positions);
 
   /// Logits of the last token only, [B, V]; appends the tokens to `cache`.
   ///
@@ -42,8 +47,8 @@ class LanguageModel : public torch::nn::Module, public RecomputesLayers {
 
   /// Mean cross entropy in nats per token, computed in fp32. Targets of -100 do not count.
   ///
-  /// Shapes    tokens [B, S], targets [B, S] int64 -> scalar, fp32.
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// Shapes    tokens [B, S], targets [B, S] int64 -> scalar, fp32. `positions` as forward_at(); undefined: from 0 on.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& positions = {});
 
   /// Training keeps the inputs of the layers alone; each layer is computed again in backward.
   void recompute_layers(bool on) override { recomputes_layers_ = on; }

@@ -22,6 +22,7 @@ class LlamaImpl : public LanguageModel {
   explicit LlamaImpl(const LlamaOptions& options);
 
   at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor forward_at(const at::Tensor& tokens, const at::Tensor& positions) override;
   at::Tensor decode(const at::Tensor& tokens, KvCache& cache) override;
   int64_t vocab_size() const override { return options_.vocab_size; }
   int64_t max_positions() const override { return options_.max_position_embeddings; }

@@ -9,10 +9,16 @@
 
 namespace trireme {
 
+/// A rank's place among those that take different samples, on the axis "data".
+struct DataPlace {
+  int rank = 0;
+  int size = 1;
+};
+
 class MicroBatchStreams {
  public:
-  /// Rank 0's seed counts. Collective over `data`, whose ranks run the micro-batches in turn, and which outlives this.
-  MicroBatchStreams(Group& data, c10::Device device);
+  /// Rank 0's seed counts. Ranks of one `place` run the same micro-batches. Collective over `group`.
+  MicroBatchStreams(Group& group, DataPlace place, c10::Device device);
 
   uint64_t seed() const { return seed_; }
   void set_seed(uint64_t seed) { seed_ = seed; }
@@ -20,7 +26,7 @@ class MicroBatchStreams {
   void start(int64_t micro_batches, int64_t micro_step) const;
 
  private:
-  Group& data_;
+  DataPlace place_;
   c10::Device device_;
   uint64_t seed_ = 0;
 };

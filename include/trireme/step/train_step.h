@@ -30,8 +30,9 @@ class StepDecider;
 
 /// What a TrainStep works on. Groups, pager and buffers outlive it, or its release().
 struct TrainStepParts {
-  Group& data;   ///< ranks over which gradients are averaged: the pager's
-  Group& model;  ///< all ranks that step together, its rank 0 the one that logs: `data`, or a group that contains it
+  Group& shards;    ///< ranks over which gradients are reduced: the pager's
+  Group& model;     ///< all ranks that step together, its rank 0 the one that logs: `shards`, or more ranks
+  DataPlace place;  ///< of this rank's samples
   Pager& pager;
   Buffers& buffers;
   std::unique_ptr<ShardedOptimizer> optimizer;  ///< null: nothing can be trained
@@ -52,7 +53,7 @@ struct TrainStepOptions {
 /// optimizer.step(). All methods belong to the thread that made it.
 class TrainStep {
  public:
-  /// Collective where the pager is deterministic, and on a device where `model` is more than `data`.
+  /// Collective where the pager is deterministic, and on a device where `model` is more than `shards`.
   TrainStep(TrainStepParts parts, const TrainStepOptions& options);
   ~TrainStep();
   TrainStep(const TrainStep&) = delete;
@@ -142,8 +143,9 @@ class TrainStep {
   void seed_micro_batch() const { start_micro_batch(window_.micro_steps()); }
   int64_t samples_of_window() const;
 
-  Group& data_;
+  Group& shards_;
   Group& model_;
+  const DataPlace place_;
   Pager* pager_;  ///< null after release()
   Buffers& buffers_;
   std::unique_ptr<ShardedOptimizer> optimizer_;

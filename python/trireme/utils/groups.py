@@ -1,4 +1,4 @@
-"""The groups of ranks: all of them are data parallel, every other kind of parallelism has one rank."""
+"""The groups of ranks: neighbours share samples (sequence parallelism), the others are data parallel; every other kind has one rank."""
 import torch.distributed as dist
 
 from ..missing import names_of
@@ -10,6 +10,8 @@ __getattr__ = names_of(__name__, """
 
 mpu = mesh_device = None
 _own_group = None
+_sequence_size = 1
+_made = {}  # torch.distributed's groups, by axis and sequence size
 
 
 def initialize(ep_size=1, mpu=None):  # pylint: disable=redefined-outer-name
@@ -35,23 +37,64 @@ def _alone():
     return _own_group
 
 
+def set_sequence_size(size):
+    """The newest engine's sequence_parallel_size."""
+    global _sequence_size  # pylint: disable=global-statement
+    _sequence_size = size
+
+
+def _ranks_along(axis, rank):
+    """Ascending; `rank` is one of them."""
+    place = rank % _sequence_size
+    return list(range(place, _size(), _sequence_size)) if axis == "data" else list(range(rank - place, rank - place + _sequence_size))
+
+
+def _group_along(axis):
+    """As torch.distributed's group; collective when it is first asked for."""
+    if len(_ranks_along(axis, 0)) == _size():
+        return dist.group.WORLD
+    if len(_ranks_along(axis, 0)) == 1:
+        return _alone()
+    if (axis, _sequence_size) not in _made:
+        all_ranks = sorted({tuple(_ranks_along(axis, rank)) for rank in range(_size())})
+        groups = {ranks: dist.new_group(list(ranks)) for ranks in all_ranks}
+        _made[axis, _sequence_size] = groups[tuple(_ranks_along(axis, _rank()))]
+    return _made[axis, _sequence_size]
+
+
 def get_data_parallel_group():
-    """All ranks, as torch.distributed's group."""
-    return dist.group.WORLD
+    """Ranks that take different samples, as torch.distributed's group. Collective when it is first called."""
+    return _group_along("data")
 
 
 def get_data_parallel_rank():
-    """This rank."""
-    return _rank()
+    """Place of this rank's samples."""
+    return _rank() // _sequence_size
 
 
 def get_data_parallel_world_size():
-    """The number of ranks."""
-    return _size()
+    """Groups of ranks that take different samples."""
+    return _size() // _sequence_size
 
 
 def _get_data_parallel_group_ranks():
-    return list(range(_size()))
+    return _ranks_along("data", _rank())
+
+
+def _get_sequence_parallel_group():
+    return _group_along("sequence")
+
+
+def _get_sequence_parallel_rank():
+    return _rank() % _sequence_size
+
+
+def _get_sequence_parallel_world_size():
+    return _sequence_size
+
+
+def _get_sequence_data_parallel_group():
+    return dist.group.WORLD
 
 
 def get_model_parallel_group():
@@ -78,12 +121,12 @@ def _get_broadcast_src_rank():
     return 0
 
 
-_get_data_parallel_group = _get_sequence_data_parallel_group = get_data_parallel_group
-_get_data_parallel_rank = _get_sequence_data_parallel_rank = get_data_parallel_rank
-_get_data_parallel_world_size = _get_sequence_data_parallel_world_size = get_data_parallel_world_size
-get_tensor_model_parallel_group = _get_sequence_parallel_group = get_model_parallel_group
-get_tensor_model_parallel_rank = _get_sequence_parallel_rank = _get_expert_parallel_rank = get_model_parallel_rank
+_get_data_parallel_group, _get_data_parallel_rank = get_data_parallel_group, get_data_parallel_rank
+_get_data_parallel_world_size = get_data_parallel_world_size
+_get_sequence_data_parallel_rank, _get_sequence_data_parallel_world_size = _rank, _size
+get_tensor_model_parallel_group = get_model_parallel_group
+get_tensor_model_parallel_rank = _get_expert_parallel_rank = get_model_parallel_rank
 get_tensor_model_parallel_world_size = _get_model_parallel_world_size = get_model_parallel_world_size
-_get_sequence_parallel_world_size = _get_expert_parallel_world_size = get_model_parallel_world_size
+_get_expert_parallel_world_size = get_model_parallel_world_size
 _get_expert_model_parallel_world_size = get_model_parallel_world_size
 bwc_tensor_model_parallel_world_size = bwc_pipeline_parallel_world_size = lambda mpu=None: 1

@@ -1,0 +1,140 @@
+"""Ranks that share samples train as one process does: models of Hugging Face, and a program of DeepSpeed's AutoSP."""
+import json
+import pathlib
+
+from harness import Case, main
+
+HERE = pathlib.Path(__file__).parent
+MODELS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import sequence_programs as programs\n"
+
+
+class Models(Case):
+    def test_two_ranks_train_parts_as_one_process_trains_wholes(self):
+        cases = [["llama", "ulysses", 0], ["llama", "ring", 3], ["gpt2", "ulysses", 3], ["bert", "ulysses", 2]]
+        differences = self.on_ranks(2, MODELS + f"result = [programs.difference(*case, 2) for case in {cases}]")
+        for case, found in zip(cases, differences):
+            with self.subTest(case):
+                self.assertLess(found, 1e-5)
+
+    def test_padding_is_completed(self):
+        self.assertLess(self.on_ranks(2, MODELS + "result = programs.difference('llama', 'ulysses', 1, 2, padded=True)"), 1e-5)
+
+
+_PREPARE = """
+    import torch
+    import deepspeed
+    from deepspeed.compile.passes.sp_compile import prepare_autosp_inputs
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.project = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 48)
+            self.head = torch.nn.Linear(16, 32)
+
+        def forward(self, input_ids, labels=None):
+            x = self.embed(input_ids)
+            query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+            attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            logits = self.head(attended.transpose(1, 2).flatten(2) + x)
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), (input_ids if labels is None else labels).flatten())
+
+    torch.manual_seed(3)
+    model = Model()
+    dataloader = [{"input_ids": ids, "labels": ids.roll(-1, 1)}
+                  for ids in (torch.randint(0, 32, (1, 14), generator=torch.Generator().manual_seed(i)) for i in range(3))]
+    ds_config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0},
+                 "compile": {"deepcompile": True, "passes": ["autosp"]}}
+"""
+_EXPECT = """
+    import copy
+    other = copy.deepcopy(model)
+    plain, expected = torch.optim.SGD(other.parameters(), lr=0.1), []
+    for batch in dataloader:
+        loss = other(**batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+        plain.step()
+        plain.zero_grad()
+        expected.append(loss.item())
+"""
+
+
+class AutoSP(Case):
+    def test_the_example_of_deepspeed_runs_as_it_stands(self):
+        result = self.on_ranks(2, _PREPARE + _EXPECT + """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    engine, optimizer, _, _ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        config=ds_config,
+    )
+    # Compile the model before training
+    engine.compile(backend='inductor')
+    for batch in dataloader:
+        input_ids = prepare_autosp_inputs(
+            input_id=batch["input_ids"],
+            label_id=batch["labels"],
+            position_id=batch.get("position_ids"),
+            seq_dim=1
+        )
+        loss = engine(input_ids)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    groups = deepspeed.utils.groups
+    result = {"losses": losses, "expected": expected, "size": engine.sequence_parallel_size, "data": engine.dp_world_size,
+              "recompute": engine.resolved_config["trireme"]["recompute"],
+              "ranks": torch.distributed.get_process_group_ranks(groups._get_sequence_parallel_group())}
+""", as_deepspeed=True)
+        self.assert_close(result["losses"], result["expected"])
+        self.assertEqual([result["size"], result["data"], result["ranks"]], [2, 1, [0, 1]])
+        self.assertAlmostEqual(result["recompute"]["extra_compute"], 1 / 3)
+
+    def test_tensors_of_a_prepared_batch_may_be_passed_one_by_one(self):
+        result = self.on_ranks(2, _PREPARE + _EXPECT + """
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=ds_config)
+    losses = []
+    for batch in dataloader:
+        prepare_autosp_inputs(batch["input_ids"], batch["labels"])
+        loss = engine(batch["input_ids"], labels=batch["labels"])
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    result = {"losses": losses, "expected": expected}
+""", as_deepspeed=True)
+        self.assert_close(result["losses"], result["expected"])
+
+    def test_a_compiled_module_is_refused(self):
+        result = self.on_ranks(2, _PREPARE + """
+    engine, *_ = deepspeed.initialize(model=model, config=ds_config)
+    model.compile(backend="eager")
+    try:
+        engine(prepare_autosp_inputs(**{"input_id": dataloader[0]["input_ids"]}))
+        result = ""
+    except deepspeed.errors.UnsupportedError as error:
+        result = str(error)
+""", as_deepspeed=True)
+        self.assertIn("hides attention from sequence parallelism", result)
+
+
+class Data(Case):
+    def test_ranks_of_one_sequence_get_the_same_batches_and_others_others(self):
+        self.on_ranks(4, """
+    import json, pathlib, torch, torch.distributed as dist, trireme
+    config = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2}
+    engine, _, loader, _ = trireme.initialize(model=torch.nn.Linear(2, 2), config=config, training_data=list(range(8)))
+    told = [[batch.item() for batch in loader], engine.dp_world_size, engine.get_data_parallel_rank(),
+            dist.get_process_group_ranks(engine.get_sequence_parallel_group()),
+            dist.get_process_group_ranks(trireme.utils.groups.get_data_parallel_group())]
+    pathlib.Path(folder, f"{engine.global_rank}.json").write_text(json.dumps(told))
+    result = None
+""")
+        seen = [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(4)]
+        self.assertEqual(seen[0][0], seen[1][0])
+        self.assertEqual(sorted(seen[0][0] + seen[2][0]), list(range(8)))
+        self.assertEqual([rank[1:] for rank in seen], [[2, 0, [0, 1], [0, 2]], [2, 0, [0, 1], [1, 3]], [2, 1, [2, 3], [0, 2]], [2, 1, [2, 3], [1, 3]]])
+
+
+if __name__ == "__main__":
+    main()
