@@ -202,15 +202,17 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
                     self.core.explain_forward(str(error), [tensor.dtype for tensor in tensors])
                 raise
 
-    def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1):
+    def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1, **others):
         """This rank's tokens of a batch that its sequence group has whole, as keyword arguments of forward().
 
-        The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not cut.
+        The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not cut;
+        `others` are more of them, one number for each token, such as token_type_ids.
         Raises  ShapeError: fewer than two tokens for some rank.
         """
         names = ("input_ids", "labels", "position_ids", "attention_mask")
-        parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)
-        return {name: part for name, part in zip(names, parts) if part is not None}
+        other_parts = {name: self.core.cut(tensor, None, None, None, dim)[0] for name, tensor in others.items()}
+        parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)  # last: its mask is remembered
+        return {**{name: part for name, part in zip(names, parts) if part is not None}, **other_parts}
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
         """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at stages 2, 3.

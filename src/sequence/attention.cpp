@@ -2,7 +2,10 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <utility>
 
 #include "sequence/head_exchange.h"
 #include "trireme/base/error.h"
@@ -80,6 +83,17 @@ at::Tensor one_for_each(const at::Tensor& keys, const ShardRange& range, const S
 
 }  // namespace
 
+void take_causality(OperatorCall& call, const Cut& queries, const Cut& keys) {
+  const c10::IValue given = argument(call, kMask);
+  if (!given.isTensor() || !given.toTensor().defined() || queries.lengths != keys.lengths) return;
+  const at::Tensor& mask = given.toTensor();
+  if (mask.dim() < 2 || mask.size(-1) != keys.local() || mask.size(-2) != queries.local()) return;
+  const at::Tensor local = mask.scalar_type() == at::kBool ? mask : mask.eq(0);
+  if (local.logical_xor(at::ones_like(local).tril()).any().item<bool>()) return;
+  argument(call, kMask) = c10::IValue();
+  argument(call, kIsCausal) = true;
+}
+
 void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& keys, const at::Tensor& padding_mask,
                   Group& group) {
   const bool has_batch = argument(call, kQuery).toTensor().dim() == 4;
@@ -87,7 +101,15 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
     const at::Tensor tensor = argument(call, index).toTensor();
     return has_batch ? tensor : tensor.unsqueeze(0);
   };
-  const int64_t heads = with_batch(kQuery).size(1), key_heads = with_batch(kKey).size(1);
+  // Where there is padding, models leave the mask out on ranks whose own tokens all count, and repeat keys on the
+  // others.
+  const bool is_padded = padding_mask.defined();
+  const int64_t heads = with_batch(kQuery).size(1);
+  const auto keys_of = [&](size_t index) {
+    const at::Tensor tensor = with_batch(index);
+    return is_padded && tensor.size(1) != heads ? tensor.repeat_interleave(heads / tensor.size(1), 1) : tensor;
+  };
+  const int64_t key_heads = is_padded ? heads : with_batch(kKey).size(1);
   if (heads < group.size())
     throw StateError(str(kName, ": ", heads, " heads for ", group.size(),
                          " ranks; use at most as many ranks as heads, or ring attention"));
@@ -95,8 +117,8 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
   const HeadRanges of_keys = HeadRanges::of_keys(key_heads, query_heads);
   next.run(call, [&] {
     at::Tensor query = to_heads(with_batch(kQuery), query_heads, queries, group);
-    at::Tensor key = to_heads(with_batch(kKey), of_keys, keys, group);
-    at::Tensor value = to_heads(with_batch(kValue), of_keys, keys, group);
+    at::Tensor key = to_heads(keys_of(kKey), of_keys, keys, group);
+    at::Tensor value = to_heads(keys_of(kValue), of_keys, keys, group);
     const ShardRange &own = query_heads[group.rank()], &own_keys = of_keys[group.rank()];
     const int64_t queries_per_key = heads / key_heads;
     if (own.numel() != own_keys.numel() * queries_per_key) {
@@ -107,6 +129,10 @@ void run_by_heads(OperatorCall& call, Next next, const Cut& queries, const Cut& 
     if (argument(call, kMask).isTensor() && argument(call, kMask).toTensor().defined())
       argument(call, kMask) =
           mask_for_heads(argument(call, kMask).toTensor(), queries, keys, padding_mask, query_heads);
+    else if (is_padded)
+      argument(call, kMask) =
+          kept(padding_mask, queries, keys, std::exchange(argument(call, kIsCausal), false).toBool(), query.device());
+    if (is_padded) argument(call, kEnableGqa) = false;
     argument(call, kQuery) = query;
     argument(call, kKey) = key;
     argument(call, kValue) = value;

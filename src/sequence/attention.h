@@ -7,6 +7,10 @@
 
 namespace trireme::sequence {
 
+/// A mask of this rank's tokens that says no more than that no token sees a later one becomes `is_causal`: so models
+/// write it that get positions and no mask. Where there is no padding.
+void take_causality(OperatorCall& call, const Cut& queries, const Cut& keys);
+
 /// Runs the attention `call` on all tokens of some heads: its arguments become those, and its result this rank's
 /// tokens. `padding_mask` [B, S], undefined: no padding. Tensors have four dims, or three without a batch.
 ///

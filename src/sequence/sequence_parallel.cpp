@@ -80,7 +80,11 @@ class SequenceParallel::Impl final : public Pass {
     return part;
   }
 
-  void remember_padding(const at::Tensor& mask) { padding_mask_ = mask; }
+  /// A mask without padding is none.
+  void remember_padding(const at::Tensor& mask) {
+    const WithoutInterception guard;
+    padding_mask_ = mask.defined() && mask.eq(0).any().item<bool>() ? mask : at::Tensor();
+  }
 
   void run(OperatorCall& call, Next next) override {
     const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled();
@@ -298,6 +302,7 @@ class SequenceParallel::Impl final : public Pass {
                              cut ? str(" and cut along dim ", cut->dim) : std::string(" and not cut")));
     }
     const auto queries = query->storage->cut, keys = key->storage->cut;
+    if (!padding_mask_.defined()) sequence::take_causality(call, *queries, *keys);
     if (attention_ == SequenceAttention::kRing)
       sequence::run_in_ring(call, next, *queries, *keys, group_);
     else

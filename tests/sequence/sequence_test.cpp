@@ -238,6 +238,43 @@ TEST_P(EveryWorld, AMaskThatAModelMakesOfThePaddingIsCompleted) {
         SequenceAttention::kUlysses, [](SequenceInputs& in) { pad_second(in); });
 }
 
+TEST_P(EveryWorld, PaddingCountsWhereAModelLeavesItsMaskOutOnSomeRanks) {
+  // As Hugging Face's models do on ranks whose own tokens are no padding; on the others they repeat shared keys.
+  for (const bool is_causal : {true, false})
+    for (const bool is_left : {true, false})
+      compare(
+          GetParam(), {.heads = 4, .key_heads = 2, .is_causal = is_causal},
+          [is_causal](const Net& net, const SequenceInputs& in) {
+            if (in.attention_mask.ne(0).all().item<bool>()) return loss_of(net.logits(in), in.labels);
+            return loss_of(net.logits(in,
+                                      [is_causal](const SequenceInputs& part) {
+                                        const int64_t length = part.input_ids.size(1);
+                                        const at::Tensor all = at::ones({length, length}, at::kBool);
+                                        return (is_causal ? all.tril() : all)
+                                            .logical_and(part.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1));
+                                      }),
+                           in.labels);
+          },
+          SequenceAttention::kUlysses,
+          [&](SequenceInputs& in) {
+            pad_second(in);
+            if (is_left) in.attention_mask = in.attention_mask.flip({1});
+            in.labels.fill_(-100);
+            in.labels.narrow(1, 6, 4).fill_(3);
+          });
+}
+
+TEST_P(EveryWorld, AMaskOfCausalityAloneIsCausalAttention) {
+  const Mask causal = [](const SequenceInputs& in) {
+    return at::ones({in.input_ids.size(1), in.input_ids.size(1)}, at::kBool).tril().unsqueeze(0).unsqueeze(0);
+  };
+  for (const SequenceAttention attention : {SequenceAttention::kUlysses, SequenceAttention::kRing})
+    compare(
+        GetParam(), {},
+        [causal](const Net& net, const SequenceInputs& in) { return loss_of(net.logits(in, causal), in.labels); },
+        attention);
+}
+
 TEST_P(EveryWorld, AMaskOfAllTokensIsTakenAsItIs) {
   const at::Generator generator = at::detail::createCPUGenerator(3);
   const at::Tensor of_heads = at::randn({1, 4, 16, 16}, generator);
