@@ -58,11 +58,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         text = json.dumps({k: v for k, v in native.items() if v is not None})
         self.frozen_parameters = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []
         try:
-            read = core.Config(text, self.world.size, origin, self.world.size // self.dp_world_size)
+            read = core.Config(text, self.world.size, origin, self._stages)
             resolved = json.loads(read.text)
             agreement.check(self.world, resolved)
             self._check_models(read)
-            is_sharded = self.dp_world_size > 1 and resolved["zero_optimization"]["stage"] > 0
+            is_sharded = self.world.size > self._stages and resolved["zero_optimization"]["stage"] > 0
             self.client_steps = ClientOptimizer(client, model, is_sharded) if steps_itself else None
             # A scheduler that refuses the program's optimizer says so before the model is changed.
             own_schedule = schedules.make_client_schedule(lr_scheduler, client) if client is not None else None
@@ -342,6 +342,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
     sequence_parallel_size = property(lambda self: self._sequence_size, doc="Ranks that share samples.")
     seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())
     _dp_rank = property(lambda self: self.core.data_rank)
+    _stages = 1  # of a pipeline
     _drops_last = False  # micro-batch of a data set, where it is smaller
     mp_world_size = property(lambda self: 1)
     device = property(lambda self: torch.device(self.core.device), doc="Where the parameters are.")

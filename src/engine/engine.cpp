@@ -221,8 +221,8 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
   if (model_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
 }
 
-/// Neighbouring ranks hold the shards of one replica. Ranks of one sequence have parts of the same gradients: summed, they
-/// are one sample's.
+/// Neighbouring ranks hold the shards of one replica. Ranks of one sequence have parts of the same gradients: summed,
+/// they are one sample's.
 std::vector<ShardMesh> Engine::make_meshes() {
   const int replicas = config_.degrees.replicas;
   if (replicas == 1) return {{.shards = group_, .mean_over = place_.size}};
@@ -234,7 +234,9 @@ std::vector<ShardMesh> Engine::make_meshes() {
   }
   shards_ = group_.split(shards, "shards");
   replicas_ = group_.split(same, "replicas");
-  return {{.shards = *shards_, .replicas = replicas_.get(), .states_over_replicas = config_.states_over_replicas,
+  return {{.shards = *shards_,
+           .replicas = replicas_.get(),
+           .states_over_replicas = config_.states_over_replicas,
            .mean_over = place_.size}};
 }
 

@@ -39,6 +39,7 @@ class PipelineEngine(DeepSpeedEngine):
 
     grid = property(lambda self: self.module.mpu(), doc="The PipelineParallelGrid.")
     num_stages = property(lambda self: self.grid.pipe_parallel_size)
+    _stages = num_stages
     stage_id = property(lambda self: self.grid.stage_id)
     dp_world_size = property(lambda self: self.grid.data_parallel_size)
     _dp_rank = property(lambda self: self.grid.data_parallel_id)
