@@ -32,6 +32,7 @@ _PREPARE = """
             self.head = torch.nn.Linear(16, 32)
 
         def forward(self, input_ids, labels=None):
+            self.tokens = input_ids.shape[1]
             x = self.embed(input_ids)
             query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
             attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -83,11 +84,12 @@ class AutoSP(Case):
         engine.step()
         losses.append(loss.item())
     groups = deepspeed.utils.groups
-    result = {"losses": losses, "expected": expected, "size": engine.sequence_parallel_size, "data": engine.dp_world_size,
+    result = {"losses": losses, "expected": expected, "tokens": model.tokens, "size": engine.sequence_parallel_size, "data": engine.dp_world_size,
               "recompute": engine.resolved_config["trireme"]["recompute"],
               "ranks": torch.distributed.get_process_group_ranks(groups._get_sequence_parallel_group())}
 """, as_deepspeed=True)
         self.assert_close(result["losses"], result["expected"])
+        self.assertEqual(result["tokens"], 7)
         self.assertEqual([result["size"], result["data"], result["ranks"]], [2, 1, [0, 1]])
         self.assertAlmostEqual(result["recompute"]["extra_compute"], 1 / 3)
 
@@ -101,9 +103,10 @@ class AutoSP(Case):
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    result = {"losses": losses, "expected": expected}
+    result = {"losses": losses, "expected": expected, "tokens": model.tokens}
 """, as_deepspeed=True)
         self.assert_close(result["losses"], result["expected"])
+        self.assertEqual(result["tokens"], 7)
 
     def test_a_compiled_module_is_refused(self):
         result = self.on_ranks(2, _PREPARE + """
