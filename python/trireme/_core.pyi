@@ -36,6 +36,8 @@ class World:
         """In place; contiguous. `op` is sum, mean, max or min."""
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """In place; contiguous."""
+    def gather(self, text: str) -> list[str]:
+        """The texts of all ranks, by rank."""
     def abort(self, reason: str) -> None:
         """Peers' next waits raise PeerLostError with this reason."""
     def flight_record(self) -> str: ...
@@ -67,7 +69,7 @@ def is_accelerates(text: str) -> bool:
 class Config:
     """A configuration (JSON text), read and checked for a number of ranks."""
 
-    def __init__(self, text: str, world_size: int, origin: str) -> None: ...
+    def __init__(self, text: str, world_size: int, origin: str, pipe: int = 1) -> None: ...
     @property
     def text(self) -> str:
         """Every option, spelled out, as JSON text."""
@@ -272,6 +274,18 @@ class Engine:
     def save_16bit_model(self, directory: str, name: str, exclude_frozen_parameters: bool) -> bool: ...
 
 # --- zero.Init, and single parameters ---------------------------------------------------------------------------------
+
+class StageEngine(Engine):
+    """trireme::Engine and StageRunner of the stage that a Python PipelineModule has here."""
+
+    def __init__(self, world: World, topology: Topology, module: Module, config: Config, groups: Sequence[Any], make_client: Any,
+                 output: str, loss: Callable[..., Tensor], tied: Mapping[str, Sequence[int]], dynamic_shapes: bool) -> None: ...
+    def train_batch(self, next: Callable[[], Any]) -> Tensor: ...
+    def eval_batch(self, next: Callable[[], Any], micro_batches: int, computes_loss: bool, returns_outputs: bool) -> tuple[Tensor | None, list[Any]]:
+        """(Mean loss or None, outputs by micro-batch.)"""
+    def follow_owners(self) -> None: ...
+    def reset_activation_shape(self) -> None: ...
+    def set_schedule(self, make: Any) -> None: ...
 
 class InitContext:
     """Shards the parameters of modules made inside. `config` is JSON text, or empty."""

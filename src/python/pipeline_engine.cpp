@@ -218,11 +218,7 @@ void bind_pipeline_engine(py::module_& module) {
       .def(
           "follow_owners", [](StageEngine& self) { self.runner.follow_owners(); }, WithoutGil())
       .def("reset_activation_shape", [](StageEngine& self) { self.runner.reset_activation_shape(); })
-      .def("set_schedule", &set_schedule, py::arg("make"))
-      .def_property_readonly("instructions",
-                             [](const StageEngine& self) { return self.runner.counters().instructions; })
-      .def_property_readonly("peak_buffers",
-                             [](const StageEngine& self) { return self.runner.counters().peak_buffers; });
+      .def("set_schedule", &set_schedule, py::arg("make"));
 }
 
 }  // namespace trireme::python
