@@ -27,6 +27,7 @@ struct NumberRange {
 };
 
 inline constexpr IntegerRange kCount = {.min = 0, .words = "an integer >= 0"};
+inline constexpr IntegerRange kShardSize = {.min = -1, .words = "a number of ranks, or -1"};
 inline constexpr IntegerRange kPositive = {.min = 1, .words = "an integer >= 1"};
 inline constexpr NumberRange kNonNegative = {
     .min = 0, .max = std::numeric_limits<double>::max(), .words = "a finite number >= 0"};

@@ -20,7 +20,6 @@ constexpr NumberRange kExtraCompute = {
     .min = 0, .max = 1.0 / 3, .words = "a share of a step's multiply-adds from 0 to 0.333"};
 constexpr NumberRange kShare = {.min = 0, .max = 1, .words = "a number from 0 to 1"};
 constexpr IntegerRange kStages = {.min = 0, .max = 3, .words = "an integer from 0 to 3"};
-constexpr IntegerRange kShardSize = {.min = -1, .words = "a number of ranks, or -1"};
 constexpr IntegerRange kPrintSteps = {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"};
 constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
 constexpr IntegerRange kKept = {.min = 0, .max = 1'000'000, .words = "a number of checkpoints from 0 (all) to 1000000"};

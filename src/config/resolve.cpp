@@ -55,30 +55,42 @@ void take_recompute_as_text(Document& file) {
 
 /// The replicas that MiCS and hpZ make of the data-parallel ranks.
 void resolve_replicas(Document& file, Config& config) {
-  const std::string zero = "zero_optimization.";
-  const std::string mics = zero + "mics_shard_size", hpz = zero + "zero_hpz_partition_size";
-  const int64_t mics_size = file.integer_or(mics, -1, {.min = -1, .words = "a number of ranks, or -1"});
+  const std::string mics = "zero_optimization.mics_shard_size", hpz = "zero_optimization.zero_hpz_partition_size";
+  const int64_t mics_size = file.integer_or(mics, -1, kShardSize);
   const int64_t hpz_size = file.integer_or(hpz, 1, kPositive);
-  if (mics_size < 1 && hpz_size == 1) return;
-  if (mics_size >= 1 && hpz_size > 1)
+  Degrees& degrees = config.degrees;
+  if (mics_size == 0) file.fail(mics, kShardSize.words);
+  if (mics_size > 0 && hpz_size > 1)
     file.refuse(hpz, str("`", hpz, "` = ", hpz_size, " and `", mics, "` = ", mics_size, "; remove one of the two"));
   const bool is_hpz = hpz_size > 1;
-  const std::string& key = is_hpz ? hpz : mics;
-  const int64_t size = is_hpz ? hpz_size : mics_size;
-  const int stage = config.pager.stage;
-  if (stage < (is_hpz ? 3 : 1))
-    file.refuse(key, str("`", key, "` = ", size, " at ZeRO stage ", stage, "; set `zero_optimization.stage` to ",
-                         is_hpz ? "3" : "1, 2 or 3", ", or remove the key"));
-  Degrees& degrees = config.degrees;
-  if (degrees.data % size != 0)
-    file.refuse(key, str("`", key, "` = ", size, " does not divide the ", degrees.data,
+  const bool is_given = is_hpz || mics_size > 0;
+  const std::string key = is_hpz ? hpz : is_given ? mics : "";
+  const int64_t size = is_hpz ? hpz_size : is_given ? mics_size : degrees.data / degrees.replicas;
+  const std::string said = is_given ? str("`", key, "` = ", size) : str("degrees.replicas=", degrees.replicas);
+  if (is_given && degrees.data % size != 0)
+    file.refuse(key, str(said, " does not divide the ", degrees.data,
                          " data-parallel ranks; choose a divisor, or another number of ranks"));
   const auto replicas = static_cast<int>(degrees.data / size);
   if (degrees.replicas != 1 && degrees.replicas != replicas)
-    file.refuse(key, str("`", key, "` = ", size, " makes ", replicas, " replicas, and the program has ",
-                         degrees.replicas, "; remove the key, or let them agree"));
+    file.refuse(key, str(said, " makes ", replicas, " replicas, and the program has ", degrees.replicas,
+                         "; remove the key, or let them agree"));
   degrees.replicas = replicas;
-  config.states_over_replicas = is_hpz && replicas > 1;
+  if (is_given && config.pager.stage < (is_hpz ? 3 : 1))
+    file.refuse(key, str(said, " at ZeRO stage ", config.pager.stage, "; set `zero_optimization.stage` to ",
+                         is_hpz ? "3" : "1, 2 or 3", ", or remove the key"));
+  if (replicas == 1) return;
+  config.states_over_replicas |= is_hpz;
+  const auto exclude = [&](bool is_on, const char* other, const char* why) {
+    if (is_on)
+      file.refuse(key,
+                  str(said, " makes ", replicas, " replicas beside ", other, ", ", why, "; leave one of the two out"),
+                  ErrorCode::kUnsupported);
+  };
+  exclude(config.pager.stage == 0, "ZeRO stage 0", "which shards nothing");
+  exclude(config.pager.deterministic, "`deterministic`", "whose sums would depend on their number");
+  exclude(config.pager.offload_ratio > 0 && config.states_over_replicas, "offloading",
+          "and states over replicas stay on the device");
+  exclude(degrees.sequence > 1, "`sequence_parallel_size`", "which is not there yet");
 }
 
 /// DeepCompile's pass "autosp": samples are cut over all ranks that `data_parallel_size` leaves, unless
@@ -120,7 +132,6 @@ void resolve_degrees(Document& file, Config& config, int world_size) {
                               degrees.sequence, " must divide the ", world_size,
                               " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
   degrees.data = static_cast<int>(world_size / model);
-  resolve_replicas(file, config);
   if (degrees.data % degrees.expert != 0 || degrees.data % degrees.replicas != 0)
     file.refuse("", str("degrees: expert ", degrees.expert, " and replicas ", degrees.replicas,
                         " must each divide the data degree, ", degrees.data, "; choose others"));
@@ -291,7 +302,8 @@ void resolve(Document& file, Config& config, int world_size) {
     keys.insert(keys.end(), more.begin(), more.end());
     return keys;
   };
-  step({"data_parallel_size", "sequence_parallel_size", "compile"}, [&] { resolve_degrees(file, config, world_size); });
+  step({"data_parallel_size", "sequence_parallel_size", "compile", "pipeline.stages"},
+       [&] { resolve_degrees(file, config, world_size); });
   step(modes, [&] { resolve_modes(file, precision); });
   step(with(modes, {"fp16"}), [&] { check_loss_scale(file, precision); });
   step(with(modes, {"data_types", "communication_data_type"}), [&] { check_data_types(file, precision); });
@@ -307,6 +319,8 @@ void resolve(Document& file, Config& config, int world_size) {
   step({"trireme.unit_patterns"}, [&] { check_unit_patterns(file, config); });
   step({"zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"},
        [&] { resolve_offload(file, config.pager); });
+  step({"zero_optimization", "data_parallel_size", "sequence_parallel_size", "compile", "pipeline"},
+       [&] { resolve_replicas(file, config); });
   step({"zero_optimization.allgather_bucket_size"}, [&] { check_allgather_bucket(file); });
   step({"trireme.recompute"}, [&] { check_recompute(file, config); });
   step({"gradient_predivide_factor", "prescale_gradients"}, [&] { resolve_prescale(file, config); });

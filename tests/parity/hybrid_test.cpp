@@ -120,6 +120,17 @@ TEST(HybridSharding, IsRefusedWhereItMeansNothing) {
   EXPECT_EQ(refusal(2, "zero_hpz_partition_size", 2),
             "<json>: `zero_optimization.zero_hpz_partition_size` = 2 at ZeRO stage 2; set `zero_optimization.stage` to "
             "3, or remove the key");
+  EXPECT_EQ(refusal(3, "mics_shard_size", 0),
+            "<json>: `zero_optimization.mics_shard_size` is 0; expected a number of ranks, or -1");
+  Json json = {{"train_micro_batch_size_per_gpu", 1},
+               {"deterministic", true},
+               {"zero_optimization", {{"stage", 3}, {"mics_shard_size", 2}}}};
+  EXPECT_THROW((void)config_from_json(json, kHybridRanks), ConfigError);
+  json["deterministic"] = false;
+  json["sequence_parallel_size"] = 2;
+  json["zero_optimization"]["mics_shard_size"] = 1;
+  EXPECT_THROW((void)config_from_json(json, kHybridRanks), ConfigError);
+  EXPECT_THROW((void)default_config(kHybridRanks, {.replicas = 2}), ConfigError);
 }
 
 }  // namespace
