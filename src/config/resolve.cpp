@@ -264,6 +264,14 @@ void check_recompute(Document& file, const Config& config) {
       file.refuse(key, str("`", key, "` is for \"mode\": \"selective\"; remove it"));
 }
 
+void check_whole_gradients(Document& file, const Config& config) {
+  if (config.pipeline.whole_gradients && config.pager.deterministic)
+    file.refuse(
+        "trireme.pipeline.whole_gradients",
+        "`trireme.pipeline.whole_gradients` sums the gradients of a rank first, and `deterministic` adds those of "
+        "each micro-batch in order; keep one of the two");
+}
+
 void resolve_checkpoint(Document& file, CheckpointOptions& checkpoint) {
   if (!file.has("checkpoint.async_save")) checkpoint.async_save = file.flag_or("checkpoint.writer.decoupled", false);
   if (file.flag_or("checkpoint.load_universal", false))
@@ -323,6 +331,7 @@ void resolve(Document& file, Config& config, int world_size) {
        [&] { resolve_replicas(file, config); });
   step({"zero_optimization.allgather_bucket_size"}, [&] { check_allgather_bucket(file); });
   step({"trireme.recompute"}, [&] { check_recompute(file, config); });
+  step({"deterministic", "trireme.pipeline"}, [&] { check_whole_gradients(file, config); });
   step({"gradient_predivide_factor", "prescale_gradients"}, [&] { resolve_prescale(file, config); });
   step({"checkpoint"}, [&] { resolve_checkpoint(file, config.checkpoint); });
   step({"activation_checkpointing"}, [&] { check_activation_checkpointing(file); });

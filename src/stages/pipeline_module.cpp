@@ -138,9 +138,7 @@ PipelineModule::PipelineModule(std::vector<LayerSpec> layers, PipelineModuleOpti
                           "; use a number of layers, or 0 to recompute nothing"));
 }
 
-namespace {
-
-std::vector<LayerSpec> layers_of(const torch::nn::Sequential& model) {
+std::vector<LayerSpec> PipelineModule::layers_of(const torch::nn::Sequential& model) {
   std::vector<LayerSpec> layers;
   for (const torch::nn::AnyModule& element : *model)
     layers.push_back(
@@ -152,11 +150,6 @@ std::vector<LayerSpec> layers_of(const torch::nn::Sequential& model) {
              }});
   return layers;
 }
-
-}  // namespace
-
-PipelineModule::PipelineModule(torch::nn::Sequential model, PipelineModuleOptions options)
-    : PipelineModule(layers_of(model), std::move(options)) {}
 
 std::vector<int64_t> PipelineModule::parts() const {
   const int count = options_.stages * options_.chunks;

@@ -115,12 +115,12 @@ class StageRunner::Impl {
   void reset_activation_shape() { mail_.forget_shapes(); }
   void follow_owners() { tied_.follow_owners(); }
   void set_schedule(std::function<pipeline::Schedule(int, int)> make) {
-    make_ = std::move(make);
-    const pipeline::Schedule schedule = this->make(micro_batches());
+    pipeline::Schedule schedule = checked(make(stages_.size(), micro_batches()));
     if (schedule.chunks != shape_.chunks || schedule.placement != shape_.placement)
       throw ConfigError(str("set_schedule: '", schedule.name, "' has other parts than the model was cut into for '",
                             shape_.name, "'; it needs as many chunks, placed alike"));
-    shape_ = schedule;
+    make_ = std::move(make);
+    shape_ = std::move(schedule);
   }
 
   int stage() const { return stages_.rank(); }
@@ -382,6 +382,8 @@ class StageRunner::Impl {
       SplitBackward::Rest roots{std::exchange(slot.output_edges, {}), std::exchange(slot.output_gradients, {})};
       if (slot.split) roots = std::exchange(slot.split, std::nullopt)->rest();
       const bool is_last_pass = --passes_left_[chunk] == 0;
+      const bool is_last_of_stage = std::ranges::all_of(passes_left_, [](int passes) { return passes == 0; });
+      engine_.pager().defer_reductions(engine_.config().pipeline.whole_gradients && !is_last_of_stage);
       TiedCopies::Roots tied = tied_.receive(chunk, is_last_pass);
       roots.from.insert(roots.from.end(), tied.edges.begin(), tied.edges.end());
       roots.gradients.insert(roots.gradients.end(), tied.gradients.begin(), tied.gradients.end());
@@ -406,6 +408,7 @@ class StageRunner::Impl {
 
   /// After a pass that failed: nothing of this window is kept.
   void drop() {
+    engine_.pager().defer_reductions(false);
     slots_.clear();
     handed_over_.clear();
     batches_.clear();

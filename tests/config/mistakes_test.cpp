@@ -67,6 +67,10 @@ TEST(Mistakes, OfOneKeyDoNotSpoilAnother) {
 }
 
 TEST(Mistakes, OfSeveralKeysTogetherStandAtOneOfThem) {
+  EXPECT_EQ(mistakes_of("{\n\"train_batch_size\": 1, \"deterministic\": true,\n\"trireme\": {\"pipeline\": "
+                        "{\"whole_gradients\": true}}}"),
+            (Lines{"3: `trireme.pipeline.whole_gradients` sums the gradients of a rank first, and `deterministic` adds "
+                   "those of each micro-batch in order; keep one of the two"}));
   EXPECT_EQ(
       mistakes_of("{\n\"train_batch_size\": 5,\n\"gradient_predivide_factor\": 2,\n\"prescale_gradients\": true}", 2),
       (Lines{"2: `train_batch_size` is 5; set it to 4, or leave one of the three out: it follows from the other two",

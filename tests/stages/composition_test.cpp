@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ops/dropout.h>
+#include <ATen/record_function.h>
 
+#include <atomic>
 #include <chrono>
+#include <iostream>
 #include <thread>
 
 #include "tests/stages/pipelines.h"
@@ -91,6 +94,78 @@ TEST(GatheredWeights, HaveTheBitsOfSharedOnes) {
                    config.pager.poison = true;
                  }});
   }
+}
+
+/// One step of 2 x 2 ranks with 8 micro-batches, after two that warm up.
+struct Traffic {
+  int64_t bytes = 0;      ///< sent to the other data-parallel rank, or read from it
+  int64_t operators = 0;  ///< of all ranks and threads
+};
+
+Traffic traffic_of(int zero, bool whole_gradients) {
+  const Recipe recipe{.data = 2, .micro_batches = 8, .configure = [=](Config& config) {
+                        config.pager.stage = zero;
+                        config.pipeline.whole_gradients = whole_gradients;
+                      }};
+  std::atomic<int64_t> bytes = 0, operators = 0;
+  run_ranks(4, [&](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+    const bool reads_in_place = engine.pager().policy().stage == 3;  // one-sided: no message of the group
+    const auto moved = [&] {
+      const int64_t read = reads_in_place ? engine.pager().counters().reduced_bytes / 2 : 0;
+      return engine.group().counters().bytes_sent + read;
+    };
+    for (int step = 0; step < 2; ++step) (void)engine.train_batch(batches);
+    rank.world().barrier();
+    static std::atomic<int64_t>* counted = nullptr;
+    at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+    if (rank.id() == 0) {
+      counted = &operators;
+      handle = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) {
+                                       ++*counted;
+                                       return std::unique_ptr<at::ObserverContext>();
+                                     }).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+    }
+    rank.world().barrier();
+    const int64_t before = moved();
+    (void)engine.train_batch(batches);
+    bytes += moved() - before;
+    rank.world().barrier();
+    if (rank.id() == 0) at::removeCallback(handle);
+  });
+  return {bytes, operators};
+}
+
+TEST(WholeGradients, MoveTheBytesOfStage1AtMost) {
+  const Traffic at_1 = traffic_of(1, false), each = traffic_of(3, false), whole = traffic_of(3, true);
+  EXPECT_GT(at_1.bytes, 0);
+  EXPECT_LE(static_cast<double>(whole.bytes), 1.05 * static_cast<double>(at_1.bytes));
+  EXPECT_LE(static_cast<double>(whole.operators), 1.05 * static_cast<double>(at_1.operators));
+  EXPECT_GT(each.bytes, 2 * whole.bytes);  // what a reduction per micro-batch costs
+  std::cout << "stage 1: " << at_1.bytes << " bytes, " << at_1.operators << " operators; stage 3: " << whole.bytes
+            << " bytes, " << whole.operators << " operators; reduced per micro-batch: " << each.bytes << " bytes, "
+            << each.operators << " operators\n";
+}
+
+TEST(WholeGradients, HaveTheBitsOfStage1) {
+  for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
+    for (const bool tied : {false, true})
+      for (const int zero : {2, 3})
+        for (const GatherPolicy gather : {GatherPolicy::kShared, GatherPolicy::kCopy}) {
+          if (zero == 2 && gather == GatherPolicy::kCopy) continue;
+          SCOPED_TRACE(str(schedule, ", tied ", tied, ", ZeRO ", zero, ", copy ", gather == GatherPolicy::kCopy));
+          Recipe recipe{.data = 2, .stages = 2, .schedule = schedule, .tied = tied, .steps = 3};
+          recipe.configure = [](Config& config) { config.pager.stage = 1; };
+          const Outcome at_1 = train_in_stages(recipe);
+          recipe.configure = [=](Config& config) {
+            config.pager.stage = zero;
+            config.pager.gather = gather;
+            config.pipeline.whole_gradients = true;
+          };
+          expect_close(at_1, train_in_stages(recipe), 0);
+        }
 }
 
 TEST(ShardedInit, HasTheBitsOfWholeConstruction) {

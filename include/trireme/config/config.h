@@ -44,12 +44,14 @@ struct RecomputeConfig {
   bool operator==(const RecomputeConfig&) const = default;
 };
 
-/// How `trireme train` cuts its model into Degrees::pipe stages; a PipelineModule says it itself.
+/// How `trireme train` cuts its model into Degrees::pipe stages, where a PipelineModule says it itself, and for both
+/// how gradients are summed.
 struct PipelineConfig {
   std::string schedule = "1f1b";               ///< as pipeline::make_schedule() knows it
   int64_t chunks = 1;                          ///< parts of the model on each stage
   std::string partition = "best";              ///< as PipelineModuleOptions::partition_method
   int64_t activation_checkpoint_interval = 0;  ///< layers that are recomputed together; 0: none
+  bool whole_gradients = false;  ///< at ZeRO 2 and 3: one reduction per step, of whole sums, instead of per micro-batch
   bool operator==(const PipelineConfig&) const = default;
 };
 

@@ -143,7 +143,9 @@ class PipelineModule {
   /// Throws    ConfigError: no layer, no loss, an option out of its range.
   PipelineModule(std::vector<LayerSpec> layers, PipelineModuleOptions options);
   /// The layers of `model`, which every rank has built whole; each rank keeps its own stage's.
-  PipelineModule(torch::nn::Sequential model, PipelineModuleOptions options);
+  template <std::same_as<torch::nn::Sequential> Model>  // a list in braces is one of layers
+  PipelineModule(const Model& model, PipelineModuleOptions options)
+      : PipelineModule(layers_of(model), std::move(options)) {}
 
   const PipelineModuleOptions& options() const { return options_; }
   /// Part p of the model has the layers [result[p], result[p + 1]).
@@ -154,6 +156,7 @@ class PipelineModule {
   StageModel build(int stage) const;
 
  private:
+  static std::vector<LayerSpec> layers_of(const torch::nn::Sequential& model);
   void seed(int64_t layer) const;
   std::string name_of(int64_t layer) const;
 
