@@ -89,6 +89,8 @@ void bind_pipeline(py::module_& module) {
       .def_readonly("chunks", &pipeline::Schedule::chunks)
       .def_readonly("streams", &pipeline::Schedule::streams)
       .def_readonly("buffers", &pipeline::Schedule::buffers)
+      .def("part_of", &pipeline::Schedule::part_of, py::arg("stage"), py::arg("chunk"))
+      .def("stage_of", &pipeline::Schedule::stage_of, py::arg("part"))
       .def(
           "check",
           [](const pipeline::Schedule& self, bool barriers) {

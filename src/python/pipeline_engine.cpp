@@ -83,36 +83,53 @@ py::object to_python(const c10::IValue& value) {
   return py::none();
 }
 
-/// {name of a tied parameter: the stages that have it, its owner first}, the same on every rank.
-using TiedStages = std::map<std::string, std::vector<int>>;
+/// {name of a tied parameter: the parts of the model that have it, its owner first}, the same on every rank.
+using TiedParts = std::map<std::string, std::vector<int>>;
+/// {name of a tied parameter: {part of this stage: the parameter there}}.
+using TiedCopiesHere = std::map<std::string, std::map<int, at::Tensor>>;
 
-std::vector<Tie> ties_of(const TiedStages& tied, const torch::nn::Module& mirror, int stage) {
-  const auto parameters = mirror.named_parameters();
+/// A Python PipelineModule, and how it is run.
+struct PythonStage {
+  py::object module;  ///< called with a value between layers, and with chunk=: its result is such a value
+  py::function loss;  ///< (outputs, labels) -> loss
+  TiedParts tied;
+  TiedCopiesHere copies;
+  PipelineOptions pipeline;
+};
+
+std::vector<Tie> ties_of(const PythonStage& stage) {
   std::vector<Tie> ties;
-  for (const auto& [name, stages] : tied) {
-    Tie& tie = ties.emplace_back(Tie{.name = name, .parts = stages, .parameters = {}});
-    for (const int each : stages) tie.parameters.push_back(each == stage ? parameters[name] : at::Tensor());
+  for (const auto& [name, parts] : stage.tied) {
+    Tie& tie = ties.emplace_back(Tie{.name = name, .parts = parts, .parameters = {}});
+    const auto here = stage.copies.find(name);
+    for (const int part : parts) {
+      const bool is_here = here != stage.copies.end() && here->second.contains(part);
+      tie.parameters.push_back(is_here ? here->second.at(part) : at::Tensor());
+    }
   }
   return ties;
 }
 
-StageModel model_of(const py::object& module, const py::function& loss, const TiedStages& tied,
-                    const Topology& topology, int rank) {
+StageModel model_of(const PythonStage& stage, const Topology& topology, int rank) {
   StageModel model;
-  model.module = mirror_of(module);
-  const int stage = topology.position_of(rank, "pipe");
-  const bool is_last = stage == topology.size_of("pipe") - 1;
-  model.parts = {[compute = shared(module), is_last](const c10::IValue& input) {
-    const py::gil_scoped_acquire gil;
-    py::object output = (*compute)(to_python(input));
-    return is_last ? held(std::move(output)) : to_value(output);
-  }};
-  model.loss = [compute = shared(loss)](const c10::IValue& outputs, const c10::IValue& labels) {
+  model.module = mirror_of(stage.module);
+  const int stages = topology.size_of("pipe"), chunks = stage.pipeline.chunks;
+  const pipeline::Schedule shape = pipeline::make_schedule(stage.pipeline.schedule, stages, 2 * stages, chunks);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const bool is_last = shape.part_of(topology.position_of(rank, "pipe"), chunk) == shape.parts() - 1;
+    model.parts.push_back([compute = shared(stage.module), chunk, chunks, is_last](const c10::IValue& input) {
+      const py::gil_scoped_acquire gil;
+      py::object value = to_python(input);
+      py::object output = chunks == 1 ? (*compute)(value) : (*compute)(value, py::arg("chunk") = chunk);
+      return is_last ? held(std::move(output)) : to_value(output);
+    });
+  }
+  model.loss = [compute = shared(stage.loss)](const c10::IValue& outputs, const c10::IValue& labels) {
     const py::gil_scoped_acquire gil;
     const py::object value = (*compute)(to_python(outputs), to_python(labels));
     return THPVariable_Check(value.ptr()) ? THPVariable_Unpack(value.ptr()) : at::Tensor();
   };
-  model.ties = ties_of(tied, *model.module, stage);
+  model.ties = ties_of(stage);
   return model;
 }
 
@@ -125,10 +142,10 @@ struct OwnGrid {
 class StageEngine final : private OwnGrid, public ModuleEngine {
  public:
   StageEngine(const std::shared_ptr<WorldHandle>& world, const Topology& topology, const StageModel& model,
-              const InitializeOptions& options, bool has_dynamic_shapes)
+              const InitializeOptions& options, const PipelineOptions& pipeline)
       : OwnGrid{Grid(group_of(*world), topology)},
         ModuleEngine(world, grid, model.module, options),
-        runner(*this, grid, model, {.dynamic_shapes = has_dynamic_shapes}) {}
+        runner(*this, grid, model, pipeline) {}
 
   StageRunner runner;
 };
@@ -137,11 +154,17 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
                                                const py::object& module, const Config& config,
                                                const std::vector<py::dict>& groups, const py::object& make_client,
                                                const std::string& output, const py::function& loss,
-                                               const TiedStages& tied, bool has_dynamic_shapes) {
-  const StageModel model = model_of(module, loss, tied, topology, world->world.rank);
+                                               const TiedParts& tied, const TiedCopiesHere& copies,
+                                               const std::string& schedule, int chunks, bool has_dynamic_shapes) {
+  const PythonStage stage{.module = module,
+                          .loss = loss,
+                          .tied = tied,
+                          .copies = copies,
+                          .pipeline = {.schedule = schedule, .chunks = chunks, .dynamic_shapes = has_dynamic_shapes}};
+  const StageModel model = model_of(stage, topology, world->world.rank);
   InitializeOptions options = options_of(module, config, groups, make_client, output);
   options.unmanaged = names_of_copies(model);
-  return share_engine([&] { return new StageEngine(world, topology, model, options, has_dynamic_shapes); });
+  return share_engine([&] { return new StageEngine(world, topology, model, options, stage.pipeline); });
 }
 
 /// Micro-batches of a Python function that returns (inputs, labels), or None at the end of the data.
@@ -206,7 +229,7 @@ void bind_pipeline_engine(py::module_& module) {
       "trireme::Engine and StageRunner of the stage that a Python PipelineModule has here.")
       .def(py::init(&make_stage_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("config"),
            py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("loss"), py::arg("tied"),
-           py::arg("dynamic_shapes"))
+           py::arg("copies"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"))
       .def(
           "train_batch",
           [](StageEngine& self, const py::function& next) {

@@ -52,6 +52,9 @@ class SameBits(unittest.TestCase):
     def test_under_other_schedules_and_one_of_the_programs_own(self):
         self.assert_stages_change_nothing(("gpipe", "zb-h1", "own schedule"))
 
+    def test_with_several_parts_of_the_model_on_each_stage(self):
+        self.assert_stages_change_nothing(("interleaved", "dualpipe-v", "zb-v"))
+
     def test_with_parameter_groups_optimizers_and_schedulers_of_the_program(self):
         names = ("parameter groups", "client optimizer", "scheduler")
         self.assert_stages_change_nothing(names)

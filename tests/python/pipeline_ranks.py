@@ -74,7 +74,7 @@ def loss_of(outputs, labels):
 def batches(data_rank, case, step=0):
     """((words or numbers, scale), labels), from those of `step` on."""
     dtype = torch.bfloat16 if "bf16" in case.config else torch.float32
-    for number in itertools.count(step * MICRO_BATCHES):
+    for number in itertools.count(step * case.micro_batches):
         generator = torch.Generator().manual_seed(100 * number + data_rank)
         words = torch.randint(WORDS, (3,), generator=generator)
         numbers = torch.randn(3, WIDTH, generator=generator, dtype=dtype)
@@ -109,6 +109,8 @@ class Case:
     is_tied: bool = False
     recomputed: int = 0
     schedule: typing.Any = None
+    cut_for: str = "1f1b"  # a schedule of two parts on each stage, or one
+    micro_batches: int = MICRO_BATCHES
     optimizer: typing.Callable | None = None
     scheduler: typing.Callable | None = None
     resumes_from: str | None = None
@@ -127,6 +129,9 @@ CASES = {
     "recomputed": Case(_zero(3), recomputed=1),
     "gpipe": Case(_zero(2), schedule="gpipe"),
     "zb-h1": Case(_zero(1), schedule="zb-h1"),
+    "interleaved": Case(_zero(2), cut_for="interleaved"),
+    "dualpipe-v": Case(_zero(1), cut_for="dualpipe-v", recomputed=1, micro_batches=8),
+    "zb-v": Case(_zero(3, deterministic=True), is_tied=True, cut_for="zb-v", micro_batches=8),
     "own schedule": Case(_zero(2), schedule=AllForwardsFirst),
     "parameter groups": Case(_zero(2), optimizer=lambda module: torch.optim.AdamW(no_decay(module), lr=1e-2)),
     "client optimizer": Case(_zero(1), optimizer=lambda module: torch.optim.NAdam(no_decay(module), lr=1e-2),
@@ -156,8 +161,9 @@ def train(case, stages, folder, name):
     torch.manual_seed(0)
     topology = PipeDataParallelTopology(1, size) if whole else PipeDataParallelTopology(stages, size // stages)
     module = PipelineModule(layers_of(case.is_tied), topology=topology, loss_fn=loss_of, seed_layers=True, partition_method="uniform",
-                            activation_checkpoint_interval=case.recomputed)
-    config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": MICRO_BATCHES, "gradient_clipping": 0.5, "steps_per_print": 0,
+                            activation_checkpoint_interval=case.recomputed,
+                            **({} if whole else {"schedule": case.cut_for, "chunks": 1 if case.cut_for == "1f1b" else 2}))
+    config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": case.micro_batches, "gradient_clipping": 0.5, "steps_per_print": 0,
               **case.config}
     if case.optimizer is None:
         config["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 1e-2}}
@@ -174,12 +180,12 @@ def train(case, stages, folder, name):
     for step in range(step, STEPS):
         if whole:
             total = torch.zeros(())
-            for inputs, labels in itertools.islice(data, MICRO_BATCHES):
+            for inputs, labels in itertools.islice(data, case.micro_batches):
                 loss = loss_of(engine(inputs), labels)
                 total += loss.detach().float()
                 engine.backward(loss)
                 engine.step()
-            loss = (total / MICRO_BATCHES).reshape(1)
+            loss = (total / case.micro_batches).reshape(1)
             engine.world.all_reduce(loss)
             loss = loss / engine.world.size
         else:
@@ -194,10 +200,13 @@ def train(case, stages, folder, name):
 
 def digests(engine, model):
     """A digest of each weight, by its name in the whole model. Copies of tied weights must be alike."""
-    found = {}
+    found, copies = {}, model.tied_copies() if isinstance(model, PipelineModule) else {}
+    owners = {id(copy): name for name, by_part in copies.items() for copy in by_part.values()}
     with trireme.zero.GatheredParameters(list(model.parameters())):
         for name, weight in model.named_parameters():
-            found[name] = hashlib.sha256(repr(weight.tolist()).encode()).hexdigest()[:16]
+            name = owners.get(id(weight), name)
+            digest = hashlib.sha256(repr(weight.tolist()).encode()).hexdigest()[:16]
+            assert found.setdefault(name, digest) == digest, f"copies of {name} differ on one stage"
     merged = {}
     for text in engine.world.gather(json.dumps(found)):
         for name, digest in json.loads(text).items():

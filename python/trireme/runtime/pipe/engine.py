@@ -57,7 +57,8 @@ class PipelineEngine(DeepSpeedEngine):
         for of_stage in self.over_stages(self.module.tied_parameters()):
             tied.update(of_stage)
         return core.StageEngine(self.world, self.grid.topology().ranks, self.module, read, groups, make_client, output,
-                                _loss_function(self.module, self._losses), tied, self.module.dynamic_shape)
+                                _loss_function(self.module, self._losses), tied, self.module.tied_copies(), self.module.schedule,
+                                self.module.chunks, self.module.dynamic_shape)
 
     def over_stages(self, value):
         """JSON's values: `value` of each stage of this rank's pipeline. Collective."""
@@ -98,7 +99,7 @@ class PipelineEngine(DeepSpeedEngine):
             raise ConfigError(f"train_batch: a batch is a {type(batch).__name__}; expected (inputs, labels), which set_batch_fn() can make of it")
         move = lambda value: value.to(self.device) if isinstance(value, torch.Tensor) else value
         inputs, labels = _pytree.tree_map(move, tuple(batch))
-        return inputs if self.is_first_stage() else None, labels if self.is_last_stage() else None
+        return inputs if self.module.has_first_part() else None, labels if self.module.has_last_part() else None
 
     # --- steps ---
 
@@ -142,8 +143,8 @@ class PipelineEngine(DeepSpeedEngine):
             self.module.train(was_training)
         result = None
         if compute_loss and reduce_output == "avg":
-            result = mean.to(self.device) if bcast_loss or self.is_last_stage() else None
-        elif self.is_last_stage():
+            result = mean.to(self.device) if bcast_loss or self.module.has_last_part() else None
+        elif self.module.has_last_part():
             result = list(self._losses) if compute_loss else outputs
             result = result if reduce_output is None else self._mean_of(result)
         return (result, outputs[-1] if outputs else None) if return_logits else result
@@ -170,10 +171,10 @@ class PipelineEngine(DeepSpeedEngine):
         """What train_batch() executes: a name of trireme.pipe.schedule_names(), a class derived from PipeSchedule, or a callable that
         makes a trireme.pipe.Schedule of (stages, micro_batches). Every rank alike.
 
-        Raises  ConfigError: one that cannot be executed, or that wants several parts of the model on each stage.
+        Raises  ConfigError: one that cannot be executed, or for other chunks or another placement than the module was cut for.
         """
         if isinstance(schedule, str):
-            make = lambda stages, micro_batches: core.make_schedule(schedule, stages, micro_batches)
+            make = lambda stages, micro_batches: core.make_schedule(schedule, stages, micro_batches, self.module.chunks)
         elif isinstance(schedule, type) and issubclass(schedule, PipeSchedule):
             make = lambda stages, micro_batches: schedule.of_all_stages(micro_batches, stages)
         elif callable(schedule):

@@ -147,6 +147,14 @@ def sum_over(tensor, ranks):
     _send_from_first(tensor, ranks)
 
 
+class _Part:
+    """What this rank has of the model in one piece: the functions of layers `first` and on."""
+
+    def __init__(self, first, functions):
+        self.first, self.functions = first, functions
+        self.micro_offset = 0  # how often it has computed
+
+
 class PipelineModule(nn.Module):
     """The layers of this rank's stage: forward() is `for layer in layers: inputs = layer(inputs)`.
 
@@ -162,6 +170,8 @@ class PipelineModule(nn.Module):
     checkpointable_layers           names of the classes that are; None: all that have parameters.
     dynamic_shape                   shapes of activations may change from one micro-batch to the next.
     profile_input                   what the first layer takes, for partition_method="profile".
+    schedule, chunks                a name of trireme.pipe.schedule_names(), and how many parts of the model each stage has: 2 for "zb-v" and
+                                    "dualpipe-v", any number for "interleaved", else 1.
 
     Parameters of layer i are called "i.weight" and so on, wherever they live; those of tied layers by the first of these layers.
     Collective. Raises  PipelineSpecError, UnsupportedError.
@@ -171,7 +181,7 @@ class PipelineModule(nn.Module):
 
     def __init__(self, layers, num_stages=None, topology=None, loss_fn=None, seed_layers=False, seed_fn=None, base_seed=1234,
                  partition_method="parameters", activation_checkpoint_interval=0, activation_checkpoint_func=checkpointing.checkpoint,
-                 checkpointable_layers=None, dynamic_shape=False, *, profile_input=None):
+                 checkpointable_layers=None, dynamic_shape=False, *, profile_input=None, schedule="1f1b", chunks=1):
         super().__init__()
         if num_stages is None and topology is None:
             raise PipelineSpecError("PipelineModule: must provide num_stages or topology")
@@ -182,9 +192,10 @@ class PipelineModule(nn.Module):
         self.activation_checkpoint_interval = activation_checkpoint_interval
         self.activation_checkpoint_func = activation_checkpoint_func
         self.checkpointable_layers = checkpointable_layers
-        self.micro_offset = 0
         self._grid = PipelineParallelGrid(topology or self._data_parallel_topology(num_stages))
         self.num_stages, self.stage_id = self._grid.pipe_parallel_size, self._grid.stage_id
+        self.schedule, self.chunks = schedule, chunks
+        self._shape = self._checked_schedule()
 
         layers = list(layers)
         for layer in layers:
@@ -196,12 +207,11 @@ class PipelineModule(nn.Module):
         self.layer_profiles = []
         self.parts = self._partition(layers, partition_method, profile_input)
         self._check_shared(layers)
-        self._local_start, self._local_stop = self.parts[self.stage_id], self.parts[self.stage_id + 1]
-        self.tied_modules, self.forward_funcs = {}, []
-        for index in range(self._local_start, self._local_stop):
-            self.forward_funcs.append(self._build(layers, index))
-        self.tied_stages = {key: sorted({self.stage_owner(index) for index, layer in enumerate(layers)
+        self.tied_modules, self._tied_of_part = {}, {}  # by key; by key and part
+        self._parts = [self._build_part(layers, self._shape.part_of(self.stage_id, chunk)) for chunk in range(chunks)]
+        self._tied_parts = {key: sorted({self._part_with(index) for index, layer in enumerate(layers)
                                          if isinstance(layer, TiedLayerSpec) and layer.key == key}) for key in self._first_tied}
+        self.tied_stages = {key: sorted({self._shape.stage_of(part) for part in parts}) for key, parts in self._tied_parts.items()}
         # In the order of the whole model, so that stages exchange them in one order.
         self.tied_modules = {key: self.tied_modules[key] for key in self._first_tied if key in self.tied_modules}
         self._synchronize_tied_weights()
@@ -212,6 +222,17 @@ class PipelineModule(nn.Module):
         if num_stages < 1 or size % num_stages:
             raise PipelineSpecError(f"PipelineModule: num_stages ({num_stages}) must divide distributed world size ({size})")
         return PipeDataParallelTopology(num_pp=num_stages, num_dp=size // num_stages)
+
+    def _checked_schedule(self):
+        """Its stages and chunks are the module's. Raises PipelineSpecError."""
+        try:
+            shape = core.make_schedule(self.schedule, self.num_stages, 2 * self.num_stages, self.chunks)
+        except ConfigError as error:
+            raise PipelineSpecError(f"PipelineModule: {error}") from None
+        if shape.chunks != self.chunks:
+            raise PipelineSpecError(f"PipelineModule: schedule={self.schedule!r} has {shape.chunks} parts on each stage, and chunks="
+                                    f"{self.chunks}; set it to {shape.chunks}")
+        return shape
 
     @staticmethod
     def _check_layer(layer):
@@ -234,14 +255,14 @@ class PipelineModule(nn.Module):
 
     def _partition(self, layers, method, profile_input):
         name, _, pattern = method.partition(":")
-        name = name.lower()
+        name, count = name.lower(), self.num_stages * self.chunks
         try:
             if name == "uniform":
-                parts = core.partition_uniform(len(layers), self.num_stages)
+                parts = core.partition_uniform(len(layers), count)
             elif name == "parameters":
-                parts = core.partition_balanced([self._count_parameters(layer) for layer in layers], self.num_stages)
+                parts = core.partition_balanced([self._count_parameters(layer) for layer in layers], count)
             elif name == "type":
-                parts = core.partition_by_type([_class_name(layer) for layer in layers], pattern, self.num_stages)
+                parts = core.partition_by_type([_class_name(layer) for layer in layers], pattern, count)
             elif name == "profile":
                 parts = self._partition_by_profile(layers, profile_input)
             else:
@@ -251,9 +272,10 @@ class PipelineModule(nn.Module):
         except ConfigError as error:
             raise PipelineSpecError(f"PipelineModule: {error}") from None
         if self._grid.global_rank == 0:
-            for stage in range(self.num_stages):
-                names = [_class_name(layer) for layer in layers[parts[stage]:parts[stage + 1]]]
-                logger.info("stage %d of %d: layers %d to %d: %s", stage, self.num_stages, parts[stage], parts[stage + 1] - 1, ", ".join(names))
+            for part in range(count):
+                names = [_class_name(layer) for layer in layers[parts[part]:parts[part + 1]]]
+                logger.info("stage %d of %d: layers %d to %d: %s", self._shape.stage_of(part), self.num_stages, parts[part], parts[part + 1] - 1,
+                            ", ".join(names))
         return parts
 
     @staticmethod
@@ -278,8 +300,8 @@ class PipelineModule(nn.Module):
         if limit < 0:
             raise failure
         self.layer_profiles = [LayerProfile(seconds, int(parameters), int(activations)) for seconds, parameters, activations in measured]
-        return core.partition_within([round(each.seconds * 1e9) for each in self.layer_profiles], self.num_stages,
-                                     [self._bytes_of_layer(each) for each in self.layer_profiles], int(limit))
+        return core.partition_within([round(each.seconds * 1e9) for each in self.layer_profiles], self.num_stages * self.chunks,
+                                     [self._bytes_of_layer(each) for each in self.layer_profiles], int(limit) // self.chunks)
 
     @staticmethod
     def _bytes_of_a_rank():
@@ -314,14 +336,14 @@ class PipelineModule(nn.Module):
 
     # --- layers ---
 
-    def _build(self, layers, index):
+    def _build_part(self, layers, part):
+        return _Part(self.parts[part], [self._build(layers, index, part) for index in range(self.parts[part], self.parts[part + 1])])
+
+    def _build(self, layers, index, part):
         """What computes layer `index` of this stage; its module is registered under the layer's number."""
         layer = layers[index]
         if isinstance(layer, TiedLayerSpec):
-            first = self._first_tied[layer.key]
-            if layer.key not in self.tied_modules:
-                self.tied_modules[layer.key] = self._registered(first, layers[first])
-            module = self.tied_modules[layer.key]
+            module = self._tied_module(layers, index, part)
             for name in layer.tied_weight_attr:
                 if name not in dict(module.named_parameters()):
                     raise PipelineSpecError(f"PipelineModule: layer {index}, {layer!r}: its module has no parameter {name!r}; name one of its "
@@ -329,12 +351,31 @@ class PipelineModule(nn.Module):
             return functools.partial(layer.forward_fn, module) if layer.forward_fn else module
         return self._registered(index, layer) if isinstance(layer, (LayerSpec, nn.Module)) else layer
 
-    def _registered(self, index, layer):
+    def _tied_module(self, layers, index, part):
+        """Each part has a module of its own; the stage's first one has the number of the first layer, whichever stage owns that."""
+        key = layers[index].key
+        if (key, part) not in self._tied_of_part:
+            first = self._first_tied[key]
+            number = index if key in self.tied_modules else first
+            module = self._registered(first, layers[first], number)
+            self._tied_of_part[key, part] = module
+            self.tied_modules.setdefault(key, module)
+            if number != first:
+                self._leave_out_of_checkpoints(module)
+        return self._tied_of_part[key, part]
+
+    def _registered(self, index, layer, number=None):
         if self.seed_layers:
             self.seed_fn(self.base_seed + index)
         module = layer.build() if isinstance(layer, LayerSpec) else layer
-        self.add_module(str(index), module)
+        self.add_module(str(index if number is None else number), module)
         return module
+
+    @staticmethod
+    def _leave_out_of_checkpoints(copy):
+        """They have the owner's buffers alone."""
+        for module in copy.modules():
+            module._non_persistent_buffers_set.update(module._buffers)  # pylint: disable=protected-access
 
     def _copies(self):
         """(module, the ranks of this pipeline that have a copy of it), in one order on every stage."""
@@ -348,16 +389,33 @@ class PipelineModule(nn.Module):
             for tensor in (*module.parameters(), *module.buffers()):
                 _send_from_first(tensor.detach(), ranks)
             if self._grid.global_rank != ranks[0]:
-                for part in module.modules():  # checkpoints have the owner's buffers alone
-                    part._non_persistent_buffers_set.update(part._buffers)  # pylint: disable=protected-access
+                self._leave_out_of_checkpoints(module)
+        for (key, _), module in self._tied_of_part.items():
+            for tensor, first in zip((*module.parameters(), *module.buffers()),
+                                     (*self.tied_modules[key].parameters(), *self.tied_modules[key].buffers())):
+                tensor.detach().copy_(first.detach())
 
     def tied_parameters(self):
-        """{name of a parameter of this stage: the stages that have a copy}, where there are several; the first of them owns it."""
-        return {f"{self._first_tied[key]}.{name}": self.tied_stages[key] for key, module in self.tied_modules.items()
-                if len(self.tied_stages[key]) > 1 for name, _ in module.named_parameters()}
+        """{name of a parameter of this stage: the parts that have a copy}, where there are several; the first of them owns it. With one chunk
+        parts are stages."""
+        return {f"{self._first_tied[key]}.{name}": self._tied_parts[key] for key, module in self.tied_modules.items()
+                if len(self._tied_parts[key]) > 1 for name, _ in module.named_parameters()}
+
+    def tied_copies(self):
+        """{name of a parameter: {part on this stage: its copy}}, for the names of tied_parameters()."""
+        copies = {}
+        for (key, part), module in self._tied_of_part.items():
+            for name, parameter in module.named_parameters() if len(self._tied_parts[key]) > 1 else ():
+                copies.setdefault(f"{self._first_tied[key]}.{name}", {})[part] = parameter
+        return copies
 
     def allreduce_tied_weight_gradients(self):
-        """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself. Collective."""
+        """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself. Collective.
+
+        Raises  UnsupportedError: a stage has several parts of the model.
+        """
+        if self.chunks > 1:
+            raise UnsupportedError("allreduce_tied_weight_gradients: stages have several parts of the model; let an engine do it")
         for module, ranks in self._copies():
             for parameter in module.parameters():
                 if parameter.requires_grad:
@@ -367,14 +425,24 @@ class PipelineModule(nn.Module):
 
     # --- forward ---
 
-    def forward(self, forward_input):
-        """The layers of this stage in order; of the whole model where there is one stage. Inputs and outputs are any nesting of tensors."""
-        self.micro_offset += 1
-        interval = self.activation_checkpoint_interval or len(self.forward_funcs)
+    def forward(self, forward_input, chunk=None):
+        """The layers of this stage in order; of the whole model where there is one stage. Inputs and outputs are any nesting of tensors.
+
+        chunk  the layers of that part alone. Raises  ConfigError: it is None, and between this stage's parts there are others.
+        """
+        if chunk is None and self.num_stages > 1 and self.chunks > 1:
+            raise ConfigError(f"PipelineModule: forward() of a stage with {self.chunks} parts; say which one by chunk=, or call train_batch()")
         outputs = forward_input
-        for start in range(0, len(self.forward_funcs), max(interval, 1)):
-            functions = self.forward_funcs[start:start + interval]
-            compute = functools.partial(self._compute, functions, self._local_start + start, self.micro_offset + 1)
+        for part in self._parts if chunk is None else [self._parts[chunk]]:
+            outputs = self._forward_part(part, outputs)
+        return outputs
+
+    def _forward_part(self, part, outputs):
+        part.micro_offset += 1
+        interval = self.activation_checkpoint_interval or len(part.functions)
+        for start in range(0, len(part.functions), max(interval, 1)):
+            functions = part.functions[start:start + interval]
+            compute = functools.partial(self._compute, functions, part.first + start, part.micro_offset + 1)
             is_kept = not self.activation_checkpoint_interval or not self._is_checkpointable(functions)
             if is_kept:
                 outputs = compute(outputs)
@@ -410,14 +478,25 @@ class PipelineModule(nn.Module):
     # --- where what is ---
 
     def partitions(self):
-        """Stage s has layers partitions()[s] to partitions()[s + 1] - 1."""
+        """Part p has layers partitions()[p] to partitions()[p + 1] - 1; with one chunk parts are stages."""
         return list(self.parts)
 
     def stage_owner(self, layer_idx):
         """The stage that has a layer."""
         if not 0 <= layer_idx < self.parts[-1]:
             raise ConfigError(f"stage_owner: layer {layer_idx}; there are layers 0 to {self.parts[-1] - 1}")
-        return next(stage for stage in range(self.num_stages) if layer_idx < self.parts[stage + 1])
+        return self._shape.stage_of(self._part_with(layer_idx))
+
+    def _part_with(self, layer):
+        return next(part for part in range(len(self.parts) - 1) if layer < self.parts[part + 1])
+
+    def has_first_part(self):
+        """Whether this rank has the first layers."""
+        return self._shape.stage_of(0) == self.stage_id
+
+    def has_last_part(self):
+        """Whether this rank has the last layers: with placement "v" the first stage does."""
+        return self._shape.stage_of(len(self.parts) - 2) == self.stage_id
 
     def topology(self):
         """The ProcessTopology of all ranks."""
@@ -438,11 +517,15 @@ class PipelineModule(nn.Module):
         label = self.topology().get_rank_repr(self._grid.global_rank, omit_axes=["data"])
         return os.path.join(checkpoints_path, str(tag), f"module-{label}" if label else "module")
 
+    def _layer(self, local_layer_idx):
+        """The number in the whole model of this stage's layer."""
+        return [part.first + i for part in self._parts for i in range(len(part.functions))][local_layer_idx]
+
     def ckpt_layer_path(self, ckpt_dir, local_layer_idx):
         """The file of one layer of this stage: "checkpoints/layer_03-model_states.pt"."""
         label = self.topology().get_rank_repr(self._grid.global_rank)
-        return os.path.join(ckpt_dir, f"layer_{self._local_start + local_layer_idx:02d}{'-' if label else ''}{label}-model_states.pt")
+        return os.path.join(ckpt_dir, f"layer_{self._layer(local_layer_idx):02d}{'-' if label else ''}{label}-model_states.pt")
 
     def ckpt_layer_path_list(self, ckpt_dir, local_layer_idx):
         """The files of one layer of this stage that are there, of all slices of the layer."""
-        return sorted(glob.glob(os.path.join(glob.escape(str(ckpt_dir)), f"layer_{self._local_start + local_layer_idx:02d}-*model_states.pt")))
+        return sorted(glob.glob(os.path.join(glob.escape(str(ckpt_dir)), f"layer_{self._layer(local_layer_idx):02d}-*model_states.pt")))
