@@ -168,6 +168,27 @@ TEST(WholeGradients, HaveTheBitsOfStage1) {
         }
 }
 
+TEST(SeveralEngines, SteppingInTurnHaveTheBitsOfEachAlone) {
+  Recipe first{.data = 2, .stages = 2, .steps = 3, .configure = [](Config& config) { config.pager.stage = 3; }};
+  Recipe second{.data = 2, .stages = 2, .schedule = "zb-v", .tied = true, .steps = 3, .configure = [](Config& config) {
+                  config.pager.stage = 2;
+                }};
+  const Outcome first_alone = train_in_stages(first), second_alone = train_in_stages(second);
+  run_ranks(4, [&](Rank& rank) {
+    PipelineModule modules[] = {stages_testing::pipeline_of(first), stages_testing::pipeline_of(second)};
+    auto one = trireme::initialize(rank.world(), modules[0], {.config = stages_testing::config_of(first, 4)});
+    auto other = trireme::initialize(rank.world(), modules[1], {.config = stages_testing::config_of(second, 4)});
+    const MicroBatches of_one = stages_testing::batches_of(one.group().rank());
+    const MicroBatches of_other = stages_testing::batches_of(other.group().rank());
+    for (int step = 0; step < first.steps; ++step) {
+      EXPECT_EQ(one.train_batch(of_one).item<float>(), first_alone.losses[step]);
+      EXPECT_EQ(other.train_batch(of_other).item<float>(), second_alone.losses[step]);
+    }
+    for (const auto& [name, weight] : weights_of(one)) EXPECT_TRUE(at::equal(weight, first_alone.weights.at(name)));
+    for (const auto& [name, weight] : weights_of(other)) EXPECT_TRUE(at::equal(weight, second_alone.weights.at(name)));
+  });
+}
+
 TEST(ShardedInit, HasTheBitsOfWholeConstruction) {
   for (const bool tied : {false, true})
     for (const int zero : {0, 3}) {
