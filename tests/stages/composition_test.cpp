@@ -46,7 +46,7 @@ TEST(Tied, DeterministicHasTheBitsOfTheModelWithoutStages) {
                      .stages = 2,
                      .schedule = schedule,
                      .tied = true,
-                     .steps = 3,
+                     .steps = 10,
                      .configure = [&](Config& config) {
                        config.pager.stage = zero;
                        config.pager.deterministic = true;

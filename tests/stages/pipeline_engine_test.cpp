@@ -33,7 +33,7 @@ TEST_P(PipelineEngineBits, AreThoseOfTheModelWithoutStages) {
                             .stages = stages,
                             .micro_batches = 8,
                             .schedule = GetParam(),
-                            .steps = 3,
+                            .steps = 10,
                             .configure = [&](Config& config) { config.pager.stage = zero; }};
         expect_same_bits(train_whole(recipe), train_in_stages(recipe));
       }
