@@ -1,6 +1,10 @@
 #include "trireme/stages/pipeline_engine.h"
 
+#include <iterator>
+#include <sstream>
+
 #include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/pager/init.h"
 
 namespace trireme {
@@ -20,6 +24,17 @@ InitializeOptions options_of_stage(InitializeOptions options, const StageModel& 
   degrees.pipe = stages;
   options.unmanaged = names_of_copies(model);
   return options;
+}
+
+/// The parts that rank 0 finds: measured times differ from one rank to the next.
+PipelineModule with_parts_of_rank_0(const PipelineModule& module, Group& world) {
+  const std::string bounds = broadcast_or_throw(world, [&] {
+    std::string text;
+    for (const int64_t bound : module.parts()) text += str(bound, " ");
+    return text;
+  });
+  std::istringstream reader(bounds);
+  return module.with_parts({std::istream_iterator<int64_t>(reader), {}});
 }
 
 StageModel build_stage(const PipelineModule& module, const Grid& grid) {
@@ -43,7 +58,7 @@ namespace detail {
 
 PipelineStage::PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options)
     : grid(world, topology_of(world, module)),
-      model(build_stage(module, grid)),
+      model(build_stage(with_parts_of_rank_0(module, world), grid)),
       pipeline{.schedule = module.options().schedule,
                .chunks = module.options().chunks,
                .dynamic_shapes = module.options().dynamic_shape},

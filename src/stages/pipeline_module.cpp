@@ -6,10 +6,11 @@
 #include <cmath>
 #include <map>
 
+#include "stages/kept_random_state.h"
 #include "trireme/base/error.h"
-#include "trireme/intercept/random_streams.h"
 #include "trireme/pipeline/partition.h"
 #include "trireme/recompute/recompute.h"
+#include "trireme/stages/layer_profile.h"
 #include "trireme/stages/values.h"
 
 namespace trireme {
@@ -21,18 +22,6 @@ std::string class_of(std::string type) {
   if (type.ends_with("Impl")) type.resize(type.size() - 4);
   return type;
 }
-
-/// The generators stay where they are.
-class KeptRandomState {
- public:
-  KeptRandomState() : state_(RandomStreams::current().state(RandomStream::kModel, c10::kCPU)) {}
-  ~KeptRandomState() { RandomStreams::current().set_state(RandomStream::kModel, c10::kCPU, state_); }
-  KeptRandomState(const KeptRandomState&) = delete;
-  KeptRandomState& operator=(const KeptRandomState&) = delete;
-
- private:
-  const at::Tensor state_;
-};
 
 int64_t trainable_parameters(const LayerSpec& layer) {
   int64_t count = 0;
@@ -49,6 +38,19 @@ std::vector<int64_t> costs_of(const std::vector<LayerSpec>& layers) {
   std::vector<int64_t> costs;
   for (const LayerSpec& layer : layers) costs.push_back(std::llround(1e6 * layer.cost / largest));
   return costs;
+}
+
+/// Of measured layers, the partition whose slowest part is the fastest. A rank holds gradients and two states of an
+/// optimizer beside its parameters, and activations of as many micro-batches as there are stages.
+std::vector<int64_t> partition_profiled(const std::vector<LayerProfile>& profiles,
+                                        const PipelineModuleOptions& options) {
+  std::vector<int64_t> nanoseconds, bytes;
+  for (const LayerProfile& profile : profiles) {
+    nanoseconds.push_back(std::llround(profile.seconds * 1e9));
+    bytes.push_back(4 * profile.parameter_bytes + options.stages * profile.activation_bytes);
+  }
+  const int64_t limit = options.memory_limit > 0 ? options.memory_limit / options.chunks : INT64_MAX;
+  return pipeline::partition_within(nanoseconds, options.stages * options.chunks, bytes, limit);
 }
 
 /// A layer as its stage runs it.
@@ -152,6 +154,7 @@ std::vector<LayerSpec> PipelineModule::layers_of(const torch::nn::Sequential& mo
 }
 
 std::vector<int64_t> PipelineModule::parts() const {
+  if (!bounds_.empty()) return bounds_;
   const int count = options_.stages * options_.chunks;
   std::string method = options_.partition_method;
   std::transform(method.begin(), method.end(), method.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -165,13 +168,26 @@ std::vector<int64_t> PipelineModule::parts() const {
     for (const LayerSpec& layer : layers_) weights.push_back(trainable_parameters(layer));
     return pipeline::partition_balanced(weights, count);
   }
+  if (method == "profile") {
+    if (options_.profile_input.isNone())
+      throw ConfigError(
+          "PipelineModule: partition_method 'profile' measures the layers; set profile_input, what the first layer "
+          "takes");
+    return partition_profiled(profile_layers(layers_, options_.profile_input), options_);
+  }
   if (method.starts_with("type:")) {
     std::vector<std::string> classes;
     for (const LayerSpec& layer : layers_) classes.push_back(class_of(layer.type));
     return pipeline::partition_by_type(classes, options_.partition_method.substr(5), count);
   }
   throw ConfigError(str("PipelineModule: partition_method '", options_.partition_method,
-                        "'; use 'best', 'parameters', 'uniform' or 'type:REGEX'"));
+                        "'; use 'best', 'parameters', 'uniform', 'type:REGEX' or 'profile'"));
+}
+
+PipelineModule PipelineModule::with_parts(std::vector<int64_t> bounds) const {
+  PipelineModule module = *this;
+  module.bounds_ = std::move(bounds);
+  return module;
 }
 
 StageModel PipelineModule::build(int stage) const {

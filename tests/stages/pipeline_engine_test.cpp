@@ -1,9 +1,12 @@
 // A model in stages has the bits of the model without: losses and weights.
 #include "trireme/stages/pipeline_engine.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "tests/stages/pipelines.h"
+#include "tests/support/error_of.h"
+#include "trireme/stages/layer_profile.h"
 
 namespace trireme {
 namespace {
@@ -55,6 +58,58 @@ TEST(PipelineModuleParts, AreOfEqualCost) {
   cut.partition_method = "best";
   cut.loss = [](const c10::IValue& output, const c10::IValue&) { return output.toTensor(); };
   EXPECT_EQ(PipelineModule(layers, cut).parts(), (std::vector<int64_t>{0, 5, 8}));
+}
+
+LayerSpec repeated_product(int times) {
+  LayerSpec spec = layer<torch::nn::LinearImpl>(64, 64);
+  spec.forward = [times](torch::nn::Module* module, const c10::IValue& value) {
+    at::Tensor x = value.toTensor();
+    for (int i = 0; i < times; ++i) x = static_cast<torch::nn::LinearImpl*>(module)->forward(x);
+    return c10::IValue(x);
+  };
+  return spec;
+}
+
+TEST(PipelineModuleParts, AreOfEqualMeasuredTimesWithinTheMemoryOfAStage) {
+  at::set_num_threads(1);  // threads that wait for each other measure the host's other work
+  std::vector<LayerSpec> layers(6, repeated_product(1));
+  layers.push_back(repeated_product(200));
+  PipelineModuleOptions cut;
+  cut.stages = 2;
+  cut.partition_method = "profile";
+  cut.profile_input = at::ones({32, 64});
+  cut.loss = [](const c10::IValue& output, const c10::IValue&) { return output.toTensor().sum(); };
+  const std::vector<int64_t> bounds = {0, 6, 7};
+  EXPECT_EQ(PipelineModule(layers, cut).parts(), bounds);
+
+  const std::vector<LayerProfile> profiles = profile_layers(layers, cut.profile_input);
+  EXPECT_EQ(profiles[0].parameter_bytes, 4 * (64 * 64 + 64));
+  EXPECT_EQ(profiles[0].activation_bytes, 4 * 32 * 64);  // its outputs, which the next one keeps as inputs
+  EXPECT_EQ(profiles[6].activation_bytes, 200 * profiles[0].activation_bytes);
+  EXPECT_GT(profiles[6].seconds, 5 * profiles[0].seconds);
+
+  cut.memory_limit = 100;
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)PipelineModule(layers, cut).parts(); }),
+              "no partition over 2 stages stays within 100 bytes");
+  cut.profile_input = at::ones({32, 63});
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)PipelineModule(layers, cut).parts(); }),
+              "layer 0, torch::nn::LinearImpl, failed on profile_input");
+  cut.profile_input = {};
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)PipelineModule(layers, cut).parts(); }), "set profile_input");
+}
+
+TEST(PipelineModuleParts, ThatAreMeasuredAreRank0s) {
+  Recipe recipe{.stages = 2, .steps = 2};
+  const Outcome expected = train_whole(recipe);
+  run_ranks(2, [&](Rank& rank) {
+    PipelineModuleOptions cut = stages_testing::pipeline_of(recipe).options();
+    cut.partition_method = "profile";
+    cut.profile_input = stages_testing::tokens_of(0, 0).narrow(1, 0, stages_testing::kLength);
+    PipelineModule module(stages_testing::layers_of(recipe), cut);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 2)});
+    const MicroBatches batches = stages_testing::batches_of(0);
+    for (const float loss : expected.losses) EXPECT_EQ(engine.train_batch(batches).item<float>(), loss);
+  });
 }
 
 }  // namespace

@@ -118,8 +118,8 @@ LayerSpec tied(std::string key, LayerSpec spec, std::vector<std::string> paramet
 struct PipelineModuleOptions {
   int stages = 1;
   StageModel::Loss loss;
-  /// "uniform", "parameters" (trainable ones), "type:REGEX" (of class names) or "best": LayerSpec::cost, or where no
-  /// layer has one, as "parameters".
+  /// "uniform", "parameters" (trainable ones), "type:REGEX" (of class names), "profile" (measured seconds) or "best":
+  /// LayerSpec::cost, or where no layer has one, as "parameters".
   std::string partition_method = "parameters";
   /// Before layer i is built the generator is seeded with base_seed + i, so that a model has the same weights however
   /// it is cut.
@@ -134,7 +134,9 @@ struct PipelineModuleOptions {
   int chunks = 1;
   /// Layers are made under a zero::Init with this policy, over the data-parallel ranks of their stage.
   std::optional<zero::InitPolicy> sharded_init = {};
-  bool dynamic_shape = false;  ///< activations may change their shapes from one micro-batch to the next
+  c10::IValue profile_input = {};  ///< a micro-batch's, read with partition_method "profile"
+  int64_t memory_limit = 0;        ///< bytes of a stage that "profile" stays within; 0: any
+  bool dynamic_shape = false;      ///< activations may change their shapes from one micro-batch to the next
 };
 
 /// A list of layers. Each takes what the one before returned: any nesting of tensors.
@@ -149,8 +151,11 @@ class PipelineModule {
 
   const PipelineModuleOptions& options() const { return options_; }
   /// Part p of the model has the layers [result[p], result[p + 1]).
-  /// Throws    ConfigError: a partition_method that is not there.
+  /// With "profile" these are measured in this process, and those of a PipelineEngine on rank 0.
+  /// Throws    ConfigError: a partition_method that is not there; one without what it reads.
   std::vector<int64_t> parts() const;
+  /// The same layers with these parts.
+  PipelineModule with_parts(std::vector<int64_t> bounds) const;
   /// The parts of stage `stage`. Without LayerSpec::name parameters are named as in a torch::nn::Sequential of all
   /// layers: "3.weight".
   StageModel build(int stage) const;
@@ -162,6 +167,7 @@ class PipelineModule {
 
   std::vector<LayerSpec> layers_;
   PipelineModuleOptions options_;
+  std::vector<int64_t> bounds_;  // as parts() returns them; empty: by partition_method
 };
 
 }  // namespace trireme
