@@ -31,6 +31,7 @@
 #include <thread>
 
 #include "benchmarks/own_ranks.h"
+#include "benchmarks/peak_pss.h"
 #include "benchmarks/train_models.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
@@ -124,37 +125,6 @@ Step make_zero3(trireme::Group& world, const std::shared_ptr<Model>& model, bool
   };
 }
 
-double pss_mib() {
-  std::ifstream file("/proc/self/smaps_rollup");
-  std::string line;
-  while (std::getline(file, line))
-    if (line.starts_with("Pss:")) return std::stod(line.substr(4)) / 1024;
-  return 0;
-}
-
-/// Polls the proportional set size while it lives.
-class PeakPss {
- public:
-  PeakPss()
-      : start_(pss_mib()), thread_([this] {
-          while (!stop_) {
-            peak_ = std::max(peak_.load(), pss_mib());
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
-          }
-        }) {}
-  double above_start() {
-    stop_ = true;
-    thread_.join();
-    return peak_ - start_;
-  }
-
- private:
-  double start_;
-  std::atomic<double> peak_ = 0;
-  std::atomic<bool> stop_ = false;
-  std::thread thread_;
-};
-
 constexpr int kWarmUp = 3;
 
 struct Measured {
@@ -213,7 +183,7 @@ int run_rank(const Arguments& arguments) {
   const bool bf16 = arguments.dtypes.front() == "bf16";
   const std::string& system = arguments.systems.front();
   world.group->barrier();
-  std::optional<PeakPss> peak;
+  std::optional<benchmarks::PeakPss> peak;
   if (arguments.memory) peak.emplace();
   const c10::Device device = trireme::choose_device(arguments.device, world.local_rank);
   const auto model = make_model(arguments.models.front(), arguments.samples, arguments.length);

@@ -119,7 +119,8 @@ std::string words_for(const Json& normal) {
 }
 
 std::string default_of(const Json& normal) {
-  return normal.is_null() ? "–" : shown(normal.is_string() ? Json(alternatives(normal)[0]) : normal);
+  if (normal.is_null()) return shown(std::nullopt);
+  return shown(std::optional<Json>(std::in_place, normal.is_string() ? Json(alternatives(normal)[0]) : normal));
 }
 
 std::string fix_for(const Json& normal) {
