@@ -36,8 +36,9 @@ class Command(Case):
         self.assertEqual(self.install()[0], 0)  # its own it replaces
         self.write("says.py", """
             import os, sys, deepspeed
-            print(sys.argv[1:], deepspeed.__version__, os.environ["RANK"], os.environ["LOCAL_SIZE"], deepspeed.get_accelerator().device_count(),
-                  flush=True)
+            # One write, so that the lines of two ranks do not mix.
+            sys.stdout.write(f"{sys.argv[1:]} {deepspeed.__version__} {os.environ['RANK']} {os.environ['LOCAL_SIZE']} "
+                             f"{deepspeed.get_accelerator().device_count()}\\n")
         """)
         status, out, err = self.command("deepspeed", "--num_gpus", "2", "--launcher", "pdsh", "says.py", "--lr", "1")
         self.assertEqual(status, 0, err)
