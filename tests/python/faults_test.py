@@ -277,6 +277,20 @@ result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for 
                     others = [line for line in err.splitlines() if not re.match(expected, line)]
                     self.assertEqual(others, [])
 
+    def test_six_exits_are_clean_where_the_program_has_taken_its_group_down_but_a_mesh_keeps_it(self):
+        program = self.write("mesh.py", """
+import torch, torch.distributed as dist, trireme as deepspeed
+from torch.distributed.device_mesh import init_device_mesh
+deepspeed.init_distributed()
+mesh = init_device_mesh("cpu", (2,))
+dist.all_reduce(torch.zeros(1000000))
+dist.barrier()
+dist.destroy_process_group()
+""")
+        for _ in range(6):  # of two
+            status, _, err = harness.launch(2, [program])
+            self.assertEqual(status, 0, err)
+
 
 class Forked(Case):
     """A process that a rank forks and that ends by sys.exit(), as from os.fork()."""

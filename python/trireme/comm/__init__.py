@@ -108,9 +108,13 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
         if dist_init_required is False:
             raise RuntimeError("init_distributed: dist_init_required=False, but torch.distributed is not initialised; initialise it "
                                "first, or leave the argument out")
-        atexit.register(_leave_torch, os.getpid())
+        made = []
+        atexit.register(_leave_torch, os.getpid(), made)
         _init_torch(backend, timeout, init_method, rank, world_size)
-    _world = _join(backend, timeout)
+        _world = _join(backend, timeout)
+        made.append(weakref.ref(dist.distributed_c10d._get_default_group()))  # pylint: disable=protected-access
+    else:
+        _world = _join(backend, timeout)
     os.environ.setdefault("RANK", str(_world.rank))
     os.environ.setdefault("WORLD_SIZE", str(_world.size))
     os.environ.setdefault("LOCAL_RANK", str(_world.local_rank))
@@ -120,16 +124,18 @@ def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_por
 # A process that was forked from a rank and ends by sys.exit() calls these as well, but it is no rank: the rank goes on.
 
 
-def _leave_torch(process):
+def _leave_torch(process, groups):
     # Who made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the process.
-    if not dist.is_initialized():
-        return
+    # `groups`: weak references to what init_distributed() has made; the program may have taken it down itself.
     if process == os.getpid():
-        groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]  # pylint: disable=protected-access
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            groups += [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]  # pylint: disable=protected-access
+            dist.destroy_process_group()
         if any(group() is not None for group in groups):
             # A DeviceMesh, say, still names one, which keeps its threads: they get a moment to let go of the last call's tensors.
             time.sleep(0.2)
+        return
+    if not dist.is_initialized():
         return
     # The destructors of process groups and stores wait for their threads, which a fork does not copy.
     for group, (_, store) in dist.distributed_c10d._world.pg_map.items():  # pylint: disable=protected-access
