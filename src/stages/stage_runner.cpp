@@ -384,11 +384,12 @@ class StageRunner::Impl {
       const bool is_last_pass = --passes_left_[chunk] == 0;
       const bool is_last_of_stage = std::ranges::all_of(passes_left_, [](int passes) { return passes == 0; });
       engine_.pager().defer_reductions(engine_.config().pipeline.whole_gradients && !is_last_of_stage);
-      TiedCopies::Roots tied = tied_.receive(chunk, is_last_pass);
+      const TiedCopies::Pass pass{.chunk = chunk, .micro_batch = instruction.micro_batch, .is_last = is_last_pass};
+      TiedCopies::Roots tied = tied_.receive(pass);
       roots.from.insert(roots.from.end(), tied.edges.begin(), tied.edges.end());
       roots.gradients.insert(roots.gradients.end(), tied.gradients.begin(), tied.gradients.end());
       engine_.step_->backward_from(roots.from, roots.gradients, {.ends_micro_batch = true});
-      tied_.send(chunk, is_last_pass);
+      tied_.send(pass);
       if (instruction.kind == Kind::kBackward)
         for (at::Tensor& leaf : slot.leaves)
           slot.input_gradients.push_back(std::exchange(leaf.mutable_grad(), at::Tensor()));

@@ -62,6 +62,42 @@ TEST(Tied, OnceAWindowIsWithinTheRoundingOfASum) {
   }
 }
 
+/// Two linear layers of one shape, each with copies in other parts: "first" in the second part and the last one,
+/// "second" in the third and the last one. So one stage has copies of both, in different chunks, and another owns them.
+std::vector<LayerSpec> with_copies_in_several_chunks(std::vector<LayerSpec> layers, bool has_bias) {
+  const auto linear = [&](const char* key, int layer) {
+    LayerSpec spec = stages_testing::drawn<torch::nn::LinearImpl>(
+        layer, torch::nn::LinearOptions(stages_testing::kHidden, stages_testing::kHidden).bias(has_bias));
+    spec.forward = layers[1].forward;
+    return tied(key, spec, has_bias ? std::vector<std::string>{"weight", "bias"} : std::vector<std::string>{"weight"});
+  };
+  const LayerSpec first = linear("first", 1), second = linear("second", 2);
+  return {layers[0], first,     second,     // the first part
+          first,     layers[3], layers[4],  // the second
+          second,    layers[5], layers[6],  // the third
+          second,    first,     layers[7]};
+}
+
+TEST(Tied, CopiesInSeveralChunksOfAStageSendTheirOwnGradients) {
+  for (const char* schedule : {"interleaved", "zb-v", "dualpipe-v"})
+    for (const int zero : {0, 3})
+      for (const bool deterministic : {false, true})
+        for (const bool has_bias : {false, true}) {
+          SCOPED_TRACE(str(schedule, ", ZeRO ", zero, ", deterministic ", deterministic, ", bias ", has_bias));
+          const Recipe recipe{
+              .stages = 2,
+              .schedule = schedule,
+              .steps = 2,
+              .configure =
+                  [&](Config& config) {
+                    config.pager.stage = zero;
+                    config.pager.deterministic = deterministic;
+                  },
+              .change_layers = [&](auto layers) { return with_copies_in_several_chunks(std::move(layers), has_bias); }};
+          expect_close(train_whole(recipe), train_in_stages(recipe), deterministic ? 0 : 1e-5);
+        }
+}
+
 TEST(Precision, Bf16AndFp16HaveTheBitsOfTheModelWithoutStages) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf})
     for (int zero = 0; zero <= 3; ++zero) {
