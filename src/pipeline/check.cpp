@@ -195,7 +195,74 @@ void check_backwards(const Schedule& schedule) {
            schedule.parts(), " parts, or none");
 }
 
+// Of one stage, in the order of its instructions.
+class TrainingCheck {
+ public:
+  TrainingCheck(const Schedule& schedule, int stage) : schedule_(schedule), stage_(stage) {}
+
+  void run() {
+    for_each_instruction(schedule_, stage_,
+                         [&](const Instruction& instruction) { backwards_ += is_backward(instruction); });
+    for_each_instruction(schedule_, stage_, [&](const Instruction& instruction) { look_at(instruction); });
+    if (steps_ == 0)
+      refuse(schedule_, "stage ", stage_,
+             " has no OptimizerStep, so that its weights would never change; add one after "
+             "its last backward pass");
+  }
+
+ private:
+  static bool is_backward(const Instruction& instruction) {
+    return is_computation(instruction.kind) && instruction.kind != Kind::kForward;
+  }
+
+  void look_at(const Instruction& instruction) {
+    const Kind kind = instruction.kind;
+    if (kind == Kind::kLoadMicroBatch) loaded_.insert({instruction.chunk, instruction.micro_batch});
+    if (kind == Kind::kForward) check_loaded(instruction);
+    backwards_ -= is_backward(instruction);
+    if (kind != Kind::kStep && kind != Kind::kReduceGradients && kind != Kind::kReduceTiedGradients) return;
+    if (backwards_ > 0)
+      refuse(schedule_, name_of(stage_, instruction), " comes before ", backwards_,
+             " of the stage's backward passes; "
+             "let it follow the last one");
+    if (steps_ > 0 && kind != Kind::kStep)
+      refuse(schedule_, name_of(stage_, instruction), " comes after the OptimizerStep; let it come before");
+    if (kind == Kind::kStep && ++steps_ > 1)
+      refuse(schedule_, "stage ", stage_, " has two OptimizerSteps; leave one out");
+  }
+
+  // The first part computes with a micro-batch's inputs, the last one with its labels.
+  void check_loaded(const Instruction& instruction) const {
+    const int part = schedule_.part_of(stage_, instruction.chunk);
+    if (part != 0 && part != schedule_.parts() - 1) return;
+    if (!loaded_.contains({instruction.chunk, instruction.micro_batch}))
+      refuse(schedule_, name_of(stage_, instruction),
+             " has no LoadMicroBatch before it, which gives the first part its "
+             "inputs and the last part its labels; add one");
+  }
+
+  const Schedule& schedule_;
+  const int stage_;
+  int64_t backwards_ = 0;  // that are to come
+  int steps_ = 0;
+  std::set<std::pair<int, int>> loaded_;  // by chunk and micro-batch
+};
+
 }  // namespace
+
+void check_training(const Schedule& schedule, const TiedParts& ties) {
+  bool goes_back = false;
+  for (int stage = 0; stage < schedule.stages; ++stage)
+    for_each_instruction(schedule, stage, [&](const Instruction& instruction) {
+      goes_back |= instruction.kind == Kind::kBackward || instruction.kind == Kind::kBackwardInput;
+    });
+  if (!goes_back)
+    refuse(schedule,
+           "there is no backward pass, so that nothing can be trained; add a BackwardPass of each micro-batch "
+           "through each part, or call eval_batch()");
+  for (int stage = 0; stage < schedule.stages; ++stage) TrainingCheck(schedule, stage).run();
+  if (!ties.parts.empty()) (void)run(schedule, {}, Waits::kReceives, ties);
+}
 
 void check(const Schedule& schedule, Waits waits) {
   check_numbers(schedule);

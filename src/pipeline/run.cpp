@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <tuple>
 
 #include "trireme/base/error.h"
@@ -37,8 +39,8 @@ namespace {
 
 class Run {
  public:
-  Run(const Schedule& schedule, const PartTimes& times, Waits waits)
-      : schedule_(schedule), times_(times), waits_(waits), stages_(schedule.stages) {
+  Run(const Schedule& schedule, const PartTimes& times, Waits waits, const TiedParts& ties)
+      : schedule_(schedule), times_(times), waits_(waits), ties_(ties), stages_(schedule.stages) {
     timeline_.slots.resize(schedule.stages);
     timeline_.peak_activations.assign(schedule.stages, 0);
   }
@@ -111,9 +113,31 @@ class Run {
       double& ready = ready_[{stage, instruction.chunk, instruction.micro_batch}];
       ready = std::max(ready, arrival->second);
     } else if (is_computation(instruction.kind)) {
+      if (missing_copy(stage, instruction)) return false;
       compute(stage, instruction);
+      if (gives_weights(instruction.kind))
+        with_weights_[schedule_.part_of(stage, instruction.chunk)].insert(instruction.micro_batch);
     }
     return true;
+  }
+
+  static bool gives_weights(Kind kind) { return kind == Kind::kBackward || kind == Kind::kBackwardWeight; }
+
+  // A part that has to compute before this instruction, which takes the gradients of its copies of tied parameters.
+  std::optional<int> missing_copy(int stage, const Instruction& instruction) {
+    if (!gives_weights(instruction.kind)) return {};
+    const int owner = schedule_.part_of(stage, instruction.chunk);
+    const auto micro_batches = static_cast<size_t>(schedule_.micro_batches);
+    if (!ties_.each_micro_batch && with_weights_[owner].size() + 1 < micro_batches) return {};
+    for (const std::vector<int>& parts : ties_.parts) {
+      if (parts.front() != owner) continue;
+      for (size_t i = 1; i < parts.size(); ++i) {
+        const std::set<int>& done = with_weights_[parts[i]];
+        if (ties_.each_micro_batch ? !done.contains(instruction.micro_batch) : done.size() < micro_batches)
+          return parts[i];
+      }
+    }
+    return {};
   }
 
   void compute(int stage, const Instruction& instruction) {
@@ -143,6 +167,11 @@ class Run {
   }
 
   [[noreturn]] void explain(int stage, const Instruction& stuck, size_t end) {
+    if (const auto part = missing_copy(stage, stuck))
+      throw ConfigError(str("schedule '", schedule_.name, "': ", name_of(stage, stuck), " waits for ever for part ",
+                            *part, " of the model, on stage ", schedule_.stage_of(*part),
+                            ", which shares parameters with it; let the last parts' gradients of weights come first",
+                            ties_.each_micro_batch ? ", take another schedule, or leave \"deterministic\" out" : ""));
     const Instruction* other = next_of(stuck.peer, end);
     throw ConfigError(str("schedule '", schedule_.name, "': ", name_of(stage, stuck), " waits for ever: ",
                           other == nullptr ? str("stage ", stuck.peer, " has come to the end of its steps")
@@ -154,7 +183,9 @@ class Run {
   const Schedule& schedule_;
   const PartTimes times_;
   const Waits waits_;
+  const TiedParts& ties_;
   std::vector<Stage> stages_;
+  std::map<int, std::set<int>> with_weights_;  // by part: micro-batches whose gradients of weights are computed
   std::map<std::tuple<int, int, Parcel>, double> arrivals_;  // by sender and receiver
   std::map<std::tuple<int, int, int>, double> ready_;        // by stage, chunk and micro-batch: the newest message
   Timeline timeline_;
@@ -162,8 +193,8 @@ class Run {
 
 }  // namespace
 
-Timeline run(const Schedule& schedule, const PartTimes& times, Waits waits) {
-  return Run(schedule, times, waits).finish();
+Timeline run(const Schedule& schedule, const PartTimes& times, Waits waits, const TiedParts& ties) {
+  return Run(schedule, times, waits, ties).finish();
 }
 
 }  // namespace trireme::pipeline

@@ -7,7 +7,7 @@
 namespace trireme::pipeline {
 
 /// Throws    ConfigError that names two instructions: stages wait for each other.
-Timeline run(const Schedule& schedule, const PartTimes& times, Waits waits);
+Timeline run(const Schedule& schedule, const PartTimes& times, Waits waits, const TiedParts& ties = {});
 
 /// Whether the instruction is a message to `peer`, or from it.
 bool is_send(Kind kind);

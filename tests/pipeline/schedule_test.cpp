@@ -135,6 +135,82 @@ TEST(Schedules, AreSoundForAllSmallSizes) {
         EXPECT_NO_THROW(check(schedule)) << schedule.name << " of " << stages << " stages, " << micro_batches;
 }
 
+/// Every two parts share a parameter.
+TiedParts all_tied(const Schedule& schedule, bool each_micro_batch) {
+  TiedParts ties{.parts = {}, .each_micro_batch = each_micro_batch};
+  for (int owner = 0; owner < schedule.parts(); ++owner)
+    for (int copy = owner + 1; copy < schedule.parts(); ++copy) ties.parts.push_back({owner, copy});
+  return ties;
+}
+
+TEST(Schedules, TrainWithAnyTwoPartsTied) {
+  for (int stages = 1; stages <= 5; ++stages)
+    for (int micro_batches = 1; micro_batches <= 12; ++micro_batches)
+      for (const Schedule& schedule : all_schedules(stages, micro_batches))
+        for (const bool each_micro_batch : {false, true}) {
+          if (schedule.name == "inference") continue;
+          if (schedule.name == "zb-v" && each_micro_batch && stages > 2) continue;  // see below
+          EXPECT_NO_THROW(check_training(schedule, all_tied(schedule, each_micro_batch)))
+              << schedule.name << " of " << stages << " stages, " << micro_batches << " micro-batches, "
+              << each_micro_batch;
+        }
+}
+
+TEST(Schedules, InWhichTheOwnerOfATieWaitsForEverAreRefused) {
+  const Schedule schedule = zero_bubble_v(3, 6);
+  EXPECT_EQ(error_of([&] { check_training(schedule, all_tied(schedule, true)); }),
+            "schedule 'zb-v': stage 0's BackwardWeight(micro_batch=4, chunk=0, buffer=4) waits for ever for part 1 of "
+            "the model, on stage 1, which shares parameters with it; let the last parts' gradients of weights come "
+            "first, take another schedule, or leave \"deterministic\" out");
+  const TiedParts first_and_last{.parts = {{0, 5}}, .each_micro_batch = true};  // an embedding and its head
+  EXPECT_NO_THROW(check_training(schedule, first_and_last));
+}
+
+TEST(Training, NeedsBackwardPassesOneStepAndWhatTheFirstAndLastPartRead) {
+  const auto changed = [](const std::function<void(Schedule&)>& change) {
+    Schedule schedule = gpipe(2, 2);
+    change(schedule);
+    check(schedule);  // nothing of it is wrong with the order of messages and computations
+    return error_of([&] { check_training(schedule); });
+  };
+  const auto erase = [](Schedule& schedule, int stage, Kind kind) {
+    for (Step& step : schedule.streams[stage])
+      std::erase_if(step, [&](const Instruction& each) { return each.kind == kind; });
+  };
+  EXPECT_EQ(changed([](Schedule&) {}), "");
+  EXPECT_EQ(error_of([] { check_training(inference(2, 2)); }),
+            "schedule 'inference': there is no backward pass, so that nothing can be trained; add a BackwardPass of "
+            "each micro-batch through each part, or call eval_batch()");
+  EXPECT_EQ(changed([&](Schedule& it) { erase(it, 1, Kind::kStep); }),
+            "schedule 'gpipe': stage 1 has no OptimizerStep, so that its weights would never change; add one after its "
+            "last backward pass");
+  EXPECT_EQ(changed([](Schedule& it) { it.streams[0].back().push_back({.kind = Kind::kStep}); }),
+            "schedule 'gpipe': stage 0 has two OptimizerSteps; leave one out");
+  EXPECT_EQ(
+      changed([](Schedule& it) {
+        it.streams[1].back().pop_back();
+        it.streams[1].insert(it.streams[1].end() - 2, Step{{.kind = Kind::kStep}});
+      }),
+      "schedule 'gpipe': stage 1's OptimizerStep comes before 1 of the stage's backward passes; let it follow the "
+      "last one");
+  EXPECT_EQ(changed([&](Schedule& it) {
+              erase(it, 0, Kind::kReduceGradients);
+              it.streams[0].insert(it.streams[0].begin(), Step{{.kind = Kind::kReduceGradients}});
+            }),
+            "schedule 'gpipe': stage 0's ReduceGrads comes before 2 of the stage's backward passes; let it follow the "
+            "last one");
+  EXPECT_EQ(changed([&](Schedule& it) {
+              erase(it, 0, Kind::kReduceGradients);
+              it.streams[0].push_back({{.kind = Kind::kReduceGradients}});
+            }),
+            "schedule 'gpipe': stage 0's ReduceGrads comes after the OptimizerStep; let it come before");
+  for (const int stage : {0, 1})
+    EXPECT_EQ(changed([&](Schedule& it) { erase(it, stage, Kind::kLoadMicroBatch); }),
+              "schedule 'gpipe': stage " + std::to_string(stage) +
+                  "'s ForwardPass(micro_batch=0, chunk=0, buffer=0) has no LoadMicroBatch before it, which gives the "
+                  "first part its inputs and the last part its labels; add one");
+}
+
 TEST(Schedules, OfStepsThatStagesMakeTogetherSurviveABarrierAfterEach) {
   for (int stages = 1; stages <= 8; ++stages)
     for (int micro_batches = 1; micro_batches <= 16; ++micro_batches) {
