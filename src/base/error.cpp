@@ -33,6 +33,33 @@ const char* name_of(ErrorCode code) noexcept {
   return "Error";
 }
 
+void throw_error(ErrorCode code, const std::string& message) {
+  switch (code) {
+    case ErrorCode::kConfig:
+    case ErrorCode::kBatchSize:
+    case ErrorCode::kUnsupported:
+      throw ConfigError(message, code);
+    case ErrorCode::kShape:
+      throw ShapeError(message);
+    case ErrorCode::kState:
+      throw StateError(message);
+    case ErrorCode::kData:
+      throw DataError(message);
+    case ErrorCode::kIo:
+      throw IoError(message);
+    case ErrorCode::kCheckpoint:
+    case ErrorCode::kTornLoad:
+      throw CheckpointError(message, code);
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kDiverged:
+      throw CommError(code, message);
+    case ErrorCode::kInternal:
+      break;
+  }
+  throw Error(code, message);
+}
+
 void internal_error(const char* file, int line, const std::string& message) {
   throw Error(ErrorCode::kInternal,
               str("internal error at ", file, ":", line, ": ", message, " Please report this with the lines above."));

@@ -13,28 +13,6 @@
 namespace trireme {
 namespace {
 
-[[noreturn]] void throw_as(ErrorCode code, const std::string& message) {
-  switch (code) {
-    case ErrorCode::kCheckpoint:
-    case ErrorCode::kTornLoad:
-      throw CheckpointError(message, code);
-    case ErrorCode::kIo:
-      throw IoError(message);
-    case ErrorCode::kState:
-      throw StateError(message);
-    case ErrorCode::kShape:
-      throw ShapeError(message);
-    case ErrorCode::kData:
-      throw DataError(message);
-    case ErrorCode::kConfig:
-    case ErrorCode::kBatchSize:
-    case ErrorCode::kUnsupported:
-      throw ConfigError(message, code);
-    default:
-      throw Error(code, message);
-  }
-}
-
 /// First byte: 0 for success, otherwise 1 + the error's code; then the text.
 std::string outcome_of(const std::function<std::string()>& work) {
   const auto failure = [](ErrorCode code, const char* what) {
@@ -72,7 +50,7 @@ std::vector<std::string> all_gather_text(Group& group, const std::string& text) 
 }
 
 void throw_if_failed(const std::string& outcome, const std::string& who) {
-  if (outcome[0] != '\0') throw_as(static_cast<ErrorCode>(outcome[0] - 1), who + outcome.substr(1));
+  if (outcome[0] != '\0') throw_error(static_cast<ErrorCode>(outcome[0] - 1), who + outcome.substr(1));
 }
 
 at::Tensor bytes_of(const std::string& text) {

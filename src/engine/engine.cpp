@@ -243,7 +243,7 @@ std::vector<ShardMesh> Engine::make_meshes() {
 Engine::~Engine() = default;
 
 void Engine::destroy() {
-  require_alive("destroy");
+  require_there("destroy");
   const CallerScope caller("destroy");
   pager_->require_free();
   sequence_.reset();
@@ -416,7 +416,7 @@ std::pair<double, double> Engine::get_mom(size_t group) const {
 }
 
 Pager& Engine::pager() const {
-  require_alive("pager");
+  require_there("pager");
   return *pager_;
 }
 
@@ -424,8 +424,16 @@ int64_t Engine::optimizer_bytes() const {
   return optimizer_ ? optimizer_->master_bytes() + optimizer_->state_bytes() : 0;
 }
 
-void Engine::require_alive(const char* call) const {
+void Engine::require_there(const char* call) const {
   if (!pager_) throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
+}
+
+void Engine::require_alive(const char* call) const {
+  require_there(call);
+  if (!failure_.empty())
+    throw StateError(str(
+        call,
+        ": this engine is spent; make a new one with initialize(), and load a checkpoint. It ended with: ", failure_));
 }
 
 void Engine::require_intact(const char* call) const {

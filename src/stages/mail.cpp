@@ -4,8 +4,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -16,15 +16,22 @@ namespace {
 
 void put(std::string& text, int64_t number) { text.append(reinterpret_cast<const char*>(&number), sizeof(number)); }
 
+/// Reads a description, of which nothing is trusted.
 class Reader {
  public:
   explicit Reader(const std::string& text) : text_(text) {}
-  int64_t number() {
+  /// Throws std::out_of_range: it ends before, or the number is none of [least, most].
+  int64_t number(int64_t least, int64_t most) {
     int64_t number = 0;
+    if (text_.size() - at_ < sizeof(number)) throw std::out_of_range("it ends too early");
     std::memcpy(&number, text_.data() + at_, sizeof(number));
     at_ += sizeof(number);
+    if (number < least || number > most)
+      throw std::out_of_range(str("it says ", number, " for a number from ", least, " to ", most));
     return number;
   }
+  bool flag() { return number(0, 1) != 0; }
+  bool is_at_end() const { return at_ == text_.size(); }
   std::string rest() const { return text_.substr(at_); }
 
  private:
@@ -48,20 +55,27 @@ std::string description_of(const Letter& letter) {
   return text + letter.value.structure;
 }
 
-/// A letter as it was described, its tensors without values.
+constexpr int64_t kMost = int64_t{1} << 48;  // elements of a tensor
+
+/// A letter as it was described, its tensors without values. Throws std::out_of_range: the description is damaged.
 Letter empty_letter(const std::string& description, c10::Device device) {
   Reader reader(description);
   Letter letter;
-  for (int64_t count = reader.number(); count > 0; --count) {
-    if (reader.number() == 0) {
+  for (int64_t count = reader.number(0, static_cast<int64_t>(description.size())); count > 0; --count) {
+    if (!reader.flag()) {
       letter.value.tensors.emplace_back();
       letter.requires_grad.push_back(false);
       continue;
     }
-    const auto dtype = static_cast<at::ScalarType>(reader.number());
-    letter.requires_grad.push_back(reader.number() != 0);
-    std::vector<int64_t> sizes(static_cast<size_t>(reader.number()));
-    for (int64_t& size : sizes) size = reader.number();
+    const auto dtype =
+        static_cast<at::ScalarType>(reader.number(0, static_cast<int64_t>(at::ScalarType::NumOptions) - 1));
+    letter.requires_grad.push_back(reader.flag());
+    std::vector<int64_t> sizes(static_cast<size_t>(reader.number(0, 64)));
+    int64_t numel = 1;
+    for (int64_t& size : sizes) {
+      size = reader.number(0, kMost / std::max<int64_t>(numel, 1));
+      numel *= size;
+    }
     letter.value.tensors.push_back(at::empty(sizes, at::TensorOptions().dtype(dtype).device(device)));
   }
   letter.value.structure = reader.rest();
@@ -75,8 +89,17 @@ std::string shapes_text(const std::string& description) {
   return text;
 }
 
-constexpr size_t kPreamble = 1024;                         // bytes; a longer text follows by itself
-constexpr size_t kRoom = kPreamble - 2 * sizeof(int64_t);  // behind the sizes of the description and of the text
+/// Before the text: the description of the tensors, then the indices of those that are missing.
+struct Header {
+  int64_t mark = kMark;
+  int64_t kind = 0, micro_batch = 0;
+  int64_t description_bytes = 0, text_bytes = 0;
+  static constexpr int64_t kMark = 0x7374616765206c74;  // "stage lt"
+};
+
+constexpr size_t kPreamble = 1024;                    // bytes; a longer text follows by itself
+constexpr size_t kRoom = kPreamble - sizeof(Header);  // for the text
+constexpr int64_t kLongest = int64_t{1} << 30;        // bytes of a text
 
 std::string text_of(const at::Tensor& bytes, size_t begin, size_t count) {
   return {static_cast<const char*>(bytes.const_data_ptr()) + begin, count};
@@ -87,9 +110,9 @@ std::string text_of(const at::Tensor& bytes, size_t begin, size_t count) {
 Mail::Mail(Group& stages, c10::Device device, bool dynamic_shapes)
     : stages_(stages), device_(device), dynamic_shapes_(dynamic_shapes) {}
 
-void Mail::send(int to, int kind, const Letter& letter) {
+void Mail::send(int to, const Key& key, const Letter& letter) {
   const std::string description = description_of(letter);
-  std::string& known = sent_[{to, kind}];
+  std::string& known = sent_[{to, key.kind}];
   if (!known.empty() && known != description && !dynamic_shapes_)
     throw ShapeError(str("pipeline: stage ", stages_.rank(), " sent stage ", to, " values of ", shapes_text(known),
                          " before, and now of ", shapes_text(description),
@@ -98,12 +121,15 @@ void Mail::send(int to, int kind, const Letter& letter) {
   std::string text = description;
   for (size_t i = 0; i < letter.is_missing.size(); ++i)
     if (letter.is_missing[i]) put(text, static_cast<int64_t>(i));
-  const std::array<int64_t, 2> sizes{static_cast<int64_t>(description.size()), static_cast<int64_t>(text.size())};
+  const Header header{.kind = key.kind,
+                      .micro_batch = key.micro_batch,
+                      .description_bytes = static_cast<int64_t>(description.size()),
+                      .text_bytes = static_cast<int64_t>(text.size())};
   const at::Tensor preamble = at::zeros({static_cast<int64_t>(kPreamble)}, at::kByte);
   auto* const data = static_cast<char*>(preamble.mutable_data_ptr());
-  std::memcpy(data, sizes.data(), sizeof(sizes));
+  std::memcpy(data, &header, sizeof(header));
   const size_t here = std::min(text.size(), kRoom);
-  std::memcpy(data + sizeof(sizes), text.data(), here);
+  std::memcpy(data + sizeof(header), text.data(), here);
   post(preamble);
   if (text.size() > here) {
     const at::Tensor rest = at::empty({static_cast<int64_t>(text.size() - here)}, at::kByte);
@@ -133,7 +159,7 @@ void Mail::look_ahead(int from) {
   Incoming& incoming = lane.next.emplace();
   incoming.preamble = at::empty({static_cast<int64_t>(kPreamble)}, at::kByte);
   incoming.preamble_arrives = stages_.recv(incoming.preamble, from);
-  const auto known = received_.find({from, lane.expected.front().kind});
+  const auto known = received_.find({from, lane.expected.front().key.kind});
   if (dynamic_shapes_ || known == received_.end() || known->second.size() > kRoom / 2) return;
   incoming.ahead = empty_letter(known->second, device_);
   for (const at::Tensor& tensor : incoming.ahead->value.tensors)
@@ -144,32 +170,53 @@ Letter Mail::receive(int from) {
   Lane& lane = lanes_[from];
   if (!lane.next) throw Error(ErrorCode::kInternal, str("pipeline: no letter from stage ", from, " is expected"));
   Incoming incoming = *std::exchange(lane.next, std::nullopt);
-  const int kind = lane.expected.front().kind;
+  const Expected expected = std::move(lane.expected.front());
   lane.expected.pop_front();
   incoming.preamble_arrives.wait();
-  std::array<int64_t, 2> sizes{};
-  std::memcpy(sizes.data(), incoming.preamble.const_data_ptr(), sizeof(sizes));
-  const auto total = static_cast<size_t>(sizes[1]);
-  std::string text = text_of(incoming.preamble, sizeof(sizes), std::min(total, kRoom));
+  const auto refuse = [&](const std::string& why) {
+    throw CommError(ErrorCode::kDiverged, str("pipeline: ", expected.subject, ": the message from stage ", from, " ",
+                                              why, "; the stages do not run the same step"));
+  };
+  Header header;
+  std::memcpy(&header, incoming.preamble.const_data_ptr(), sizeof(header));
+  if (header.mark != Header::kMark) refuse("does not begin as one of a pipeline");
+  if (header.kind != expected.key.kind || header.micro_batch != expected.key.micro_batch)
+    refuse(str("is ", name_of(header.kind), " of micro-batch ", header.micro_batch, ", and expected is ",
+               name_of(expected.key.kind), " of micro-batch ", expected.key.micro_batch));
+  if (header.description_bytes < 0 || header.text_bytes < header.description_bytes || header.text_bytes > kLongest)
+    refuse(str("is damaged: its description has ", header.description_bytes, " of ", header.text_bytes, " bytes"));
+  const auto total = static_cast<size_t>(header.text_bytes);
+  std::string text = text_of(incoming.preamble, sizeof(header), std::min(total, kRoom));
   if (total > kRoom) {
     const at::Tensor rest = at::empty({static_cast<int64_t>(total - kRoom)}, at::kByte);
     stages_.recv(rest, from).wait();
     text += text_of(rest, 0, total - kRoom);
   }
-  const std::string missing = text.substr(static_cast<size_t>(sizes[0]));
-  text.resize(static_cast<size_t>(sizes[0]));
-  Letter letter = incoming.ahead ? *std::move(incoming.ahead) : empty_letter(text, device_);
+  const std::string missing = text.substr(static_cast<size_t>(header.description_bytes));
+  text.resize(static_cast<size_t>(header.description_bytes));
+  if (incoming.ahead && text != received_[{from, expected.key.kind}])
+    refuse("has other shapes than the one before, for which memory is ready");
+  Letter letter;
+  try {
+    letter = incoming.ahead ? *std::move(incoming.ahead) : empty_letter(text, device_);
+    letter.is_missing.assign(letter.value.tensors.size(), false);
+    for (Reader indices(missing); !indices.is_at_end();)
+      letter.is_missing[indices.number(0, static_cast<int64_t>(letter.is_missing.size()) - 1)] = true;
+  } catch (const std::out_of_range& error) {
+    refuse(str("is damaged: ", error.what()));
+  }
   if (!incoming.ahead)
     for (const at::Tensor& tensor : letter.value.tensors)
       if (tensor.defined() && tensor.numel() > 0) incoming.arrivals.push_back(stages_.recv(tensor, from));
   for (Pending<void>& arrival : incoming.arrivals) arrival.wait();
-  letter.is_missing.assign(letter.value.tensors.size(), false);
-  Reader indices(missing);
-  for (size_t i = 0; i < missing.size() / sizeof(int64_t); ++i)
-    letter.is_missing[static_cast<size_t>(indices.number())] = true;
-  received_[{from, kind}] = std::move(text);
+  received_[{from, expected.key.kind}] = std::move(text);
   look_ahead(from);
   return letter;
+}
+
+std::string Mail::name_of(int64_t kind) {
+  const char* const names[] = {"the activation of part ", "the evaluated activation of part ", "the gradient of part "};
+  return kind < 0 ? str("a letter of kind ", kind) : str(names[kind % 3], kind / 3);
 }
 
 void Mail::flush() {

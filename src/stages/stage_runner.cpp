@@ -2,12 +2,20 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
+#include <sstream>
+#include <type_traits>
 #include <utility>
 
 #include "stages/mail.h"
@@ -30,6 +38,8 @@ using pipeline::Kind;
 using pipeline::Placement;
 using torch::autograd::impl::gradient_edge;
 
+constexpr const char* kSpent = "This engine is spent: make a new one with initialize(), and load a checkpoint";
+
 /// All micro-batches forward, for parts in any placement.
 pipeline::Schedule forwards_only(const pipeline::Schedule& shape, int micro_batches) {
   std::vector<std::vector<pipeline::Computation>> computations(shape.stages);
@@ -37,6 +47,45 @@ pipeline::Schedule forwards_only(const pipeline::Schedule& shape, int micro_batc
     for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
       for (int chunk = 0; chunk < shape.chunks; ++chunk) of_stage.push_back({Kind::kForward, chunk, micro_batch});
   return pipeline::assemble("inference", shape.stages, micro_batches, shape.chunks, shape.placement, computations);
+}
+
+/// Hands on the gradient.
+struct Identity : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+};
+
+/// `leaf` with its memory and its gradient, but no leaf: a layer may write into it.
+at::Tensor writable(const at::Tensor& leaf) {
+  std::shared_ptr<Identity> node(new Identity(), torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(leaf));
+  at::Tensor value = leaf.detach();
+  torch::autograd::set_history(value, node);
+  return value;
+}
+
+/// All of a schedule, a line for each instruction.
+std::string text_of(const pipeline::Schedule& schedule) {
+  std::string text = str("schedule '", schedule.name, "' of ", schedule.micro_batches, " micro-batches");
+  for (int stage = 0; stage < schedule.stages; ++stage)
+    for (const pipeline::Step& step : schedule.streams[stage])
+      for (const Instruction& instruction : step) text += str("\nstage ", stage, ", ", to_text(instruction));
+  return text;
+}
+
+/// The first line in which two texts differ, by which one is called `mine` and the other `others`.
+std::string difference_of(const std::string& mine, const std::string& others) {
+  std::istringstream one(mine), other(others);
+  std::string line, other_line;
+  for (;;) {
+    const bool has_line = static_cast<bool>(std::getline(one, line));
+    const bool has_other = static_cast<bool>(std::getline(other, other_line));
+    if (!has_line && !has_other) return "";
+    if (!has_line || !has_other || line != other_line)
+      return str("`", has_line ? line : "nothing more", "` on rank 0 and `", has_other ? other_line : "nothing more",
+                 "`");
+  }
 }
 
 /// The activations of one micro-batch in one part, between its first and its last instruction.
@@ -62,6 +111,8 @@ class StageRunner::Impl {
         model_(std::move(model)),
         options_(options),
         shape_(make(micro_batches())),
+        text_(text_of(shape_)),
+        all_(world_.clone(world_.name() + "/pipeline")),
         mail_group_(stages_.clone(stages_.name() + "/mail")),
         tied_group_(stages_.clone(stages_.name() + "/tied")),
         mail_(*mail_group_, engine.pager().device(), options.dynamic_shapes),
@@ -78,18 +129,13 @@ class StageRunner::Impl {
   at::Tensor train_batch(const MicroBatches& data) {
     engine_.require_optimizer("train_batch");
     const CallerScope caller("train_batch");
-    if (shape_.micro_batches != micro_batches()) shape_ = make(micro_batches());
+    follow_batch_size();
     load(data, shape_.micro_batches, "train_batch");
     trains_ = computes_loss_ = true;
-    try {
+    return or_end([&] {
       execute(shape_);
-    } catch (const CommError&) {
-      throw;
-    } catch (...) {
-      drop();
-      throw;
-    }
-    return mean_loss(shape_.micro_batches);
+      return mean_loss(shape_.micro_batches);
+    });
   }
 
   EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options) {
@@ -97,30 +143,53 @@ class StageRunner::Impl {
     const CallerScope caller("eval_batch");
     const at::NoGradGuard no_grad;
     const auto count = static_cast<int>(options.micro_batches.value_or(micro_batches()));
-    if (count < 1) throw ConfigError(str("eval_batch: ", count, " micro-batches; use 1 or more"));
+    agree("eval_batch", [&] {
+      if (count < 1) throw ConfigError(str("eval_batch: ", count, " micro-batches; use 1 or more"));
+      return str(count, " micro-batches, computes_loss ", options.computes_loss);
+    });
     const pipeline::Schedule schedule =
         checked(shape_.chunks == 1 ? pipeline::inference(shape_.stages, count) : forwards_only(shape_, count));
     load(data, count, "eval_batch");
     trains_ = false;
     computes_loss_ = options.computes_loss;
     returns_outputs_ = options.returns_outputs;
-    execute(schedule);
-    EvalResult result;
-    result.outputs = std::exchange(outputs_, {});
-    if (options.computes_loss) result.loss = mean_loss(count);
-    returns_outputs_ = false;
-    return result;
+    return or_end([&] {
+      execute(schedule);
+      EvalResult result;
+      result.outputs = std::exchange(outputs_, {});
+      if (options.computes_loss) result.loss = mean_loss(count);
+      returns_outputs_ = false;
+      return result;
+    });
   }
 
-  void reset_activation_shape() { mail_.forget_shapes(); }
-  void follow_owners() { tied_.follow_owners(); }
+  void reset_activation_shape() {
+    engine_.require_alive("reset_activation_shape");
+    mail_.forget_shapes();
+  }
+  void follow_owners() {
+    engine_.require_alive("follow_owners");
+    tied_.follow_owners();
+  }
   void set_schedule(std::function<pipeline::Schedule(int, int)> make) {
-    pipeline::Schedule schedule = checked(make(stages_.size(), micro_batches()));
-    if (schedule.chunks != shape_.chunks || schedule.placement != shape_.placement)
-      throw ConfigError(str("set_schedule: '", schedule.name, "' has other parts than the model was cut into for '",
-                            shape_.name, "'; it needs as many chunks, placed alike"));
+    engine_.require_alive("set_schedule");
+    pipeline::Schedule schedule;
+    std::string text;
+    agree("set_schedule", [&] {
+      schedule = checked(make(stages_.size(), micro_batches()));
+      if (schedule.stages != stages_.size() || schedule.micro_batches != micro_batches())
+        throw ConfigError(str("set_schedule: '", schedule.name, "' is of ", schedule.stages, " stages and ",
+                              schedule.micro_batches, " micro-batches, and asked for were ", stages_.size(), " and ",
+                              micro_batches()));
+      if (schedule.chunks != shape_.chunks || schedule.placement != shape_.placement)
+        throw ConfigError(str("set_schedule: '", schedule.name, "' has other parts than the model was cut into for '",
+                              shape_.name, "'; it needs as many chunks, placed alike"));
+      check_training(schedule, tied_parts());
+      return text = text_of(schedule);
+    });
     make_ = std::move(make);
     shape_ = std::move(schedule);
+    text_ = std::move(text);
   }
 
   int stage() const { return stages_.rank(); }
@@ -133,25 +202,119 @@ class StageRunner::Impl {
   bool has_part(int part) const { return shape_.stage_of(part) == stage(); }
   bool has_last_part() const { return has_part(shape_.parts() - 1); }
   bool is_last(int chunk) const { return part_of(chunk) == shape_.parts() - 1; }
-  // Kinds of letters. Those of an evaluation need no gradients, which is a part of their description.
-  int activation_of(int part) const { return 3 * part + (trains_ ? 0 : 1); }
-  int gradient_of(int part) const { return 3 * part + 2; }
+  int activation_of(int part) const { return Mail::activation_of(part, trains_); }
+  static int gradient_of(int part) { return Mail::gradient_of(part); }
   bool stays_here(int part) const { return part >= 0 && part < shape_.parts() && has_part(part); }
 
   pipeline::Schedule checked(pipeline::Schedule schedule) const {
     pipeline::check(schedule);
     return schedule;
   }
+  pipeline::TiedParts tied_parts() const {
+    pipeline::TiedParts ties{.parts = {}, .each_micro_batch = engine_.step_->is_deterministic()};
+    for (const Tie& tie : model_.ties) ties.parts.push_back(tie.parts);
+    return ties;
+  }
   pipeline::Schedule make(int micro_batches) const {
-    if (make_) return checked(make_(stages_.size(), micro_batches));
-    return checked(pipeline::make_schedule(options_.schedule, stages_.size(), micro_batches, options_.chunks));
+    pipeline::Schedule schedule =
+        make_ ? make_(stages_.size(), micro_batches)
+              : pipeline::make_schedule(options_.schedule, stages_.size(), micro_batches, options_.chunks);
+    pipeline::check(schedule);
+    if (engine_.optimizer_) check_training(schedule, tied_parts());
+    return schedule;
+  }
+
+  /// Runs `text` on every rank and compares what it returns, before anything has changed.
+  ///
+  /// Cost      one all-gather of 8 bytes; where ranks differ, of the texts.
+  /// Throws    on every rank: what it threw on the lowest one, or ConfigError with the difference.
+  void agree(const char* call, const std::function<std::string()>& text) {
+    std::string mine;
+    std::exception_ptr own;  // as it was thrown here, Python's with their class
+    try {
+      mine = str(call, ", ", text());
+    } catch (...) {
+      own = std::current_exception();
+    }
+    const auto digest = static_cast<int64_t>(own ? 0 : std::hash<std::string>()(mine) | 1);
+    if (are_alike(digest) && !own) return;
+    std::vector<std::string> texts;
+    try {
+      texts = gather_or_throw(*all_, [&] {
+        if (own) std::rethrow_exception(own);
+        return mine;
+      });
+    } catch (const CommError&) {
+      throw;
+    } catch (...) {
+      if (own) std::rethrow_exception(own);
+      throw;
+    }
+    for (size_t rank = 1; rank < texts.size(); ++rank)
+      if (texts[rank] != texts[0])
+        throw ConfigError(str(call, ": the ranks differ: ", difference_of(texts[0], texts[rank]), " on rank ", rank,
+                              "; call set_schedule(), set_train_batch_size() and eval_batch() alike on every rank"));
+  }
+
+  bool are_alike(int64_t digest) {
+    if (world_.size() == 1) return true;
+    const WithoutInterception own_operators;
+    const at::Tensor own = at::full({1}, digest, at::kLong), all = at::empty({world_.size()}, at::kLong);
+    all_->all_gather(all, own).wait();
+    const int64_t* const digests = all.const_data_ptr<int64_t>();
+    return std::all_of(digests, digests + world_.size(), [&](int64_t each) { return each == digest; });
+  }
+
+  /// The schedule of as many micro-batches as the engine accumulates, the same on every rank.
+  void follow_batch_size() {
+    const bool is_new = shape_.micro_batches != micro_batches();
+    pipeline::Schedule next;
+    agree("train_batch", [&] {
+      if (!is_new) return text_;
+      next = make(micro_batches());
+      return text_of(next);
+    });
+    if (!is_new) return;
+    text_ = text_of(next);
+    shape_ = std::move(next);
+  }
+
+  /// Runs `work`, without which the engine does not go on: stages that wait for this one would wait for ever, and
+  /// messages of a step that has ended would arrive in the next one.
+  template <class Work>
+  std::invoke_result_t<const Work&> or_end(const Work& work) {
+    try {
+      return work();
+    } catch (c10::Error& error) {
+      end(error.what_without_backtrace());
+      error.add_context(kSpent);
+      throw;
+    } catch (const Error& error) {
+      end(error.what());
+      throw_error(error.code(), str(error.what(), ". ", kSpent));
+    } catch (const std::exception& error) {
+      end(error.what());
+      throw;
+    }
+  }
+
+  void end(const std::string& why) {
+    const std::string text =
+        str(CallerScope::current("pipeline"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
+    engine_.failure_ = text;
+    for (Group* const group : {all_.get(), mail_group_.get(), tied_group_.get()}) group->abort(text);
+    if (&engine_.group() != &world_) engine_.group().abort(text);
+    engine_.pager().defer_reductions(false);
+    slots_.clear();
+    handed_over_.clear();
+    batches_.clear();
   }
 
   /// All micro-batches of a window, before anything has changed: the end of the data, or what loading them throws, is
   /// told on every rank.
   void load(const MicroBatches& data, int count, const char* call) {
     batches_.clear();
-    all_or_throw(world_, [&] {
+    all_or_throw(*all_, [&] {
       if (!has_part(0) && !has_last_part()) return;
       for (int i = 0; i < count; ++i) {
         std::optional<MicroBatch> batch = data();
@@ -184,19 +347,13 @@ class StageRunner::Impl {
         } catch (const CommError&) {
           throw;  // names the instruction already
         } catch (const std::exception& error) {
-          fail(text, error.what());
+          failed_in_ = text;
+          log(LogLevel::kError, str(CallerScope::current("pipeline"), " failed in ", text, ": ", error.what()));
           throw;
         }
       }
     mail_.flush();
     batches_.clear();
-  }
-
-  /// Stages that wait for this one would wait for ever.
-  void fail(const std::string& where, const std::string& why) {
-    const std::string text = str(CallerScope::current("pipeline"), " failed in ", where, ": ", why);
-    log(LogLevel::kError, text);
-    mail_group_->abort(text);
   }
 
   void expect_letters(const pipeline::Schedule& schedule) {
@@ -205,9 +362,10 @@ class StageRunner::Impl {
       for (const Instruction& instruction : step) {
         const int part = part_of(instruction.chunk);
         if (instruction.kind == Kind::kReceiveActivation)
-          letters[instruction.peer].push_back({activation_of(part - 1), subject_of(instruction)});
+          letters[instruction.peer].push_back(
+              {{activation_of(part - 1), instruction.micro_batch}, subject_of(instruction)});
         if (instruction.kind == Kind::kReceiveGradient)
-          letters[instruction.peer].push_back({gradient_of(part), subject_of(instruction)});
+          letters[instruction.peer].push_back({{gradient_of(part), instruction.micro_batch}, subject_of(instruction)});
       }
     for (const auto& [from, of_sender] : letters) mail_.expect(from, of_sender);
   }
@@ -225,7 +383,7 @@ class StageRunner::Impl {
         slot(instruction).input = mail_.receive(instruction.peer);
         return;
       case Kind::kSendActivation:
-        mail_.send(instruction.peer, activation_of(part_of(instruction.chunk)),
+        mail_.send(instruction.peer, {activation_of(part_of(instruction.chunk)), instruction.micro_batch},
                    *std::exchange(slot(instruction).output, std::nullopt));
         return release_if_over(instruction);
       case Kind::kForward:
@@ -289,7 +447,10 @@ class StageRunner::Impl {
         letter.requires_grad.pop_back();
       }
       for (size_t i = 0; trains_ && i < letter.value.tensors.size(); ++i)
-        if (letter.requires_grad[i]) slot.leaves.push_back(letter.value.tensors[i].set_requires_grad(true));
+        if (letter.requires_grad[i]) {
+          slot.leaves.push_back(letter.value.tensors[i].set_requires_grad(true));
+          letter.value.tensors[i] = writable(slot.leaves.back());
+        }
       input = unflatten(letter.value);
       slot.input.reset();
     }
@@ -347,7 +508,8 @@ class StageRunner::Impl {
 
   void send_gradients(const Instruction& instruction) {
     Slot& slot = this->slot(instruction);
-    mail_.send(instruction.peer, gradient_of(part_of(instruction.chunk) - 1), gradients_of(slot));
+    mail_.send(instruction.peer, {gradient_of(part_of(instruction.chunk) - 1), instruction.micro_batch},
+               gradients_of(slot));
     release_if_over(instruction);
   }
 
@@ -402,17 +564,11 @@ class StageRunner::Impl {
   }
 
   void end_window() {
+    // A stage that has failed tells it here, before this one waits for it among the ranks of the step.
+    if (world_.size() > 1) all_->barrier();
     engine_.step_->end_window();
     tied_.clear();
     tied_.follow_owners();
-  }
-
-  /// After a pass that failed: nothing of this window is kept.
-  void drop() {
-    engine_.pager().defer_reductions(false);
-    slots_.clear();
-    handed_over_.clear();
-    batches_.clear();
   }
 
   /// Over micro-batches and data-parallel ranks, on every rank.
@@ -423,7 +579,7 @@ class StageRunner::Impl {
     at::Tensor mean = at::zeros({}, at::TensorOptions().dtype(at::kFloat));
     if (loss_.defined()) mean = loss_.cpu() / count;
     mean = mean.reshape({1}).contiguous();
-    if (world_.size() > 1) world_.all_reduce(mean).wait();
+    if (world_.size() > 1) all_->all_reduce(mean).wait();
     return (data_ranks > 1 ? mean / data_ranks : mean).reshape({});
   }
 
@@ -433,11 +589,14 @@ class StageRunner::Impl {
   const StageModel model_;
   const PipelineOptions options_;
   std::function<pipeline::Schedule(int, int)> make_;
-  pipeline::Schedule shape_;  ///< of the last train_batch()
+  pipeline::Schedule shape_;    ///< of the last train_batch()
+  std::string text_;            ///< of `shape_`
+  std::unique_ptr<Group> all_;  ///< `world_`, with no other user
   std::unique_ptr<Group> mail_group_, tied_group_;
   Mail mail_;
   TiedCopies tied_;
   PipelineCounters counters_;
+  std::string failed_in_;  ///< the instruction that ended the engine
 
   // Of the window that runs:
   std::vector<MicroBatch> batches_;

@@ -79,6 +79,9 @@ class IoError : public Error {
   explicit IoError(const std::string& message) : Error(ErrorCode::kIo, message) {}
 };
 
+/// Throws the class that `code` belongs to.
+[[noreturn]] void throw_error(ErrorCode code, const std::string& message);
+
 /// str(a, b, …) joins its arguments through operator<<. A function object, so that arguments of libtorch's types do not
 /// bring c10::str into play as well.
 inline constexpr auto str = [](const auto&... parts) {

@@ -173,6 +173,8 @@ class Engine {
   /// Of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the same part.
   DataPlace data_place() const { return place_; }
   Pager& pager() const;  ///< throws StateError after destroy()
+  /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: nothing did.
+  const std::string& failure() const { return failure_; }
   /// Bytes of masters and optimizer states on this rank.
   int64_t optimizer_bytes() const;
 
@@ -189,6 +191,9 @@ class Engine {
   friend class CoalescedReduction;
   friend class StageRunner;
   Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOptions& options);
+  /// There are parameters and states: destroy() was not called.
+  void require_there(const char* call) const;
+  /// And nothing has ended it.
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
@@ -227,6 +232,7 @@ class Engine {
   std::unique_ptr<SequenceParallel> sequence_;     ///< null where samples are not cut
   std::unique_ptr<AsyncSaver> saver_;              ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
+  std::string failure_;    ///< of a pipeline's step, after which nothing but destroy() works; empty: there was none
   std::string torn_load_;  ///< what ended a load half-way; empty: nothing did
   bool has_explained_offload_ = false;
 };
