@@ -9,9 +9,15 @@ from .utils.logging import logger
 
 
 def _of(model):
-    """The living engines that train nothing but parameters of `model`, the oldest first."""
-    parameters = set(model.parameters())
-    living = [engine for engine in list(comm.engines) if not engine.is_spent and parameters.issuperset(engine.module.parameters())]
+    """The living engines that train nothing but parameters of `model`, the oldest first. One without parameters, such as a pipeline's stage, is
+    `model`'s where its module is a part of it."""
+    parameters, modules = set(model.parameters()), set(model.modules())
+
+    def is_models(engine):
+        own = set(engine.module.parameters())
+        return own <= parameters if own else engine.module in modules
+
+    living = [engine for engine in list(comm.engines) if not engine.is_spent and is_models(engine)]
     return sorted(living, key=lambda engine: engine.engine_number)
 
 

@@ -1,10 +1,14 @@
 // The engine of one stage of a Python PipelineModule.
+#include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/custom_class.h>
 
 #include <exception>
 #include <map>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "python/engine.h"
 #include "python/module_mirror.h"
@@ -23,18 +27,69 @@ c10::IValue held(py::object object) {
   return c10::IValue::make_capsule(c10::make_intrusive<HeldObject>(shared(std::move(object))));
 }
 
+c10::IValue to_value(const py::handle& object);
+
+// Values that C++ has no type for travel as tuples that begin with one of these texts, which no other tuple may.
+constexpr std::string_view kOwn{"\0trireme:", 9};
+const std::string kSize = std::string(kOwn) + "size";    // torch.Size; its numbers
+const std::string kInt = std::string(kOwn) + "int";      // an int of more than 64 bits; its digits
+const std::string kNumpy = std::string(kOwn) + "numpy";  // a scalar of numpy; its dtype, its bytes
+const std::string kNamed = std::string(kOwn) + "named";  // a named tuple; module and name of its class, its elements
+
+std::string name_of_class(const py::handle& object) {
+  return py::type::handle_of(object).attr("__name__").cast<std::string>();
+}
+
+c10::IValue tuple_of(const std::string& kind, const py::handle& elements, std::vector<c10::IValue> before = {}) {
+  before.insert(before.begin(), kind);
+  for (const py::handle element : elements) before.push_back(to_value(element));
+  return c10::ivalue::Tuple::create(std::move(before));
+}
+
+/// The class of that name; None: there is none.
+py::object class_named(const std::string& module, const std::string& name) {
+  py::object found = py::module_::import("sys").attr("modules").attr("get")(module);
+  if (found.is_none()) found = py::module_::import(module.c_str());
+  return py::getattr(found, name.c_str(), py::none());
+}
+
+c10::IValue named_tuple(const py::handle& object) {
+  const py::handle type = py::type::handle_of(object);
+  const auto module = type.attr("__module__").cast<std::string>();
+  const auto name = type.attr("__qualname__").cast<std::string>();
+  if (!class_named(module, name).is(type))
+    throw ShapeError(str("a value between layers is a named tuple of the class ", module, ".", name,
+                         ", which the next stage cannot find by that name; define the class at the top of a module"));
+  return tuple_of(kNamed, object, {module, name});
+}
+
 /// A value that may travel to another stage. Requires the GIL.
 c10::IValue to_value(const py::handle& object) {
   PyObject* const raw = object.ptr();
   if (object.is_none()) return {};
   if (THPVariable_Check(raw)) return THPVariable_Unpack(raw);
   if (PyBool_Check(raw)) return raw == Py_True;
-  if (PyLong_Check(raw)) return object.cast<int64_t>();
+  if (PyLong_Check(raw)) {
+    int has_overflown = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(raw, &has_overflown);
+    if (has_overflown == 0) return static_cast<int64_t>(number);
+    return c10::ivalue::Tuple::create({c10::IValue(kInt), c10::IValue(py::str(object).cast<std::string>())});
+  }
+  if (THPSize_Check(raw)) return tuple_of(kSize, object);
+  if (PyTuple_Check(raw) && py::hasattr(object, "_fields")) return named_tuple(object);
+  if (py::hasattr(object, "dtype") && py::hasattr(object, "item") && py::hasattr(object, "tobytes") &&
+      py::len(object.attr("shape")) == 0)
+    return c10::ivalue::Tuple::create({c10::IValue(kNumpy),
+                                       c10::IValue(object.attr("dtype").attr("str").cast<std::string>()),
+                                       c10::IValue(object.attr("tobytes")().cast<std::string>())});
   if (PyFloat_Check(raw)) return object.cast<double>();
   if (PyUnicode_Check(raw)) return object.cast<std::string>();
   if (PyTuple_CheckExact(raw)) {
     std::vector<c10::IValue> elements;
     for (const py::handle element : object) elements.push_back(to_value(element));
+    if (!elements.empty() && elements[0].isString() && elements[0].toStringRef().starts_with(kOwn))
+      throw ShapeError(
+          "a tuple between layers begins with a text that Trireme uses itself; give it another first element");
     return c10::ivalue::Tuple::create(std::move(elements));
   }
   if (PyList_CheckExact(raw)) {
@@ -52,8 +107,24 @@ c10::IValue to_value(const py::handle& object) {
     }
     return dict;
   }
-  throw ShapeError(str("a value between layers is a ", py::type::handle_of(object).attr("__name__").cast<std::string>(),
+  throw ShapeError(str("a value between layers is a ", name_of_class(object),
                        "; hand on tensors, None, numbers, texts, and tuples, lists or dictionaries of these"));
+}
+
+py::object to_python(const c10::IValue& value);
+
+/// A value of one of the kinds above.
+py::object own_value(const std::vector<c10::IValue>& elements) {
+  const std::string& kind = elements[0].toStringRef();
+  const auto text = [&](size_t index) { return elements.at(index).toStringRef(); };
+  if (kind == kInt) return py::reinterpret_steal<py::object>(PyLong_FromString(text(1).c_str(), nullptr, 10));
+  if (kind == kNumpy)
+    return py::module_::import("numpy").attr("frombuffer")(py::bytes(text(2)), text(1)).attr("__getitem__")(0);
+  const size_t begin = kind == kSize ? 1 : 3;
+  py::tuple tuple(elements.size() - begin);
+  for (size_t i = begin; i < elements.size(); ++i) tuple[i - begin] = to_python(elements[i]);
+  if (kind == kSize) return py::module_::import("torch").attr("Size")(tuple);
+  return class_named(text(1), text(2))(*tuple);
 }
 
 /// The reverse of to_value() and held().
@@ -65,7 +136,9 @@ py::object to_python(const c10::IValue& value) {
   if (value.isDouble()) return py::float_(value.toDouble());
   if (value.isString()) return py::str(value.toStringRef());
   if (value.isTuple()) {
-    const auto& elements = value.toTupleRef().elements();
+    const std::vector<c10::IValue> elements = value.toTupleRef().elements().vec();
+    if (!elements.empty() && elements[0].isString() && elements[0].toStringRef().starts_with(kOwn))
+      return own_value(elements);
     py::tuple tuple(elements.size());
     for (size_t i = 0; i < elements.size(); ++i) tuple[i] = to_python(elements[i]);
     return tuple;
@@ -127,7 +200,10 @@ StageModel model_of(const PythonStage& stage, const Topology& topology, int rank
   model.loss = [compute = shared(stage.loss)](const c10::IValue& outputs, const c10::IValue& labels) {
     const py::gil_scoped_acquire gil;
     const py::object value = (*compute)(to_python(outputs), to_python(labels));
-    return THPVariable_Check(value.ptr()) ? THPVariable_Unpack(value.ptr()) : at::Tensor();
+    if (!THPVariable_Check(value.ptr()))
+      throw ShapeError(str("pipeline: the loss function returned a ", name_of_class(value),
+                           "; expected a tensor of one floating element"));
+    return THPVariable_Unpack(value.ptr());
   };
   model.ties = ties_of(stage);
   return model;
@@ -215,7 +291,9 @@ py::tuple eval_batch(StageEngine& self, const py::function& next, std::optional<
 }
 
 void set_schedule(StageEngine& self, const py::function& make) {
-  self.runner.set_schedule([make = shared(make)](int stages, int micro_batches) {
+  const auto held_make = shared(make);
+  const py::gil_scoped_release no_gil;  // the ranks compare their schedules
+  self.runner.set_schedule([make = held_make](int stages, int micro_batches) {
     const py::gil_scoped_acquire gil;
     return (*make)(stages, micro_batches).cast<pipeline::Schedule>();
   });
@@ -238,6 +316,7 @@ void bind_pipeline_engine(py::module_& module) {
           py::arg("next"))
       .def("eval_batch", &eval_batch, py::arg("next"), py::arg("micro_batches"), py::arg("computes_loss"),
            py::arg("returns_outputs"), "(mean loss or None, outputs by micro-batch).")
+      .def_property_readonly("failure", &StageEngine::failure, "The error that ended the engine; empty: nothing did.")
       .def(
           "follow_owners", [](StageEngine& self) { self.runner.follow_owners(); }, WithoutGil())
       .def("reset_activation_shape", [](StageEngine& self) { self.runner.reset_activation_shape(); })

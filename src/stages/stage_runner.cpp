@@ -241,7 +241,14 @@ class StageRunner::Impl {
     std::vector<std::string> texts;
     try {
       texts = gather_or_throw(*all_, [&] {
-        if (own) std::rethrow_exception(own);
+        try {
+          if (own) std::rethrow_exception(own);
+        } catch (const Error&) {
+          throw;
+        } catch (const std::exception& error) {  // a program's, which is told without Python's traceback
+          const std::string why = error.what();
+          throw ConfigError(str(call, ": ", why.substr(0, why.find("\n\nAt:"))));
+        }
         return mine;
       });
     } catch (const CommError&) {

@@ -202,6 +202,198 @@ class Methods(Case):
         self.assertIn("train_batch failed in stage 0, ForwardPass, micro-batch 0: a value between layers is a OrderedDict", ended[1])
 
 
+# What each rank leaves in told[name] is that test's.
+_SEAMS = _BEGIN + """
+import numpy, time
+from torch.utils import checkpoint
+from deepspeed.pipe import TiedLayerSpec
+from deepspeed.runtime.pipe.schedule import PipeSchedule, OptimizerStep, LoadMicroBatch, TrainSchedule
+told = {}
+def trained(module, plain, steps=2):
+    # the largest difference of losses and this stage's weights from plain PyTorch, after some steps
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.0,
+              "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    engine, *_ = deepspeed.initialize(model=module, config=config)
+    parameters = [p for layer in plain if isinstance(layer, nn.Module) for p in layer.parameters()]
+    optimizer, worst = torch.optim.SGD(parameters, lr=0.1), 0.0
+    for _ in range(steps):
+        loss, total = engine.train_batch(batches(2)).item(), 0.0
+        for inputs, labels in batches(2):
+            for layer in plain: inputs = layer(inputs)
+            part = nn.functional.mse_loss(inputs, labels) / 2
+            part.backward()
+            total += part.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        worst = max(worst, abs(loss - total))
+    names = {f"{i}.{name}": p for i, layer in enumerate(plain) if isinstance(layer, nn.Module) for name, p in layer.named_parameters()}
+    for name, parameter in module.named_parameters():
+        worst = max(worst, (parameter - names[name]).abs().max().item())
+    return worst, engine
+def linear(layer):
+    torch.manual_seed(1234 + layer)
+    return nn.Linear(3, 3)
+def pipeline(layers, **options):
+    return PipelineModule(layers, num_stages=2, loss_fn=nn.functional.mse_loss, seed_layers=True, partition_method="uniform", **options)
+
+# Two pipelines whose second stages have no parameters, and a module beside them.
+layers = [LayerSpec(nn.Linear, 3, 3), nn.Tanh()]
+first = trained(pipeline(layers), [linear(0), nn.Tanh()])
+second = trained(pipeline(layers), [linear(0), nn.Tanh()])
+other, *_ = deepspeed.initialize(model=nn.Linear(1, 1), config={"train_batch_size": 2, "optimizer": {"type": "SGD"}})
+first[1].train_batch(batches(2)), second[1].train_batch(batches(2))
+again = first[1].module
+deepspeed.initialize(model=again, config={"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD"}})
+told["without parameters"] = [first[0], second[0], first[1].is_spent, second[1].is_spent]
+
+reentrant = lambda function, *inputs: checkpoint.checkpoint(function, *inputs, use_reentrant=True)
+told["in place"] = [trained(pipeline([LayerSpec(nn.Linear, 3, 3), lambda x: x, nn.LeakyReLU(inplace=True), LayerSpec(nn.Linear, 3, 3)], schedule=schedule,
+                                     chunks=chunks), [linear(0), lambda x: x, nn.LeakyReLU(), linear(3)])[0] for schedule, chunks in (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2))]
+told["recomputed"] = [trained(pipeline([LayerSpec(nn.Linear, 3, 3), nn.Tanh(), LayerSpec(nn.Linear, 3, 3)], schedule=schedule, activation_checkpoint_interval=1,
+                                       activation_checkpoint_func=reentrant), [linear(0), nn.Tanh(), linear(2)])[0] for schedule in ("1f1b", "gpipe")]
+
+# Schedules that cannot train, or that only one rank has.
+engine, *_ = make()
+def without(kind, of_stage=(0, 1)):
+    class Changed(TrainSchedule):
+        def steps(self):
+            for step in super().steps():
+                yield [each for each in step if not isinstance(each, kind) or self.stage_id not in of_stage]
+    return Changed
+rank = deepspeed.comm.world().rank
+told["schedules"] = [raised(lambda: engine.set_schedule(schedule)) for schedule in (
+    without(OptimizerStep), without(OptimizerStep, (1,)), without(LoadMicroBatch, (1,)), "inference", "gpipe" if rank else "1f1b",
+    "gpipe" if rank else "no such")]
+engine.train_batch(batches(2))
+if rank: engine.set_train_batch_size(8)
+told["batch size"] = raised(lambda: engine.train_batch(batches(4)))
+if rank: engine.set_train_batch_size(4)
+told["evaluation"] = [raised(lambda: engine.eval_batch(batches(4), num_micro_batches=3 if rank else 2)),
+                      raised(lambda: engine.eval_batch(batches(2)) if rank else engine.train_batch(batches(2)))]
+told["goes on"] = [engine.eval_batch(batches(2)).item(), engine.train_batch(batches(2)).item()]
+
+# Values of Python's own between stages.
+Pair = collections.namedtuple("Pair", "x size")
+def pack(x): return Pair(x, [x.size(), 2 ** 70, numpy.float32(0.5), numpy.int64(3), Pair(1, None)])
+def check(pair):
+    assert isinstance(pair, Pair) and isinstance(pair.size[0], torch.Size) and pair.size[0] == (2, 3), pair
+    assert pair.size[1:] == [2 ** 70, numpy.float32(0.5), numpy.int64(3), Pair(1, None)] and type(pair.size[2]) is numpy.float32, pair
+    return pair.x
+told["values"] = trained(pipeline([LayerSpec(nn.Linear, 3, 3), pack, check, LayerSpec(nn.Linear, 3, 3)]), [linear(0), lambda x: x, lambda x: x, linear(3)])[0]
+data = [(torch.full((3,), float(i)), torch.zeros(3), "more") for i in range(8)]
+engine, _, loader, _ = make(training_data=data)
+told["in order"] = [batch[0][:, 0].tolist() for _, batch in zip(range(4), loader)]
+engine.train_batch()
+
+# Losses beside the loss, and recomputation by the configuration.
+class WithMore(PipelineModule):
+    def get_additional_losses(self):
+        WithMore.calls += 1
+        return {"aux": torch.tensor(float(WithMore.calls))}
+WithMore.calls = 0
+module = WithMore([LayerSpec(nn.Linear, 3, 3)] * 2, num_stages=2, loss_fn=nn.functional.mse_loss, partition_method="uniform")
+engine, *_ = deepspeed.initialize(model=module, config={
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "optimizer": {"type": "SGD"},
+    "pipeline": {"activation_checkpoint_interval": 1, "use_reentrant": False}})
+before = engine.get_additional_losses()
+engine.train_batch(batches(4))
+told["more"] = [before, engine.get_additional_losses()["aux"].item(), WithMore.calls, module.activation_checkpoint_interval]
+
+# A step that fails: the first error and every later call say that the engine is spent.
+class Wrong(nn.Module):
+    fails = False
+    def forward(self, x):
+        if Wrong.fails: raise KeyError("of the program")
+        return x
+engine, *_ = make([LayerSpec(nn.Linear, 3, 3), LayerSpec(nn.Linear, 3, 3), LayerSpec(Wrong), LayerSpec(nn.Linear, 3, 3)])
+engine.train_batch(batches(2))
+Wrong.fails = True
+began = time.time()
+try:
+    engine.train_batch(batches(2))
+except Exception as error:
+    said = str(error) + " ".join(getattr(error, "__notes__", []))
+took, Wrong.fails = time.time() - began, False
+told["spent"] = [said, took, *[raised(call) for call in (
+    lambda: engine.train_batch(batches(2)), lambda: engine.eval_batch(batches(2)), lambda: engine.set_schedule("gpipe"),
+    lambda: engine.reset_activation_shape(), lambda: engine.save_checkpoint(folder))]]
+float_loss, *_ = make(loss_fn=lambda outputs, labels: 1.0)
+told["loss"] = raised(lambda: float_loss.train_batch(batches(2)))
+with open(f"{folder}/{rank}", "w") as file: json.dump(told, file)
+"""
+
+
+class RightOrRefused(Case):
+    """Programs that are near the edge: one run of _SEAMS for all tests."""
+
+    told = None  # by rank
+
+    def of_ranks(self, name):
+        if RightOrRefused.told is None:
+            script = self.write("seams.py", f"folder = {str(self.folder)!r}" + _SEAMS)
+            status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script], environment={"TRIREME_TIMEOUT_S": "20"})
+            self.assertEqual(status, 0, out[-6000:] + err[-6000:])
+            RightOrRefused.told = [json.loads((self.folder / str(rank)).read_text()) for rank in (0, 1)]
+        return [told[name] for told in RightOrRefused.told]
+
+    def test_engines_of_stages_without_parameters_live_together(self):
+        for first, second, first_ended, second_ended in self.of_ranks("without parameters"):
+            self.assertLess(max(first, second), 1e-6)
+            self.assertEqual((first_ended, second_ended), (True, False))  # the first one's module was initialized again
+
+    def test_a_stage_may_begin_in_place(self):
+        for differences in self.of_ranks("in place"):
+            self.assertLess(max(differences), 1e-6)
+
+    def test_reentrant_recomputation_gives_the_same(self):
+        for differences in self.of_ranks("recomputed"):
+            self.assertLess(max(differences), 1e-6)
+
+    def test_schedules_that_cannot_train_are_refused_on_every_rank(self):
+        for none, on_one, unloaded, inference, different, unknown in self.of_ranks("schedules"):
+            self.assertIn("stage 0 has no OptimizerStep, so that its weights would never change", none[1])
+            self.assertIn("stage 1 has no OptimizerStep", on_one[1])
+            self.assertIn("has no LoadMicroBatch before it", unloaded[1])
+            self.assertIn("there is no backward pass", inference[1])
+            self.assertIn("set_schedule: the ranks differ: `set_schedule, schedule '1f1b' of 2 micro-batches` on rank 0 and `set_schedule, schedule "
+                          "'gpipe' of 2 micro-batches` on rank 1", different[1])
+            self.assertIn("'no such' is no schedule", unknown[1])
+            self.assertEqual({error for error, _ in (none, on_one, unloaded, inference, different, unknown)}, {"ConfigError"})
+
+    def test_ranks_that_differ_are_told_at_once(self):
+        for error, text in self.of_ranks("batch size"):
+            self.assertEqual(error, "ConfigError")
+            self.assertIn("`train_batch, schedule '1f1b' of 2 micro-batches` on rank 0 and `train_batch, schedule '1f1b' of 4 micro-batches` on rank 1", text)
+        for counts, calls in self.of_ranks("evaluation"):
+            self.assertIn("`eval_batch, 2 micro-batches, computes_loss 1` on rank 0 and `eval_batch, 3 micro-batches", counts[1])
+            self.assertIn("`train_batch, schedule '1f1b' of 2 micro-batches` on rank 0 and `eval_batch, 2 micro-batches", calls[1])
+        for evaluated, loss in self.of_ranks("goes on"):
+            self.assertEqual(evaluated, loss)
+
+    def test_values_of_pythons_own_pass_between_stages(self):
+        self.assertLess(max(self.of_ranks("values")), 1e-6)
+
+    def test_additional_losses_are_averaged_and_the_configuration_recomputes(self):
+        self.assertEqual(self.of_ranks("more"), [[None, 2.5, 0, 1], [None, 2.5, 4, 1]])
+
+    def test_training_data_are_read_in_order(self):
+        for batches in self.of_ranks("in order"):
+            self.assertEqual(batches, [[0, 1], [2, 3], [4, 5], [6, 7]])
+
+    def test_a_failed_step_ends_the_engine_and_every_later_call_says_so(self):
+        for rank, (first, took, *later) in enumerate(self.of_ranks("spent")):
+            self.assertIn("This engine is spent: make a new one with initialize(), and load a checkpoint", first)
+            self.assertIn("of the program", first)
+            self.assertLess(took, 5)
+            for (error, text), call in zip(later, ("train_batch", "eval_batch", "set_schedule", "reset_activation_shape", "save_checkpoint"), strict=True):
+                self.assertEqual(error, "StateError", rank)
+                self.assertTrue(text.startswith(f"{call}: this engine is spent; make a new one with initialize()"), text)
+                self.assertIn("train_batch failed in stage 1, ForwardPass, micro-batch 0", text)
+
+    def test_a_loss_that_is_no_tensor_is_named(self):
+        self.assertIn("the loss function returned a float; expected a tensor of one floating element", self.of_ranks("loss")[1][1])
+
+
 # Stage 1 has a fault in the second backward pass of the second step; stage 0 says what it met, even when the launcher wants it to end.
 _FAULT = _BEGIN + """
 import os, signal, sys, time

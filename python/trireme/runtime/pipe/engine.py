@@ -1,15 +1,17 @@
 """PipelineEngine: trains a PipelineModule, of which each rank has one stage."""
+import contextlib
 import json
 
 import torch
 from torch.utils import _pytree
 
+from ... import checkpointing
 from ..._native import core
 from ...engine import DeepSpeedEngine
 from ...errors import ConfigError, PipelineError, StateError, UnsupportedError
 from ...missing import names_of
 from ...utils.programs import RepeatingLoader
-from .module import sum_over
+from .module import PipelineModule, sum_over
 from .schedule import PipeSchedule
 
 __getattr__ = names_of(__name__)
@@ -26,16 +28,23 @@ def _refused(name):
 class PipelineEngine(DeepSpeedEngine):
     """Trains the stage that a PipelineModule has on this rank. train_batch() is a step of all stages, at any ZeRO stage.
 
-    A batch is (inputs, labels) of a micro-batch, or what set_batch_fn()'s function makes so. Only the first and the last stage ask for
-    batches, and they must get the same. Between stages go tensors, None, numbers, texts, and tuples, lists and dicts of these.
+    A batch is (inputs, labels) of a micro-batch, of which further elements are not read, or what set_batch_fn()'s function makes so. Only
+    the first and the last stage ask for batches, and they must get the same. Between stages go tensors, None, numbers, texts, and tuples, lists and dicts of these.
     """
 
     # pylint: disable=abstract-method
 
     def __init__(self, model, config, **options):
         self._losses = []  # by micro-batch, of an evaluation
+        self._additional = {}  # sums over micro-batches of a step, by name, where the last layers are
+        self._mean_additional = None
         self._batches = self._batch_fn = None
         super().__init__(model, config, **options)
+        section = self._given.get("pipeline") or {}
+        if section.get("activation_checkpoint_interval"):
+            model.set_checkpoint_interval(section["activation_checkpoint_interval"])
+            if section.get("use_reentrant") is False:
+                model.activation_checkpoint_func = checkpointing.non_reentrant_checkpoint
 
     grid = property(lambda self: self.module.mpu(), doc="The PipelineParallelGrid.")
     num_stages = property(lambda self: self.grid.pipe_parallel_size)
@@ -57,7 +66,7 @@ class PipelineEngine(DeepSpeedEngine):
         for of_stage in self.over_stages(self.module.tied_parameters()):
             tied.update(of_stage)
         return core.StageEngine(self.world, self.grid.topology().ranks, self.module, read, groups, make_client, output,
-                                _loss_function(self.module, self._losses), tied, self.module.tied_copies(), self.module.schedule,
+                                _loss_function(self.module, self._losses, self._additional), tied, self.module.tied_copies(), self.module.schedule,
                                 self.module.chunks, self.module.dynamic_shape)
 
     def over_stages(self, value):
@@ -68,7 +77,8 @@ class PipelineEngine(DeepSpeedEngine):
     # --- batches ---
 
     def take_training_data(self, dataset, collate_fn):
-        self.set_dataloader(RepeatingLoader(self.deepspeed_io(dataset, collate_fn=collate_fn)))
+        in_order = torch.utils.data.DistributedSampler(dataset, self.dp_world_size, self._dp_rank, shuffle=False)
+        self.set_dataloader(RepeatingLoader(self.deepspeed_io(dataset, data_sampler=in_order, collate_fn=collate_fn)))
 
     def set_dataloader(self, loader):
         """train_batch() takes its micro-batches from `loader`, from its beginning."""
@@ -95,13 +105,26 @@ class PipelineEngine(DeepSpeedEngine):
             return None
         if self._batch_fn is not None:
             batch = self._batch_fn(batch)
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise ConfigError(f"train_batch: a batch is a {type(batch).__name__}; expected (inputs, labels), which set_batch_fn() can make of it")
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+            size = f" of {len(batch)} elements" if isinstance(batch, (tuple, list)) else ""
+            raise ConfigError(f"train_batch: a batch is a {type(batch).__name__}{size}; expected (inputs, labels), which set_batch_fn() can make "
+                              "of it")
         move = lambda value: value.to(self.device) if isinstance(value, torch.Tensor) else value
-        inputs, labels = _pytree.tree_map(move, tuple(batch))
+        inputs, labels = _pytree.tree_map(move, tuple(batch[:2]))  # as in DeepSpeed: the rest is not read
         return inputs if self.module.has_first_part() else None, labels if self.module.has_last_part() else None
 
     # --- steps ---
+
+    @contextlib.contextmanager
+    def _telling_the_end(self):
+        """A program's own exception that ends the engine says so in a note; the library's errors do in their text."""
+        was_intact = not self.core.failure
+        try:
+            yield
+        except Exception as error:
+            if was_intact and self.core.failure and "This engine is spent" not in str(error) and hasattr(error, "add_note"):
+                error.add_note("This engine is spent: make a new one with initialize(), and load a checkpoint")
+            raise
 
     def train_batch(self, data_iter=None):
         """One step over gradient_accumulation_steps() micro-batches, from `data_iter` or the iterator that was set before. Collective.
@@ -115,12 +138,27 @@ class PipelineEngine(DeepSpeedEngine):
         if data_iter is not None:
             self.set_dataiterator(data_iter)
         self.module.train()
+        self._additional.clear()
         if self.optimizer is not None:
             self.optimizer.push()
-        with self._stepping():
+        with self._stepping(), self._telling_the_end():
             loss = self.core.train_batch(self._next_batch)
         self._follow_step(self.core.was_step_applied())
+        self._gather_additional_losses()
         return loss.to(self.device)
+
+    def _gather_additional_losses(self):
+        """Collective where the module's class has get_additional_losses() of its own, else nothing."""
+        if type(self.module).get_additional_losses is PipelineModule.get_additional_losses:
+            return
+        told = [sums for sums in map(json.loads, self.world.gather(json.dumps(self._additional))) if sums]
+        count = len(told) * self.micro_batches
+        self._mean_additional = {name: torch.tensor(sum(sums[name] for sums in told) / count) for name in told[0]} if told else None
+
+    def get_additional_losses(self):
+        """{name: [] fp32} of the module's get_additional_losses(), their means over the micro-batches of the last step and the data-parallel
+        ranks, on every rank; None: there are none."""
+        return self._mean_additional
 
     def eval_batch(self, data_iter, return_logits=False, compute_loss=True, reduce_output="avg", bcast_loss=True, num_micro_batches=None):
         """Forward passes of `num_micro_batches` from `data_iter`, by default as many as a step has. Collective.
@@ -137,7 +175,8 @@ class PipelineEngine(DeepSpeedEngine):
         self.module.eval()
         self._losses.clear()
         try:
-            mean, outputs = self.core.eval_batch(self._next_batch, num_micro_batches, compute_loss, return_logits or not compute_loss)
+            with self._telling_the_end():
+                mean, outputs = self.core.eval_batch(self._next_batch, num_micro_batches, compute_loss, return_logits or not compute_loss)
         finally:
             self._batches = before
             self.module.train(was_training)
@@ -169,9 +208,10 @@ class PipelineEngine(DeepSpeedEngine):
 
     def set_schedule(self, schedule):
         """What train_batch() executes: a name of trireme.pipe.schedule_names(), a class derived from PipeSchedule, or a callable that
-        makes a trireme.pipe.Schedule of (stages, micro_batches). Every rank alike.
+        makes a trireme.pipe.Schedule of (stages, micro_batches). Every rank alike. Collective.
 
-        Raises  ConfigError: one that cannot be executed, or for other chunks or another placement than the module was cut for.
+        Raises  ConfigError: one that cannot be executed or trains nothing, is for other chunks or another placement than the module was cut
+        for, or another one than some rank has.
         """
         if isinstance(schedule, str):
             make = lambda stages, micro_batches: core.make_schedule(schedule, stages, micro_batches, self.module.chunks)
@@ -212,12 +252,16 @@ class PipelineEngine(DeepSpeedEngine):
     _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
 
 
-def _loss_function(module, losses):
-    """(outputs, labels) -> loss: the module's loss_fn; without one its last layer returns the loss. Those of evaluations go to `losses`."""
+def _loss_function(module, losses, additional):
+    """(outputs, labels) -> loss: the module's loss_fn; without one its last layer returns the loss. Those of evaluations go to `losses`, sums of
+    a step's additional ones to `additional`."""
     def compute(outputs, labels):
         loss = outputs if module.loss_fn is None else module.loss_fn(outputs, labels)
         if not torch.is_grad_enabled():
             losses.append(loss)
+            return loss
+        for name, value in (module.get_additional_losses() or {}).items():
+            additional[name] = additional.get(name, 0.0) + float(value)
         return loss
 
     return compute

@@ -100,6 +100,24 @@ def _detached(value):
     return value
 
 
+_NOT_REENTRANT = (checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint)
+
+
+def _parameters_of(function):
+    """Of a layer as it is called: a module, a function of one (forward_fn), or another function."""
+    module = function.args[0] if isinstance(function, functools.partial) and function.args else function
+    return module.parameters() if isinstance(module, nn.Module) else ()
+
+
+def _is_trained(function):
+    return any(parameter.requires_grad for parameter in _parameters_of(function))
+
+
+def _begins_graph(value):
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if is_float else value
+
+
 def _bytes_of(tensors):
     """Of their storages, each counted once."""
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
@@ -166,7 +184,8 @@ class PipelineModule(nn.Module):
     partition_method                "parameters" (their number), "uniform" (the number of layers), "type:REGEX" (the number of layers whose class
                                     matches, in any case) or "profile" (measured times, within the memory of a rank; of `profile_input`).
     activation_checkpoint_interval  so many layers at a time keep their inputs alone and are computed again in backward; 0: none.
-    activation_checkpoint_func      that does it: func(function, inputs), of a tuple func(function, *inputs).
+    activation_checkpoint_func      that does it: func(function, inputs), of a tuple func(function, *inputs). One that is reentrant works under
+                                    schedules whose backward is not split.
     checkpointable_layers           names of the classes that are; None: all that have parameters.
     dynamic_shape                   shapes of activations may change from one micro-batch to the next.
     profile_input                   what the first layer takes, for partition_method="profile".
@@ -444,12 +463,22 @@ class PipelineModule(nn.Module):
             functions = part.functions[start:start + interval]
             compute = functools.partial(self._compute, functions, part.first + start, part.micro_offset + 1)
             is_kept = not self.activation_checkpoint_interval or not self._is_checkpointable(functions)
-            if is_kept:
-                outputs = compute(outputs)
-            elif isinstance(outputs, tuple):  # which reentrant checkpointing would not look into
-                outputs = self.activation_checkpoint_func(lambda *inputs, compute=compute: compute(inputs), *outputs)
-            else:
-                outputs = self.activation_checkpoint_func(compute, outputs)
+            outputs = compute(outputs) if is_kept else self._recomputed(compute, functions, outputs)
+        return outputs
+
+    def _recomputed(self, compute, functions, inputs):
+        """compute(inputs) by activation_checkpoint_func. A reentrant one, torch.utils.checkpoint's, gives gradients where an argument needs one."""
+        arguments = inputs if isinstance(inputs, tuple) else (inputs,)  # which reentrant checkpointing does not look into
+        is_reentrant = self.activation_checkpoint_func not in _NOT_REENTRANT and torch.is_grad_enabled()  # as far as is known
+        if is_reentrant and not any(tensor.requires_grad for tensor in _tensors(arguments)):
+            if not any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in arguments):
+                return compute(inputs)  # such as numbers of words
+            arguments = [_begins_graph(each) for each in arguments]
+        run = (lambda *inputs: compute(inputs)) if isinstance(inputs, tuple) else compute
+        outputs = self.activation_checkpoint_func(run, *arguments)
+        if is_reentrant and not any(tensor.requires_grad for tensor in _tensors(outputs)) and any(map(_is_trained, functions)):
+            raise ConfigError("PipelineModule: activation_checkpoint_func gave outputs without a gradient for layers that are trained, as "
+                              "torch.utils.checkpoint does with use_reentrant=True where no argument needs a gradient; use use_reentrant=False")
         return outputs
 
     def _compute(self, functions, first_layer, micro_offset, inputs):
@@ -462,8 +491,7 @@ class PipelineModule(nn.Module):
     def _is_checkpointable(self, functions):
         if self.checkpointable_layers is not None:
             return all(type(each).__name__ in self.checkpointable_layers for each in functions)
-        modules = [each.args[0] if isinstance(each, functools.partial) else each for each in functions]
-        return any(True for module in modules if isinstance(module, nn.Module) for _ in module.parameters())
+        return any(True for function in functions for _ in _parameters_of(function))
 
     def set_checkpoint_interval(self, interval):
         """Replaces activation_checkpoint_interval."""
@@ -472,7 +500,8 @@ class PipelineModule(nn.Module):
         self.activation_checkpoint_interval = interval
 
     def get_additional_losses(self):
-        """{name: value} of losses to report beside loss_fn's; None: there are none. For subclasses."""
+        """{name: value} of losses to report beside loss_fn's; None: there are none. For subclasses. Called after each loss of a step, on the last
+        stage; the engine's get_additional_losses() has their means."""
         return None
 
     # --- where what is ---
