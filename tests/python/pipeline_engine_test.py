@@ -197,7 +197,8 @@ class Methods(Case):
         (wide, refused), (other_wide, ended) = self.of_ranks("shapes")
         self.assertEqual(wide, other_wide)
         self.assertEqual(refused, ["ShapeError", "a value between layers is a OrderedDict; hand on tensors, None, numbers, texts, and tuples, lists or "
-                                                 "dictionaries of these"])
+                                                 "dictionaries of these. This engine is spent: make a new one with initialize(), and load a "
+                                                 "checkpoint"])
         self.assertEqual(ended[0], "PeerLostError")
         self.assertIn("train_batch failed in stage 0, ForwardPass, micro-batch 0: a value between layers is a OrderedDict", ended[1])
 
