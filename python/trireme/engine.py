@@ -54,6 +54,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         steps_itself = client is not None and native["optimizer"] is None
         if native.get("optimizer") is not None:
             native["optimizer"], others = optimizers.native_groups(model, groups, native["optimizer"], self.over_stages)
+        if client is None:
+            schedules.check_callable(lr_scheduler, groups)
         self._add_leaves(native)
         text = json.dumps({k: v for k, v in native.items() if v is not None})
         self.frozen_parameters = self._freeze_others(groups) if native.get("optimizer") is not None or steps_itself else []

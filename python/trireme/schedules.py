@@ -84,6 +84,18 @@ def check(scheduler, client):
                       "pass a callable that makes it of the optimizer")
 
 
+def check_callable(scheduler, groups):
+    """Tries a callable on an AdamW of its own with groups like these, before anything has changed: the engine's optimizer is there
+    only when the model is the engine's.
+
+    Raises  what the callable raises.
+    """
+    if scheduler is None or hasattr(scheduler, "step"):
+        return
+    stand_ins = [{"lr": 1.0, **group, "params": [torch.zeros(1)]} for group in groups] or [{"params": [torch.zeros(1)]}]
+    scheduler(torch.optim.AdamW(stand_ins, lr=1.0))
+
+
 def make_client_schedule(scheduler, optimizer):
     """A scheduler object as it is, or what a callable makes of the optimizer."""
     if scheduler is None:

@@ -48,7 +48,8 @@ void show_remarks() {
 }
 
 /// "FILE:LINE: …"
-std::string with_line(const ConfigMistake& mistake, const std::string& file) {
+std::string with_line(const ConfigMistake& mistake, const std::string& origin_of_all) {
+  const std::string& file = mistake.file.empty() ? origin_of_all : mistake.file;
   const size_t origin = mistake.message.find(file + ": ");
   std::string text = mistake.message;
   if (mistake.line > 0 && origin != std::string::npos) text.insert(origin + file.size(), str(":", mistake.line));
@@ -64,12 +65,26 @@ void refuse_mistakes(const std::vector<ConfigMistake>& mistakes, const std::stri
   throw ConfigError(text, mistakes[0].code);
 }
 
+/// Runs `read`; a refusal that follows from the number of ranks says how to give another one.
+template <class Read>
+auto for_ranks(const ConfigFlags& flags, const Read& read) {
+  try {
+    return read();
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    if (text.find(" ranks") == std::string::npos && error.code() != ErrorCode::kBatchSize) throw;
+    throw ConfigError(
+        str(text, " (read for ", flags.world, flags.world == 1 ? " rank" : " ranks", "; --world gives another number)"),
+        error.code());
+  }
+}
+
 int check(const ConfigFlags& flags) {
   show_remarks();
   ConfigSource source = read_input([&] { return read_source(flags.file); });
   const auto torch_scheduler = take_torch_scheduler(source.options);
   const auto filled = fill_in_autos(source.options, {});
-  refuse_mistakes(mistakes_in(source, static_cast<int>(flags.world)), flags.file);
+  for_ranks(flags, [&] { refuse_mistakes(mistakes_in(source, static_cast<int>(flags.world)), flags.file); });
   Json resolved = to_json(config_from_source(source, static_cast<int>(flags.world)));
   for (const auto& one : filled) {
     std::fprintf(stderr,
@@ -92,7 +107,7 @@ int convert_file(const ConfigFlags& flags) {
   show_remarks();
   const ConfigSource source = read_input([&] { return read_source(flags.file); });
   const Dialect to = flags.to == "fsdp" ? Dialect::kFsdp : Dialect::kDeepSpeed;
-  const Conversion converted = convert(source, to, static_cast<int>(flags.world));
+  const Conversion converted = for_ranks(flags, [&] { return convert(source, to, static_cast<int>(flags.world)); });
   for (const std::string& setting : converted.left_out)
     std::fprintf(stderr, "%s: not in the new file: %s\n", flags.file.c_str(), setting.c_str());
   print_result(converted.text);

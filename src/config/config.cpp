@@ -1,6 +1,7 @@
 #include "trireme/config/config.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "config/dialects/accelerate.h"
 #include "config/options.h"
@@ -15,7 +16,7 @@ constexpr const char* kTrainBatch = "train_batch_size";
 constexpr const char* kMicroBatch = "train_micro_batch_size_per_gpu";
 
 Document open(const ConfigSource& source) {
-  Document file(source.options, source.origin, source.names);
+  Document file(source.options, source.origin, source.names, source.places);
   file.without_meaning = source.without_meaning;
   file.hints = source.hints;
   if (source.micro_batch && !file.has(kTrainBatch) && !file.has(kMicroBatch))
@@ -48,9 +49,36 @@ void report(const Document& file) {
   log(LogLevel::kInfo, str(file.origin(), ": without a meaning here (`trireme docs config` says why): ", keys));
 }
 
+/// `text` with two blanks for each tab that a line begins with: YAML takes none there.
+std::string without_tabs(const std::string& text, const std::string& origin, std::vector<ConfigMistake>& mistakes) {
+  std::istringstream lines(text);
+  std::string result;
+  int number = 0;
+  for (std::string line; std::getline(lines, line); result += "\n") {
+    ++number;
+    const size_t begin = std::min(line.find_first_not_of(" \t"), line.size());
+    if (begin == line.size() || line[begin] == '#' || line.find('\t') >= begin) {
+      result += line;
+      continue;
+    }
+    mistakes.push_back(
+        {.message = str(origin, ": line ", number, " is indented by a tab; write blanks"), .line = number});
+    for (size_t i = 0; i < begin; ++i) result += line[i] == '\t' ? "  " : " ";
+    result += line.substr(begin);
+  }
+  return result;
+}
+
+ConfigSource source_of_yaml(const std::string& text, const std::string& origin) {
+  YamlText yaml = parse_yaml(text, origin);
+  return source_from_json(std::move(yaml.json), origin, std::move(yaml.lines));
+}
+
 }  // namespace
 
 ConfigMistake mistake_of(const KeyError& error, const std::map<std::string, int>& lines) {
+  if (!error.place().file.empty())
+    return {.message = error.what(), .code = error.code(), .line = error.place().line, .file = error.place().file};
   std::string key = error.key();
   while (!key.empty() && !lines.contains(key)) key.resize(key.find('.') == std::string::npos ? 0 : key.rfind('.'));
   return {.message = error.what(), .code = error.code(), .line = key.empty() ? 0 : lines.at(key)};
@@ -63,8 +91,20 @@ ConfigSource read_source(const std::filesystem::path& path) {
 ConfigSource parse_source(std::string_view text, const std::string& origin) {
   if (!origin.ends_with(".yaml") && !origin.ends_with(".yml"))
     return source_from_json(parse_hjson(text, origin), origin, key_lines(text));
-  YamlText yaml = parse_yaml(std::string(text), origin);
-  return source_from_json(std::move(yaml.json), origin, std::move(yaml.lines));
+  try {
+    return source_of_yaml(std::string(text), origin);
+  } catch (const ConfigError&) {
+    std::vector<ConfigMistake> tabs;
+    const std::string blanks = without_tabs(std::string(text), origin, tabs);
+    if (tabs.empty()) throw;
+    try {  // for the other mistakes
+      ConfigSource source = source_of_yaml(blanks, origin);
+      source.mistakes.insert(source.mistakes.begin(), tabs.begin(), tabs.end());
+      return source;
+    } catch (const ConfigError&) {  // by how the tabs were read
+      throw ConfigError(tabs[0].message, tabs[0].code);
+    }
+  }
 }
 
 ConfigSource source_from_json(Json json, const std::string& origin, std::map<std::string, int> lines) {
@@ -95,8 +135,9 @@ std::vector<ConfigMistake> mistakes_in(const ConfigSource& source, int world_siz
   Document file = open(source);
   read(file, world_size, degrees);
   for (const KeyError& error : file.mistakes()) mistakes.push_back(mistake_of(error, source.lines));
-  std::stable_sort(mistakes.begin(), mistakes.end(),
-                   [](const ConfigMistake& a, const ConfigMistake& b) { return a.line < b.line; });
+  std::stable_sort(mistakes.begin(), mistakes.end(), [](const ConfigMistake& a, const ConfigMistake& b) {
+    return a.file.empty() != b.file.empty() ? a.file.empty() : a.line < b.line;
+  });
   return mistakes;
 }
 

@@ -79,8 +79,9 @@ const std::string* find_ignoring_case(const std::string& text, const std::vector
   return found == choices.end() ? nullptr : &*found;
 }
 
-Document::Document(Json json, std::string origin, std::map<std::string, std::string> names)
-    : json_(std::move(json)), origin_(std::move(origin)), names_(std::move(names)) {
+Document::Document(Json json, std::string origin, std::map<std::string, std::string> names,
+                   std::map<std::string, ConfigPlace> places)
+    : json_(std::move(json)), origin_(std::move(origin)), names_(std::move(names)), places_(std::move(places)) {
   if (json_.is_null()) json_ = Json::object();
   if (!json_.is_object()) refuse("", str("the whole file is ", json_.dump(), "; expected an object { … }"));
 }
@@ -189,7 +190,11 @@ void Document::not_there_yet(const std::string& path, const std::string& fix) co
 }
 
 void Document::refuse(const std::string& path, const std::string& message, ErrorCode code) const {
-  throw KeyError(origin_ + ": " + message, code, path_of(path));
+  std::string section = path;
+  while (!section.empty() && !places_.contains(section))
+    section.resize(section.find('.') == std::string::npos ? 0 : section.rfind('.'));
+  const ConfigPlace place = section.empty() ? ConfigPlace{} : places_.at(section);
+  throw KeyError((place.file.empty() ? origin_ : place.file) + ": " + message, code, path_of(path), place);
 }
 
 bool Document::is_mistaken(const std::vector<std::string>& paths) const {

@@ -44,20 +44,24 @@ const std::string* find_ignoring_case(const std::string& text, const std::vector
 /// A mistake and the key that it is about.
 class KeyError : public ConfigError {
  public:
-  KeyError(const std::string& message, ErrorCode code, std::string key)
-      : ConfigError(message, code), key_(std::move(key)) {}
+  KeyError(const std::string& message, ErrorCode code, std::string key, ConfigPlace place = {})
+      : ConfigError(message, code), key_(std::move(key)), place_(std::move(place)) {}
   const std::string& key() const { return key_; }
+  /// Without a file: in the one that is read.
+  const ConfigPlace& place() const { return place_; }
 
  private:
   std::string key_;  ///< path, as the file spells it
+  ConfigPlace place_;
 };
 
 /// Values are found by their paths, such as "zero_optimization.stage"; null and "auto" read as absent.
 /// Every ConfigError names origin, path, value and the expected values.
 class Document {
  public:
-  /// `names`: path -> key in the file, where the two differ.
-  Document(Json json, std::string origin, std::map<std::string, std::string> names = {});
+  /// `names`: path -> key in the file, where the two differ. `places`: of paths that stand in another file.
+  Document(Json json, std::string origin, std::map<std::string, std::string> names = {},
+           std::map<std::string, ConfigPlace> places = {});
 
   /// Nothing where it is absent.
   const Json* find(const std::string& path) const;
@@ -113,6 +117,7 @@ class Document {
   Json json_;
   std::string origin_;
   std::map<std::string, std::string> names_;
+  std::map<std::string, ConfigPlace> places_;
   std::vector<KeyError> mistakes_;
 };
 

@@ -456,6 +456,22 @@ TEST(ConfigConvertCommand, PrintsTheOtherDialectAndSaysWhatIsLost) {
                    "config convert --help)");
 }
 
+TEST(ConfigConvertCommand, GoesRoundAndNamesTheFlagOfAnotherNumberOfRanks) {
+  const TemporaryFolder folder;
+  const auto file = folder.write("fsdp.yaml", "distributed_type: FSDP\nmixed_precision: bf16\n");
+  const auto json = folder.write("ds.json", say({"config", "convert", "--to", "deepspeed", file}).out);
+  const auto back = say({"config", "convert", "--to", "fsdp", json});
+  EXPECT_EQ(back.exit_code, 0) << back.err;
+  EXPECT_EQ(back.err, "");
+  const auto mics = folder.write(
+      "mics.json", R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3, "mics_shard_size": 2}})");
+  const auto refused = say({"config", "convert", "--to", "fsdp", mics});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("(read for 1 rank; --world gives another number)"), std::string::npos) << refused.err;
+  EXPECT_NE(say({"config", "convert", "--to", "fsdp", "--world", "4", mics}).out.find("dp_replicate_size: 2"),
+            std::string::npos);
+}
+
 TEST(ConfigMapCommand, PrintsWhichKeyIsWhich) {
   EXPECT_NE(say({"config", "map"}).out.find("| `fsdp_offload_params` |"), std::string::npos);
   EXPECT_NE(say({"config", "keys"}).out.find("### `zero_optimization`"), std::string::npos);

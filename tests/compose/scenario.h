@@ -1,15 +1,19 @@
-// One training run that features can change, and what it leaves.
+// One training run that features can change, and a record of every step.
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <torch/optim/adamw.h>
+#include <ATen/ops/tensor.h>
+#include <torch/optim/sgd.h>
 
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +23,7 @@
 #include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_folder.h"
+#include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/engine/engine.h"
@@ -37,48 +42,129 @@ enum class Checkpoint {
   kAsync,           ///< saved in the background while training goes on, then loaded: the steps in between come again
 };
 
+using namespace testing;
+
+inline constexpr int kSteps = 2, kAccumulation = 2;
+inline constexpr int kSaveAfter = 1;  // steps
+inline constexpr double kMaxNorm = 0.5, kLr = 2e-3, kWeightDecay = 0.05, kBeta2 = 0.95, kEps = 1e-3;
+inline constexpr double kClientLr = 0.05, kClientMomentum = 0.9;
+inline constexpr double kFirstLr = 5e-4, kLrRate = 2;  // of a schedule
+
 /// A run on two ranks. As it stands: ZeRO stage 0 in fp32 on threads of the host.
 struct Scenario {
-  Json config;  ///< DeepSpeed's dialect, for two ranks
+  Json config;    ///< DeepSpeed's dialect
+  int ranks = 2;  ///< each of which has kAccumulation micro-batches in a step, or a part of all of them
   std::vector<ParameterGroup> parameter_groups = {};
-  bool has_client_optimizer = false;  ///< torch::optim's AdamW, and no `optimizer` section
+  bool has_client_optimizer = false;  ///< torch::optim's SGD with a momentum, and no `optimizer` section
   RankBackend backend = RankBackend::kThreads;
   bool is_on_device = false;            ///< the stand-in of a GPU for each rank, over NCCL's stand-in
   bool is_initialized_sharded = false;  ///< the model is made under zero::Init
   bool recomputes_by_call = false;      ///< trireme::recompute() around the model
   bool evaluates_between = false;       ///< a forward without gradients after each step
   bool has_second_engine = false;       ///< another model trains in between, sharded and recomputed
-  bool is_in_stages = false;            ///< one pipeline stage on each rank, with the micro-batches of both
+  bool has_sequence_parts = false;      ///< each rank has some tokens of each sample
+  std::string schedule = {};            ///< of a pipeline, a stage on each rank; empty: no pipeline
   Scope scope = Scope::kNone;
   Checkpoint checkpoint = Checkpoint::kNone;
 
   Scenario();
+  bool is_in_stages() const { return !schedule.empty(); }
+  /// Ranks that have micro-batches of their own, where `world` ranks train.
+  int data_ranks(int world) const { return is_in_stages() || has_sequence_parts ? 1 : world; }
+  int micro_batches() const { return ranks * kAccumulation; }
+};
+
+/// Of one step, on the host.
+struct StepRecord {
+  double loss = 0;                              ///< the mean over its micro-batches
+  double norm = 0;                              ///< of all gradients
+  std::map<std::string, at::Tensor> gradients;  ///< before clipping, in fp32
 };
 
 /// The same on every rank.
 struct Outcome {
-  std::vector<double> losses;                    ///< of each step, the mean over its micro-batches
-  std::map<std::string, at::Tensor> parameters;  ///< on the host
+  std::vector<StepRecord> steps;
+  std::map<std::string, at::Tensor> parameters;
 };
 
-using namespace testing;
-
-inline constexpr int kRanks = 2, kSteps = 4, kAccumulation = 2;
-inline constexpr int kSaveAfter = 2;  // steps
-
-inline std::unique_ptr<torch::optim::Optimizer> adamw(const std::vector<at::Tensor>& parts,
-                                                      const std::vector<std::string>&) {
-  return std::make_unique<torch::optim::AdamW>(parts, torch::optim::AdamWOptions(2e-3).weight_decay(0.05));
+/// A Llama whose output layer is its embedding.
+inline LlamaOptions small_tied_llama() {
+  LlamaOptions options = small_llama();
+  options.tie_word_embeddings = true;
+  return options;
 }
+
+inline std::shared_ptr<LlamaImpl> make_model() {
+  auto net = std::make_shared<LlamaImpl>(small_tied_llama());
+  draw_weights(*net);
+  return net;
+}
+
+/// Micro-batch `number` of the job.
+inline trireme::MicroBatch micro_batch(int64_t number, std::optional<int> device = {}) {
+  at::Tensor tokens = tokens_of({number, 0}, small_llama().vocab_size, {2, 9});
+  if (device) tokens = tokens.to(fake_device(*device));
+  return {tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)};
+}
+
+/// What an optimizer of the program's own is stepped with.
+class Notes {
+ public:
+  void note(int rank, size_t step, const std::string& name, const at::Tensor& part) {
+    const std::lock_guard lock(mutex_);
+    if (steps_.size() <= step) steps_.resize(step + 1);
+    steps_[step][name][rank] = part.detach().cpu().clone();
+  }
+  /// Of a step, the flat gradient of each parameter: the first rank's that has `numel` elements, or all ranks' parts in
+  /// `order`.
+  at::Tensor whole(size_t step, const std::string& name, int64_t numel, const std::vector<int>& order) const {
+    std::vector<at::Tensor> parts;
+    for (const int rank : order) {
+      const auto found = steps_.at(step).at(name).find(rank);
+      if (found == steps_.at(step).at(name).end()) continue;
+      if (found->second.numel() == numel) return found->second;
+      parts.push_back(found->second);
+    }
+    return at::cat(parts);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::map<std::string, std::map<int, at::Tensor>>> steps_;
+};
+
+/// torch::optim's SGD, which tells its gradients.
+class NotedSgd final : public torch::optim::SGD {
+ public:
+  NotedSgd(const std::vector<at::Tensor>& parts, std::vector<std::string> names, Notes& notes, int rank)
+      : SGD(parts, torch::optim::SGDOptions(kClientLr).momentum(kClientMomentum)),
+        parts_(parts),
+        names_(std::move(names)),
+        notes_(notes),
+        rank_(rank) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    bool is_training = false;  // gradients of zeros make an optimizer's states before they are saved or loaded
+    for (const at::Tensor& part : parts_) is_training |= part.grad().defined() && part.grad().any().item<bool>();
+    for (size_t i = 0; is_training && i < parts_.size(); ++i)
+      if (parts_[i].grad().defined()) notes_.note(rank_, step_, names_[i], parts_[i].grad());
+    step_ += is_training ? 1 : 0;
+    return SGD::step(closure);
+  }
+
+ private:
+  const std::vector<at::Tensor> parts_;
+  const std::vector<std::string> names_;
+  Notes& notes_;
+  const int rank_;
+  size_t step_ = 0;
+};
 
 /// Units that are released as soon as they may be, and NaNs in released memory.
 inline Config config_of(const Scenario& scenario, int ranks) {
   Json json = scenario.config;
-  if (ranks == 1) json.erase("train_batch_size");
-  if (scenario.is_in_stages && ranks > 1) {
-    json["pipeline"] = {{"stages", ranks}};
-    json["gradient_accumulation_steps"] = ranks * kAccumulation;
-  }
+  json["gradient_accumulation_steps"] = kAccumulation * ranks / scenario.data_ranks(ranks);
+  if (scenario.is_in_stages() && ranks > 1) json["pipeline"] = {{"stages", ranks}};
+  if (scenario.has_sequence_parts) json["sequence_parallel_size"] = ranks;
   Config config = config_from_json(json, ranks, {}, "ds_config.json");
   config.pager.poison = true;
   config.pager.live_bytes = 0;
@@ -100,7 +186,7 @@ class Training {
   virtual Engine& engine() = 0;
   /// This rank's part of the model.
   virtual const torch::nn::Module& module() const = 0;
-  /// One window. Returns the mean loss of all ranks' micro-batches.
+  /// One window. Returns the mean loss of all micro-batches.
   virtual double step(int number) = 0;
   virtual void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) = 0;
 };
@@ -109,63 +195,75 @@ inline std::unique_ptr<Group> device_group(const Scenario& scenario, Group& worl
   return scenario.is_on_device ? make_fake_nccl_group(world, fake_device(device)) : nullptr;
 }
 
-inline TrainedModel model_of(const Scenario& scenario, Group& world, int device) {
-  TrainedModel model;
+inline std::shared_ptr<LlamaImpl> model_of(const Scenario& scenario, Group& world, int device) {
+  std::shared_ptr<LlamaImpl> model;
   {
     std::optional<zero::Init> init;
     if (scenario.is_initialized_sharded) init.emplace(world, zero::InitPolicy{.smallest_bytes = 0, .live_bytes = 0});
-    model = make_llama();
+    model = make_model();
   }
   if (scenario.is_initialized_sharded && scenario.is_on_device)  // as programs do that bring a model to a GPU
-    for (const at::Tensor& parameter : model.module->parameters()) zero::make_whole(parameter);
-  if (scenario.is_on_device) move_to_fake(*model.module, fake_device(device));
+    for (const at::Tensor& parameter : model->parameters()) zero::make_whole(parameter);
+  if (scenario.is_on_device) move_to_fake(*model, fake_device(device));
   return model;
 }
 
-inline InitializeOptions options_of(const Scenario& scenario, const Group& world) {
+inline InitializeOptions options_of(const Scenario& scenario, const Group& world, Notes& notes) {
   InitializeOptions options{.config = config_of(scenario, world.size()), .parameter_groups = scenario.parameter_groups};
-  if (scenario.has_client_optimizer) options.client_optimizer = adamw;
+  if (scenario.has_client_optimizer)
+    options.client_optimizer = [&notes, rank = world.rank()](const std::vector<at::Tensor>& parts,
+                                                             const std::vector<std::string>& names) {
+      return std::make_unique<NotedSgd>(parts, names, notes, rank);
+    };
   return options;
 }
 
 class WholeTraining final : public Training {
  public:
-  WholeTraining(const Scenario& scenario, Group& world, int device)
+  WholeTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
       : scenario_(scenario),
+        device_(scenario.is_on_device ? std::optional(device) : std::nullopt),
         group_(device_group(scenario, world, device)),
         model_(model_of(scenario, world, device)),
-        engine_(group_ ? *group_ : world, *model_.module, options_of(scenario, world)) {}
+        engine_(group_ ? *group_ : world, *model_, options_of(scenario, world, notes)) {}
 
   Engine& engine() override { return engine_; }
-  const torch::nn::Module& module() const override { return *model_.module; }
+  const torch::nn::Module& module() const override { return *model_; }
   void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
     engine_.load_checkpoint(folder, {.tag = tag});
   }
 
   double step(int number) override {
     double sum = 0;
-    for (int i = 0; i < kAccumulation; ++i) {
-      const int64_t round = number * kAccumulation + i;
-      sum += backward({round * kRanks + engine_.group().rank(), round}, i + 1 < kAccumulation);
+    const DataPlace place = engine_.data_place();
+    const int64_t rounds = engine_.gradient_accumulation_steps();
+    for (int64_t i = 0; i < rounds; ++i) {
+      sum += backward(micro_batch((number * rounds + i) * place.size + place.rank, device_), i + 1 < rounds);
       engine_.step();
     }
     if (scenario_.evaluates_between) {
       const torch::NoGradGuard no_grad;
-      (void)forward({1000, 0});
+      (void)forward(micro_batch(1000, device_));
     }
     const at::Tensor total = at::tensor({sum}, at::kDouble);
     engine_.group().all_reduce(total).wait();
-    return total.item<double>() / (kAccumulation * engine_.group().size());
+    return total.item<double>() / static_cast<double>(rounds * engine_.group().size());
   }
 
  private:
-  at::Tensor forward(const testing::MicroBatch& batch) {
+  at::Tensor forward(const trireme::MicroBatch& batch) {
     ForwardScope scope = engine_.begin_forward();
-    if (!scenario_.recomputes_by_call) return model_.loss(batch);
-    return recompute([loss = model_.loss, batch](const at::Tensor&) { return loss(batch); }, at::empty({0}));
+    SequenceInputs in{.input_ids = batch.inputs.toTensor(), .labels = batch.labels.toTensor()};
+    if (scenario_.has_sequence_parts) {
+      in.position_ids = at::arange(in.input_ids.size(1), in.input_ids.options()).unsqueeze(0);
+      in = engine_.cut(in);
+    }
+    const auto loss = [model = model_, in] { return model->loss(in.input_ids, in.labels, in.position_ids); };
+    if (!scenario_.recomputes_by_call) return loss();
+    return recompute([loss](const at::Tensor&) { return loss(); }, at::empty({0}));
   }
 
-  double backward(const testing::MicroBatch& batch, bool more_follows) {
+  double backward(const trireme::MicroBatch& batch, bool more_follows) {
     const at::Tensor loss = forward(batch);
     if (scenario_.scope == Scope::kNoSync && more_follows) {
       const NoSync scope = engine_.no_sync();
@@ -181,8 +279,9 @@ class WholeTraining final : public Training {
   }
 
   const Scenario& scenario_;
+  const std::optional<int> device_;
   const std::unique_ptr<Group> group_;
-  const TrainedModel model_;
+  const std::shared_ptr<LlamaImpl> model_;
   OpenEngine engine_;
 };
 
@@ -190,14 +289,16 @@ class WholeTraining final : public Training {
 inline std::vector<LayerSpec> layers_of(const Scenario& scenario, const torch::nn::Module& model, int device) {
   std::vector<LayerSpec> specs;
   const auto weights = std::make_shared<std::map<std::string, at::Tensor>>(parameters_of(model));
-  for (const ModelLayer& layer : llama_layers(small_llama())) {
+  for (const ModelLayer& layer : llama_layers(small_tied_llama())) {
     LayerSpec& spec = specs.emplace_back();
     spec.type = layer.type;
     spec.name = layer.name;
+    if (layer.is_tied) spec.tie = "embedding";
     spec.make = [=, is_on_device = scenario.is_on_device] {
       const torch::NoGradGuard no_grad;
       auto module = layer.make();
-      for (auto& item : module->named_parameters()) item.value().copy_(weights->at(layer.name + "." + item.key()));
+      for (auto& item : module->named_parameters())
+        item.value().copy_(weights->at(layer.is_tied ? "model.embed_tokens.weight" : layer.name + "." + item.key()));
       if (is_on_device) move_to_fake(*module, fake_device(device));
       return module;
     };
@@ -213,20 +314,22 @@ inline std::vector<LayerSpec> layers_of(const Scenario& scenario, const torch::n
 inline PipelineModule stages_of(const Scenario& scenario, Group& world, int device) {
   PipelineModuleOptions cut;
   cut.stages = world.size();
+  cut.schedule = scenario.schedule;
+  if (scenario.schedule == "interleaved" || scenario.schedule == "zb-v") cut.chunks = 2;
   if (scenario.is_initialized_sharded) cut.sharded_init = {.smallest_bytes = 0, .live_bytes = 0};
   cut.loss = [](const c10::IValue& logits, const c10::IValue& targets) {
     return at::cross_entropy_loss(logits.toTensor().flatten(0, 1).to(at::kFloat), targets.toTensor().flatten());
   };
-  return PipelineModule(layers_of(scenario, *make_llama().module, device), cut);
+  return PipelineModule(layers_of(scenario, *make_model(), device), cut);
 }
 
 class StagedTraining final : public Training {
  public:
-  StagedTraining(const Scenario& scenario, Group& world, int device)
+  StagedTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
       : scenario_(scenario),
         device_(device),
         group_(device_group(scenario, world, device)),
-        engine_(group_ ? *group_ : world, stages_of(scenario, world, device), options_of(scenario, world)) {}
+        engine_(group_ ? *group_ : world, stages_of(scenario, world, device), options_of(scenario, world, notes)) {}
 
   Engine& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return engine_.module(); }
@@ -235,20 +338,14 @@ class StagedTraining final : public Training {
   }
 
   double step(int number) override {
-    int64_t next = number * kAccumulation * kRanks;
-    const MicroBatches batches = [&] { return std::optional(batch_of(next++)); };
-    const double loss = train(batches);
-    if (scenario_.evaluates_between) (void)engine_.eval_batch([&] { return std::optional(batch_of(1000)); });
+    int64_t next = number * scenario_.micro_batches();
+    const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
+    const double loss = train([&] { return std::optional(micro_batch(next++, device)); });
+    if (scenario_.evaluates_between) (void)engine_.eval_batch([&] { return std::optional(micro_batch(1000, device)); });
     return loss;
   }
 
  private:
-  trireme::MicroBatch batch_of(int64_t number) const {
-    at::Tensor tokens = tokens_of({number, number / kRanks}, 13, {2, 9});
-    if (scenario_.is_on_device) tokens = tokens.to(fake_device(device_));
-    return {tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)};
-  }
-
   double train(const MicroBatches& batches) {
     if (scenario_.scope == Scope::kNoSync) {
       const NoSync scope = engine_.no_sync();
@@ -267,9 +364,10 @@ class StagedTraining final : public Training {
   PipelineEngine engine_;
 };
 
-inline std::unique_ptr<Training> make_training(const Scenario& scenario, Group& world, int device) {
-  if (scenario.is_in_stages && world.size() > 1) return std::make_unique<StagedTraining>(scenario, world, device);
-  return std::make_unique<WholeTraining>(scenario, world, device);
+inline std::unique_ptr<Training> make_training(const Scenario& scenario, Group& world, int device, Notes& notes) {
+  if (scenario.is_in_stages() && world.size() > 1)
+    return std::make_unique<StagedTraining>(scenario, world, device, notes);
+  return std::make_unique<WholeTraining>(scenario, world, device, notes);
 }
 
 /// Trains beside the other engine of its rank and asks for everything that could get in its way.
@@ -300,50 +398,105 @@ inline void save_again_on_one_rank(const Scenario& scenario, const std::filesyst
   other.is_initialized_sharded = false;
   other.config["zero_optimization"] = {{"stage", 1}};
   other.config.erase("trireme");
+  other.has_sequence_parts = false;
+  Notes notes;
   run_ranks(1, [&](Rank& rank) {
-    const auto training = make_training(other, rank.world(), 0);
+    const auto training = make_training(other, rank.world(), 0, notes);
     training->load_checkpoint(folder, "first");
     training->engine().save_checkpoint(folder, {.tag = "second"});
     training->engine().destroy();
   });
 }
 
+/// The optimizer's state that is a parameter's clipped gradient, since its decay is 0.
+inline const char* gradient_state(const Scenario& scenario, const std::string& name, const at::Tensor& parameter) {
+  const bool is_muons = scenario.config.at("optimizer").at("type") == "Muon" && parameter.dim() == 2 &&
+                        name.find("embed") == std::string::npos;
+  return is_muons ? "momentum_buffer" : "exp_avg";
+}
+
+inline void undo_clipping(StepRecord& record) {
+  const double factor = std::max(1.0, (record.norm + 1e-6) / kMaxNorm);
+  for (auto& [name, gradient] : record.gradients) gradient = gradient * factor;
+}
+
+/// The step that `training` has made last, but for its loss and, with an optimizer of the program's own, the gradients.
+/// Of this rank's stage.
+inline StepRecord last_step(const Scenario& scenario, Training& training) {
+  StepRecord record;
+  record.norm = training.engine().get_global_grad_norm().value_or(-2);
+  if (scenario.has_client_optimizer) return record;
+  for (const auto& item : training.module().named_parameters())
+    if (find_managed(item.value()))
+      record.gradients[item.key()] =
+          safe_get_full_optimizer_state(item.value(), gradient_state(scenario, item.key(), item.value()))->cpu();
+  return record;
+}
+
+/// Ranks in the order of their parts of a parameter.
+inline std::vector<int> order_of_parts(const Scenario& scenario) {
+  const Json& zero = scenario.config.value("zero_optimization", Json::object());
+  if (zero.contains("zero_hpz_partition_size")) return {0, 2, 1, 3};
+  if (zero.contains("mics_shard_size")) return {0, 1};
+  std::vector<int> order(scenario.ranks);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
 /// Steps [begin, end) on all ranks, by a training that `prepare` and `finish` see before and after.
 using Look = std::function<void(Training&, int rank)>;
 inline void train_part(const Scenario& scenario, int begin, int end, const Look& prepare, const Look& finish,
                        Outcome& outcome) {
-  FakeRecord record;
+  FakeRecord device_record;
+  Notes notes;
   std::mutex mutex;
-  run_ranks(kRanks,
+  outcome.steps.resize(end);
+  run_ranks(scenario.ranks,
             [&](Rank& rank) {
               at::set_num_threads(1);
               std::optional<SecondTraining> second;
-              const auto training = make_training(scenario, rank.world(), rank.id());
+              const auto training = make_training(scenario, rank.world(), rank.id(), notes);
               if (scenario.has_second_engine) second.emplace(rank.world());
               prepare(*training, rank.id());
               for (int number = begin; number < end; ++number) {
                 if (second) second->step(number);
                 const double loss = training->step(number);
-                if (rank.id() == 0) outcome.losses.push_back(loss);
+                StepRecord record = last_step(scenario, *training);
+                const std::lock_guard lock(mutex);
+                if (rank.id() != 0 && !scenario.is_in_stages()) continue;
+                outcome.steps[number].loss = loss;
+                outcome.steps[number].norm = record.norm;
+                outcome.steps[number].gradients.merge(record.gradients);
               }
               finish(*training, rank.id());
               training->engine().destroy();
               const std::lock_guard lock(mutex);
-              if (rank.id() == 0 || scenario.is_in_stages)
+              if (rank.id() == 0 || scenario.is_in_stages())
                 for (const auto& [name, tensor] : parameters_of(training->module()))
                   outcome.parameters[name] = tensor.cpu();
             },
             {.backend = scenario.backend, .timeout = std::chrono::seconds(20)});
-  if (const auto races = record.races(); !races.empty()) throw Error(ErrorCode::kInternal, "not ordered: " + races[0]);
+  if (const auto races = device_record.races(); !races.empty())
+    throw Error(ErrorCode::kInternal, "not ordered: " + races[0]);
+  for (int number = begin; number < end; ++number) {
+    StepRecord& record = outcome.steps[number];
+    if (scenario.has_client_optimizer)
+      for (const auto& [name, tensor] : outcome.parameters)
+        if (name != "lm_head.weight")
+          record.gradients[name] =
+              notes.whole(number - begin, name, tensor.numel(), order_of_parts(scenario)).view(tensor.sizes());
+    undo_clipping(record);
+  }
 }
 
 inline Scenario::Scenario()
-    : config{{"train_micro_batch_size_per_gpu", 1},
-             {"gradient_accumulation_steps", kAccumulation},
-             {"gradient_clipping", 0.5},
-             {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 2e-3}, {"weight_decay", 0.05}}}}}} {}
+    : config{{"train_micro_batch_size_per_gpu", 2},
+             {"gradient_clipping", kMaxNorm},
+             {"optimizer",
+              {{"type", "AdamW"},
+               {"params", {{"lr", kLr}, {"weight_decay", kWeightDecay}, {"betas", {0, kBeta2}}, {"eps", kEps}}}}}} {}
 
-/// Trains a small Llama for four steps of two micro-batches.
+/// Trains a small Llama, with one gradient record for each step.
 /// Throws    what the engine or the configuration's reader refuses, as a user sees it; Error: accesses that no stream or
 ///           event orders (on the device's stand-in).
 inline Outcome train(const Scenario& scenario) {

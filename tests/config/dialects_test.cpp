@@ -10,6 +10,7 @@
 
 #include "tests/config/config_test_support.h"
 #include "tests/support/captured_log.h"
+#include "tests/support/temporary_folder.h"
 
 namespace trireme {
 namespace {
@@ -112,10 +113,6 @@ TEST(Accelerate, KeysWithoutAMeaningAreNamed) {
 }
 
 TEST(Accelerate, RefusesByNameWhatIsNotThereYet) {
-  for (const char* strategy : {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4"})
-    EXPECT_EQ(refusal_of_yaml(str("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: ", strategy)).code,
-              ErrorCode::kUnsupported)
-        << strategy;
   for (const char* text :
        {"distributed_type: MEGATRON_LM", "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: FSDP",
         "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2}",
@@ -124,6 +121,97 @@ TEST(Accelerate, RefusesByNameWhatIsNotThereYet) {
         "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing_offload: true}"})
     EXPECT_EQ(refusal_of_yaml(text).code, ErrorCode::kUnsupported) << text;
   EXPECT_EQ(log_of("distributed_type: FSDP\ndynamo_config: {dynamo_backend: 'NO'}\nfp8_config: {}"), "");
+}
+
+TEST(Accelerate, HybridStrategiesShardOverTheRanksOfAMachine) {
+  const auto hybrid = [](const char* strategy, int machines) {
+    return yaml(str("distributed_type: FSDP\nnum_processes: 4\nnum_machines: ", machines,
+                    "\nfsdp_config:\n  fsdp_sharding_strategy: ", strategy),
+                4);
+  };
+  for (const auto& [strategy, stage] : {std::pair{"HYBRID_SHARD", 3}, {"HYBRID_SHARD_ZERO2", 2}, {"4", 3}, {"5", 2}}) {
+    EXPECT_EQ(hybrid(strategy, 2).pager.stage, stage) << strategy;
+    EXPECT_EQ(hybrid(strategy, 2).degrees.replicas, 2) << strategy;
+    EXPECT_EQ(hybrid(strategy, 1).degrees.replicas, 1) << strategy;
+  }
+  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nnum_machines: 2\nfsdp_config: {fsdp_sharding_strategy: "
+                            "HYBRID_SHARD}"),
+            wrong("f.yaml: `fsdp_config.fsdp_sharding_strategy` = \"HYBRID_SHARD\" makes 2 copies of an unknown number "
+                  "of processes; set `num_processes` to a multiple of 2"));
+}
+
+TEST(Accelerate, AxesReachReplicasAndSequences) {
+  const auto axes = [](const char* keys) {
+    return yaml(str("distributed_type: FSDP\nnum_processes: 4\nparallelism_config:\n", keys), 4);
+  };
+  EXPECT_EQ(axes("  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n").degrees.replicas,
+            2);
+  EXPECT_EQ(axes("  parallelism_config_dp_replicate_size: 2\n").degrees.replicas, 2);
+  EXPECT_EQ(axes("  parallelism_config_sp_size: 2\n").degrees.sequence, 2);
+  EXPECT_EQ(yaml("distributed_type: MULTI_GPU\nnum_processes: 4\nparallelism_config: "
+                 "{parallelism_config_dp_replicate_size: 4}",
+                 4)
+                .degrees.replicas,
+            1);
+  EXPECT_EQ(
+      refusal_of_yaml("distributed_type: FSDP\nnum_processes: 4\nparallelism_config: "
+                      "{parallelism_config_dp_replicate_size: 2, parallelism_config_dp_shard_size: 3}"),
+      wrong("f.yaml: `parallelism_config.parallelism_config_dp_replicate_size` = 2 copies of 3 ranks are not the 4 "
+            "of `num_processes`; let them agree"));
+}
+
+std::vector<std::string> mistakes_with_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (const ConfigMistake& mistake : mistakes_in(parse_source(text, "f.yaml"), 1))
+    lines.push_back(str(mistake.file, mistake.file.empty() ? "" : ":", mistake.line, " ", mistake.message));
+  return lines;
+}
+
+TEST(Accelerate, OneMistakeHidesNoOther) {
+  const std::string bf61 =
+      "f.yaml: `mixed_precision` is \"bf61\"; expected one of \"no\", \"bf16\", \"fp16\", \"fp8\". Did you mean "
+      "`bf16`?";
+  EXPECT_EQ(mistakes_with_lines("distributed_type: DEEPSPEED\nmixed_precision: bf61\ndeepspeed_config:\n"
+                                "  deepspeed_config_file: /nowhere.json\n"),
+            (std::vector<std::string>{"2 " + bf61,
+                                      "4 f.yaml: `deepspeed_config.deepspeed_config_file` = \"/nowhere.json\": "
+                                      "/nowhere.json: open for reading failed: No such file or directory; correct the "
+                                      "path"}));
+  EXPECT_EQ(
+      mistakes_with_lines("distributed_type: FSDP\nmixed_precision: bf61\nfsdp_config: 3\nparallelism_config: [1]\n"),
+      (std::vector<std::string>{"2 " + bf61, "3 f.yaml: `fsdp_config` is 3; expected an object { … }",
+                                "4 f.yaml: `parallelism_config` is [1]; expected an object { … }"}));
+  EXPECT_EQ(mistakes_with_lines("distributed_type: FSDP\nmixed_precision: bf61\nfsdp_config:\n\tfsdp_version: 1\n"),
+            (std::vector<std::string>{"2 " + bf61, "4 f.yaml: line 4 is indented by a tab; write blanks"}));
+}
+
+TEST(Accelerate, ValuesOfKeysWithoutAMeaningAreChecked) {
+  for (const char* text :
+       {"num_processes: four", "num_machines: 0", "machine_rank: -1", "main_process_port: high", "main_process_ip: 3",
+        "same_network: maybe", "gpu_ids: [0]", "commands: 3", "fsdp_config: {fsdp_auto_wrap_policy: SIZE}",
+        "fsdp_config: {fsdp_min_num_params: many}", "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: 3}",
+        "fsdp_config: {fsdp_backward_prefetch: BACKWARD}", "fsdp_config: {fsdp_state_dict_type: FULL}",
+        "parallelism_config: {parallelism_config_dp_shard_size: two}",
+        "parallelism_config: {parallelism_config_sp_backend: 3}"})
+    EXPECT_EQ(refusal_of_yaml(str("distributed_type: FSDP\n", text)).code, ErrorCode::kConfig) << text;
+  EXPECT_EQ(refusal_of_yaml("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_multinode_launcher: ssh}").code,
+            ErrorCode::kConfig);
+}
+
+TEST(Accelerate, AMistakeInTheFileOfDeepSpeedsNamesThatFileAndItsLine) {
+  const testing::TemporaryFolder folder;
+  const std::string inner = (folder.path() / "ds.json").string();
+  std::ofstream(inner) << "{\"train_batch_size\": 1,\n \"zero_optimization\": {\n  \"stage\": 9},\n \"bf61\": {},\n "
+                          "\"bf16\": true}";
+  const auto found =
+      mistakes_with_lines(str("distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config:\n  "
+                              "deepspeed_config_file: ",
+                              inner, "\n  zero3_init_flag: 3\n"));
+  EXPECT_EQ(found, (std::vector<std::string>{
+                       "5 f.yaml: `deepspeed_config.zero3_init_flag` is 3; expected true or false",
+                       str(inner, ":3 ", inner, ": `zero_optimization.stage` is 9; expected an integer from 0 to 3"),
+                       str(inner, ":4 ", inner, ": unknown key `bf61`. Did you mean `bf16`?"),
+                       str(inner, ":5 ", inner, ": `bf16` is true; expected an object { … }")}));
 }
 
 TEST(Accelerate, MistakesHaveTheKeysAndLinesOfTheFile) {
@@ -182,6 +270,17 @@ TEST(Plugin, IsReadLikeAFile) {
   EXPECT_EQ(config.precision.buffer_dtype, at::kFloat);
 }
 
+TEST(Plugin, HasNoMachinesForAHybridStrategy) {
+  try {
+    plugin(R"({"sharding_strategy": "HYBRID_SHARD"})");
+    ADD_FAILURE() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "<json>: `sharding_strategy` = \"HYBRID_SHARD\" is not there yet; use FULL_SHARD or SHARD_GRAD_OP, or "
+                 "DeepSpeed's keys with `zero_optimization.mics_shard_size`, the ranks of a machine");
+  }
+}
+
 TEST(Plugin, MistakesHaveItsKeys) {
   try {
     plugin(R"({"reshard_after_forward": true, "cpu_offload": "yes"})");
@@ -226,6 +325,21 @@ TEST(Convert, EveryKeyOfDeepSpeedsPluginSurvivesTheWayToJson) {
   }
 }
 
+TEST(Convert, GoesRoundWithTheBatchSizeLeftToTheProgram) {
+  for (const char* text :
+       {"distributed_type: FSDP", "distributed_type: FSDP\nmixed_precision: bf16",
+        "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}", "distributed_type: MULTI_GPU",
+        "distributed_type: 'NO'", "distributed_type: MULTI_CPU", "distributed_type: DEEPSPEED\ngradient_clipping: 0",
+        "distributed_type: FSDP\nnum_processes: 4\nparallelism_config: "
+        "{parallelism_config_dp_replicate_size: 2}"}) {
+    const ConfigSource source = parse_source(text, "f.yaml");
+    const ConfigSource there = parse_source(convert(source, Dialect::kDeepSpeed, 4).text, "f.json");
+    const Conversion back = convert(there, Dialect::kFsdp, 4);
+    EXPECT_EQ(back.left_out, std::vector<std::string>{}) << text;
+    EXPECT_EQ(yaml(back.text, 4), config_from_source(source, 4)) << text << "\n" << back.text;
+  }
+}
+
 TEST(Convert, NamesWhatFsdpHasNoWordForAndWhatToDoInstead) {
   const ConfigSource source = parse_source(
       R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 2})",
@@ -240,7 +354,7 @@ TEST(Convert, NamesWhatFsdpHasNoWordForAndWhatToDoInstead) {
           "losses"}));
 }
 
-TEST(Convert, WritesAFileThatAcceleratesLoaderTakes) {
+TEST(Convert, WritesTheKeysOfAccelerate) {
   const ConfigSource source = parse_source(
       R"({"train_batch_size": 1, "gradient_clipping": 0, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})",
       "f");

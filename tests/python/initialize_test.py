@@ -72,18 +72,19 @@ class Initialize(Case):
 
     def test_a_scheduler_that_cannot_be_made_leaves_the_model_alone(self):
         result = self.on_ranks(0, _START + """
-    def left(lr_scheduler):
+    def left(lr_scheduler, optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1), config=CONFIG):
         net = model()
         net(torch.ones(2, 4)).sum().backward()
         try:
-            deepspeed.initialize(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), lr_scheduler=lr_scheduler,
-                                 config={**CONFIG, "bf16": {"enabled": True}})
+            deepspeed.initialize(model=net, optimizer=optimizer(net), lr_scheduler=lr_scheduler, config={**config, "bf16": {"enabled": True}})
         except (TypeError, deepspeed.errors.ConfigError) as error:
             return [type(error).__name__, str(net[0].weight.dtype), net[0].weight.grad is not None]
 
-    result = [left(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, stepsize=3)), left(42)]
+    wrong = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, stepsize=3)
+    result = [left(wrong), left(wrong, lambda net: None, SGD), left(42)]
 """)
-        self.assertEqual(result, [["TypeError", "torch.float32", True], ["ConfigError", "torch.float32", True]])
+        untouched = ["torch.float32", True]
+        self.assertEqual(result, [["TypeError", *untouched], ["TypeError", *untouched], ["ConfigError", *untouched]])
 
     def test_every_refusal_names_what_was_given_and_the_fix(self):
         path = self.write("broken.json", '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 7}}')
@@ -229,7 +230,8 @@ class Initialize(Case):
     result.append(refusal(model=model(), config={"sharding_strategy": "HYBRID_SHARD"}))
 """)
         self.assertEqual(result[:2], [[2, True, 0.0]] * 2)
-        self.assertEqual(result[2], "UnsupportedError: config: `sharding_strategy` = \"HYBRID_SHARD\" is not there yet; use FULL_SHARD or SHARD_GRAD_OP")
+        self.assertEqual(result[2], "UnsupportedError: config: `sharding_strategy` = \"HYBRID_SHARD\" is not there yet; use FULL_SHARD or SHARD_GRAD_OP, or DeepSpeed's "
+                         "keys with `zero_optimization.mics_shard_size`, the ranks of a machine")
 
     def test_configurations_that_differ_by_rank_are_named_on_every_rank(self):
         result = self.on_ranks(2, _START + """

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "config/option.h"
 #include "config/yaml.h"
@@ -14,7 +15,9 @@ namespace {
 /// The keys here that a file of Accelerate stands for, as they are gathered, or from which one is written.
 struct Draft {
   Json options = Json::object();
-  std::map<std::string, std::string> names = {};  ///< key here -> key of the file
+  std::map<std::string, std::string> names = {};   ///< key here -> key of the file
+  std::map<std::string, ConfigPlace> places = {};  ///< keys here that stand in `deepspeed_config_file`
+  int replicas = 1;                                ///< of the resolved options
 };
 
 using DraftRow = Option<Draft>;
@@ -40,8 +43,12 @@ void set(Document& file, Draft& draft, const std::string& key, const std::string
     file.refuse(key, str("`", file.path_of(key), "` and `",
                          draft.names.contains(path) ? draft.names[path] : path + "` of `deepspeed_config_file",
                          "` say different things; keep one of the two"));
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
+    if (const Json* section = value_at(draft.options, path.substr(0, dot)); section && !section->is_object())
+      return;  // a section of `deepspeed_config_file` that is none, which is refused there
   put(draft.options, path, value);
   draft.names[path] = file.path_of(key);
+  draft.places.erase(path);
 }
 
 bool is_same(const Json& one, const Json& other) {
@@ -74,6 +81,26 @@ Mapping maps(const char* topic, const std::string& key, const std::string& path,
 
 Mapping without_meaning(const char* topic, const std::string& key, const Json& normal, const char* doc) {
   return {.row = no_meaning<Draft>(key, normal, doc), .topic = topic, .here = {}};
+}
+
+/// Its values are checked as those of `type`, though they change nothing.
+template <class T>
+Mapping checked_by(Mapping mapping, ValueType<T> type) {
+  mapping.row.type = type.words;
+  mapping.row.read = [type, key = mapping.row.path, read = mapping.row.read](Document& file, Draft& draft) {
+    if (file.has(key)) (void)type.read(file, key);
+    read(file, draft);
+  };
+  return mapping;
+}
+
+/// Or texts, or a number, as Accelerate takes the numbers of GPUs.
+ValueType<Json> number_or_text() {
+  return {.words = "a number, or a string", .read = [](const Document& file, const std::string& path) {
+            const Json& value = *file.find(path);
+            if (!value.is_number_integer() && !value.is_string()) file.fail(path, "a number, or a string");
+            return value;
+          }};
 }
 
 Mapping not_there_yet(const char* topic, const std::string& key, const Json& normal, const char* doc) {
@@ -167,12 +194,50 @@ Mapping moe_classes() {
   return mapping;
 }
 
-const std::vector<Json> kHybrid = {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5"};
-constexpr const char* kNotHybrid = "use FULL_SHARD or SHARD_GRAD_OP";
+constexpr const char* kReshard = "fsdp_config.fsdp_reshard_after_forward";
+constexpr const char* kStrategy = "fsdp_config.fsdp_sharding_strategy";
+constexpr const char* kReplicate = "parallelism_config.parallelism_config_dp_replicate_size";
+constexpr const char* kShard = "parallelism_config.parallelism_config_dp_shard_size";
+constexpr const char* kMics = "zero_optimization.mics_shard_size";
+
+/// Whether this value of a strategy shards within a machine and replicates over machines.
+bool is_hybrid(const Json& strategy) {
+  for (const char* name : {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5"})
+    if (is_same(Json(name), strategy)) return true;
+  return strategy == 4 || strategy == 5;
+}
+
+/// Written together, where there are several replicas. Read by settle_replicas().
+Mapping shards_of_replicas(const std::string& key, const char* doc) {
+  Mapping mapping{.row = {.path = key, .type = kPositive.words, .standard = "`1`", .doc = doc},
+                  .topic = "other axes",
+                  .here = str("`", kMics, "`")};
+  mapping.row.read = [key](Document& file, Draft&) {
+    (void)file.integer_or(key, 1, key == kShard ? kShardSize : kPositive);
+  };
+  mapping.row.write = [key](const Draft& draft) -> std::optional<Json> {
+    if (draft.replicas == 1) return std::nullopt;
+    return key == kReplicate ? Json(draft.replicas) : *value_at(draft.options, kMics);
+  };
+  return mapping;
+}
 
 void add_fsdp(std::vector<Mapping>& rows) {
-  const std::vector<ValuePair> strategies = {
-      {"FULL_SHARD", 3}, {"SHARD_GRAD_OP", 2}, {"NO_SHARD", 0}, {1, 3}, {2, 2}, {3, 0}, {"1", 3}, {"2", 2}, {"3", 0}};
+  const std::vector<ValuePair> strategies = {{"FULL_SHARD", 3},
+                                             {"SHARD_GRAD_OP", 2},
+                                             {"NO_SHARD", 0},
+                                             {"HYBRID_SHARD", 3},
+                                             {"HYBRID_SHARD_ZERO2", 2},
+                                             {1, 3},
+                                             {2, 2},
+                                             {3, 0},
+                                             {4, 3},
+                                             {5, 2},
+                                             {"1", 3},
+                                             {"2", 2},
+                                             {"3", 0},
+                                             {"4", 3},
+                                             {"5", 2}};
   std::vector<ValuePair> reshard = {{true, 3}, {false, 2}};
   reshard.insert(reshard.end(), strategies.begin(), strategies.end());
   const std::vector<ValuePair> dtypes = {
@@ -181,11 +246,10 @@ void add_fsdp(std::vector<Mapping>& rows) {
       {"torch.float32", "fp32"}, {"torch.bfloat16", "bf16"}, {"torch.float16", "fp16"}};
   const std::string fsdp = "fsdp_config.fsdp_", policy = fsdp + "mixed_precision_policy.";
   rows.push_back(read_only(maps("FSDP's version", fsdp + "version", "", {{1, {}}, {2, {}}}, "both are read")));
-  rows.push_back(but_not(maps("sharding", fsdp + "reshard_after_forward", kStagePath, reshard,
-                              "true, FULL_SHARD: stage 3; false, SHARD_GRAD_OP: 2; NO_SHARD: 0"),
-                         kHybrid, kNotHybrid));
-  rows.push_back(but_not(read_only(maps("sharding", fsdp + "sharding_strategy", kStagePath, strategies, "")), kHybrid,
-                         kNotHybrid));
+  rows.push_back(maps("sharding", kReshard, kStagePath, reshard,
+                      "true, FULL_SHARD, HYBRID_SHARD: stage 3; false, SHARD_GRAD_OP, HYBRID_SHARD_ZERO2: 2; NO_SHARD: "
+                      "0; hybrid: `zero_optimization.mics_shard_size` is the ranks of a machine"));
+  rows.push_back(read_only(maps("sharding", kStrategy, kStagePath, strategies, "")));
   rows.push_back(fsdp_offload());
   rows.push_back(maps("recomputation", fsdp + "activation_checkpointing", "trireme.recompute",
                       {{true, "full"}, {false, "none"}}, ""));
@@ -199,14 +263,17 @@ void add_fsdp(std::vector<Mapping>& rows) {
   rows.push_back(
       without_meaning("precision", policy + "output_dtype", {}, "outputs have the dtype that the model gives them"));
   rows.push_back(without_meaning("precision", policy + "cast_forward_inputs", true, "`fp16.auto_cast` casts inputs"));
-  rows.push_back(without_meaning("wrapping", fsdp + "auto_wrap_policy", {},
+  rows.push_back(without_meaning("wrapping", fsdp + "auto_wrap_policy",
+                                 "TRANSFORMER_BASED_WRAP|SIZE_BASED_WRAP|NO_WRAP",
                                  "repeated blocks are units by themselves: `trireme.unit_patterns`"));
-  rows.push_back(without_meaning("wrapping", fsdp + "transformer_layer_cls_to_wrap", {},
-                                 "repeated blocks are units by themselves: `trireme.unit_patterns`"));
-  rows.push_back(without_meaning("wrapping", fsdp + "min_num_params", {},
-                                 "small neighbours are merged: `trireme.merge_below_bytes`"));
+  rows.push_back(checked_by(without_meaning("wrapping", fsdp + "transformer_layer_cls_to_wrap", {},
+                                            "repeated blocks are units by themselves: `trireme.unit_patterns`"),
+                            text_or_texts()));
+  rows.push_back(checked_by(without_meaning("wrapping", fsdp + "min_num_params", {},
+                                            "small neighbours are merged: `trireme.merge_below_bytes`"),
+                            integer(kCount)));
   rows.push_back(not_there_yet("wrapping", fsdp + "ignored_modules", {}, "every parameter is managed"));
-  rows.push_back(without_meaning("prefetching", fsdp + "backward_prefetch", {},
+  rows.push_back(without_meaning("prefetching", fsdp + "backward_prefetch", "BACKWARD_PRE|BACKWARD_POST|NO_PREFETCH",
                                  "units are gathered ahead along the recorded trace: `trireme.prefetch_bytes`"));
   rows.push_back(without_meaning("prefetching", fsdp + "forward_prefetch", false,
                                  "units are gathered ahead along the recorded trace: `trireme.prefetch_bytes`"));
@@ -221,7 +288,9 @@ void add_fsdp(std::vector<Mapping>& rows) {
       without_meaning("parameters", fsdp + "use_orig_params", false, "parameters always keep their shapes and names"));
   constexpr const char* kAnyCheckpoint =
       "every checkpoint is sharded and loads anywhere; `trireme consolidate` makes one file";
-  for (const char* key : {"state_dict_type", "state_dict_config", "optim_state_dict_config"})
+  rows.push_back(without_meaning("checkpoints", fsdp + "state_dict_type",
+                                 "FULL_STATE_DICT|SHARDED_STATE_DICT|LOCAL_STATE_DICT", kAnyCheckpoint));
+  for (const char* key : {"state_dict_config", "optim_state_dict_config"})
     rows.push_back(without_meaning("checkpoints", fsdp + key, {}, kAnyCheckpoint));
 }
 
@@ -249,9 +318,10 @@ void add_deepspeed(std::vector<Mapping>& rows) {
   rows.push_back(read_only(
       maps("checkpoints", ds + "zero3_save_16bit_model", zero + "stage3_gather_16bit_weights_on_model_save", {}, "")));
   rows.push_back(moe_classes());
-  for (const char* key : {"deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
-                          "deepspeed_multinode_launcher"})
-    rows.push_back(without_meaning("hosts", ds + key, {}, "flags of `trireme launch`"));
+  for (const char* key : {"deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter"})
+    rows.push_back(without_meaning("hosts", ds + key, "", "flags of `trireme launch`"));
+  rows.push_back(without_meaning("hosts", ds + "deepspeed_multinode_launcher",
+                                 "pdsh|standard|openmpi|mvapich|mpich|impi|slurm|nossh", "flags of `trireme launch`"));
 }
 
 void add_top_level(std::vector<Mapping>& rows) {
@@ -261,39 +331,36 @@ void add_top_level(std::vector<Mapping>& rows) {
   rows.push_back(read_only(maps("gradients", "gradient_accumulation_steps", "gradient_accumulation_steps", {}, "")));
   rows.push_back(read_only(maps("gradients", "gradient_clipping", "gradient_clipping", {}, "")));
   constexpr const char* kLauncher = "flags of `trireme launch`";
-  for (const char* key : {"num_processes",
-                          "num_machines",
-                          "machine_rank",
-                          "gpu_ids",
-                          "main_process_ip",
-                          "main_process_port",
-                          "rdzv_backend",
-                          "same_network",
-                          "main_training_function",
-                          "enable_cpu_affinity",
-                          "use_cpu",
-                          "debug",
-                          "mpirun_config",
-                          "downcast_bf16",
-                          "tpu_name",
-                          "tpu_zone",
-                          "tpu_use_cluster",
-                          "tpu_use_sudo",
-                          "command_file",
-                          "commands",
-                          "tpu_vm",
-                          "tpu_env"}) {
-    rows.push_back(without_meaning("processes", key, {}, kLauncher));
-    rows.back().row.is_open = true;
-  }
+  const auto launcher = [&](const char* key, const Json& normal = {}) {
+    return without_meaning("processes", key, normal, kLauncher);
+  };
+  for (const char* key : {"num_processes", "num_machines"})
+    rows.push_back(checked_by(launcher(key), integer(kPositive)));
+  for (const char* key : {"machine_rank", "main_process_port"})
+    rows.push_back(checked_by(launcher(key), integer(kCount)));
+  rows.push_back(checked_by(launcher("gpu_ids"), number_or_text()));
+  for (const char* key :
+       {"main_process_ip", "rdzv_backend", "main_training_function", "tpu_name", "tpu_zone", "command_file"})
+    rows.push_back(launcher(key, ""));
+  for (const char* key : {"same_network", "enable_cpu_affinity", "use_cpu", "debug", "tpu_use_cluster", "tpu_use_sudo"})
+    rows.push_back(launcher(key, false));
+  for (const char* key : {"commands", "tpu_vm", "tpu_env"}) rows.push_back(checked_by(launcher(key), text_or_texts()));
+  rows.push_back(launcher("downcast_bf16"));  // "no", or true
+  rows.push_back(launcher("mpirun_config"));
+  rows.back().row.is_open = true;
   rows.push_back(but_not(read_only(maps("processes", "compute_environment", "", {{"LOCAL_MACHINE", {}}}, "")),
                          {"AMAZON_SAGEMAKER"}, "set it to LOCAL_MACHINE"));
   const std::string parallelism = "parallelism_config.parallelism_config_";
-  for (const char* size : {"dp_replicate_size", "tp_size", "cp_size", "sp_size"})
-    rows.push_back(not_there_yet("other axes", parallelism + size, 1, "every rank is data-parallel"));
-  for (const char* key : {"dp_shard_size", "cp_backend", "cp_comm_strategy", "sp_backend", "sp_seq_length",
-                          "sp_seq_length_is_variable", "sp_attn_implementation"})
-    rows.push_back(without_meaning("other axes", parallelism + key, {}, "every rank is data-parallel"));
+  for (const char* size : {"tp_size", "cp_size"})
+    rows.push_back(not_there_yet("other axes", parallelism + size, 1, "ranks are data- or sequence-parallel"));
+  rows.push_back(shards_of_replicas(kReplicate, "so many copies, each over the same number of ranks"));
+  rows.push_back(shards_of_replicas(kShard, "ranks of a copy; every rank where there is one copy"));
+  rows.push_back(read_only(maps("other axes", parallelism + "sp_size", "sequence_parallel_size", {}, "")));
+  rows.push_back(
+      without_meaning("other axes", parallelism + "sp_backend", "deepspeed", "`trireme.sequence_attention`"));
+  for (const char* key :
+       {"sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation", "cp_backend", "cp_comm_strategy"})
+    rows.push_back(without_meaning("other axes", parallelism + key, {}, "every length and every attention is taken"));
   for (const char* section : {"dynamo_config", "fp8_config", "megatron_lm_config"}) {
     Mapping mapping = not_there_yet("other sections", section, {}, "refused unless it is empty");
     mapping.row.is_open = true;
@@ -385,14 +452,23 @@ void take_policy_as_text(Document& file) {
 }
 
 /// A path from where the program runs, as Accelerate takes it, or from the folder of the file that names it.
-Json deepspeed_file(const Document& file) {
-  const std::string path = file.text_or("deepspeed_config.deepspeed_config_file", "");
-  if (path.empty() || path == "none") return Json::object();
+void read_deepspeed_file(const Document& file, Draft& draft) {
+  const std::string key = "deepspeed_config.deepspeed_config_file";
+  const std::string path = file.text_or(key, "");
+  if (path.empty() || path == "none") return;
   const auto beside = std::filesystem::path(file.origin()).parent_path() / path;
-  Json options = read_hjson(std::filesystem::exists(path) ? std::filesystem::path(path) : beside);
+  const auto found = std::filesystem::exists(path) ? std::filesystem::path(path) : beside;
+  std::string text;
+  try {
+    text = posix_file_system().read(found);
+  } catch (const IoError& error) {
+    file.refuse(key, str("`", file.path_of(key), "` = \"", path, "\": ", error.what(), "; correct the path"));
+  }
+  Json options = parse_hjson(text, found.string());
   if (!options.is_object())
     throw ConfigError(str(path, ": the whole file is ", options.dump(), "; expected an object { … }"));
-  return options;
+  draft.options = std::move(options);
+  for (const auto& [name, line] : key_lines(text)) draft.places[name] = {.file = found.string(), .line = line};
 }
 
 void check_version(Document& file) {
@@ -405,8 +481,41 @@ void check_version(Document& file) {
     file.fail(key, "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD with `fsdp_version` 1");
 }
 
+/// The copies that the file asks for: over machines with a hybrid strategy, or by their number.
+void settle_replicas(Document& file, Draft& draft, bool is_a_plugin) {
+  const int64_t processes = file.integer_or("num_processes", 0, kPositive);
+  const int64_t machines = file.integer_or("num_machines", 1, kPositive);
+  const auto by = [&](const std::string& key, int64_t copies) {
+    if (processes == 0 || processes % copies != 0)
+      file.refuse(key, str("`", file.path_of(key), "` = ", file.find(key)->dump(), " makes ", copies, " copies of ",
+                           processes == 0 ? std::string("an unknown number of") : std::to_string(processes),
+                           " processes; set `num_processes` to a multiple of ", copies));
+    set(file, draft, key, kMics, processes / copies);
+    const auto is_read = [](const std::string& name) { return name == "num_processes" || name == "num_machines"; };
+    std::erase_if(file.without_meaning, is_read);
+  };
+  for (const char* key : {kReshard, kStrategy}) {
+    const Json* strategy = file.find(key);
+    if (!strategy || !is_hybrid(*strategy)) continue;
+    if (is_a_plugin)
+      file.not_there_yet(
+          key,
+          "use FULL_SHARD or SHARD_GRAD_OP, or DeepSpeed's keys with `zero_optimization.mics_shard_size`, "
+          "the ranks of a machine");
+    if (machines > 1) by(key, machines);
+  }
+  const int64_t copies = file.integer_or(kReplicate, 1, kPositive), shards = file.integer_or(kShard, -1, kShardSize);
+  if (copies == 1 || *value_at(draft.options, kStagePath) == 0) return;
+  const int64_t sequence = file.integer_or("parallelism_config.parallelism_config_sp_size", 1, kPositive);
+  if (shards < 1) return by(kReplicate, copies);
+  if (processes > 0 && processes != copies * shards * sequence)
+    file.refuse(kReplicate, str("`", kReplicate, "` = ", copies, " copies of ", shards, " ranks are not the ",
+                                processes, " of `num_processes`; let them agree"));
+  set(file, draft, kShard, kMics, shards);
+}
+
 /// Everything that follows from several keys, and what a framework does where the file says nothing.
-void settle(Document& file, Draft& draft, const std::string& kind) {
+void settle(Document& file, Draft& draft, const std::string& kind, bool is_a_plugin) {
   Json& options = draft.options;
   const bool has_own_file = file.has("deepspeed_config.deepspeed_config_file");
   if (!value_at(options, kStagePath) && !has_own_file)
@@ -415,6 +524,7 @@ void settle(Document& file, Draft& draft, const std::string& kind) {
     set(file, draft, kFsdpOffload, kOffloadOptimizer, "cpu");
     if (*value_at(options, kStagePath) == 3) set(file, draft, kFsdpOffload, kOffloadParam, "cpu");
   }
+  if (value_at(options, kStagePath)) settle_replicas(file, draft, is_a_plugin);
   // DeepSpeed clips by itself, the others where the program does.
   if (kind != "deepspeed" && !options.contains("gradient_clipping")) options["gradient_clipping"] = 0;
 }
@@ -437,8 +547,8 @@ bool is_accelerates(const Json& json) {
 }
 
 void read_accelerate(ConfigSource& source) {
-  Document file =
-      is_plugin(source.options) ? as_file(source.options, source.origin) : Document(source.options, source.origin);
+  const bool is_a_plugin = is_plugin(source.options);
+  Document file = is_a_plugin ? as_file(source.options, source.origin) : Document(source.options, source.origin);
   Draft draft;
   std::string kind;
   file.attempt([&] {
@@ -447,10 +557,10 @@ void read_accelerate(ConfigSource& source) {
   });
   leave_out_others(file, kind);
   take_policy_as_text(file);
-  file.attempt([&] { draft.options = deepspeed_file(file); });
+  file.attempt([&] { read_deepspeed_file(file, draft); });
   read_rows(rows(), file, draft);
   if (!file.is_mistaken({"fsdp_config"})) file.attempt([&] { check_version(file); });
-  if (file.mistakes().empty()) file.attempt([&] { settle(file, draft, kind); });
+  if (file.mistakes().empty()) file.attempt([&] { settle(file, draft, kind, is_a_plugin); });
   std::vector<KnownKey> known;
   add_keys(rows(), known);
   refuse_unknown_keys(known, file);
@@ -458,13 +568,14 @@ void read_accelerate(ConfigSource& source) {
   source.without_meaning = file.without_meaning;
   source.hints = file.hints;
   source.names = draft.names;
+  source.places = draft.places;
   source.options = draft.options;
   source.micro_batch = 1;
 }
 
-std::string write_accelerate(const Json& resolved) {
+std::string write_accelerate(const Json& resolved, int replicas) {
   const int stage = resolved.at("zero_optimization").at("stage");
-  const Draft draft{.options = resolved};
+  const Draft draft{.options = resolved, .replicas = replicas};
   Json file = {{"compute_environment", "LOCAL_MACHINE"}, {"distributed_type", stage == 0 ? "MULTI_GPU" : "FSDP"}};
   if (stage > 0) file["fsdp_config"]["fsdp_version"] = 2;
   for (const DraftRow& row : rows())

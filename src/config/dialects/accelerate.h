@@ -11,8 +11,8 @@ namespace trireme {
 void read_accelerate(ConfigSource& source);
 
 /// A file of Accelerate for the resolved options of to_json(): with FSDP, or at stage 0 with DistributedDataParallel.
-/// Only those settings that it has words for are in it.
-std::string write_accelerate(const Json& resolved);
+/// `replicas`: copies that MiCS makes. Only those settings that it has words for are in it.
+std::string write_accelerate(const Json& resolved, int replicas);
 
 /// As dialect_map().
 std::string accelerate_table();

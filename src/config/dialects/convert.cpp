@@ -24,6 +24,9 @@ constexpr Advice kAdvice[] = {
     {"communication_data_type", "give MixedPrecisionPolicy(reduce_dtype=…) to the plugin in the program"},
     {"data_types.", "give MixedPrecisionPolicy(…) to the plugin in the program"},
     {"zero_optimization.stage", "FSDP has no stage 1; SHARD_GRAD_OP, which stands there, gives the same losses"},
+    {"zero_optimization.mics_shard_size", "FSDP replicates shards at stages 2 and 3; set one of them"},
+    {"sequence_parallel_size",
+     "FSDP cuts samples in a ring alone, by parallelism_config_cp_size; keep a DeepSpeed file"},
     {"zero_optimization.offload", "FSDP offloads all or nothing; set fsdp_offload_params, or keep a DeepSpeed file"},
     {"", "keep a DeepSpeed file for it: FSDP has no word for it"},
 };
@@ -45,12 +48,13 @@ std::map<std::string, Json> leaves_of(const Config& config) {
 }
 
 /// The settings of `config` that are lost in `text`, a file of the other dialect.
-std::vector<std::string> lost_in(const std::string& text, const Config& config) {
+std::vector<std::string> lost_in(const std::string& text, const Config& config, bool has_batch_size) {
   const auto found = leaves_of(config_from_source(parse_source(text, "converted.yaml"), config.degrees.data));
   std::vector<std::string> lost;
   for (const auto& [path, value] : leaves_of(config)) {
     const auto there = found.find(path);
     if (there != found.end() && there->second == value) continue;
+    if (!has_batch_size && path.starts_with("train_")) continue;  // the program's in both files
     for (const Advice& advice : kAdvice) {
       if (!path.starts_with(advice.keys)) continue;
       lost.push_back(str("`", path, "` = ", value.dump(), ": ", advice.instead));
@@ -62,7 +66,16 @@ std::vector<std::string> lost_in(const std::string& text, const Config& config) 
 
 }  // namespace
 
-Conversion convert(const ConfigSource& source, Dialect to, int world_size) {
+Conversion convert(const ConfigSource& given, Dialect to, int world_size) {
+  ConfigSource source = given;
+  const auto is_open = [&](const char* key) {
+    return !source.options.contains(key) || source.options[key].is_null() || source.options[key] == "auto";
+  };
+  const bool has_batch_size = !is_open("train_batch_size") || !is_open("train_micro_batch_size_per_gpu");
+  const auto is_auto = [&](const char* key) { return source.options.contains(key) && is_open(key); };
+  // The program has the batch size, as with a file of Accelerate.
+  if (!has_batch_size && (is_auto("train_batch_size") || is_auto("train_micro_batch_size_per_gpu")))
+    source.micro_batch = 1;
   const Config config = config_from_source(source, world_size);
   if (to == Dialect::kDeepSpeed) {
     Json options = source.options;
@@ -70,8 +83,10 @@ Conversion convert(const ConfigSource& source, Dialect to, int world_size) {
       options["train_micro_batch_size_per_gpu"] = "auto";
     return {.text = options.dump(2) + "\n", .left_out = {}};
   }
-  Conversion converted{.text = write_accelerate(to_json(config)), .left_out = {}};
-  converted.left_out = lost_in(converted.text, config);
+  Conversion converted{
+      .text = write_accelerate(to_json(config), config.states_over_replicas ? 1 : config.degrees.replicas),
+      .left_out = {}};
+  converted.left_out = lost_in(converted.text, config, has_batch_size);
   for (const std::string& setting : converted.left_out) converted.text += "# " + setting + "\n";
   return converted;
 }
