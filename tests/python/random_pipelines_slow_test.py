@@ -7,7 +7,5 @@ class ManyRandomPipelines(random_pipelines_test.RandomPipelines):
     seeds = {2: (1000, 150), 4: (2000, 150)}
 
 
-del random_pipelines_test.RandomPipelines  # it is not to run here, too
-
 if __name__ == "__main__":
     main()
