@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-RIGHT, REFUSED, EITHER = "right", "refused", "either"
+# DOCUMENTED: the program decides by a length that it reads as a number, which no operator shows; docs/sequence.md says so.
+RIGHT, REFUSED, EITHER, DOCUMENTED = "right", "refused", "either", "documented"
 # Sizes that no other one equals, nor half nor a quarter of it: a length of tokens is recognized by chance nowhere.
 BATCH, LENGTH, HIDDEN, HEADS, INNER, VOCABULARY, CLASSES = 3, 24, 20, 4, 28, 37, 5
 ROWS = []
