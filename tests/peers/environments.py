@@ -15,6 +15,9 @@ import sys
 
 # deepspeed builds its wheel with what is installed, because it asks for torch while it does so.
 BUILD_TOOLS = ("setuptools==80.9.0", "wheel==0.45.1", "packaging==25.0", "ninja==1.13.0", "numpy==2.3.4")
+# The newest transformers does without Python 3.10, which Ubuntu 22.04 has: there the last one that knows it.
+HAS_TRANSFORMERS_5 = sys.version_info >= (3, 11)
+TRANSFORMERS = "transformers==5.24.0" if HAS_TRANSFORMERS_5 else "transformers==4.57.1"
 UNREACHABLE = re.compile("NewConnectionError|ConnectTimeout|ReadTimeout|Temporary failure in name resolution|ProxyError|"
                          "Network is unreachable|Max retries exceeded")
 

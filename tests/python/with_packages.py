@@ -12,7 +12,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "peers"))
 import environments  # pylint: disable=wrong-import-position
 
-PACKAGES = ("transformers==4.57.1", "accelerate==1.11.0", "peft==0.18.0")
+PACKAGES = (environments.TRANSFORMERS, *(("accelerate==1.15.0", "peft==0.21.2") if environments.HAS_TRANSFORMERS_5 else
+                                         ("accelerate==1.11.0", "peft==0.18.0")))
 
 
 def main():
