@@ -34,8 +34,8 @@ from sequence_table import DOCUMENTED, EITHER, ROWS  # pylint: disable=wrong-imp
 from trireme import errors  # pylint: disable=wrong-import-position
 
 RATE, STEPS = 0.1, 2
-# Ranks that wait for one that has raised give up after this; a rank is given up where it is this much later than another.
-TIMEOUT_S, PATIENCE_S = 8, 14
+# A rank is given up where it is this much later than another; engines wait a little longer for a peer.
+PATIENCE_S, TIMEOUT_S = 5, 8
 
 
 def _optimizer(model):
@@ -212,7 +212,7 @@ class _Ranks:
 
     def next_row(self):
         """An outcome of each rank; a rank that says nothing has the kind "lost"."""
-        told = [{"kind": "lost", "text": "the rank hangs"} for _ in self.pipes]
+        told = [{"kind": "lost", "text": "the rank waits for the others"} for _ in self.pipes]
         waiting = dict(zip(self.pipes, range(len(self.pipes))))
         for pipe in self.pipes:
             pipe.send(None)
@@ -257,7 +257,9 @@ def matches(row, attention, kind):
 
 def run_rows(rows, ranks, attention, verbose=False):
     """Yields (row, outcome) of each."""
-    launched, at = None, 0
+    if any(row.theme == "families" for row in rows):
+        import transformers  # pylint: disable=import-outside-toplevel,unused-import  # once, before ranks are forked
+    launched = None
     for at, row in enumerate(rows):
         if launched is None:
             launched = _Ranks(ranks, attention, [other.name for other in rows[at:]], verbose)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# DOCUMENTED: the program decides by a length that it reads as a number, which no operator shows; docs/sequence.md says so.
+# DOCUMENTED: no operator of the forward shows it, such as a branch on a length or a hook of backward; docs/sequence.md says so.
 RIGHT, REFUSED, EITHER, DOCUMENTED = "right", "refused", "either", "documented"
 # Sizes that no other one equals, nor half nor a quarter of it: a length of tokens is recognized by chance nowhere.
 BATCH, LENGTH, HIDDEN, HEADS, INNER, VOCABULARY, CLASSES = 3, 24, 20, 4, 28, 37, 5
