@@ -48,6 +48,9 @@ def _model(name, config, lora=False, checkpointing=False):
 
 
 def family(name, model, model_config, expected=RIGHT, inputs=language, needs_5=False, lora=False, checkpointing=False, **options):
+    """Declares a model; a decoder that has a cache by default also without one."""
+    if not lora and model.endswith(("CausalLM", "LMHeadModel")) and "use_cache" not in model_config:
+        family(f"{name}, use_cache=False", model, uncached(model_config), expected, inputs, needs_5, checkpointing=checkpointing, **options)
     step_of = run_forward(inputs)
     options = {"ring": EITHER, "tolerance": 2e-5, **options}
     program(expected, build=_model(model, model_config, lora, checkpointing), name=name, unavailable=_unavailable(needs_5), **options)(
@@ -71,10 +74,8 @@ placed, padded_and_placed = with_positions(), with_positions(padded)
 
 # Llama and what is like it
 family("Llama", "LlamaForCausalLM", _LLAMA, inputs=placed, ring=RIGHT, on_four=True)
-family("Llama without a cache", "LlamaForCausalLM", uncached(_LLAMA), inputs=placed, ring=RIGHT, on_four=True)
 family("Llama without position_ids", "LlamaForCausalLM", _LLAMA, EITHER)
-family("Llama with padding", "LlamaForCausalLM", uncached(_LLAMA), inputs=padded_and_placed, on_four=True)
-family("Llama with padding and a cache", "LlamaForCausalLM", _LLAMA, inputs=padded_and_placed)
+family("Llama with padding", "LlamaForCausalLM", _LLAMA, inputs=padded_and_placed, on_four=True)
 family("Llama with a mask of ones", "LlamaForCausalLM", _LLAMA, inputs=lambda step: {**placed(step), "attention_mask": torch.ones(BATCH, LENGTH).long()})
 family("Llama with padding, without position_ids", "LlamaForCausalLM", _LLAMA, EITHER, inputs=padded)
 family("Llama, tied, at stage 3", "LlamaForCausalLM", {**_LLAMA, "tie_word_embeddings": True}, inputs=placed, stage=3)
@@ -90,7 +91,6 @@ family("Mistral with a window smaller than a part", "MistralForCausalLM", {**_LL
 family("Mistral with a window larger than a part", "MistralForCausalLM", {**_LLAMA, "sliding_window": 14}, inputs=placed, on_four=True)
 family("Mistral with a window as long as a part", "MistralForCausalLM", {**_LLAMA, "sliding_window": 12}, inputs=placed)
 family("Mistral with a window larger than all", "MistralForCausalLM", {**_LLAMA, "sliding_window": 40}, inputs=placed)
-family("Mistral without a cache, with a larger window", "MistralForCausalLM", uncached({**_LLAMA, "sliding_window": 14}), inputs=placed)
 family("Mistral with a larger window and padding", "MistralForCausalLM", {**_LLAMA, "sliding_window": 14}, inputs=padded_and_placed, on_four=True)
 family("Mistral with a window and no position_ids", "MistralForCausalLM", {**_LLAMA, "sliding_window": 14}, EITHER)
 family("Qwen2", "Qwen2ForCausalLM", _LLAMA, inputs=placed, ring=RIGHT)
@@ -102,8 +102,6 @@ family("Gemma 2", "Gemma2ForCausalLM", {**_LLAMA, "head_dim": 8, "sliding_window
 family("Gemma 3", "Gemma3ForCausalLM", {**_LLAMA, "head_dim": 8, "sliding_window": 14}, EITHER, inputs=placed)
 family("Phi-3 with longrope", "Phi3ForCausalLM", {**_LLAMA, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16, "resid_pdrop": 0.0,
                                                   "embd_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}, inputs=placed, needs_5=True, on_four=True)
-family("Phi-3 with longrope and without a cache", "Phi3ForCausalLM", uncached({
-    **_LLAMA, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}), inputs=placed, needs_5=True)
 family("Phi", "PhiForCausalLM", {**_LLAMA, "bos_token_id": 1, "eos_token_id": 2}, inputs=placed)
 family("Granite", "GraniteForCausalLM", _LLAMA, EITHER, inputs=placed)
 family("OLMo 2", "Olmo2ForCausalLM", _LLAMA, EITHER, inputs=placed)
@@ -119,18 +117,17 @@ family("Qwen3 with experts", "Qwen3MoeForCausalLM", {**_LLAMA, "head_dim": 8, "n
 _GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=WORDS, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=1, eos_token_id=2)
 family("GPT-2", "GPT2LMHeadModel", _GPT2, inputs=placed, ring=RIGHT, on_four=True)
 family("GPT-2 without position_ids", "GPT2LMHeadModel", _GPT2, EITHER)
-family("GPT-2 with padding", "GPT2LMHeadModel", uncached(_GPT2), inputs=padded_and_placed)
+family("GPT-2 with padding", "GPT2LMHeadModel", _GPT2, inputs=padded_and_placed)
 family("GPT-2 with token types", "GPT2LMHeadModel", _GPT2, inputs=with_types(placed))
 _NEOX = {**_PLAIN, "rotary_pct": 0.5, "hidden_dropout": 0.0, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2}
 family("GPT-NeoX", "GPTNeoXForCausalLM", _NEOX, inputs=placed)
-family("GPT-NeoX with padding", "GPTNeoXForCausalLM", uncached(_NEOX), inputs=padded_and_placed)
+family("GPT-NeoX with padding", "GPTNeoXForCausalLM", _NEOX, inputs=padded_and_placed)
 family("GPT-J", "GPTJForCausalLM", {**_GPT2, "rotary_dim": 4}, EITHER, inputs=placed)
 family("GPT-Neo", "GPTNeoForCausalLM", {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": WORDS, "max_position_embeddings": 64, "window_size": 14,
                                         "attention_types": [[["global", "local"], 1]]}, EITHER, inputs=placed)
 _OPT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=44, vocab_size=WORDS, max_position_embeddings=64, dropout=0.0,
             word_embed_proj_dim=32)
 family("OPT with a mask", "OPTForCausalLM", _OPT, inputs=padded, on_four=True)
-family("OPT with a mask, without a cache", "OPTForCausalLM", uncached(_OPT), inputs=padded)
 family("OPT without a mask", "OPTForCausalLM", _OPT, EITHER)
 family("OPT with position_ids", "OPTForCausalLM", _OPT, EITHER, inputs=placed)
 family("BLOOM", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, REFUSED, on_four=True)
@@ -139,7 +136,7 @@ family("Falcon", "FalconForCausalLM", {**_PLAIN, "hidden_dropout": 0.0, "bos_tok
 family("Falcon with ALiBi", "FalconForCausalLM", {**_PLAIN, "alibi": True, "bos_token_id": 1, "eos_token_id": 2}, EITHER, inputs=padded)
 family("MPT", "MptForCausalLM", {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": WORDS, "max_seq_len": 64}, EITHER)
 family("Mamba", "MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": WORDS, "state_size": 4}, REFUSED)
-family("RWKV", "RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": WORDS, "context_length": 64}, REFUSED)
+family("RWKV", "RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS, "context_length": 64}, REFUSED)
 
 # BERT
 family("BERT", "BertForMaskedLM", _BERT, inputs=with_types(placed), on_four=True)
