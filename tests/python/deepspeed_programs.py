@@ -9,7 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "peers"))
 import environments  # pylint: disable=wrong-import-position
 from harness import PROGRAM  # pylint: disable=wrong-import-position
 
-_PACKAGES = ("deepspeed==0.19.8", "transformers==4.57.1")
+_PACKAGES = ("deepspeed==0.19.8", environments.TRANSFORMERS)
 FOLDER = pathlib.Path(__file__).parent / "programs" / "for_deepspeed"
 RECORD = FOLDER / "recorded.json"  # what DeepSpeed 0.19.8 says on two ranks; deepspeed_programs_slow_test.py writes it
 RANKS = 2

@@ -30,12 +30,12 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch  # pylint: disable=wrong-import-position
 import trireme  # pylint: disable=wrong-import-position
-from sequence_table import DOCUMENTED, EITHER, ROWS  # pylint: disable=wrong-import-position
+from sequence_table import DOCUMENTED, EITHER, ROWS, SAMPLE  # pylint: disable=wrong-import-position
 from trireme import errors  # pylint: disable=wrong-import-position
 
 RATE, STEPS = 0.1, 2
-# Ranks that wait for one that has raised give up after this; a rank is given up where it is this much later than another.
-TIMEOUT_S, PATIENCE_S = 8, 14
+# A rank is given up where it is this much later than another; engines wait a little longer for a peer.
+PATIENCE_S, TIMEOUT_S = 5, 8
 
 
 def _optimizer(model):
@@ -147,9 +147,9 @@ def _short(error):
 def _outcome(row, attention, verbose):
     """This rank's: {"kind", "largest", "where", "text"}."""
     torch.manual_seed(1)
-    model = row.build()
     parameters = lambda of: [(name, p) for name, p in of.named_parameters() if p.requires_grad]
     try:
+        model = row.build()
         other = copy.deepcopy(model)
         plain = _train(row, parameters(other), _Plain(row, other))
     except Exception as error:  # pylint: disable=broad-exception-caught
@@ -212,7 +212,7 @@ class _Ranks:
 
     def next_row(self):
         """An outcome of each rank; a rank that says nothing has the kind "lost"."""
-        told = [{"kind": "lost", "text": "the rank hangs"} for _ in self.pipes]
+        told = [{"kind": "lost", "text": "the rank waits for the others"} for _ in self.pipes]
         waiting = dict(zip(self.pipes, range(len(self.pipes))))
         for pipe in self.pipes:
             pipe.send(None)
@@ -257,7 +257,9 @@ def matches(row, attention, kind):
 
 def run_rows(rows, ranks, attention, verbose=False):
     """Yields (row, outcome) of each."""
-    launched, at = None, 0
+    if any(row.theme == "families" for row in rows):
+        import transformers  # pylint: disable=import-outside-toplevel,unused-import  # once, before ranks are forked
+    launched = None
     for at, row in enumerate(rows):
         if launched is None:
             launched = _Ranks(ranks, attention, [other.name for other in rows[at:]], verbose)
@@ -281,8 +283,8 @@ def line_of(row, attention, ranks, outcome):
 def chosen(only=None, theme=None, ranks=2, sample=False):
     """Rows that can run here; on four ranks, unless they are asked for by name, those that are to."""
     rows = [row for row in ROWS if not row.unavailable and (not only or re.search(only, row.name)) and theme in (None, row.theme)]
-    rows = [row for row in rows if ranks == 2 or row.on_four or only]
-    return [row for row in rows if row.in_sample] if sample else rows
+    rows = [row for row in rows if ranks == 2 or row.on_four or only]  # a third
+    return [row for row in rows if row.name in SAMPLE] if sample else rows
 
 
 def main():

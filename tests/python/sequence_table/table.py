@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# DOCUMENTED: the program decides by a length that it reads as a number, which no operator shows; docs/sequence.md says so.
+# DOCUMENTED: no operator of the forward shows it, such as a branch on a length or a hook of backward; docs/sequence.md says so.
 RIGHT, REFUSED, EITHER, DOCUMENTED = "right", "refused", "either", "documented"
 # Sizes that no other one equals, nor half nor a quarter of it: a length of tokens is recognized by chance nowhere.
 BATCH, LENGTH, HIDDEN, HEADS, INNER, VOCABULARY, CLASSES = 3, 24, 20, 4, 28, 37, 5
@@ -37,7 +37,6 @@ class Row(NamedTuple):
     accumulation: int
     config: dict            # more of the engine's configuration
     unavailable: str        # why the row cannot run here
-    in_sample: bool         # runs in the quick test
 
 
 class Net(nn.Module):
@@ -115,7 +114,7 @@ def _add(function, expected, build, step, options):
     theme = function.__module__.rpartition(".")[2]
     row = Row(name, theme, {"ulysses": expected, "ring": ring}, build, step, (says,) if isinstance(says, str) else tuple(says),
               options.pop("on_four", len(ROWS) % 3 == 0), options.pop("stage", 0), options.pop("tolerance", 1e-5),
-              options.pop("accumulation", 1), options.pop("config", {}), options.pop("unavailable", ""), options.pop("in_sample", False))
+              options.pop("accumulation", 1), options.pop("config", {}), options.pop("unavailable", ""))
     if options or any(other.name == name for other in ROWS):
         raise ValueError(f"row '{name}': {options or 'there twice'}")
     ROWS.append(row)
