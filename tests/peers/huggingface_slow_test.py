@@ -5,6 +5,7 @@ import shutil
 import sys
 import unittest
 
+import environments
 from peers import PROGRAM, TrainedCase, must_run, python_with, run, trireme
 
 # Loads each folder by transformers and by safetensors, and prints the logits' sum of absolute values and the dtype.
@@ -49,7 +50,7 @@ class HuggingFace(TrainedCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.python = python_with("numpy==2.3.4", "transformers==4.57.1", "safetensors==0.6.2", "xxhash==3.6.0")
+        cls.python = python_with("numpy==2.3.4", environments.TRANSFORMERS, "safetensors==0.8.0", "xxhash==3.6.0")
 
     def consolidated(self, name, *arguments, source=None):
         folder = self.folder / name

@@ -1,8 +1,8 @@
 """Runs the programs of sequence_table/ on parts of sequences and, in the same processes, on whole sequences by plain PyTorch.
 
-    python sequence_table_run.py [--ranks 2] [--attention ulysses] [--only PATTERN] [--theme NAME] [--sample] [--list] [--verbose]
+    python sequence_table_run.py [--ranks 2] [--groups 1] [--attention ulysses] [--only PATTERN] [--theme NAME] [--sample] [--list] [--verbose]
 
-Prints a line for each program: its name, attention, ranks, outcome, largest difference. The outcomes:
+Prints a line for each program: its name, attention, ranks of a sequence, outcome, largest difference. The outcomes:
 
     right      losses, every gradient, weights and the program's own numbers are those of plain PyTorch
     refused    an error of Trireme's on every rank
@@ -24,6 +24,7 @@ import time
 import traceback
 import warnings
 from multiprocessing import connection
+from typing import NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -50,18 +51,33 @@ def _numbers(told):
 
 
 class _Plain:
-    """The program in plain PyTorch; records by name what a cut run is compared with."""
+    """The program in plain PyTorch, on the batches of all sequence groups, of which this rank's is `place.index`."""
 
-    def __init__(self, row, model):
-        self.row, self.model, self.optimizer = row, model, _optimizer(model)
+    def __init__(self, row, model, place):
+        self.row, self.model, self.optimizer, self.place = row, model, _optimizer(model), place
 
     def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1, **others):
         del dim
         named = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "attention_mask": attention_mask}
         return {**{name: value for name, value in named.items() if value is not None}, **others}
 
+    def run(self, number):
+        """(loss, numbers) of this rank's group, and the loss to go backward from, which is the mean over groups."""
+        losses = []
+        for group in range(self.place.groups):
+            if group != self.place.index:
+                kept = [buffer.clone() for buffer in self.model.buffers()]
+                losses.append(_numbers(self.row.step(self.model, self.cut, number * self.place.groups + group))[0])
+                for buffer, value in zip(self.model.buffers(), kept):
+                    buffer.data.copy_(value)  # by data: backward may have saved the buffer
+        own, more = _numbers(self.row.step(self.model, self.cut, number * self.place.groups + self.place.index))
+        return own, more, (own + sum(losses)) / self.place.groups if losses else own
+
     def backward(self, loss):
         (loss / self.row.accumulation).backward()
+
+    def end_micro(self):
+        """Between micro-batches."""
 
     def gradient(self, parameter):
         return parameter.grad
@@ -77,15 +93,19 @@ class _Plain:
 class _Cut:
     """The program by an engine."""
 
-    def __init__(self, row, model, attention):
-        size = int(os.environ["WORLD_SIZE"])
+    def __init__(self, row, model, attention, place):
+        self.row, self.place = row, place
         config = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": row.accumulation, "gradient_clipping": 0,
-                  "sequence_parallel_size": size, "zero_optimization": {"stage": row.stage},
+                  "sequence_parallel_size": int(os.environ["WORLD_SIZE"]) // place.groups, "zero_optimization": {"stage": row.stage},
                   "trireme": {"sequence_attention": attention}, **row.config}
         if "trireme" in row.config:
             config["trireme"] = {"sequence_attention": attention, **row.config["trireme"]}
         self.model, *_ = trireme.initialize(model=model, optimizer=_optimizer(model), config=config)
-        self.cut, self.backward = self.model.cut, self.model.backward
+        self.cut, self.backward, self.end_micro = self.model.cut, self.model.backward, self.model.step
+
+    def run(self, number):
+        loss, more = _numbers(self.row.step(self.model, self.cut, number * self.place.groups + self.place.index))
+        return loss, more, loss
 
     def gradient(self, parameter):
         return trireme.utils.safe_get_full_grad(parameter)
@@ -103,15 +123,15 @@ def _train(row, parameters, side):
     for step in range(STEPS):
         has_graph = False
         for micro in range(row.accumulation):
-            loss, more = _numbers(row.step(side.model, side.cut, step * row.accumulation + micro))
+            loss, more, total = side.run(step * row.accumulation + micro)
             at = f" of step {step}.{micro}"
             seen["loss" + at] = loss.detach().double().clone()
             seen.update({f"{name}{at}": value for name, value in more.items()})
             has_graph = loss.requires_grad
             if has_graph:
-                side.backward(loss)
+                side.backward(total)
                 if micro + 1 < row.accumulation:
-                    side.step() if isinstance(side, _Cut) else None
+                    side.end_micro()
         if not has_graph:
             continue
         for name, parameter in parameters:
@@ -144,19 +164,26 @@ def _short(error):
     return " ".join(str(error).split())[:700]
 
 
-def _outcome(row, attention, verbose):
+class _Place(NamedTuple):
+    """Which of `groups` sequence groups, each with batches of its own, a rank belongs to."""
+    groups: int
+    index: int
+
+
+def _outcome(row, attention, groups, verbose):
     """This rank's: {"kind", "largest", "where", "text"}."""
+    place = _Place(groups, int(os.environ["RANK"]) // (int(os.environ["WORLD_SIZE"]) // groups))
     torch.manual_seed(1)
     parameters = lambda of: [(name, p) for name, p in of.named_parameters() if p.requires_grad]
     try:
         model = row.build()
         other = copy.deepcopy(model)
-        plain = _train(row, parameters(other), _Plain(row, other))
+        plain = _train(row, parameters(other), _Plain(row, other, place))
     except Exception as error:  # pylint: disable=broad-exception-caught
         return {"kind": "broken", "text": f"plain PyTorch: {type(error).__name__}: {_short(error)}\n{traceback.format_exc() if verbose else ''}"}
     side = None
     try:
-        side = _Cut(row, model, attention)
+        side = _Cut(row, model, attention, place)
         own = _train(row, parameters(model), side)
     except errors.CommError as error:
         return {"kind": "lost", "text": f"{type(error).__name__}: {_short(error)}"}
@@ -173,20 +200,20 @@ def _outcome(row, attention, verbose):
     return {"kind": "right" if largest <= row.tolerance else "different", "largest": largest, "where": where, "text": ""}
 
 
-def _rank(rank, ranks, port, attention, names, pipe, verbose):
+def _rank(rank, setting, port, names, pipe):
     """A process: runs a row after each word from the pipe, and says its outcome."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(setting.ranks), LOCAL_WORLD_SIZE=str(setting.ranks), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port), TRIREME_TIMEOUT_S=str(TIMEOUT_S))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if not verbose:
+    if not setting.verbose:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
     rows = {row.name: row for row in ROWS}
     for name in names:
         pipe.recv()
-        pipe.send(_outcome(rows[name], attention, verbose))
+        pipe.send(_outcome(rows[name], setting.attention, setting.groups, setting.verbose))
     os._exit(0)  # an engine that was refused may not end in good order
 
 
@@ -196,15 +223,23 @@ def _free_port():
         return listening.getsockname()[1]
 
 
+class Setting(NamedTuple):
+    """Of a run of the table. `groups`: sequence groups that the ranks are divided into, which train on batches of their own."""
+    ranks: int = 2
+    attention: str = "ulysses"
+    groups: int = 1
+    verbose: bool = False
+
+
 class _Ranks:
     """The processes of a launch, until one of them is lost."""
 
-    def __init__(self, ranks, attention, names, verbose):
+    def __init__(self, setting, names):
         forks, port = multiprocessing.get_context("fork"), _free_port()
         self.processes, self.pipes = [], []
-        for rank in range(ranks):
+        for rank in range(setting.ranks):
             own, theirs = forks.Pipe()
-            process = forks.Process(target=_rank, args=(rank, ranks, port, attention, names, theirs, verbose), daemon=True)
+            process = forks.Process(target=_rank, args=(rank, setting, port, names, theirs), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -255,14 +290,15 @@ def matches(row, attention, kind):
     return kind in {EITHER: ("right", "refused"), DOCUMENTED: ("right", "refused", "different")}.get(wanted, (wanted,))
 
 
-def run_rows(rows, ranks, attention, verbose=False):
+def run_rows(rows, setting):
     """Yields (row, outcome) of each."""
+    torch.optim.SGD([torch.zeros(1)])  # imports much, here once and not in each forked rank
     if any(row.theme == "families" for row in rows):
-        import transformers  # pylint: disable=import-outside-toplevel,unused-import  # once, before ranks are forked
+        import transformers  # pylint: disable=import-outside-toplevel,unused-import
     launched = None
     for at, row in enumerate(rows):
         if launched is None:
-            launched = _Ranks(ranks, attention, [other.name for other in rows[at:]], verbose)
+            launched = _Ranks(setting, [other.name for other in rows[at:]])
         outcome, goes_on = _joined(row, launched.next_row())
         if not goes_on:
             launched.end()
@@ -272,11 +308,11 @@ def run_rows(rows, ranks, attention, verbose=False):
         launched.end()
 
 
-def line_of(row, attention, ranks, outcome):
-    is_expected = matches(row, attention, outcome["kind"])
-    text = f"{'ok ' if is_expected else 'NOT'} {row.theme:10} {row.name:62} {attention:7} {ranks} {outcome['kind']:9} {outcome['largest']:8.1e}"
+def line_of(row, setting, outcome):
+    is_expected = matches(row, setting.attention, outcome["kind"])
+    text = f"{'ok ' if is_expected else 'NOT'} {row.theme:10} {row.name:62} {setting.attention:7} {setting.ranks // setting.groups} {outcome['kind']:9} {outcome['largest']:8.1e}"
     if not is_expected:
-        text += f"   expected {row.expected[attention]}; {outcome['where'] if outcome['kind'] == 'different' else outcome['text']}"
+        text += f"   expected {row.expected[setting.attention]}; {outcome['where'] if outcome['kind'] == 'different' else outcome['text']}"
     return text
 
 
@@ -291,6 +327,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--attention", choices=("ulysses", "ring"), default="ulysses")
+    parser.add_argument("--groups", type=int, default=1, help="sequence groups with batches of their own, which the ranks are divided into")
     parser.add_argument("--only", help="a pattern of names")
     parser.add_argument("--theme")
     parser.add_argument("--sample", action="store_true", help="the rows of the quick test")
@@ -303,13 +340,14 @@ def main():
         for row in rows:
             print(f"{row.theme:10} {row.name:62} ulysses: {row.expected['ulysses']}, ring: {row.expected['ring']}")
         return 0
+    setting = Setting(given.ranks, given.attention, given.groups, given.verbose)
     counts, unexpected, outcomes, begun = {}, 0, {}, time.monotonic()
-    for row, outcome in run_rows(rows, given.ranks, given.attention, given.verbose):
-        print(line_of(row, given.attention, given.ranks, outcome), flush=True)
+    for row, outcome in run_rows(rows, setting):
+        print(line_of(row, setting, outcome), flush=True)
         counts[outcome["kind"]] = counts.get(outcome["kind"], 0) + 1
         unexpected += not matches(row, given.attention, outcome["kind"])
         outcomes[row.name] = {**outcome, "theme": row.theme, "expected": row.expected[given.attention]}
-    print(f"{len(rows)} programs, {given.attention}, {given.ranks} ranks, {time.monotonic() - begun:.0f} s: " +
+    print(f"{len(rows)} programs, {given.attention}, {given.ranks} ranks in {given.groups} groups, {time.monotonic() - begun:.0f} s: " +
           ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) + f"; {unexpected} not as declared")
     for row in ROWS:
         if row.unavailable:

@@ -16,6 +16,9 @@ class All(Table):
     def test_four_ranks_in_a_ring(self):
         self.check("--ranks", 4, "--attention", "ring", timeout_s=900)
 
+    def test_two_sequences_of_two_ranks(self):
+        self.check("--ranks", 4, "--groups", 2, timeout_s=900)
+
 
 if __name__ == "__main__":
     main()
