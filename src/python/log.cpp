@@ -19,6 +19,7 @@ void bind_log(py::module_& module) {
         });
         set_log_sink([held](LogLevel level, const std::string& message) {
           const py::gil_scoped_acquire gil;
+          const py::error_scope pending;  // autograd throws with Python's own error set, under which no call works
           try {
             (*held)(static_cast<int>(level), message);
           } catch (py::error_already_set& error) {

@@ -4,8 +4,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -89,11 +91,24 @@ std::string shapes_text(const std::string& description) {
   return text;
 }
 
+/// FNV-1a.
+uint64_t checksum_of(std::string_view bytes) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (const char byte : bytes) sum = (sum ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+  return sum;
+}
+
 /// Before the text: the description of the tensors, then the indices of those that are missing.
 struct Header {
   int64_t mark = kMark;
   int64_t kind = 0, micro_batch = 0;
   int64_t description_bytes = 0, text_bytes = 0;
+  uint64_t text_checksum = 0;
+  uint64_t checksum = 0;  // of the header before this
+
+  uint64_t own_checksum() const {
+    return checksum_of({reinterpret_cast<const char*>(this), offsetof(Header, checksum)});
+  }
   static constexpr int64_t kMark = 0x7374616765206c74;  // "stage lt"
 };
 
@@ -121,10 +136,12 @@ void Mail::send(int to, const Key& key, const Letter& letter) {
   std::string text = description;
   for (size_t i = 0; i < letter.is_missing.size(); ++i)
     if (letter.is_missing[i]) put(text, static_cast<int64_t>(i));
-  const Header header{.kind = key.kind,
-                      .micro_batch = key.micro_batch,
-                      .description_bytes = static_cast<int64_t>(description.size()),
-                      .text_bytes = static_cast<int64_t>(text.size())};
+  Header header{.kind = key.kind,
+                .micro_batch = key.micro_batch,
+                .description_bytes = static_cast<int64_t>(description.size()),
+                .text_bytes = static_cast<int64_t>(text.size()),
+                .text_checksum = checksum_of(text)};
+  header.checksum = header.own_checksum();
   const at::Tensor preamble = at::zeros({static_cast<int64_t>(kPreamble)}, at::kByte);
   auto* const data = static_cast<char*>(preamble.mutable_data_ptr());
   std::memcpy(data, &header, sizeof(header));
@@ -180,6 +197,7 @@ Letter Mail::receive(int from) {
   Header header;
   std::memcpy(&header, incoming.preamble.const_data_ptr(), sizeof(header));
   if (header.mark != Header::kMark) refuse("does not begin as one of a pipeline");
+  if (header.checksum != header.own_checksum()) refuse("is damaged: its header has another checksum");
   if (header.kind != expected.key.kind || header.micro_batch != expected.key.micro_batch)
     refuse(str("is ", name_of(header.kind), " of micro-batch ", header.micro_batch, ", and expected is ",
                name_of(expected.key.kind), " of micro-batch ", expected.key.micro_batch));
@@ -192,6 +210,7 @@ Letter Mail::receive(int from) {
     stages_.recv(rest, from).wait();
     text += text_of(rest, 0, total - kRoom);
   }
+  if (checksum_of(text) != header.text_checksum) refuse("is damaged: its description has another checksum");
   const std::string missing = text.substr(static_cast<size_t>(header.description_bytes));
   text.resize(static_cast<size_t>(header.description_bytes));
   if (incoming.ahead && text != received_[{from, expected.key.kind}])

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <string_view>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -74,7 +76,21 @@ class Reach {
   std::vector<const Node*> order_;
 };
 
+// torch.utils.checkpoint's and DeepSpeed's functions have this name.
+bool is_reentrant(const Node& node) {
+  const bool is_python = std::string_view(typeid(node).name()).ends_with("PyNodeE");  // other names are not needed
+  return is_python && node.name().find("CheckpointFunction") != std::string::npos;
+}
+
 }  // namespace
+
+std::string reentrant_node(const torch::autograd::edge_list& outputs) {
+  Reach reach({});
+  reach.visit(outputs);
+  for (const Node* const node : reach.nodes())
+    if (is_reentrant(*node)) return node->name();
+  return "";
+}
 
 SplitBackward::SplitBackward(Edges outputs, const std::vector<at::Tensor>& inputs) : outputs_(std::move(outputs)) {
   for (const at::Tensor& input : inputs) inputs_.push_back(torch::autograd::impl::gradient_edge(input));

@@ -7,9 +7,15 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace trireme {
+
+/// A node behind `outputs` whose backward pass runs one of its own and cannot be split: the name of the first node of
+/// reentrant checkpointing. Empty: there is none.
+/// Cost      one visit of the graph.
+std::string reentrant_node(const torch::autograd::edge_list& outputs);
 
 /// The graph of one micro-batch through one part of a model.
 ///

@@ -74,6 +74,14 @@ std::string text_of(const pipeline::Schedule& schedule) {
   return text;
 }
 
+bool splits(const pipeline::Schedule& schedule) {
+  for (const std::vector<pipeline::Step>& stream : schedule.streams)
+    for (const pipeline::Step& step : stream)
+      for (const Instruction& instruction : step)
+        if (instruction.kind == Kind::kBackwardInput) return true;
+  return false;
+}
+
 /// The first line in which two texts differ, by which one is called `mine` and the other `others`.
 std::string difference_of(const std::string& mine, const std::string& others) {
   std::istringstream one(mine), other(others);
@@ -339,6 +347,7 @@ class StageRunner::Impl {
     passes_left_.assign(schedule.chunks, schedule.micro_batches);
     loss_.reset();
     handed_over_.clear();
+    splits_backward_ = trains_ && splits(schedule);
     expect_letters(schedule);
     for (const pipeline::Step& step : schedule.streams[stage()])
       for (const Instruction& instruction : step) {
@@ -464,6 +473,7 @@ class StageRunner::Impl {
     const c10::IValue output = model_.parts[instruction.chunk](std::move(input));
     if (is_last(instruction.chunk)) {
       finish_forward(slot, output, instruction.micro_batch);
+      refuse_reentrant(slot);
       return release_if_over(instruction);
     }
     Letter letter{.value = flatten(output)};
@@ -473,6 +483,7 @@ class StageRunner::Impl {
       if (requires_grad) slot.output_edges.push_back(gradient_edge(tensor));
       if (tensor.defined()) tensor = tensor.detach();  // the graph is kept by its edges
     }
+    refuse_reentrant(slot);
     if (carries_random_state) {
       letter.value.tensors.push_back(RandomStreams::current().state(RandomStream::kModel, c10::kCPU));
       letter.requires_grad.push_back(false);
@@ -482,6 +493,16 @@ class StageRunner::Impl {
       return release_if_over(instruction);
     }
     slot.output = std::move(letter);
+  }
+
+  void refuse_reentrant(const Slot& slot) const {
+    if (!splits_backward_ || slot.output_edges.empty()) return;
+    const std::string node = reentrant_node(slot.output_edges);
+    if (!node.empty())
+      throw ConfigError(str("pipeline: schedule '", shape_.name, "' splits backward passes in two, and ", node,
+                            " of reentrant checkpointing cannot be split; use use_reentrant=False, as ",
+                            "trireme.checkpointing.checkpoint does, or schedule '",
+                            shape_.chunks == 1 ? "1f1b" : "interleaved", "'"));
   }
 
   void finish_forward(Slot& slot, const c10::IValue& output, int micro_batch) {
@@ -610,7 +631,7 @@ class StageRunner::Impl {
   std::vector<std::vector<Slot>> slots_;               ///< by chunk and buffer
   std::vector<int> passes_left_;                       ///< by chunk
   std::map<std::pair<int, int>, Letter> handed_over_;  ///< between parts of this stage, by kind and micro-batch
-  bool trains_ = false, computes_loss_ = false, returns_outputs_ = false;
+  bool trains_ = false, computes_loss_ = false, returns_outputs_ = false, splits_backward_ = false;
   at::Tensor loss_;  ///< sum over the micro-batches so far
   std::vector<c10::IValue> outputs_;
 };
