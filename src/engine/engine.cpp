@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -22,10 +23,12 @@
 #include "trireme/base/heap.h"
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/device_group.h"
 #include "trireme/engine/model_agreement.h"
 #include "trireme/intercept.h"
+#include "trireme/optim/client_trial.h"
 #include "trireme/pager/leaf_modules.h"
 
 namespace trireme {
@@ -108,6 +111,25 @@ void check_client(const Config& config, const InitializeOptions& options) {
                           " of them beside a client_optimizer, which has its own; let the factory make them"));
 }
 
+/// Collective. Every rank throws where one's factory makes no optimizer that can be stepped: that one its own error.
+void try_client(Group& group, const ClientOptimizerFactory& factory, const std::vector<ParameterSpec>& parameters,
+                c10::Device device) {
+  std::exception_ptr own;
+  try {
+    try_client_optimizer(factory, parameters, device);
+  } catch (...) {
+    own = std::current_exception();
+  }
+  try {
+    all_or_throw(group, [&] {
+      if (own) std::rethrow_exception(own);
+    });
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
+}
+
 std::function<PresentBuffers()> list_of_buffers(const torch::nn::Module& module, const InitializeOptions& options) {
   if (options.present_buffers) return options.present_buffers;
   return [&module] { return buffers_of(module); };
@@ -174,6 +196,8 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
   check_manageable(group_, tensors.parameters, policy);
   check_same_model(group_, tensors);
+  if (options.client_optimizer)
+    try_client(model_, options.client_optimizer, specs_of(tensors, config_.precision), device_of(module));
   if (!options.output.empty() && model_.rank() == 0) write_resolved(config_, options.output);
 
   recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one

@@ -1,6 +1,7 @@
 #include "optim/client.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/optim/client_trial.h"
 
 namespace trireme {
 namespace {
@@ -166,6 +168,18 @@ std::vector<ClientState> ClientOptimizer::states() { return impl_->states(); }
 
 void ClientOptimizer::set_states(const std::vector<ClientState>& states, const std::vector<int64_t>& steps) {
   impl_->set_states(states, steps);
+}
+
+void try_client_optimizer(const ClientOptimizerFactory& factory, const std::vector<ParameterSpec>& parameters,
+                          c10::Device device) {
+  std::vector<at::Tensor> parts;
+  std::vector<std::string> names;
+  for (const ParameterSpec& parameter : parameters) {
+    if (!parameter.trainable) continue;
+    parts.push_back(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device)));
+    names.push_back(parameter.name);
+  }
+  const ClientOptimizer tried(factory, std::move(parts), std::move(names));
 }
 
 }  // namespace trireme

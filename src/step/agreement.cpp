@@ -22,20 +22,37 @@ namespace {
 /// What a rank sends.
 struct Message {
   ExactSum squares;
-  bool any_gradient = false;
-  bool misses_gradient = false;
+  GradientFlags flags;
 };
 
-at::Tensor bytes_of(Message* messages, size_t count) {
-  return at::from_blob(messages, {static_cast<int64_t>(count * sizeof(Message))}, at::TensorOptions().dtype(at::kByte));
+template <typename T>
+at::Tensor bytes_of(T* messages, size_t count) {
+  return at::from_blob(messages, {static_cast<int64_t>(count * sizeof(T))}, at::TensorOptions().dtype(at::kByte));
 }
+
+/// Everybody's, by rank, of which `mine` is this rank's.
+template <typename T>
+std::vector<T> gather(Group& group, T mine) {
+  std::vector<T> all(group.size());
+  all[group.rank()] = mine;
+  if (group.size() > 1) group.all_gather(bytes_of(all.data(), all.size()), bytes_of(&mine, 1)).wait();
+  return all;
+}
+
+/// To be called by ascending rank.
+void add(Agreement& agreement, int rank, const GradientFlags& flags) {
+  agreement.any_gradient |= flags.any_gradient;
+  if (flags.misses_gradient && !agreement.missing_rank) agreement.missing_rank = rank;
+}
+
+GradientFlags flags_of(const Agreement& own) { return {own.any_gradient, own.missing_here.has_value()}; }
 
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
 
 StepAgreement::StepAgreement(Group& model, const Pager& pager, bool is_larger)
-    : model_(model), pager_(pager), most_units_(static_cast<int64_t>(pager.owned().size())) {
+    : model_(model), pager_(pager), is_larger_(is_larger), most_units_(static_cast<int64_t>(pager.owned().size())) {
   if (!is_larger || is_host(pager.device())) return;
   const WithoutInterception own_operators;
   const at::Tensor most = at::full({1}, most_units_, at::TensorOptions().dtype(at::kLong).device(pager.device()));
@@ -46,36 +63,32 @@ StepAgreement::StepAgreement(Group& model, const Pager& pager, bool is_larger)
 Agreement StepAgreement::meet(ClosedWindow& window) const {
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
-  Agreement agreement;
+  Agreement agreement{.any_gradient = any(window.touched()), .missing_here = first_missing(window)};
   if (is_host(pager_.device())) {
-    agreement = meet_on_host(window);
+    exchange_on_host(window, agreement);
   } else {
-    agreement = {.sum_of_squares = sum_on_device(window),
-                 .any_gradient = any(window.touched()),
-                 .missing_here = first_missing(window)};
-    if (agreement.missing_here) agreement.missing_rank = model_.rank();
+    exchange_flags(agreement);
+    agreement.sum_of_squares = sum_on_device(window);
   }
   window.begin_update();
   return agreement;
 }
 
-Agreement StepAgreement::meet_on_host(const ClosedWindow& window) const {
-  std::vector<Message> messages(model_.size());
-  Message& mine = messages[model_.rank()];
-  Agreement agreement{.missing_here = first_missing(window)};
-  mine = {.squares = window.squares(),
-          .any_gradient = any(window.touched()),
-          .misses_gradient = agreement.missing_here.has_value()};
-  if (model_.size() > 1) model_.all_gather(bytes_of(messages.data(), messages.size()), bytes_of(&mine, 1)).wait();
+void StepAgreement::exchange_on_host(const ClosedWindow& window, Agreement& agreement) const {
+  const std::vector<Message> messages = gather(model_, Message{window.squares(), flags_of(agreement)});
   ExactSum sum;
   for (int rank = 0; rank < model_.size(); ++rank) {
-    const Message& message = messages[rank];
-    sum.add(message.squares);
-    agreement.any_gradient |= message.any_gradient;
-    if (message.misses_gradient && !agreement.missing_rank) agreement.missing_rank = rank;
+    sum.add(messages[rank].squares);
+    add(agreement, rank, messages[rank].flags);
   }
   agreement.sum_of_squares = at::scalar_tensor(sum.total(), at::kDouble);
-  return agreement;
+}
+
+// The hosts know the flags: a collective of theirs does not wait for what their devices still compute.
+void StepAgreement::exchange_flags(Agreement& agreement) const {
+  if (!is_larger_) return add(agreement, model_.rank(), flags_of(agreement));  // every rank has the same
+  const std::vector<GradientFlags> flags = gather(model_, flags_of(agreement));
+  for (int rank = 0; rank < model_.size(); ++rank) add(agreement, rank, flags[rank]);
 }
 
 at::Tensor StepAgreement::sum_on_device(const ClosedWindow& window) const {

@@ -18,6 +18,12 @@ struct Agreement {
   std::optional<int> missing_rank = {};  ///< the first rank that has such a parameter
 };
 
+/// What one rank knows of its own gradients.
+struct GradientFlags {
+  bool any_gradient = false;
+  bool misses_gradient = false;
+};
+
 /// Exchanges the numbers above over all ranks of a model: more than the pager's group where a model has several pagers,
 /// as with pipeline stages.
 class StepAgreement {
@@ -28,17 +34,20 @@ class StepAgreement {
 
   /// Meets all ranks at the end of a window, after which it may be updated: calls begin_update(). Collective.
   ///
-  /// Cost      one all-gather of about 600 bytes per rank; of one number per unit on a device, where the host does not
-  ///           wait and all but the sum is of this rank's own pager, whose ranks have it alike.
+  /// Cost      one all-gather of about 600 bytes per rank. On a device one of one number per unit, for which the host does
+  ///           not wait; where `model` is larger than the pager's group, whose ranks have the flags alike, also one of
+  ///           2 bytes per rank between the hosts, which does not wait for the device.
   Agreement meet(ClosedWindow& window) const;
 
  private:
-  Agreement meet_on_host(const ClosedWindow& window) const;
+  void exchange_on_host(const ClosedWindow& window, Agreement& agreement) const;
+  void exchange_flags(Agreement& agreement) const;
   at::Tensor sum_on_device(const ClosedWindow& window) const;
   std::optional<int> first_missing(const ClosedWindow& window) const;
 
   Group& model_;
   const Pager& pager_;
+  const bool is_larger_;
   int64_t most_units_;  ///< that a rank updates
 };
 

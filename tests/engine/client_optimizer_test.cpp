@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 
 #include "tests/engine/dot.h"
 #include "tests/support/run_ranks.h"
@@ -160,6 +161,37 @@ TEST(ClientOptimizer, IsRefusedByNameWhereItCannotBeStepped) {
   };
   EXPECT_SAYS(refusal_of({.config = config, .client_optimizer = other}),
               "return a torch::optim optimizer of just the tensors that the factory was given");
+}
+
+TEST(ClientOptimizer, ThatIsRefusedOnOneRankLeavesTheModelsOfAllAsTheyWere) {
+  run_ranks(2, [](Rank& rank) {
+    Dot net;
+    Config config = client_config(2, 3);
+    config.precision.weight_dtype = at::kBFloat16;
+    const ClientOptimizerFactory lbfgs = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
+      return std::make_unique<torch::optim::LBFGS>(parts);
+    };
+    const ClientOptimizerFactory throws = [](const auto&, const auto&) -> std::unique_ptr<torch::optim::Optimizer> {
+      throw std::out_of_range("no such group");
+    };
+    const auto refused = [&](const ClientOptimizerFactory& of_rank_1) {
+      const ClientOptimizerFactory& factory = rank.id() == 1 ? of_rank_1 : ClientOptimizerFactory(adam);
+      (void)initialize(rank.world(), net, {.config = config, .client_optimizer = factory});
+    };
+    EXPECT_SAYS(error_of<ConfigError>([&] { refused(lbfgs); }), "LBFGS needs a closure");
+    if (rank.id() == 1)
+      EXPECT_THROW(refused(throws), std::out_of_range);
+    else
+      EXPECT_SAYS(error_of<Error>([&] { refused(throws); }), "rank 1: no such group");
+    EXPECT_EQ(net->w.scalar_type(), at::kFloat);
+    EXPECT_EQ(values(net->w), (Floats{2, 3}));
+    net->forward(vec(1, 1)).backward();
+    EXPECT_TRUE(net->w.grad().defined());  // no pager takes it
+    auto engine = initialize(rank.world(), net, {.config = config, .client_optimizer = adam});
+    engine.backward(engine(vec(1, 1)));
+    engine.step();
+    EXPECT_EQ(engine.global_steps(), 1);
+  });
 }
 
 /// Keeps one number for the whole tensor.

@@ -61,6 +61,22 @@ TEST(AnOptimizerBesideTheEngine, IsToldOnceThatItChangesNothing) {
   EXPECT_EQ(count_of(log.text(), "call step() of the engine after each backward()"), 1) << log.text();
 }
 
+TEST(AnOptimizerBesideTheEngine, ChangesNothingWhereTheEngineSteps) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    auto engine = initialize(rank.world(), net, {.config = sgd_config(1)});
+    torch::optim::SGD beside(net->parameters(), torch::optim::SGDOptions(8).momentum(0.5).weight_decay(0.5));
+    for (int step = 0; step < 2; ++step) {
+      beside.zero_grad();
+      engine.backward(engine(vec(1, 1)));
+      beside.step();
+      engine.step();
+      beside.step();
+    }
+    EXPECT_EQ(values(net->w), (Floats{1, 2}));  // the engine's rate is 0.5
+  });
+}
+
 TEST(SeveralBackwardPassesBeforeAStep, AreNotToldOf) {
   const CapturedLog log;
   run_ranks(1, [](Rank& rank) {

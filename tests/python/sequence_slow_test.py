@@ -1,10 +1,10 @@
-"""Every model of Hugging Face on parts of samples: two and four ranks, both kinds of attention, every ZeRO stage."""
+"""Five models of Hugging Face on parts of samples: two and four ranks, both kinds of attention, every ZeRO stage; by heads also with padding."""
 from harness import Case, main
 from sequence_test import MODELS
 
 
 class Models(Case):
-    """BERT's mask keeps it from a ring; two key heads of four ranks are shared."""
+    """Padding goes by heads alone, because a ring refuses masks; four ranks share two key heads."""
 
     def _compare(self, ranks):
         cases = [[name, attention, stage] for name in ("llama", "gpt2", "qwen2", "phi3", "bert") for attention in ("ulysses", "ring")

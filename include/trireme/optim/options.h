@@ -59,7 +59,8 @@ void set_momentum(OptimizerOptions& options, const Momentum& momentum);
 
 /// Makes an optimizer of `parts`: what this rank updates, flat fp32 tensors, each a part of one parameter (or the
 /// whole of it), which `names` has at the same place. Right for optimizers that work element by element; what looks at
-/// a whole tensor sees the part. May be empty; the parameter groups are as many on every rank.
+/// a whole tensor sees the part. May be empty; the parameter groups are as many on every rank. Called twice: the first
+/// time with one element for each parameter that is trained, to see whether the optimizer can be stepped.
 using ClientOptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const std::vector<at::Tensor>& parts, const std::vector<std::string>& names)>;
 
