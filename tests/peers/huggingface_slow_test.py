@@ -124,7 +124,8 @@ class HuggingFace(TrainedCase):
         self.assertIn(f"tensor \"master.lm_head.weight\" is damaged from element {part['begin']} on", err)
         self.assertEqual(list((self.folder / "no").iterdir()), [])
         text = (broken / "global_step3/manifest.json").read_text()
-        (broken / "global_step3/manifest.json").write_text(text.replace('"world_size": 2', '"world_size": 3'))
+        self.assertIn('"size":2', text)
+        (broken / "global_step3/manifest.json").write_text(text.replace('"size":2', '"size":3'))
         status, _, err = run(self.python, broken / "zero_to_fp32.py", broken, self.folder / "no", "--safe_serialization",
                              environment={"TRIREME_PROGRAM": "", "PATH": "/usr/bin:/bin"})
         self.assertEqual(status, 1)

@@ -13,7 +13,7 @@ class Examples(Case):
     def losses(self, name, *arguments, module=()):
         status, out, err = launch(2, [*module, EXAMPLES / name, *arguments], folder=self.folder)
         self.assertEqual(status, 0, out + err)
-        losses = [float(text) for text in re.findall(r"loss'?:? ([0-9.]+)", out)]
+        losses = [float(text) for text in re.findall(r"loss'?:? '?([0-9.]+)", out)]
         self.assertGreaterEqual(len(losses), 2, out)
         return losses
 

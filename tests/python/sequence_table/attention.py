@@ -206,7 +206,7 @@ def chunked_attention_by_a_view(m, input_ids, labels):
 @row(REFUSED)
 def dilated_attention_by_a_view(m, input_ids, labels):
     x = m.embed(input_ids)
-    query, key, value = (part.unflatten(2, (-1, 4)).transpose(2, 3) for part in _qkv(m, x))
+    query, key, value = (part.unflatten(2, (-1, 2)).transpose(2, 3) for part in _qkv(m, x))
     return _finish(m, x, sdpa(query, key, value).transpose(2, 3).flatten(2, 3), labels)
 
 
