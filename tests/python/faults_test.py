@@ -196,7 +196,7 @@ for place in PLACES:
     ends = on_forks(place, interrupted(place))
     heard = folder / f"{place}.heard"
     result[place] = [json.loads(heard.read_text()) if heard.exists() else "nothing", ends]
-""", timeout_s=240)
+""", environment={}, timeout_s=240)
         for place, (seconds, ends) in heard.items():
             with self.subTest(place=place):
                 self.assertIsInstance(seconds, float, ends)
@@ -242,7 +242,7 @@ def program(rank):
 ends = on_forks("threads", program)
 assert [status for status, _ in ends] == [0, 0], ends
 result = json.loads((folder / "told0").read_text())
-""", timeout_s=240)
+""", environment={}, timeout_s=240)
         for seconds, turns, longest in (waited, saved):
             self.assertGreater(turns, 10)  # of two milliseconds each: long enough to tell
             self.assertLess(longest, seconds / 2, (waited, saved))
@@ -266,7 +266,7 @@ def program(turn):
     return run
 
 result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for turn in range(20)]
-""", timeout_s=300)
+""", environment={}, timeout_s=300)
         self.assertEqual(len(ends), 20)
         for turn, ranks in enumerate(ends):
             for rank, (status, err) in enumerate(ranks):

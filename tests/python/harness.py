@@ -8,6 +8,7 @@
     if __name__ == "__main__":
         main()
 """
+import atexit
 import json
 import os
 import pathlib
@@ -40,6 +41,37 @@ def launch(ranks, words, **options):
     """run() of Python with `words`, as `ranks` ranks of `trireme launch`; 0 ranks: without a launcher."""
     launcher = [PROGRAM, "launch", "--num_gpus", ranks, "--prefix", "none"] if ranks else []
     return run([*launcher, PYTHON, "-B", "-u", *words], **options)
+
+
+class RankServer:
+    """A Python with torch that forks ranks (rank_server.py), for programs that are not about how a rank is started or ended."""
+
+    _process = None
+
+    @classmethod
+    def run(cls, ranks, script, *, as_deepspeed=False, folder=None, timeout_s=240):
+        """As launch() of `script`, without the launcher: (exit status, stdout, stderr)."""
+        if cls._process is None:
+            server = pathlib.Path(__file__).with_name("rank_server.py")
+            cls._process = subprocess.Popen(  # pylint: disable=consider-using-with
+                [PYTHON, "-B", "-u", server], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            atexit.register(cls._end)
+        with tempfile.NamedTemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w+") as err:
+            request = {"ranks": ranks, "words": [str(script)], "as_deepspeed": as_deepspeed, "folder": folder and str(folder), "out": out.name,
+                       "err": err.name, "timeout_s": timeout_s, "environment": {**os.environ, "OMP_NUM_THREADS": "1"}}
+            cls._process.stdin.write(json.dumps(request) + "\n")
+            cls._process.stdin.flush()
+            answer = json.loads(cls._process.stdout.readline())
+            said = out.read(), err.read()
+        if answer["timed_out"]:
+            raise AssertionError(f"{script} ran longer than {timeout_s} s:\n{said[0]}\n{said[1]}")
+        return (next(filter(None, answer["statuses"]), 0), *said)
+
+    @classmethod
+    def _end(cls):
+        cls._process.stdin.close()
+        cls._process.wait()
+        cls._process.stdout.close()
 
 
 def result_of(done):
@@ -80,10 +112,16 @@ class Case(unittest.TestCase):
         """`text` as a script that says what it leaves in `result`."""
         return self.write("snippet.py", _FRAME.format(folder=str(self.folder), snippet=textwrap.dedent(text), report=_REPORT))
 
-    def on_ranks(self, ranks, text, *, as_deepspeed=False, **options):
-        """The JSON value that rank 0 leaves in `result`. 0 ranks: one process without a launcher."""
+    def on_ranks(self, ranks, text, *, as_deepspeed=False, environment=None, **options):
+        """The JSON value that rank 0 leaves in `result`. 0 ranks: one process without a launcher's variables.
+
+        The ranks are forked by the RankServer; with variables of their own, which torch may read as it is imported, they are launched.
+        """
+        script = self.snippet(text)
+        if environment is None:
+            return result_of(RankServer.run(ranks, script, as_deepspeed=as_deepspeed, **options))
         words = ["-m", "trireme.as_deepspeed"] if as_deepspeed else []
-        return result_of(launch(ranks, [*words, self.snippet(text)], **options))
+        return result_of(launch(ranks, [*words, script], environment=environment, **options))
 
     def assert_close(self, found, expected, relative=1e-5):
         """Two sequences of numbers of one length, pairwise within `relative`."""
