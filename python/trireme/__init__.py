@@ -64,7 +64,8 @@ def _engine_of(model):
     layers = sys.modules.get("trireme.runtime.pipe.module")  # which a program that has a PipelineModule has imported
     if layers is None or not isinstance(model, layers.PipelineModule):
         return DeepSpeedEngine
-    return importlib.import_module(".runtime.pipe.engine", __name__).PipelineEngine
+    dualpipev = importlib.import_module(".runtime.pipe.dualpipev", __name__)
+    return dualpipev.DualPipeVEngine if isinstance(model, dualpipev.DualPipeVModule) else dualpipev.PipelineEngine
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,

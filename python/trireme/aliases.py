@@ -31,6 +31,7 @@ _LONGER = {
     "runtime.zero": "zero",
     "runtime.zero.config": "runtime.sections",
     "runtime.zero.leaf_module_config": "runtime.sections",
+    "runtime.zero.mics": "zero",
     "runtime.zero.muon": "ops.muon",
     "runtime.zero.muon.muon_optimizer": "ops.muon",
     "runtime.zero.offload_config": "runtime.sections",

@@ -20,7 +20,7 @@ from .errors import UnsupportedError
 # Modules of earlier versions of DeepSpeed, which programs still import: every name in them is refused.
 _EARLIER = frozenset("""
     compression.compress elasticity nebula ops.sparse_attention runtime.eigenvalue runtime.fp16.onebit runtime.fp16.onebit.adam
-    runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam runtime.progressive_layer_drop runtime.zero.mics
+    runtime.fp16.onebit.lamb runtime.fp16.onebit.zoadam runtime.progressive_layer_drop
 """.split())
 _TABLE = pathlib.Path(__file__).with_name("deepspeed_names.json")
 

@@ -1,5 +1,6 @@
 """What an optimizer object, or its lack, means for an engine: the library's own update, chosen by type and hyperparameters."""
 import functools
+import inspect
 import itertools
 
 import torch
@@ -157,6 +158,10 @@ def _momentum_of(group):
     if "betas" in group:
         return tuple(float(beta) for beta in group["betas"])
     return float(group.get("momentum") or 0.0), 0.0
+
+
+# torch's own is wrapped for its compiler, which it would import: more than a second on every rank.
+_add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class EngineOptimizer(torch.optim.Optimizer):
@@ -342,7 +347,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         if "_numbers" in self.__dict__:
             raise ConfigError("optimizer.add_param_group: initialize() has laid out memory for the groups of then; give it all groups, or "
                               "engine.destroy() and initialize() again")
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
 
     def state_dict(self):
         """Hyperparameters alone: masters and states are saved by engine.save_checkpoint()."""

@@ -10,14 +10,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from . import comm, config as configs, missing
 from ._native import core
-from .errors import ShapeError, UnsupportedError
+from .errors import ConfigError, ShapeError, UnsupportedError
 from .mem_needs import (estimate_zero2_model_states_mem_needs_all_cold, estimate_zero2_model_states_mem_needs_all_live,
                         estimate_zero3_model_states_mem_needs_all_cold, estimate_zero3_model_states_mem_needs_all_live)
 from .optimizer_kinds import DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3
 
 __path__ = []  # zero.partition_parameters is this module, too
 partition_parameters = sys.modules[__name__]
-__getattr__ = missing.names_of(__name__, "MiCS_Init")
+__getattr__ = missing.names_of(__name__, "MiCS_AllGatherCoalescedHandle MiCS_Offload MiCS_Optimizer")
 
 
 # transformers replaces the first of these while it makes a model, to keep DeepSpeed from casting what arange() gives: here nothing is
@@ -126,6 +126,25 @@ class Init:
     def peak_live_bytes(self):
         """Most bytes that whole tensors held at once on this rank; inside of the scope."""
         return self._scope.peak_live_bytes if self._scope is not None else 0
+
+
+class MiCS_Init(Init):  # pylint: disable=invalid-name
+    """Init for a model that initialize() shards within groups of "mics_shard_size" ranks; inside of the scope the shards are over all ranks.
+
+    Arguments are Init's. Raises  ConfigError: the configuration has no "mics_shard_size". As Init.
+    """
+
+    def __init__(self, module=None, data_parallel_group=None, sequence_data_parallel_group=None, mem_efficient_linear=True, remote_device=None,
+                 pin_memory=False, config_dict_or_path=None, config=None, enabled=True, dtype=None, mpu=None):
+        # pylint: disable=too-many-arguments
+        given = config_dict_or_path if config_dict_or_path is not None else config
+        section = configs.read(given).get("zero_optimization", {}) if given is not None else {}
+        if section.get("mics_shard_size", -1) == -1:
+            raise ConfigError('zero.MiCS_Init: the configuration has no "zero_optimization": {"mics_shard_size": N}; set it in config_dict_or_path, '
+                              "or use zero.Init")
+        super().__init__(module=module, data_parallel_group=data_parallel_group, sequence_data_parallel_group=sequence_data_parallel_group,
+                         mem_efficient_linear=mem_efficient_linear, remote_device=remote_device, pin_memory=pin_memory, config_dict_or_path=given,
+                         enabled=enabled, dtype=dtype, mpu=mpu)
 
 
 def _tensors_of(params):

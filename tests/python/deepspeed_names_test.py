@@ -45,31 +45,40 @@ class Names(Case):
         self.assertGreater(result[0], 740)
         self.assertEqual(result[1:], [[], 1])
 
+    def test_an_engine_does_without_torchs_compiler_whose_import_takes_a_second(self):
+        result = self.on_ranks(1, _CONFIG + """
+    import sys
+    engine = deepspeed.initialize(model=model(), config=config())[0]
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+    result = [engine.global_steps, "torch._dynamo" in sys.modules]
+""", as_deepspeed=True)
+        self.assertEqual(result, [1, False])
+
     def test_what_is_not_there_yet_is_refused_where_it_is_used_under_the_name_that_the_program_wrote(self):
         result = self.on_ranks(0, _CONFIG + """
-    import deepspeed.runtime.pipe.p2p as p2p
     from deepspeed.runtime.zero.linear import LinearModuleForZeroStage3
     from deepspeed.moe.layer import MoE
     from deepspeed.monitor.monitor import MonitorMaster
     class Mine(MoE):
         pass
     result = [raised(use)[-1].partition(" ")[0] for use in (
-        lambda: p2p.send(1, 2), lambda: LinearModuleForZeroStage3(1, 2), lambda: MoE.forward, lambda: Mine(3),
+        lambda: LinearModuleForZeroStage3(1, 2), lambda: MoE.forward, lambda: Mine(3),
         lambda: deepspeed.InferenceEngine(1), lambda: deepspeed.runtime.engine.MOELayer(1),
-        lambda: deepspeed.comm.timed_op(print), lambda: deepspeed.pipe.DualPipeVModule([]))]
+        lambda: deepspeed.comm.timed_op(print))]
     from deepspeed.elasticity import compute_elastic_config
-    from deepspeed.runtime.zero import MiCS_Init
+    from deepspeed.runtime.zero import MiCS_Optimizer
     result += [raised(use)[-1].partition(" ")[0] for use in (
-        lambda: compute_elastic_config(), lambda: MiCS_Init(), lambda: deepspeed.runtime.eigenvalue.Eigenvalue())]
+        lambda: compute_elastic_config(), lambda: MiCS_Optimizer(), lambda: deepspeed.runtime.eigenvalue.Eigenvalue())]
     result += [raised(lambda: MonitorMaster({}))[0], isinstance(torch.nn.Linear(1, 1), (MoE, deepspeed.PipelineModule))]
     result += [hasattr(module, "nonsense") for module in (deepspeed.comm, deepspeed.runtime.zero, deepspeed.moe.layer, deepspeed.ops.op_builder)]
     result += [raised(lambda: __import__("deepspeed.moe.layer.nonsense"))[0], raised(lambda: __import__("deepspeed.moe.nonsense"))[0]]
 """, as_deepspeed=True)
         self.assertEqual(result, [
-            "deepspeed.runtime.pipe.p2p.send", "deepspeed.runtime.zero.linear.LinearModuleForZeroStage3",
+            "deepspeed.runtime.zero.linear.LinearModuleForZeroStage3",
             "deepspeed.moe.layer.MoE.forward", "deepspeed.moe.layer.MoE", "deepspeed.InferenceEngine",
-            "deepspeed.runtime.engine.MOELayer", "deepspeed.comm.timed_op", "deepspeed.pipe.DualPipeVModule",
-            "deepspeed.elasticity.compute_elastic_config", "deepspeed.zero.MiCS_Init", "deepspeed.runtime.eigenvalue.Eigenvalue", "UnsupportedError",
+            "deepspeed.runtime.engine.MOELayer", "deepspeed.comm.timed_op",
+            "deepspeed.elasticity.compute_elastic_config", "deepspeed.zero.MiCS_Optimizer", "deepspeed.runtime.eigenvalue.Eigenvalue", "UnsupportedError",
             False, False, False, False, False, "ModuleNotFoundError", "ModuleNotFoundError"])
 
     def test_constants_have_their_values_wherever_deepspeed_has_them(self):

@@ -210,18 +210,18 @@ from torch.utils import checkpoint
 from deepspeed.pipe import TiedLayerSpec
 from deepspeed.runtime.pipe.schedule import PipeSchedule, OptimizerStep, LoadMicroBatch, TrainSchedule
 told = {}
-def trained(module, plain, steps=2):
+def trained(module, plain, steps=2, micro_batches=2):
     # the largest difference of losses and this stage's weights from plain PyTorch, after some steps
-    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.0,
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": micro_batches, "gradient_clipping": 0.0,
               "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
     engine, *_ = deepspeed.initialize(model=module, config=config)
     parameters = [p for layer in plain if isinstance(layer, nn.Module) for p in layer.parameters()]
     optimizer, worst = torch.optim.SGD(parameters, lr=0.1), 0.0
     for _ in range(steps):
-        loss, total = engine.train_batch(batches(2)).item(), 0.0
-        for inputs, labels in batches(2):
+        loss, total = engine.train_batch(batches(micro_batches)).item(), 0.0
+        for inputs, labels in batches(micro_batches):
             for layer in plain: inputs = layer(inputs)
-            part = nn.functional.mse_loss(inputs, labels) / 2
+            part = nn.functional.mse_loss(inputs, labels) / micro_batches
             part.backward()
             total += part.item()
         optimizer.step()
@@ -252,6 +252,88 @@ told["in place"] = [trained(pipeline([LayerSpec(nn.Linear, 3, 3), lambda x: x, n
                                      chunks=chunks), [linear(0), lambda x: x, nn.LeakyReLU(), linear(3)])[0] for schedule, chunks in (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2))]
 told["recomputed"] = [trained(pipeline([LayerSpec(nn.Linear, 3, 3), nn.Tanh(), LayerSpec(nn.Linear, 3, 3)], schedule=schedule, activation_checkpoint_interval=1,
                                        activation_checkpoint_func=reentrant), [linear(0), nn.Tanh(), linear(2)])[0] for schedule in ("1f1b", "gpipe")]
+told["not split"] = []
+for schedule, chunks in (("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)):
+    began, module = time.time(), pipeline([LayerSpec(nn.Linear, 3, 3) for _ in range(4)], schedule=schedule, chunks=chunks,
+                                          activation_checkpoint_interval=1, activation_checkpoint_func=reentrant)
+    plain = [linear(layer) for layer in range(4)]
+    told["not split"].append([*raised(lambda: trained(module, plain, micro_batches=4)), time.time() - began])
+    module = pipeline([LayerSpec(nn.Linear, 3, 3) for _ in range(4)], schedule=schedule, chunks=chunks, activation_checkpoint_interval=1)
+    told["not split"][-1].append(trained(module, plain, micro_batches=4)[0])
+
+# What training holds of tied parameters, whose copies lie on another stage, or in another part of the same one.
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_fp32_param
+told["tied"] = []
+for schedule, chunks in (("1f1b", 1), ("zb-v", 2)):
+    module = pipeline([TiedLayerSpec("a", nn.Linear, 3, 3), LayerSpec(nn.Linear, 3, 3), LayerSpec(nn.Linear, 3, 3), TiedLayerSpec("a", nn.Linear, 3, 3)],
+                      schedule=schedule, chunks=chunks)
+    engine, *_ = deepspeed.initialize(model=module, config={"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+                                                            "optimizer": {"type": "Adam"}})
+    engine.train_batch(batches(4))
+    seen = []
+    for name, parameter in module.named_parameters():
+        if parameter.dim() > 1 and (name in ("0.weight", "3.weight")):
+            value = safe_get_full_fp32_param(parameter).tolist()
+            try:
+                state = safe_get_full_optimizer_state(parameter, "exp_avg").tolist()
+            except deepspeed.errors.StateError as error:
+                state = str(error)
+            is_copy = hasattr(parameter, "ds_pipe_replicated")
+            seen.append([name, is_copy, value, state, is_copy and [raised(lambda: safe_set_full_fp32_param(parameter, parameter))[1],
+                                                                  raised(lambda: safe_get_full_grad(parameter))[1]]])
+    told["tied"].append(seen)
+
+# Names of DeepSpeed's.
+from deepspeed.pipe import DualPipeVModule
+from deepspeed.runtime.pipe import p2p, schedule as schedules
+from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
+rank = deepspeed.comm.world().rank
+def dualpipev(**options):
+    return DualPipeVModule([LayerSpec(nn.Linear, 3, 3) for _ in range(4)], num_stages=2, loss_fn=nn.functional.mse_loss, seed_layers=True,
+                           partition_method="uniform", **options)
+difference, engine = trained(dualpipev(), [linear(layer) for layer in range(4)], micro_batches=4)
+engine.set_schedule(schedules.DualPipeVSchedule)
+with torch.no_grad():
+    engine.module.activate_phase(1)
+    of_phase = engine.module(torch.ones(2, 3))
+    parts = [engine.module(torch.ones(2, 3), chunk=chunk) for chunk in (0, 1)]
+told["DualPipeV"] = [difference, engine.train_batch(batches(4)).item(), isinstance(engine, DualPipeVEngine), [torch.equal(of_phase, part) for part in parts],
+                     raised(lambda: dualpipev(chunks=1))[1], raised(lambda: engine.module.activate_phase(2))[1],
+                     raised(lambda: schedules.DualPipeVSchedule(3, 2, 0))[1]]
+whole, forward = ([each for step in schedules.DualPipeVSchedule(4, 2, rank, forward_only=only) for each in step] for only in (False, True))
+told["DualPipeV"] += [sorted({each.name for each in forward}), sum(each.name == "ForwardPass" for each in whole),
+                      sorted(each.buffer_id for each in whole if each.name == "ForwardPass"), {each.phase for each in whole if each.name == "ForwardPass"} == {0, 1}]
+class Commits(TrainSchedule):
+    def steps(self):
+        for step in super().steps():
+            yield [schedules.CommitP2P(), *step]
+engine, *_ = make()
+first = engine.train_batch(batches(2)).item()
+engine.set_schedule(Commits)
+told["commits"] = engine.train_batch(batches(2)).item() < first
+told["p2p"] = [raised(lambda: p2p.send(torch.ones(1), 1))[1]]
+p2p.init_process_groups(engine.grid)
+values = torch.full((3,), 1.0 + rank)
+if rank:
+    p2p.recv(values, 0)
+    p2p.send(values * 2, 0, async_op=True)
+else:
+    p2p.send(values, 1)
+    p2p.recv(values, 1, async_op=True)
+p2p.wait()
+told["p2p"] += [values.tolist(), raised(lambda: p2p.send(values, rank))[1], raised(lambda: p2p.send_obj({}, 1))[1], p2p.can_send_recv()]
+def of_scope(scope, zero):
+    config = {"train_batch_size": 2, "optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 3, **zero}}
+    torch.manual_seed(0)
+    with scope(config_dict_or_path=config):
+        net = nn.Linear(3, 3)
+    engine, *_ = deepspeed.initialize(model=net, config=config)
+    engine.backward(engine(torch.ones(1, 3)).sum())
+    engine.step()
+    return safe_get_full_fp32_param(net.weight).tolist()
+from deepspeed.runtime.zero.mics import MiCS_Init
+told["MiCS"] = [of_scope(MiCS_Init, {"mics_shard_size": 1}), of_scope(MiCS_Init, {"mics_shard_size": 2}), of_scope(deepspeed.zero.Init, {}),
+                raised(lambda: of_scope(deepspeed.zero.MiCS_Init, {}))]
 
 # Schedules that cannot train, or that only one rank has.
 engine, *_ = make()
@@ -349,6 +431,55 @@ class RightOrRefused(Case):
     def test_reentrant_recomputation_gives_the_same(self):
         for differences in self.of_ranks("recomputed"):
             self.assertLess(max(differences), 1e-6)
+
+    def test_reentrant_recomputation_is_refused_where_backward_is_split(self):
+        for schedule, *of_ranks in zip(("zb-h1", "zb-v", "dualpipe-v"), *self.of_ranks("not split"), strict=True):
+            for _, text, seconds, difference in of_ranks:
+                self.assertIn(f"pipeline: schedule '{schedule}' splits backward passes in two, and CheckpointFunctionBackward of reentrant "
+                              "checkpointing cannot be split; use use_reentrant=False", text)
+                self.assertIn(f"or schedule '{'1f1b' if schedule == 'zb-h1' else 'interleaved'}'", text)
+                self.assertLess(seconds, 5)
+                self.assertLess(difference, 1e-6)
+            self.assertIn("ConfigError", [error for error, *_ in of_ranks])
+
+    def test_a_copy_of_a_tied_parameter_says_where_its_states_are(self):
+        elsewhere, beside = zip(*self.of_ranks("tied"))
+        [[_, is_copy, owner, state, _]], [[_, is_also_copy, copy, said, refused]] = elsewhere
+        self.assertEqual((is_copy, is_also_copy), (False, True))
+        self.assertEqual(copy, owner)
+        self.assertEqual(len(state), 3)
+        self.assertIn("is a copy of the tied parameter '0.weight', and the gradient and the states are those of stage 0; call it there", said)
+        self.assertIn("set that one, there", refused[0])
+        self.assertTrue(refused[1].startswith("safe_get_full_grad: the parameter is a copy"))
+        [owner, copy], [] = beside
+        self.assertEqual((owner[1], copy[1]), (False, True))
+        self.assertEqual(owner[2:4], copy[2:4])
+
+    def test_dualpipev_has_deepspeeds_names(self):
+        for difference, loss, is_engine, of_phase, chunks, phase, few, kinds, forwards, buffers, has_phases in self.of_ranks("DualPipeV"):
+            self.assertLess(difference, 1e-6)
+            self.assertGreater(loss, 0)
+            self.assertTrue(is_engine and has_phases)
+            self.assertEqual(of_phase, [False, True])
+            self.assertIn("DualPipeVModule: schedule='dualpipe-v', chunks=1; leave them out", chunks)
+            self.assertIn("activate_phase: 2; use 0", phase)
+            self.assertIn("DualPipeV of 2 stages needs 4 or more", few)
+            self.assertLessEqual(set(kinds), {"ForwardPass", "LoadMicroBatch", "RecvActivation", "SendActivation"})
+            self.assertEqual((forwards, buffers), (8, list(range(8))))
+
+    def test_messages_of_a_programs_own_and_commits_of_its_schedule(self):
+        self.assertEqual(self.of_ranks("commits"), [True, True])
+        for rank, (early, values, own, objects, can) in enumerate(self.of_ranks("p2p")):
+            self.assertIn("call p2p.init_process_groups(engine.grid) before", early)
+            self.assertEqual((values, can), ([1.0] * 3 if rank else [2.0] * 3, True))
+            self.assertIn(f"stage {rank}, and this rank has stage {rank} of 2; name another stage", own)
+            self.assertIn("use torch.distributed.send_object_list", objects)
+
+    def test_mics_init_makes_what_zero_init_makes(self):
+        for alone, together, plain, refused in self.of_ranks("MiCS"):
+            self.assertEqual((alone, together), (plain, plain))
+            self.assertEqual(refused[0], "ConfigError")
+            self.assertIn('has no "zero_optimization": {"mics_shard_size": N}', refused[1])
 
     def test_schedules_that_cannot_train_are_refused_on_every_rank(self):
         for none, on_one, unloaded, inference, different, unknown in self.of_ranks("schedules"):

@@ -7,6 +7,7 @@
 from .._native import core
 from ..errors import ConfigError
 from ..missing import names_of
+from ..runtime.pipe.dualpipev import DualPipeVModule
 from ..runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSpec
 
 __getattr__ = names_of(__name__)

@@ -53,6 +53,16 @@ class TiedLayerSpec(LayerSpec):
         self.tied_weight_attr = [tied_weight_attr] if isinstance(tied_weight_attr, str) else list(tied_weight_attr)
 
 
+class TiedOwner:
+    """Of a copy of a tied parameter: the name and the stage of the one that is trained, and that itself where it is on this stage."""
+
+    def __init__(self, name, stage, parameter):
+        self.name, self.stage, self.parameter = name, stage, parameter
+
+    def __deepcopy__(self, memo):
+        return self  # a parameter that is copied with its attributes is not the owner's copy any more, and nothing follows it
+
+
 class LayerProfile:
     """What one layer costs: seconds of a forward and a backward, bytes of parameters, bytes that autograd keeps between the two."""
 
@@ -234,6 +244,7 @@ class PipelineModule(nn.Module):
         # In the order of the whole model, so that stages exchange them in one order.
         self.tied_modules = {key: self.tied_modules[key] for key in self._first_tied if key in self.tied_modules}
         self._synchronize_tied_weights()
+        self._mark_copies()
 
     @staticmethod
     def _data_parallel_topology(num_stages):
@@ -413,6 +424,15 @@ class PipelineModule(nn.Module):
             for tensor, first in zip((*module.parameters(), *module.buffers()),
                                      (*self.tied_modules[key].parameters(), *self.tied_modules[key].buffers())):
                 tensor.detach().copy_(first.detach())
+
+    def _mark_copies(self):
+        """Copies say what they are of: DeepSpeed's attribute, and the owner, which is asked for gradients and states (utils/parameters.py)."""
+        of_parts = self.tied_copies()
+        for name, parts in self.tied_parameters().items():
+            owner, stage = of_parts[name].get(parts[0]), self._shape.stage_of(parts[0])
+            for part, copy in of_parts[name].items():
+                if part != parts[0] and copy is not owner:
+                    copy.ds_pipe_replicated, copy.tied_owner = True, TiedOwner(name, stage, owner)
 
     def tied_parameters(self):
         """{name of a parameter of this stage: the parts that have a copy}, where there are several; the first of them owns it. With one chunk

@@ -78,6 +78,10 @@ class RecvGrad(BufferOpInstruction):
     """Gradients of sent outputs come from the next stage."""
 
 
+class CommitP2P(PipeInstruction):
+    """Accepted, and does nothing: messages leave as soon as they are sent, and what receives waits for its own."""
+
+
 _INSTRUCTIONS = {kind.__name__: kind for kind in (
     OptimizerStep, ReduceGrads, ReduceTiedGrads, LoadMicroBatch, ForwardPass, BackwardPass, BackwardInput, BackwardWeight, SendActivation,
     RecvActivation, SendGrad, RecvGrad)}
@@ -124,8 +128,8 @@ class PipeSchedule(abc.ABC):
         Raises  ConfigError: an instruction whose buffer is empty, or that receives what nobody sends.
         """
         schedules = [cls(micro_batches, stages, stage) for stage in range(stages)]
-        streams = [[[(_kind_of(instruction), getattr(instruction, "buffer_id", -1)) for instruction in step] for step in each.steps()]
-                   for each in schedules]
+        streams = [[[(_kind_of(instruction), getattr(instruction, "buffer_id", -1)) for instruction in step
+                     if not isinstance(instruction, CommitP2P)] for step in each.steps()] for each in schedules]
         return core.schedule_from_buffers(cls.__name__, micro_batches, streams, [each.num_pipe_buffers() for each in schedules])
 
     @property
@@ -200,6 +204,43 @@ class InferenceSchedule(_View):
     """Forwards alone, in two buffers."""
 
     _whole = property(lambda self: _made("inference", self.stages, self.micro_batches))
+
+
+class DualPipeVSchedule(_View):
+    """DualPipeV: each stage has two parts of the model, which instructions name as `phase`, 0 on the way out and 1 on the way back.
+
+    A buffer is phase · micro_batches + micro_batch. Backward passes are split, as in its paper; DeepSpeed's are not.
+
+    forward_only  without backward passes. Raises ConfigError: fewer than 2 · stages micro-batches.
+    """
+
+    _whole = property(lambda self: _made("dualpipe-v", self.stages, self.micro_batches, 2))
+    _OF_FORWARD = ("LoadMicroBatch", "ForwardPass", "SendActivation", "RecvActivation")
+
+    def __init__(self, micro_batches, stages, stage_id, forward_only=False):
+        super().__init__(micro_batches, stages, stage_id)
+        if micro_batches < 2 * stages:
+            raise ConfigError(f"DualPipeVSchedule: micro_batches={micro_batches}; DualPipeV of {stages} stages needs {2 * stages} or more")
+        self.forward_only = forward_only
+
+    def steps(self):
+        for step in self._whole.streams[self._row]:
+            made = [_INSTRUCTIONS[each.name](**self._arguments_of(each)) for each in step if not self.forward_only or each.name in self._OF_FORWARD]
+            if made:
+                yield made
+
+    def _arguments_of(self, instruction):
+        if instruction.buffer < 0:
+            return {}
+        phase = {} if instruction.name == "LoadMicroBatch" else {"phase": instruction.chunk}
+        return {"buffer_id": instruction.chunk * self.micro_batches + instruction.micro_batch, **phase}
+
+    def num_pipe_buffers(self):
+        return 2 * self.micro_batches
+
+    @classmethod
+    def of_all_stages(cls, micro_batches, stages):
+        return _made("dualpipe-v", stages, micro_batches, 2)
 
 
 class DataParallelSchedule(_View):
