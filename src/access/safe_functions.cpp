@@ -21,7 +21,7 @@ class Place {
       throw StateError(
           str(call, ": the tensor ", parameter.defined() ? parameter.sizes() : at::IntArrayRef{},
               " belongs to no engine; pass a parameter of the module that initialize() was given, while the "
-              "engine lives"));
+              "engine lives, and of a tied parameter of stages the one in the first part that has it"));
     access_ = access;
     index_ = place->parameter;
     if (parameter.sizes() != at::IntArrayRef(spec().shape))

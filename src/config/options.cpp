@@ -403,9 +403,15 @@ void add_pipeline(Table& table) {
   table.works("partition", partition(), at<&Config::pipeline, &PipelineConfig::partition>,
               "`trireme train`: stages have as many multiply-adds each, as many parameters, as many layers, or as many "
               "layers whose class the expression finds");
-  table.works("activation_checkpoint_interval", integer(kCount),
-              at<&Config::pipeline, &PipelineConfig::activation_checkpoint_interval>,
-              "`trireme train`: so many layers at a time are recomputed in backward; 0: none");
+  table.works(
+      "activation_checkpoint_interval", integer(kCount),
+      at<&Config::pipeline, &PipelineConfig::activation_checkpoint_interval>,
+      "so many layers at a time are recomputed in backward; 0: none, or as a PipelineModule of a Python program "
+      "says; a C++ program says it in its PipelineModuleOptions");
+  table.resolved("use_reentrant", flag(), nullptr, "`true`",
+                 "Python programs, beside `activation_checkpoint_interval`: `false` replaces the PipelineModule's "
+                 "activation_checkpoint_func by `trireme.checkpointing.checkpoint`; elsewhere recomputation is never "
+                 "reentrant");
   table.section = "trireme.pipeline.";
   table.works("schedule",
               choice<std::string>({{"1f1b", "1f1b"},
@@ -497,8 +503,7 @@ void add_rest(Table& table) {
       "debug_log": false, "sync_before_reduce": false, "sync_after_reduce": false, "sync_before_allgather": false,
       "sync_after_allgather": false, "keep_int_input_tensors": true, "keep_all_input_tensors": false})",
                    "nothing is compiled");
-  table.no_meaning("pipeline.", R"({"seed_layers": false, "pipe_partitioned": true, "grad_partitioned": true,
-      "use_reentrant": true})",
+  table.no_meaning("pipeline.", R"({"seed_layers": false, "pipe_partitioned": true, "grad_partitioned": true})",
                    "layers are seeded by `trireme train` and by what a PipelineModule says; nothing is partitioned "
                    "over tensor-parallel ranks",
                    Named::kWhenChanged);

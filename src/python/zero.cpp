@@ -50,6 +50,7 @@ zero::InitPolicy make_policy(const std::string& config, int world_size, std::opt
 }
 
 void bind_scopes(py::module_& module) {
+  module.def("is_init_open", &zero::Init::is_open, "Whether a zero::Init scope is open in this thread.");
   py::class_<InitContext>(module, "InitContext")
       .def(py::init([](std::shared_ptr<WorldHandle> world, const std::string& config,
                        std::optional<at::ScalarType> dtype, const std::string& remote_device, bool enabled) {

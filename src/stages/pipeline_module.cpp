@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "stages/kept_random_state.h"
 #include "trireme/base/error.h"
@@ -95,27 +96,32 @@ void add_at(torch::nn::Module& root, const std::string& path, const std::shared_
   add_at(next, path.substr(dot + 1), child);
 }
 
-/// The layers as one function, `interval` of them at a time recomputed.
-StageModel::Part part_of(const Layers& layers, int interval, const std::vector<std::string>& classes) {
+c10::IValue recomputed(const StageModel::Part& compute, const c10::IValue& value) {
+  FlatValue input = flatten(value);
+  const auto run = [compute, structure = input.structure](const std::vector<at::Tensor>& tensors) {
+    return compute(unflatten({tensors, structure}));
+  };
+  return recompute(RecomputeOptions{}, run, input.tensors);
+}
+
+/// The layers as one function, an interval of them at a time recomputed.
+StageModel::Part part_of(const Layers& layers, const PipelineModuleOptions& options) {
+  const int interval = options.activation_checkpoint_interval;
   if (interval == 0) return [layers](c10::IValue value) { return run_layers(layers, std::move(value)); };
   std::vector<std::pair<Layers, bool>> segments;
   for (size_t begin = 0; begin < layers.size(); begin += static_cast<size_t>(interval)) {
     const size_t end = std::min(layers.size(), begin + static_cast<size_t>(interval));
     Layers segment(layers.begin() + static_cast<ptrdiff_t>(begin), layers.begin() + static_cast<ptrdiff_t>(end));
-    const bool recomputed = is_recomputed(segment, classes);
-    segments.emplace_back(std::move(segment), recomputed);
+    const bool again = is_recomputed(segment, options.checkpointable_layers);
+    segments.emplace_back(std::move(segment), again);
   }
-  return [segments](c10::IValue value) {
-    for (const auto& [segment, recomputed] : segments) {
-      if (!recomputed) {
-        value = run_layers(segment, std::move(value));
-        continue;
-      }
-      FlatValue input = flatten(value);
-      const auto run = [segment = segment, structure = input.structure](const std::vector<at::Tensor>& tensors) {
-        return run_layers(segment, unflatten({tensors, structure}));
-      };
-      value = recompute(RecomputeOptions{}, run, input.tensors);
+  const auto recompute_by = options.activation_checkpoint_func
+                                ? options.activation_checkpoint_func
+                                : decltype(options.activation_checkpoint_func)(recomputed);
+  return [segments, recompute_by](c10::IValue value) {
+    for (const auto& [segment, again] : segments) {
+      const auto run = [segment = segment](c10::IValue inner) { return run_layers(segment, std::move(inner)); };
+      value = again ? recompute_by(run, std::move(value)) : run(std::move(value));
     }
     return value;
   };
@@ -138,6 +144,16 @@ PipelineModule::PipelineModule(std::vector<LayerSpec> layers, PipelineModuleOpti
   if (options_.activation_checkpoint_interval < 0)
     throw ConfigError(str("PipelineModule: activation_checkpoint_interval=", options_.activation_checkpoint_interval,
                           "; use a number of layers, or 0 to recompute nothing"));
+  std::set<std::string> classes;
+  for (const LayerSpec& layer : layers_) classes.insert(class_of(layer.type));
+  for (std::string& name : options_.checkpointable_layers) {
+    name = class_of(name);
+    if (classes.contains(name)) continue;
+    std::string known;
+    for (const std::string& each : classes) known += str(known.empty() ? "'" : ", '", each, "'");
+    throw ConfigError(str("PipelineModule: checkpointable_layers has '", name,
+                          "', which is the class of no layer; there are ", known));
+  }
 }
 
 std::vector<LayerSpec> PipelineModule::layers_of(const torch::nn::Sequential& model) {
@@ -232,9 +248,7 @@ StageModel PipelineModule::build(int stage) const {
       add_at(*model.module, name_of(i), built.module);
       if (tied) tied->modules.back() = built.module;
     }
-    if (is_here)
-      model.parts[shape.chunk_of(part)] =
-          part_of(layers, options_.activation_checkpoint_interval, options_.checkpointable_layers);
+    if (is_here) model.parts[shape.chunk_of(part)] = part_of(layers, options_);
   }
   for (const auto& [key, tied] : ties) {
     if (tied.parts.size() < 2) continue;

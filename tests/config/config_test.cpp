@@ -257,6 +257,16 @@ TEST(KnownSections, WithoutMeaningAreNamedInTheInfoLine) {
             "`timers.throughput.enabled`\n");
 }
 
+TEST(KnownSections, UseReentrantHasAMeaningWhateverItIs) {
+  for (const char* value : {"true", "false"}) {
+    CapturedLog log;
+    read_with(str(R"("pipeline": {"activation_checkpoint_interval": 1, "use_reentrant": )", value, "}"));
+    EXPECT_EQ(log.text(), "");
+  }
+  EXPECT_EQ(refusal_of(R"("pipeline": {"use_reentrant": 2})"),
+            wrong("`pipeline.use_reentrant` is 2; expected true or false"));
+}
+
 TEST(Precision, IsFp32ByDefaultWithFp32Accumulation) {
   const Config config = read_with("\"bf16\": {}");
   EXPECT_EQ(config.precision.weight_dtype, at::kFloat);

@@ -322,6 +322,10 @@ else:
     p2p.recv(values, 1, async_op=True)
 p2p.wait()
 told["p2p"] += [values.tolist(), raised(lambda: p2p.send(values, rank))[1], raised(lambda: p2p.send_obj({}, 1))[1], p2p.can_send_recv()]
+def in_scope():
+    with deepspeed.zero.Init():
+        pipeline([LayerSpec(nn.Linear, 3, 3)] * 2)
+told["in scope"] = [raised(in_scope), trained(pipeline([LayerSpec(nn.Linear, 3, 3)] * 2), [linear(0), linear(1)])[0]]
 def of_scope(scope, zero):
     config = {"train_batch_size": 2, "optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 3, **zero}}
     torch.manual_seed(0)
@@ -474,6 +478,12 @@ class RightOrRefused(Case):
             self.assertEqual((values, can), ([1.0] * 3 if rank else [2.0] * 3, True))
             self.assertIn(f"stage {rank}, and this rank has stage {rank} of 2; name another stage", own)
             self.assertIn("use torch.distributed.send_object_list", objects)
+
+    def test_a_module_inside_of_zero_init_is_refused_on_every_rank(self):
+        for (error, text), difference in self.of_ranks("in scope"):
+            self.assertEqual(error, "ConfigError")
+            self.assertIn("make the PipelineModule outside of it: initialize() shards each stage's layers at ZeRO 3", text)
+            self.assertLess(difference, 1e-6)
 
     def test_mics_init_makes_what_zero_init_makes(self):
         for alone, together, plain, refused in self.of_ranks("MiCS"):

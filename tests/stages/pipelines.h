@@ -46,6 +46,8 @@ struct Recipe {
   bool sharded_init = false;
   std::function<void(Config&)> configure = {};
   std::function<std::vector<LayerSpec>(std::vector<LayerSpec>)> change_layers = {};
+  std::function<void(PipelineModuleOptions&)> change_options = {};
+  std::function<MicroBatches(int data_rank)> batches = {};  ///< in place of batches_of()
 };
 
 inline int chunks_of(const std::string& schedule) {
@@ -169,6 +171,7 @@ inline PipelineModule pipeline_of(const Recipe& recipe) {
     return loss_of(outputs.toTensor(), labels.toTensor());
   };
   if (recipe.sharded_init) options.sharded_init = {.smallest_bytes = 0, .live_bytes = 0};
+  if (recipe.change_options) recipe.change_options(options);
   return {layers_of(recipe), options};
 }
 
@@ -186,7 +189,8 @@ inline Outcome train_in_stages(const Recipe& recipe) {
   run_ranks(recipe.data * recipe.stages, [&](Rank& rank) {
     PipelineModule module = pipeline_of(recipe);
     auto engine = trireme::initialize(rank.world(), module, {.config = config_of(recipe, rank.size())});
-    const MicroBatches batches = batches_of(engine.group().rank());
+    const int data_rank = engine.group().rank();
+    const MicroBatches batches = recipe.batches ? recipe.batches(data_rank) : batches_of(data_rank);
     std::vector<float> losses;
     for (int step = 0; step < recipe.steps; ++step) losses.push_back(engine.train_batch(batches).item<float>());
     auto weights = weights_of(engine);

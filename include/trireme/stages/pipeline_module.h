@@ -128,7 +128,9 @@ struct PipelineModuleOptions {
   std::function<void(int64_t seed)> seed_fn = {};  ///< in place of manual_seed()
   /// So many layers at a time are recomputed in backward; 0: none.
   int activation_checkpoint_interval = 0;
-  std::vector<std::string> checkpointable_layers = {};  ///< class names; empty: all that have parameters
+  std::vector<std::string> checkpointable_layers = {};  ///< "Linear" or "LinearImpl"; empty: all that have parameters
+  /// Returns compute(input), and in backward computes it again; empty: by recompute().
+  std::function<c10::IValue(const StageModel::Part& compute, c10::IValue input)> activation_checkpoint_func = {};
   /// As pipeline::make_schedule() knows it, with so many chunks on each stage.
   std::string schedule = "1f1b";
   int chunks = 1;

@@ -214,6 +214,9 @@ class PipelineModule(nn.Module):
         super().__init__()
         if num_stages is None and topology is None:
             raise PipelineSpecError("PipelineModule: must provide num_stages or topology")
+        if core.is_init_open():
+            raise ConfigError("PipelineModule: a zero.Init scope is open, whose ranks must make the same layers, and stages make different ones; make the "
+                              "PipelineModule outside of it: initialize() shards each stage's layers at ZeRO 3")
         if checkpointable_layers is not None and not isinstance(checkpointable_layers, list):
             raise ConfigError(f"PipelineModule: checkpointable_layers={checkpointable_layers!r}; give a list of names of classes")
         self.loss_fn, self.dynamic_shape = loss_fn, dynamic_shape
