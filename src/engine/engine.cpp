@@ -249,7 +249,7 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
 /// they are one sample's.
 std::vector<ShardMesh> Engine::make_meshes() {
   const int replicas = config_.degrees.replicas;
-  if (replicas == 1) return {{.shards = group_, .mean_over = place_.size}};
+  if (replicas == 1) return {{.shards = group_, .mean_over = group_.size()}};
   const int size = group_.size() / replicas;
   std::vector<std::vector<int>> shards(replicas), same(size);
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -261,7 +261,7 @@ std::vector<ShardMesh> Engine::make_meshes() {
   return {{.shards = *shards_,
            .replicas = replicas_.get(),
            .states_over_replicas = config_.states_over_replicas,
-           .mean_over = place_.size}};
+           .mean_over = group_.size()}};
 }
 
 Engine::~Engine() = default;
@@ -309,6 +309,7 @@ SequenceInputs Engine::cut(const SequenceInputs& whole) {
 at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
   require_optimizer("backward");
   check_loss(loss, "backward");
+  if (sequence_) check_whole(loss);
   const at::Tensor scaled = step_->scale(loss);
   // The reduction divides by the accumulation steps; who has done so already gets them back here.
   const int64_t accumulation_steps = gradient_accumulation_steps();
@@ -319,6 +320,18 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   step_->backward_from({torch::autograd::impl::gradient_edge(scaled)}, {seed},
                        {.retain_graph = options.retain_graph, .create_graph = options.create_graph});
   return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
+}
+
+/// A part's gradients would be of a part of the loss.
+void Engine::check_whole(const at::Tensor& loss) {
+  if (sequence_->is_part(loss))
+    throw StateError(
+        "backward: the loss is of this rank's tokens alone; take the sum() or mean() of all tokens' losses");
+  if (!sequence_->has_cut() && !std::exchange(told_uncut_, true) && model_.rank() == 0)
+    log(LogLevel::kWarning,
+        str("sequence_parallel_size=", config_.degrees.sequence,
+            ", and the program has cut no batch: all ranks of a sequence compute the same, which is right and saves "
+            "nothing; pass batches through engine.cut()"));
 }
 
 at::Tensor Engine::scale(const at::Tensor& output) const {

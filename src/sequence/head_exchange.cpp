@@ -13,7 +13,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// A block for each rank, as large as the largest: [ranks, B, heads, tokens, D].
-at::Tensor blocks_for(const at::Tensor& like, const HeadRanges& heads, const Cut& cut) {
+at::Tensor blocks_for(const at::Tensor& like, const HeadRanges& heads, const TokenSplit& cut) {
   int64_t most_heads = 0;
   for (const ShardRange& range : heads.of_rank) most_heads = std::max(most_heads, range.numel());
   const int64_t most_tokens = *std::max_element(cut.lengths.begin(), cut.lengths.end());
@@ -31,7 +31,7 @@ at::Tensor block(const at::Tensor& blocks, int rank, int64_t heads, int64_t toke
   return blocks.select(0, rank).narrow(1, 0, heads).narrow(2, 0, tokens);
 }
 
-at::Tensor exchange_to_heads(const at::Tensor& tokens, const HeadRanges& heads, const Cut& cut, Group& group) {
+at::Tensor exchange_to_heads(const at::Tensor& tokens, const HeadRanges& heads, const TokenSplit& cut, Group& group) {
   const at::Tensor sent = blocks_for(tokens, heads, cut);
   for (int rank = 0; rank < group.size(); ++rank)
     block(sent, rank, heads[rank].numel(), cut.local()).copy_(tokens.narrow(1, heads[rank].begin, heads[rank].numel()));
@@ -45,7 +45,7 @@ at::Tensor exchange_to_heads(const at::Tensor& tokens, const HeadRanges& heads, 
   return result;
 }
 
-at::Tensor exchange_to_tokens(const at::Tensor& all, const HeadRanges& heads, const Cut& cut, Group& group) {
+at::Tensor exchange_to_tokens(const at::Tensor& all, const HeadRanges& heads, const TokenSplit& cut, Group& group) {
   const at::Tensor sent = blocks_for(all, heads, cut);
   const int64_t own = heads[group.rank()].numel();
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -60,14 +60,14 @@ at::Tensor exchange_to_tokens(const at::Tensor& all, const HeadRanges& heads, co
   return result;
 }
 
-using Exchange = at::Tensor (*)(const at::Tensor&, const HeadRanges&, const Cut&, Group&);
+using Exchange = at::Tensor (*)(const at::Tensor&, const HeadRanges&, const TokenSplit&, Group&);
 
 /// The arguments of the exchange the other way, for backward.
 struct Way final : torch::CustomClassHolder {
-  Way(HeadRanges heads, Cut cut, Group& group, Exchange back)
+  Way(HeadRanges heads, TokenSplit cut, Group& group, Exchange back)
       : heads(std::move(heads)), cut(std::move(cut)), group(group), back(back) {}
   HeadRanges heads;
-  Cut cut;
+  TokenSplit cut;
   Group& group;
   Exchange back;
 };
@@ -101,12 +101,12 @@ HeadRanges HeadRanges::of_keys(int64_t key_heads, const HeadRanges& queries) {
   return result;
 }
 
-at::Tensor to_heads(const at::Tensor& tokens, const HeadRanges& heads, const Cut& cut, Group& group) {
+at::Tensor to_heads(const at::Tensor& tokens, const HeadRanges& heads, const TokenSplit& cut, Group& group) {
   return ExchangeFunction::apply(tokens, c10::make_intrusive<Way>(heads, cut, group, &exchange_to_tokens),
                                  &exchange_to_heads);
 }
 
-at::Tensor to_tokens(const at::Tensor& heads_of_all, const HeadRanges& heads, const Cut& cut, Group& group) {
+at::Tensor to_tokens(const at::Tensor& heads_of_all, const HeadRanges& heads, const TokenSplit& cut, Group& group) {
   return ExchangeFunction::apply(heads_of_all, c10::make_intrusive<Way>(heads, cut, group, &exchange_to_heads),
                                  &exchange_to_tokens);
 }

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "sequence/cut_table.h"
+#include "trireme/activations/sharding.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::sequence {
@@ -22,8 +22,8 @@ struct HeadRanges {
 };
 
 /// Shapes    [B, heads, local tokens, D] -> [B, this rank's heads, all tokens, D]. Differentiable. One all-to-all.
-at::Tensor to_heads(const at::Tensor& tokens, const HeadRanges& heads, const Cut& cut, Group& group);
+at::Tensor to_heads(const at::Tensor& tokens, const HeadRanges& heads, const TokenSplit& cut, Group& group);
 /// The way back; heads that several ranks have are added.
-at::Tensor to_tokens(const at::Tensor& heads_of_all, const HeadRanges& heads, const Cut& cut, Group& group);
+at::Tensor to_tokens(const at::Tensor& heads_of_all, const HeadRanges& heads, const TokenSplit& cut, Group& group);
 
 }  // namespace trireme::sequence

@@ -3,6 +3,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/logaddexp.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -22,7 +23,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Ring final : torch::CustomClassHolder {
-  Ring(Cut keys, Group& group, bool is_causal, std::optional<double> scale)
+  Ring(TokenSplit keys, Group& group, bool is_causal, std::optional<double> scale)
       : keys(std::move(keys)), group(group), is_causal(is_causal), scale(scale) {}
 
   int next() const { return (group.rank() + 1) % group.size(); }
@@ -33,7 +34,7 @@ struct Ring final : torch::CustomClassHolder {
   /// Whether this rank's queries attend to keys of `rank`.
   bool attends(int rank) const { return !is_causal || rank <= group.rank(); }
 
-  const Cut keys;
+  const TokenSplit keys;
   Group& group;
   const bool is_causal;
   const std::optional<double> scale;
@@ -66,7 +67,7 @@ class Round {
 };
 
 /// Keys and values as one tensor of the longest rank's length: [2, B, key heads, longest, D].
-at::Tensor packed(const at::Tensor& key, const at::Tensor& value, const Cut& cut) {
+at::Tensor packed(const at::Tensor& key, const at::Tensor& value, const TokenSplit& cut) {
   const int64_t longest = *std::max_element(cut.lengths.begin(), cut.lengths.end());
   at::Tensor both = at::zeros({2, key.size(0), key.size(1), longest, key.size(3)}, key.options());
   both.narrow(3, 0, key.size(2)).copy_(at::stack({key, value}));
@@ -156,19 +157,31 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
   }
 };
 
+at::Tensor kept(const at::Tensor& mask) { return mask.scalar_type() == at::kBool ? mask : mask.eq(0); }
+
+bool keeps_all(const at::Tensor& mask) { return kept(mask).all().item<bool>(); }
+
+/// Whether `mask` [.., queries, keys] says no more than that no token sees a later one.
+bool is_causality(const at::Tensor& mask) {
+  if (mask.dim() < 2 || mask.size(-1) != mask.size(-2)) return false;
+  const at::Tensor kept_keys = kept(mask);
+  return kept_keys.eq(at::ones_like(kept_keys).tril()).all().item<bool>();
+}
+
 [[noreturn]] void refuse(const std::string& what) {
   throw StateError(str("scaled_dot_product_attention in a ring: ", what, "; use SequenceAttention::kUlysses"));
 }
 
 }  // namespace
 
-void run_in_ring(OperatorCall& call, Next next, const Cut& queries, const Cut& keys, Group& group) {
+void run_in_ring(OperatorCall& call, Next next, const TokenSplit& queries, const TokenSplit& keys,
+                 const at::Tensor& mask, Group& group) {
   const auto arguments = call.arguments();
   const at::Tensor query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
-  const bool is_causal = arguments[5].toBool();
+  const bool is_causal = arguments[5].toBool() || (mask.defined() && !keeps_all(mask) && is_causality(mask));
   if (query.dim() != 4) refuse(str("query ", query.sizes(), " has no batch"));
   if (!query.is_cpu()) refuse(str("tensors on ", query.device()));
-  if (arguments[3].isTensor() && arguments[3].toTensor().defined()) refuse("it has a mask");
+  if (mask.defined() && !is_causality(mask) && !keeps_all(mask)) refuse("its mask is not causality alone");
   if (arguments[4].toDouble() > 0) refuse("it has dropout");
   if (is_causal && queries.lengths != keys.lengths) refuse("it is causal, and queries and keys are cut differently");
   if (value.size(-1) != key.size(-1)) refuse("keys and values differ in size");

@@ -177,8 +177,10 @@ TEST_P(SequenceParity, TrainsAsOneRankIn16Bits) {
     SCOPED_TRACE(key);
     Json one = settings(1);
     one[key] = {{"enabled", true}};
+    // Gradients of a rank are of the sum of the ranks' losses, so a scale that begins at 65536 falls to other steps.
+    if (key == std::string_view("fp16")) one[key]["initial_scale_power"] = 8;
     Json json = settings_of_layout();
-    json[key] = {{"enabled", true}};
+    json[key] = one[key];
     json["zero_optimization"]["stage"] = 2;
     const Outcome expected = train(1, one), got = train(ranks(), json);
     for (size_t i = 0; i < got.losses.size(); ++i) EXPECT_NEAR(got.losses[i], expected.losses[i], 2e-2);

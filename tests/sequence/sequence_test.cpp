@@ -159,7 +159,10 @@ void compare(int ranks, const Shape& shape, const LossOf& loss_of = plain_loss,
     const TiledComputation scope(tiles);
     const Net net(shape);
     Result got = run(net, parallel.cut(whole), loss_of);
-    for (auto& [name, gradient] : got.gradients) rank.world().all_reduce(gradient).wait();
+    for (auto& [name, gradient] : got.gradients) {
+      rank.world().all_reduce(gradient).wait();
+      gradient.div_(ranks);
+    }
     expect_near(got, expected);
   });
 }
@@ -194,6 +197,17 @@ TEST_P(EveryWorld, LabelsThatAModelShiftsLoseNoToken) {
   });
 }
 
+TEST_P(EveryWorld, PooledTokensAreOfTheWholeSequence) {
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> pools = {
+      [](const at::Tensor& x) { return x.mean(1); }, [](const at::Tensor& x) { return x.sum(1); },
+      [](const at::Tensor& x) { return x.select(1, 0); }, [](const at::Tensor& x) { return x.select(1, -1); }};
+  for (const auto& pool : pools)
+    compare(GetParam(), {.length = 19}, [&](const Net& net, const SequenceInputs& in) {
+      const at::Tensor logits = net.logits(in);  // and back to the tokens
+      return (logits - pool(logits).unsqueeze(1)).square().mean();
+    });
+}
+
 TEST_P(EveryWorld, LossesSumsAndMeansAreOfAllTokens) {
   compare(GetParam(), {}, [](const Net& net, const SequenceInputs& in) {
     return at::cross_entropy_loss(net.logits(in).flatten(0, 1), in.labels.flatten(), {}, at::Reduction::Sum) / 7;
@@ -216,13 +230,15 @@ SequenceInputs& pad_second(SequenceInputs& in) {
   return in;
 }
 
+/// No position sees a later one.
+at::Tensor causality(const at::Tensor& positions_1S) {
+  return positions_1S.unsqueeze(-1).ge(positions_1S.unsqueeze(-2)).unsqueeze(1);
+}
+
 TEST_P(EveryWorld, AMaskThatAModelMakesOfThePaddingIsCompleted) {
-  // Causal and padding, as Hugging Face's models make it: of the length that they see.
+  // Causality by positions, and padding: of this rank's queries by this rank's keys.
   const Mask causal = [](const SequenceInputs& in) {
-    const int64_t length = in.input_ids.size(1);
-    return at::ones({length, length}, at::kBool)
-        .tril()
-        .logical_and(in.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1));
+    return causality(in.position_ids).logical_and(in.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1));
   };
   const Mask additive = [causal](const SequenceInputs& in) {
     const at::Tensor kept = causal(in);
@@ -239,7 +255,7 @@ TEST_P(EveryWorld, AMaskThatAModelMakesOfThePaddingIsCompleted) {
 }
 
 TEST_P(EveryWorld, PaddingCountsWhereAModelLeavesItsMaskOutOnSomeRanks) {
-  // As Hugging Face's models do on ranks whose own tokens are no padding; on the others they repeat shared keys.
+  // Whether all tokens count is asked of the whole mask, so ranks agree.
   for (const bool is_causal : {true, false})
     for (const bool is_left : {true, false})
       compare(
@@ -248,9 +264,8 @@ TEST_P(EveryWorld, PaddingCountsWhereAModelLeavesItsMaskOutOnSomeRanks) {
             if (in.attention_mask.ne(0).all().item<bool>()) return loss_of(net.logits(in), in.labels);
             return loss_of(net.logits(in,
                                       [is_causal](const SequenceInputs& part) {
-                                        const int64_t length = part.input_ids.size(1);
-                                        const at::Tensor all = at::ones({length, length}, at::kBool);
-                                        return (is_causal ? all.tril() : all)
+                                        const at::Tensor kept = causality(part.position_ids);
+                                        return (is_causal ? kept : at::ones_like(kept))
                                             .logical_and(part.attention_mask.to(at::kBool).unsqueeze(1).unsqueeze(1));
                                       }),
                            in.labels);
@@ -265,9 +280,7 @@ TEST_P(EveryWorld, PaddingCountsWhereAModelLeavesItsMaskOutOnSomeRanks) {
 }
 
 TEST_P(EveryWorld, AMaskOfCausalityAloneIsCausalAttention) {
-  const Mask causal = [](const SequenceInputs& in) {
-    return at::ones({in.input_ids.size(1), in.input_ids.size(1)}, at::kBool).tril().unsqueeze(0).unsqueeze(0);
-  };
+  const Mask causal = [](const SequenceInputs& in) { return causality(in.position_ids); };
   for (const SequenceAttention attention : {SequenceAttention::kUlysses, SequenceAttention::kRing})
     compare(
         GetParam(), {},
@@ -316,7 +329,7 @@ TEST(SequenceCost, AnAttentionIsFourAllToAlls) {
       const int64_t numel = kBatch * shape.length / ranks * kHeadSize * (2 * 8 + 2 * 4);
       EXPECT_EQ(after.bytes_sent - before.bytes_sent, numel * 4 * (ranks - 1) / ranks);
       torch::autograd::grad({y.sum()}, {x});
-      EXPECT_EQ(rank.world().counters().calls - after.calls, 4 + 1);  // and the sum's
+      EXPECT_EQ(rank.world().counters().calls - after.calls, 4 + 2);  // and the sum's, there and back
     });
 }
 
@@ -352,11 +365,11 @@ TEST(SequenceRefusal, OperatorsThatMixTokens) {
     return refusal_of([&](const Net& net, const SequenceInputs& in) { mix(net.embedded(in)); });
   };
   EXPECT_NE(refuses([](const at::Tensor& x) { return x.cumsum(1); }), "");
-  EXPECT_NE(refuses([](const at::Tensor& x) { return x.mean(1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.amax(1); }), "");
   EXPECT_NE(refuses([](const at::Tensor& x) { return at::softmax(x.transpose(1, 2), -1); }), "");
   EXPECT_NE(refuses([](const at::Tensor& x) { return x.roll(1, 1); }), "");
   EXPECT_NE(refuses([](const at::Tensor& x) { return x.amax(); }), "");
-  EXPECT_NE(refuses([](const at::Tensor& x) { return x.select(1, -1); }), "");
+  EXPECT_NE(refuses([](const at::Tensor& x) { return x.select(1, 3); }), "");
   EXPECT_NE(refuses([](const at::Tensor& x) { return x.chunk(2, 1)[0]; }), "");
   EXPECT_NE(refuses([](const at::Tensor& x) { return at::layer_norm(x, {x.size(1), x.size(2)}); }), "");
   EXPECT_NE(refuses([](const at::Tensor& x) { return at::linear(x.transpose(1, 2), at::ones({3, x.size(1)})); }), "");
@@ -380,9 +393,10 @@ TEST(SequenceRefusal, MasksAndHeads) {
       net.logits(in, [mask](const SequenceInputs&) { return mask; });
     };
   };
-  EXPECT_NE(refusal_of(with_mask(at::ones({8, 8}, at::kBool).triu())).find("attention_mask"), std::string::npos);
-  EXPECT_NE(refusal_of(with_mask(at::ones({3, 8}, at::kBool))).find("neither of all 16 x 16"), std::string::npos);
-  EXPECT_NE(refusal_of(with_mask(at::ones({16, 16}, at::kBool)), SequenceAttention::kRing).find("mask"),
+  EXPECT_NE(refusal_of(with_mask(at::ones({8, 8}, at::kBool).tril())).find("has 8 queries where there are 16"),
+            std::string::npos);
+  EXPECT_NE(refusal_of(with_mask(at::ones({3, 8}, at::kBool))).find("has 3 queries"), std::string::npos);
+  EXPECT_NE(refusal_of(with_mask(at::ones({16, 16}, at::kBool).tril(3)), SequenceAttention::kRing).find("mask"),
             std::string::npos);
   EXPECT_NE(
       refusal_of(plain_loss, SequenceAttention::kUlysses, {.heads = 1, .key_heads = 1}).find("1 heads for 2 ranks"),

@@ -72,6 +72,8 @@ class Engine {
   ///
   /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
   SequenceInputs cut(const SequenceInputs& whole);
+  /// What knows the parts of this engine's samples; null where samples are not cut.
+  SequenceParallel* sequence() const { return sequence_.get(); }
 
   /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A
   /// direct loss.backward() gives the same gradients. Collective at ZeRO stages 2 and 3.
@@ -197,6 +199,7 @@ class Engine {
   void require_alive(const char* call) const;
   void require_intact(const char* call) const;
   void require_optimizer(const char* call) const;
+  void check_whole(const at::Tensor& loss);
   void require_states(const OptimizerOptions& options, size_t group) const;
   void set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps);
   void defer(const char* scope);
@@ -235,6 +238,7 @@ class Engine {
   std::string failure_;    ///< of a pipeline's step, after which nothing but destroy() works; empty: there was none
   std::string torn_load_;  ///< what ended a load half-way; empty: nothing did
   bool has_explained_offload_ = false;
+  bool told_uncut_ = false;  ///< that no batch was cut
 };
 
 }  // namespace trireme

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "trireme/comm/group.h"
 
@@ -60,8 +61,18 @@ class [[nodiscard]] SequenceParallel {
   ///
   /// Throws    ShapeError: fewer than two tokens for some rank.
   at::Tensor cut(const at::Tensor& whole, int64_t dim);
-  /// cut() of each tensor; the mask is remembered whole until the next call.
+  /// cut() of each tensor. A small gather finds ranks that have different batches.
+  ///
+  /// Throws    StateError on every rank: sizes or values differ.
   SequenceInputs cut(const SequenceInputs& whole);
+
+  /// Whether only the ranks together have `tensor`.
+  bool is_part(const at::Tensor& tensor);
+  /// The tensor of all tokens that `part` is a part of; undefined where it is not known.
+  at::Tensor whole_of(const at::Tensor& part);
+  /// All tokens of the sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
+  std::optional<int64_t> whole_length(int64_t local) const;
+  bool has_cut() const;
 
  private:
   class Impl;

@@ -1,0 +1,67 @@
+// The meaning of libtorch's operators: how an operator's result follows from its arguments, dim by dim. Written once,
+// here.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <unordered_map>
+
+namespace trireme {
+
+enum class OperatorRole : uint8_t {
+  kNone,       ///< reads no data and gives no tensor of its own (requires_grad_, is_leaf)
+  kEach,       ///< element by element, with broadcasting
+  kCopy,       ///< the same elements, perhaps of another dtype, device or stride
+  kView,       ///< the same elements under other sizes or strides
+  kRepeat,     ///< its argument several times
+  kPart,       ///< a view of part of the dim that it names
+  kReduction,  ///< over the dims that it names, or over all; dims go, or stay with size 1
+  kScan,       ///< along the dims that it names; other dims are independent
+  kSet,        ///< over all elements; the result's sizes depend on values (unique, bincount)
+  kCat,        ///< joins tensors along the dim that it names
+  kStack,      ///< joins tensors along a new dim
+  kPad,        ///< adds elements at the ends of dims
+  kProduct,    ///< a matrix product
+  kConvolution,
+  kLookup,       ///< rows of a table; the result has further dims behind those of the indices
+  kNorm,         ///< over the last dims
+  kAttention,    ///< scaled_dot_product_attention
+  kClassLoss,    ///< cross entropy and nll: logits over classes, a target, a reduction
+  kEachLoss,     ///< element by element, then a reduction
+  kIndex,        ///< index(): tensors as indices of dims
+  kSelectIndex,  ///< index_select()
+  kGather,
+  kMaskedSelect,
+  kNonzero,
+  kPut,       ///< writes at indices (index_put_)
+  kScatter,   ///< writes along the dim that it names, at indices
+  kTriangle,  ///< by the places in the last two dims
+  kNew,       ///< a tensor of sizes that the program gives; its argument says dtype and device
+  kRead,      ///< gives a number or a bool to the program
+};
+
+/// One row of the table.
+struct OperatorRule {
+  OperatorRole role;
+  bool sums = false;  ///< kReduction: sum, mean, any or all, which ranks can join
+};
+
+/// Null: no row, so nothing is known of the operator. Rows are by name ("aten::max") or by overload ("aten::max.dim").
+/// Operators that libtorch tags as pointwise are kEach without a row of their own. Overloads that write `out=` have
+/// none.
+const OperatorRule* rule_of(const c10::OperatorHandle& op);
+
+/// rule_of() of operators that have been asked for before, without looking at names again. For one thread.
+class OperatorRules {
+ public:
+  const OperatorRule* operator()(const c10::OperatorHandle& op) {
+    if (const auto found = known_.find(op); found != known_.end()) return found->second;
+    return known_.emplace(op, rule_of(op)).first->second;
+  }
+
+ private:
+  std::unordered_map<c10::OperatorHandle, const OperatorRule*> known_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,120 @@
+#include "trireme/operators/rules.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+namespace trireme {
+namespace {
+
+struct Row {
+  OperatorRule rule;
+  const char* operators;  ///< names without "aten::", or overloads
+};
+
+constexpr Row kRows[] = {
+    {{OperatorRole::kNone},
+     "requires_grad_ retain_grad retains_grad is_leaf output_nr _version is_floating_point is_complex is_signed "
+     "is_conj is_neg is_inference is_pinned is_same_size is_set_to result_type can_cast promote_types size stride "
+     "sym_size sym_stride sym_numel sym_storage_offset sym_is_contiguous record_stream set_data is_distributed "
+     "_has_compatible_shallow_copy_type _is_zerotensor _debug_has_internal_overlap _assert_tensor_metadata"},
+    {{OperatorRole::kEach},
+     // With the pointwise tag in some overloads only, or in none.
+     "add add_ sub sub_ subtract subtract_ mul mul_ multiply multiply_ div div_ divide divide_ true_divide "
+     "true_divide_ "
+     "floor_divide floor_divide_ rsub eq eq_ ne ne_ gt gt_ ge ge_ lt lt_ le le_ equal_ greater greater_ greater_equal "
+     "greater_equal_ less less_ less_equal less_equal_ not_equal not_equal_ __and__ __or__ __xor__ __iand__ __ior__ "
+     "__ixor__ __lshift__ __rshift__ __ilshift__ __irshift__ logical_and logical_or logical_not logical_xor absolute "
+     "absolute_ abs_ negative negative_ arccos arcsin arctan arctanh arccosh arcsinh arctan2 fix fix_ leaky_relu "
+     "leaky_relu_ elu_ gelu_ mish_ hardswish hardswish_ hardsigmoid_ hardtanh hardtanh_ threshold_ log_sigmoid "
+     "log_sigmoid_forward prelu _prelu_kernel rrelu relu6_ selu_ celu_ copysign_ heaviside_ lcm_ gcd_ xlogy xlogy_ "
+     "fill "
+     "fill_ zero_ masked_fill masked_fill_ where.self where.ScalarSelf where.ScalarOther where.Scalar "
+     "dropout dropout_ native_dropout alpha_dropout_ bernoulli.p bernoulli bernoulli_ normal_ uniform_ random_ "
+     "exponential_ zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose isreal isin "
+     "bucketize searchsorted max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
+     "copy_ square square_ nan_to_num nan_to_num_"},
+    {{OperatorRole::kCopy},
+     "clone contiguous to _to_copy type_as _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int "
+     "_cast_Long "
+     "_cast_Short _autocast_to_full_precision _autocast_to_reduced_precision pin_memory resolve_conj resolve_neg"},
+    {{OperatorRole::kView},
+     "view view_as reshape reshape_as _unsafe_view _reshape_alias flatten ravel unflatten expand expand_as "
+     "broadcast_to permute transpose "
+     "t numpy_T mT mH adjoint matrix_H swapaxes swapdims movedim moveaxis squeeze unsqueeze detach alias lift_fresh "
+     "atleast_1d atleast_2d atleast_3d squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ detach_ view_as_real "
+     "view_as_complex conj _conj _neg_view"},
+    {{OperatorRole::kRepeat}, "repeat tile repeat_interleave.self_int"},
+    {{OperatorRole::kPart},
+     "slice select split split_with_sizes chunk unbind tensor_split unsafe_chunk unsafe_split unsafe_split_with_sizes"},
+    {{OperatorRole::kReduction, /*sums=*/true}, "sum mean any all"},
+    {{OperatorRole::kReduction},
+     "amax amin max max.dim min min.dim argmax argmin aminmax logsumexp prod norm linalg_vector_norm var std var_mean "
+     "std_mean "
+     "nansum nanmean median median.dim nanmedian mode mode.dim count_nonzero count_nonzero.dim_IntList kthvalue"},
+    {{OperatorRole::kScan},
+     "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumsum_ cumprod cumprod_ cummax cummin "
+     "logcumsumexp sort argsort "
+     "msort topk flip fliplr flipud roll diff rot90 glu unfold"},
+    {{OperatorRole::kSet}, "unique_dim unique_consecutive _unique _unique2 bincount histc masked_scatter"},
+    {{OperatorRole::kCat}, "cat concat concatenate"},
+    {{OperatorRole::kStack}, "stack"},
+    {{OperatorRole::kPad}, "pad constant_pad_nd"},
+    {{OperatorRole::kProduct}, "linear matmul mm bmm mv addmm baddbmm"},
+    {{OperatorRole::kConvolution}, "convolution"},
+    {{OperatorRole::kLookup}, "embedding one_hot"},
+    {{OperatorRole::kNorm}, "layer_norm native_layer_norm rms_norm _fused_rms_norm"},
+    {{OperatorRole::kAttention}, "scaled_dot_product_attention"},
+    {{OperatorRole::kClassLoss}, "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d"},
+    {{OperatorRole::kEachLoss},
+     "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits "
+     "soft_margin_loss poisson_nll_loss"},
+    {{OperatorRole::kIndex}, "index _unsafe_index"},
+    {{OperatorRole::kSelectIndex}, "index_select"},
+    {{OperatorRole::kGather}, "gather"},
+    {{OperatorRole::kMaskedSelect}, "masked_select"},
+    {{OperatorRole::kNonzero}, "nonzero argwhere"},
+    {{OperatorRole::kPut}, "index_put index_put_ _index_put_impl_"},
+    {{OperatorRole::kScatter},
+     "scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_ index_copy "
+     "index_copy_ index_fill index_fill_"},
+    {{OperatorRole::kTriangle}, "tril triu tril_ triu_"},
+    {{OperatorRole::kNew}, "new_empty new_zeros new_ones new_full new_empty_strided empty_like"},
+    {{OperatorRole::kRead}, "item _local_scalar_dense is_nonzero equal allclose"},
+};
+
+using Table = std::unordered_map<std::string, const OperatorRule*>;
+
+const Table& table() {
+  static const Table rows = [] {
+    Table made;
+    for (const Row& row : kRows) {
+      std::istringstream names(row.operators);
+      for (std::string name; names >> name;) made["aten::" + name] = &row.rule;
+    }
+    return made;
+  }();
+  return rows;
+}
+
+bool writes_out(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                     [](const c10::Argument& argument) { return argument.is_out(); });
+}
+
+}  // namespace
+
+const OperatorRule* rule_of(const c10::OperatorHandle& op) {
+  static constexpr OperatorRule kPointwise{OperatorRole::kEach};
+  const c10::FunctionSchema& schema = op.schema();
+  if (writes_out(schema)) return nullptr;
+  const std::string& name = schema.name();
+  const Table& rows = table();
+  if (const auto found = rows.find(name + "." + schema.overload_name()); found != rows.end()) return found->second;
+  if (const auto found = rows.find(name); found != rows.end()) return found->second;
+  if (!name.starts_with("aten::") || !op.hasTag(at::Tag::pointwise)) return nullptr;
+  return name.ends_with("_backward") ? nullptr : &kPointwise;
+}
+
+}  // namespace trireme

@@ -1,0 +1,422 @@
+#include "sequence/token_pass.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/base/error.h"
+
+namespace trireme::sequence {
+
+c10::IValue& argument(OperatorCall& call, size_t index) {
+  return call.stack[call.stack.size() - call.traits.arguments + index];
+}
+
+bool contains(c10::ArrayRef<int64_t> dims, int64_t dim) {
+  return std::find(dims.begin(), dims.end(), dim) != dims.end();
+}
+
+c10::IValue value_of(const OperatorCall& call, const char* name) {
+  const auto index = call.op.schema().argumentIndexWithName(name);
+  return index ? call.arguments()[static_cast<size_t>(*index)] : c10::IValue();
+}
+
+std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims) {
+  std::vector<int64_t> result;
+  for (const char* name : {"dim", "dims", "dim0", "dim1", "dimension", "axis0", "axis1"}) {
+    const c10::IValue value = value_of(call, name);
+    if (value.isInt()) result.push_back(value.toInt());
+    if (value.isIntList())
+      for (const int64_t dim : value.toIntVector()) result.push_back(dim);
+  }
+  for (int64_t& dim : result)
+    if (dim < 0) dim += dims;
+  return result;
+}
+
+TokenPass::TokenPass(Group& group, SequenceAttention attention)
+    : group_(group),
+      attention_(attention),
+      attention_operator_(c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "")),
+      scope_(InterceptScope::Watch::kWrites, this) {
+  RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(group.rank()) + 1);
+}
+
+TokenPass::~TokenPass() { RankContext::of_this_thread().streams().set_slice(0); }
+
+at::Tensor TokenPass::cut(const at::Tensor& whole, int64_t dim) {
+  const int64_t along = dim < 0 ? dim + whole.dim() : dim;
+  if (along < 0 || along >= whole.dim())
+    throw ShapeError(str("cut: ", whole.sizes(), " has no dim ", dim, "; name the dim that the tokens run along"));
+  if (const auto known = table_.find(whole); known && known->is_sharded())
+    throw StateError(str("cut: ", whole.sizes(), " is a part of a sequence already; cut() takes whole tensors"));
+  auto split = std::make_shared<TokenSplit>();
+  split->rank = group_.rank();
+  for (int rank = 0; rank < group_.size(); ++rank)
+    split->lengths.push_back(sequence_range(whole.size(along), group_.size(), rank).numel());
+  if (*std::min_element(split->lengths.begin(), split->lengths.end()) < 2)
+    throw ShapeError(str("cut: ", whole.sizes(), " has ", whole.size(along), " tokens in dim ", along,
+                         ", fewer than two for each of ", group_.size(),
+                         " ranks; use a longer sequence or fewer ranks"));
+  const WithoutInterception guard;
+  Sharding sharding{.split = split, .dims = {along}};
+  const at::Tensor part = part_of(whole, sharding);
+  if (!whole.requires_grad()) sharding.whole = whole.clone(at::MemoryFormat::Contiguous);
+  table_.add(part, sharding);
+  const auto [known, is_new] = lengths_.emplace(split->local(), split->total());
+  if (!is_new && known->second != split->total()) known->second = -1;
+  has_cut_ = true;
+  return part;
+}
+
+std::optional<int64_t> TokenPass::whole_length(int64_t local) const {
+  const auto found = lengths_.find(local);
+  return found != lengths_.end() && found->second > 0 ? std::optional(found->second) : std::nullopt;
+}
+
+void TokenPass::check_same_batch(const SequenceInputs& whole) {
+  if (group_.size() == 1) return;
+  const WithoutInterception guard;
+  constexpr int64_t kPerTensor = 4;  // whether it is there, samples, tokens, a checksum
+  std::vector<int64_t> told;
+  for (const at::Tensor& tensor : {whole.input_ids, whole.labels, whole.position_ids, whole.attention_mask}) {
+    const bool is_there = tensor.defined() && tensor.dim() > 0;
+    const bool has_values = is_there && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+    const int64_t dim = is_there ? (whole.dim < 0 ? whole.dim + tensor.dim() : whole.dim) : 0;
+    const int64_t tokens = is_there && dim < tensor.dim() ? tensor.size(dim) : 0;
+    int64_t sum = 0;
+    if (has_values && tensor.numel() > 0) {
+      const at::Tensor places = at::arange(1, tensor.numel() + 1, tensor.options().dtype(at::kLong));
+      sum = tensor.to(at::kLong).flatten().mul(places.mul(places).add(7)).sum().item<int64_t>();
+    }
+    told.insert(told.end(), {is_there, is_there && tokens > 0 ? tensor.numel() / tokens : 0, tokens, sum});
+  }
+  const at::Tensor own =
+      at::tensor(told, at::kLong).to(whole.input_ids.defined() ? whole.input_ids.device() : at::Device(at::kCPU));
+  at::Tensor all = at::empty({group_.size() * own.numel()}, own.options());
+  group_.all_gather(all, own).wait();
+  const at::Tensor by_rank = all.view({group_.size(), -1, kPerTensor}).cpu();
+  constexpr const char* kNames[] = {"input_ids", "labels", "position_ids", "attention_mask"};
+  for (int64_t i = 0; i < by_rank.size(1); ++i)
+    for (int64_t rank = 1; rank < by_rank.size(0); ++rank)
+      for (int64_t what = 0; what < kPerTensor; ++what) {
+        const auto first = by_rank[0][i][what].item<int64_t>(), other = by_rank[rank][i][what].item<int64_t>();
+        if (first == other) continue;
+        const std::string difference =
+            what == 0   ? str("is given by rank ", first != 0 ? 0 : rank, " and not by rank ", first != 0 ? rank : 0)
+            : what == 1 ? str("has ", first, " samples on rank 0 and ", other, " on rank ", rank)
+            : what == 2 ? str("has ", first, " tokens on rank 0 and ", other, " on rank ", rank)
+                        : str("has other values on rank ", rank, " than on rank 0");
+        throw StateError(str("cut: ", kNames[i], " ", difference, " of group '", group_.name(),
+                             "'; ranks that share a sequence get the same batch (a sampler over data_place().size, no "
+                             "shuffling of their own)"));
+      }
+}
+
+void TokenPass::run(OperatorCall& call, Next next) {
+  const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled();
+  if (!is_forward || table_.is_empty()) return next(call);
+  find_arguments(call);
+  if (found_.empty()) {
+    if (call.op == attention_operator_) check_lost(call);
+    if (!has_tensors_) return run_factory(call, next);
+    return next(call);
+  }
+  FoundArguments found = std::exchange(found_, {});
+  if (call.traits.written != 0)
+    for (const Found& one : found)
+      if (one.sharding.is_copy && (call.traits.written >> one.index & 1) != 0)
+        refuse(call, one, "writes into a token that was taken from another rank, a result",
+               "write by torch.where() instead");
+  if (std::none_of(found.begin(), found.end(), [](const Found& one) { return one.sharding.is_sharded(); }))
+    return run_unsharded(call, next, found);
+  // A tensor that the program has made is looked at where it joins tokens.
+  std::erase_if(found, [](const Found& one) {
+    return one.sharding.kind == Sharding::Kind::kConstant || one.sharding.kind == Sharding::Kind::kCounting;
+  });
+  if (call.traits.random) call.stream = RandomStream::kSlice;
+  const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
+  if (const OperatorRule* const rule = rules_(call.op))
+    run_known(call, next, *rule, found);
+  else
+    run_opened(call, next, found);
+  if (written.defined()) table_.forget_made(written);
+}
+
+void TokenPass::find_arguments(const OperatorCall& call) {
+  found_.clear();
+  has_tensors_ = false;
+  for (size_t i = 0; i < call.traits.arguments; ++i)
+    for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
+      has_tensors_ = true;
+      if (auto sharding = table_.find(tensor)) found_.push_back({i, tensor, *std::move(sharding)});
+    });
+}
+
+void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found) {
+  switch (rule.role) {
+    case OperatorRole::kNone:
+      return next(call);
+    case OperatorRole::kNew:
+      return run_new(call, next);
+    case OperatorRole::kEach:
+      return run_each(call, next, found);
+    case OperatorRole::kCopy:
+      return run_copy(call, next, found);
+    case OperatorRole::kView:
+      return run_view(call, next, found);
+    case OperatorRole::kRepeat:
+      return run_repeat(call, next, found);
+    case OperatorRole::kPart:
+      return run_part(call, next, found);
+    case OperatorRole::kReduction:
+      return run_reduction(call, next, rule, found);
+    case OperatorRole::kScan:
+      return run_scan(call, next, found);
+    case OperatorRole::kSet:
+      return run_set(call, found);
+    case OperatorRole::kCat:
+      return run_cat(call, next, found, /*is_stack=*/false);
+    case OperatorRole::kStack:
+      return run_cat(call, next, found, /*is_stack=*/true);
+    case OperatorRole::kPad:
+      return run_pad(call, next, found);
+    case OperatorRole::kProduct:
+      return run_product(call, next, found);
+    case OperatorRole::kConvolution:
+      return run_convolution(call, next, found);
+    case OperatorRole::kLookup:
+      return run_lookup(call, next, found);
+    case OperatorRole::kNorm:
+      return run_norm(call, next, found);
+    case OperatorRole::kAttention:
+      return run_attention(call, next);
+    case OperatorRole::kClassLoss:
+      return run_class_loss(call, next, found);
+    case OperatorRole::kEachLoss:
+      return run_each_loss(call, next, found);
+    case OperatorRole::kIndex:
+      return run_index(call, next, found);
+    case OperatorRole::kSelectIndex:
+      return run_select_index(call, next, found);
+    case OperatorRole::kGather:
+      return run_gather(call, next, found);
+    case OperatorRole::kMaskedSelect:
+      return run_masked_select(call, next, found);
+    case OperatorRole::kNonzero:
+      return run_nonzero(call, next, found);
+    case OperatorRole::kPut:
+      return run_put(call, next, found);
+    case OperatorRole::kScatter:
+      return run_scatter(call, next, found);
+    case OperatorRole::kTriangle:
+      return run_triangle(call, next, found);
+    case OperatorRole::kRead:
+      return run_read(call, found);
+  }
+}
+
+void TokenPass::run_new(OperatorCall& call, Next next) {
+  const std::string& name = call.op.schema().name();
+  const bool is_constant = name == "aten::new_zeros" || name == "aten::new_ones" || name == "aten::new_full";
+  next(call);
+  if (is_constant)
+    table_.add(call.results()[0].toTensor(),
+               {.kind = Sharding::Kind::kConstant, .split = std::make_shared<TokenSplit>()});
+}
+
+/// An operator without a row is looked at by its parts. One that has none is not known to be right.
+void TokenPass::run_opened(OperatorCall& call, Next next, const FoundArguments& found) {
+  if (!call.traits.composite || call.traits.random)
+    refuse(call, found[0], "is not known to sequence parallelism, and has an argument");
+  struct Opened {
+    std::vector<std::string>& names;
+    ~Opened() { names.pop_back(); }
+  };
+  opened_.push_back(call.op.schema().name());
+  const Opened opened{opened_};
+  next.open(call);
+}
+
+/// A tensor of the part's length beside one of all tokens: libtorch would speak of sizes.
+void TokenPass::check_lengths(const OperatorCall& call, const Found& total) const {
+  for_each_tensor(call.arguments(), [&](const at::Tensor& other) {
+    if (!other.defined()) return;
+    for (int64_t place = 1; place <= std::min(other.dim(), total.tensor.dim()); ++place) {
+      const int64_t size = other.size(other.dim() - place), all = total.tensor.size(total.tensor.dim() - place);
+      const auto whole = lengths_.find(size);
+      if (size != 1 && size != all && whole != lengths_.end() && whole->second == all)
+        throw StateError(str(name_of(call), " joins ", total.tensor.sizes(), ", which is of all ", all,
+                             " tokens, with ", other.sizes(), ", which the model made by the length of a part, ", size,
+                             "; make it from tensors that went through cut(), such as position_ids"));
+    }
+  });
+}
+
+/// All ranks compute the same, of totals and of what the program has made.
+void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArguments& found) {
+  check_number(call, found);
+  const Found* of_total = nullptr;
+  size_t made = 0;
+  for (const Found& one : found) {
+    if (one.sharding.kind == Sharding::Kind::kTotal && (of_total == nullptr || of_total->sharding.counts == nullptr))
+      of_total = &one;
+    made += one.sharding.kind == Sharding::Kind::kConstant;
+  }
+  const OperatorRule* const rule = rules_(call.op);
+  const OperatorRole role = rule != nullptr ? rule->role : OperatorRole::kRead;
+  size_t tensors = 0;
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) { tensors += tensor.defined() && tensor.dim() > 0; });
+  const bool stays_constant =
+      made == tensors && !call.traits.random &&
+      (role == OperatorRole::kEach || role == OperatorRole::kCopy || role == OperatorRole::kView);
+  const bool stays_counting = found[0].sharding.kind == Sharding::Kind::kCounting && role == OperatorRole::kCopy;
+  if (of_total != nullptr && role == OperatorRole::kEach) check_lengths(call, *of_total);
+  const Sharding total{.kind = Sharding::Kind::kTotal,
+                       .split = of_total != nullptr ? of_total->sharding.split : found[0].sharding.split,
+                       .counts = of_total != nullptr ? of_total->sharding.counts : nullptr};
+  const bool has_total = of_total != nullptr;
+  const Found first = found[0];
+  const bool is_written = writes_first(call);
+  next(call);
+  for_each_tensor(call.results(), [&](const at::Tensor& result) {
+    if (!result.defined() || !result.has_storage()) return;
+    if (is_written) {
+      table_.refresh(result);  // where it is a view of a whole
+      table_.forget_made(result);
+    }
+    if (table_.find(result)) return;
+    if (has_total) {
+      table_.add(result, total);
+    } else if (stays_constant && !is_written) {
+      table_.add(result, {.kind = Sharding::Kind::kConstant, .split = first.sharding.split});
+    } else if (stays_counting && at::isIntegralType(result.scalar_type(), /*includeBool=*/false)) {
+      Sharding counting = first.sharding;
+      table_.add(result, counting);
+    }
+  });
+}
+
+/// A tensor that the program makes of nothing: by the lengths that it has seen, or by whole ones.
+void TokenPass::run_factory(OperatorCall& call, Next next) {
+  const std::string& name = call.op.schema().name();
+  const bool counts = name == "aten::arange";
+  if (!counts && name != "aten::zeros" && name != "aten::ones" && name != "aten::full") return next(call);
+  bool from_zero = true;
+  if (counts) {
+    const c10::IValue start = value_of(call, "start"), step = value_of(call, "step");
+    from_zero = (!start.isScalar() || start.toScalar().toDouble() == 0) &&
+                (!step.isScalar() || step.toScalar().toDouble() == 1);
+  }
+  next(call);
+  const at::Tensor result = call.results()[0].toTensor();
+  const auto split = std::make_shared<TokenSplit>();
+  if (!counts) return table_.add(result, {.kind = Sharding::Kind::kConstant, .split = split});
+  if (!from_zero || result.numel() < 2) return;
+  if (std::any_of(lengths_.begin(), lengths_.end(),
+                  [&](const auto& length) { return length.second == result.numel(); }))
+    return table_.add(result, {.kind = Sharding::Kind::kTotal, .split = split});
+  if (lengths_.contains(result.numel()))
+    table_.add(result, {.kind = Sharding::Kind::kCounting, .split = split, .dims = {0}});
+}
+
+// --- what handlers are made of ---
+
+bool TokenPass::is_whole(const OperatorCall& call, const FoundArguments& found) {
+  if (call.traits.random) return false;
+  bool asks_gradient = false;
+  if (at::GradMode::is_enabled())
+    for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+      asks_gradient = asks_gradient || (tensor.defined() && tensor.requires_grad());
+    });
+  return !asks_gradient && std::all_of(found.begin(), found.end(), [](const Found& one) {
+    return one.sharding.kind == Sharding::Kind::kTotal || one.sharding.whole.defined();
+  });
+}
+
+std::vector<c10::IValue> TokenPass::run_on(const OperatorCall& call, std::vector<c10::IValue> arguments) {
+  torch::jit::Stack stack(std::move(arguments));
+  call.op.callBoxed(&stack);
+  return stack;
+}
+
+std::vector<c10::IValue> TokenPass::whole_arguments(const OperatorCall& call, const FoundArguments& found) const {
+  std::vector<c10::IValue> result = call.arguments().vec();
+  const auto whole_of = [&](const at::Tensor& tensor) {
+    for (const Found& one : found)
+      if (one.tensor.is_same(tensor) && one.sharding.whole.defined()) return one.sharding.whole;
+    return tensor;
+  };
+  for (c10::IValue& value : result) {
+    if (value.isTensor()) {
+      value = whole_of(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorList()) list.push_back(whole_of(tensor));
+      value = std::move(list);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+        list.push_back(tensor ? std::optional(whole_of(*tensor)) : std::nullopt);
+      value = std::move(list);
+    }
+  }
+  return result;
+}
+
+at::Tensor TokenPass::part(const at::Tensor& whole, const Sharding& like, c10::ArrayRef<int64_t> dims) {
+  Sharding sharding{.split = like.split, .outer = like.outer, .inner = like.inner, .whole = whole};
+  sharding.dims.assign(dims.begin(), dims.end());
+  if (dims.empty()) {
+    table_.add(whole, {.kind = Sharding::Kind::kTotal, .split = like.split});
+    return whole;
+  }
+  const int64_t tokens = whole.size(dims[0]) / (like.outer * like.inner);
+  if (tokens != like.split->total()) {
+    auto split = std::make_shared<TokenSplit>(like.split->with_total(tokens));
+    if (split->lengths.back() < 1) {  // no part for the last rank: all have the whole
+      table_.add(whole, {.kind = Sharding::Kind::kTotal, .split = like.split});
+      return whole;
+    }
+    sharding.split = std::move(split);
+  }
+  at::Tensor result = part_of(whole, sharding);
+  table_.add(result, sharding);
+  return result;
+}
+
+void TokenPass::give(OperatorCall& call, std::vector<c10::IValue> results) {
+  torch::jit::drop(call.stack, call.traits.arguments);
+  for (c10::IValue& result : results) call.stack.push_back(std::move(result));
+}
+
+void TokenPass::add(const at::Tensor& tensor, const Found& like, int64_t dim) {
+  Sharding sharding = like.sharding;
+  sharding.whole.reset();
+  sharding.dims = {dim};
+  table_.add(tensor, sharding);
+}
+
+std::string TokenPass::name_of(const OperatorCall& call) const {
+  return opened_.empty() ? call.op.schema().name() : str(opened_.front(), " (", call.op.schema().name(), ")");
+}
+
+void TokenPass::refuse(const OperatorCall& call, const Found& argument, const std::string& reason,
+                       const std::string& fix) const {
+  const TokenSplit& split = *argument.sharding.split;
+  const std::string place = argument.sharding.dims.empty() ? std::string("a dim that was merged with another")
+                                                           : str("dim ", argument.sharding.dim());
+  throw StateError(
+      str(name_of(call), " ", reason, " of ", argument.tensor.sizes(), ", of which rank ", group_.rank(), " of group '",
+          group_.name(), "' has ", split.local(), " of ", split.total(), " tokens in ", place, "; ",
+          !fix.empty() ? fix
+                       : std::string("attention goes over the ranks as scaled_dot_product_attention "
+                                     "(attn_implementation=\"sdpa\"), sums as sum(), mean() or cross_entropy(); "
+                                     "docs/sequence.md lists the rest")));
+}
+
+}  // namespace trireme::sequence

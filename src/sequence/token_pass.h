@@ -1,0 +1,165 @@
+// The pass that runs operators on this rank's tokens of a sequence, so that results are those of all tokens.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trireme/activations/sharding.h"
+#include "trireme/comm/group.h"
+#include "trireme/intercept.h"
+#include "trireme/operators/rules.h"
+#include "trireme/sequence/sequence_parallel.h"
+
+namespace trireme::sequence {
+
+/// An argument of an operator, or a tensor of a list among its arguments, that is sharded.
+struct Found {
+  size_t index;
+  at::Tensor tensor;
+  Sharding sharding;
+};
+using FoundArguments = std::vector<Found>;
+
+/// Handlers by an operator's role. Each runs the operator in one of three ways, or refuses it by name:
+///   on wholes: all arguments are known whole and no gradient is asked for; the result's part is a slice of the whole
+///   result; on this rank's tokens: the result's are this rank's, too; on this rank's tokens, then over ranks:
+///   attention, totals, the token that a program picks.
+/// Each decision is by schemas, shapes and wholes, which are alike on all ranks.
+class TokenPass : public Pass {
+ public:
+  TokenPass(Group& group, SequenceAttention attention);
+  ~TokenPass() override;
+  TokenPass(const TokenPass&) = delete;
+  TokenPass& operator=(const TokenPass&) = delete;
+
+  PassOrder order() const override { return PassOrder::kSequence; }
+  void run(OperatorCall& call, Next next) override;
+
+  at::Tensor cut(const at::Tensor& whole, int64_t dim);
+  /// Nothing where `tensor` is not sharded.
+  std::optional<Sharding> find(const at::Tensor& tensor) { return table_.find(tensor); }
+  bool has_cut() const { return has_cut_; }
+  /// All tokens of sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
+  std::optional<int64_t> whole_length(int64_t local) const;
+  /// Whether all ranks of the group cut the same batch: a small gather.
+  ///
+  /// Throws    StateError on every rank: sizes or ids differ.
+  void check_same_batch(const SequenceInputs& whole);
+
+ private:
+  void find_arguments(const OperatorCall& call);
+  void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
+  void run_opened(OperatorCall& call, Next next, const FoundArguments& found);
+  void check_lengths(const OperatorCall& call, const Found& total) const;
+  void run_unsharded(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_new(OperatorCall& call, Next next);
+  void run_factory(OperatorCall& call, Next next);
+
+  // each.cpp
+  void run_each(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_each_whole(OperatorCall& call, const FoundArguments& found);
+  const Found& check_aligned(const OperatorCall& call, const FoundArguments& found) const;
+  void check_unsharded(OperatorCall& call, const Found& lead);
+  bool is_alike(const at::Tensor& other, int64_t dim);
+  bool counts(const at::Tensor& other, int64_t dim);
+  void run_cat(OperatorCall& call, Next next, const FoundArguments& found, bool is_stack);
+  void run_triangle(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_pad(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_scan(OperatorCall& call, Next next, const FoundArguments& found);
+
+  // views.cpp
+  void run_view(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_copy(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_repeat(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_part(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_slice(OperatorCall& call, Next next, const Found& argument, int64_t dim);
+  void run_select(OperatorCall& call, Next next, const Found& argument);
+  at::Tensor whole_view(const OperatorCall& call, const Found& argument, const at::Tensor& local) const;
+
+  // totals.cpp
+  void run_reduction(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
+  void run_class_loss(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_each_loss(OperatorCall& call, Next next, const FoundArguments& found);
+  at::Tensor total(const at::Tensor& parts);
+  at::Tensor total_sum(const at::Tensor& sum);
+  at::Tensor total_mean(const at::Tensor& sum, const at::Tensor& count);
+  /// In place of the arguments, and in place of the result of an operator that has run.
+  void give_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
+  static std::shared_ptr<const std::vector<double>> counts_of(const Found& argument);
+  void check_number(const OperatorCall& call, const FoundArguments& found) const;
+  void replace_by_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
+
+  // products.cpp
+  void run_product(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_convolution(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_lookup(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_norm(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_attention(OperatorCall& call, Next next);
+  at::Tensor whole_mask(const OperatorCall& call, const TokenSplit& queries, const TokenSplit* keys);
+  void check_lost(const OperatorCall& call);
+
+  // indices.cpp
+  void run_index(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_select_index(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_gather(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_masked_select(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_nonzero(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_put(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_scatter(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_set(OperatorCall& call, const FoundArguments& found);
+  void run_read(OperatorCall& call, const FoundArguments& found);
+  void check_places(const OperatorCall& call, const Found& own, const at::Tensor& places);
+  at::Tensor picked(OperatorCall& call, const Found& argument, const at::Tensor& places,
+                    const std::function<at::Tensor(const at::Tensor& local_places)>& pick);
+
+  // What handlers are made of.
+  /// Whether all that is sharded is known whole and no gradient is asked for.
+  static bool is_whole(const OperatorCall& call, const FoundArguments& found);
+  /// The results of the operator on `wholes` in place of its arguments, without a pass.
+  static std::vector<c10::IValue> run_on(const OperatorCall& call, std::vector<c10::IValue> arguments);
+  /// The arguments with the wholes of those that are sharded.
+  std::vector<c10::IValue> whole_arguments(const OperatorCall& call, const FoundArguments& found) const;
+  /// This rank's part of `whole`, whose tokens run along `dims` of it; the whole itself, as a total, where `dims` is
+  /// empty.
+  at::Tensor part(const at::Tensor& whole, const Sharding& like, c10::ArrayRef<int64_t> dims);
+  void give(OperatorCall& call, std::vector<c10::IValue> results);
+  void add(const at::Tensor& tensor, const Found& like, int64_t dim);
+  template <class DimOf>
+  void add_results(const OperatorCall& call, const Found& like, const DimOf& dim_of) {
+    for_each_tensor(call.results(), [&](const at::Tensor& result) {
+      if (result.defined()) add(result, like, dim_of(result));
+    });
+  }
+  [[noreturn]] void refuse(const OperatorCall& call, const Found& argument, const std::string& reason,
+                           const std::string& fix = {}) const;
+  std::string name_of(const OperatorCall& call) const;
+
+  Group& group_;
+  const SequenceAttention attention_;
+  const c10::OperatorHandle attention_operator_;
+  ShardingTable table_;
+  OperatorRules rules_;
+  std::vector<std::string> opened_;     // composite operators around the one that runs, outermost first
+  std::map<int64_t, int64_t> lengths_;  // this rank's tokens of what has been cut, and all
+  bool has_cut_ = false;
+  bool has_tensors_ = false;  // the operator that is looked at
+  FoundArguments found_;      // of the operator that is looked at
+  InterceptScope scope_;
+};
+
+/// Argument `index` of `call`, to be replaced.
+c10::IValue& argument(OperatorCall& call, size_t index);
+/// The dims that the operator names, of a tensor of `dims` dims; empty where it names none.
+std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
+/// The value of the argument `name` of the schema; None where there is none.
+c10::IValue value_of(const OperatorCall& call, const char* name);
+bool contains(c10::ArrayRef<int64_t> dims, int64_t dim);
+/// Whether `call` writes argument 0.
+inline bool writes_first(const OperatorCall& call) { return (call.traits.written & 1) != 0; }
+
+}  // namespace trireme::sequence
