@@ -7,7 +7,7 @@ import numbers
 import torch
 from torch.utils import _pytree
 
-from . import agreement, autosp, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, zero
+from . import agreement, autosp, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, sequence, zero
 from ._native import core
 from .accelerator import local_device
 from .client_optimizer import ClientOptimizer
@@ -82,6 +82,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         self._resolved = json.loads(self.core.config)
         self._sequence_size = self._resolved["sequence_parallel_size"]
         groups_of_ranks.set_sequence_size(self._sequence_size)
+        if self._sequence_size > 1:
+            sequence.watch(self.core)
         if torch_section is not None:
             self._resolved["scheduler"] = torch_section
         has_optimizer = client is not None or native.get("optimizer") is not None
@@ -194,11 +196,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
                     raise UnsupportedError("forward: the module is compiled by torch.compile(), which hides attention from sequence parallelism; "
                                            "leave it eager, or set sequence_parallel_size to 1")
                 inputs, kwargs = autosp.cut(self.core, self.module, inputs, kwargs)
+                inputs, kwargs = sequence.prepare(self.core, self.module, inputs, kwargs)
             if self._casts_inputs:
                 cast = lambda value: scope.input(value) if isinstance(value, torch.Tensor) else value
                 inputs, kwargs = _pytree.tree_map(cast, (inputs, kwargs))
             try:
-                return self.module(*inputs, **kwargs)
+                with sequence.forward_of(self.core) if self._sequence_size > 1 else contextlib.nullcontext():
+                    return self.module(*inputs, **kwargs)
             except RuntimeError as error:
                 if type(error) is RuntimeError:  # libtorch's, not one of ours
                     self.core.explain_forward(str(error), [tensor.dtype for tensor in tensors])
@@ -209,11 +213,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
 
         The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not cut;
         `others` are more of them, one number for each token, such as token_type_ids.
-        Raises  ShapeError: fewer than two tokens for some rank.
+        Raises  ShapeError: fewer than two tokens for some rank. StateError, on every rank: the ranks of a sequence have other batches.
         """
         names = ("input_ids", "labels", "position_ids", "attention_mask")
+        parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)
         other_parts = {name: self.core.cut(tensor, None, None, None, dim)[0] for name, tensor in others.items()}
-        parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)  # last: its mask is remembered
         return {**{name: part for name, part in zip(names, parts) if part is not None}, **other_parts}
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):

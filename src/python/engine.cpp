@@ -161,6 +161,19 @@ void bind_steps(EngineClass& engine) {
           py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false,
           py::arg("scale_wrt_gas") = true, WithoutGil())
       .def("scale", &ModuleEngine::scale, WithoutGil())
+      .def("is_part",
+           [](const ModuleEngine& engine, const at::Tensor& tensor) {
+             return engine.sequence() != nullptr && engine.sequence()->is_part(tensor);
+           })
+      .def("whole_of",
+           [](const ModuleEngine& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
+             const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
+             return whole.defined() ? std::optional(whole) : std::nullopt;
+           })
+      .def("whole_length",
+           [](const ModuleEngine& engine, int64_t local) -> std::optional<int64_t> {
+             return engine.sequence() != nullptr ? engine.sequence()->whole_length(local) : std::nullopt;
+           })
       .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
            py::arg("dim"))
       .def_property_readonly("loss_scale", &ModuleEngine::loss_scale)

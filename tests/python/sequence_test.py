@@ -121,6 +121,57 @@ class AutoSP(Case):
         self.assertIn("hides attention from sequence parallelism", result)
 
 
+class Batches(Case):
+    def test_ranks_that_have_other_batches_are_told_on_every_rank(self):
+        self.on_ranks(2, """
+    import json, pathlib, torch, trireme
+    config = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2}
+    engine, *_ = trireme.initialize(model=torch.nn.Linear(2, 2), config=config)
+    told, rank = [], engine.global_rank
+    for batch in ({"input_ids": torch.arange(8).view(1, 8) + rank}, {"input_ids": torch.zeros(1, 8 + rank, dtype=torch.long)},
+                  {"input_ids": torch.zeros(1, 8, dtype=torch.long), **({"labels": torch.zeros(1, 8, dtype=torch.long)} if rank else {})}):
+        try:
+            engine.cut(**batch)
+        except trireme.errors.StateError as error:
+            told.append(str(error))
+    pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(told))
+    result = None
+""")
+        for rank in range(2):
+            told = json.loads((self.folder / f"{rank}.json").read_text())
+            for text, words in zip(told, ("input_ids has other values on rank 1", "input_ids has 8 tokens on rank 0 and 9 on rank 1", "labels is given by rank 1")):
+                self.assertIn(words, text)
+            self.assertEqual(len(told), 3)
+
+    def test_a_batch_that_the_program_has_not_cut_is_cut_by_its_names(self):
+        result = self.on_ranks(2, MODELS + """
+    import copy, torch, trireme, zoo
+    torch.manual_seed(1)
+    model, ids = zoo.llama().train(), torch.randint(3, zoo.VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
+    expected = copy.deepcopy(model)(input_ids=ids, labels=ids).loss
+    expected.backward()
+    engine, *_ = trireme.initialize(model=model, config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2})
+    seen = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
+    loss = engine(input_ids=ids, labels=ids).loss
+    result = [loss.item(), expected.item(), seen]
+""")
+        self.assertAlmostEqual(result[0], result[1], places=5)
+        self.assertEqual(result[2], [6])
+
+    def test_numbers_of_a_part_are_not_read_for_those_of_all_tokens(self):
+        result = self.on_ranks(2, """
+    import torch, trireme
+    engine, *_ = trireme.initialize(model=torch.nn.Linear(2, 2), config={"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2})
+    part = engine.cut(input_ids=torch.arange(8).view(1, 8))["input_ids"]
+    try:
+        result = part.tolist()
+    except trireme.errors.StateError as error:
+        result = str(error)
+""")
+        self.assertIn("tolist: (1, 4) is this rank's part of a sequence", result)
+
+
 class Data(Case):
     def test_ranks_of_one_sequence_get_the_same_batches_and_others_others(self):
         self.on_ranks(4, """
