@@ -175,7 +175,7 @@ def distillation(model, cut, step):
 def distillation_by_kl_div_batchmean(model, cut, step):
     ids = cut(input_ids=tokens(step))["input_ids"]
     with torch.no_grad():
-        target = model(ids, teach=True).log_softmax(-1)
+        target = model(ids, teach=True).mul(0.5).log_softmax(-1)
     return functional.kl_div(model(ids).log_softmax(-1), target, log_target=True, reduction="batchmean")
 
 

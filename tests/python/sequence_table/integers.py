@@ -137,7 +137,7 @@ def weights_by_a_cumprod(m, input_ids, labels):
 
 @row(EITHER, on_four=True)
 def targets_behind_a_separator(m, input_ids, labels):
-    is_behind = (input_ids == 9).cumsum(1) > 0
+    is_behind = (input_ids % 5 == 0).cumsum(1) > 0
     return loss_of(logits(m, input_ids), input_ids.masked_fill(~is_behind, -100))
 
 

@@ -2,7 +2,7 @@
 import torch
 from torch.nn import functional
 
-from .table import (BATCH, CLASSES, EITHER, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, floats, generator, hidden, language, logits,
+from .table import (BATCH, CLASSES, DOCUMENTED, EITHER, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, floats, generator, hidden, language, logits,
                     loss_of, program, row, tokens)
 
 
@@ -479,7 +479,7 @@ def accuracy_by_a_float_mean(m, input_ids, labels):
     return loss_of(scores, labels), {"accuracy": (scores.argmax(-1) == input_ids).float().mean()}
 
 
-@row(EITHER)
+@row(DOCUMENTED)
 def accuracy_by_an_item(m, input_ids, labels):
     scores = logits(m, input_ids)
     return loss_of(scores, labels), {"accuracy": (scores.argmax(-1) == input_ids).sum().item() / input_ids.numel()}

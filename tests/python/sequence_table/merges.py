@@ -103,7 +103,7 @@ same_size("correlation by torch.corrcoef", lambda m, x: x @ torch.corrcoef(x.fla
 same_size("whitening by qr", lambda m, x: torch.linalg.qr(x)[0])
 same_size("a svd of tokens", lambda m, x: x + torch.linalg.svdvals(x).sum(1)[:, None, None])
 same_size("a kronecker product", lambda m, x: x + torch.kron(x, torch.ones(1, 2, 1))[:, ::2])
-same_size("trapezoids over tokens", lambda m, x: x + torch.trapezoid(x, dim=1)[:, None])
+same_size("trapezoids over tokens", lambda m, x: x + torch.trapezoid(x, dim=1)[:, None], EITHER)
 same_size("running trapezoids over tokens", lambda m, x: x + functional.pad(torch.cumulative_trapezoid(x, dim=1), (0, 0, 1, 0)))
 same_size("a quantile over tokens", lambda m, x: x - x.quantile(0.3, dim=1, keepdim=True))
 same_size("a median over tokens", lambda m, x: x - x.median(1, keepdim=True).values)

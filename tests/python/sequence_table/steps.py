@@ -51,7 +51,7 @@ def _stack(m, ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@program(RIGHT, ring=EITHER, build=_layers, config={"trireme": {"recompute": "full"}}, on_four=True)
+@program(EITHER, build=_layers, config={"trireme": {"recompute": "full"}}, on_four=True)
 def a_list_of_layers_recomputed_wholly_by_the_engine(model, cut, step):
     return model(*cut(**language(step)).values())
 
