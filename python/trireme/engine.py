@@ -7,7 +7,7 @@ import numbers
 import torch
 from torch.utils import _pytree
 
-from . import agreement, autosp, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, sequence, zero
+from . import agreement, autosp, beside, clipping, comm, config as configs, earlier_engines, late_parameters, missing_members, optimizers, schedules, sequences, zero
 from ._native import core
 from .accelerator import local_device
 from .client_optimizer import ClientOptimizer
@@ -83,7 +83,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         self._sequence_size = self._resolved["sequence_parallel_size"]
         groups_of_ranks.set_sequence_size(self._sequence_size)
         if self._sequence_size > 1:
-            sequence.watch(self.core)
+            sequences.watch(self.core)
         if torch_section is not None:
             self._resolved["scheduler"] = torch_section
         has_optimizer = client is not None or native.get("optimizer") is not None
@@ -196,12 +196,12 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
                     raise UnsupportedError("forward: the module is compiled by torch.compile(), which hides attention from sequence parallelism; "
                                            "leave it eager, or set sequence_parallel_size to 1")
                 inputs, kwargs = autosp.cut(self.core, self.module, inputs, kwargs)
-                inputs, kwargs = sequence.prepare(self.core, self.module, inputs, kwargs)
+                inputs, kwargs = sequences.prepare(self.core, self.module, inputs, kwargs)
             if self._casts_inputs:
                 cast = lambda value: scope.input(value) if isinstance(value, torch.Tensor) else value
                 inputs, kwargs = _pytree.tree_map(cast, (inputs, kwargs))
             try:
-                with sequence.forward_of(self.core) if self._sequence_size > 1 else contextlib.nullcontext():
+                with sequences.forward_of(self.core) if self._sequence_size > 1 else contextlib.nullcontext():
                     return self.module(*inputs, **kwargs)
             except RuntimeError as error:
                 if type(error) is RuntimeError:  # libtorch's, not one of ours
