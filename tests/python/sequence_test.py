@@ -1,6 +1,7 @@
 """Ranks that share samples train as one process does: models of Hugging Face, and a program of DeepSpeed's AutoSP."""
 import json
 import pathlib
+import textwrap
 
 from harness import Case, main
 
@@ -144,7 +145,7 @@ class Batches(Case):
             self.assertEqual(len(told), 3)
 
     def test_a_batch_that_the_program_has_not_cut_is_cut_by_its_names(self):
-        result = self.on_ranks(2, MODELS + """
+        result = self.on_ranks(2, MODELS + textwrap.dedent("""
     import copy, torch, trireme, zoo
     torch.manual_seed(1)
     model, ids = zoo.llama().train(), torch.randint(3, zoo.VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -155,7 +156,7 @@ class Batches(Case):
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
     loss = engine(input_ids=ids, labels=ids).loss
     result = [loss.item(), expected.item(), seen]
-""")
+"""))
         self.assertAlmostEqual(result[0], result[1], places=5)
         self.assertEqual(result[2], [6])
 
