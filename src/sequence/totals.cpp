@@ -104,9 +104,10 @@ void TokenPass::check_number(const OperatorCall& call, const FoundArguments& fou
   if (is_total && one.sharding.counts == nullptr) return;
   if (!is_total && (one.sharding.dims.size() != 1 || (!divides && *number >= 1))) return;
   const auto counts = is_total ? one.sharding.counts : counts_of(one);
+  constexpr double kSmallest = 8;  // smaller numbers are accumulation steps and the like
   const double asked = *number < 1 ? 1 / *number : *number;
   for (const double count : *counts)
-    if (count > 1 &&
+    if (count >= kSmallest &&
         (std::abs(asked - count) < 1e-6 * count || (is_total && std::abs(asked * asked - count) < 1e-6 * count)))
       refuse(call, one,
              str(divides ? "divides by " : "multiplies by ", *number,
