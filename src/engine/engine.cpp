@@ -192,6 +192,8 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
   std::optional<Hyperparameters> hyperparameters;
   if (!options.client_optimizer) hyperparameters.emplace(grouped.options, schedule);
   PagerPolicy policy = config_.pager;
+  // The ranks of one sequence are averaged where data-parallel ranks are added: see make_meshes().
+  if (group_.size() != place_.size) policy.gradient_op = ReduceOp::kMean;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
   check_manageable(group_, tensors.parameters, policy);
@@ -249,7 +251,9 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
 /// they are one sample's.
 std::vector<ShardMesh> Engine::make_meshes() {
   const int replicas = config_.degrees.replicas;
-  if (replicas == 1) return {{.shards = group_, .mean_over = group_.size()}};
+  const bool adds = config_.pager.gradient_op == ReduceOp::kSum;
+  const int64_t mean_over = adds ? group_.size() / place_.size : group_.size();
+  if (replicas == 1) return {{.shards = group_, .mean_over = mean_over}};
   const int size = group_.size() / replicas;
   std::vector<std::vector<int>> shards(replicas), same(size);
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -261,7 +265,7 @@ std::vector<ShardMesh> Engine::make_meshes() {
   return {{.shards = *shards_,
            .replicas = replicas_.get(),
            .states_over_replicas = config_.states_over_replicas,
-           .mean_over = group_.size()}};
+           .mean_over = mean_over}};
 }
 
 Engine::~Engine() = default;
