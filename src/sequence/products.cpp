@@ -72,7 +72,7 @@ void TokenPass::run_product(OperatorCall& call, Next next, const FoundArguments&
   add_results(call, reference, [&](const at::Tensor&) { return *dim; });
 }
 
-/// Of width 1 along tokens: each by itself.
+/// A convolution of width 1 takes each token by itself.
 void TokenPass::run_convolution(OperatorCall& call, Next next, const FoundArguments& found) {
   const Found one = found[0];
   const bool is_input = one.index == 0 && found.size() == 1 && one.sharding.has_tokens();

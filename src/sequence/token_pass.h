@@ -117,7 +117,7 @@ class TokenPass : public Pass {
   at::Tensor picked(OperatorCall& call, const Found& argument, const at::Tensor& places,
                     const std::function<at::Tensor(const at::Tensor& local_places)>& pick);
 
-  // What handlers are made of.
+  // Helpers of the handlers.
   /// Whether all that is sharded is known whole and no gradient is asked for.
   static bool is_whole(const OperatorCall& call, const FoundArguments& found);
   /// The results of the operator on `wholes` in place of its arguments, without a pass.

@@ -72,7 +72,7 @@ class Engine {
   ///
   /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
   SequenceInputs cut(const SequenceInputs& whole);
-  /// What knows the parts of this engine's samples; null where samples are not cut.
+  /// Sequence parallelism of this engine; null where samples are not cut.
   SequenceParallel* sequence() const { return sequence_.get(); }
 
   /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A
