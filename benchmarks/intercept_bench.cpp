@@ -18,6 +18,7 @@
 #include "trireme/comm/threads.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/pager.h"
+#include "trireme/sequence/sequence_parallel.h"
 
 namespace {
 
@@ -84,6 +85,8 @@ int main(int argc, char** argv) {
   Times all{"add [8, 8], reads watched too", {}};
   Times passed{"add [8, 8], a pass that looks at nothing", {}};
   Times touch{"add [8, 8] of a unit that is whole", {}};
+  Times parallel_unused{"add [8, 8], sequence parallelism that has cut nothing", {}};
+  Times parallel{"add [8, 8], neither of a sequence that was cut", {}};
   LooksAtNothing pass;
   for (int round = 0; round < rounds; ++round) {
     off.ns.push_back(ns_per_call(calls, act));
@@ -95,6 +98,13 @@ int main(int argc, char** argv) {
       InterceptScope scope(InterceptScope::Watch::kWrites, &pass);
       passed.ns.push_back(ns_per_call(calls, act));
     }
+    {
+      SequenceParallel sequence(*groups[0]);
+      parallel_unused.ns.push_back(ns_per_call(calls, act));
+      const at::Tensor ids = at::ones({1, 64}, at::kLong);
+      const SequenceInputs part = sequence.cut({.input_ids = ids, .labels = ids, .position_ids = ids});
+      parallel.ns.push_back(ns_per_call(calls, act));
+    }
     InterceptScope scope(InterceptScope::Watch::kAll);
     all.ns.push_back(ns_per_call(calls, act));
     Paged paged(*groups[0]);
@@ -102,12 +112,14 @@ int main(int argc, char** argv) {
     paged.pager.restore();
   }
   std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
-  for (const Times* times : {&off, &writes, &all, &passed, &touch}) print(*times);
+  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &touch})
+    print(*times);
   std::printf(
       "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
       "150\n",
       writes.more_than(off), all.more_than(off));
   std::printf("with a pass that looks at nothing: %.0f ns; limit 200\n", passed.more_than(off));
+  std::printf("with sequence parallelism, of tensors that are not sharded: %.0f ns\n", parallel.more_than(off));
   std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.more_than(off));
   return 0;
 }

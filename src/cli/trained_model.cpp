@@ -65,7 +65,8 @@ class ModelOnEveryRank : public TrainedModel {
   }
 
   double validate() override {
-    return evaluate(*model_, setup_.data.held_out, engine_.group(),
+    return evaluate(*model_, [this](const TokenBatch& batch) { return loss_of(batch); }, setup_.data.held_out,
+                    engine_.group(), engine_.data_place(),
                     {.samples = setup_.options.eval_samples, .micro_batch = engine_.train_micro_batch_size_per_gpu()});
   }
 

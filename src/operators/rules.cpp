@@ -1,6 +1,7 @@
 #include "trireme/operators/rules.h"
 
 #include <algorithm>
+#include <array>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -28,13 +29,14 @@ constexpr Row kRows[] = {
      "__ixor__ __lshift__ __rshift__ __ilshift__ __irshift__ logical_and logical_or logical_not logical_xor absolute "
      "absolute_ abs_ negative negative_ arccos arcsin arctan arctanh arccosh arcsinh arctan2 fix fix_ leaky_relu "
      "leaky_relu_ elu_ gelu_ mish_ hardswish hardswish_ hardsigmoid_ hardtanh hardtanh_ threshold_ log_sigmoid "
-     "log_sigmoid_forward prelu _prelu_kernel rrelu relu6_ selu_ celu_ copysign_ heaviside_ lcm_ gcd_ xlogy xlogy_ "
+     "log_sigmoid_forward _prelu_kernel rrelu relu6_ selu_ celu_ copysign_ heaviside_ lcm_ gcd_ xlogy xlogy_ "
      "fill "
      "fill_ zero_ masked_fill masked_fill_ where.self where.ScalarSelf where.ScalarOther where.Scalar "
      "dropout dropout_ native_dropout alpha_dropout_ bernoulli.p bernoulli bernoulli_ normal_ uniform_ random_ "
-     "exponential_ zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose isreal isin "
-     "bucketize searchsorted max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
+     "exponential_ zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose isreal "
+     "max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
      "copy_ square square_ nan_to_num nan_to_num_"},
+    {{OperatorRole::kFind}, "isin bucketize searchsorted"},
     {{OperatorRole::kCopy},
      "clone contiguous to _to_copy type_as _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int "
      "_cast_Long "
@@ -84,6 +86,27 @@ constexpr Row kRows[] = {
     {{OperatorRole::kRead}, "item _local_scalar_dense is_nonzero equal allclose"},
 };
 
+/// Without a row: what is not cheap.
+constexpr std::array<std::string_view, 18> kCostly = {
+    "addbmm", "addmv", "bilinear",   "cdist",    "chain_matmul", "dot",  "einsum",    "gru",  "inner",    "kron",
+    "lstm",   "outer", "multi_head", "rnn_relu", "rnn_tanh",     "vdot", "tensordot", "istft"};
+
+/// Without a row, by the beginnings of names: convolutions, attention kernels, decompositions, Fourier transforms,
+/// 16-bit and quantized products.
+constexpr std::array<std::string_view, 13> kCostlyPrefixes = {"conv",
+                                                              "_conv",
+                                                              "scaled_dot_product",
+                                                              "_scaled_dot_product",
+                                                              "_flash",
+                                                              "_efficient_attention",
+                                                              "linalg_",
+                                                              "fft_",
+                                                              "_fft",
+                                                              "_native_multi_head",
+                                                              "_transformer",
+                                                              "_scaled_",
+                                                              "_sparse"};
+
 using Table = std::unordered_map<std::string, const OperatorRule*>;
 
 const Table& table() {
@@ -115,6 +138,36 @@ const OperatorRule* rule_of(const c10::OperatorHandle& op) {
   if (const auto found = rows.find(name); found != rows.end()) return found->second;
   if (!name.starts_with("aten::") || !op.hasTag(at::Tag::pointwise)) return nullptr;
   return name.ends_with("_backward") ? nullptr : &kPointwise;
+}
+
+OperatorCost cost_of(const c10::OperatorHandle& op) {
+  if (const OperatorRule* const rule = rule_of(op)) switch (rule->role) {
+      case OperatorRole::kProduct:
+        return OperatorCost::kProduct;
+      case OperatorRole::kConvolution:
+      case OperatorRole::kAttention:
+      case OperatorRole::kPut:
+        return OperatorCost::kCostly;
+      case OperatorRole::kLookup:
+        return op.schema().name() == "aten::embedding" ? OperatorCost::kCostly : OperatorCost::kCheap;
+      default:
+        return OperatorCost::kCheap;
+    }
+  std::string_view name = op.schema().name();
+  constexpr std::string_view kNamespace = "aten::";
+  if (!name.starts_with(kNamespace)) return OperatorCost::kCostly;
+  name.remove_prefix(kNamespace.size());
+  if (std::find(kCostly.begin(), kCostly.end(), name) != kCostly.end()) return OperatorCost::kCostly;
+  // In training it moves the running statistics, of which its schema says nothing.
+  if (name.find("batch_norm") != name.npos) return OperatorCost::kCostly;
+  const bool is_costly = std::any_of(kCostlyPrefixes.begin(), kCostlyPrefixes.end(),
+                                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return is_costly ? OperatorCost::kCostly : OperatorCost::kCheap;
+}
+
+size_t left_factor_index(const c10::OperatorHandle& op) {
+  const std::string& name = op.schema().name();
+  return name == "aten::addmm" || name == "aten::baddbmm" ? 1 : 0;
 }
 
 }  // namespace trireme

@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
 #include "recompute/claim_hooks.h"
-#include "recompute/operator_cost.h"
 #include "recompute/save_hooks.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/storage_table.h"
+#include "trireme/operators/rules.h"
 
 namespace trireme {
 namespace {
@@ -19,7 +20,6 @@ namespace {
 using detail::Claim;
 using detail::ClaimHooks;
 using detail::Ingredient;
-using detail::OperatorCost;
 using detail::Recipe;
 using detail::View;
 using detail::Yield;
@@ -128,7 +128,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     running.is_own = is_own(call);
     if (!running.is_own) return running;
     running.name = call.op.schema().name();
-    running.cost = cost_of(call.op);
+    running.cost = cost_here(call.op);
     const bool is_pure = !call.traits.random && call.traits.written == 0;
     // What runs again is then only those of its parts that are needed: a norm's last steps, not its reduction.
     running.is_open = running.cost == OperatorCost::kCheap && call.traits.composite && is_pure;
@@ -137,7 +137,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
       if (const auto* storage = storage_of(tensor)) running.inputs.push_back(storage);
     });
     if (running.cost == OperatorCost::kProduct) {
-      const at::Tensor& factor = detail::left_factor(running.name, call.arguments());
+      const at::Tensor& factor = call.arguments()[left_factor_index(call.op)].toTensor();
       running.factor_numel = factor.numel();
       running.row_length = factor.dim() == 0 ? 0 : static_cast<double>(factor.size(-1));
     }
@@ -176,11 +176,12 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     return own_.find(storage_of(tensor)) != nullptr || is_parameter_(tensor);
   }
 
-  OperatorCost cost_of(const c10::OperatorHandle& op) {
+  OperatorCost cost_here(const c10::OperatorHandle& op) {
+    if (const auto found = costs_.find(op); found != costs_.end()) return found->second;
     const std::string& name = op.schema().name();
-    const auto is_named = [&](const std::string& kept) { return name == "aten::" + kept; };
-    if (std::any_of(policy_.keep.begin(), policy_.keep.end(), is_named)) return OperatorCost::kCostly;
-    return detail::cost_of(name);
+    const bool is_kept = std::any_of(policy_.keep.begin(), policy_.keep.end(),
+                                     [&](const std::string& kept) { return name == "aten::" + kept; });
+    return costs_.emplace(op, is_kept ? OperatorCost::kCostly : cost_of(op)).first->second;
   }
 
   std::shared_ptr<Recipe> make_recipe(const OperatorCall& call) {
@@ -343,6 +344,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
   StorageTable<Known> known_;
   StorageTable<std::monostate> own_;  // results of the model's operators
   std::vector<std::weak_ptr<Recipe>> recipes_;
+  std::unordered_map<c10::OperatorHandle, OperatorCost> costs_;
   size_t sweep_recipes_at_ = 64;
   Running* running_ = nullptr;  // of this thread's forward
   double forward_multiply_adds_ = 0;

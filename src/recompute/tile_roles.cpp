@@ -1,33 +1,12 @@
 #include "recompute/tile_roles.h"
 
-#include <string_view>
-#include <unordered_map>
+#include <algorithm>
+#include <string>
+
+#include "trireme/operators/rules.h"
 
 namespace trireme::detail {
 namespace {
-
-using Roles = std::unordered_map<std::string_view, TileRole>;
-
-const Roles& named_roles() {
-  static const Roles roles = [] {
-    Roles made;
-    for (const auto* name : {"linear", "matmul", "mm", "addmm"}) made[name] = TileRole::kProduct;
-    for (const auto* name :
-         {"abs",       "add",        "celu", "clamp",       "div",         "elu",      "exp",    "gelu",  "hardtanh",
-          "hardswish", "leaky_relu", "mish", "mul",         "neg",         "pow",      "relu",   "relu6", "selu",
-          "sigmoid",   "silu",       "sqrt", "log_sigmoid", "hardsigmoid", "softplus", "square", "sub",   "tanh"})
-      made[name] = TileRole::kPointwise;
-    for (const auto* name : {"to", "_to_copy"}) made[name] = TileRole::kCast;
-    for (const auto* name : {"contiguous", "flatten", "reshape"}) made[name] = TileRole::kCopy;
-    // A reader of a tensor without its gradient wants its data, and may take them without an operator.
-    made["detach"] = TileRole::kOther;
-    made["cross_entropy_loss"] = TileRole::kLoss;
-    made["dropout"] = TileRole::kDropout;
-    made["embedding"] = TileRole::kLookup;
-    return made;
-  }();
-  return roles;
-}
 
 bool returns_views(const c10::FunctionSchema& schema) {
   if (schema.returns().size() != 1 || schema.arguments().empty()) return false;
@@ -39,14 +18,32 @@ bool returns_views(const c10::FunctionSchema& schema) {
 }  // namespace
 
 TileRole tile_role_of(const c10::OperatorHandle& op) {
-  std::string_view name = op.schema().name();
-  constexpr std::string_view kNamespace = "aten::";
-  if (!name.starts_with(kNamespace)) return TileRole::kOther;
-  name.remove_prefix(kNamespace.size());
-  for (const c10::Argument& argument : op.schema().arguments())
-    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) return TileRole::kOther;
-  if (const auto found = named_roles().find(name); found != named_roles().end()) return found->second;
-  return returns_views(op.schema()) ? TileRole::kView : TileRole::kOther;
+  const c10::FunctionSchema& schema = op.schema();
+  const auto has = [&](const auto& what) {
+    return std::any_of(schema.arguments().begin(), schema.arguments().end(), what);
+  };
+  const auto is_written = [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  };
+  const auto is_generator = [](const c10::Argument& argument) { return argument.name() == "generator"; };
+  const std::string& name = schema.name();
+  // A reader of a tensor without its gradient wants its data, and may take them without an operator.
+  if (name == "aten::detach" || has(is_written)) return TileRole::kOther;
+  if (name == "aten::dropout") return TileRole::kDropout;
+  if (name == "aten::to" || name == "aten::_to_copy") return TileRole::kCast;
+  if (name == "aten::contiguous" || name == "aten::flatten" || name == "aten::reshape") return TileRole::kCopy;
+  if (name == "aten::embedding") return TileRole::kLookup;
+  if (name == "aten::cross_entropy_loss") return TileRole::kLoss;
+  const OperatorRule* const rule = rule_of(op);
+  if (rule != nullptr && rule->role == OperatorRole::kProduct) {
+    const bool has_matrix_weight = name != "aten::bmm" && name != "aten::baddbmm" && name != "aten::mv";
+    return has_matrix_weight ? TileRole::kProduct : TileRole::kOther;
+  }
+  if (returns_views(schema)) return TileRole::kView;
+  const bool is_each = rule != nullptr && rule->role == OperatorRole::kEach && schema.returns().size() == 1 &&
+                       !has(is_generator) && !name.ends_with("_like") &&
+                       !op.hasTag(at::Tag::nondeterministic_seeded);
+  return is_each ? TileRole::kPointwise : TileRole::kOther;
 }
 
 ProductShape product_shape_of(const c10::OperatorHandle& op) {

@@ -211,8 +211,9 @@ class TiledComputation::Impl final : public Pass {
     };
     if (!first || !std::all_of(others.begin(), others.end(), is_of_all_rows)) return false;
     const Rows expression = RowExpression::of(call, std::move(holes));
+    const at::Tensor sample = sample_of(*expression, first->deferred->parts().rows, call, next);
+    if (!sample.is_floating_point() || sample.size(-1) != shape.size(-1)) return false;
     if (role == TileRole::kCast) {
-      const at::Tensor sample = sample_of(*expression, first->deferred->parts().rows, call, next);
       if (sample.device() != shape.device()) return false;
       if (sample.scalar_type() == shape.scalar_type() && first->expression == first->deferred->parts().expression) {
         give(call, at::Tensor(shape));

@@ -168,6 +168,30 @@ void TokenPass::run_each_whole(OperatorCall& call, const FoundArguments& found) 
   give(call, std::move(results));
 }
 
+/// Elements that are looked for in another tensor: tokens may run along the former, and not along the latter.
+void TokenPass::run_find(OperatorCall& call, Next next, const FoundArguments& found) {
+  const auto is_query = [&](const Found& one) {
+    const std::string& name = call.op.schema().arguments()[one.index].name();
+    return name == "self" || name == "elements";
+  };
+  const auto query = std::find_if(found.begin(), found.end(), is_query);
+  if (is_whole(call, found)) {
+    const at::Tensor whole = run_on(call, whole_arguments(call, found))[0].toTensor();
+    const bool is_part = query != found.end() && query->sharding.whole.defined();
+    return give(call, {part(whole, is_part ? query->sharding : found[0].sharding,
+                            is_part ? c10::ArrayRef<int64_t>(query->sharding.dims) : c10::ArrayRef<int64_t>())});
+  }
+  for (const Found& one : found)
+    if (!is_query(one)) refuse(call, one, "looks for elements in all tokens", "look in a tensor that is not sharded");
+  const Found one = *query;
+  if (!one.sharding.has_tokens()) refuse(call, one, "needs the tokens", "keep tokens in a dim of their own");
+  const c10::IValue sorted = value_of(call, "sorted_sequence");
+  if (sorted.isTensor() && sorted.toTensor().dim() > 1 && one.sharding.dim() != one.tensor.dim() - 1)
+    refuse(call, one, "looks for each token's elements in elements of its own", "give it one sorted sequence for all");
+  next(call);
+  add_results(call, one, [&](const at::Tensor&) { return one.sharding.dim(); });
+}
+
 void TokenPass::run_triangle(OperatorCall& call, Next next, const FoundArguments& found) {
   const Found& one = found[0];
   if (is_whole(call, found)) {

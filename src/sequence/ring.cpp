@@ -3,13 +3,14 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/logaddexp.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "sequence/attention.h"
 #include "trireme/base/error.h"
@@ -17,26 +18,42 @@
 namespace trireme::sequence {
 namespace {
 
+constexpr double kNothing = -std::numeric_limits<double>::infinity();  // the log of an empty sum
+
 // B batch, H heads, Q this rank's queries, K a rank's keys, D head size.
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Ring final : torch::CustomClassHolder {
-  Ring(TokenSplit keys, Group& group, bool is_causal, std::optional<double> scale)
-      : keys(std::move(keys)), group(group), is_causal(is_causal), scale(scale) {}
+  Ring(TokenSplit keys, Group& group, bool is_causal, at::Tensor mask, std::optional<double> scale)
+      : keys(std::move(keys)), group(group), is_causal(is_causal), mask(std::move(mask)), scale(scale) {}
 
   int next() const { return (group.rank() + 1) % group.size(); }
   int previous() const { return (group.rank() + group.size() - 1) % group.size(); }
   /// Whose keys and values are here after `step` messages.
   int owner(int step) const { return (group.rank() - step + group.size()) % group.size(); }
   int64_t length(int rank) const { return keys.lengths[static_cast<size_t>(rank)]; }
-  /// Whether this rank's queries attend to keys of `rank`.
-  bool attends(int rank) const { return !is_causal || rank <= group.rank(); }
+  /// What this rank's queries see of the keys of `rank`.
+  struct Sight {
+    bool any = true;
+    bool is_causal = false;
+    std::optional<at::Tensor> mask = std::nullopt;  ///< added to scores; none: all is seen
+  };
+  Sight sight(int rank) const {
+    if (is_causal) return {.any = rank <= group.rank(), .is_causal = rank == group.rank()};
+    if (!mask.defined()) return {};
+    const int64_t begin = std::accumulate(keys.lengths.begin(), keys.lengths.begin() + rank, int64_t{0});
+    const at::Tensor block = mask.size(-1) == 1 ? mask : mask.narrow(-1, begin, length(rank));
+    if (block.isneginf().all().item<bool>()) return {.any = false};
+    if (block.eq(0).all().item<bool>()) return {};
+    return {.mask = block.expand({-1, -1, -1, length(rank)})};
+  }
 
   const TokenSplit keys;
   Group& group;
   const bool is_causal;
+  const at::Tensor mask;  ///< [B or 1, H or 1, Q, all keys or 1], added to scores; undefined: none
   const std::optional<double> scale;
 };
 
@@ -94,15 +111,24 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
       const bool is_last = step + 1 == ring->group.size();
       const int owner = ring->owner(step);
       if (!is_last) round.pass_on();
-      if (ring->attends(owner)) {
+      if (const auto sight = ring->sight(owner); sight.any) {
         const at::Tensor block = round.here().narrow(3, 0, ring->length(owner));
-        const auto [part, part_logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-            query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), 0,
-            ring->is_causal && owner == ring->group.rank(), {}, ring->scale);
+        auto [part, part_logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+            query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), 0, sight.is_causal, sight.mask,
+            ring->scale);
+        if (sight.mask)  // of a query that sees no key of the block the operator says 0
+          part_logsumexp = part_logsumexp.masked_fill(sight.mask->isneginf().all(-1), kNothing);
         join(result, logsumexp_BHQ, part, part_logsumexp);
       }
       if (!is_last) round.receive();
     }
+    if (!result.defined()) {  // no query of this rank sees any key
+      result = at::zeros({query.size(0), query.size(1), query.size(2), value.size(3)}, query.options());
+      logsumexp_BHQ = at::zeros({query.size(0), query.size(1), query.size(2)},
+                                query.options().dtype(at::toOpMathType(query.scalar_type())));
+    }
+    // Backward takes it from scores of -inf, too: those of a query that sees no key.
+    logsumexp_BHQ = logsumexp_BHQ.masked_fill(logsumexp_BHQ.isneginf(), 0);
     result = result.to(query.scalar_type());
     context->save_for_backward({query, key, value, result, logsumexp_BHQ});
     context->saved_data["ring"] = c10::IValue::make_capsule(ring);
@@ -121,11 +147,11 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
       const bool is_last = step + 1 == ring->group.size();
       const int owner = ring->owner(step);
       if (!is_last) round.pass_on();
-      if (ring->attends(owner)) {
+      if (const auto sight = ring->sight(owner); sight.any) {
         const at::Tensor block = round.here().narrow(3, 0, ring->length(owner));
         const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
             gradients[0], query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), result, logsumexp,
-            0, ring->is_causal && owner == ring->group.rank(), {}, ring->scale);
+            0, sight.is_causal, sight.mask, ring->scale);
         query_gradient.add_(of_query);
         at::Tensor sum = sums.here().narrow(3, 0, ring->length(owner));
         sum[0].add_(narrowed(of_key, key.size(1)));
@@ -152,20 +178,23 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
       return;
     }
     const at::Tensor both = at::logaddexp(logsumexp, part_logsumexp);
-    result = result * (logsumexp - both).exp().unsqueeze(-1) + wide * (part_logsumexp - both).exp().unsqueeze(-1);
+    const auto share = [&](const at::Tensor& one) {  // of -inf, no key is seen: none
+      return (one - both).exp().masked_fill(one.isneginf(), 0).unsqueeze(-1);
+    };
+    result = result * share(logsumexp) + wide * share(part_logsumexp);
     logsumexp = both;
   }
 };
 
-at::Tensor kept(const at::Tensor& mask) { return mask.scalar_type() == at::kBool ? mask : mask.eq(0); }
-
-bool keeps_all(const at::Tensor& mask) { return kept(mask).all().item<bool>(); }
-
-/// Whether `mask` [.., queries, keys] says no more than that no token sees a later one.
-bool is_causality(const at::Tensor& mask) {
-  if (mask.dim() < 2 || mask.size(-1) != mask.size(-2)) return false;
-  const at::Tensor kept_keys = kept(mask);
-  return kept_keys.eq(at::ones_like(kept_keys).tril()).all().item<bool>();
+/// `mask` [.., all queries or 1, all keys or 1] as what is added to scores of this rank's queries.
+at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& query, const TokenSplit& queries) {
+  at::Tensor own = mask;
+  while (own.dim() < 4) own = own.unsqueeze(0);
+  if (own.size(2) != 1) own = own.narrow(2, queries.begin(), queries.local());
+  if (own.scalar_type() == at::kBool)
+    own = at::zeros(own.sizes(), query.options().requires_grad(false))
+              .masked_fill(own.logical_not(), kNothing);
+  return own.expand({-1, -1, query.size(2), -1});
 }
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -178,16 +207,20 @@ void run_in_ring(OperatorCall& call, Next next, const TokenSplit& queries, const
                  const at::Tensor& mask, Group& group) {
   const auto arguments = call.arguments();
   const at::Tensor query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
-  const bool is_causal = arguments[5].toBool() || (mask.defined() && !keeps_all(mask) && is_causality(mask));
+  const bool is_causal = arguments[5].toBool();
   if (query.dim() != 4) refuse(str("query ", query.sizes(), " has no batch"));
   if (!query.is_cpu()) refuse(str("tensors on ", query.device()));
-  if (mask.defined() && !is_causality(mask) && !keeps_all(mask)) refuse("its mask is not causality alone");
+  if (mask.defined() && mask.requires_grad()) refuse("its mask asks for a gradient");
+  if (mask.defined() && is_causal) refuse("it is causal and has a mask; pass a mask that is causal");
   if (arguments[4].toDouble() > 0) refuse("it has dropout");
   if (is_causal && queries.lengths != keys.lengths) refuse("it is causal, and queries and keys are cut differently");
   if (value.size(-1) != key.size(-1)) refuse("keys and values differ in size");
   const auto scale = arguments[6].isDouble() ? std::optional(arguments[6].toDouble()) : std::nullopt;
-  const auto ring = c10::make_intrusive<Ring>(keys, group, is_causal, scale);
-  const at::Tensor result = next.run(call, [&] { return RingFunction::apply(query, key, value, ring); });
+  const at::Tensor result = next.run(call, [&] {
+    const at::Tensor added = mask.defined() ? added_mask(mask, query, queries) : at::Tensor();
+    const auto ring = c10::make_intrusive<Ring>(keys, group, is_causal, added, scale);
+    return RingFunction::apply(query, key, value, ring);
+  });
   torch::jit::drop(call.stack, call.traits.arguments);
   call.stack.emplace_back(result);
 }

@@ -165,6 +165,8 @@ void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rul
       return run_new(call, next);
     case OperatorRole::kEach:
       return run_each(call, next, found);
+    case OperatorRole::kFind:
+      return run_find(call, next, found);
     case OperatorRole::kCopy:
       return run_copy(call, next, found);
     case OperatorRole::kView:

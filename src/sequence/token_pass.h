@@ -65,6 +65,7 @@ class TokenPass : public Pass {
   void run_each_whole(OperatorCall& call, const FoundArguments& found);
   const Found& check_aligned(const OperatorCall& call, const FoundArguments& found) const;
   void check_unsharded(OperatorCall& call, const Found& lead);
+  void run_find(OperatorCall& call, Next next, const FoundArguments& found);
   bool is_alike(const at::Tensor& other, int64_t dim);
   bool counts(const at::Tensor& other, int64_t dim);
   void run_cat(OperatorCall& call, Next next, const FoundArguments& found, bool is_stack);

@@ -162,6 +162,30 @@ TEST_F(TrainProgram, TakesTokensForTokensEvenWhereTheVocabularyIsThatOfBytes) {
   EXPECT_TRUE(std::regex_match(more.out, std::regex("12 7( [0-9]+){3}\n"))) << more.out << more.err;
 }
 
+// Training and validation on parts of sequences are those on whole ones, at the same batch.
+TEST_F(TrainProgram, ValidatesOnPartsOfSequences) {
+  const auto config = [&](const std::string& name, int micro, int sequence) {
+    return folder_.write(name + ".json", str(R"({"train_batch_size": 4, "train_micro_batch_size_per_gpu": )", micro,
+                                             R"(, "sequence_parallel_size": )", sequence,
+                                             R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})"));
+  };
+  std::string validation;
+  for (const int sequence : {1, 2}) {
+    auto words = train(str("of", sequence),
+                       {"--steps", "3", "--config", config(str("by", sequence), sequence == 1 ? 2 : 4, sequence)});
+    words.erase(std::find(words.begin(), words.end(), "--batch"), std::find(words.begin(), words.end(), "--seed"));
+    const auto done = run_program(words);
+    ASSERT_EQ(done.exit_code, 0) << done.err;
+    if (sequence == 2) {
+      EXPECT_EQ(done.last_line(), validation);
+    }
+    validation = done.last_line();
+  }
+  const auto whole = numbers_of("of1", "loss"), parts = numbers_of("of2", "loss");
+  ASSERT_EQ(parts.size(), 3u);
+  for (size_t i = 0; i < parts.size(); ++i) EXPECT_NEAR(parts[i], whole[i], 1e-5);
+}
+
 TEST_F(TrainProgram, TakesAFileOfAccelerateForTheSameLosses) {
   const auto yaml = folder_.write("fsdp.yaml", "distributed_type: FSDP\nmixed_precision: bf16\ngradient_clipping: 1\n");
   const auto json = folder_.write("ds.json", R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}})");

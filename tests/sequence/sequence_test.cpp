@@ -26,6 +26,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -291,10 +292,23 @@ TEST_P(EveryWorld, AMaskOfCausalityAloneIsCausalAttention) {
 TEST_P(EveryWorld, AMaskOfAllTokensIsTakenAsItIs) {
   const at::Generator generator = at::detail::createCPUGenerator(3);
   const at::Tensor of_heads = at::randn({1, 4, 16, 16}, generator);
-  for (const at::Tensor& mask : {of_heads, of_heads.slice(1, 0, 1), of_heads[0][0].gt(-1)})
-    compare(GetParam(), {}, [mask](const Net& net, const SequenceInputs& in) {
-      return loss_of(net.logits(in, [mask](const SequenceInputs&) { return mask; }), in.labels);
-    });
+  const at::Tensor causality = at::ones({16, 16}, at::kBool).tril();
+  const at::Tensor window = causality.triu(-2);
+  const at::Tensor documents = at::arange(16).div(5, "floor").unsqueeze(0).eq(at::arange(16).div(5, "floor").unsqueeze(1));
+  at::Tensor blind = causality.clone();  // queries that see no key: as of padding on the left
+  blind.narrow(0, 0, 5).fill_(false);
+  blind.narrow(1, 0, 5).fill_(false);
+  const at::Tensor keys_alone = at::arange(16).lt(11).view({1, 1, 1, 16});
+  const at::Tensor biased = of_heads.masked_fill(window.logical_not(), -std::numeric_limits<double>::infinity());
+  for (const SequenceAttention attention : {SequenceAttention::kUlysses, SequenceAttention::kRing})
+    for (const at::Tensor& mask : {of_heads, of_heads.slice(1, 0, 1), of_heads[0], of_heads[0][0].gt(-1), window,
+                                   documents, blind, keys_alone, biased})
+      compare(
+          GetParam(), {},
+          [mask](const Net& net, const SequenceInputs& in) {
+            return loss_of(net.logits(in, [mask](const SequenceInputs&) { return mask; }), in.labels);
+          },
+          attention);
 }
 
 TEST_P(EveryWorld, GoesTogetherWithTilesAndRecomputation) {
@@ -396,7 +410,7 @@ TEST(SequenceRefusal, MasksAndHeads) {
   EXPECT_NE(refusal_of(with_mask(at::ones({8, 8}, at::kBool).tril())).find("has 8 queries where there are 16"),
             std::string::npos);
   EXPECT_NE(refusal_of(with_mask(at::ones({3, 8}, at::kBool))).find("has 3 queries"), std::string::npos);
-  EXPECT_NE(refusal_of(with_mask(at::ones({16, 16}, at::kBool).tril(3)), SequenceAttention::kRing).find("mask"),
+  EXPECT_NE(refusal_of(with_mask(at::zeros({16, 16}).requires_grad_()), SequenceAttention::kRing).find("gradient"),
             std::string::npos);
   EXPECT_NE(
       refusal_of(plain_loss, SequenceAttention::kUlysses, {.heads = 1, .key_heads = 1}).find("1 heads for 2 ranks"),

@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 
@@ -12,6 +13,7 @@ namespace trireme {
 enum class OperatorRole : uint8_t {
   kNone,       ///< reads no data and gives no tensor of its own (requires_grad_, is_leaf)
   kEach,       ///< element by element, with broadcasting
+  kFind,       ///< element by element of one argument, each looked for in all of another
   kCopy,       ///< the same elements, perhaps of another dtype, device or stride
   kView,       ///< the same elements under other sizes or strides
   kRepeat,     ///< its argument several times
@@ -47,10 +49,23 @@ struct OperatorRule {
   bool sums = false;  ///< kReduction: sum, mean, any or all, which ranks can join
 };
 
+/// What it costs to run an operator a second time.
+enum class OperatorCost : uint8_t {
+  kCheap,    ///< pointwise, norms, reductions, copies
+  kProduct,  ///< a matrix product whose multiply-adds are known
+  kCostly,   ///< attention, convolutions, …; what must not run twice, and what nothing is known of
+};
+
 /// Null: no row, so nothing is known of the operator. Rows are by name ("aten::max") or by overload ("aten::max.dim").
 /// Operators that libtorch tags as pointwise are kEach without a row of their own. Overloads that write `out=` have
 /// none.
 const OperatorRule* rule_of(const c10::OperatorHandle& op);
+
+/// By the operator's row; of an operator without one by its name.
+OperatorCost cost_of(const c10::OperatorHandle& op);
+
+/// Where a matrix product (OperatorRole::kProduct) has its factors among its arguments: a sum comes before them.
+size_t left_factor_index(const c10::OperatorHandle& op);
 
 /// rule_of() of operators that have been asked for before, without looking at names again. For one thread.
 class OperatorRules {

@@ -22,7 +22,7 @@ namespace trireme {
 
 enum class SequenceAttention : uint8_t {
   kUlysses,  ///< all-to-all between tokens and heads; at least as many heads as ranks
-  kRing,     ///< keys and values go round; any number of heads, no mask and no dropout inside attention
+  kRing,     ///< keys and values go round; any number of heads, no dropout inside attention
 };
 
 /// Undefined tensors are left out. Sequences are along `dim` of each.
@@ -40,15 +40,15 @@ ShardRange sequence_range(int64_t tokens, int size, int rank);
 /// Models of this thread compute on tensors that cut() gave while it lives; other tensors are not looked at. Construct
 /// and destroy on the same thread; graphs run backward meanwhile.
 ///
-/// Gradients of parameters are those of this rank's tokens: their sum over the group is that of the loss, which is
-/// the same on every rank. Means leave ignored targets out, wherever they are.
+/// The loss is the same on every rank. Gradients of parameters are of the sum of all ranks' losses, by this rank's
+/// tokens: their mean over the group is the gradient. Means leave ignored targets out, wherever they are.
 ///
 /// Requires  ranks of the group get the same batches and run the same operators.
 /// Cost      per attention, forward: kUlysses four all-to-alls (query, key, value, result); kRing size - 1 messages of
 ///           keys and values; backward the same of gradients. A loss: one number.
-/// Throws    from an operator, StateError with the operator and the fix: it mixes tokens of a cut tensor and is not
-///           attention, a loss, a sum or a mean; it joins one with a tensor of as many tokens that is not cut
-///           (positions that the model makes up itself); a mask that cannot be had for all tokens.
+/// Throws    from an operator, StateError with the operator and the fix: what it does with tokens is not known to be
+///           right; it joins a cut tensor with one of as many tokens that is not cut (positions that the model makes
+///           up itself); a mask that cannot be had for all tokens.
 /// Source    DeepSpeed-Ulysses, arXiv:2309.14509; ring attention, arXiv:2310.01889. Test: sequence_test.cpp.
 class [[nodiscard]] SequenceParallel {
  public:

@@ -80,7 +80,7 @@ family("Llama with a mask of ones", "LlamaForCausalLM", _LLAMA, inputs=lambda st
 family("Llama with padding, without position_ids", "LlamaForCausalLM", _LLAMA, EITHER, inputs=padded)
 family("Llama, tied, at stage 3", "LlamaForCausalLM", {**_LLAMA, "tie_word_embeddings": True}, inputs=placed, stage=3)
 family("Llama with checkpointing", "LlamaForCausalLM", uncached(_LLAMA), inputs=placed, checkpointing=True)
-family("Llama with recomputed layers", "LlamaForCausalLM", uncached(_LLAMA), EITHER, inputs=placed, config={"trireme": {"recompute": "full"}}, on_four=True)
+family("Llama with recomputed layers", "LlamaForCausalLM", uncached(_LLAMA), RIGHT, inputs=placed, config={"trireme": {"recompute": "full"}}, on_four=True)
 family("Llama with LoRA", "LlamaForCausalLM", _LLAMA, inputs=placed, lora=True)
 family("Llama with eager attention", "LlamaForCausalLM", {**_LLAMA, "attn_implementation": "eager"}, REFUSED, inputs=placed)
 family("Llama with dynamic NTK", "LlamaForCausalLM", {**_LLAMA, "max_position_embeddings": 16, "rope_parameters": {

@@ -406,3 +406,29 @@ def argmax_of_labels_as_a_number(m, input_ids, labels):
 def searchsorted_positions(m, input_ids, labels):
     order = input_ids.sort(1).values
     return loss_of(m.head(m.embed(input_ids) + m.positions(torch.searchsorted(order, input_ids))), labels)
+
+
+@row(RIGHT)
+def buckets_of_activations(m, input_ids, labels):
+    x = m.embed(input_ids)
+    buckets = torch.bucketize(x.detach().mean(-1), torch.linspace(-1, 1, LENGTH // 2))
+    return loss_of(m.head(x + m.positions(buckets)), labels)
+
+
+@row(RIGHT)
+def a_vocabulary_of_the_batch(m, input_ids, labels):
+    seen = torch.isin(torch.arange(VOCABULARY), input_ids)
+    return loss_of(logits(m, input_ids).masked_fill(~seen, -5.0), labels)
+
+
+@row(RIGHT)
+def tokens_of_a_list(m, input_ids, labels):
+    special = torch.isin(input_ids, torch.arange(LENGTH // 2))
+    return loss_of(m.head(m.embed(input_ids) * torch.where(special, 2.0, 1.0)[..., None]), labels)
+
+
+@row(REFUSED)
+def activations_looked_for_in_activations(m, input_ids, labels):
+    x = m.embed(input_ids)
+    heights = x.detach().mean(-1)
+    return loss_of(m.head(x * (1 + torch.isin(heights, heights + 0.5)[..., None])), labels)

@@ -33,7 +33,7 @@ def recomputed_by_the_engine(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(EITHER, config={"trireme": {"recompute": "full"}})
+@row(RIGHT, config={"trireme": {"recompute": "full"}})
 def recomputed_wholly_by_the_engine(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels)
 
@@ -51,7 +51,7 @@ def _stack(m, ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@program(EITHER, build=_layers, config={"trireme": {"recompute": "full"}}, on_four=True)
+@program(RIGHT, build=_layers, config={"trireme": {"recompute": "full"}}, on_four=True)
 def a_list_of_layers_recomputed_wholly_by_the_engine(model, cut, step):
     return model(*cut(**language(step)).values())
 
