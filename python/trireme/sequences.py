@@ -1,45 +1,25 @@
-"""Sequence parallelism of models in Python: batches that a program has not cut, masks by lengths, readers of numbers."""
+"""Sequence parallelism of models in Python: batches that a program has not cut, masks by lengths."""
 import contextlib
 import contextvars
 import functools
 import inspect
 import sys
-import weakref
 
 import torch
 
-from .errors import StateError
+from . import lengths
 
 # Arguments of forward() that Hugging Face names, one number or vector for each token.
 _TOKEN_INPUTS = ("input_ids", "inputs_embeds", "labels", "position_ids", "attention_mask", "token_type_ids", "decoder_input_ids",
                  "decoder_attention_mask", "decoder_position_ids", "decoder_inputs_embeds")
 _OF_CUT = ("input_ids", "labels", "position_ids", "attention_mask")
 _current = contextvars.ContextVar("trireme_sequence", default=None)
-_cores = weakref.WeakSet()
 
 
 def watch(core):
     """Prepares the process for an engine whose samples are cut. Once for each engine."""
-    _cores.add(core)
+    lengths.watch(core)
     torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which nothing can look into
-    for name in ("tolist", "numpy", "__array__"):
-        _guard(name)
-
-
-def _guard(name):
-    original = getattr(torch.Tensor, name)
-    if hasattr(original, "trireme_original"):
-        return
-
-    @functools.wraps(original)
-    def guarded(self, *args, **kwargs):
-        if any(core.is_part(self) for core in list(_cores)):
-            raise StateError(f"{name}: {tuple(self.shape)} is this rank's part of a sequence, and numbers read from it are of these tokens alone; "
-                             "read them from the whole batch, before cut(), or from a total such as sum()")
-        return original(self, *args, **kwargs)
-
-    guarded.trireme_original = original
-    setattr(torch.Tensor, name, guarded)
 
 
 @contextlib.contextmanager

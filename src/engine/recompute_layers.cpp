@@ -20,8 +20,9 @@ void recompute_layers(torch::nn::Module& module, RecomputeMode mode) {
   if (mode != RecomputeMode::kFull || any) return;
   throw ConfigError(
       str("`trireme.recompute` = \"full\": module '", module.name(),
-          "' does not say where its layers begin; write \"selective\", or derive the module from "
-          "trireme::RecomputesLayers, or call trireme::recompute() around its layers and write \"none\""));
+          "' does not say where its layers begin: it has no list of modules of one class (Python), or does not derive "
+          "from trireme::RecomputesLayers (C++); write \"selective\", or call trireme::recompute() or "
+          "trireme.checkpointing.checkpoint() around its layers and write \"none\""));
 }
 
 }  // namespace trireme

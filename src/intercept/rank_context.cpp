@@ -12,7 +12,7 @@
 #include <mutex>
 #include <string_view>
 
-#include "intercept/transforms.h"
+#include "trireme/intercept/transforms.h"
 #include "trireme/base/error.h"
 #include "trireme/base/error_hook.h"
 #include "trireme/intercept.h"

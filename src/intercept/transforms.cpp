@@ -1,4 +1,4 @@
-#include "intercept/transforms.h"
+#include "trireme/intercept/transforms.h"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/functorch/TensorWrapper.h>

@@ -36,7 +36,7 @@ std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& wo
                                           const Config& config, const std::vector<py::dict>& groups,
                                           const py::object& make_client, const std::string& output) {
   const InitializeOptions options = options_of(module, config, groups, make_client, output);
-  const auto mirror = mirror_of(module);
+  const auto mirror = mirror_with_layers(module);
   return share_engine([&] { return new ModuleEngine(world, mirror, options); });
 }
 
@@ -164,6 +164,14 @@ void bind_steps(EngineClass& engine) {
       .def("is_part",
            [](const ModuleEngine& engine, const at::Tensor& tensor) {
              return engine.sequence() != nullptr && engine.sequence()->is_part(tensor);
+           })
+      .def("whole_sizes",
+           [](const ModuleEngine& engine, const at::Tensor& tensor) {
+             return engine.sequence() != nullptr ? engine.sequence()->whole_sizes(tensor) : std::nullopt;
+           })
+      .def("note_number",
+           [](const ModuleEngine& engine, int64_t number) {
+             if (engine.sequence() != nullptr) engine.sequence()->note_number(number);
            })
       .def("whole_of",
            [](const ModuleEngine& engine, const at::Tensor& part) -> std::optional<at::Tensor> {

@@ -18,6 +18,9 @@ namespace trireme::python {
 /// Requires  the GIL; the Python module keeps its parameters for as long as the mirror is used.
 std::shared_ptr<torch::nn::Module> mirror_of(const py::handle& module);
 
+/// mirror_of() that, where `module` has lists of layers (trireme/layers.py), recomputes them as the engine says.
+std::shared_ptr<torch::nn::Module> mirror_with_layers(const py::handle& module);
+
 /// The persistent buffers that `module` has now, by name. Requires the GIL.
 std::vector<std::pair<std::string, at::Tensor>> persistent_buffers(const py::handle& module);
 

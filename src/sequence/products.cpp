@@ -122,6 +122,7 @@ void TokenPass::run_norm(OperatorCall& call, Next next, const FoundArguments& fo
 /// Attention of tensors of this rank's length that are not known as sharded: they were, until something outside of
 /// libtorch's operators copied them.
 void TokenPass::check_lost(const OperatorCall& call) {
+  if (!table_.has_sharded()) return;  // between batches: text that is generated, another model's samples
   for (size_t index = 0; index < 3; ++index) {
     const at::Tensor& tensor = call.arguments()[index].toTensor();
     if (tensor.dim() < 2 || !lengths_.contains(tensor.size(-2))) continue;

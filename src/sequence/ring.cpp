@@ -139,6 +139,7 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
     const auto ring = c10::static_intrusive_pointer_cast<Ring>(context->saved_data["ring"].toCapsule());
     const auto saved = context->get_saved_variables();
     const at::Tensor &query = saved[0], &key = saved[1], &value = saved[2], &result = saved[3], &logsumexp = saved[4];
+    const at::Tensor gradient = gradients[0].contiguous();
     at::Tensor query_gradient = at::zeros_like(query, query.options().dtype(at::toOpMathType(query.scalar_type())));
     Round round(*ring, packed(key, value, ring->keys));
     // The gradient of keys and values goes with them, and one message further: home.
@@ -150,7 +151,7 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
       if (const auto sight = ring->sight(owner); sight.any) {
         const at::Tensor block = round.here().narrow(3, 0, ring->length(owner));
         const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            gradients[0], query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), result, logsumexp,
+            gradient, query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), result, logsumexp,
             0, sight.is_causal, sight.mask, ring->scale);
         query_gradient.add_(of_query);
         at::Tensor sum = sums.here().narrow(3, 0, ring->length(owner));
@@ -197,6 +198,12 @@ at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& query, const Tok
   return own.expand({-1, -1, query.size(2), -1});
 }
 
+/// The operator reads heads and tokens by strides, in two orders, and no other: it writes past them.
+at::Tensor in_order(const at::Tensor& tensor) {
+  return tensor.is_contiguous() || tensor.dim() != 4 || tensor.transpose(1, 2).is_contiguous() ? tensor
+                                                                                               : tensor.contiguous();
+}
+
 [[noreturn]] void refuse(const std::string& what) {
   throw StateError(str("scaled_dot_product_attention in a ring: ", what, "; use SequenceAttention::kUlysses"));
 }
@@ -206,7 +213,7 @@ at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& query, const Tok
 void run_in_ring(OperatorCall& call, Next next, const TokenSplit& queries, const TokenSplit& keys,
                  const at::Tensor& mask, Group& group) {
   const auto arguments = call.arguments();
-  const at::Tensor query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
+  const at::Tensor query = in_order(arguments[0].toTensor()), key = arguments[1].toTensor(), value = arguments[2].toTensor();
   const bool is_causal = arguments[5].toBool();
   if (query.dim() != 4) refuse(str("query ", query.sizes(), " has no batch"));
   if (!query.is_cpu()) refuse(str("tensors on ", query.device()));

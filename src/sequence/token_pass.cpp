@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/intercept/transforms.h"
 
 namespace trireme::sequence {
 
@@ -78,6 +79,18 @@ std::optional<int64_t> TokenPass::whole_length(int64_t local) const {
   return found != lengths_.end() && found->second > 0 ? std::optional(found->second) : std::nullopt;
 }
 
+std::optional<std::vector<int64_t>> TokenPass::whole_sizes(const at::Tensor& tensor) {
+  const auto sharding = table_.find(tensor);
+  if (!sharding || !sharding->is_sharded()) return {};
+  if (sharding->whole.defined()) return sharding->whole.sizes().vec();
+  if (sharding->kind == Sharding::Kind::kMerged) return std::vector<int64_t>(static_cast<size_t>(tensor.dim()), -1);
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  const bool is_counted = sharding->kind == Sharding::Kind::kTokens;
+  sizes[static_cast<size_t>(sharding->dim())] =
+      is_counted ? sharding->outer * sharding->split->total() * sharding->inner : -1;
+  return sizes;
+}
+
 void TokenPass::check_same_batch(const SequenceInputs& whole) {
   if (group_.size() == 1) return;
   const WithoutInterception guard;
@@ -132,6 +145,18 @@ void TokenPass::run(OperatorCall& call, Next next) {
       if (one.sharding.is_copy && (call.traits.written >> one.index & 1) != 0)
         refuse(call, one, "writes into a token that was taken from another rank, a result",
                "write by torch.where() instead");
+  try {
+    run_found(call, next, std::move(found));
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {  // it speaks of sizes, which the program may have read off a part
+    throw StateError(str(name_of(call), " failed beside a part of a sequence, of which rank ", group_.rank(),
+                         " of group '", group_.name(), "' has some tokens; a number, a size or an index that is of ",
+                         "the whole sequence may not fit a part: ", error.what_without_backtrace()));
+  }
+}
+
+void TokenPass::run_found(OperatorCall& call, Next next, FoundArguments found) {
   if (std::none_of(found.begin(), found.end(), [](const Found& one) { return one.sharding.is_sharded(); }))
     return run_unsharded(call, next, found);
   // A tensor that the program has made is looked at where it joins tokens.
@@ -153,8 +178,19 @@ void TokenPass::find_arguments(const OperatorCall& call) {
   for (size_t i = 0; i < call.traits.arguments; ++i)
     for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
       has_tensors_ = true;
+      check_transform(call, tensor);
       if (auto sharding = table_.find(tensor)) found_.push_back({i, tensor, *std::move(sharding)});
     });
+}
+
+/// A part inside of torch.func's transforms: its dims and its gradient are hidden there.
+void TokenPass::check_transform(const OperatorCall& call, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->unsafe_storage()) return;
+  const at::Tensor& inner = under_transforms(tensor);
+  if (inner.is_same(tensor)) return;
+  if (const auto sharding = table_.find(inner); sharding && sharding->is_sharded())
+    refuse(call, {0, inner, *sharding}, "is inside of torch.func's vmap() or grad(), and works on a part",
+           "write the batch dim out, and call backward()");
 }
 
 void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found) {

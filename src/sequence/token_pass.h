@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "trireme/activations/sharding.h"
@@ -46,6 +47,8 @@ class TokenPass : public Pass {
   bool has_cut() const { return has_cut_; }
   /// All tokens of sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
   std::optional<int64_t> whole_length(int64_t local) const;
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  void note_number(int64_t number) { numbers_.insert(number); }
   /// Whether all ranks of the group cut the same batch: a small gather.
   ///
   /// Throws    StateError on every rank: sizes or ids differ.
@@ -53,6 +56,8 @@ class TokenPass : public Pass {
 
  private:
   void find_arguments(const OperatorCall& call);
+  void check_transform(const OperatorCall& call, const at::Tensor& tensor);
+  void run_found(OperatorCall& call, Next next, FoundArguments found);
   void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
   void run_opened(OperatorCall& call, Next next, const FoundArguments& found);
   void check_lengths(const OperatorCall& call, const Found& total) const;
@@ -93,6 +98,7 @@ class TokenPass : public Pass {
   void give_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
   static std::shared_ptr<const std::vector<double>> counts_of(const Found& argument);
   void check_number(const OperatorCall& call, const FoundArguments& found) const;
+  void check_noted(const OperatorCall& call, const FoundArguments& found) const;
   void replace_by_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
 
   // products.cpp
@@ -147,6 +153,7 @@ class TokenPass : public Pass {
   OperatorRules rules_;
   std::vector<std::string> opened_;     // composite operators around the one that runs, outermost first
   std::map<int64_t, int64_t> lengths_;  // this rank's tokens of what has been cut, and all
+  std::unordered_set<int64_t> numbers_;  // that the program has read off parts
   bool has_cut_ = false;
   bool has_tensors_ = false;  // the operator that is looked at
   FoundArguments found_;      // of the operator that is looked at

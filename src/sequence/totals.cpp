@@ -82,9 +82,38 @@ std::shared_ptr<const std::vector<double>> TokenPass::counts_of(const Found& arg
   return counts;
 }
 
+/// Numbers that the program has read off parts are this rank's.
+void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& found) const {
+  const auto is_of_tokens = [](const Found& one) {
+    return one.sharding.is_sharded() || one.sharding.kind == Sharding::Kind::kTotal;
+  };
+  const auto lead = std::find_if(found.begin(), found.end(), is_of_tokens);
+  if (lead == found.end()) return;  // what the program has made by such numbers is looked at where it joins tokens
+  const auto& schema = call.op.schema().arguments();
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    const c10::IValue& value = call.arguments()[i];
+    std::optional<int64_t> number;
+    const c10::TypePtr type = schema[i].type()->kind() == c10::TypeKind::OptionalType
+                                  ? schema[i].type()->expectRef<c10::OptionalType>().getElementType()
+                                  : schema[i].type();
+    if (value.isInt() && type->kind() == c10::TypeKind::NumberType) number = value.toInt();
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
+        value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
+        at::isIntegralType(value.toTensor().scalar_type(), /*includeBool=*/false))
+      number = value.toTensor().item<int64_t>();
+    if (number && std::abs(*number) > 1 && numbers_.contains(*number))
+      refuse(call, *lead,
+             str("takes the number ", *number, ", which the program has read off a part or computed from such a number, and an "
+                 "argument"),
+             "float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the same by chance can be "
+             "written as a float, or be compared with before cut()");
+  }
+}
+
 /// A total over a number of this rank's elements is no mean. Of activations and positions the same holds for what is
 /// made of them.
 void TokenPass::check_number(const OperatorCall& call, const FoundArguments& found) const {
+  if (!numbers_.empty()) check_noted(call, found);
   const std::string& name = call.op.schema().name();
   const bool divides = name.starts_with("aten::div") || name.starts_with("aten::true_divide");
   if (!divides && !name.starts_with("aten::mul")) return;

@@ -65,6 +65,8 @@ at::Tensor part_of(const at::Tensor& whole, const Sharding& sharding);
 class ShardingTable {
  public:
   bool is_empty() const { return storages_.size() == 0; }
+  /// Whether some tensor that is still there is sharded.
+  bool has_sharded() const;
   /// Nothing where `tensor` comes from nothing that is sharded.
   std::optional<Sharding> find(const at::Tensor& tensor);
   /// `tensor` is sharded so, and views of it accordingly.

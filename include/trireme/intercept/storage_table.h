@@ -36,6 +36,13 @@ class StorageTable {
     sweep_at_ = entries_.size() + std::max<size_t>(8, entries_.size() / 8);
   }
 
+  /// Of storages that are still there.
+  template <class Test>
+  bool any_of(const Test& test) const {
+    return std::any_of(entries_.begin(), entries_.end(),
+                       [&](const auto& item) { return !item.second.storage.expired() && test(item.second.value); });
+  }
+
   /// With those of dead storages that are not swept yet.
   size_t size() const { return entries_.size(); }
 

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "trireme/comm/group.h"
 
@@ -68,6 +69,12 @@ class [[nodiscard]] SequenceParallel {
 
   /// Whether only the ranks together have `tensor`.
   bool is_part(const at::Tensor& tensor);
+  /// The sizes of the tensor of all tokens that `tensor` is a part of, -1 for those that are not known. Nothing: it is
+  /// no part.
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  /// The program has read `number` off a part, or computed it from such a number. From now on an operator on numbers
+  /// of elements refuses it beside tensors of a sequence.
+  void note_number(int64_t number);
   /// The tensor of all tokens that `part` is a part of; undefined where it is not known.
   at::Tensor whole_of(const at::Tensor& part);
   /// All tokens of the sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
