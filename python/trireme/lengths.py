@@ -97,9 +97,9 @@ def _comparison(function, name):
             return function(self.whole, other.whole)
         if other == 0 and int(self) >= 0:  # whether there is any
             return function(int(self), 0)
+        whole = self.known(name)
         if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):  # it checks the tensors that are there
             return function(int(self), other)
-        whole = self.known(name)
         if function(int(self), other) == function(whole, other):
             return function(whole, other)
         if other == int(self):

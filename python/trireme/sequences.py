@@ -8,6 +8,7 @@ import sys
 import torch
 
 from . import lengths
+from .errors import StateError
 
 # Arguments of forward() that Hugging Face names, one number or vector for each token.
 _TOKEN_INPUTS = ("input_ids", "inputs_embeds", "labels", "position_ids", "attention_mask", "token_type_ids", "decoder_input_ids",
@@ -108,6 +109,9 @@ def _cut(core, module, inputs, kwargs, names, named, tokens):
     if "position_ids" in names and named.get("position_ids") is None and names.index("position_ids") >= len(inputs):
         tokens["position_ids"] = torch.arange(lead.shape[1], device=lead.device).unsqueeze(0)
     chosen = {name: tensor for name, tensor in tokens.items() if name in apart or (tensor.dim() <= 3 and tensor.shape[1] == lead.shape[1])}
+    if "labels" in chosen and chosen["labels"].dim() == 2 and chosen["labels"].is_floating_point():
+        raise StateError(f"engine(labels={tuple(chosen['labels'].shape)}): floating labels of as many columns as there are tokens may be one for each token, "
+                         "or classes of samples; cut the batch yourself, engine(**engine.cut(input_ids=...), labels=...), with or without the labels")
     told = {name: chosen[name] for name in _OF_CUT if name in chosen and name not in apart}
     parts = dict(zip(_OF_CUT, core.cut(*(told.get(name) for name in _OF_CUT), 1)))
     for name, tensor in chosen.items():

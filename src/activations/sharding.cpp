@@ -93,7 +93,8 @@ std::optional<Sharding> ShardingTable::find(const at::Tensor& tensor) {
       result = std::move(one);
     } else if (is_known && is_inside) {
       const bool is_same = one.kind == result->kind && one.dims == result->dims && one.outer == result->outer &&
-                           one.inner == result->inner && one.split->matches(*result->split);
+                           one.inner == result->inner && one.split->matches(*result->split) &&
+                           one.selector.is_same(result->selector);
       if (!is_same) result = Sharding{.kind = Sharding::Kind::kMerged, .split = one.split};
     }
   }
@@ -101,7 +102,14 @@ std::optional<Sharding> ShardingTable::find(const at::Tensor& tensor) {
 }
 
 Sharding ShardingTable::derive(const at::Tensor& tensor, const Layout& layout) {
-  Sharding result{.kind = layout.kind, .split = layout.split, .counts = layout.counts, .is_copy = layout.is_copy};
+  Sharding result{.kind = layout.kind,
+                  .split = layout.split,
+                  .selector = layout.selector,
+                  .counts = layout.counts,
+                  .is_copy = layout.is_copy};
+  if (layout.selected.defined() && tensor.sizes().slice(1) == layout.selected.sizes().slice(1) &&
+      tensor.is_contiguous() && elements_of(tensor) == std::pair(layout.begin, layout.end))
+    result.selected = layout.selected;
   for (const int64_t stride : layout.strides) {
     const auto token = token_dim_of(tensor, stride, layout.tokens);
     if (!token) return {.kind = Sharding::Kind::kMerged, .split = layout.split};
@@ -123,6 +131,8 @@ void ShardingTable::add(const at::Tensor& tensor, const Sharding& sharding) {
                 .split = sharding.split,
                 .strides = {},
                 .tokens = 0,
+                .selector = sharding.selector,
+                .selected = sharding.selected,
                 .counts = sharding.counts,
                 .is_copy = sharding.is_copy};
   for (const int64_t dim : sharding.dims) layout.strides.push_back(tensor.stride(dim) * sharding.inner);
@@ -131,7 +141,8 @@ void ShardingTable::add(const at::Tensor& tensor, const Sharding& sharding) {
   Storage& storage = known != nullptr ? *known : storages_.set(tensor.storage(), {});
   const bool is_known = std::any_of(storage.layouts.begin(), storage.layouts.end(), [&](const Layout& one) {
     return one.kind == layout.kind && one.strides == layout.strides && one.tokens == layout.tokens &&
-           one.begin <= begin && one.end >= end && one.split->lengths == layout.split->lengths;
+           one.begin <= begin && one.end >= end && one.split->lengths == layout.split->lengths &&
+           one.selector.is_same(layout.selector) && one.selected.is_same(layout.selected);
   });
   if (!is_known) storage.layouts.push_back(std::move(layout));
   std::erase_if(storage.wholes, [&](const Known& one) {

@@ -52,6 +52,9 @@ const Found& TokenPass::check_aligned(const OperatorCall& call, const FoundArgum
     const Sharding &a = one.sharding, &b = lead->sharding;
     if (a.kind != b.kind || from_right(one) != from_right(*lead) || a.outer != b.outer || a.inner != b.inner)
       refuse(call, one, str("pairs tokens with tokens: it joins ", lead->tensor.sizes(), " with a part"));
+    if (!is_same_selection(a, b))
+      refuse(call, one, str("joins ", lead->tensor.sizes(), ", tokens that another mask selected, with those"),
+             "select both by one mask");
     if (!a.split->matches(*b.split) || one.tensor.size(a.dim()) != lead->tensor.size(b.dim()))
       refuse(call, one, str("joins ", lead->tensor.sizes(), ", ", b.split->total(), " tokens, with a part"),
              "shift labels, not activations: tokens of both must be the same ones");
@@ -259,7 +262,7 @@ void TokenPass::run_cat(OperatorCall& call, Next next, const FoundArguments& fou
     const auto sharding = table_.find(tensor);
     if (sharding && sharding->is_sharded()) {
       const Sharding &a = *sharding, &b = reference.sharding;
-      if (a.kind != b.kind || a.dims != b.dims || a.outer != b.outer || a.inner != b.inner ||
+      if (!is_same_selection(a, b) || a.dims != b.dims || a.outer != b.outer || a.inner != b.inner ||
           !a.split->matches(*b.split))
         refuse(call, reference, "joins other tokens with a part");
       if (along_tokens && !tensor.is_same(reference.tensor))

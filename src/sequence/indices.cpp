@@ -96,6 +96,9 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
           break;
         }
     }
+    if (has_self && indices.has_mask && indices.count == 1 && self->kind == Sharding::Kind::kTokens &&
+        self->dims.size() == 1 && self->dim() >= indices.first && self->dim() < indices.last)
+      return give_selected(call, whole, indices.first, found);
     return give(call, {part(whole, *shape, dims)});
   }
   for (const Found& one : found)
@@ -166,10 +169,30 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
       return give_total(call, result, own);
     }
   }
+  const at::Tensor selector = sharded[0]->sharding.kind == Sharding::Kind::kSelected && !indices.has_mask
+                                  ? sharded[0]->sharding.selector
+                                  : selector_of(*sharded[0]);
+  if (indices.has_mask && !is_same_selection(sharded[0]->sharding, *self))
+    refuse(call, own, "takes by a mask of other tokens a part", kFix);
+  const std::shared_ptr<const TokenSplit> split = self->split;
   next(call);
   const at::Tensor result = call.results()[0].toTensor();
-  Sharding sharding{.kind = Sharding::Kind::kSelected, .split = self->split, .dims = {indices.first}};
-  table_.add(result, sharding);
+  table_.add(result, {.kind = Sharding::Kind::kSelected, .split = split, .dims = {indices.first}, .selector = selector});
+}
+
+/// What a mask took of a whole: of all tokens, and what it took of this rank's beside it.
+void TokenPass::give_selected(OperatorCall& call, const at::Tensor& whole, int64_t dim, const FoundArguments& found) {
+  const auto mask = std::find_if(found.begin(), found.end(), [](const Found& one) { return one.index == 1; });
+  const at::Tensor own = run_on(call, call.arguments().vec())[0].toTensor();
+  const std::shared_ptr<const TokenSplit> split = found[0].sharding.split;
+  Sharding total{.kind = Sharding::Kind::kTotal, .split = split};
+  if (mask != found.end() && mask->sharding.has_tokens() && dim == 0) {
+    table_.add(own,
+               {.kind = Sharding::Kind::kSelected, .split = split, .dims = {dim}, .selector = selector_of(*mask)});
+    total.selected = own;
+  }
+  table_.add(whole, total);
+  give(call, {whole});
 }
 
 void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArguments& found) {
@@ -202,7 +225,10 @@ void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArgum
   if (has_places && of_places->kind == Sharding::Kind::kSelected) {
     next(call);
     return table_.add(call.results()[0].toTensor(),
-                      {.kind = Sharding::Kind::kSelected, .split = self->split, .dims = {along}});
+                      {.kind = Sharding::Kind::kSelected,
+                       .split = self->split,
+                       .dims = {along},
+                       .selector = of_places->selector});
   }
   if (has_places || !is_total(of_places) || !is_plain(*self) || along != 0)
     refuse(call, own, "takes tokens by numbers", kFix);
@@ -262,9 +288,12 @@ void TokenPass::run_masked_select(OperatorCall& call, Next next, const FoundArgu
     return give(call, {part(run_on(call, whole_arguments(call, found))[0].toTensor(), found[0].sharding, {})});
   const Found like = check_aligned(call, found);
   check_unsharded(call, like);
+  const auto mask = std::find_if(found.begin(), found.end(), [](const Found& one) { return one.index == 1; });
+  const at::Tensor selector = mask == found.end() ? at::Tensor() : selector_of(*mask);
   next(call);
-  table_.add(call.results()[0].toTensor(),
-             {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}});
+  table_.add(
+      call.results()[0].toTensor(),
+      {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
 }
 
 void TokenPass::run_nonzero(OperatorCall& call, Next next, const FoundArguments& found) {
@@ -273,9 +302,11 @@ void TokenPass::run_nonzero(OperatorCall& call, Next next, const FoundArguments&
   const Found like = found[0];
   if (!like.sharding.has_tokens() || like.sharding.dims.size() > 1)
     refuse(call, like, "counts in dims that tokens went into", kFix);
+  const at::Tensor selector = selector_of(like);
   next(call);
-  table_.add(call.results()[0].toTensor(),
-             {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}});
+  table_.add(
+      call.results()[0].toTensor(),
+      {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
 }
 
 /// x[mask] = value, x[tokens] = values of the same tokens.
@@ -299,8 +330,10 @@ void TokenPass::run_put(OperatorCall& call, Next next, const FoundArguments& fou
   const bool has_values = of_values && of_values->is_sharded();
   const bool is_indexed = dim >= indices.first && dim < indices.last;
   bool fits = is_indexed;
+  Sharding taken{.kind = Sharding::Kind::kSelected, .split = self->split};  // where the values are from
   if (indices.has_mask) {
     const auto mask = table_.find(indices.tensors.back());
+    if (mask) taken.selector = selector_of({1, indices.tensors.back(), *mask});
     fits = fits && indices.count == 1 && mask && mask->has_tokens() && mask->dims.size() == 1 &&
            indices.first + mask->dim() == dim && mask->kind == self->kind && mask->outer == self->outer &&
            mask->inner == self->inner && mask->split->matches(*self->split);
@@ -309,11 +342,12 @@ void TokenPass::run_put(OperatorCall& call, Next next, const FoundArguments& fou
       if (!index.defined()) continue;
       const auto sharding = table_.find(index);
       fits = fits && sharding && sharding->kind == Sharding::Kind::kSelected && index.dim() == 1;
+      if (sharding && !taken.selector.defined()) taken.selector = sharding->selector;
     }
   }
   if (!fits) refuse(call, own, "writes by numbers into a part", kFix);
   const bool is_one_value = values.dim() == 0 || (values.dim() == 1 && values.numel() == 1);
-  if (has_values ? of_values->kind != Sharding::Kind::kSelected || of_values->dim() != indices.first
+  if (has_values ? of_values->dim() != indices.first || !is_same_selection(taken, *of_values)
                  : !is_one_value && values.dim() > own.tensor.dim() - (indices.last - indices.first))
     refuse(call, own, str("writes ", values.sizes(), " of other tokens into a part"), kFix);
   next(call);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -37,6 +38,19 @@ std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims) {
   for (int64_t& dim : result)
     if (dim < 0) dim += dims;
   return result;
+}
+
+at::Tensor selector_of(const Found& mask) {
+  const WithoutInterception guard;
+  return (mask.sharding.whole.defined() ? mask.sharding.whole : mask.tensor).detach().clone();
+}
+
+bool is_same_selection(const Sharding& one, const Sharding& other) {
+  if (one.kind != Sharding::Kind::kSelected || other.kind != Sharding::Kind::kSelected) return one.kind == other.kind;
+  const at::Tensor &a = one.selector, &b = other.selector;
+  if (a.is_same(b)) return true;
+  const WithoutInterception guard;
+  return a.defined() && b.defined() && a.sizes() == b.sizes() && at::equal(a, b);
 }
 
 TokenPass::TokenPass(Group& group, SequenceAttention attention)
@@ -156,7 +170,21 @@ void TokenPass::run(OperatorCall& call, Next next) {
   }
 }
 
+/// Integers that a mask took are of all tokens; beside activations that a mask took they are of this rank's.
+void TokenPass::take_selected(OperatorCall& call, FoundArguments& found) {
+  if (std::none_of(found.begin(), found.end(),
+                   [](const Found& one) { return one.sharding.kind == Sharding::Kind::kSelected; }))
+    return;
+  for (Found& one : found) {
+    if (!one.sharding.selected.defined() || !call.arguments()[one.index].isTensor()) continue;
+    const at::Tensor own = one.sharding.selected;
+    argument(call, one.index) = own;
+    one = {one.index, own, *table_.find(own)};
+  }
+}
+
 void TokenPass::run_found(OperatorCall& call, Next next, FoundArguments found) {
+  take_selected(call, found);
   if (std::none_of(found.begin(), found.end(), [](const Found& one) { return one.sharding.is_sharded(); }))
     return run_unsharded(call, next, found);
   // A tensor that the program has made is looked at where it joins tokens.
@@ -320,6 +348,10 @@ void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArgument
   const bool has_total = of_total != nullptr;
   const Found first = found[0];
   const bool is_written = writes_first(call);
+  const bool keeps_selection = found.size() == 1 && tensors == 1 && first.sharding.selected.defined() && !is_written &&
+                               (role == OperatorRole::kEach || role == OperatorRole::kCopy) &&
+                               call.arguments()[first.index].isTensor();
+  std::vector<c10::IValue> of_selected = call.arguments().vec();
   next(call);
   for_each_tensor(call.results(), [&](const at::Tensor& result) {
     if (!result.defined() || !result.has_storage()) return;
@@ -328,7 +360,13 @@ void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArgument
       table_.forget_made(result);
     }
     if (table_.find(result)) return;
-    if (has_total) {
+    if (has_total && keeps_selection && result.sizes() == first.tensor.sizes()) {
+      of_selected[first.index] = first.sharding.selected;
+      Sharding kept = total;
+      kept.selected = run_on(call, of_selected)[0].toTensor();
+      table_.add(kept.selected, *table_.find(first.sharding.selected));
+      table_.add(result, kept);
+    } else if (has_total) {
       table_.add(result, total);
     } else if (stays_constant && !is_written) {
       table_.add(result, {.kind = Sharding::Kind::kConstant, .split = first.sharding.split});

@@ -58,6 +58,7 @@ class TokenPass : public Pass {
   void find_arguments(const OperatorCall& call);
   void check_transform(const OperatorCall& call, const at::Tensor& tensor);
   void run_found(OperatorCall& call, Next next, FoundArguments found);
+  void take_selected(OperatorCall& call, FoundArguments& found);
   void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
   void run_opened(OperatorCall& call, Next next, const FoundArguments& found);
   void check_lengths(const OperatorCall& call, const Found& total) const;
@@ -112,6 +113,7 @@ class TokenPass : public Pass {
 
   // indices.cpp
   void run_index(OperatorCall& call, Next next, const FoundArguments& found);
+  void give_selected(OperatorCall& call, const at::Tensor& whole, int64_t dim, const FoundArguments& found);
   void run_select_index(OperatorCall& call, Next next, const FoundArguments& found);
   void run_gather(OperatorCall& call, Next next, const FoundArguments& found);
   void run_masked_select(OperatorCall& call, Next next, const FoundArguments& found);
@@ -162,6 +164,10 @@ class TokenPass : public Pass {
 
 /// Argument `index` of `call`, to be replaced.
 c10::IValue& argument(OperatorCall& call, size_t index);
+/// The mask of a new selection by `mask`.
+at::Tensor selector_of(const Found& mask);
+/// Whether two tensors of selected tokens have the same ones, in one order.
+bool is_same_selection(const Sharding& one, const Sharding& other);
 /// The dims that the operator names, of a tensor of `dims` dims; empty where it names none.
 std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
 /// The value of the argument `name` of the schema; None where there is none.

@@ -85,7 +85,8 @@ std::shared_ptr<const std::vector<double>> TokenPass::counts_of(const Found& arg
 /// Numbers that the program has read off parts are this rank's.
 void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& found) const {
   const auto is_of_tokens = [](const Found& one) {
-    return one.sharding.is_sharded() || one.sharding.kind == Sharding::Kind::kTotal;
+    const bool is_total = one.sharding.kind == Sharding::Kind::kTotal && !one.sharding.split->lengths.empty();
+    return is_total || one.sharding.is_sharded();
   };
   const auto lead = std::find_if(found.begin(), found.end(), is_of_tokens);
   if (lead == found.end()) return;  // what the program has made by such numbers is looked at where it joins tokens
@@ -216,7 +217,7 @@ void TokenPass::run_class_loss(OperatorCall& call, Next next, const FoundArgumen
   const bool is_soft = target.is_floating_point() && call.op.schema().name() == "aten::cross_entropy_loss";
   const int64_t expected = of_logits->dim() - (!is_soft && of_logits->dim() > class_dim);
   if (of_target->dim() != expected || of_target->outer != of_logits->outer || of_target->inner != of_logits->inner ||
-      of_target->kind != of_logits->kind)
+      !is_same_selection(*of_target, *of_logits))
     refuse(call, found[0], str("joins logits with targets ", target.sizes(), " of other tokens: a part"));
   if (!of_target->split->matches(*of_logits->split) || logits.size(of_logits->dim()) != target.size(of_target->dim()))
     refuse(call, found[0],

@@ -49,6 +49,10 @@ struct Sharding {
   /// Of one dim: its size is outer * tokens * inner, since dims were flattened.
   int64_t outer = 1, inner = 1;
   at::Tensor whole = {};  ///< [as many dims]: the tensor of all tokens; undefined where it is not known
+  /// Of kSelected: the mask that took the tokens. Those that one mask took are in one order.
+  at::Tensor selector = {};
+  /// Of a total that a mask took of a whole: what it took of this rank's part, kSelected.
+  at::Tensor selected = {};
   /// Of a total: the numbers of elements that a program may have counted on this rank, or on another one.
   std::shared_ptr<const std::vector<double>> counts = nullptr;
   bool is_copy = false;  ///< stands for a view of other ranks' tokens: what is written into it would be lost
@@ -84,6 +88,7 @@ class ShardingTable {
     std::shared_ptr<const TokenSplit> split;
     c10::SmallVector<int64_t, 2> strides;
     int64_t tokens;
+    at::Tensor selector, selected;
     std::shared_ptr<const std::vector<double>> counts;
     bool is_copy;
   };
