@@ -112,8 +112,7 @@ int main(int argc, char** argv) {
     paged.pager.restore();
   }
   std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
-  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &touch})
-    print(*times);
+  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &touch}) print(*times);
   std::printf(
       "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
       "150\n",

@@ -109,9 +109,10 @@ def _comparison(function, name):
     return method
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    setattr(Length, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
-    setattr(Length, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
+for _name in ("add", "sub", "mul", "floordiv", "mod", "lshift", "rshift", "and", "or", "xor"):
+    _function = getattr(operator, f"__{_name}__")
+    setattr(Length, f"__{_name}__", _arithmetic(_function, False))
+    setattr(Length, f"__r{_name}__", _arithmetic(_function, True))
 for _name, _function in (("truediv", operator.truediv), ("pow", pow), ("divmod", divmod)):
     setattr(Length, f"__{_name}__", _of_the_whole(_function, _name, False))
     setattr(Length, f"__r{_name}__", _of_the_whole(_function, _name, True))
@@ -136,6 +137,8 @@ def _replace(owner, name, make):
     if not hasattr(original, "trireme_original"):
         made = functools.wraps(original)(make(original))
         made.trireme_original = original
+        if (builtin := torch.jit._builtins._find_builtin(original)) is not None:  # pylint: disable=protected-access
+            torch.jit._builtins._register_builtin(made, builtin)  # TorchScript knows functions by identity
         setattr(owner, name, made)
 
 
@@ -198,7 +201,7 @@ def _numel(original):
 
 def _len(original):
     def length(self):
-        local = original(self)
+        local = int(original(self))
         if _cores and (whole := _sizes_of_whole(self)) is not None and whole[0] != local:
             if whole[0] is None:
                 Length(local, None).known("len()")
@@ -238,6 +241,11 @@ def _check_slices(tensor, index, whole):
                 if whole[dim] is None or local <= end < whole[dim]:
                     raise StateError(f"a slice [:{end}] of {local} tokens of this rank, of {whole[dim] or 'those selected'} in all, is another one of the "
                                      "whole sequence; slice the batch before cut(), or mask tokens by a comparison of position_ids")
+            dim += 1
+        elif isinstance(part, int) and not isinstance(part, (bool, Length)):
+            local = int(tensor.shape[dim]) if dim < len(whole) else 0
+            if dim < len(whole) and whole[dim] != local and local <= part < (whole[dim] or part + 1):
+                raise StateError(f"token {part} is not among the {local} of this rank; take it by an index tensor that is computed from whole tensors")
             dim += 1
         elif part is not None:
             dim += part.dim() if isinstance(part, torch.Tensor) and part.dtype == torch.bool else 1

@@ -67,9 +67,10 @@ std::optional<TokenDim> token_dim_of(const at::Tensor& view, int64_t stride, int
 bool ShardingTable::has_sharded() const {
   using Kind = Sharding::Kind;
   return storages_.any_of([](const Storage& storage) {
-    return !storage.wholes.empty() || std::any_of(storage.layouts.begin(), storage.layouts.end(), [](const Layout& one) {
-      return one.kind == Kind::kTokens || one.kind == Kind::kSelected || one.kind == Kind::kMerged;
-    });
+    return !storage.wholes.empty() ||
+           std::any_of(storage.layouts.begin(), storage.layouts.end(), [](const Layout& one) {
+             return one.kind == Kind::kTokens || one.kind == Kind::kSelected || one.kind == Kind::kMerged;
+           });
   });
 }
 

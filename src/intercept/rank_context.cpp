@@ -12,10 +12,10 @@
 #include <mutex>
 #include <string_view>
 
-#include "trireme/intercept/transforms.h"
 #include "trireme/base/error.h"
 #include "trireme/base/error_hook.h"
 #include "trireme/intercept.h"
+#include "trireme/intercept/transforms.h"
 
 namespace trireme {
 namespace {

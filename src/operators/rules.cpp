@@ -88,8 +88,8 @@ constexpr Row kRows[] = {
 
 /// Without a row: what is not cheap.
 constexpr std::array<std::string_view, 18> kCostly = {
-    "addbmm", "addmv", "bilinear",   "cdist",    "chain_matmul", "dot",  "einsum",    "gru",  "inner",    "kron",
-    "lstm",   "outer", "multi_head", "rnn_relu", "rnn_tanh",     "vdot", "tensordot", "istft"};
+    "addbmm", "addmv", "bilinear", "cdist",      "chain_matmul", "dot",      "einsum", "gru",       "inner",
+    "kron",   "lstm",  "outer",    "multi_head", "rnn_relu",     "rnn_tanh", "vdot",   "tensordot", "istft"};
 
 /// Without a row, by the beginnings of names: convolutions, attention kernels, decompositions, Fourier transforms,
 /// 16-bit and quantized products.

@@ -17,8 +17,7 @@ class Mirror : public torch::nn::Module {
 /// Of a model with layers.
 class LayeredMirror final : public Mirror, public RecomputesLayers {
  public:
-  LayeredMirror(const std::string& name, py::object module)
-      : Mirror(name), module_(shared(std::move(module))) {}
+  LayeredMirror(const std::string& name, py::object module) : Mirror(name), module_(shared(std::move(module))) {}
   void recompute_layers(bool on) override {
     const py::gil_scoped_acquire gil;
     py::module_::import("trireme.layers").attr("recompute_layers")(*module_, on);

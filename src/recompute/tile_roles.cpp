@@ -41,8 +41,7 @@ TileRole tile_role_of(const c10::OperatorHandle& op) {
   }
   if (returns_views(schema)) return TileRole::kView;
   const bool is_each = rule != nullptr && rule->role == OperatorRole::kEach && schema.returns().size() == 1 &&
-                       !has(is_generator) && !name.ends_with("_like") &&
-                       !op.hasTag(at::Tag::nondeterministic_seeded);
+                       !has(is_generator) && !name.ends_with("_like") && !op.hasTag(at::Tag::nondeterministic_seeded);
   return is_each ? TileRole::kPointwise : TileRole::kOther;
 }
 

@@ -177,7 +177,8 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
   const std::shared_ptr<const TokenSplit> split = self->split;
   next(call);
   const at::Tensor result = call.results()[0].toTensor();
-  table_.add(result, {.kind = Sharding::Kind::kSelected, .split = split, .dims = {indices.first}, .selector = selector});
+  table_.add(result,
+             {.kind = Sharding::Kind::kSelected, .split = split, .dims = {indices.first}, .selector = selector});
 }
 
 /// What a mask took of a whole: of all tokens, and what it took of this rank's beside it.
@@ -187,8 +188,7 @@ void TokenPass::give_selected(OperatorCall& call, const at::Tensor& whole, int64
   const std::shared_ptr<const TokenSplit> split = found[0].sharding.split;
   Sharding total{.kind = Sharding::Kind::kTotal, .split = split};
   if (mask != found.end() && mask->sharding.has_tokens() && dim == 0) {
-    table_.add(own,
-               {.kind = Sharding::Kind::kSelected, .split = split, .dims = {dim}, .selector = selector_of(*mask)});
+    table_.add(own, {.kind = Sharding::Kind::kSelected, .split = split, .dims = {dim}, .selector = selector_of(*mask)});
     total.selected = own;
   }
   table_.add(whole, total);
@@ -224,11 +224,9 @@ void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArgum
   }
   if (has_places && of_places->kind == Sharding::Kind::kSelected) {
     next(call);
-    return table_.add(call.results()[0].toTensor(),
-                      {.kind = Sharding::Kind::kSelected,
-                       .split = self->split,
-                       .dims = {along},
-                       .selector = of_places->selector});
+    return table_.add(
+        call.results()[0].toTensor(),
+        {.kind = Sharding::Kind::kSelected, .split = self->split, .dims = {along}, .selector = of_places->selector});
   }
   if (has_places || !is_total(of_places) || !is_plain(*self) || along != 0)
     refuse(call, own, "takes tokens by numbers", kFix);
@@ -291,9 +289,8 @@ void TokenPass::run_masked_select(OperatorCall& call, Next next, const FoundArgu
   const auto mask = std::find_if(found.begin(), found.end(), [](const Found& one) { return one.index == 1; });
   const at::Tensor selector = mask == found.end() ? at::Tensor() : selector_of(*mask);
   next(call);
-  table_.add(
-      call.results()[0].toTensor(),
-      {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
+  table_.add(call.results()[0].toTensor(),
+             {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
 }
 
 void TokenPass::run_nonzero(OperatorCall& call, Next next, const FoundArguments& found) {
@@ -304,9 +301,8 @@ void TokenPass::run_nonzero(OperatorCall& call, Next next, const FoundArguments&
     refuse(call, like, "counts in dims that tokens went into", kFix);
   const at::Tensor selector = selector_of(like);
   next(call);
-  table_.add(
-      call.results()[0].toTensor(),
-      {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
+  table_.add(call.results()[0].toTensor(),
+             {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
 }
 
 /// x[mask] = value, x[tokens] = values of the same tokens.

@@ -151,8 +151,8 @@ struct RingFunction : torch::autograd::Function<RingFunction> {
       if (const auto sight = ring->sight(owner); sight.any) {
         const at::Tensor block = round.here().narrow(3, 0, ring->length(owner));
         const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), result, logsumexp,
-            0, sight.is_causal, sight.mask, ring->scale);
+            gradient, query, widened(block[0], query.size(1)), widened(block[1], query.size(1)), result, logsumexp, 0,
+            sight.is_causal, sight.mask, ring->scale);
         query_gradient.add_(of_query);
         at::Tensor sum = sums.here().narrow(3, 0, ring->length(owner));
         sum[0].add_(narrowed(of_key, key.size(1)));
@@ -193,8 +193,7 @@ at::Tensor added_mask(const at::Tensor& mask, const at::Tensor& query, const Tok
   while (own.dim() < 4) own = own.unsqueeze(0);
   if (own.size(2) != 1) own = own.narrow(2, queries.begin(), queries.local());
   if (own.scalar_type() == at::kBool)
-    own = at::zeros(own.sizes(), query.options().requires_grad(false))
-              .masked_fill(own.logical_not(), kNothing);
+    own = at::zeros(own.sizes(), query.options().requires_grad(false)).masked_fill(own.logical_not(), kNothing);
   return own.expand({-1, -1, query.size(2), -1});
 }
 
@@ -213,7 +212,8 @@ at::Tensor in_order(const at::Tensor& tensor) {
 void run_in_ring(OperatorCall& call, Next next, const TokenSplit& queries, const TokenSplit& keys,
                  const at::Tensor& mask, Group& group) {
   const auto arguments = call.arguments();
-  const at::Tensor query = in_order(arguments[0].toTensor()), key = arguments[1].toTensor(), value = arguments[2].toTensor();
+  const at::Tensor query = in_order(arguments[0].toTensor()), key = arguments[1].toTensor(),
+                   value = arguments[2].toTensor();
   const bool is_causal = arguments[5].toBool();
   if (query.dim() != 4) refuse(str("query ", query.sizes(), " has no batch"));
   if (!query.is_cpu()) refuse(str("tensors on ", query.device()));

@@ -94,7 +94,7 @@ std::optional<int64_t> TokenPass::whole_length(int64_t local) const {
 }
 
 std::optional<std::vector<int64_t>> TokenPass::whole_sizes(const at::Tensor& tensor) {
-  const auto sharding = table_.find(tensor);
+  const auto sharding = find(tensor);
   if (!sharding || !sharding->is_sharded()) return {};
   if (sharding->whole.defined()) return sharding->whole.sizes().vec();
   if (sharding->kind == Sharding::Kind::kMerged) return std::vector<int64_t>(static_cast<size_t>(tensor.dim()), -1);
@@ -454,7 +454,7 @@ at::Tensor TokenPass::part(const at::Tensor& whole, const Sharding& like, c10::A
   const int64_t tokens = whole.size(dims[0]) / (like.outer * like.inner);
   if (tokens != like.split->total()) {
     auto split = std::make_shared<TokenSplit>(like.split->with_total(tokens));
-    if (split->lengths.back() < 1) {  // no part for the last rank: all have the whole
+    if (split->lengths.back() < 2) {  // too few for the last rank: all have the whole
       table_.add(whole, {.kind = Sharding::Kind::kTotal, .split = like.split});
       return whole;
     }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -42,8 +43,10 @@ class TokenPass : public Pass {
   void run(OperatorCall& call, Next next) override;
 
   at::Tensor cut(const at::Tensor& whole, int64_t dim);
-  /// Nothing where `tensor` is not sharded.
-  std::optional<Sharding> find(const at::Tensor& tensor) { return table_.find(tensor); }
+  /// Nothing where `tensor` is not sharded, or on another thread than this pass's.
+  std::optional<Sharding> find(const at::Tensor& tensor) {
+    return std::this_thread::get_id() == thread_ ? table_.find(tensor) : std::nullopt;
+  }
   bool has_cut() const { return has_cut_; }
   /// All tokens of sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
   std::optional<int64_t> whole_length(int64_t local) const;
@@ -150,11 +153,12 @@ class TokenPass : public Pass {
 
   Group& group_;
   const SequenceAttention attention_;
+  const std::thread::id thread_ = std::this_thread::get_id();
   const c10::OperatorHandle attention_operator_;
   ShardingTable table_;
   OperatorRules rules_;
-  std::vector<std::string> opened_;     // composite operators around the one that runs, outermost first
-  std::map<int64_t, int64_t> lengths_;  // this rank's tokens of what has been cut, and all
+  std::vector<std::string> opened_;      // composite operators around the one that runs, outermost first
+  std::map<int64_t, int64_t> lengths_;   // this rank's tokens of what has been cut, and all
   std::unordered_set<int64_t> numbers_;  // that the program has read off parts
   bool has_cut_ = false;
   bool has_tensors_ = false;  // the operator that is looked at

@@ -104,9 +104,11 @@ void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& foun
       number = value.toTensor().item<int64_t>();
     if (number && std::abs(*number) > 1 && numbers_.contains(*number))
       refuse(call, *lead,
-             str("takes the number ", *number, ", which the program has read off a part or computed from such a number, and an "
+             str("takes the number ", *number,
+                 ", which the program has read off a part or computed from such a number, and an "
                  "argument"),
-             "float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the same by chance can be "
+             "float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the same by chance "
+             "can be "
              "written as a float, or be compared with before cut()");
   }
 }

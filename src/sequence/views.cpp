@@ -252,6 +252,8 @@ void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64
   if (begin != 0 || end != -1)
     refuse(call, one, str("takes [", begin, ":", is_open ? "" : std::to_string(end), "]"), fix);
   const std::shared_ptr<const TokenSplit> split = one.sharding.split;
+  if (split->lengths.back() < 3)
+    refuse(call, one, "leaves the last rank fewer than two tokens", "use longer sequences or fewer ranks");
   if (!split->is_last()) return give(call, {at::Tensor(one.tensor)});
   Found like = one;
   like.sharding.split = std::make_shared<TokenSplit>(split->with_total(split->total() - 1));

@@ -173,6 +173,140 @@ class Batches(Case):
         self.assertIn("tolist: (1, 4) is this rank's part of a sequence", result)
 
 
+_LENGTHS = """
+    import math, torch, trireme
+    from trireme.lengths import Length
+    engine, *_ = trireme.initialize(model=torch.nn.Embedding(9, 6), config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2})
+    ids = engine.cut(input_ids=torch.arange(48).view(2, 24) % 9)["input_ids"]
+    x = engine(ids)
+    def refusal(call):
+        try:
+            return f"ran: {call()}"
+        except trireme.errors.StateError as error:
+            return str(error)
+"""
+
+
+class Lengths(Case):
+    def test_a_length_is_this_rank_s_as_a_size_and_the_whole_s_as_a_number(self):
+        result = self.on_ranks(2, _LENGTHS + """
+    b, s, d = x.shape
+    result = [type(b) is int, type(d) is int, [int(s), s.whole], torch.zeros(s, d).shape[0], list(range(s))[-1],
+              float(s), 1 / s, s ** 0.5, s * 0.5, math.log(s) == math.log(24), s > 20, s == 24, 20 < s, [int(b * s), (b * s).whole],
+              [int(s // 2 - 1), (s // 2 - 1).whole], type(s // s) is int, s % 2, [int(x.numel()), x.numel().whole],
+              x.view(b * s, d).shape[0].whole, x.transpose(0, 1).size(0).whole, x.unflatten(1, (s, 1)).shape[1].whole,
+              type(ids.sum(1).shape[0]) is int, bool(s), {int(s): 1}[int(s)]]
+""")
+        self.assertEqual(result, [True, True, [12, 24], 12, 11, 24.0, 1 / 24, 24 ** 0.5, 12.0, True, True, True, True, [24, 48], [5, 11], True, 0,
+                                  [144, 288], 48, 24, 24, True, True, 1])
+
+    def test_what_may_be_of_one_rank_alone_is_refused_by_name(self):
+        told = self.on_ranks(2, _LENGTHS + """
+    s, picked = x.shape[1], x[ids > 4]
+    even = engine.cut(input_ids=torch.arange(24).expand(2, 24))["input_ids"] % 2 == 0
+    class Sum(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, x: x.sum())
+        backward = staticmethod(lambda ctx, gradient: gradient)
+    result = {text: refusal(call) for text, call in {
+        "compares a length, 12 on this rank and 24 in all, with 12": lambda: s == 12,
+        "takes the number 12, which the program has read off a part": lambda: x.sum() / s,
+        "aten::clamp takes the number 11": lambda: ids.clamp(max=s - 1),
+        "the number of tokens that were selected on this rank": lambda: picked.sum() / float(picked.shape[0]),
+        "a slice [:15] of 12 tokens of this rank": lambda: x[:, :15],
+        "a slice [:20] of 12 tokens of this rank ": lambda: ids[:, :20],
+        "a slice [:13] of 12 tokens": lambda: ids.__setitem__((0, slice(0, 13)), 1),
+        "token 13 is not among the 12 of this rank": lambda: x[0, 13],
+        "a slice [:12]": lambda: x.narrow(1, 0, 12),
+        "the whole would become (4, 12, 6)": lambda: x.reshape(-1, 12, 6),
+        "in an order of their own": lambda: picked.view(int(picked.shape[0]), 1, 6),
+        "inside of torch.func's vmap() or grad()": lambda: torch.vmap(lambda one: one.mean(0))(x),
+        "so its backward() would give this rank's gradient alone": lambda: Sum.apply(x),
+        "tokens that another mask selected": lambda: x[even] + x[~even],
+        "aten::einsum": lambda: torch.einsum("bsd,s->bd", x, torch.ones(24)),
+        "len(): 12 tokens of this rank, 24 in all": lambda: len(x[0]),
+        "numpy: (2, 12)": lambda: ids.numpy(),
+    }.items()}
+""")
+        for text, refusal in told.items():
+            with self.subTest(text):
+                self.assertIn(text.strip(), refusal)
+
+    def test_labels_that_a_mask_takes_meet_logits_that_it_takes(self):
+        result = self.on_ranks(2, _LENGTHS + """
+    torch.manual_seed(0)
+    head, whole_ids = torch.nn.Linear(6, 9), torch.arange(48).view(2, 24) % 9
+    mask, whole_mask = ids > 3, whole_ids > 3
+    loss = torch.nn.functional.cross_entropy(head(x)[mask], ids[mask])
+    squares = (x[mask].mean(-1) - ids[mask].float()).square().mean()
+    y = engine.module(whole_ids)
+    result = [loss.item(), torch.nn.functional.cross_entropy(head(y)[whole_mask], whole_ids[whole_mask]).item(),
+              squares.item(), (y[whole_mask].mean(-1) - whole_ids[whole_mask].float()).square().mean().item(), len(ids[mask]) == int(whole_mask.sum())]
+""")
+        self.assertAlmostEqual(result[0], result[1], places=5)
+        self.assertAlmostEqual(result[2], result[3], places=4)
+        self.assertTrue(result[4])
+
+    def test_floating_labels_of_as_many_classes_as_tokens_are_not_guessed(self):
+        told = self.on_ranks(2, """
+    import torch, trireme
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(9, 8)
+        def forward(self, input_ids, labels=None):
+            return self.embed(input_ids).mean()
+    engine, *_ = trireme.initialize(model=Model(), config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2})
+    try:
+        result = engine(input_ids=torch.ones(2, 8, dtype=torch.long), labels=torch.ones(2, 8)).item()
+    except trireme.errors.StateError as error:
+        result = str(error)
+""")
+        self.assertIn("may be one for each token, or classes of samples; cut the batch yourself", told)
+
+
+class Layers(Case):
+    def test_lists_of_layers_run_again_in_backward_as_they_are_asked_to(self):
+        result = self.on_ranks(1, """
+    import copy, torch, trireme
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.runs = torch.nn.Linear(4, 4), 0
+        def forward(self, x, use_cache=True):
+            self.runs += 1
+            return torch.tanh(self.a(x)) + 0 * use_cache
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.heads = torch.nn.ModuleList(Layer() for _ in range(3)), torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.ReLU()])
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.heads[1](self.heads[0](x)).sum()
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    plain(x).backward()
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "trireme": {"recompute": "full"}}
+    engine, *_ = trireme.initialize(model=model, config=config)
+    engine.backward(engine(x))
+    copied = copy.deepcopy(model)
+    copied(x)
+    wrong = (trireme.utils.safe_get_full_grad(model.layers[0].a.weight) - plain.layers[0].a.weight.grad).abs().max().item()
+    result = [[layer.runs for layer in model.layers], [layer.runs for layer in copied.layers], wrong]
+    engine.module.eval()(x)
+    result.append(model.layers[0].runs)
+    try:
+        trireme.initialize(model=torch.nn.Linear(2, 2), config=config)
+    except trireme.errors.ConfigError as error:
+        result.append(str(error))
+""")
+        self.assertEqual(result[:2], [[2, 2, 2], [3, 3, 3]])
+        self.assertLess(result[2], 1e-6)
+        self.assertEqual(result[3], 3)
+        self.assertIn("no list of modules of one class", result[4])
+
+
 class Data(Case):
     def test_ranks_of_one_sequence_get_the_same_batches_and_others_others(self):
         self.on_ranks(4, """

@@ -294,7 +294,8 @@ TEST_P(EveryWorld, AMaskOfAllTokensIsTakenAsItIs) {
   const at::Tensor of_heads = at::randn({1, 4, 16, 16}, generator);
   const at::Tensor causality = at::ones({16, 16}, at::kBool).tril();
   const at::Tensor window = causality.triu(-2);
-  const at::Tensor documents = at::arange(16).div(5, "floor").unsqueeze(0).eq(at::arange(16).div(5, "floor").unsqueeze(1));
+  const at::Tensor documents =
+      at::arange(16).div(5, "floor").unsqueeze(0).eq(at::arange(16).div(5, "floor").unsqueeze(1));
   at::Tensor blind = causality.clone();  // queries that see no key: as of padding on the left
   blind.narrow(0, 0, 5).fill_(false);
   blind.narrow(1, 0, 5).fill_(false);
