@@ -1,6 +1,8 @@
 """Small programs that mix tokens, each with its expected outcome under sequence parallelism; sequence_table_run.py runs them."""
-from . import attention, batches, families, integers, losses, masks, merges, pooling, positions, shifts, steps, tokenwise, trial
+from . import (attention, attention_variants, batches, calls, chance, coincidences, families, functions, images, integers, lengths, losses, masks, merges,
+               mixers, numbers, objectives, pooling, positions, selections, shifts, steps, stock_models, tokenwise, writes)
 from .sample import SAMPLE
-from .table import DOCUMENTED, EITHER, REFUSED, RIGHT, ROWS
+from .table import DOCUMENTED, REFUSED, RIGHT, ROWS
 
-THEMES = (tokenwise, attention, losses, pooling, masks, positions, shifts, integers, merges, batches, steps, families, trial)
+THEMES = (tokenwise, attention, attention_variants, losses, objectives, pooling, masks, positions, lengths, shifts, integers, numbers, selections, merges,
+          mixers, writes, coincidences, functions, chance, batches, images, calls, steps, families, stock_models)

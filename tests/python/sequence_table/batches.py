@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .table import (BATCH, EITHER, HEADS, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, Net, attend, floats, generator, heads, hidden,
-                    joined, language, logits, loss_of, mlp, padding, program, tokens)
+from .table import (BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, Net, attend, floats, heads, hidden, joined, language, logits, loss_of, mlp, padding,
+                    program, tokens)
 
 sdpa = functional.scaled_dot_product_attention
 
@@ -20,7 +20,7 @@ def _padded_logits(m, input_ids, attention_mask):
     return logits(m, input_ids, attn_mask=attention_mask[:, None, None, :].bool())
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def dpo(model, cut, step):
     """Two batches are cut before either runs."""
     good, bad = cut(input_ids=tokens(step, 1))["input_ids"], cut(input_ids=tokens(step, 2))["input_ids"]
@@ -28,7 +28,7 @@ def dpo(model, cut, step):
     return -functional.logsigmoid(0.1 * difference).mean()
 
 
-@program(EITHER, ring=EITHER, forward=_padded_logits, on_four=True)
+@program(RIGHT, forward=_padded_logits, on_four=True)
 def two_padded_batches_cut_before_either_runs(model, cut, step):
     """The second has other padding."""
     first = cut(input_ids=tokens(step, 1), labels=tokens(step, 3), attention_mask=padding(0))
@@ -38,7 +38,7 @@ def two_padded_batches_cut_before_either_runs(model, cut, step):
     return one + 2 * two
 
 
-@program(EITHER, ring=EITHER, forward=_padded_logits)
+@program(RIGHT, forward=_padded_logits)
 def a_padded_batch_and_one_without_padding(model, cut, step):
     first = cut(input_ids=tokens(step, 1), labels=tokens(step, 3), attention_mask=padding(0))
     second = cut(input_ids=tokens(step, 2), labels=tokens(step, 4), attention_mask=torch.ones(BATCH, LENGTH, dtype=torch.long))
@@ -46,7 +46,7 @@ def a_padded_batch_and_one_without_padding(model, cut, step):
     return one + 2 * two
 
 
-@program(EITHER, ring=EITHER, forward=lambda m, ids, mask=None: logits(m, ids) if mask is None else _padded_logits(m, ids, mask))
+@program(RIGHT, forward=lambda m, ids, mask=None: logits(m, ids) if mask is None else _padded_logits(m, ids, mask))
 def a_padded_batch_and_one_without_a_mask(model, cut, step):
     first = cut(input_ids=tokens(step, 1), labels=tokens(step, 3), attention_mask=padding(0))
     second = cut(input_ids=tokens(step, 2), labels=tokens(step, 4))
@@ -54,7 +54,7 @@ def a_padded_batch_and_one_without_a_mask(model, cut, step):
             2 * loss_of(model(second["input_ids"]), second["labels"]))
 
 
-@program(EITHER, ring=EITHER, forward=lambda m, ids, mask=None: logits(m, ids) if mask is None else _padded_logits(m, ids, mask))
+@program(RIGHT, forward=lambda m, ids, mask=None: logits(m, ids) if mask is None else _padded_logits(m, ids, mask))
 def a_mask_that_the_model_does_not_get(model, cut, step):
     """cut() has the mask, forward() has not: whole attention without it."""
     parts = cut(input_ids=tokens(step, 1), labels=tokens(step, 3), attention_mask=padding(0))
@@ -79,7 +79,7 @@ def two_batches_of_two_lengths(model, cut, step):
     return losses[0] + 0.3 * losses[1]
 
 
-@program(EITHER, forward=lambda m, first, second: m.head(m.embed(first) + m.embed(second)))
+@program(REFUSED, forward=lambda m, first, second: m.head(m.embed(first) + m.embed(second)))
 def two_lengths_that_meet(model, cut, step):
     """Ids of 12 tokens twice beside ids of 24: a rank has 6 and 12 of them."""
     ids, labels = cut(input_ids=tokens(step), labels=tokens(step, 3)).values()
@@ -87,7 +87,7 @@ def two_lengths_that_meet(model, cut, step):
     return loss_of(model(ids, torch.cat([short, short], 1)), labels)
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def samples_contrasted(model, cut, step):
     """Two views of the samples, pooled, against each other."""
     first, second = (model(cut(input_ids=tokens(step, salt))["input_ids"]).mean(1) for salt in (1, 2))
@@ -95,19 +95,19 @@ def samples_contrasted(model, cut, step):
     return functional.cross_entropy(scores / 0.2, torch.arange(BATCH))
 
 
-@program(EITHER)
+@program(RIGHT)
 def samples_contrasted_by_their_last_token(model, cut, step):
     first, second = (model(cut(input_ids=tokens(step, salt))["input_ids"])[:, -1] for salt in (1, 2))
     return functional.cross_entropy(first @ second.T / 5, torch.arange(BATCH))
 
 
-@program(EITHER, forward=lambda m, ids: m.score(hidden(m, ids)).squeeze(-1))
+@program(RIGHT, forward=lambda m, ids: m.score(hidden(m, ids)).squeeze(-1))
 def a_reward_model(model, cut, step):
     good, bad = (model(cut(input_ids=tokens(step, salt))["input_ids"])[:, -1] for salt in (1, 2))
     return -functional.logsigmoid(good - bad).mean()
 
 
-@program(EITHER, forward=lambda m, ids, at: m.score(hidden(m, ids)).squeeze(-1)[torch.arange(BATCH), at])
+@program(REFUSED, forward=lambda m, ids, at: m.score(hidden(m, ids)).squeeze(-1)[torch.arange(BATCH), at])
 def a_reward_model_by_whole_places(model, cut, step):
     """The last tokens' places are computed before the cut."""
     at = padding(step).sum(1) - 1
@@ -115,7 +115,7 @@ def a_reward_model_by_whole_places(model, cut, step):
     return -functional.logsigmoid(good - bad).mean()
 
 
-@program(EITHER)
+@program(RIGHT)
 def ppo(model, cut, step):
     whole = {"input_ids": tokens(step), "old": floats(step, BATCH, LENGTH) * 0.1 - 3, "advantage": floats(step, BATCH, LENGTH, salt=4)}
     ids, old, advantage = cut(**whole).values()
@@ -124,7 +124,7 @@ def ppo(model, cut, step):
     return -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
 
 
-@program(EITHER)
+@program(RIGHT)
 def grpo_with_advantages_of_samples(model, cut, step):
     ids, mask = cut(input_ids=tokens(step), mask=padding(step)).values()
     now = model(ids).log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
@@ -132,7 +132,7 @@ def grpo_with_advantages_of_samples(model, cut, step):
     return -((loss * mask).sum(1) / mask.sum(1)).mean()
 
 
-@program(EITHER)
+@program(RIGHT)
 def grpo_normalized_by_all_tokens(model, cut, step):
     ids, mask = cut(input_ids=tokens(step), mask=padding(step)).values()
     now = model(ids).log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
@@ -140,7 +140,7 @@ def grpo_normalized_by_all_tokens(model, cut, step):
     return -(loss * mask).sum() / mask.sum()
 
 
-@program(EITHER)
+@program(RIGHT)
 def advantages_normalized_over_tokens(model, cut, step):
     ids, advantage = cut(input_ids=tokens(step), advantage=floats(step, BATCH, LENGTH)).values()
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-4)
@@ -148,7 +148,7 @@ def advantages_normalized_over_tokens(model, cut, step):
     return -(now * advantage).mean()
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def reinforce_with_returns_by_flipped_cumsum(model, cut, step):
     ids, reward = cut(input_ids=tokens(step), reward=floats(step, BATCH, LENGTH)).values()
     returns = reward.flip(1).cumsum(1).flip(1)
@@ -171,7 +171,7 @@ def distillation(model, cut, step):
     return -(target * model(ids).log_softmax(-1)).sum(-1).mean()
 
 
-@program(EITHER, build=_with_teacher)
+@program(RIGHT, build=_with_teacher)
 def distillation_by_kl_div_batchmean(model, cut, step):
     ids = cut(input_ids=tokens(step))["input_ids"]
     with torch.no_grad():
@@ -217,7 +217,7 @@ def an_encoder_and_a_decoder_of_one_length(model, cut, step):
     return loss_of(model(source, ids), labels)
 
 
-@program(RIGHT, ring=EITHER, modules=_CROSS, forward=_translate, on_four=True)
+@program(RIGHT, modules=_CROSS, forward=_translate, on_four=True)
 def an_encoder_s_padding_beside_a_decoder_of_equal_length(model, cut, step):
     """The mask is the encoder's; the decoder has all its tokens."""
     ids, labels = cut(input_ids=tokens(step, 2), labels=tokens(step, 3)).values()
@@ -225,35 +225,35 @@ def an_encoder_s_padding_beside_a_decoder_of_equal_length(model, cut, step):
     return loss_of(model(source, ids, mask), labels)
 
 
-@program(RIGHT, ring=EITHER, modules=_CROSS, forward=_translate)
+@program(RIGHT, modules=_CROSS, forward=_translate)
 def an_encoder_s_padding_beside_a_longer_decoder(model, cut, step):
     ids, labels = cut(input_ids=tokens(step, 2), labels=tokens(step, 3)).values()
     source, mask = cut(input_ids=tokens(step, 1, length=18), attention_mask=padding(0, length=18)).values()
     return loss_of(model(source, ids, mask), labels)
 
 
-@program(EITHER, ring=EITHER, modules=_CROSS, forward=_translate)
+@program(RIGHT, modules=_CROSS, forward=_translate)
 def an_encoder_that_is_not_cut(model, cut, step):
     """Whole on every rank; the decoder's queries attend to all of it."""
     ids, labels = cut(input_ids=tokens(step, 2), labels=tokens(step, 3)).values()
     return loss_of(model(tokens(step, 1, length=9), ids), labels)
 
 
-@program(EITHER, modules=_CROSS, forward=_translate)
+@program(REFUSED, modules=_CROSS, forward=_translate)
 def a_decoder_that_is_not_cut(model, cut, step):
     """Short targets stay whole on every rank; the encoder's keys are cut."""
     source = cut(input_ids=tokens(step, 1))["input_ids"]
     return loss_of(model(source, tokens(step, 2, length=9)), tokens(step, 3, length=9))
 
 
-@program(EITHER, modules={"patch": lambda: nn.Linear(6, HIDDEN)}, forward=lambda m, ids, images: m.head(hidden(m, ids) + m.patch(images).mean(1, keepdim=True)))
+@program(RIGHT, modules={"patch": lambda: nn.Linear(6, HIDDEN)}, forward=lambda m, ids, images: m.head(hidden(m, ids) + m.patch(images).mean(1, keepdim=True)))
 def an_image_that_is_not_cut(model, cut, step):
     """Its features are alike on all ranks and join each token."""
     ids, labels = cut(**language(step)).values()
     return loss_of(model(ids, floats(step, BATCH, 9, 6)), labels)
 
 
-@program(EITHER, modules={"patch": lambda: nn.Linear(6, HIDDEN)},
+@program(RIGHT, modules={"patch": lambda: nn.Linear(6, HIDDEN)},
          forward=lambda m, ids, images: (m.head(hidden(m, ids)), m.classes(m.patch(images).mean(1))))
 def a_second_head_that_is_not_cut(model, cut, step):
     """Two losses, one of tokens that are cut and one of images that are not."""
@@ -262,21 +262,21 @@ def a_second_head_that_is_not_cut(model, cut, step):
     return loss_of(scores, labels) + functional.cross_entropy(classes, torch.tensor([0, 3, 1]))
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def one_batch_cut_and_one_not(model, cut, step):
     """The second loss is computed whole on every rank."""
     ids, labels = cut(**language(step)).values()
     return loss_of(model(ids), labels) + 0.5 * loss_of(model(tokens(step, 5)), tokens(step, 6))
 
 
-@program(EITHER, forward=lambda m, x: m.head(m.last_norm(x + attend(m, x, is_causal=True))))
+@program(RIGHT, forward=lambda m, x: m.head(m.last_norm(x + attend(m, x, is_causal=True))))
 def inputs_of_floats(model, cut, step):
     """inputs_embeds."""
     x, labels = cut(input_ids=floats(step, BATCH, LENGTH, HIDDEN), labels=tokens(step, 3)).values()
     return loss_of(model(x), labels)
 
 
-@program(EITHER, forward=lambda m, x: m.head(m.last_norm(x + mlp(m, x))))
+@program(RIGHT, forward=lambda m, x: m.head(m.last_norm(x + mlp(m, x))))
 def inputs_cut_along_their_first_dim(model, cut, step):
     """[S, B, D]."""
     x = cut(input_ids=floats(step, LENGTH, BATCH, HIDDEN), dim=0)["input_ids"]
@@ -284,7 +284,7 @@ def inputs_cut_along_their_first_dim(model, cut, step):
     return loss_of(model(x), labels)
 
 
-@program(EITHER, forward=lambda m, x: m.head(m.last_norm(x + mlp(m, x)).flatten(1, 2)))
+@program(RIGHT, forward=lambda m, x: m.head(m.last_norm(x + mlp(m, x)).flatten(1, 2)))
 def images_cut_along_their_rows(model, cut, step):
     """[B, rows, columns, D], cut by rows and merged with columns."""
     x = cut(input_ids=floats(step, BATCH, 8, 6, HIDDEN))["input_ids"]
@@ -292,14 +292,14 @@ def images_cut_along_their_rows(model, cut, step):
     return loss_of(model(x), labels.flatten(1))
 
 
-@program(EITHER, forward=lambda m, x: m.head(x + attend(m, x)))
+@program(REFUSED, forward=lambda m, x: m.head(x + attend(m, x)))
 def images_cut_along_their_rows_and_attended(model, cut, step):
     x = cut(input_ids=floats(step, BATCH, 8, 6, HIDDEN))["input_ids"].flatten(1, 2)
     labels = cut(input_ids=tokens(step, 3, length=48).view(BATCH, 8, 6))["input_ids"].flatten(1)
     return loss_of(model(x), labels)
 
 
-@program(EITHER, forward=lambda m, x: m.head(x + attend(m, x)))
+@program(REFUSED, forward=lambda m, x: m.head(x + attend(m, x)))
 def images_of_which_a_view_merges_other_dims_first(model, cut, step):
     """[B, 6, columns] cut along columns, rows before: merged tokens of a rank are not neighbours in the whole."""
     x = cut(input_ids=floats(step, BATCH, 6, 8, HIDDEN), dim=2)["input_ids"].flatten(1, 2)

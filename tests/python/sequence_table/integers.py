@@ -2,8 +2,8 @@
 import torch
 from torch.nn import functional
 
-from .table import (BATCH, DOCUMENTED, EITHER, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, floats, hidden, language, logits, loss_of, mlp,
-                    padded, program, row, with_positions)
+from .table import (BATCH, DOCUMENTED, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, floats, hidden, language, logits, loss_of, mlp, padded, program,
+                    row, with_positions)
 
 
 @row(RIGHT)
@@ -32,9 +32,15 @@ def a_branch_on_equality(m, input_ids, labels):
 
 @row(RIGHT)
 def a_branch_on_a_sum_of_half_the_labels(m, input_ids, labels):
-    """More than ten targets are there in all, in neither half."""
+    """More than fifteen targets are there in all, in neither half."""
+    count = (labels[1] != -100).sum()
+    return loss_of(logits(m, input_ids), labels) * (2.0 if count > 15 else 1.0)
+
+
+@row(REFUSED, says="by chance", four=RIGHT)
+def a_branch_on_a_sum_and_a_number_that_is_a_part_s_length(m, input_ids, labels):
     count = (labels[0] != -100).sum()
-    return loss_of(logits(m, input_ids), labels) * (2.0 if count > 12 else 1.0)
+    return loss_of(logits(m, input_ids), labels) * (2.0 if count > LENGTH // 2 else 1.0)
 
 
 @row(RIGHT, on_four=True)
@@ -48,65 +54,65 @@ def the_smallest_and_largest_id(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (least + most).float() / 10
 
 
-@row(EITHER)
+@row(RIGHT)
 def unique_ids(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * len(input_ids.unique()) / 10
 
 
-@row(EITHER, on_four=True)
+@row(RIGHT, on_four=True)
 def frequencies_by_bincount(m, input_ids, labels):
     """Class weights of the batch."""
     counts = torch.bincount(input_ids.flatten(), minlength=VOCABULARY).float()
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts))
 
 
-@row(EITHER)
+@row(RIGHT)
 def frequencies_by_one_hot(m, input_ids, labels):
     counts = functional.one_hot(input_ids, VOCABULARY).sum((0, 1)).float()
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts))
 
 
-@row(EITHER)
+@row(RIGHT)
 def frequencies_by_histc(m, input_ids, labels):
     counts = torch.histc(input_ids.float(), bins=VOCABULARY, min=0, max=VOCABULARY)
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts))
 
 
-@row(EITHER)
+@row(REFUSED)
 def frequencies_by_scatter_add(m, input_ids, labels):
     counts = torch.zeros(VOCABULARY).scatter_add(0, input_ids.flatten(), torch.ones(input_ids.numel()))
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts))
 
 
-@row(EITHER)
+@row(REFUSED)
 def frequencies_by_index_add(m, input_ids, labels):
     counts = torch.zeros(VOCABULARY, dtype=torch.long).index_add(0, input_ids.flatten(), torch.ones_like(input_ids).flatten())
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts.float()))
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_sorted_order_of_ids(m, input_ids, labels):
     order = input_ids.sort(1).values
     return loss_of(m.head(m.embed(input_ids) + m.positions(order)), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_topk_of_ids(m, input_ids, labels):
     largest = input_ids.topk(3, dim=1).values
     return loss_of(m.head(m.embed(input_ids) + m.positions(largest).mean(1, keepdim=True)), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_mean_of_ids(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) * input_ids.float().mean(1, keepdim=True).unsqueeze(-1) / 10), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_share_of_targets(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (labels != -100).float().mean()
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_share_of_targets_of_each_sample(m, input_ids, labels):
     share = (labels != -100).float().mean(dim=1)
     x = m.embed(input_ids) * share[:, None, None]
@@ -120,7 +126,7 @@ def weights_by_the_number_of_a_sample_s_targets(m, input_ids, labels):
     return (loss * weight).sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def weights_by_place(m, input_ids, labels):
     """Later tokens count more: by cumsum of ones."""
     weight = torch.ones_like(labels).cumsum(1).float()
@@ -128,98 +134,99 @@ def weights_by_place(m, input_ids, labels):
     return (loss * weight).sum() / weight.sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def weights_by_a_cumprod(m, input_ids, labels):
     """Targets up to the first separator."""
     is_before = (input_ids != 9).long().cumprod(1)
     return loss_of(logits(m, input_ids), labels.masked_fill(is_before == 0, -100))
 
 
-@row(EITHER, on_four=True)
+@row(RIGHT, on_four=True)
 def targets_behind_a_separator(m, input_ids, labels):
     is_behind = (input_ids % 5 == 0).cumsum(1) > 0
     return loss_of(logits(m, input_ids), input_ids.masked_fill(~is_behind, -100))
 
 
-@row(EITHER)
+@row(REFUSED)
 def targets_behind_the_first_separator_by_argmax(m, input_ids, labels):
     first = (input_ids == 9).int().argmax(1)
     at = torch.arange(input_ids.shape[1])
     return loss_of(logits(m, input_ids), input_ids.masked_fill(at[None] <= first[:, None], -100))
 
 
-@row(EITHER, inputs=with_positions())
+# on four ranks 6 is a part's length there by chance
+@row(RIGHT, four=REFUSED, inputs=with_positions())
 def targets_by_position(m, input_ids, labels, position_ids):
     return loss_of(logits(m, input_ids), labels.masked_fill(position_ids < 6, -100))
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_that_differ_from_the_one_before(m, input_ids, labels):
     is_new = functional.pad(input_ids.diff(dim=1), (1, 0), value=1) != 0
     return loss_of(m.head(m.embed(input_ids) * is_new.unsqueeze(-1)), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_that_differ_from_the_one_before_with_prepend(m, input_ids, labels):
     is_new = input_ids.diff(dim=1, prepend=input_ids[:, :1] - 1) > 0
     return loss_of(m.head(m.embed(input_ids) * is_new.unsqueeze(-1)), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_flipped(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.flip(1))), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_of_another_sample(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1, 0))), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_rolled_without_a_dim(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1))), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def ids_in_a_fixed_order(m, input_ids, labels):
     order = torch.arange(input_ids.shape[1]).flip(0)
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids[:, order])), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def ids_masked_at_random_with_a_generator(m, input_ids, labels):
     """BERT's masking in the model, by a stream of the whole shape's seed."""
     chance = torch.rand(input_ids.shape, generator=torch.Generator().manual_seed(2))
     return loss_of(logits(m, input_ids.masked_fill(chance < 0.3, 1)), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_matched_with_ids(m, input_ids, labels):
     """Induction: how often each id is there in its sample."""
     same = (input_ids[:, :, None] == input_ids[:, None, :]).sum(-1)
     return loss_of(m.head(m.embed(input_ids) + m.positions(same)), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def ids_as_floats_and_products(m, input_ids, labels):
     x = input_ids.float()
     return loss_of(logits(m, input_ids), labels) + 1e-4 * (x @ x.T).sum() * m.out.bias.sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_hash_of_the_sample(m, input_ids, labels):
     code = (input_ids * 31).sum(1) % 64
     return loss_of(m.head(m.embed(input_ids) + m.positions(code)[:, None]), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_hash_of_the_sample_to_choose_a_row(m, input_ids, labels):
     code = input_ids.sum(1, keepdim=True) % 5
     bias = m.classes.weight[code]
     return loss_of(m.head(m.embed(input_ids) + bias), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_bool_of_activations(m, input_ids, labels):
     x = hidden(m, input_ids)
     return loss_of(m.head(x), labels) * (2 if (x > 2.2).any() else 1)
@@ -231,7 +238,7 @@ def a_branch_on_the_length(m, input_ids, labels):
     return loss_of(m.head(x + mlp(m, x) if input_ids.shape[1] > 16 else x), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def expert_usage_by_bincount_of_a_choice(m, input_ids, labels):
     """The choice comes of activations: its counts are of one rank's tokens."""
     x = hidden(m, input_ids)
@@ -239,21 +246,21 @@ def expert_usage_by_bincount_of_a_choice(m, input_ids, labels):
     return loss_of(m.head(x), labels) + 0.01 * (used * m.classes.bias).sum(), {"used": used}
 
 
-@row(EITHER)
+@row(RIGHT)
 def expert_usage_by_one_hot_sums(m, input_ids, labels):
     x = hidden(m, input_ids)
     used = functional.one_hot(m.classes(x).argmax(-1), 5).sum((0, 1)).float()
     return loss_of(m.head(x), labels) + 0.01 * (used * m.classes.bias).sum(), {"used": used}
 
 
-@row(EITHER)
+@row(RIGHT)
 def expert_usage_by_float_means(m, input_ids, labels):
     x = hidden(m, input_ids)
     used = functional.one_hot(m.classes(x).argmax(-1), 5).float().mean((0, 1))
     return loss_of(m.head(x), labels) + 0.01 * (used * m.classes.bias).sum(), {"used": used}
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_running_count_of_chosen_experts(m, input_ids, labels):
     """Places by cumsum over tokens, which then meet activations."""
     x = hidden(m, input_ids)
@@ -271,7 +278,7 @@ def tokens_sorted_by_their_experts(m, input_ids, labels):
 
 # --- written by integers ---
 
-@row(EITHER, inputs=lambda step: {**language(step), "whole_at": torch.tensor([3, 17, 9])}, on_four=True)
+@row(REFUSED, inputs=lambda step: {**language(step), "whole_at": torch.tensor([3, 17, 9])}, on_four=True)
 def one_token_of_each_sample_written(m, input_ids, labels, whole_at):
     """`x[b, position] = value`: the place is one of all tokens."""
     x = m.embed(input_ids) * 1.0
@@ -279,34 +286,34 @@ def one_token_of_each_sample_written(m, input_ids, labels, whole_at):
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def one_token_written_by_select(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x[:, 2] = m.out.bias
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def the_first_tokens_written_by_a_slice(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x[:, :4] += m.out.bias
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def tokens_written_by_index_copy(m, input_ids, labels):
     x = (m.embed(input_ids) * 1.0).index_fill(1, torch.tensor([0, 5]), 0.5)
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def tokens_written_by_a_mask(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x[input_ids == 7] = m.out.bias
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def tokens_written_by_masked_fill_(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x.masked_fill_((input_ids == 7).unsqueeze(-1), 0.0)
@@ -318,7 +325,7 @@ def _images(step):
     return {**language(step), "whole_images": floats(step, int((ids % 3 == 0).sum()), HIDDEN)}
 
 
-@row(EITHER, inputs=_images, on_four=True)
+@row(REFUSED, inputs=_images, on_four=True)
 def image_features_by_masked_scatter(m, input_ids, labels, whole_images):
     """LLaVA's: rows of features in the places of image tokens, one after the other."""
     mask = (input_ids % 3 == 0).unsqueeze(-1).expand(-1, -1, HIDDEN)
@@ -326,14 +333,14 @@ def image_features_by_masked_scatter(m, input_ids, labels, whole_images):
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER, inputs=_images)
+@row(REFUSED, inputs=_images)
 def image_features_written_by_a_mask(m, input_ids, labels, whole_images):
     x = m.embed(input_ids) * 1.0
     x[input_ids % 3 == 0] = m.out(whole_images)[:int((input_ids % 3 == 0).sum())]
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER, inputs=_images)
+@row(RIGHT, inputs=_images)
 def image_features_by_a_count(m, input_ids, labels, whole_images):
     """A table's rows by cumsum of the image mask."""
     mask = input_ids % 3 == 0
@@ -342,19 +349,19 @@ def image_features_by_a_count(m, input_ids, labels, whole_images):
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_global_token_written_to_all(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + x[:, :1]), labels)
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def lengths_of_samples(m, input_ids, labels, attention_mask):
     """A feature by the sample's length."""
     return loss_of(m.head(m.embed(input_ids) + m.positions(attention_mask.sum(-1))[:, None]), labels)
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def lengths_of_samples_as_numbers(m, input_ids, labels, attention_mask):
     return loss_of(logits(m, input_ids), labels) * max(attention_mask.sum(-1).tolist()) / LENGTH
 
@@ -370,39 +377,39 @@ def learning_stops_where_no_target_is_left(model, cut, step):
     return loss_of(model(ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def numpy_counts(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / float((labels.numpy() != -100).sum())
 
 
-@row(EITHER)
+@row(REFUSED)
 def counts_of_a_list(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / sum(label != -100 for line in labels.tolist() for label in line)
 
 
-@row(EITHER)
+@row(RIGHT)
 def counts_of_deep_copied_labels(m, input_ids, labels):
     other = labels.clone().detach().to(torch.int32).contiguous()
     return loss_of(logits(m, input_ids), labels, reduction="sum") / other.ne(-100).sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_tensor_of_an_item(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.tensor((labels != -100).sum().item(), dtype=torch.float)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_logical_reduction(m, input_ids, labels):
     has = (labels != -100).any(dim=1).float() + torch.logical_and(labels > 0, input_ids > 20).all(1).float()
     return loss_of(m.head(m.embed(input_ids) * (1 + has[:, None, None])), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def argmax_of_labels_as_a_number(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (1 + labels[0].argmax().item())
 
 
-@row(EITHER)
+@row(RIGHT)
 def searchsorted_positions(m, input_ids, labels):
     order = input_ids.sort(1).values
     return loss_of(m.head(m.embed(input_ids) + m.positions(torch.searchsorted(order, input_ids))), labels)

@@ -2,8 +2,8 @@
 import torch
 from torch.nn import functional
 
-from .table import (BATCH, CLASSES, DOCUMENTED, EITHER, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, floats, generator, hidden, language, logits,
-                    loss_of, program, row, tokens)
+from .table import (BATCH, CLASSES, DOCUMENTED, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, floats, generator, hidden, language, logits, loss_of,
+                    program, row, tokens)
 
 
 def _shared(reduction):
@@ -72,7 +72,7 @@ def masked_mean_by_a_maximum_of_one(m, input_ids, labels):
     return loss / max(int((labels >= 0).sum()), 1)
 
 
-@row(EITHER)
+@row(RIGHT)
 def masked_mean_of_each_sample(m, input_ids, labels):
     """Sums over tokens of floats are totals over ranks."""
     loss = loss_of(logits(m, input_ids), labels, reduction="none").view_as(labels)
@@ -80,57 +80,57 @@ def masked_mean_of_each_sample(m, input_ids, labels):
     return ((loss * mask).sum(1) / mask.sum(1)).mean()
 
 
-@row(EITHER)
+@row(RIGHT)
 def mean_of_selected_losses(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none")
     return loss[(labels != -100).flatten()].mean()
 
 
-@row(EITHER)
+@row(RIGHT)
 def mean_of_losses_picked_by_masked_select(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none")
     return loss.masked_select((labels != -100).flatten()).mean()
 
 
-@row(EITHER)
+@row(RIGHT)
 def logits_picked_before_the_loss(m, input_ids, labels):
     is_target = labels != -100
     return functional.cross_entropy(logits(m, input_ids)[is_target], labels[is_target])
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def sum_divided_by_numel(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / labels.numel()
 
 
-@row(EITHER)
+@row(REFUSED)
 def sum_divided_by_the_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[1]
 
 
-@row(EITHER)
+@row(REFUSED)
 def sum_divided_by_a_length_of_python(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none").view_as(labels)
     return loss.sum() / (len(labels) * len(labels[0]))
 
 
-@row(EITHER)
+@row(REFUSED)
 def sum_divided_by_the_size_of_logits(m, input_ids, labels):
     scores = logits(m, input_ids)
     return loss_of(scores, labels, reduction="sum") / scores.size(1)
 
 
-@row(EITHER)
+@row(REFUSED, on_four=True)
 def sum_times_an_inverse_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") * (1.0 / input_ids.size(1)) ** 0.5
 
 
-@row(EITHER)
+@row(REFUSED)
 def losses_scaled_by_the_length_before_their_sum(m, input_ids, labels):
     return (loss_of(logits(m, input_ids), labels, reduction="none") / labels.shape[1]).sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_length_as_a_tensor(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.tensor(float(input_ids.shape[1]))
 
@@ -140,17 +140,17 @@ def sum_divided_by_the_batch(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[0]
 
 
-@row(EITHER)
+@row(RIGHT)
 def nll_of_log_softmax(m, input_ids, labels):
     return functional.nll_loss(logits(m, input_ids).log_softmax(-1).flatten(0, 1), labels.flatten())
 
 
-@row(EITHER)
+@row(RIGHT)
 def nll_of_log_softmax_with_weights(m, input_ids, labels):
     return functional.nll_loss(logits(m, input_ids).log_softmax(-1).flatten(0, 1), labels.flatten(), weight=_WEIGHT)
 
 
-@row(EITHER)
+@row(RIGHT)
 def nll_of_log_softmax_in_dim_1(m, input_ids, labels):
     return functional.nll_loss(logits(m, input_ids).log_softmax(-1).transpose(1, 2), labels)
 
@@ -201,27 +201,27 @@ def soft_targets_written_out(m, input_ids, labels, soft):
     return -(soft * logits(m, input_ids).log_softmax(-1)).sum(-1).mean()
 
 
-@row(EITHER, inputs=soft)
+@row(REFUSED, inputs=soft)
 def kl_div_batchmean(m, input_ids, labels, soft):
     return functional.kl_div(logits(m, input_ids).log_softmax(-1).flatten(0, 1), soft.flatten(0, 1), reduction="batchmean")
 
 
-@row(EITHER, inputs=soft)
+@row(RIGHT, inputs=soft)
 def kl_div_batchmean_of_samples(m, input_ids, labels, soft):
     return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="batchmean")
 
 
-@row(EITHER, inputs=soft, on_four=True)
+@row(RIGHT, inputs=soft, on_four=True)
 def kl_div_mean(m, input_ids, labels, soft):
     return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="mean")
 
 
-@row(EITHER, inputs=soft)
+@row(RIGHT, inputs=soft)
 def kl_div_sum(m, input_ids, labels, soft):
     return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="sum")
 
 
-@row(EITHER, inputs=soft)
+@row(RIGHT, inputs=soft)
 def kl_div_of_each_token(m, input_ids, labels, soft):
     return functional.kl_div(logits(m, input_ids).log_softmax(-1), soft, reduction="none").sum(-1).mean()
 
@@ -235,7 +235,7 @@ for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
         def regression(m, input_ids, labels, target, name=name, reduction=reduction):
             loss = getattr(functional, name)(hidden(m, input_ids), target, reduction=reduction)
             return loss.mean() if reduction == "none" else loss
-        row(RIGHT if reduction == "none" else EITHER, name=f"{name}, {reduction}", inputs=_features,
+        row(RIGHT, name=f"{name}, {reduction}", inputs=_features,
             on_four=reduction == "sum")(regression)
 
 
@@ -244,7 +244,7 @@ def a_squared_difference_averaged(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).pow(2).mean()
 
 
-@row(EITHER, inputs=_features)
+@row(RIGHT, inputs=_features)
 def a_squared_difference_summed_over_features_first(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).square().sum(-1).mean(-1).mean()
 
@@ -254,12 +254,12 @@ def means_over_all_dims_by_name(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).square().mean(dim=(0, 1, 2)) + hidden(m, input_ids).square().sum((-1, -2, -3)) * 1e-3
 
 
-@row(EITHER, inputs=_features)
+@row(RIGHT, inputs=_features)
 def mean_of_the_batch_last(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).square().mean((1, 2)).mean()
 
 
-@row(EITHER, inputs=_features)
+@row(RIGHT, inputs=_features)
 def square_of_a_total(m, input_ids, labels, target):
     """Not linear in what ranks add up."""
     return (hidden(m, input_ids) * target).mean().square() + hidden(m, input_ids).square().mean().sqrt()
@@ -271,57 +271,57 @@ def product_of_two_totals(m, input_ids, labels, target):
     return (x * target).mean() * x.square().mean() + loss_of(m.head(x), labels).exp() * 0.01
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def norm_of_all_differences(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).norm()
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def largest_difference(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).abs().max()
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def median_difference(m, input_ids, labels, target):
     return (hidden(m, input_ids) - target).abs().median()
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def variance_of_all_features(m, input_ids, labels, target):
     return (hidden(m, input_ids) * target).var()
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def deviation_of_all_features(m, input_ids, labels, target):
     return (hidden(m, input_ids) * target).std()
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def logsumexp_of_all_features(m, input_ids, labels, target):
     return (hidden(m, input_ids) * target).flatten().logsumexp(0)
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def dot_of_flattened_features(m, input_ids, labels, target):
     return torch.dot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def vdot_and_inner_of_flattened_features(m, input_ids, labels, target):
     return torch.vdot(hidden(m, input_ids).flatten(), target.flatten()) * 0.01
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def einsum_to_a_number(m, input_ids, labels, target):
     return torch.einsum("bsd,bsd->", hidden(m, input_ids), target) * 0.01
 
 
-@row(EITHER, inputs=_features)
+@row(RIGHT, inputs=_features)
 def cosine_similarity(m, input_ids, labels, target):
     return 1 - functional.cosine_similarity(hidden(m, input_ids), target, dim=-1).mean()
 
 
-@row(EITHER, inputs=_features)
+@row(REFUSED, inputs=_features)
 def cosine_embedding_loss(m, input_ids, labels, target):
     return functional.cosine_embedding_loss(hidden(m, input_ids).flatten(0, 1), target.flatten(0, 1), torch.ones(1))
 
@@ -330,18 +330,18 @@ def _marks(step):
     return {**language(step), "marks": torch.randint(0, 2, (BATCH, LENGTH), generator=generator(step, 9)).float()}
 
 
-@row(EITHER, inputs=_marks)
+@row(RIGHT, inputs=_marks)
 def binary_cross_entropy_with_logits(m, input_ids, labels, marks):
     return functional.binary_cross_entropy_with_logits(m.score(hidden(m, input_ids)).squeeze(-1), marks)
 
 
-@row(EITHER, inputs=_marks)
+@row(RIGHT, inputs=_marks)
 def binary_cross_entropy_with_logits_and_weights(m, input_ids, labels, marks):
     return functional.binary_cross_entropy_with_logits(m.score(hidden(m, input_ids)).squeeze(-1), marks, weight=(labels != -100).float(),
                                                        pos_weight=torch.tensor(3.0))
 
 
-@row(EITHER, inputs=_marks)
+@row(RIGHT, inputs=_marks)
 def binary_cross_entropy_sum(m, input_ids, labels, marks):
     return functional.binary_cross_entropy(m.score(hidden(m, input_ids)).squeeze(-1).sigmoid(), marks, reduction="sum")
 
@@ -358,19 +358,19 @@ def focal_loss(m, input_ids, labels, marks):
     return ((1 - (-loss).exp()) ** 2 * loss).mean()
 
 
-@row(EITHER, inputs=_marks)
+@row(RIGHT, inputs=_marks)
 def soft_margin_and_poisson(m, input_ids, labels, marks):
     score = m.score(hidden(m, input_ids)).squeeze(-1)
     return functional.soft_margin_loss(score, 2 * marks - 1) + functional.poisson_nll_loss(score, marks)
 
 
-@row(EITHER, inputs=_marks)
+@row(RIGHT, inputs=_marks)
 def gaussian_nll(m, input_ids, labels, marks):
     score = m.classes(hidden(m, input_ids))
     return functional.gaussian_nll_loss(score[..., 0], marks, functional.softplus(score[..., 1]) + 0.1)
 
 
-@row(EITHER)
+@row(REFUSED)
 def multi_margin_loss(m, input_ids, labels):
     return functional.multi_margin_loss(logits(m, input_ids).flatten(0, 1), input_ids.flatten())
 
@@ -412,7 +412,7 @@ def a_loss_of_weights_alone(m, input_ids, labels):
     return m.head.weight.square().sum() + m.out.bias.sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def an_uncut_factor_of_the_loss(m, input_ids, labels):
     """Uncertainty weighting: a parameter scales the loss of all tokens."""
     weight = m.out.bias.sum()
@@ -435,25 +435,25 @@ def losses_stacked(m, input_ids, labels):
     return torch.stack([loss_of(logits(m, input_ids), labels), loss_of(m.head(m.embed(input_ids)), labels)]).mean()
 
 
-@row(EITHER)
+@row(REFUSED)
 def losses_of_the_hardest_tokens(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="none").topk(10).values.mean()
 
 
-@row(EITHER)
+@row(RIGHT)
 def losses_above_their_mean(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none")
     kept = loss > loss.detach().mean()
     return (loss * kept).sum() / kept.sum()
 
 
-@row(EITHER)
+@row(REFUSED)
 def losses_above_a_quantile(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none")
     return (loss * (loss > torch.quantile(loss.detach(), 0.5))).mean()
 
 
-@row(EITHER)
+@row(REFUSED)
 def losses_weighted_by_a_softmax_over_tokens(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none").view_as(labels)
     return (loss.detach().softmax(1) * loss).sum()
@@ -465,7 +465,7 @@ def losses_weighted_by_token(m, input_ids, labels, weights):
     return (loss * weights).sum() / weights.sum()
 
 
-@row(EITHER)
+@row(RIGHT)
 def accuracy_beside_the_loss(m, input_ids, labels):
     """A number that the program shows: of all tokens, or refused."""
     scores = logits(m, input_ids)
@@ -473,7 +473,7 @@ def accuracy_beside_the_loss(m, input_ids, labels):
     return loss_of(scores, labels), {"accuracy": hits.sum() / (labels != -100).sum()}
 
 
-@row(EITHER)
+@row(RIGHT)
 def accuracy_by_a_float_mean(m, input_ids, labels):
     scores = logits(m, input_ids)
     return loss_of(scores, labels), {"accuracy": (scores.argmax(-1) == input_ids).float().mean()}
@@ -485,13 +485,13 @@ def accuracy_by_an_item(m, input_ids, labels):
     return loss_of(scores, labels), {"accuracy": (scores.argmax(-1) == input_ids).sum().item() / input_ids.numel()}
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_loss_that_decides_by_its_value(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels)
     return loss * 2 if loss.item() > 1.0 else loss
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_loss_that_decides_by_activations(m, input_ids, labels):
     scores = logits(m, input_ids)
     return loss_of(scores, labels) * (2 if scores.max().item() > 1.2 else 1)
@@ -509,14 +509,14 @@ def targets_that_nobody_cut(model, cut, step):
     return loss_of(model(cut(input_ids=whole["input_ids"])["input_ids"]), whole["labels"])
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def nothing_is_cut(model, cut, step):
     """Every rank computes the whole batch: right, and the degree saves nothing."""
     ids, labels = language(step).values()
     return loss_of(model(ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def straight_through_quantization(m, input_ids, labels):
     x = hidden(m, input_ids)
     near = torch.cdist(x.flatten(0, 1), m.embed.weight).argmin(-1).view_as(input_ids)
@@ -524,7 +524,7 @@ def straight_through_quantization(m, input_ids, labels):
     return loss_of(m.head(x + (picked - x).detach()), labels) + functional.mse_loss(x.detach(), picked)
 
 
-@row(EITHER)
+@row(REFUSED)
 def ctc_loss(m, input_ids, labels):
     chances = logits(m, input_ids).log_softmax(-1).transpose(0, 1)
     return functional.ctc_loss(chances, tokens(3, length=6), torch.full((BATCH,), LENGTH), torch.full((BATCH,), 6))

@@ -4,8 +4,8 @@ import math
 import torch
 from torch.nn import functional
 
-from .table import (BATCH, DOCUMENTED, EITHER, HEADS, HIDDEN, LENGTH, REFUSED, RIGHT, attend, floats, heads, hidden, joined, language, logits,
-                    loss_of, padded, padding, program, row, tokens, with_positions)
+from .table import (BATCH, DOCUMENTED, HEADS, LENGTH, REFUSED, RIGHT, attend, floats, heads, joined, language, logits, loss_of, padded, padding,
+                    program, row, with_positions)
 
 
 def _masked(m, input_ids, labels, mask):
@@ -14,31 +14,31 @@ def _masked(m, input_ids, labels, mask):
 
 # --- made of the length that the model sees ---
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def a_causal_mask_of_booleans(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, torch.ones(length, length, dtype=torch.bool).tril())
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_causal_mask_of_infinities(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, torch.full((length, length), -math.inf).triu(1))
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_causal_mask_by_aranges(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, at[None, :] <= at[:, None])
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def a_sliding_window_smaller_than_a_part(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - 4))
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def a_sliding_window_larger_than_a_part(m, input_ids, labels):
     """Of a part's length it looks like causality alone."""
     at = torch.arange(input_ids.shape[1])
@@ -55,37 +55,37 @@ def a_sliding_window_dropped_where_it_is_longer(m, input_ids, labels):
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window))
 
 
-@row(EITHER)
+@row(REFUSED)
 def attention_in_both_directions_in_a_window(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] - at[:, None]).abs() < 5)
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_chunked_mask(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] // 8 == at[:, None] // 8) & (at[None, :] <= at[:, None]))
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_prefix_mask(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) | (at[None, :] < 5))
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_mask_that_sees_all(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, torch.ones(length, length, dtype=torch.bool))
 
 
-@row(EITHER)
+@row(RIGHT)
 def an_additive_mask_of_zeros(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, torch.zeros(length, length))
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def alibi_of_the_local_length(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]).view(HEADS, 1, 1)
@@ -93,51 +93,51 @@ def alibi_of_the_local_length(m, input_ids, labels):
     return _masked(m, input_ids, labels, bias[None].expand(input_ids.shape[0], -1, -1, -1))
 
 
-@row(EITHER, modules={"bias": lambda: floats(0, HEADS, 64)})
+@row(REFUSED, modules={"bias": lambda: floats(0, HEADS, 64)})
 def relative_bias_of_the_local_length(m, input_ids, labels):
     """T5's: learned numbers of distances."""
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, m.bias[:, (at[None, :] - at[:, None]) + 32][None])
 
 
-@row(EITHER, modules={"bias": lambda: floats(0, 1, 1, LENGTH, LENGTH)})
+@row(REFUSED, modules={"bias": lambda: floats(0, 1, 1, LENGTH, LENGTH)})
 def a_learned_bias_sliced_to_the_local_length(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, m.bias[:, :, :length, :length])
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_causal_buffer_sliced_to_the_local_length(m, input_ids, labels):
     length = input_ids.shape[1]
     whole = torch.ones(64, 64, dtype=torch.bool).tril()[None, None]
     return _masked(m, input_ids, labels, whole[:, :, :length, :length])
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def a_padding_mask_of_keys(m, input_ids, labels, attention_mask):
     return _masked(m, input_ids, labels, attention_mask[:, None, None, :].bool())
 
 
-@row(EITHER, inputs=padded, on_four=True)
+@row(REFUSED, inputs=padded, on_four=True)
 def a_padding_mask_expanded_over_queries(m, input_ids, labels, attention_mask):
     mask = attention_mask[:, None, None, :].expand(-1, 1, input_ids.shape[1], -1).bool()
     return _masked(m, input_ids, labels, mask)
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def an_additive_padding_mask(m, input_ids, labels, attention_mask):
     mask = (1.0 - attention_mask[:, None, None, :].float()) * torch.finfo(torch.float32).min
     return _masked(m, input_ids, labels, mask)
 
 
-@row(EITHER, inputs=padded, on_four=True)
+@row(REFUSED, inputs=padded, on_four=True)
 def padding_and_causality_in_one_mask(m, input_ids, labels, attention_mask):
     length = input_ids.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     return _masked(m, input_ids, labels, causal[None, None] & attention_mask[:, None, None, :].bool())
 
 
-@row(EITHER, inputs=padded)
+@row(REFUSED, inputs=padded)
 def padding_and_causality_added(m, input_ids, labels, attention_mask):
     length, least = input_ids.shape[1], torch.finfo(torch.float32).min
     causal = torch.full((length, length), least).triu(1)[None, None].expand(input_ids.shape[0], -1, -1, -1).clone()
@@ -145,21 +145,21 @@ def padding_and_causality_added(m, input_ids, labels, attention_mask):
     return _masked(m, input_ids, labels, causal)
 
 
-@row(EITHER, inputs=padded)
+@row(REFUSED, inputs=padded)
 def local_queries_times_local_keys(m, input_ids, labels, attention_mask):
     """A mask that is sharded in two dims: `mask[:, :, None] * mask[:, None, :]`."""
     mask = (attention_mask[:, :, None] * attention_mask[:, None, :]).bool() | torch.eye(input_ids.shape[1], dtype=torch.bool)
     return _masked(m, input_ids, labels, mask[:, None])
 
 
-@row(EITHER, inputs=padded)
+@row(REFUSED, inputs=padded)
 def a_window_with_padding(m, input_ids, labels, attention_mask):
     at = torch.arange(input_ids.shape[1])
     window = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - 14)
     return _masked(m, input_ids, labels, window[None, None] & attention_mask[:, None, None, :].bool())
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def a_padding_mask_that_the_model_leaves_out_where_all_are_true(m, input_ids, labels, attention_mask):
     """transformers does so by its length alone; this one by its values."""
     if attention_mask.all():
@@ -167,13 +167,13 @@ def a_padding_mask_that_the_model_leaves_out_where_all_are_true(m, input_ids, la
     return _masked(m, input_ids, labels, attention_mask[:, None, None, :].bool())
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def a_padding_mask_that_nobody_uses(m, input_ids, labels, attention_mask):
     """The batch has one, the model computes without it."""
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(EITHER, inputs=with_positions(), on_four=True)
+@row(RIGHT, inputs=with_positions(), on_four=True)
 def a_mask_of_positions_that_are_cut(m, input_ids, labels, position_ids):
     """Causality by position_ids of queries and keys."""
     return _masked(m, input_ids, labels, (position_ids[:, None, :] <= position_ids[:, :, None])[:, None])
@@ -184,46 +184,46 @@ def _documents(step):
     return {**language(step), "documents": documents}
 
 
-@row(EITHER, inputs=_documents, on_four=True)
+@row(REFUSED, inputs=_documents, on_four=True)
 def packed_documents_by_a_cut_tensor(m, input_ids, labels, documents):
     length = input_ids.shape[1]
     mask = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     return _masked(m, input_ids, labels, mask[:, None])
 
 
-@row(EITHER, inputs=_documents)
+@row(RIGHT, inputs=_documents)
 def packed_documents_in_both_directions(m, input_ids, labels, documents):
     return _masked(m, input_ids, labels, (documents[:, :, None] == documents[:, None, :])[:, None])
 
 
-@row(EITHER)
+@row(RIGHT)
 def packed_documents_by_a_separator_and_cumsum(m, input_ids, labels):
     documents = (input_ids == 7).cumsum(1)
     mask = documents[:, :, None] == documents[:, None, :]
     return _masked(m, input_ids, labels, mask[:, None])
 
 
-@row(EITHER)
+@row(RIGHT)
 def causality_by_cumsum_of_ones(m, input_ids, labels):
     at = torch.ones_like(input_ids).cumsum(-1)
     return _masked(m, input_ids, labels, (at[:, None, :] <= at[:, :, None])[:, None])
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_mask_that_activations_decide(m, input_ids, labels):
     x = m.embed(input_ids)
     mask = (m.score(x) > -0.3).squeeze(-1)[:, None, None, :].expand(-1, 1, x.shape[1], -1) | torch.eye(x.shape[1], dtype=torch.bool)
     return loss_of(m.head(x + attend(m, x, attn_mask=mask)), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_bias_that_activations_make(m, input_ids, labels):
     x = m.embed(input_ids)
     bias = m.score(x).squeeze(-1)[:, None, None, :].expand(-1, 1, x.shape[1], -1)
     return loss_of(m.head(x + attend(m, x, attn_mask=bias)), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_forgetting_bias_by_cumsum(m, input_ids, labels):
     """Gates of each token, added up along the sequence."""
     x = m.embed(input_ids)
@@ -241,37 +241,37 @@ def _outside(mask):
 _AT = torch.arange(LENGTH)
 
 
-@row(RIGHT, inputs=_outside(_AT[None, :] <= _AT[:, None]), ring=EITHER)
+@row(RIGHT, inputs=_outside(_AT[None, :] <= _AT[:, None]))
 def a_whole_causal_mask(m, input_ids, labels, whole_mask):
     return _masked(m, input_ids, labels, whole_mask)
 
 
-@row(RIGHT, inputs=_outside((_AT[None, :] <= _AT[:, None]) & (_AT[None, :] > _AT[:, None] - 14)), ring=EITHER, on_four=True)
+@row(RIGHT, inputs=_outside((_AT[None, :] <= _AT[:, None]) & (_AT[None, :] > _AT[:, None] - 14)), on_four=True)
 def a_whole_window(m, input_ids, labels, whole_mask):
     return _masked(m, input_ids, labels, whole_mask)
 
 
-@row(RIGHT, inputs=_outside(floats(0, 1, HEADS, LENGTH, LENGTH)), ring=EITHER)
+@row(RIGHT, inputs=_outside(floats(0, 1, HEADS, LENGTH, LENGTH)))
 def a_whole_bias_by_heads(m, input_ids, labels, whole_mask):
     return _masked(m, input_ids, labels, whole_mask)
 
 
-@row(RIGHT, inputs=_outside(floats(0, BATCH, 1, LENGTH, LENGTH) > -1), ring=EITHER)
+@row(RIGHT, inputs=_outside(floats(0, BATCH, 1, LENGTH, LENGTH) > -1))
 def a_whole_mask_by_samples(m, input_ids, labels, whole_mask):
     return _masked(m, input_ids, labels, whole_mask)
 
 
-@row(RIGHT, inputs=_outside(padding(0)[:, None, None, :].bool()), ring=EITHER)
+@row(RIGHT, inputs=_outside(padding(0)[:, None, None, :].bool()))
 def a_whole_padding_mask_of_keys(m, input_ids, labels, whole_mask):
     return _masked(m, input_ids, labels, whole_mask)
 
 
-@row(EITHER, inputs=_outside(torch.zeros(1)), modules={"bias": lambda: floats(0, 1, HEADS, LENGTH, LENGTH)})
+@row(RIGHT, inputs=_outside(torch.zeros(1)), modules={"bias": lambda: floats(0, 1, HEADS, LENGTH, LENGTH)}, ring=REFUSED)
 def a_whole_bias_that_is_trained(m, input_ids, labels, whole_mask):
     return _masked(m, input_ids, labels, m.bias)
 
 
-@row(EITHER, inputs=_outside(floats(0, LENGTH, LENGTH)[:, :12]))
+@row(RIGHT, inputs=_outside(floats(0, LENGTH, LENGTH)[:, :12]))
 def a_mask_of_neither_length(m, input_ids, labels, whole_mask):
     """Half the keys, which are as many as one of two ranks has: plain PyTorch needs all."""
     return _masked(m, input_ids, labels, torch.cat([whole_mask, whole_mask], 1))
@@ -281,19 +281,19 @@ def _cut_rows(step):
     return {**language(step), "rows": floats(step, BATCH, LENGTH, LENGTH)}
 
 
-@row(EITHER, inputs=_cut_rows)
+@row(RIGHT, inputs=_cut_rows)
 def a_bias_cut_along_its_queries(m, input_ids, labels, rows):
     """[B, local queries, all keys]."""
     return _masked(m, input_ids, labels, rows[:, None])
 
 
-@row(EITHER)
+@row(RIGHT)
 def hidden_states_zeroed_by_a_padding_mask(m, input_ids, labels):
     x = m.embed(input_ids) * (input_ids > 5).unsqueeze(-1)
     return loss_of(m.head(x + attend(m, x, is_causal=True)), labels)
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def a_mask_given_whole_for_all_to_see(model, cut, step):
     """The mask stays as it is, the ids are cut."""
     whole = padded(step)
@@ -311,7 +311,7 @@ def causal_with_fewer_keys_than_queries(m, input_ids, labels):
     return loss_of(m.head(x + m.out(joined(attended))), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def dropout_inside_attention_of_probability_0(m, input_ids, labels):
     return loss_of(logits(m, input_ids, is_causal=True, dropout_p=0.0), labels)
 

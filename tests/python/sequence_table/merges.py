@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .table import BATCH, EITHER, HIDDEN, LENGTH, REFUSED, RIGHT, attend, floats, hidden, language, loss_of, mlp, row, tokens
+from .table import BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, attend, floats, hidden, loss_of, mlp, row
 
 
 def _of(m, x, labels):
@@ -32,13 +32,13 @@ same_size("transposed convolution", channels(lambda m, x: m.conv(x)), modules={"
 same_size("a convolution of Fourier transforms", lambda m, x: torch.fft.fft(x, dim=1).real, says="fft")
 same_size("a Fourier transform in two dims", lambda m, x: torch.fft.fft2(x).real, says="fft")
 same_size("a Fourier transform of real numbers and back", lambda m, x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * 0.5, n=x.shape[1], dim=1), says="fft")
-same_size("Fourier transforms of features", lambda m, x: torch.fft.fft(x, dim=-1).real, EITHER)
+same_size("Fourier transforms of features", lambda m, x: torch.fft.fft(x, dim=-1).real, REFUSED)
 same_size("average pool of width 3", channels(lambda m, x: functional.avg_pool1d(x, 3, 1, 1)), says="avg_pool1d", on_four=True)
 same_size("max pool of width 3", channels(lambda m, x: functional.max_pool1d(x, 3, 1, 1)), says="max_pool1d")
 same_size("lp pool of width 3", channels(lambda m, x: functional.lp_pool1d(functional.pad(x, (1, 1)), 2.0, 3, 1)))
 same_size("average pool over tokens and features", lambda m, x: functional.avg_pool2d(x.unsqueeze(1), 3, 1, 1).squeeze(1))
-same_size("local response norm over tokens", lambda m, x: functional.local_response_norm(x, 3), EITHER)
-same_size("local response norm over features", channels(lambda m, x: functional.local_response_norm(x, 3)), EITHER)
+same_size("local response norm over tokens", lambda m, x: functional.local_response_norm(x, 3), REFUSED)
+same_size("local response norm over features", channels(lambda m, x: functional.local_response_norm(x, 3)), REFUSED)
 same_size("running sums of tokens", lambda m, x: x.cumsum(1), says="cumsum", on_four=True)
 same_size("running sums of tokens by a negative dim", lambda m, x: x.cumsum(-2), says="cumsum")
 same_size("running products of tokens", lambda m, x: x.cumprod(1), says="cumprod")
@@ -61,24 +61,24 @@ same_size("a triangle of tokens and features", lambda m, x: x.tril(), says="tril
 same_size("the other triangle", lambda m, x: x.triu(-3), says="triu")
 same_size("a gradient along tokens", lambda m, x: torch.gradient(x, dim=1)[0], says="gradient")
 same_size("a gradient along all dims", lambda m, x: sum(torch.gradient(x)), says="gradient")
-same_size("a gradient along features", lambda m, x: torch.gradient(x, dim=-1)[0], EITHER)
+same_size("a gradient along features", lambda m, x: torch.gradient(x, dim=-1)[0], RIGHT)
 same_size("shuffled channels", lambda m, x: functional.channel_shuffle(x.unsqueeze(-1), 4).squeeze(-1), says="channel_shuffle")
-same_size("shuffled channels of features", lambda m, x: functional.channel_shuffle(x.transpose(1, 2).unsqueeze(-1), 4).squeeze(-1).transpose(1, 2), EITHER)
+same_size("shuffled channels of features", lambda m, x: functional.channel_shuffle(x.transpose(1, 2).unsqueeze(-1), 4).squeeze(-1).transpose(1, 2), REFUSED)
 same_size("softmax over tokens", lambda m, x: x.softmax(1) * x, says="softmax", on_four=True)
 same_size("softmax over tokens of functional's legacy dim", lambda m, x: torch.log_softmax(x, -2), says="log_softmax")
 same_size("softmax of features and tokens together", lambda m, x: x.flatten(1).softmax(1).view_as(x))
 same_size("normalize over tokens", lambda m, x: functional.normalize(x, dim=1), on_four=True)
 same_size("normalize over tokens and features", lambda m, x: x / x.norm(dim=(1, 2), keepdim=True))
-same_size("normalize by the norm of all", lambda m, x: x / x.norm(), EITHER)
-same_size("deviation over tokens", lambda m, x: x / x.std(1, keepdim=True), EITHER)
+same_size("normalize by the norm of all", lambda m, x: x / x.norm(), REFUSED)
+same_size("deviation over tokens", lambda m, x: x / x.std(1, keepdim=True), REFUSED)
 same_size("layer norm over tokens and features", lambda m, x: functional.layer_norm(x, x.shape[1:]))
 same_size("layer norm over tokens", lambda m, x: functional.layer_norm(x.transpose(1, 2), (x.shape[1],)).transpose(1, 2))
-same_size("batch norm of features", channels(lambda m, x: m.bn(x)), EITHER, modules={"bn": lambda: nn.BatchNorm1d(HIDDEN)}, on_four=True)
-same_size("batch norm of merged tokens", lambda m, x: m.bn(x.flatten(0, 1)).view_as(x), EITHER, modules={"bn": lambda: nn.BatchNorm1d(HIDDEN)})
-same_size("batch norm in eval", channels(lambda m, x: functional.batch_norm(x, torch.zeros(HIDDEN), torch.ones(HIDDEN))), EITHER)
+same_size("batch norm of features", channels(lambda m, x: m.bn(x)), REFUSED, modules={"bn": lambda: nn.BatchNorm1d(HIDDEN)}, on_four=True)
+same_size("batch norm of merged tokens", lambda m, x: m.bn(x.flatten(0, 1)).view_as(x), REFUSED, modules={"bn": lambda: nn.BatchNorm1d(HIDDEN)})
+same_size("batch norm in eval", channels(lambda m, x: functional.batch_norm(x, torch.zeros(HIDDEN), torch.ones(HIDDEN))), REFUSED)
 same_size("instance norm", channels(lambda m, x: functional.instance_norm(x)))
 same_size("group norm over tokens", channels(lambda m, x: functional.group_norm(x, 4)))
-same_size("group norm over tokens written out", lambda m, x: (x - x.mean((1, 2), keepdim=True)) * 2, EITHER)
+same_size("group norm over tokens written out", lambda m, x: (x - x.mean((1, 2), keepdim=True)) * 2, RIGHT)
 same_size("nearest interpolation", channels(lambda m, x: functional.interpolate(functional.interpolate(x, scale_factor=2), scale_factor=0.5)))
 same_size("linear interpolation", channels(lambda m, x: functional.interpolate(x, scale_factor=2, mode="linear")[..., ::2]))
 same_size("an unfolded window", lambda m, x: functional.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1).mean(-1))
@@ -91,7 +91,8 @@ same_size("reflected pad", channels(lambda m, x: functional.pad(x, (2, 2), mode=
 same_size("circular pad", channels(lambda m, x: functional.pad(x, (1, 0), mode="circular")[..., :-1]))
 same_size("a GRU", lambda m, x: m.gru(x)[0], modules={"gru": lambda: nn.GRU(HIDDEN, HIDDEN, batch_first=True)}, says="gru", on_four=True)
 same_size("an LSTM", lambda m, x: m.lstm(x)[0], modules={"lstm": lambda: nn.LSTM(HIDDEN, HIDDEN // 2, bidirectional=True, batch_first=True)}, says="lstm")
-same_size("a plain RNN, tokens first", lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1), modules={"rnn": lambda: nn.RNN(HIDDEN, HIDDEN)}, says="rnn_tanh")
+same_size("a plain RNN, tokens first", lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1), says="rnn_tanh",
+          modules={"rnn": lambda: nn.RNN(HIDDEN, HIDDEN)})
 same_size("an outer product of tokens", lambda m, x: torch.einsum("bsd,btd->bst", x, x).softmax(-1) @ x, says="einsum")
 same_size("products of tokens and tokens", lambda m, x: (x @ x.transpose(1, 2)) @ x, says="matmul", on_four=True)
 same_size("distances of tokens", lambda m, x: torch.cdist(x, x).neg().softmax(-1) @ x, says="cdist")
@@ -103,62 +104,63 @@ same_size("correlation by torch.corrcoef", lambda m, x: x @ torch.corrcoef(x.fla
 same_size("whitening by qr", lambda m, x: torch.linalg.qr(x)[0])
 same_size("a svd of tokens", lambda m, x: x + torch.linalg.svdvals(x).sum(1)[:, None, None])
 same_size("a kronecker product", lambda m, x: x + torch.kron(x, torch.ones(1, 2, 1))[:, ::2])
-same_size("trapezoids over tokens", lambda m, x: x + torch.trapezoid(x, dim=1)[:, None], EITHER)
+same_size("trapezoids over tokens", lambda m, x: x + torch.trapezoid(x, dim=1)[:, None], RIGHT)
 same_size("running trapezoids over tokens", lambda m, x: x + functional.pad(torch.cumulative_trapezoid(x, dim=1), (0, 0, 1, 0)))
 same_size("a quantile over tokens", lambda m, x: x - x.quantile(0.3, dim=1, keepdim=True))
 same_size("a median over tokens", lambda m, x: x - x.median(1, keepdim=True).values)
 same_size("a k-th value over tokens", lambda m, x: x - x.kthvalue(2, dim=1, keepdim=True).values)
 same_size("a mode over tokens", lambda m, x: x - x.mode(1, keepdim=True).values)
-same_size("a renormalization of tokens", lambda m, x: x.renorm(2, 1, 1.0), EITHER)
-same_size("a renormalization of features", lambda m, x: x.renorm(2, 2, 1.0), EITHER)
+same_size("a renormalization of tokens", lambda m, x: x.renorm(2, 1, 1.0), REFUSED)
+same_size("a renormalization of features", lambda m, x: x.renorm(2, 2, 1.0), REFUSED)
 same_size("products over tokens", lambda m, x: x + x.prod(1, keepdim=True))
-same_size("a histogram's bins", lambda m, x: x * torch.histc(x.detach(), 5)[0] / 100, EITHER)
+same_size("a histogram's bins", lambda m, x: x * torch.histc(x.detach(), 5)[0] / 100, REFUSED)
 same_size("repeated tokens", lambda m, x: x.repeat(1, 2, 1)[:, :x.shape[1]])
-same_size("tokens repeated and averaged", lambda m, x: x.repeat_interleave(2, 1).unflatten(1, (-1, 2)).mean(2), EITHER)
-same_size("tiled tokens", lambda m, x: x.tile(1, 2, 1)[:, x.shape[1]:], EITHER)
+same_size("tokens repeated and averaged", lambda m, x: x.repeat_interleave(2, 1).unflatten(1, (-1, 2)).mean(2), REFUSED)
+same_size("tiled tokens", lambda m, x: x.tile(1, 2, 1)[:, x.shape[1]:], REFUSED)
 same_size("tokens gathered by a fixed order", lambda m, x: x.gather(1, torch.arange(x.shape[1]).flip(0)[None, :, None].expand_as(x)))
 same_size("tokens taken along a dim", lambda m, x: torch.take_along_dim(x, x.argsort(1), 1))
 same_size("tokens picked by numbers of storage", lambda m, x: x + x.take(torch.arange(HIDDEN)))
 same_size("tokens indexed by a flipped range", lambda m, x: x[:, torch.arange(x.shape[1]).flip(0)])
 same_size("shuffled tokens of merged samples", lambda m, x: x.flatten(0, 1)[torch.arange(x.shape[0] * x.shape[1]).flip(0)].view_as(x))
 same_size("samples swapped", lambda m, x: x + x.flip(0) + x.roll(1, 0), RIGHT)
-same_size("samples swapped by an index", lambda m, x: x + x[torch.tensor([2, 0, 1])], EITHER)
+same_size("samples swapped by an index", lambda m, x: x + x[torch.tensor([2, 0, 1])], RIGHT)
 same_size("samples averaged", lambda m, x: x - x.mean(0, keepdim=True), RIGHT)
-same_size("samples attended to", lambda m, x: x + (x.transpose(0, 1) @ x.permute(1, 2, 0)).softmax(-1).matmul(x.transpose(0, 1)).transpose(0, 1), EITHER)
+same_size("samples attended to", lambda m, x: x + (x.transpose(0, 1) @ x.permute(1, 2, 0)).softmax(-1).matmul(x.transpose(0, 1)).transpose(0, 1), RIGHT)
 
 # --- views that merge tokens with another dim ---
-same_size("pairs of neighbours by a view", lambda m, x: m.pairs(x.reshape(BATCH, x.shape[1] // 2, 2 * HIDDEN)).view_as(x), EITHER,
+same_size("pairs of neighbours by a view", lambda m, x: m.pairs(x.reshape(BATCH, x.shape[1] // 2, 2 * HIDDEN)).view_as(x), REFUSED,
           modules={"pairs": lambda: nn.Linear(2 * HIDDEN, 2 * HIDDEN)}, on_four=True)
 same_size("pairs of distant tokens by a view", lambda m, x: x - x.view(BATCH, 2, x.shape[1] // 2, HIDDEN).mean(1).repeat(1, 2, 1), on_four=True)
-same_size("pairs of neighbours averaged by a view", lambda m, x: x.view(BATCH, -1, 2, HIDDEN).mean(2).repeat_interleave(2, 1), EITHER)
+same_size("pairs of neighbours averaged by a view", lambda m, x: x.view(BATCH, -1, 2, HIDDEN).mean(2).repeat_interleave(2, 1), REFUSED)
 same_size("chunks averaged by a view", lambda m, x: x - x.unflatten(1, (3, -1)).mean(2).repeat_interleave(x.shape[1] // 3, 1))
 same_size("chunks swapped by a view", lambda m, x: x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
-same_size("a wrong view of heads", lambda m, x: x.reshape(BATCH, 4, x.shape[1], 5).softmax(-1).view_as(x), EITHER)
+same_size("a wrong view of heads", lambda m, x: x.reshape(BATCH, 4, x.shape[1], 5).softmax(-1).view_as(x), REFUSED)
 same_size("a wrong view of heads over chunks", lambda m, x: x.reshape(BATCH, 4, x.shape[1], 5).softmax(1).reshape(x.shape))
 same_size("tokens and features swapped by a view", lambda m, x: m.out(x.reshape(BATCH, HIDDEN, -1).transpose(1, 2)))
 same_size("tokens and samples swapped by a view", lambda m, x: x - x.reshape(x.shape[1], BATCH, HIDDEN).mean(1, keepdim=True).view(1, -1, HIDDEN))
 same_size("norm of flattened samples", lambda m, x: x / x.flatten(1).norm(dim=1)[:, None, None])
-same_size("sums of flattened samples added to tokens", lambda m, x: x + x.flatten(1).sum(1)[:, None, None], EITHER, on_four=True)
-same_size("mean of merged tokens", lambda m, x: x - x.view(-1, HIDDEN).mean(0), EITHER)
-same_size("largest of merged tokens", lambda m, x: x - x.view(-1, HIDDEN).amax(0), EITHER)
-same_size("neighbours by split and stack", lambda m, x: torch.stack(x.unflatten(1, (-1, 2)).unbind(2)[::-1], 2).flatten(1, 2), EITHER)
-same_size("patches merged and split again", lambda m, x: x.view(BATCH, -1, 2 * HIDDEN).view(BATCH, -1, HIDDEN) * 2, EITHER)
+same_size("sums of flattened samples added to tokens", lambda m, x: x + x.flatten(1).sum(1)[:, None, None], RIGHT, on_four=True)
+same_size("mean of merged tokens", lambda m, x: x - x.view(-1, HIDDEN).mean(0), RIGHT)
+same_size("largest of merged tokens", lambda m, x: x - x.view(-1, HIDDEN).amax(0), REFUSED)
+same_size("neighbours by split and stack", lambda m, x: torch.stack(x.unflatten(1, (-1, 2)).unbind(2)[::-1], 2).flatten(1, 2), REFUSED)
+same_size("patches merged and split again", lambda m, x: x.view(BATCH, -1, 2 * HIDDEN).view(BATCH, -1, HIDDEN) * 2, RIGHT)
 same_size("a flattened batch and back", lambda m, x: x.flatten().view_as(x) * 2, RIGHT)
-same_size("windows of Swin", lambda m, x: attend(m, x.reshape(-1, 6, HIDDEN)).reshape(x.shape), EITHER)
-same_size("axial attention of a grid", lambda m, x: attend(m, x.unflatten(1, (4, -1)).transpose(1, 2).flatten(0, 1)).unflatten(0, (BATCH, -1)).transpose(1, 2).flatten(1, 2))
+same_size("windows of Swin", lambda m, x: attend(m, x.reshape(-1, 6, HIDDEN)).reshape(x.shape), REFUSED)
+same_size("axial attention of a grid",
+          lambda m, x: attend(m, x.unflatten(1, (4, -1)).transpose(1, 2).flatten(0, 1)).unflatten(0, (BATCH, -1)).transpose(1, 2).flatten(1, 2))
 same_size("movedim and back", lambda m, x: mlp(m, x.movedim(1, 0)).movedim(0, 1), RIGHT)
-same_size("complex pairs of features", lambda m, x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * 1j).flatten(-2), EITHER)
-same_size("viewed as other bits", lambda m, x: x + x.detach().view(torch.int32).bitwise_and(1).float(), EITHER)
+same_size("complex pairs of features", lambda m, x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * 1j).flatten(-2), REFUSED)
+same_size("viewed as other bits", lambda m, x: x + x.detach().view(torch.int32).bitwise_and(1).float(), RIGHT)
 
 
-@row(EITHER, modules={"pairs": lambda: nn.Linear(2 * HIDDEN, HIDDEN)})
+@row(REFUSED, modules={"pairs": lambda: nn.Linear(2 * HIDDEN, HIDDEN)})
 def half_as_many_tokens(m, input_ids, labels):
     """A patch merge: two neighbours become one token; the loss is of half the labels."""
     x = m.pairs(m.embed(input_ids).reshape(BATCH, -1, 2 * HIDDEN))
     return loss_of(m.head(x), labels[:, 1::2])
 
 
-@row(EITHER)
+@row(REFUSED)
 def an_hourglass(m, input_ids, labels):
     """Tokens averaged by fours, a layer, repeated."""
     x = m.embed(input_ids)
@@ -166,7 +168,7 @@ def an_hourglass(m, input_ids, labels):
     return loss_of(m.head(x + mlp(m, short).repeat_interleave(4, 1)), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def an_hourglass_with_attention(m, input_ids, labels):
     x = m.embed(input_ids)
     short = x.unflatten(1, (-1, 4)).mean(2)
@@ -185,7 +187,7 @@ def a_triplet_of_neighbours(m, input_ids, labels):
     return functional.triplet_margin_loss(x[:, :-2], x[:, 1:-1], x[:, 2:])
 
 
-@row(EITHER)
+@row(RIGHT)
 def total_variation(m, input_ids, labels):
     x = hidden(m, input_ids)
     return loss_of(m.head(x), labels) + x.diff(dim=-1).abs().mean()

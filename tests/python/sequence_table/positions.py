@@ -4,8 +4,7 @@ import math
 import torch
 from torch.nn import functional
 
-from .table import (BATCH, DOCUMENTED, EITHER, HEADS, HIDDEN, LENGTH, REFUSED, RIGHT, attend, heads, joined, language, loss_of, mlp, padded,
-                    padding, row, tokens, with_positions)
+from .table import BATCH, DOCUMENTED, HIDDEN, LENGTH, REFUSED, RIGHT, attend, heads, joined, language, loss_of, mlp, padded, row, with_positions
 
 SIZE = 4  # of a head that rotates
 
@@ -25,104 +24,104 @@ def positions_of_one_row(m, input_ids, labels, position_ids):
     return _loss(m, m.embed(input_ids) + m.positions(position_ids), labels)
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def learned_positions_by_arange(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(torch.arange(input_ids.shape[1])), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def learned_positions_by_arange_of_a_batch(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1]).unsqueeze(0).expand(input_ids.shape[0], -1)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def learned_positions_sliced_off_a_table(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions.weight[:input_ids.shape[1]], labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def learned_positions_by_a_buffer(m, input_ids, labels):
     buffer = torch.arange(64).unsqueeze(0)
     return _loss(m, m.embed(input_ids) + m.positions(buffer[:, :input_ids.shape[1]]), labels)
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def positions_added_in_place(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x += m.positions(torch.arange(input_ids.shape[1]))
     return _loss(m, x, labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_added_by_add_(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x.add_(m.positions.weight[None, :input_ids.shape[1]])
     return _loss(m, x, labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_first(m, input_ids, labels):
     return _loss(m, m.positions(torch.arange(input_ids.shape[1]))[None] + m.embed(input_ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_that_tokens_are_added_to_in_place(m, input_ids, labels):
     x = m.positions(torch.arange(input_ids.shape[1])).repeat(input_ids.shape[0], 1, 1)
     x += m.embed(input_ids)
     return _loss(m, x, labels)
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def positions_chosen_by_where(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.where((input_ids < 20).unsqueeze(-1), m.embed(input_ids), at), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_that_fill_by_where_of_ids_alone(m, input_ids, labels):
     """Only integers are cut in this operator."""
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, m.embed(input_ids) + torch.where((input_ids < 20).unsqueeze(-1), 0.0, at), labels)
 
 
-@row(EITHER, on_four=True)
+@row(REFUSED, on_four=True)
 def ids_times_positions(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1]))
     return _loss(m, m.embed(input_ids) + 0.1 * input_ids.unsqueeze(-1) * at, labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_mask_of_ids_times_positions(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1]))
     return _loss(m, m.embed(input_ids) + at * (input_ids != 5).unsqueeze(-1).float(), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_concatenated_as_features(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.cat([m.embed(input_ids)[..., :10], at[..., 10:]], -1), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_stacked(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.stack([m.embed(input_ids), at]).sum(0), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_by_addcmul(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.addcmul(m.embed(input_ids), at, at), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_by_lerp(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.lerp(m.embed(input_ids), at, 0.3), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_copied_into_a_buffer(m, input_ids, labels):
     x = torch.empty(input_ids.shape[0], input_ids.shape[1], HIDDEN)
     x.copy_(m.positions(torch.arange(input_ids.shape[1])))
@@ -130,20 +129,20 @@ def positions_copied_into_a_buffer(m, input_ids, labels):
     return _loss(m, x, labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_of_tokens_first(m, input_ids, labels):
     x = m.embed(input_ids.t()) + m.positions(torch.arange(input_ids.shape[1])).unsqueeze(1)
     return _loss(m, x.transpose(0, 1), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_of_merged_tokens(m, input_ids, labels):
     """[B * S, D]: a row for each token of the batch."""
     at = torch.arange(input_ids.shape[1]).repeat(input_ids.shape[0])
     return _loss(m, (m.embed(input_ids).flatten(0, 1) + m.positions(at)).view(*input_ids.shape, HIDDEN), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_by_linspace(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + torch.linspace(0, 1, input_ids.shape[1])[None, :, None], labels)
 
@@ -160,7 +159,7 @@ def positions_divided_by_the_length(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + at.unsqueeze(-1), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def sinusoids_by_arange(m, input_ids, labels):
     angle = torch.arange(input_ids.shape[1])[:, None] * torch.exp(-torch.arange(HIDDEN // 2) / 3)
     return _loss(m, m.embed(input_ids) + torch.cat([angle.sin(), angle.cos()], -1), labels)
@@ -182,46 +181,46 @@ def positions_by_cumsum_of_ids_that_are_no_padding(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(at.long() + 1), labels)
 
 
-@row(RIGHT, inputs=padded, ring=EITHER, on_four=True)
+@row(RIGHT, inputs=padded, on_four=True)
 def positions_by_cumsum_of_the_mask(m, input_ids, labels, attention_mask):
     """OPT's, and generate()'s of all models."""
     at = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def positions_by_cumsum_of_floats(m, input_ids, labels):
     at = (torch.ones_like(input_ids).float().cumsum(1) - 1).long()
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def positions_by_cumsum_over_a_transposed_mask(m, input_ids, labels):
     at = torch.ones_like(input_ids).t().cumsum(0).t()
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def positions_by_cumsum_in_place(m, input_ids, labels):
     at = torch.ones_like(input_ids)
     at.cumsum_(1)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_by_cumsum_of_new_ones(m, input_ids, labels):
     """No number of any cut tensor goes in, its length alone."""
     at = torch.ones(input_ids.shape, dtype=torch.long).cumsum(1)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def positions_by_nonzero(m, input_ids, labels):
     at = torch.ones_like(input_ids).nonzero()[:, 1].view_as(input_ids)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def positions_within_documents(m, input_ids, labels):
     """They begin anew behind each separator, by cummax."""
     at = torch.ones_like(input_ids).cumsum(1)
@@ -229,22 +228,22 @@ def positions_within_documents(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(at - begin), labels)
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def positions_from_the_end(m, input_ids, labels, position_ids):
     return _loss(m, m.embed(input_ids) + m.positions(position_ids.max() - position_ids), labels)
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def positions_from_the_end_of_each_sample(m, input_ids, labels, position_ids):
     return _loss(m, m.embed(input_ids) + m.positions(position_ids.max(1, keepdim=True).values - position_ids), labels)
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def flipped_positions(m, input_ids, labels, position_ids):
     return _loss(m, m.embed(input_ids) + m.positions(position_ids.flip(1)), labels)
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def ranks_of_ids(m, input_ids, labels, position_ids):
     return _loss(m, m.embed(input_ids) + m.positions(input_ids.mul(100).add(position_ids).argsort(1).argsort(1)), labels)
 
@@ -295,7 +294,7 @@ def rotary_by_index_select(m, input_ids, labels, position_ids):
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, cos, sin))
 
 
-@row(EITHER, inputs=with_positions())
+@row(REFUSED, inputs=with_positions())
 def rotary_by_complex_numbers(m, input_ids, labels, position_ids):
     """Meta's."""
     angle = _angles(position_ids)
@@ -329,26 +328,26 @@ def rotary_by_a_product_of_frequencies(m, input_ids, labels, position_ids):
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def rotary_by_einsum_and_outer(m, input_ids, labels, position_ids):
     frequencies = 50.0 ** (-torch.arange(0, SIZE, 2).float() / SIZE)
     angle = torch.einsum("bs,f->bsf", position_ids.float(), frequencies).repeat(1, 1, 2)[:, None]
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(EITHER)
+@row(REFUSED)
 def rotary_by_arange(m, input_ids, labels):
     angle = _angles(torch.arange(input_ids.shape[1])).repeat(1, 2)
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(EITHER)
+@row(REFUSED)
 def rotary_by_a_table_sliced_to_the_length(m, input_ids, labels):
     angle = _angles(torch.arange(64)).repeat(1, 2)[None, None, :input_ids.shape[1]]
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(EITHER)
+@row(REFUSED)
 def rotary_in_place(m, input_ids, labels):
     angle = _angles(torch.arange(input_ids.shape[1])).repeat(1, 2)
     def rotate(part):
@@ -358,7 +357,7 @@ def rotary_in_place(m, input_ids, labels):
     return _rotary(m, input_ids, labels, rotate)
 
 
-@row(EITHER)
+@row(REFUSED)
 def rotary_by_complex_numbers_of_arange(m, input_ids, labels):
     angle = _angles(torch.arange(input_ids.shape[1]))
     turn = torch.polar(torch.ones_like(angle), angle)
@@ -381,7 +380,7 @@ def rotary_with_frequencies_by_the_length(m, input_ids, labels, position_ids):
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def frequencies_chosen_by_where(m, input_ids, labels, position_ids):
     base = torch.where(position_ids.max() >= 16, 500.0, 50.0)
     frequencies = base ** (-torch.arange(0, SIZE, 2).float() / SIZE)
@@ -389,14 +388,14 @@ def frequencies_chosen_by_where(m, input_ids, labels, position_ids):
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(EITHER, inputs=with_positions())
+@row(RIGHT, inputs=with_positions())
 def queries_scaled_by_position(m, input_ids, labels, position_ids):
     """Llama 4's temperature."""
     scale = torch.log(torch.floor((position_ids + 1.0) / 5) + 1) * 0.1 + 1
     return _rotary(m, input_ids, labels, lambda part: part * scale[:, None, :, None])
 
 
-@row(EITHER, inputs=lambda step: {**language(step), "position_ids": torch.arange(LENGTH).expand(3, BATCH, LENGTH).contiguous()[0]})
+@row(RIGHT, inputs=lambda step: {**language(step), "position_ids": torch.arange(LENGTH).expand(3, BATCH, LENGTH).contiguous()[0]})
 def positions_of_three_axes(m, input_ids, labels, position_ids):
     """Qwen2-VL's sections of features."""
     three = position_ids[None].expand(3, -1, -1)

@@ -25,7 +25,7 @@ SAMPLE = frozenset({
     "tokens shifted as rwkv does", "tokens rolled by dim",
     # integers
     "a branch on any", "the largest id", "frequencies by bincount", "image features by masked scatter", "one token of each sample written",
-    "a running count of chosen experts", "targets behind a separator",
+    "a running count of chosen experts", "targets behind a separator", "a branch on a sum and a number that is a part s length",
     # merges
     "convolution of width 3", "average pool of width 3", "max pool of width 3", "rolled without a dim", "flipped tokens by fliplr",
     "sorted along the first dim by msort, tokens first", "a triangle of tokens and features", "a gradient along all dims", "shuffled channels",
@@ -35,9 +35,26 @@ SAMPLE = frozenset({
     "dpo", "two padded batches cut before either runs", "an encoder s padding beside a decoder of equal length", "one batch cut and one not",
     "samples contrasted", "an encoder and a decoder of two lengths",
     # steps
-    "two batches accumulated", "uncut terms at stage 3", "a list of layers recomputed wholly by the engine", "frozen parameters",
+    "two batches accumulated", "uncut terms at stage 3", "a list of layers recomputed wholly by the engine", "recomputed wholly by the engine",
+    "frozen parameters",
     "evaluation between training", "an operator of another library",
     # families
     "Llama", "Mistral with a window larger than a part", "Phi-3 with longrope", "RoBERTa without position_ids", "OPT with a mask", "GPT-2", "BLOOM",
     "BERT with padding",
+    # attention_variants
+    "a window of five by positions", "a window of five as floats", "a sample that ends in the first part", "a sample padded on the left beyond a part",
+    "queries mixed over heads causal", "queries with features before tokens", "queries with heads last",
+    # lengths
+    "queries scaled by the log of the length", "weights where positions are near the length", "last token by the length less one",
+    "sum divided by the sum of ones", "positions by a range of python",
+    # selections
+    "losses of the first fifteen tokens", "all samples first fifteen tokens pooled", "masked tokens of each sample by a view",
+    "binary losses of selected floats", "cross entropy of selected tokens", "selected divided by numel of labels",
+    # functions
+    "vmapped loss of samples", "vmapped mean over tokens", "a masked mean with a backward of its own", "a linear with a backward of its own",
+    "a scripted pool by the length",
+    # others of these
+    "metrics of many kinds", "mean of means of chunks", "windows of a part attend", "windows as long as the sequence attend", "the first three tokens added to",
+    "everything is the part", "siglip where the batch is the part", "a decision by a random number", "axial attention along cut rows",
+    "nothing cut and the engine cuts all", "DeepSeek-V3 dense",
 })

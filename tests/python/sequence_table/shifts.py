@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .table import (BATCH, EITHER, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, floats, hidden, language, logits, loss_of, mlp,
-                    padded, program, row, tokens, words)
+from .table import (BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, floats, hidden, logits, loss_of, mlp, padded, program, row, tokens,
+                    words)
 
 
 @row(RIGHT, on_four=True)
@@ -26,7 +26,7 @@ def labels_shifted_by_slices_with_ellipsis(m, input_ids, labels):
     return functional.cross_entropy(scores[..., :-1, :].contiguous().view(-1, VOCABULARY), labels[..., 1:].contiguous().view(-1))
 
 
-@row(EITHER)
+@row(RIGHT)
 def labels_shifted_by_slices_with_classes_in_dim_1(m, input_ids, labels):
     return functional.cross_entropy(logits(m, input_ids)[:, :-1].transpose(1, 2), labels[:, 1:])
 
@@ -59,7 +59,7 @@ def ids_shifted_by_new_full(m, input_ids, labels):
     return loss_of(logits(m, input_ids), torch.cat([input_ids[:, 1:], input_ids.new_full((input_ids.shape[0], 1), -100)], 1))
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_shifted_in_place(m, input_ids, labels):
     """`shifted[:, :-1] = ids[:, 1:]`."""
     moved = torch.full_like(input_ids, -100)
@@ -67,7 +67,7 @@ def ids_shifted_in_place(m, input_ids, labels):
     return loss_of(logits(m, input_ids), moved)
 
 
-@row(EITHER)
+@row(REFUSED)
 def ids_shifted_to_the_right(m, input_ids, labels):
     """T5's and BART's decoder inputs."""
     inputs = input_ids.new_zeros(input_ids.shape)
@@ -76,47 +76,47 @@ def ids_shifted_to_the_right(m, input_ids, labels):
     return loss_of(logits(m, inputs), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_shifted_to_the_right_by_pad(m, input_ids, labels):
     return loss_of(logits(m, functional.pad(input_ids[:, :-1], (1, 0), value=2)), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_shifted_to_the_right_by_cat(m, input_ids, labels):
     return loss_of(logits(m, torch.cat([torch.full((input_ids.shape[0], 1), 2), input_ids[:, :-1]], 1)), labels)
 
 
-@row(EITHER, on_four=True)
+@row(RIGHT, on_four=True)
 def logits_against_the_next_ids(m, input_ids, labels):
     """nanoGPT's: slices of logits and of ids."""
     return loss_of(logits(m, input_ids)[:, :-1], input_ids[:, 1:])
 
 
-@row(EITHER)
+@row(RIGHT)
 def the_model_takes_all_ids_but_the_last(m, input_ids, labels):
     return loss_of(logits(m, input_ids[:, :-1]), input_ids[:, 1:])
 
 
-@program(EITHER, on_four=True)
+@program(RIGHT, on_four=True)
 def cut_after_the_shift(model, cut, step):
     whole = tokens(step, length=LENGTH + 1)
     ids, labels = cut(input_ids=whole[:, :-1], labels=whole[:, 1:]).values()
     return loss_of(model(ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def labels_shifted_by_two(m, input_ids, labels):
     """Multi-token prediction."""
     scores = logits(m, input_ids)
     return loss_of(scores[:, :-2], labels[:, 2:])
 
 
-@row(EITHER)
+@row(REFUSED)
 def labels_shifted_by_two_with_pad(m, input_ids, labels):
     return loss_of(logits(m, input_ids), functional.pad(labels, (0, 2), value=-100)[:, 2:])
 
 
-@row(EITHER)
+@row(RIGHT)
 def labels_shifted_twice(m, input_ids, labels):
     moved = functional.pad(labels, (0, 1), value=-100)[:, 1:]
     again = functional.pad(moved, (0, 1), value=-100)[:, 1:]
@@ -124,7 +124,7 @@ def labels_shifted_twice(m, input_ids, labels):
     return loss_of(scores, moved) + 0.5 * loss_of(scores, again)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_mask_shifted_with_the_labels(m, input_ids, labels):
     scores = logits(m, input_ids)
     loss = loss_of(scores[:, :-1], labels[:, 1:], reduction="none").view(input_ids.shape[0], -1)
@@ -132,48 +132,48 @@ def a_mask_shifted_with_the_labels(m, input_ids, labels):
     return (loss * mask).sum() / mask.sum()
 
 
-@row(EITHER, inputs=padded)
+@row(RIGHT, inputs=padded)
 def a_padding_mask_shifted(m, input_ids, labels, attention_mask):
     scores = logits(m, input_ids)[:, :-1].log_softmax(-1)
     picked = scores.gather(2, input_ids[:, 1:, None]).squeeze(2)
     return -(picked * attention_mask[:, 1:]).sum() / attention_mask[:, 1:].sum()
 
 
-@row(EITHER)
+@row(REFUSED)
 def logits_without_their_first_token(m, input_ids, labels):
     """A reverse model: a token predicts the one before it."""
     return loss_of(logits(m, input_ids, attn_mask=None)[:, 1:], input_ids[:, :-1])
 
 
-@row(EITHER)
+@row(REFUSED)
 def features_of_the_first_half(m, input_ids, labels):
     half = input_ids.shape[1] // 2
     return loss_of(logits(m, input_ids)[:, :half], labels[:, :half])
 
 
-@row(EITHER)
+@row(REFUSED)
 def loss_of_the_last_eight_tokens(m, input_ids, labels):
     return loss_of(logits(m, input_ids)[:, -8:], labels[:, -8:])
 
 
-@row(EITHER)
+@row(REFUSED)
 def logits_to_keep_by_narrow(m, input_ids, labels):
     return loss_of(logits(m, input_ids).narrow(1, 4, 6), labels.narrow(1, 4, 6))
 
 
-@row(EITHER)
+@row(REFUSED)
 def every_second_token(m, input_ids, labels):
     return loss_of(logits(m, input_ids)[:, ::2], labels[:, ::2])
 
 
-@row(EITHER)
+@row(REFUSED)
 def labels_of_every_second_token_ignored(m, input_ids, labels):
     labels = labels.clone()
     labels[:, ::2] = -100
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def labels_of_the_first_tokens_ignored(m, input_ids, labels):
     """A prompt of five tokens."""
     labels = labels.clone()
@@ -181,20 +181,20 @@ def labels_of_the_first_tokens_ignored(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def ids_with_a_new_first_token_in_place(m, input_ids, labels):
     ids = input_ids.clone()
     ids[:, 0] = 1
     return loss_of(logits(m, ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def targets_made_a_list(m, input_ids, labels):
     """tolist(), and a tensor of it."""
     return loss_of(logits(m, input_ids), torch.tensor(labels.tolist()))
 
 
-@row(EITHER)
+@row(REFUSED)
 def ids_made_a_list_and_shifted(m, input_ids, labels):
     return loss_of(logits(m, input_ids), torch.tensor([line[1:] + [-100] for line in input_ids.tolist()]))
 
@@ -264,7 +264,7 @@ def tokens_padded_to_a_multiple(m, input_ids, labels):
     return loss_of(m.head(x + attend(m, x, is_causal=True))[:, :input_ids.shape[1]], labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_chunk_of_tokens_at_a_time(m, input_ids, labels):
     """A loss by chunks, to save memory."""
     x = hidden(m, input_ids)
@@ -272,14 +272,14 @@ def a_chunk_of_tokens_at_a_time(m, input_ids, labels):
     return total / (labels != -100).sum()
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_chunk_of_merged_tokens_at_a_time(m, input_ids, labels):
     x = hidden(m, input_ids).flatten(0, 1)
     total = sum(functional.cross_entropy(m.head(part), target, reduction="sum") for part, target in zip(x.split(7), labels.flatten().split(7)))
     return total / (labels != -100).sum()
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_token_at_a_time(m, input_ids, labels):
     x = m.embed(input_ids)
     y = torch.stack([mlp(m, x[:, at]) for at in range(x.shape[1])], dim=1)
@@ -295,7 +295,7 @@ def a_cell_along_the_tokens(m, input_ids, labels):
     return loss_of(m.head(torch.stack(states, 1)), labels)
 
 
-@row(EITHER, inputs=words)
+@row(RIGHT, inputs=words)
 def bigrams_of_ids(m, input_ids):
     """Hashes of an id and the one before it."""
     before = functional.pad(input_ids[:, :-1], (1, 0))

@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .table import (BATCH, CLASSES, DOCUMENTED, EITHER, HIDDEN, LENGTH, RIGHT, VOCABULARY, Net, attend, floats, generator, hidden, language, logits,
-                    loss_of, mlp, program, row, tokens)
+from .table import (BATCH, CLASSES, DOCUMENTED, HIDDEN, LENGTH, REFUSED, RIGHT, Net, attend, floats, generator, hidden, language, logits, loss_of,
+                    mlp, program, row, tokens)
 
 
 @row(RIGHT, accumulation=2, on_four=True)
@@ -33,7 +33,7 @@ def recomputed_by_the_engine(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(RIGHT, config={"trireme": {"recompute": "full"}})
+@row(REFUSED, says="list of modules", config={"trireme": {"recompute": "full"}})
 def recomputed_wholly_by_the_engine(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels)
 
@@ -56,7 +56,7 @@ def a_list_of_layers_recomputed_wholly_by_the_engine(model, cut, step):
     return model(*cut(**language(step)).values())
 
 
-@program(RIGHT, ring=EITHER, build=_layers, stage=3)
+@program(RIGHT, build=_layers, stage=3)
 def a_list_of_layers_at_stage_3(model, cut, step):
     return model(*cut(**language(step)).values())
 
@@ -127,7 +127,7 @@ def evaluation_between_training(model, cut, step):
     return loss_of(model(ids), labels), {"evaluated": seen}
 
 
-@program(EITHER)
+@program(RIGHT)
 def evaluation_of_a_batch_that_is_not_cut(model, cut, step):
     with torch.no_grad():
         seen = loss_of(model(tokens(step, 7)), tokens(step, 8))
@@ -156,7 +156,7 @@ def another_model_on_the_same_thread(model, cut, step):
     return loss, {"other": other(floats(step, 5, 3, 12)).cumsum(1).sum()}
 
 
-@program(EITHER)
+@program(REFUSED)
 def a_gradient_penalty(model, cut, step):
     ids, labels = cut(**language(step)).values()
     loss = loss_of(model(ids), labels)
@@ -183,14 +183,14 @@ def a_hook_on_activations(m, input_ids, labels):
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_hook_that_scales_activations(m, input_ids, labels):
     x = hidden(m, input_ids)
     x.register_hook(lambda gradient: gradient * 0.5)
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def activations_kept_by_a_hook(m, input_ids, labels):
     seen = []
     handle = m.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -226,12 +226,12 @@ class _OverTokens(torch.autograd.Function):
         return gradient.flip(1).cumsum(1).flip(1)
 
 
-@row(EITHER)
+@row(REFUSED)
 def an_autograd_function_over_tokens(m, input_ids, labels):
     return loss_of(m.head(_OverTokens.apply(hidden(m, input_ids))), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def an_operator_of_another_library(m, input_ids, labels):
     return loss_of(m.head(_custom(hidden(m, input_ids))), labels)
 
@@ -244,13 +244,13 @@ def _custom(x: torch.Tensor) -> torch.Tensor:
 _custom.register_autograd(lambda ctx, gradient: gradient.flip(1))
 
 
-@row(EITHER)
+@row(RIGHT)
 def saved_on_the_host(m, input_ids, labels):
     with torch.autograd.graph.save_on_cpu():
         return loss_of(logits(m, input_ids), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def vmapped_over_samples(m, input_ids, labels):
     x = hidden(m, input_ids)
     return loss_of(torch.vmap(m.head)(x), labels)
@@ -276,7 +276,7 @@ def modulation_of_each_sample(model, cut, step):
     return loss_of(model(ids, floats(step, BATCH, 7)), labels)
 
 
-@program(EITHER, forward=lambda m, x, noise: m.out(hidden_of(m, x + noise)))
+@program(RIGHT, forward=lambda m, x, noise: m.out(hidden_of(m, x + noise)))
 def denoising(model, cut, step):
     """Noise of the whole batch, cut with it."""
     x, noise = cut(input_ids=floats(step, BATCH, LENGTH, HIDDEN), noise=floats(step, BATCH, LENGTH, HIDDEN, salt=3)).values()
@@ -288,7 +288,7 @@ def hidden_of(m, x):
     return m.last_norm(x + mlp(m, x))
 
 
-@program(EITHER, forward=lambda m, x: m.out(hidden_of(m, x)))
+@program(REFUSED, forward=lambda m, x: m.out(hidden_of(m, x)))
 def noise_made_of_a_part_s_shape(model, cut, step):
     """randn_like with a seed of the program's: every rank makes the same noise for its tokens."""
     x = cut(input_ids=floats(step, BATCH, LENGTH, HIDDEN))["input_ids"]
@@ -296,7 +296,7 @@ def noise_made_of_a_part_s_shape(model, cut, step):
     return (model(x + noise) - noise).square().mean()
 
 
-@row(EITHER, modules={"codes": lambda: nn.Embedding(7, HIDDEN)})
+@row(RIGHT, modules={"codes": lambda: nn.Embedding(7, HIDDEN)})
 def vector_quantization(m, input_ids, labels):
     x = hidden(m, input_ids)
     distance = x.square().sum(-1, keepdim=True) - 2 * x @ m.codes.weight.T + m.codes.weight.square().sum(-1)
@@ -304,7 +304,7 @@ def vector_quantization(m, input_ids, labels):
     return loss_of(m.head(x + (picked - x).detach()), labels) + (x.detach() - picked).square().mean() + 0.25 * (x - picked.detach()).square().mean()
 
 
-@row(EITHER, modules={"seen": lambda: nn.BatchNorm1d(1)})
+@row(RIGHT, modules={"seen": lambda: nn.BatchNorm1d(1)})
 def a_moving_average_of_activations(m, input_ids, labels):
     """A buffer that follows all tokens' mean."""
     x = hidden(m, input_ids)
@@ -312,13 +312,13 @@ def a_moving_average_of_activations(m, input_ids, labels):
     return loss_of(m.head(x), labels), {"followed": m.seen.running_mean.clone()}
 
 
-@row(EITHER)
+@row(REFUSED)
 def a_mean_of_activations_shown(m, input_ids, labels):
     x = hidden(m, input_ids)
     return loss_of(m.head(x), labels), {"mean": x.mean().item(), "largest": x.abs().max().item()}
 
 
-@row(EITHER)
+@row(RIGHT)
 def perplexity_of_each_sample_shown(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none").view_as(labels)
     return loss.sum(), {"samples": (loss.sum(1) / (labels != -100).sum(1)).exp()}

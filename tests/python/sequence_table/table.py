@@ -10,6 +10,9 @@
 
 A function returns a loss, or a loss and a dict of numbers that must be alike on every rank too. `cut` gives whole tensors in
 plain PyTorch and this rank's tokens under an engine.
+
+A row declares its outcome, and beside it what differs: `ring=` in a ring, `four=` where four ranks share a sequence, for instance
+because a number of the program's own is a part's length by chance on two ranks alone. `on_four` says whether it runs on four at all.
 """
 from typing import Callable, NamedTuple
 
@@ -18,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 # DOCUMENTED: no operator of the forward shows it, such as a branch on a length or a hook of backward; docs/sequence.md says so.
-RIGHT, REFUSED, EITHER, DOCUMENTED = "right", "refused", "either", "documented"
+RIGHT, REFUSED, DOCUMENTED = "right", "refused", "documented"
 # Sizes that no other one equals, nor half nor a quarter of it: a length of tokens is recognized by chance nowhere.
 BATCH, LENGTH, HIDDEN, HEADS, INNER, VOCABULARY, CLASSES = 3, 24, 20, 4, 28, 37, 5
 ROWS = []
@@ -32,24 +35,29 @@ class Row(NamedTuple):
     step: Callable          # (model, cut, step) -> loss
     says: tuple             # fragments that a refusal has, each of them
     on_four: bool
+    four: str               # what is expected on four ranks, where it is not what is expected on two
     stage: int
     tolerance: float
     accumulation: int
     config: dict            # more of the engine's configuration
     unavailable: str        # why the row cannot run here
 
+    def wanted(self, attention, ranks):
+        """The expected outcome of a sequence of `ranks` parts."""
+        return self.four if self.four and ranks == 4 else self.expected[attention]
+
 
 class Net(nn.Module):
     """Layers for every row, each of which uses some of them; forward() is the row's function."""
 
-    def __init__(self, function, modules=None):
+    def __init__(self, function, modules=None, width=HIDDEN, head_count=HEADS, vocabulary=VOCABULARY):
         super().__init__()
-        self.function = function
-        self.embed, self.positions = nn.Embedding(VOCABULARY, HIDDEN), nn.Embedding(64, HIDDEN)
-        self.norm, self.last_norm = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.gate, self.down = nn.Linear(HIDDEN, INNER), nn.Linear(HIDDEN, INNER), nn.Linear(INNER, HIDDEN)
-        self.head, self.score, self.classes = nn.Linear(HIDDEN, VOCABULARY), nn.Linear(HIDDEN, 1), nn.Linear(HIDDEN, CLASSES)
+        self.function, self.head_count = function, head_count
+        self.embed, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(64, width)
+        self.norm, self.last_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.gate, self.down = nn.Linear(width, INNER), nn.Linear(width, INNER), nn.Linear(INNER, width)
+        self.head, self.score, self.classes = nn.Linear(width, vocabulary), nn.Linear(width, 1), nn.Linear(width, CLASSES)
         for name, make in (modules or {}).items():
             made = make()
             setattr(self, name, nn.Parameter(made) if isinstance(made, torch.Tensor) else made)
@@ -97,6 +105,9 @@ def with_positions(inputs=language):
     return made
 
 
+placed = with_positions()
+
+
 def words(step):
     """Ids alone."""
     return {"input_ids": tokens(step)}
@@ -113,8 +124,8 @@ def _add(function, expected, build, step, options):
     says = options.pop("says", ())
     theme = function.__module__.rpartition(".")[2]
     row = Row(name, theme, {"ulysses": expected, "ring": ring}, build, step, (says,) if isinstance(says, str) else tuple(says),
-              options.pop("on_four", len(ROWS) % 3 == 0), options.pop("stage", 0), options.pop("tolerance", 1e-5),
-              options.pop("accumulation", 1), options.pop("config", {}), options.pop("unavailable", ""))
+              options.pop("on_four", "four" in options or len(ROWS) % 3 == 0), options.pop("four", ""), options.pop("stage", 0),
+              options.pop("tolerance", 1e-5), options.pop("accumulation", 1), options.pop("config", {}), options.pop("unavailable", ""))
     if options or any(other.name == name for other in ROWS):
         raise ValueError(f"row '{name}': {options or 'there twice'}")
     ROWS.append(row)
@@ -145,6 +156,21 @@ def program(expected, build=None, modules=None, forward=None, **options):
     return declare
 
 
+def sized(expected, length=LENGTH, width=HIDDEN, head_count=HEADS, vocabulary=VOCABULARY, batch=BATCH, inputs=None, modules=None, **options):
+    """Declares a forward() of a Net of sizes that coincide, or of ids of few tokens."""
+    def whole(step):
+        ids = torch.randint(1, vocabulary, (batch, length), generator=generator(step, 7))
+        labels = ids.clone()
+        if length > 4:
+            labels[0, :length // 2 - 1] = -100
+        return {"input_ids": ids, "labels": labels}
+
+    def declare(function):
+        _add(function, expected, lambda: Net(function, modules, width, head_count, vocabulary), run_forward(inputs or whole), options)
+        return function
+    return declare
+
+
 # --- parts of models ---
 
 def heads(x, number=HEADS):
@@ -156,7 +182,7 @@ def joined(x):
 
 
 def attend(m, x, **options):
-    query, key, value = (heads(part) for part in m.qkv(x).chunk(3, -1))
+    query, key, value = (heads(part, m.head_count) for part in m.qkv(x).chunk(3, -1))
     return m.out(joined(functional.scaled_dot_product_attention(query, key, value, **options)))
 
 

@@ -3,8 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .table import (BATCH, EITHER, HIDDEN, INNER, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, hidden, language, logits, loss_of, mlp,
-                    program, row, tokens)
+from .table import HIDDEN, INNER, REFUSED, RIGHT, VOCABULARY, attend, hidden, language, logits, loss_of, mlp, row, tokens
 
 
 @row(RIGHT, on_four=True)
@@ -51,13 +50,13 @@ def norm_over_features(m, input_ids, labels):
     return loss_of(m.head(x / (1 + x.norm(dim=-1, keepdim=True))), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def linalg_norm_over_features(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x / (1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True))), labels)
 
 
-@row(EITHER, modules={"group": lambda: nn.GroupNorm(4, HIDDEN)})
+@row(REFUSED, modules={"group": lambda: nn.GroupNorm(4, HIDDEN)})
 def group_norm_of_each_token(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(m.group(x.flatten(0, 1)).view_as(x)), labels)
@@ -82,7 +81,7 @@ def gate_and_up_by_slices(m, input_ids, labels):
     return loss_of(m.head(m.down(torch.sigmoid(x[..., :INNER]) * x[..., INNER:])), labels)
 
 
-@row(EITHER, modules={"both": lambda: nn.Linear(HIDDEN, 2 * INNER)})
+@row(RIGHT, modules={"both": lambda: nn.Linear(HIDDEN, 2 * INNER)})
 def glu(m, input_ids, labels):
     return loss_of(m.head(m.down(functional.glu(m.both(m.embed(input_ids)), dim=-1))), labels)
 
@@ -111,12 +110,12 @@ def matmul_with_a_weight(m, input_ids, labels):
     return loss_of(m.embed(input_ids) @ m.embed.weight.T, labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def einsum_with_a_weight(m, input_ids, labels):
     return loss_of(torch.einsum("bsd,vd->bsv", m.embed(input_ids), m.head.weight), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def tensordot_with_a_weight(m, input_ids, labels):
     return loss_of(torch.tensordot(m.embed(input_ids), m.head.weight, dims=([2], [1])), labels)
 
@@ -187,7 +186,7 @@ def dropout_of_an_evaluated_model(m, input_ids, labels):
     return loss_of(m.head(m.drop(m.embed(input_ids))), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def dropped_paths_of_whole_samples(m, input_ids, labels):
     """Stochastic depth with a seed: the same samples on every rank."""
     x = m.embed(input_ids)
@@ -233,7 +232,7 @@ def _router(m, x):
 _EXPERTS = {"experts": lambda: nn.ModuleList([nn.Linear(HIDDEN, HIDDEN) for _ in range(5)])}
 
 
-@row(EITHER, modules=_EXPERTS, on_four=True)
+@row(RIGHT, modules=_EXPERTS, on_four=True)
 def experts_by_index_add(m, input_ids, labels):
     x = hidden(m, input_ids).flatten(0, 1)
     weight, chosen = _router(m, x)
@@ -244,7 +243,7 @@ def experts_by_index_add(m, input_ids, labels):
     return loss_of(m.head(result.view(*input_ids.shape, -1)), labels)
 
 
-@row(EITHER, modules=_EXPERTS)
+@row(REFUSED, modules=_EXPERTS)
 def experts_by_index_put(m, input_ids, labels):
     x = hidden(m, input_ids).flatten(0, 1)
     weight, chosen = _router(m, x)
@@ -257,7 +256,7 @@ def experts_by_index_put(m, input_ids, labels):
     return loss_of(m.head(result.view(*input_ids.shape, -1)), labels)
 
 
-@row(EITHER, modules=_EXPERTS)
+@row(RIGHT, modules=_EXPERTS)
 def experts_by_dense_weights(m, input_ids, labels):
     x = hidden(m, input_ids)
     weight, chosen = _router(m, x)
@@ -265,7 +264,7 @@ def experts_by_dense_weights(m, input_ids, labels):
     return loss_of(m.head(sum(expert(x) * share[..., number:number + 1] for number, expert in enumerate(m.experts))), labels)
 
 
-@row(EITHER, modules=_EXPERTS)
+@row(RIGHT, modules=_EXPERTS)
 def experts_by_one_hot(m, input_ids, labels):
     x = hidden(m, input_ids)
     weight, chosen = _router(m, x)
@@ -273,7 +272,7 @@ def experts_by_one_hot(m, input_ids, labels):
     return loss_of(m.head(sum(expert(x) * share[..., number, None] for number, expert in enumerate(m.experts))), labels)
 
 
-@row(EITHER, modules=_EXPERTS, on_four=True)
+@row(RIGHT, modules=_EXPERTS, on_four=True)
 def router_with_a_balancing_loss(m, input_ids, labels):
     """The auxiliary loss is a product of two means over all tokens."""
     x = hidden(m, input_ids)
@@ -283,7 +282,7 @@ def router_with_a_balancing_loss(m, input_ids, labels):
     return loss_of(m.head(x), labels) + 0.1 * balance
 
 
-@row(EITHER)
+@row(RIGHT)
 def router_with_a_balancing_loss_of_merged_tokens(m, input_ids, labels):
     x = hidden(m, input_ids)
     chances = m.classes(x).view(-1, 5).softmax(-1)
@@ -291,7 +290,7 @@ def router_with_a_balancing_loss_of_merged_tokens(m, input_ids, labels):
     return loss_of(m.head(x), labels) + 0.1 * 5 * (chances.mean(0) * chosen.mean(0)).sum()
 
 
-@row(EITHER)
+@row(REFUSED)
 def router_with_a_capacity(m, input_ids, labels):
     """An expert takes its first eight tokens of the whole batch."""
     x = hidden(m, input_ids)
@@ -336,20 +335,20 @@ def padded_features(m, input_ids, labels):
     return loss_of(m.head(functional.pad(m.embed(input_ids)[..., :15], (2, 3))), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def pooled_features(m, input_ids, labels):
     """A one-dimensional pool over features, tokens merged with the batch."""
     x = functional.avg_pool1d(m.embed(input_ids), 3, 1, 1)
     return loss_of(m.head(x), labels)
 
 
-@row(EITHER)
+@row(REFUSED)
 def bilinear(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(functional.bilinear(x, x, m.head.weight.unsqueeze(1).expand(-1, HIDDEN, -1) * 0.1), labels)
 
 
-@row(EITHER)
+@row(RIGHT)
 def a_sample_at_a_time(m, input_ids, labels):
     x = torch.stack([attend(m, m.embed(sample)[None], is_causal=True)[0] for sample in input_ids.unbind(0)])
     return loss_of(m.head(x), labels)
@@ -361,7 +360,7 @@ def one_sample_without_a_batch_dim(m, input_ids, labels):
     return functional.cross_entropy(m.head(x + mlp(m, x)), labels.squeeze(0))
 
 
-@row(EITHER, modules={"bag": lambda: nn.EmbeddingBag(VOCABULARY, HIDDEN, mode="mean")}, on_four=True)
+@row(REFUSED, modules={"bag": lambda: nn.EmbeddingBag(VOCABULARY, HIDDEN, mode="mean")}, on_four=True)
 def embedding_bag_of_merged_ids(m, input_ids, labels):
     """Bags of one id each."""
     x = m.bag(input_ids.reshape(-1, 1)).view(*input_ids.shape, HIDDEN)
