@@ -131,6 +131,7 @@ class StageRunner::Impl {
     if (has_last_part() && !model_.loss)
       throw ConfigError("pipeline: the last stage has no loss function; give it loss_fn");
     counters_.peak_buffers.assign(shape_.chunks, 0);
+    find_units();
     tied_.follow_owners();
   }
 
@@ -419,6 +420,26 @@ class StageRunner::Impl {
     }
   }
 
+  /// A unit that spans parts, or has a parameter that no part names, is of each of them.
+  void find_units() {
+    units_.assign(model_.parts.size(), {});
+    if (model_.parameters.empty() || model_.parts.size() == 1) return;
+    const Pager& pager = engine_.pager();
+    std::vector<bool> is_named(pager.parameters().size());
+    for (size_t chunk = 0; chunk < units_.size(); ++chunk) {
+      units_[chunk].resize(pager.layout().units.size());
+      for (const at::Tensor& parameter : model_.parameters[chunk]) {
+        const auto place = find_managed(parameter);
+        if (!place || place->pager != &pager) continue;  // the copy of a tied one
+        is_named[place->parameter] = true;
+        units_[chunk][pager.layout().unit_of[place->parameter]] = true;
+      }
+    }
+    for (size_t i = 0; i < is_named.size(); ++i)
+      if (!is_named[i])
+        for (std::vector<bool>& of_chunk : units_) of_chunk[pager.layout().unit_of[i]] = true;
+  }
+
   /// The slot of an instruction, taken for its micro-batch where it is free.
   Slot& slot(const Instruction& instruction) {
     Slot& slot = slots_[instruction.chunk].at(instruction.buffer);
@@ -573,7 +594,9 @@ class StageRunner::Impl {
       if (slot.split) roots = std::exchange(slot.split, std::nullopt)->rest();
       const bool is_last_pass = --passes_left_[chunk] == 0;
       const bool is_last_of_stage = std::ranges::all_of(passes_left_, [](int passes) { return passes == 0; });
-      engine_.pager().defer_reductions(engine_.config().pipeline.whole_gradients && !is_last_of_stage);
+      const bool defers = engine_.config().pipeline.whole_gradients;
+      engine_.pager().defer_reductions(defers && !is_last_of_stage);
+      if (!defers) engine_.pager().expect_units(units_[chunk]);
       const TiedCopies::Pass pass{.chunk = chunk, .micro_batch = instruction.micro_batch, .is_last = is_last_pass};
       TiedCopies::Roots tied = tied_.receive(pass);
       roots.from.insert(roots.from.end(), tied.edges.begin(), tied.edges.end());
@@ -623,6 +646,7 @@ class StageRunner::Impl {
   std::unique_ptr<Group> mail_group_, tied_group_;
   Mail mail_;
   TiedCopies tied_;
+  std::vector<std::vector<bool>> units_;  ///< by chunk and unit: what its passes reach; empty: all
   PipelineCounters counters_;
   std::string failed_in_;  ///< the instruction that ended the engine
 

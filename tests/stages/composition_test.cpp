@@ -180,10 +180,9 @@ Traffic traffic_of(int zero, bool whole_gradients) {
     PipelineModule module = stages_testing::pipeline_of(recipe);
     auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
     const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
-    const bool reads_in_place = engine.pager().policy().stage == 3;  // one-sided: no message of the group
+    // Of two ranks each sends half of what it gives to a reduction, or has it read; no message of this group.
     const auto moved = [&] {
-      const int64_t read = reads_in_place ? engine.pager().counters().reduced_bytes / 2 : 0;
-      return engine.group().counters().bytes_sent + read;
+      return engine.group().counters().bytes_sent + engine.pager().counters().reduced_bytes / 2;
     };
     for (int step = 0; step < 2; ++step) (void)engine.train_batch(batches);
     rank.world().barrier();
@@ -204,6 +203,81 @@ Traffic traffic_of(int zero, bool whole_gradients) {
     if (rank.id() == 0) at::removeCallback(handle);
   });
   return {bytes, operators};
+}
+
+/// What one step of 2 x 2 ranks reduces on stage 0 at ZeRO 2, in units of which a layer's weight and bias are one.
+struct Sent {
+  int64_t reductions = 0;
+  int64_t reduced_bytes = 0;
+  int64_t units = 0;
+  int64_t unit_bytes = 0;  ///< of all units' gradients, whole
+};
+
+Sent sent_by(const Recipe& recipe) {
+  Sent sent;
+  run_ranks(4, [&](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+    (void)engine.train_batch(batches);
+    const PagerCounters before = engine.pager().counters();
+    (void)engine.train_batch(batches);
+    const PagerCounters after = engine.pager().counters();
+    if (rank.id() != 0) return;
+    sent = {.reductions = after.reductions - before.reductions,
+            .reduced_bytes = after.reduced_bytes - before.reduced_bytes};
+    for (const UnitLayout& unit : engine.pager().layout().units) {
+      ++sent.units;
+      sent.unit_bytes += unit.numel() * static_cast<int64_t>(sizeof(float));
+    }
+  });
+  return sent;
+}
+
+Recipe of_two_chunks(const char* schedule, int micro_batches, bool deterministic) {
+  return {.data = 2, .micro_batches = micro_batches, .schedule = schedule, .configure = [=](Config& config) {
+            config.pager.stage = 2;
+            config.pager.deterministic = deterministic;
+          }};
+}
+
+TEST(Chunks, SendTheirOwnUnitsOncePerMicroBatch) {
+  for (const char* schedule : {"interleaved", "zb-v", "dualpipe-v"})
+    for (const bool deterministic : {false, true}) {
+      SCOPED_TRACE(str(schedule, ", deterministic ", deterministic));
+      for (const int micro_batches : {4, 8}) {
+        const Sent sent = sent_by(of_two_chunks(schedule, micro_batches, deterministic));
+        EXPECT_EQ(sent.units, 4);
+        EXPECT_EQ(sent.reductions, micro_batches * sent.units);
+        EXPECT_EQ(sent.reduced_bytes, micro_batches * sent.unit_bytes);
+      }
+    }
+}
+
+/// A wrong list of a part's parameters costs messages, never a gradient.
+TEST(Chunks, GradientsOfUnitsThatWereNotExpectedAreSentAllTheSame) {
+  for (const bool deterministic : {false, true}) {
+    SCOPED_TRACE(deterministic);
+    Recipe recipe = of_two_chunks("interleaved", 4, deterministic);
+    recipe.steps = 3;
+    const Outcome expected = train_in_stages(recipe);
+    std::mutex mutex;
+    std::map<std::string, at::Tensor> weights;
+    run_ranks(4, [&](Rank& rank) {
+      const Grid grid(rank.world(), Topology({{"pipe", 2}, {"data", 2}}));
+      StageModel model = stages_testing::pipeline_of(recipe).build(grid.position_on("pipe"));
+      std::swap(model.parameters[0], model.parameters[1]);
+      InitializeOptions options{.config = stages_testing::config_of(recipe, 4)};
+      Engine engine(grid, *model.module, options);
+      StageRunner runner(engine, grid, model, {.schedule = "interleaved", .chunks = 2});
+      const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+      for (int step = 0; step < recipe.steps; ++step) (void)runner.train_batch(batches);
+      auto mine = weights_of(engine);
+      const std::lock_guard lock(mutex);
+      if (engine.group().rank() == 0) weights.merge(mine);
+    });
+    for (const auto& [name, weight] : expected.weights) EXPECT_TRUE(at::equal(weights.at(name), weight)) << name;
+  }
 }
 
 TEST(WholeGradients, MoveTheBytesOfStage1AtMost) {
