@@ -3,6 +3,8 @@
 
 #include <ATen/ops/dropout.h>
 #include <ATen/record_function.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +15,7 @@
 #include "tests/stages/pipelines.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
+#include "trireme/device/device.h"
 #include "trireme/zero.h"
 
 namespace trireme {
@@ -61,6 +64,47 @@ TEST(Tied, OnceAWindowIsWithinTheRoundingOfASum) {
         .data = 2, .stages = 2, .tied = true, .configure = [&](Config& config) { config.pager.stage = zero; }};
     expect_close(train_whole(recipe), train_in_stages(recipe), 1e-5);
   }
+}
+
+/// One process without an engine: the micro-batches of all data-parallel ranks, clipped, updated by torch's AdamW.
+std::map<std::string, at::Tensor> train_plain(const Recipe& recipe) {
+  stages_testing::Whole model(stages_testing::layers_of(recipe));
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.02).weight_decay(0.01));
+  const int count = recipe.micro_batches * recipe.data;
+  for (int step = 0; step < recipe.steps; ++step) {
+    optimizer.zero_grad();
+    for (int i = 0; i < recipe.micro_batches; ++i)
+      for (int rank = 0; rank < recipe.data; ++rank) {
+        const at::Tensor tokens = stages_testing::tokens_of(rank, step * recipe.micro_batches + i);
+        const at::Tensor logits = model.forward(tokens.narrow(1, 0, stages_testing::kLength));
+        (stages_testing::loss_of(logits, tokens.narrow(1, 1, stages_testing::kLength)) / count).backward();
+      }
+    torch::nn::utils::clip_grad_norm_(model.parameters(), 0.5);
+    optimizer.step();
+  }
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& item : model.named_parameters()) weights[item.key()] = item.value().detach();
+  return weights;
+}
+
+TEST(Tied, AreThoseOfPlainPyTorchToAMillionthAfterTenSteps) {
+  double largest = 0;
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
+    for (const int data : {1, 2})
+      for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(str(schedule, ", data ", data, ", deterministic ", deterministic));
+        const Recipe recipe{
+            .data = data, .stages = 2, .schedule = schedule, .tied = true, .configure = [=](Config& config) {
+              config.pager.deterministic = deterministic;
+            }};
+        const Outcome got = train_in_stages(recipe);
+        for (const auto& [name, weight] : train_plain(recipe)) {
+          const double difference = (got.weights.at(name) - weight).abs().max().item<double>();
+          largest = std::max(largest, difference);
+          EXPECT_LE(difference, 1e-6) << name;
+        }
+      }
+  std::cout << "tied weights differ from plain PyTorch's by " << largest << " at most\n";
 }
 
 /// Two linear layers of one shape, each with copies in other parts: "first" in the second part and the last one,
@@ -308,6 +352,65 @@ TEST(WholeGradients, HaveTheBitsOfStage1) {
           };
           expect_close(at_1, train_in_stages(recipe), 0);
         }
+}
+
+/// Whether an engine of 2 x 2 ranks sums whole gradients, on the stage of rank 0.
+bool sums_whole(const std::function<void(Config&)>& configure) {
+  const Recipe recipe{.data = 2, .configure = [&](Config& config) {
+                        config.pager.stage = 2;
+                        config.pipeline.whole_gradients = std::nullopt;
+                        configure(config);
+                      }};
+  std::atomic<bool> sums = false;
+  run_ranks(4, [&](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    if (rank.id() == 0) sums = engine.runner().sums_whole_gradients();
+  });
+  return sums;
+}
+
+TEST(WholeGradients, AreAutomaticWhereTheySaveBytesAndFit) {
+  EXPECT_TRUE(sums_whole([](Config&) {}));
+  EXPECT_TRUE(sums_whole([](Config& config) { config.pager.stage = 3; }));
+  EXPECT_FALSE(sums_whole([](Config& config) { config.pager.stage = 1; }));  // one reduction as it is
+  EXPECT_FALSE(sums_whole([](Config& config) { config.pager.deterministic = true; }));
+  EXPECT_FALSE(sums_whole([](Config& config) { config.pipeline.whole_gradients = false; }));
+  EXPECT_TRUE(WholeGradients({.kept_bytes = 30, .sum_bytes = 20, .memory_bytes = 100}).fit());
+  EXPECT_FALSE(WholeGradients({.kept_bytes = 31, .sum_bytes = 20, .memory_bytes = 100}).fit());
+  EXPECT_FALSE(WholeGradients({.kept_bytes = 0, .sum_bytes = 1, .memory_bytes = 0}).fit());
+}
+
+TEST(WholeGradients, CostWhatTheLayoutSays) {
+  for (const auto& [zero, dtype] : {std::pair{2, at::kFloat}, {3, at::kFloat}, {2, at::kBFloat16}}) {
+    SCOPED_TRACE(str("ZeRO ", zero, ", ", dtype));
+    const Recipe recipe{.data = 2, .configure = [zero = zero, dtype = dtype](Config& config) {
+                          config.pager.stage = zero;
+                          config.precision.weight_dtype = dtype;
+                        }};
+    run_ranks(4, [&](Rank& rank) {
+      PipelineModule module = stages_testing::pipeline_of(recipe);
+      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 4)});
+      int64_t numel = 0;
+      for (const UnitLayout& unit : engine.pager().layout().units) numel += unit.numel();
+      const WholeGradients cost = whole_gradients_of(engine.pager(), 4);
+      EXPECT_EQ(cost.sum_bytes, 4 * numel);
+      const bool is_fp32 = dtype == at::kFloat;
+      EXPECT_EQ(cost.kept_bytes, numel * (is_fp32 ? 4 : 2) / (zero == 3 ? 2 : 1) + numel / 2 * (is_fp32 ? 8 : 12));
+      EXPECT_EQ(cost.memory_bytes, total_memory(at::kCPU) / 4);
+    });
+  }
+}
+
+/// One reduction of each unit in a step, at the default.
+TEST(WholeGradients, AutomaticOnesAreReducedOnce) {
+  Recipe recipe = of_two_chunks("interleaved", 4, false);
+  recipe.configure = [](Config& config) {
+    config.pager.stage = 2;
+    config.pipeline.whole_gradients = std::nullopt;
+  };
+  const Sent sent = sent_by(recipe);
+  EXPECT_EQ(sent.reductions, sent.units);
 }
 
 TEST(SeveralEngines, SteppingInTurnHaveTheBitsOfEachAlone) {
