@@ -234,8 +234,8 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
                                                const std::vector<py::dict>& groups, const py::object& make_client,
                                                const std::string& output, const py::function& loss,
                                                const TiedParts& tied, const TiedCopiesHere& copies,
-                                               const PartParameters& parameters,
-                                               const std::string& schedule, int chunks, bool has_dynamic_shapes) {
+                                               const PartParameters& parameters, const std::string& schedule,
+                                               int chunks, bool has_dynamic_shapes) {
   const PythonStage stage{.module = module,
                           .loss = loss,
                           .tied = tied,

@@ -79,8 +79,8 @@ TEST(Simulation, BubblesOfZeroBubbleSchedulesAreTheClosedFormsOfTheirPaper) {
     }
 }
 
-/// DeepSeek's DualPipe, whose table gives (P / 2 - 1)(F&B + B - 3W) for P = 2p parts, B a whole backward and F&B a forward
-/// and a backward that overlap: here they follow each other, F&B = F + B.
+/// DeepSeek's DualPipe, whose table gives (P / 2 - 1)(F&B + B - 3W) for P = 2p parts, B a whole backward and F&B a
+/// forward and a backward that overlap: here they follow each other, F&B = F + B.
 TEST(Simulation, DualPipeVIdlesNoLongerThanItsAuthorsSay) {
   for (int p = 2; p <= 8; ++p)
     for (const PartTimes& times : {PartTimes{1, 1, 1}, PartTimes{1, 1.2, 0.8}, PartTimes{1, 1, 0.5},

@@ -114,8 +114,9 @@ ValueType<bool> flag_or_word() {
 
 /// What sequence-parallel attention may be there; the model has its own here.
 ValueType<std::string> attention() {
-  const std::string words = "\"sdpa\", \"flash_attention_2\", \"flash_attention_3\", or a kernel such as "
-                            "\"kernels-community/flash-attn2\"";
+  const std::string words =
+      "\"sdpa\", \"flash_attention_2\", \"flash_attention_3\", or a kernel such as "
+      "\"kernels-community/flash-attn2\"";
   return {.words = words, .read = [words](const Document& file, const std::string& path) {
             const std::string text = file.text_or(path, "");
             const bool is_kernel = text.find('/') != std::string::npos && text.find("flash-attn") != std::string::npos;

@@ -76,7 +76,8 @@ void BackwardGradients::add_to(PagerMemory& memory) const {
 }
 
 bool BackwardGradients::is_complete(int index) const {
-  return !has(index) || !is_expected(index) || buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
+  return !has(index) || !is_expected(index) ||
+         buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
 }
 
 bool BackwardGradients::is_backward_open() const {

@@ -4,7 +4,8 @@
 // Each unit's bucket is sent as soon as backward has filled it. The order of collectives is fixed, last unit first,
 // whatever order backward produced the gradients in: ranks on which a parameter is unused stay in step with the others.
 // A pass that reaches only some units, as all ranks know, sends these alone. What arrives after its unit was sent (a
-// parameter that backward reaches twice), or of a unit that was not expected, is sent at the end of the pass, by agreement.
+// parameter that backward reaches twice), or of a unit that was not expected, is sent at the end of the pass, by
+// agreement.
 #pragma once
 
 #include <deque>
@@ -68,7 +69,7 @@ class BackwardGradients : public BucketedGradients {
   void complete_oldest();
 
   std::deque<Reduction> in_flight_;
-  int next_;  // units above it have been sent in this pass, as far as they are expected
+  int next_;                    // units above it have been sent in this pass, as far as they are expected
   std::vector<bool> expected_;  // by unit, in this pass; empty: all
 };
 

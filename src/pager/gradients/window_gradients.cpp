@@ -127,7 +127,7 @@ class WindowGradients final : public BucketedGradients {
 
   FlatBuffers sums_;
   std::unique_ptr<ArenaScope> arena_scope_;  // null: no gradient is large, or all are a device's
-  bool is_reduced_ = false;  // what comes now is late
+  bool is_reduced_ = false;                  // what comes now is late
 };
 
 }  // namespace
