@@ -265,7 +265,7 @@ void check_recompute(Document& file, const Config& config) {
 }
 
 void check_whole_gradients(Document& file, const Config& config) {
-  if (config.pipeline.whole_gradients && config.pager.deterministic)
+  if (config.pipeline.whole_gradients == true && config.pager.deterministic)
     file.refuse(
         "trireme.pipeline.whole_gradients",
         "`trireme.pipeline.whole_gradients` sums the gradients of a rank first, and `deterministic` adds those of "

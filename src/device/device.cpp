@@ -4,6 +4,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <mutex>
@@ -102,6 +103,12 @@ DeviceMemory device_memory(c10::Device device) {
   if (!stats) return {};
   const auto& bytes = stats->allocated_bytes[0];  // over all pools
   return {bytes.current, bytes.peak};
+}
+
+int64_t total_memory(c10::Device device) {
+  if (is_host(device)) return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  return allocator == nullptr ? 0 : static_cast<int64_t>(allocator->getMemoryInfo(device.index()).second);
 }
 
 void give_back_idle_memory(c10::Device device) {

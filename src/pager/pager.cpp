@@ -79,6 +79,10 @@ class Pager::Impl {
     return sum.to(at::kFloat) * factor_;
   }
 
+  void expect_units(const std::vector<bool>& units) {
+    for (const auto& store : gradients_) store->expect(units);
+  }
+
   void end_backward() {
     check_opened(CallerScope::current("end_backward"));
     if (defers()) return;
@@ -393,6 +397,7 @@ const std::vector<OwnedSlice>& Pager::owned() const { return impl_->owned(); }
 const std::vector<OwnedSlice>& Pager::owned_frozen() const { return impl_->owned_frozen(); }
 void Pager::set_gradient_factor(double factor) { impl_->set_gradient_factor(factor); }
 void Pager::set_gradient_check(std::function<void()> check) { impl_->set_gradient_check(std::move(check)); }
+void Pager::expect_units(const std::vector<bool>& units) { impl_->expect_units(units); }
 void Pager::end_backward() { impl_->end_backward(); }
 void Pager::defer_reductions(bool defer) { impl_->defer_reductions(defer); }
 bool Pager::defers_reductions() const { return impl_->defers_reductions(); }

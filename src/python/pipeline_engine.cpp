@@ -160,6 +160,7 @@ py::object to_python(const c10::IValue& value) {
 using TiedParts = std::map<std::string, std::vector<int>>;
 /// {name of a tied parameter: {part of this stage: the parameter there}}.
 using TiedCopiesHere = std::map<std::string, std::map<int, at::Tensor>>;
+using PartParameters = std::vector<std::vector<at::Tensor>>;  // by chunk
 
 /// A Python PipelineModule, and how it is run.
 struct PythonStage {
@@ -167,6 +168,7 @@ struct PythonStage {
   py::function loss;  ///< (outputs, labels) -> loss
   TiedParts tied;
   TiedCopiesHere copies;
+  PartParameters parameters;
   PipelineOptions pipeline;
 };
 
@@ -205,6 +207,7 @@ StageModel model_of(const PythonStage& stage, const Topology& topology, int rank
                            "; expected a tensor of one floating element"));
     return THPVariable_Unpack(value.ptr());
   };
+  model.parameters = stage.parameters;
   model.ties = ties_of(stage);
   return model;
 }
@@ -231,11 +234,13 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
                                                const std::vector<py::dict>& groups, const py::object& make_client,
                                                const std::string& output, const py::function& loss,
                                                const TiedParts& tied, const TiedCopiesHere& copies,
-                                               const std::string& schedule, int chunks, bool has_dynamic_shapes) {
+                                               const PartParameters& parameters, const std::string& schedule,
+                                               int chunks, bool has_dynamic_shapes) {
   const PythonStage stage{.module = module,
                           .loss = loss,
                           .tied = tied,
                           .copies = copies,
+                          .parameters = parameters,
                           .pipeline = {.schedule = schedule, .chunks = chunks, .dynamic_shapes = has_dynamic_shapes}};
   const StageModel model = model_of(stage, topology, world->world.rank);
   InitializeOptions options = options_of(module, config, groups, make_client, output);
@@ -307,7 +312,7 @@ void bind_pipeline_engine(py::module_& module) {
       "trireme::Engine and StageRunner of the stage that a Python PipelineModule has here.")
       .def(py::init(&make_stage_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("config"),
            py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("loss"), py::arg("tied"),
-           py::arg("copies"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"))
+           py::arg("copies"), py::arg("parameters"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"))
       .def(
           "train_batch",
           [](StageEngine& self, const py::function& next) {

@@ -67,6 +67,14 @@ c10::IValue run_layers(const Layers& layers, c10::IValue value) {
   return value;
 }
 
+std::vector<at::Tensor> parameters_of(const Layers& layers) {
+  std::vector<at::Tensor> parameters;
+  for (const BuiltLayer& layer : layers)
+    if (layer.module)
+      for (const at::Tensor& parameter : layer.module->parameters()) parameters.push_back(parameter);
+  return parameters;
+}
+
 bool is_recomputed(const Layers& layers, const std::vector<std::string>& classes) {
   const auto has_parameters = [](const BuiltLayer& it) { return it.module && !it.module->parameters().empty(); };
   if (classes.empty()) return std::any_of(layers.begin(), layers.end(), has_parameters);
@@ -215,6 +223,7 @@ StageModel PipelineModule::build(int stage) const {
                           " chunks on each stage, and chunks=", options_.chunks, "; set it to ", shape.chunks));
   StageModel model{.module = std::make_shared<torch::nn::Module>(), .parts = {}, .loss = options_.loss};
   model.parts.resize(shape.chunks);
+  model.parameters.resize(shape.chunks);
 
   struct Tied {
     std::string name;                                         // of the first layer
@@ -248,7 +257,9 @@ StageModel PipelineModule::build(int stage) const {
       add_at(*model.module, name_of(i), built.module);
       if (tied) tied->modules.back() = built.module;
     }
-    if (is_here) model.parts[shape.chunk_of(part)] = part_of(layers, options_);
+    if (!is_here) continue;
+    model.parts[shape.chunk_of(part)] = part_of(layers, options_);
+    model.parameters[shape.chunk_of(part)] = parameters_of(layers);
   }
   for (const auto& [key, tied] : ties) {
     if (tied.parts.size() < 2) continue;

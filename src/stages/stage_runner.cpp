@@ -25,6 +25,8 @@
 #include "trireme/base/log.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/device.h"
+#include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
 #include "trireme/pipeline/check.h"
@@ -131,6 +133,8 @@ class StageRunner::Impl {
     if (has_last_part() && !model_.loss)
       throw ConfigError("pipeline: the last stage has no loss function; give it loss_fn");
     counters_.peak_buffers.assign(shape_.chunks, 0);
+    find_units();
+    choose_sums();
     tied_.follow_owners();
   }
 
@@ -203,6 +207,7 @@ class StageRunner::Impl {
   int stage() const { return stages_.rank(); }
   int stages() const { return stages_.size(); }
   const PipelineCounters& counters() const { return counters_; }
+  bool sums_whole_gradients() const { return sums_whole_; }
 
  private:
   int micro_batches() const { return static_cast<int>(engine_.gradient_accumulation_steps()); }
@@ -419,6 +424,45 @@ class StageRunner::Impl {
     }
   }
 
+  /// All ranks that share this stage alike, whatever memory each has.
+  void choose_sums() {
+    const Pager& pager = engine_.pager();
+    const PagerPolicy& policy = pager.policy();
+    sums_whole_ = engine_.config().pipeline.whole_gradients.value_or(false);
+    const bool can_save = policy.stage >= 2 && engine_.group().size() > 1;
+    if (engine_.config().pipeline.whole_gradients || !can_save || policy.deterministic || policy.offload_ratio > 0)
+      return;
+    const WithoutInterception own_operators;
+    const WholeGradients cost = whole_gradients_of(pager, world_.size());
+    const at::Tensor is_too_much = at::full({1}, cost.fit() ? 0 : 1, at::kByte);
+    engine_.group().all_reduce(is_too_much, ReduceOp::kMax).wait();
+    sums_whole_ = is_too_much.item<uint8_t>() == 0;
+    if (world_.rank() == 0)
+      log(LogLevel::kInfo, str("trireme.pipeline.whole_gradients: \"auto\" is ", sums_whole_ ? "true" : "false",
+                               " on stage 0, where whole gradients are ", cost.sum_bytes, " bytes beside ",
+                               cost.kept_bytes, " of weights and states, of ", cost.memory_bytes));
+  }
+
+  /// A unit that spans parts, or has a parameter that no part names, is of each of them.
+  void find_units() {
+    units_.assign(model_.parts.size(), {});
+    if (model_.parameters.empty() || model_.parts.size() == 1) return;
+    const Pager& pager = engine_.pager();
+    std::vector<bool> is_named(pager.parameters().size());
+    for (size_t chunk = 0; chunk < units_.size(); ++chunk) {
+      units_[chunk].resize(pager.layout().units.size());
+      for (const at::Tensor& parameter : model_.parameters[chunk]) {
+        const auto place = find_managed(parameter);
+        if (!place || place->pager != &pager) continue;  // the copy of a tied one
+        is_named[place->parameter] = true;
+        units_[chunk][pager.layout().unit_of[place->parameter]] = true;
+      }
+    }
+    for (size_t i = 0; i < is_named.size(); ++i)
+      if (!is_named[i])
+        for (std::vector<bool>& of_chunk : units_) of_chunk[pager.layout().unit_of[i]] = true;
+  }
+
   /// The slot of an instruction, taken for its micro-batch where it is free.
   Slot& slot(const Instruction& instruction) {
     Slot& slot = slots_[instruction.chunk].at(instruction.buffer);
@@ -573,7 +617,9 @@ class StageRunner::Impl {
       if (slot.split) roots = std::exchange(slot.split, std::nullopt)->rest();
       const bool is_last_pass = --passes_left_[chunk] == 0;
       const bool is_last_of_stage = std::ranges::all_of(passes_left_, [](int passes) { return passes == 0; });
-      engine_.pager().defer_reductions(engine_.config().pipeline.whole_gradients && !is_last_of_stage);
+      const bool sums_whole = sums_whole_ && shape_.micro_batches > 1;
+      engine_.pager().defer_reductions(sums_whole && !is_last_of_stage);
+      if (!sums_whole) engine_.pager().expect_units(units_[chunk]);
       const TiedCopies::Pass pass{.chunk = chunk, .micro_batch = instruction.micro_batch, .is_last = is_last_pass};
       TiedCopies::Roots tied = tied_.receive(pass);
       roots.from.insert(roots.from.end(), tied.edges.begin(), tied.edges.end());
@@ -623,6 +669,8 @@ class StageRunner::Impl {
   std::unique_ptr<Group> mail_group_, tied_group_;
   Mail mail_;
   TiedCopies tied_;
+  bool sums_whole_ = false;               ///< the gradients of a step's micro-batches
+  std::vector<std::vector<bool>> units_;  ///< by chunk and unit: what its passes reach; empty: all
   PipelineCounters counters_;
   std::string failed_in_;  ///< the instruction that ended the engine
 
@@ -635,6 +683,22 @@ class StageRunner::Impl {
   at::Tensor loss_;  ///< sum over the micro-batches so far
   std::vector<c10::IValue> outputs_;
 };
+
+WholeGradients whole_gradients_of(const Pager& pager, int ranks) {
+  constexpr int64_t kMaster = 4, kStates = 8;
+  WholeGradients cost{.memory_bytes = total_memory(pager.device()) / (is_host(pager.device()) ? ranks : 1)};
+  const bool shards_weights = pager.policy().stage == 3;
+  for (const UnitLayout& unit : pager.layout().units) {
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(unit.dtype));
+    cost.kept_bytes += itemsize * (shards_weights ? unit.shard_numel : unit.numel());
+    if (!unit.trainable) continue;
+    const bool has_master = unit.dtype != at::kFloat;
+    cost.kept_bytes += unit.piece_numel() * (kStates + (has_master ? kMaster : 0));
+    const at::ScalarType sum = has_master ? pager.policy().accumulation_dtype : at::kFloat;
+    cost.sum_bytes += unit.numel() * static_cast<int64_t>(c10::elementSize(sum));
+  }
+  return cost;
+}
 
 std::set<std::string> names_of_copies(const StageModel& model) { return names_of_copies(model.ties, *model.module); }
 
@@ -656,5 +720,6 @@ bool StageRunner::is_last_stage() const { return stage() == stages() - 1; }
 int StageRunner::stage() const { return impl_->stage(); }
 int StageRunner::stages() const { return impl_->stages(); }
 PipelineCounters StageRunner::counters() const { return impl_->counters(); }
+bool StageRunner::sums_whole_gradients() const { return impl_->sums_whole_gradients(); }
 
 }  // namespace trireme

@@ -73,7 +73,7 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("ignore_unused_parameters":true,"mics_shard_size":-1,"zero_hpz_partition_size":1},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
       R"("sequence_attention":"ulysses","poison":false,"register_buffers":false,"recompute":"none",)"
-      R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":false}},)"
+      R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"}},)"
       R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"sequence_parallel_size":1,"deterministic":false,)"
       R"("steps_per_print":0})");
 }

@@ -24,6 +24,8 @@ Config deepspeed(const std::string& keys, const std::string& top = "") {
 }
 Config json(const std::string& keys) { return read_with(keys); }
 
+Config plugin(const std::string& text) { return config_from_json(Json::parse(text), 1); }
+
 Refusal refusal_of_yaml(const std::string& text) {
   try {
     yaml(text);
@@ -186,16 +188,70 @@ TEST(Accelerate, OneMistakeHidesNoOther) {
 }
 
 TEST(Accelerate, ValuesOfKeysWithoutAMeaningAreChecked) {
-  for (const char* text :
-       {"num_processes: four", "num_machines: 0", "machine_rank: -1", "main_process_port: high", "main_process_ip: 3",
-        "same_network: maybe", "gpu_ids: [0]", "commands: 3", "fsdp_config: {fsdp_auto_wrap_policy: SIZE}",
-        "fsdp_config: {fsdp_min_num_params: many}", "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: 3}",
-        "fsdp_config: {fsdp_backward_prefetch: BACKWARD}", "fsdp_config: {fsdp_state_dict_type: FULL}",
-        "parallelism_config: {parallelism_config_dp_shard_size: two}",
-        "parallelism_config: {parallelism_config_sp_backend: 3}"})
+  for (const char* text : {"num_processes: four",
+                           "num_machines: 0",
+                           "machine_rank: -1",
+                           "main_process_port: high",
+                           "main_process_ip: 3",
+                           "same_network: maybe",
+                           "gpu_ids: [0]",
+                           "commands: 3",
+                           "fsdp_config: {fsdp_auto_wrap_policy: SIZE}",
+                           "fsdp_config: {fsdp_min_num_params: many}",
+                           "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: 3}",
+                           "fsdp_config: {fsdp_backward_prefetch: BACKWARD}",
+                           "fsdp_config: {fsdp_state_dict_type: FULL}",
+                           "parallelism_config: {parallelism_config_dp_shard_size: two}",
+                           "parallelism_config: {parallelism_config_sp_backend: 3}",
+                           "parallelism_config: {parallelism_config_sp_backend: deepsped}",
+                           "parallelism_config: {parallelism_config_sp_seq_length: long}",
+                           "parallelism_config: {parallelism_config_sp_seq_length: 0}",
+                           "parallelism_config: {parallelism_config_sp_seq_length_is_variable: maybe}",
+                           "parallelism_config: {parallelism_config_sp_attn_implementation: eager}",
+                           "parallelism_config: {parallelism_config_cp_backend: gloo}",
+                           "parallelism_config: {parallelism_config_cp_comm_strategy: ring}",
+                           "downcast_bf16: maybe",
+                           "downcast_bf16: [1]",
+                           "mpirun_config: 3",
+                           "mpirun_config: {mpirun_hostfile: 3}",
+                           "mpirun_config: {mpirun_hostfil: hosts}",
+                           "mpirun_config: {mpirun_ccl: [1]}",
+                           "fsdp_config: {fsdp_mixed_precision_policy: {output_dtype: fp61}}"})
     EXPECT_EQ(refusal_of_yaml(str("distributed_type: FSDP\n", text)).code, ErrorCode::kConfig) << text;
   EXPECT_EQ(refusal_of_yaml("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_multinode_launcher: ssh}").code,
             ErrorCode::kConfig);
+}
+
+TEST(Accelerate, ValuesOfTheseKeysWithoutAMeaningAreTaken) {
+  const std::string log = log_of(
+      "distributed_type: FSDP\nnum_processes: 1\ndowncast_bf16: 'no'\nmpirun_config: {mpirun_hostfile: hosts, "
+      "mpirun_ccl: '1'}\nparallelism_config:\n  parallelism_config_sp_seq_length: 256\n"
+      "  parallelism_config_sp_seq_length_is_variable: false\n"
+      "  parallelism_config_sp_attn_implementation: kernels-community/flash-attn2\n"
+      "  parallelism_config_cp_backend: torch\n  parallelism_config_cp_comm_strategy: alltoall\n");
+  for (const char* key : {"downcast_bf16", "mpirun_hostfile", "mpirun_ccl", "sp_seq_length",
+                          "sp_seq_length_is_variable", "sp_attn_implementation", "cp_backend", "cp_comm_strategy"})
+    EXPECT_NE(log.find(str(key, "`")), std::string::npos) << key << ": " << log;
+  for (const char* text : {"mpirun_config: {}", "downcast_bf16: no", "parallelism_config: {}"})
+    EXPECT_EQ(refusal_of_yaml(str("distributed_type: FSDP\n", text)), Refusal{}) << text;
+}
+
+TEST(Accelerate, WhatWouldChangeAModelIsRefusedWithTheFix) {
+  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\ndowncast_bf16: yes").message,
+            "f.yaml: `downcast_bf16` = true is not there yet; it is of TPUs; remove it or set it to \"no\"");
+  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nfsdp_config: {fsdp_param_init_fn: init}").message,
+            "f.yaml: `fsdp_config.fsdp_param_init_fn` = \"init\" is not there yet; remove it");
+  // FSDP 2 has its output's dtype follow the mode.
+  EXPECT_EQ(plugin(R"({"fsdp_version": 2, "mixed_precision_policy": {"param_dtype": "bf16", "output_dtype":
+      "torch.bfloat16"}})")
+                .precision.weight_dtype,
+            at::kBFloat16);
+  EXPECT_EQ(fsdp("  fsdp_mixed_precision_policy: {output_dtype: fp32}").precision.weight_dtype, at::kFloat);
+  EXPECT_EQ(refusal_of_yaml("distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: "
+                            "{fsdp_mixed_precision_policy: {output_dtype: fp32}}")
+                .message,
+            "f.yaml: `fsdp_config.fsdp_mixed_precision_policy.output_dtype` = \"fp32\" is not there yet; outputs have "
+            "the dtype of the weights: set it to \"bf16\", or remove it and cast what the model returns");
 }
 
 TEST(Accelerate, AMistakeInTheFileOfDeepSpeedsNamesThatFileAndItsLine) {
@@ -253,8 +309,6 @@ TEST(Yaml, MayHoldDeepSpeedsKeysToo) {
   EXPECT_EQ(yaml("train_batch_size: 1\nzero_optimization: {stage: 3}\n"),
             parse_config(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3}})", 1));
 }
-
-Config plugin(const std::string& text) { return config_from_json(Json::parse(text), 1); }
 
 TEST(Plugin, IsReadLikeAFile) {
   EXPECT_EQ(

@@ -71,6 +71,12 @@ TEST(Mistakes, OfSeveralKeysTogetherStandAtOneOfThem) {
                         "{\"whole_gradients\": true}}}"),
             (Lines{"3: `trireme.pipeline.whole_gradients` sums the gradients of a rank first, and `deterministic` adds "
                    "those of each micro-batch in order; keep one of the two"}));
+  EXPECT_EQ(mistakes_of(R"({"train_batch_size": 1, "deterministic": true,
+  "trireme": {"pipeline": {"whole_gradients": "auto"}}})"),
+            Lines{});
+  EXPECT_EQ(mistakes_of(R"({"train_batch_size": 1,
+  "trireme": {"pipeline": {"whole_gradients": "some"}}})"),
+            (Lines{"2: `trireme.pipeline.whole_gradients` is \"some\"; expected true or false"}));
   EXPECT_EQ(
       mistakes_of("{\n\"train_batch_size\": 5,\n\"gradient_predivide_factor\": 2,\n\"prescale_gradients\": true}", 2),
       (Lines{"2: `train_batch_size` is 5; set it to 4, or leave one of the three out: it follows from the other two",

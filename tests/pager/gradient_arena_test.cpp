@@ -57,6 +57,24 @@ TEST(GradientArena, ServesAllocationsOfTheServedSizeInBackwardOnly) {
   });
 }
 
+TEST(GradientArena, PrivateOnesHaveABlockForEachLargeSize) {
+  EXPECT_EQ(make_private_arena({16, 1024}), nullptr);
+  const auto arena = make_private_arena({kBytes, 16, kBytes, 2 * kBytes});
+  ASSERT_NE(arena, nullptr);
+  EXPECT_FALSE(arena->serves(16));
+  ArenaScope scope(arena);
+  in_backward([&] {
+    const void* first = nullptr;
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor one = at::empty({kNumel}), other = at::empty({2 * kNumel});
+      EXPECT_TRUE(arena->contains(one.data_ptr(), kBytes));
+      EXPECT_TRUE(arena->contains(other.data_ptr(), 2 * kBytes));
+      if (i == 0) first = one.data_ptr();
+      EXPECT_EQ(one.data_ptr(), first);
+    }
+  });
+}
+
 TEST(GradientArena, GivesAFreedBlockAgain) {
   const auto arena = make_arena(4 * kBytes);
   ArenaScope scope(arena);

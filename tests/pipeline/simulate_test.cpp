@@ -57,6 +57,45 @@ TEST(Simulation, VSchedulesIdleOnlyWhileThePipelineFills) {
   }
 }
 
+/// Of a stage, the time from its first computation to its last in which it does not compute, as the papers measure
+/// bubbles: the step of the optimizer need not wait for other stages.
+double longest_bubble(const Timeline& timeline) {
+  double longest = 0;
+  for (const std::vector<Slot>& slots : timeline.slots) {
+    double idle = slots.back().end - slots.front().begin;
+    for (const Slot& slot : slots) idle -= slot.end - slot.begin;
+    longest = std::max(longest, idle);
+  }
+  return longest;
+}
+
+/// arXiv:2401.10241, sections 2.3 and 6, where T_F, T_B and T_W are a micro-batch's forward and the gradients of its
+/// inputs and weights on one stage: ZB-H1 has (p - 1)(T_F + T_B - T_W), and ZB-V none where the three are equal.
+TEST(Simulation, BubblesOfZeroBubbleSchedulesAreTheClosedFormsOfTheirPaper) {
+  for (int p = 2; p <= 8; ++p)
+    for (const int m : {2 * p, 3 * p, 8 * p}) {
+      EXPECT_LE(longest_bubble(simulate(zero_bubble_h1(p, m))), p - 1 + 1e-9) << p << ", " << m;
+      EXPECT_NEAR(longest_bubble(simulate(zero_bubble_v(p, m))), 0, 1e-9) << p << ", " << m;
+    }
+}
+
+/// DeepSeek's DualPipe, whose table gives (P / 2 - 1)(F&B + B - 3W) for P = 2p parts, B a whole backward and F&B a
+/// forward and a backward that overlap: here they follow each other, F&B = F + B.
+TEST(Simulation, DualPipeVIdlesNoLongerThanItsAuthorsSay) {
+  for (int p = 2; p <= 8; ++p)
+    for (const PartTimes& times : {PartTimes{1, 1, 1}, PartTimes{1, 1.2, 0.8}, PartTimes{1, 1, 0.5},
+                                   PartTimes{1, 1.5, 1}, PartTimes{1, 0.8, 1.2}}) {
+      const double backward = times.backward_input + times.backward_weight;
+      const double papers = (p - 1) * (times.forward + 2 * backward - 3 * times.backward_weight);
+      EXPECT_LE(longest_bubble(simulate(dual_pipe_v(p, 3 * p), times)), papers + 1e-9) << p;
+      // ZB-V, of the same parts, is between none and that of ZB-H1 with parts twice as long.
+      const PartTimes whole{2 * times.forward, 2 * times.backward_input, 2 * times.backward_weight};
+      EXPECT_LE(longest_bubble(simulate(zero_bubble_v(p, 3 * p), times)),
+                longest_bubble(simulate(zero_bubble_h1(p, 3 * p), whole)) + 1e-9)
+          << p;
+    }
+}
+
 TEST(Simulation, MessagesTakeTheirTimeBesideTheComputation) {
   const Timeline timeline = simulate(one_f_one_b(2, 1), {.message = 0.5});
   // F, message, F, B of both halves, message, B.

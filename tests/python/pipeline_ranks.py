@@ -117,7 +117,8 @@ class Case:
 
 
 def _zero(stage, **more):
-    return {"zero_optimization": {"stage": stage}, **more}
+    """Gradients are summed in the order of a model without stages, at every stage."""
+    return {"zero_optimization": {"stage": stage}, **more, "trireme": {"pipeline": {"whole_gradients": False}, **more.get("trireme", {})}}
 
 
 CASES = {

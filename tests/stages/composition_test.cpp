@@ -3,6 +3,8 @@
 
 #include <ATen/ops/dropout.h>
 #include <ATen/record_function.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +15,7 @@
 #include "tests/stages/pipelines.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
+#include "trireme/device/device.h"
 #include "trireme/zero.h"
 
 namespace trireme {
@@ -61,6 +64,47 @@ TEST(Tied, OnceAWindowIsWithinTheRoundingOfASum) {
         .data = 2, .stages = 2, .tied = true, .configure = [&](Config& config) { config.pager.stage = zero; }};
     expect_close(train_whole(recipe), train_in_stages(recipe), 1e-5);
   }
+}
+
+/// One process without an engine: the micro-batches of all data-parallel ranks, clipped, updated by torch's AdamW.
+std::map<std::string, at::Tensor> train_plain(const Recipe& recipe) {
+  stages_testing::Whole model(stages_testing::layers_of(recipe));
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.02).weight_decay(0.01));
+  const int count = recipe.micro_batches * recipe.data;
+  for (int step = 0; step < recipe.steps; ++step) {
+    optimizer.zero_grad();
+    for (int i = 0; i < recipe.micro_batches; ++i)
+      for (int rank = 0; rank < recipe.data; ++rank) {
+        const at::Tensor tokens = stages_testing::tokens_of(rank, step * recipe.micro_batches + i);
+        const at::Tensor logits = model.forward(tokens.narrow(1, 0, stages_testing::kLength));
+        (stages_testing::loss_of(logits, tokens.narrow(1, 1, stages_testing::kLength)) / count).backward();
+      }
+    torch::nn::utils::clip_grad_norm_(model.parameters(), 0.5);
+    optimizer.step();
+  }
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& item : model.named_parameters()) weights[item.key()] = item.value().detach();
+  return weights;
+}
+
+TEST(Tied, AreThoseOfPlainPyTorchToAMillionthAfterTenSteps) {
+  double largest = 0;
+  for (const char* schedule : {"1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"})
+    for (const int data : {1, 2})
+      for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(str(schedule, ", data ", data, ", deterministic ", deterministic));
+        const Recipe recipe{
+            .data = data, .stages = 2, .schedule = schedule, .tied = true, .configure = [=](Config& config) {
+              config.pager.deterministic = deterministic;
+            }};
+        const Outcome got = train_in_stages(recipe);
+        for (const auto& [name, weight] : train_plain(recipe)) {
+          const double difference = (got.weights.at(name) - weight).abs().max().item<double>();
+          largest = std::max(largest, difference);
+          EXPECT_LE(difference, 1e-6) << name;
+        }
+      }
+  std::cout << "tied weights differ from plain PyTorch's by " << largest << " at most\n";
 }
 
 /// Two linear layers of one shape, each with copies in other parts: "first" in the second part and the last one,
@@ -180,10 +224,9 @@ Traffic traffic_of(int zero, bool whole_gradients) {
     PipelineModule module = stages_testing::pipeline_of(recipe);
     auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
     const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
-    const bool reads_in_place = engine.pager().policy().stage == 3;  // one-sided: no message of the group
+    // Of two ranks each sends half of what it gives to a reduction, or has it read; no message of this group.
     const auto moved = [&] {
-      const int64_t read = reads_in_place ? engine.pager().counters().reduced_bytes / 2 : 0;
-      return engine.group().counters().bytes_sent + read;
+      return engine.group().counters().bytes_sent + engine.pager().counters().reduced_bytes / 2;
     };
     for (int step = 0; step < 2; ++step) (void)engine.train_batch(batches);
     rank.world().barrier();
@@ -204,6 +247,81 @@ Traffic traffic_of(int zero, bool whole_gradients) {
     if (rank.id() == 0) at::removeCallback(handle);
   });
   return {bytes, operators};
+}
+
+/// What one step of 2 x 2 ranks reduces on stage 0 at ZeRO 2, in units of which a layer's weight and bias are one.
+struct Sent {
+  int64_t reductions = 0;
+  int64_t reduced_bytes = 0;
+  int64_t units = 0;
+  int64_t unit_bytes = 0;  ///< of all units' gradients, whole
+};
+
+Sent sent_by(const Recipe& recipe) {
+  Sent sent;
+  run_ranks(4, [&](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+    (void)engine.train_batch(batches);
+    const PagerCounters before = engine.pager().counters();
+    (void)engine.train_batch(batches);
+    const PagerCounters after = engine.pager().counters();
+    if (rank.id() != 0) return;
+    sent = {.reductions = after.reductions - before.reductions,
+            .reduced_bytes = after.reduced_bytes - before.reduced_bytes};
+    for (const UnitLayout& unit : engine.pager().layout().units) {
+      ++sent.units;
+      sent.unit_bytes += unit.numel() * static_cast<int64_t>(sizeof(float));
+    }
+  });
+  return sent;
+}
+
+Recipe of_two_chunks(const char* schedule, int micro_batches, bool deterministic) {
+  return {.data = 2, .micro_batches = micro_batches, .schedule = schedule, .configure = [=](Config& config) {
+            config.pager.stage = 2;
+            config.pager.deterministic = deterministic;
+          }};
+}
+
+TEST(Chunks, SendTheirOwnUnitsOncePerMicroBatch) {
+  for (const char* schedule : {"interleaved", "zb-v", "dualpipe-v"})
+    for (const bool deterministic : {false, true}) {
+      SCOPED_TRACE(str(schedule, ", deterministic ", deterministic));
+      for (const int micro_batches : {4, 8}) {
+        const Sent sent = sent_by(of_two_chunks(schedule, micro_batches, deterministic));
+        EXPECT_EQ(sent.units, 4);
+        EXPECT_EQ(sent.reductions, micro_batches * sent.units);
+        EXPECT_EQ(sent.reduced_bytes, micro_batches * sent.unit_bytes);
+      }
+    }
+}
+
+/// A wrong list of a part's parameters costs messages, never a gradient.
+TEST(Chunks, GradientsOfUnitsThatWereNotExpectedAreSentAllTheSame) {
+  for (const bool deterministic : {false, true}) {
+    SCOPED_TRACE(deterministic);
+    Recipe recipe = of_two_chunks("interleaved", 4, deterministic);
+    recipe.steps = 3;
+    const Outcome expected = train_in_stages(recipe);
+    std::mutex mutex;
+    std::map<std::string, at::Tensor> weights;
+    run_ranks(4, [&](Rank& rank) {
+      const Grid grid(rank.world(), Topology({{"pipe", 2}, {"data", 2}}));
+      StageModel model = stages_testing::pipeline_of(recipe).build(grid.position_on("pipe"));
+      std::swap(model.parameters[0], model.parameters[1]);
+      InitializeOptions options{.config = stages_testing::config_of(recipe, 4)};
+      Engine engine(grid, *model.module, options);
+      StageRunner runner(engine, grid, model, {.schedule = "interleaved", .chunks = 2});
+      const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+      for (int step = 0; step < recipe.steps; ++step) (void)runner.train_batch(batches);
+      auto mine = weights_of(engine);
+      const std::lock_guard lock(mutex);
+      if (engine.group().rank() == 0) weights.merge(mine);
+    });
+    for (const auto& [name, weight] : expected.weights) EXPECT_TRUE(at::equal(weights.at(name), weight)) << name;
+  }
 }
 
 TEST(WholeGradients, MoveTheBytesOfStage1AtMost) {
@@ -234,6 +352,65 @@ TEST(WholeGradients, HaveTheBitsOfStage1) {
           };
           expect_close(at_1, train_in_stages(recipe), 0);
         }
+}
+
+/// Whether an engine of 2 x 2 ranks sums whole gradients, on the stage of rank 0.
+bool sums_whole(const std::function<void(Config&)>& configure) {
+  const Recipe recipe{.data = 2, .configure = [&](Config& config) {
+                        config.pager.stage = 2;
+                        config.pipeline.whole_gradients = std::nullopt;
+                        configure(config);
+                      }};
+  std::atomic<bool> sums = false;
+  run_ranks(4, [&](Rank& rank) {
+    PipelineModule module = stages_testing::pipeline_of(recipe);
+    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    if (rank.id() == 0) sums = engine.runner().sums_whole_gradients();
+  });
+  return sums;
+}
+
+TEST(WholeGradients, AreAutomaticWhereTheySaveBytesAndFit) {
+  EXPECT_TRUE(sums_whole([](Config&) {}));
+  EXPECT_TRUE(sums_whole([](Config& config) { config.pager.stage = 3; }));
+  EXPECT_FALSE(sums_whole([](Config& config) { config.pager.stage = 1; }));  // one reduction as it is
+  EXPECT_FALSE(sums_whole([](Config& config) { config.pager.deterministic = true; }));
+  EXPECT_FALSE(sums_whole([](Config& config) { config.pipeline.whole_gradients = false; }));
+  EXPECT_TRUE(WholeGradients({.kept_bytes = 30, .sum_bytes = 20, .memory_bytes = 100}).fit());
+  EXPECT_FALSE(WholeGradients({.kept_bytes = 31, .sum_bytes = 20, .memory_bytes = 100}).fit());
+  EXPECT_FALSE(WholeGradients({.kept_bytes = 0, .sum_bytes = 1, .memory_bytes = 0}).fit());
+}
+
+TEST(WholeGradients, CostWhatTheLayoutSays) {
+  for (const auto& [zero, dtype] : {std::pair{2, at::kFloat}, {3, at::kFloat}, {2, at::kBFloat16}}) {
+    SCOPED_TRACE(str("ZeRO ", zero, ", ", dtype));
+    const Recipe recipe{.data = 2, .configure = [zero = zero, dtype = dtype](Config& config) {
+                          config.pager.stage = zero;
+                          config.precision.weight_dtype = dtype;
+                        }};
+    run_ranks(4, [&](Rank& rank) {
+      PipelineModule module = stages_testing::pipeline_of(recipe);
+      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 4)});
+      int64_t numel = 0;
+      for (const UnitLayout& unit : engine.pager().layout().units) numel += unit.numel();
+      const WholeGradients cost = whole_gradients_of(engine.pager(), 4);
+      EXPECT_EQ(cost.sum_bytes, 4 * numel);
+      const bool is_fp32 = dtype == at::kFloat;
+      EXPECT_EQ(cost.kept_bytes, numel * (is_fp32 ? 4 : 2) / (zero == 3 ? 2 : 1) + numel / 2 * (is_fp32 ? 8 : 12));
+      EXPECT_EQ(cost.memory_bytes, total_memory(at::kCPU) / 4);
+    });
+  }
+}
+
+/// One reduction of each unit in a step, at the default.
+TEST(WholeGradients, AutomaticOnesAreReducedOnce) {
+  Recipe recipe = of_two_chunks("interleaved", 4, false);
+  recipe.configure = [](Config& config) {
+    config.pager.stage = 2;
+    config.pipeline.whole_gradients = std::nullopt;
+  };
+  const Sent sent = sent_by(recipe);
+  EXPECT_EQ(sent.reductions, sent.units);
 }
 
 TEST(SeveralEngines, SteppingInTurnHaveTheBitsOfEachAlone) {

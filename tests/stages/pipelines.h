@@ -62,6 +62,7 @@ inline Config config_of(const Recipe& recipe, int world) {
                   .gradient_accumulation_steps = recipe.micro_batches};
   config.pager.units.merge_below_bytes = 0;
   config.gradient_clipping = 0.5;
+  config.pipeline.whole_gradients = false;  // sums in the order of a model without stages, at every ZeRO stage
   if (recipe.configure) recipe.configure(config);
   return config;
 }

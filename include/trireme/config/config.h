@@ -51,7 +51,9 @@ struct PipelineConfig {
   int64_t chunks = 1;                          ///< parts of the model on each stage
   std::string partition = "best";              ///< as PipelineModuleOptions::partition_method
   int64_t activation_checkpoint_interval = 0;  ///< layers that are recomputed together; 0: none
-  bool whole_gradients = false;  ///< at ZeRO 2 and 3: one reduction per step, of whole sums, instead of per micro-batch
+  /// At ZeRO 2 and 3: one reduction per step, of whole sums, instead of per micro-batch. Nothing: where they fit
+  /// (docs/pipeline.md).
+  std::optional<bool> whole_gradients = {};
   bool operator==(const PipelineConfig&) const = default;
 };
 

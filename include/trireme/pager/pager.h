@@ -115,6 +115,11 @@ class Pager {
   /// pass, and the gradient is dropped.
   void set_gradient_check(std::function<void()> check);
 
+  /// The next backward pass reaches parameters of `units` alone (by unit; empty: all), so no other unit is sent until
+  /// its end_backward(). A gradient of another one all the same is sent by agreement at the end of the pass. Local; the
+  /// same on every rank. Without effect where end_backward() sends nothing.
+  void expect_units(const std::vector<bool>& units);
+
   /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt
   /// with. Collective at stages 2 and 3. Without it close_window() does the same.
   void end_backward();

@@ -32,8 +32,11 @@ struct StageModel {
 
   std::shared_ptr<torch::nn::Module> module;  ///< parameters and buffers of the parts, with the whole model's names
   std::vector<Part> parts;                    ///< by chunk
-  Loss loss;                                  ///< read where the last part is
-  std::vector<Tie> ties = {};                 ///< those of the whole model, the same list on every rank
+  /// By chunk: the parameters that its part uses, whose gradients are sent behind its backward passes alone. One that
+  /// no part names is sent behind every pass. Empty: all of them are.
+  std::vector<std::vector<at::Tensor>> parameters = {};
+  Loss loss;                   ///< read where the last part is
+  std::vector<Tie> ties = {};  ///< those of the whole model, the same list on every rank
 };
 
 }  // namespace trireme

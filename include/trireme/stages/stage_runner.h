@@ -53,6 +53,17 @@ struct PipelineCounters {
   std::vector<int> peak_buffers;  ///< by chunk: most micro-batches whose activations were held at once
 };
 
+/// Of one rank, what a sum of its stage's whole gradients costs.
+struct WholeGradients {
+  int64_t kept_bytes = 0;    ///< of weights, masters and two fp32 states of an optimizer, which the rank holds anyway
+  int64_t sum_bytes = 0;     ///< of the whole gradients, in the accumulation dtype
+  int64_t memory_bytes = 0;  ///< of the rank: its device's, or the host's over the ranks of the model; 0: unknown
+  /// Together at most half of the memory: the other half is for activations and messages.
+  bool fit() const { return kept_bytes + sum_bytes <= memory_bytes / 2; }
+};
+/// Of the pager's layout; `ranks` share a host's memory.
+WholeGradients whole_gradients_of(const Pager& pager, int ranks);
+
 /// One stage's half of pipeline parallelism; the other half is the Engine of its parameters, over the same grid. Use it
 /// from the engine's thread.
 class StageRunner {
@@ -86,6 +97,8 @@ class StageRunner {
   int stage() const;
   int stages() const;
   PipelineCounters counters() const;
+  /// Whether a step of several micro-batches sums whole gradients, as PipelineConfig::whole_gradients says.
+  bool sums_whole_gradients() const;
 
  private:
   class Impl;

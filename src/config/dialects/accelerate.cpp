@@ -103,6 +103,36 @@ ValueType<Json> number_or_text() {
           }};
 }
 
+/// YAML's yes and no, which Accelerate's own files have in quotes too.
+ValueType<bool> flag_or_word() {
+  return {.words = "true or false", .read = [](const Document& file, const std::string& path) {
+            const Json& value = *file.find(path);
+            if (!value.is_string()) return file.flag_or(path, false);
+            return file.choice_or(path, "no", {"no", "yes"}) == "yes";
+          }};
+}
+
+/// What sequence-parallel attention may be there; the model has its own here.
+ValueType<std::string> attention() {
+  const std::string words =
+      "\"sdpa\", \"flash_attention_2\", \"flash_attention_3\", or a kernel such as "
+      "\"kernels-community/flash-attn2\"";
+  return {.words = words, .read = [words](const Document& file, const std::string& path) {
+            const std::string text = file.text_or(path, "");
+            const bool is_kernel = text.find('/') != std::string::npos && text.find("flash-attn") != std::string::npos;
+            if (!is_kernel && text != "sdpa" && text != "flash_attention_2" && text != "flash_attention_3")
+              file.fail(path, words);
+            return text;
+          }};
+}
+
+/// One of these names.
+ValueType<std::string> name_among(const std::vector<std::string>& names) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const std::string& name : names) pairs.emplace_back(name, name);
+  return choice<std::string>(pairs);
+}
+
 Mapping not_there_yet(const char* topic, const std::string& key, const Json& normal, const char* doc) {
   return {.row = refused<Draft>(key, normal, doc), .topic = topic, .here = {}};
 }
@@ -260,8 +290,9 @@ void add_fsdp(std::vector<Mapping>& rows) {
   rows.push_back(read_only(mode(policy + "param_dtype", names, "of a plugin or a `MixedPrecisionPolicy`")));
   rows.push_back(read_only(maps("precision", policy + "reduce_dtype", "communication_data_type", dtypes, "")));
   rows.push_back(read_only(maps("precision", policy + "buffer_dtype", "data_types.buffer_dtype", dtypes, "")));
-  rows.push_back(
-      without_meaning("precision", policy + "output_dtype", {}, "outputs have the dtype that the model gives them"));
+  rows.push_back(checked_by(without_meaning("precision", policy + "output_dtype", {},
+                                            "outputs have the dtype of the weights; another one is refused"),
+                            name_among(names)));
   rows.push_back(without_meaning("precision", policy + "cast_forward_inputs", true, "`fp16.auto_cast` casts inputs"));
   rows.push_back(without_meaning("wrapping", fsdp + "auto_wrap_policy",
                                  "TRANSFORMER_BASED_WRAP|SIZE_BASED_WRAP|NO_WRAP",
@@ -283,7 +314,9 @@ void add_fsdp(std::vector<Mapping>& rows) {
                                  "`zero.Init` makes a model that never stands whole on a rank"));
   rows.push_back(
       without_meaning("loading", fsdp + "sync_module_states", false, "rank 0's weights always become everybody's"));
-  rows.push_back(without_meaning("loading", fsdp + "param_init_fn", {}, "parameters are never on the meta device"));
+  rows.push_back(not_there_yet("loading", fsdp + "param_init_fn", {},
+                               "parameters are never on the meta device: `zero.Init` makes a model that never stands "
+                               "whole on a rank"));
   rows.push_back(
       without_meaning("parameters", fsdp + "use_orig_params", false, "parameters always keep their shapes and names"));
   constexpr const char* kAnyCheckpoint =
@@ -345,9 +378,10 @@ void add_top_level(std::vector<Mapping>& rows) {
   for (const char* key : {"same_network", "enable_cpu_affinity", "use_cpu", "debug", "tpu_use_cluster", "tpu_use_sudo"})
     rows.push_back(launcher(key, false));
   for (const char* key : {"commands", "tpu_vm", "tpu_env"}) rows.push_back(checked_by(launcher(key), text_or_texts()));
-  rows.push_back(launcher("downcast_bf16"));  // "no", or true
-  rows.push_back(launcher("mpirun_config"));
-  rows.back().row.is_open = true;
+  rows.push_back(but_not(checked_by(launcher("downcast_bf16"), flag_or_word()), {true, "yes"},
+                         "it is of TPUs; remove it or set it to \"no\""));
+  rows.push_back(launcher("mpirun_config.mpirun_hostfile", ""));
+  rows.push_back(checked_by(launcher("mpirun_config.mpirun_ccl"), number_or_text()));
   rows.push_back(but_not(read_only(maps("processes", "compute_environment", "", {{"LOCAL_MACHINE", {}}}, "")),
                          {"AMAZON_SAGEMAKER"}, "set it to LOCAL_MACHINE"));
   const std::string parallelism = "parallelism_config.parallelism_config_";
@@ -356,11 +390,15 @@ void add_top_level(std::vector<Mapping>& rows) {
   rows.push_back(shards_of_replicas(kReplicate, "so many copies, each over the same number of ranks"));
   rows.push_back(shards_of_replicas(kShard, "ranks of a copy; every rank where there is one copy"));
   rows.push_back(read_only(maps("other axes", parallelism + "sp_size", "sequence_parallel_size", {}, "")));
-  rows.push_back(
-      without_meaning("other axes", parallelism + "sp_backend", "deepspeed", "`trireme.sequence_attention`"));
-  for (const char* key :
-       {"sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation", "cp_backend", "cp_comm_strategy"})
-    rows.push_back(without_meaning("other axes", parallelism + key, {}, "every length and every attention is taken"));
+  const auto axis = [&](const char* key, const char* doc, const auto& type) {
+    rows.push_back(checked_by(without_meaning("other axes", parallelism + key, {}, doc), type));
+  };
+  axis("sp_backend", "`trireme.sequence_attention`", name_among({"deepspeed"}));
+  axis("sp_seq_length", "every length is taken", integer(kPositive));
+  axis("sp_seq_length_is_variable", "every length is taken", flag());
+  axis("sp_attn_implementation", "every attention is taken", attention());
+  axis("cp_backend", "`trireme.sequence_attention`", name_among({"torch"}));
+  axis("cp_comm_strategy", "`trireme.sequence_attention`", name_among({"allgather", "alltoall"}));
   for (const char* section : {"dynamo_config", "fp8_config", "megatron_lm_config"}) {
     Mapping mapping = not_there_yet("other sections", section, {}, "refused unless it is empty");
     mapping.row.is_open = true;
@@ -514,6 +552,22 @@ void settle_replicas(Document& file, Draft& draft, bool is_a_plugin) {
   set(file, draft, kShard, kMics, shards);
 }
 
+/// What the program casts itself here.
+void check_output_dtype(Document& file, const Draft& draft) {
+  const std::string key = "fsdp_config.fsdp_mixed_precision_policy.output_dtype";
+  const std::string name = file.text_or(key, "");
+  if (name.empty()) return;
+  const auto is_on = [&](const char* mode) {
+    const Json* const value = value_at(draft.options, str(mode, ".enabled"));
+    return value != nullptr && *value == true;
+  };
+  const std::string weights = is_on("bf16") ? "bf16" : is_on("fp16") ? "fp16" : "fp32";
+  const bool is_16_bit = name.find("16") != std::string::npos, is_bf16 = name.find('b') != std::string::npos;
+  if ((!is_16_bit ? "fp32" : is_bf16 ? "bf16" : "fp16") != weights)
+    file.not_there_yet(key, str("outputs have the dtype of the weights: set it to \"", weights,
+                                "\", or remove it and cast what the model returns"));
+}
+
 /// Everything that follows from several keys, and what a framework does where the file says nothing.
 void settle(Document& file, Draft& draft, const std::string& kind, bool is_a_plugin) {
   Json& options = draft.options;
@@ -524,6 +578,7 @@ void settle(Document& file, Draft& draft, const std::string& kind, bool is_a_plu
     set(file, draft, kFsdpOffload, kOffloadOptimizer, "cpu");
     if (*value_at(options, kStagePath) == 3) set(file, draft, kFsdpOffload, kOffloadParam, "cpu");
   }
+  check_output_dtype(file, draft);
   if (value_at(options, kStagePath)) settle_replicas(file, draft, is_a_plugin);
   // DeepSpeed clips by itself, the others where the program does.
   if (kind != "deepspeed" && !options.contains("gradient_clipping")) options["gradient_clipping"] = 0;

@@ -25,15 +25,16 @@ BackwardGradients::BackwardGradients(const StoreContext& context, int mesh)
 void BackwardGradients::accept(int index, at::Tensor gradient) {
   touched_[index] = 1;
   const int to = parameter(index).unit;
-  const bool was_sent = to > next_;
-  add(was_sent ? late_[to] : buckets_[to], index, gradient);
-  if (was_sent) return;
-  while (next_ >= 0 && is_complete(next_)) send(next_--, buckets_);
+  const bool is_late = to > next_ || !is_expected(to);
+  add(is_late ? late_[to] : buckets_[to], index, gradient);
+  if (is_late) return;
+  while (next_ >= 0 && is_complete(next_)) send_next();
 }
 
 void BackwardGradients::end_backward() {
-  for (; next_ >= 0; --next_) send(next_, buckets_);
+  while (next_ >= 0) send_next();
   next_ = units() - 1;
+  expected_.clear();
   const std::vector<uint8_t> more = agree_on_late();
   for (int i = units() - 1; i >= 0; --i)
     if (more[i]) send(i, late_);
@@ -75,7 +76,8 @@ void BackwardGradients::add_to(PagerMemory& memory) const {
 }
 
 bool BackwardGradients::is_complete(int index) const {
-  return !has(index) || buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
+  return !has(index) || !is_expected(index) ||
+         buckets_[index].arrived == static_cast<int>(unit(index).parameters.size());
 }
 
 bool BackwardGradients::is_backward_open() const {
@@ -91,6 +93,11 @@ bool BackwardGradients::is_backward_open_somewhere() {
   std::vector<uint8_t> open{is_backward_open()};
   agree(open, group());
   return open.front() != 0;
+}
+
+void BackwardGradients::send_next() {
+  const int index = next_--;
+  if (is_expected(index)) send(index, buckets_);
 }
 
 // Starts the reduction of a unit's bucket; missing gradients count as zero.

@@ -3,7 +3,8 @@
 //
 // Each unit's bucket is sent as soon as backward has filled it. The order of collectives is fixed, last unit first,
 // whatever order backward produced the gradients in: ranks on which a parameter is unused stay in step with the others.
-// What arrives after its unit was sent (a parameter that backward reaches twice) is sent at the end of the pass, by
+// A pass that reaches only some units, as all ranks know, sends these alone. What arrives after its unit was sent (a
+// parameter that backward reaches twice), or of a unit that was not expected, is sent at the end of the pass, by
 // agreement.
 #pragma once
 
@@ -22,6 +23,7 @@ class BackwardGradients : public BucketedGradients {
   BackwardGradients(const StoreContext& context, int mesh);
 
   void accept(int parameter, at::Tensor gradient) override;
+  void expect(const std::vector<bool>& units) override { expected_ = units; }
   void end_backward() override;
   void finish() override;
   void add_squares(int parameter, ExactSum& sum) const override;
@@ -57,15 +59,18 @@ class BackwardGradients : public BucketedGradients {
   std::vector<uint8_t> has_shard_;  // by unit: something of this window was sent
 
  private:
+  bool is_expected(int unit) const { return expected_.empty() || expected_[unit]; }
   bool is_complete(int unit) const;
   bool is_backward_open() const;
   bool is_backward_open_somewhere();
+  void send_next();
   void send(int unit, std::vector<Bucket>& buckets);
   void make_way();
   void complete_oldest();
 
   std::deque<Reduction> in_flight_;
-  int next_;  // units above it have been sent in this pass
+  int next_;                    // units above it have been sent in this pass, as far as they are expected
+  std::vector<bool> expected_;  // by unit, in this pass; empty: all
 };
 
 /// Ranks' sums are added while they travel; each pass adds to the shard.

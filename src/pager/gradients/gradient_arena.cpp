@@ -1,6 +1,7 @@
 #include "pager/gradients/gradient_arena.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -127,6 +128,21 @@ bool GradientArena::contains(const void* data, size_t bytes) const {
 bool GradientArena::idle() const {
   std::lock_guard lock(mutex_);
   return taken_.empty();
+}
+
+std::shared_ptr<GradientArena> make_private_arena(const std::vector<size_t>& sizes) {
+  size_t capacity = 0;
+  std::unordered_set<size_t> served;
+  for (const size_t bytes : sizes)
+    if (bytes >= kSmallestBlock && served.insert(bytes).second)
+      capacity += (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
+  if (served.empty()) return nullptr;
+  void* const data = ::mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return nullptr;  // malloc serves them
+  const std::shared_ptr<void> memory(data, [capacity](void* mapped) { ::munmap(mapped, capacity); });
+  auto arena = std::make_shared<GradientArena>(static_cast<std::byte*>(data), capacity, memory);
+  for (const size_t bytes : served) arena->serve(bytes);
+  return arena;
 }
 
 ArenaScope::ArenaScope(std::shared_ptr<GradientArena> arena) : arena_(std::move(arena)) {

@@ -1,5 +1,6 @@
 // Shared memory in which gradients are born: backward's own allocations of the right size are served from it, so that
-// peers can read a gradient where it was computed and nothing is copied.
+// peers can read a gradient where it was computed and nothing is copied. Or memory of this rank alone, so that the next
+// gradient of a size has the pages of the one before.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -48,6 +49,10 @@ class GradientArena : public std::enable_shared_from_this<GradientArena> {
   std::unordered_map<size_t, std::vector<void*>> free_;  // guarded by mutex_: by size
   std::unordered_map<void*, size_t> taken_;              // guarded by mutex_
 };
+
+/// Of private memory: a block for each distinct one of `sizes`, bytes of gradients, that is large enough to be served.
+/// Null: none is. malloc gives pages of such blocks back to the system, which clears them anew for each gradient.
+std::shared_ptr<GradientArena> make_private_arena(const std::vector<size_t>& sizes);
 
 /// While one lives, backward passes of this thread allocate from `arena`.
 class [[nodiscard]] ArenaScope {

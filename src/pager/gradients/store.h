@@ -42,6 +42,8 @@ class GradientStore {
   /// Where reduces_at_boundary(): what this rank has summed of `parameter` since the last finish(), flat; undefined:
   /// nothing.
   virtual at::Tensor unreduced(int) const { return {}; }
+  /// By unit: what the next backward pass reaches; empty: every unit. Until end_backward().
+  virtual void expect(const std::vector<bool>&) {}
   /// A backward pass is over. Collective where reductions are.
   virtual void end_backward() = 0;
   /// Completes every reduction of the window so far. Collective. What is accepted afterwards adds to it.

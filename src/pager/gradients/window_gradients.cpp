@@ -3,6 +3,7 @@
 
 #include "pager/flat_buffers.h"
 #include "pager/gradients/bucketed.h"
+#include "pager/gradients/gradient_arena.h"
 #include "trireme/comm/call_scopes.h"
 
 namespace trireme {
@@ -14,6 +15,7 @@ class WindowGradients final : public BucketedGradients {
       : BucketedGradients(context, mesh, /*sums_stay=*/true), sums_(context, sum_bytes(), *reductions_group_) {
     for (int i = 0; i < units(); ++i)
       if (has(i)) buckets_[i].sum = sums_.zeros(unit(i).numel(), accumulation_dtype(i));
+    if (is_host(device())) serve_gradients();
   }
 
   bool reduces_at_boundary() const override { return true; }
@@ -59,6 +61,14 @@ class WindowGradients final : public BucketedGradients {
   }
 
  private:
+  // Each gradient is added to its sum and freed before the next one of its size is born.
+  void serve_gradients() {
+    std::vector<size_t> sizes;
+    for (int i = 0; i < parameters(); ++i)
+      if (has(parameter(i).unit)) sizes.push_back(static_cast<size_t>(parameter(i).bytes()));
+    if (auto arena = make_private_arena(sizes)) arena_scope_ = std::make_unique<ArenaScope>(std::move(arena));
+  }
+
   int64_t sum_bytes() const {
     int64_t bytes = 0;
     for (int i = 0; i < units(); ++i)
@@ -116,7 +126,8 @@ class WindowGradients final : public BucketedGradients {
   }
 
   FlatBuffers sums_;
-  bool is_reduced_ = false;  // what comes now is late
+  std::unique_ptr<ArenaScope> arena_scope_;  // null: no gradient is large, or all are a device's
+  bool is_reduced_ = false;                  // what comes now is late
 };
 
 }  // namespace

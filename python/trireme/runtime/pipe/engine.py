@@ -66,8 +66,8 @@ class PipelineEngine(DeepSpeedEngine):
         for of_stage in self.over_stages(self.module.tied_parameters()):
             tied.update(of_stage)
         return core.StageEngine(self.world, self.grid.topology().ranks, self.module, read, groups, make_client, output,
-                                _loss_function(self.module, self._losses, self._additional), tied, self.module.tied_copies(), self.module.schedule,
-                                self.module.chunks, self.module.dynamic_shape)
+                                _loss_function(self.module, self._losses, self._additional), tied, self.module.tied_copies(), self.module.parameters_of_parts(),
+                                self.module.schedule, self.module.chunks, self.module.dynamic_shape)
 
     def over_stages(self, value):
         """JSON's values: `value` of each stage of this rank's pipeline. Collective."""

@@ -451,6 +451,10 @@ class PipelineModule(nn.Module):
                 copies.setdefault(f"{self._first_tied[key]}.{name}", {})[part] = parameter
         return copies
 
+    def parameters_of_parts(self):
+        """[parameters of the layers of one part], by chunk."""
+        return [[parameter for function in part.functions for parameter in _parameters_of(function)] for part in self._parts]
+
     def allreduce_tied_weight_gradients(self):
         """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself. Collective.
 
