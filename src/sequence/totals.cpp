@@ -82,6 +82,18 @@ std::shared_ptr<const std::vector<double>> TokenPass::counts_of(const Found& arg
   return counts;
 }
 
+namespace {
+
+/// n of 1 / n, from 3 on: a half is most often a factor.
+std::optional<int64_t> reciprocal_of(double number) {
+  constexpr double kTolerance = 1e-12;
+  if (number <= 0 || number > 0.34) return {};
+  const double whole = std::round(1 / number);
+  return std::abs(number * whole - 1) < kTolerance ? std::optional(static_cast<int64_t>(whole)) : std::nullopt;
+}
+
+}  // namespace
+
 /// Numbers that the program has read off parts are this rank's.
 void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& found) const {
   const auto is_of_tokens = [](const Found& one) {
@@ -102,6 +114,10 @@ void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& foun
         value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
         at::isIntegralType(value.toTensor().scalar_type(), /*includeBool=*/false))
       number = value.toTensor().item<int64_t>();
+    if (value.isDouble() && type->kind() == c10::TypeKind::NumberType) number = reciprocal_of(value.toDouble());
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
+        value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() && value.toTensor().is_floating_point())
+      number = reciprocal_of(value.toTensor().item<double>());
     if (number && std::abs(*number) > 1 && numbers_.contains(*number))
       refuse(call, *lead,
              str("takes the number ", *number,

@@ -50,6 +50,20 @@ def _numbers(told):
                   for name, value in more.items()}
 
 
+def _state(model):
+    """Buffers, and what modules keep beside them, such as the longest sequence that they have seen."""
+    return [(module, [(name, buffer, buffer.clone()) for name, buffer in module.named_buffers(recurse=False)],
+             {name: value for name, value in vars(module).items() if not name.startswith("_")}) for module in model.modules()]
+
+
+def _restore(state):
+    for module, buffers, attributes in state:
+        for name, buffer, value in buffers:
+            buffer.data.copy_(value)  # by data: backward may have saved the buffer
+            setattr(module, name, buffer)
+        vars(module).update(attributes)
+
+
 class _Plain:
     """The program in plain PyTorch, on the batches of all sequence groups, of which this rank's is `place.index`."""
 
@@ -66,10 +80,9 @@ class _Plain:
         losses = []
         for group in range(self.place.groups):
             if group != self.place.index:
-                kept = [buffer.clone() for buffer in self.model.buffers()]
+                kept = _state(self.model)
                 losses.append(_numbers(self.row.step(self.model, self.cut, number * self.place.groups + group))[0])
-                for buffer, value in zip(self.model.buffers(), kept):
-                    buffer.data.copy_(value)  # by data: backward may have saved the buffer
+                _restore(kept)
         own, more = _numbers(self.row.step(self.model, self.cut, number * self.place.groups + self.place.index))
         return own, more, (own + sum(losses)) / self.place.groups if losses else own
 
@@ -338,6 +351,8 @@ def chosen(setting, only=None, theme=None, sample=False):
     """Rows that can run here; on four ranks, unless they are asked for by name, those that are to."""
     rows = [row for row in ROWS if not row.unavailable and (not only or re.search(only, row.name)) and theme in (None, row.theme)]
     rows = [row for row in rows if setting.ranks == 2 or row.on_four or only]
+    if setting.groups > 1:  # plain PyTorch would keep one state of all groups' batches
+        rows = [row for row in rows if not row.keeps_state]
     return _sampled(rows, setting) if sample else rows
 
 

@@ -84,7 +84,7 @@ family("Llama with recomputed layers", "LlamaForCausalLM", uncached(LLAMA), RIGH
 family("Llama with LoRA", "LlamaForCausalLM", LLAMA, inputs=placed, lora=True)
 family("Llama with eager attention", "LlamaForCausalLM", {**LLAMA, "attn_implementation": "eager"}, REFUSED, inputs=placed)
 family("Llama with dynamic NTK", "LlamaForCausalLM", {**LLAMA, "max_position_embeddings": 16, "rope_parameters": {
-    "rope_type": "dynamic", "factor": 2.0, "rope_theta": 50.0}}, inputs=placed, needs_5=True, on_four=True)
+    "rope_type": "dynamic", "factor": 2.0, "rope_theta": 50.0}}, inputs=placed, needs_5=True, on_four=True, keeps_state=True)
 family("Llama with yarn", "LlamaForCausalLM", {**LLAMA, "rope_parameters": {
     "rope_type": "yarn", "factor": 4.0, "rope_theta": 50.0, "original_max_position_embeddings": 16}}, inputs=placed, needs_5=True)
 family("Mistral with a window smaller than a part", "MistralForCausalLM", {**LLAMA, "sliding_window": 5}, inputs=placed, on_four=True)

@@ -201,7 +201,7 @@ def info_nce_of_each_token_against_all_of_its_sample(m, input_ids, labels):
     return functional.cross_entropy(sim.flatten(0, 1), torch.arange(h.shape[1]).repeat(h.shape[0]))
 
 
-@row(RIGHT, modules={"queue_": lambda: torch.zeros(1)})
+@row(RIGHT, modules={"queue_": lambda: torch.zeros(1)}, on_four=False, keeps_state=True)
 def a_queue_that_is_a_buffer(m, input_ids, labels):
     if not hasattr(m, "queue"):
         m.queue = torch.ones(8, CLASSES)
@@ -211,7 +211,7 @@ def a_queue_that_is_a_buffer(m, input_ids, labels):
     return loss + m.queue_.sum(), {"queue": m.queue.sum()}
 
 
-@row(RIGHT)
+@row(RIGHT, keeps_state=True)
 def hidden_states_of_the_step_before(m, input_ids, labels):
     h = hidden(m, input_ids)
     before = getattr(m, "memory", None)

@@ -35,6 +35,7 @@ class Row(NamedTuple):
     step: Callable          # (model, cut, step) -> loss
     says: tuple             # fragments that a refusal has, each of them
     on_four: bool
+    keeps_state: bool       # its model remembers batches in what is no buffer; not for several sequence groups
     four: str               # what is expected on four ranks, where it is not what is expected on two
     stage: int
     tolerance: float
@@ -124,7 +125,8 @@ def _add(function, expected, build, step, options):
     says = options.pop("says", ())
     theme = function.__module__.rpartition(".")[2]
     row = Row(name, theme, {"ulysses": expected, "ring": ring}, build, step, (says,) if isinstance(says, str) else tuple(says),
-              options.pop("on_four", "four" in options or len(ROWS) % 3 == 0), options.pop("four", ""), options.pop("stage", 0),
+              options.pop("on_four", "four" in options or len(ROWS) % 3 == 0), options.pop("keeps_state", False),
+              options.pop("four", ""), options.pop("stage", 0),
               options.pop("tolerance", 1e-5), options.pop("accumulation", 1), options.pop("config", {}), options.pop("unavailable", ""))
     if options or any(other.name == name for other in ROWS):
         raise ValueError(f"row '{name}': {options or 'there twice'}")
