@@ -356,6 +356,17 @@ def chosen(setting, only=None, theme=None, sample=False):
     return _sampled(rows, setting) if sample else rows
 
 
+def _print_unknown(outcomes):
+    """Operators without a row in include/trireme/operators/rules.h that ended a program, and the programs."""
+    unknown = {}
+    for name, outcome in outcomes.items():
+        if found := re.search(r"(\S+(?: \(\S+\))?) is not known to sequence parallelism", outcome["text"] or ""):
+            unknown.setdefault(found[1], []).append(name)
+    for operator, names in sorted(unknown.items()):
+        print(f"no row for {operator}: {len(names)} programs, {', '.join(names[:4])}")
+    print(f"{len(unknown)} operators without a row")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=int, default=2)
@@ -366,6 +377,7 @@ def main():
     parser.add_argument("--sample", action="store_true", help="the rows of the quick test")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="tracebacks, and output of the ranks")
+    parser.add_argument("--unknown", action="store_true", help="count the operators that are refused since the table of operators has no row for them")
     parser.add_argument("--json", help="a file for the outcomes")
     given = parser.parse_args()
     setting = Setting(given.ranks, given.attention, given.groups, given.verbose)
@@ -382,6 +394,8 @@ def main():
         outcomes[row.name] = {**outcome, "theme": row.theme, "expected": _wanted(row, setting)}
     print(f"{len(rows)} programs, {given.attention}, {given.ranks} ranks in {given.groups} groups, {time.monotonic() - begun:.0f} s: " +
           ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) + f"; {unexpected} not as declared")
+    if given.unknown:
+        _print_unknown(outcomes)
     for row in ROWS:
         if row.unavailable:
             print(f"left out: {row.name}: {row.unavailable}")
