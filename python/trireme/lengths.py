@@ -35,6 +35,7 @@ class Length(int):
         return made
 
     def known(self, what):
+        """The whole's number. Raises StateError, which names `what`: tokens that were selected on this rank have none."""
         if self.whole is None:
             raise StateError(f"{what}: {int(self)} is the number of tokens that were selected on this rank, and a number that a program computes "
                              "by is to be of all ranks; count by an operator (mask.sum()), which is of all tokens")
