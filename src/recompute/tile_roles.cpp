@@ -46,9 +46,8 @@ TileRole tile_role_of(const c10::OperatorHandle& op) {
 }
 
 ProductShape product_shape_of(const c10::OperatorHandle& op) {
-  const std::string& name = op.schema().name();
-  if (name == "aten::addmm") return {.rows = 1, .weight = 2, .is_transposed = true};
-  return {.is_transposed = name != "aten::linear"};
+  const size_t rows = left_factor_index(op);
+  return {.rows = rows, .weight = rows + 1, .is_transposed = op.schema().name() != "aten::linear"};
 }
 
 }  // namespace trireme::detail

@@ -195,11 +195,18 @@ void TokenPass::give_selected(OperatorCall& call, const at::Tensor& whole, int64
   give(call, {whole});
 }
 
+TokenPass::ByPlaces TokenPass::by_places(const OperatorCall& call) {
+  ByPlaces by{.tensor = call.arguments()[0].toTensor(), .places = call.arguments()[2].toTensor()};
+  by.self = table_.find(by.tensor);
+  by.of_places = table_.find(by.places);
+  by.has_self = by.self && by.self->is_sharded();
+  by.has_places = by.of_places && by.of_places->is_sharded();
+  by.along = named_dims(call, by.tensor.dim()).at(0);
+  return by;
+}
+
 void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArguments& found) {
-  const at::Tensor tensor = call.arguments()[0].toTensor(), places = call.arguments()[2].toTensor();
-  const auto self = table_.find(tensor), of_places = table_.find(places);
-  const bool has_self = self && self->is_sharded(), has_places = of_places && of_places->is_sharded();
-  const int64_t along = named_dims(call, tensor.dim()).at(0);
+  const auto [tensor, places, self, of_places, has_self, has_places, along] = by_places(call);
   if (is_whole(call, found)) {
     if (has_self && contains(self->dims, along)) check_places(call, {0, tensor, *self}, places);
     const at::Tensor whole = run_on(call, whole_arguments(call, found))[0].toTensor();
@@ -237,10 +244,7 @@ void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArgum
 }
 
 void TokenPass::run_gather(OperatorCall& call, Next next, const FoundArguments& found) {
-  const at::Tensor tensor = call.arguments()[0].toTensor(), places = call.arguments()[2].toTensor();
-  const auto self = table_.find(tensor), of_places = table_.find(places);
-  const bool has_self = self && self->is_sharded(), has_places = of_places && of_places->is_sharded();
-  const int64_t along = named_dims(call, tensor.dim()).at(0);
+  const auto [tensor, places, self, of_places, has_self, has_places, along] = by_places(call);
   if (is_whole(call, found)) {
     if (has_self && contains(self->dims, along)) check_places(call, {0, tensor, *self}, places);
     const at::Tensor whole = run_on(call, whole_arguments(call, found))[0].toTensor();

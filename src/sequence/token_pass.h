@@ -94,6 +94,8 @@ class TokenPass : public Pass {
   // totals.cpp
   void run_reduction(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
   void run_class_loss(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_loss_of_total(OperatorCall& call, Next next, size_t reduction_at, const Found& like,
+                         const std::function<at::Tensor(const at::TensorOptions& number)>& weight);
   void run_each_loss(OperatorCall& call, Next next, const FoundArguments& found);
   at::Tensor total(const at::Tensor& parts);
   at::Tensor total_sum(const at::Tensor& sum);
@@ -116,6 +118,14 @@ class TokenPass : public Pass {
 
   // indices.cpp
   void run_index(OperatorCall& call, Next next, const FoundArguments& found);
+  /// The arguments of an operator that takes elements of `tensor` at `places` in its dim `along`.
+  struct ByPlaces {
+    at::Tensor tensor, places;
+    std::optional<Sharding> self = {}, of_places = {};
+    bool has_self = false, has_places = false;
+    int64_t along = 0;
+  };
+  ByPlaces by_places(const OperatorCall& call);
   void give_selected(OperatorCall& call, const at::Tensor& whole, int64_t dim, const FoundArguments& found);
   void run_select_index(OperatorCall& call, Next next, const FoundArguments& found);
   void run_gather(OperatorCall& call, Next next, const FoundArguments& found);

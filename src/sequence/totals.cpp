@@ -92,6 +92,25 @@ std::optional<int64_t> reciprocal_of(double number) {
   return std::abs(number * whole - 1) < kTolerance ? std::optional(static_cast<int64_t>(whole)) : std::nullopt;
 }
 
+/// Argument `index` as a number of elements: a number that the program gives, or its reciprocal.
+std::optional<int64_t> counted_number(const OperatorCall& call, size_t index) {
+  const c10::IValue& value = call.arguments()[index];
+  const c10::TypePtr& declared = call.op.schema().arguments()[index].type();
+  const bool is_optional = declared->kind() == c10::TypeKind::OptionalType;
+  const c10::TypeKind kind =
+      is_optional ? declared->expectRef<c10::OptionalType>().getElementType()->kind() : declared->kind();
+  at::Scalar number;
+  if (value.isScalar() && kind == c10::TypeKind::NumberType)
+    number = value.toScalar();
+  else if (value.isTensor() && value.toTensor().defined() &&
+           value.toTensor().unsafeGetTensorImpl()->is_wrapped_number())
+    number = value.toTensor().item();
+  else
+    return {};
+  if (number.isIntegral(/*includeBool=*/false)) return number.toLong();
+  return number.isFloatingPoint() ? reciprocal_of(number.toDouble()) : std::nullopt;
+}
+
 }  // namespace
 
 /// Numbers that the program has read off parts are this rank's.
@@ -102,31 +121,13 @@ void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& foun
   };
   const auto lead = std::find_if(found.begin(), found.end(), is_of_tokens);
   if (lead == found.end()) return;  // what the program has made by such numbers is looked at where it joins tokens
-  const auto& schema = call.op.schema().arguments();
-  for (size_t i = 0; i < call.traits.arguments; ++i) {
-    const c10::IValue& value = call.arguments()[i];
-    std::optional<int64_t> number;
-    const c10::TypePtr type = schema[i].type()->kind() == c10::TypeKind::OptionalType
-                                  ? schema[i].type()->expectRef<c10::OptionalType>().getElementType()
-                                  : schema[i].type();
-    if (value.isInt() && type->kind() == c10::TypeKind::NumberType) number = value.toInt();
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
-        value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
-        at::isIntegralType(value.toTensor().scalar_type(), /*includeBool=*/false))
-      number = value.toTensor().item<int64_t>();
-    if (value.isDouble() && type->kind() == c10::TypeKind::NumberType) number = reciprocal_of(value.toDouble());
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
-        value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() && value.toTensor().is_floating_point())
-      number = reciprocal_of(value.toTensor().item<double>());
-    if (number && std::abs(*number) > 1 && numbers_.contains(*number))
+  for (size_t i = 0; i < call.traits.arguments; ++i)
+    if (const auto number = counted_number(call, i); number && std::abs(*number) > 1 && numbers_.contains(*number))
       refuse(call, *lead,
              str("takes the number ", *number,
-                 ", which the program has read off a part or computed from such a number, and an "
-                 "argument"),
+                 ", which the program has read off a part or computed from such a number, and an argument"),
              "float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the same by chance "
-             "can be "
-             "written as a float, or be compared with before cut()");
-  }
+             "can be written as a float, or be compared with before cut()");
 }
 
 /// A total over a number of this rank's elements is no mean. Of activations and positions the same holds for what is
@@ -252,19 +253,24 @@ void TokenPass::run_class_loss(OperatorCall& call, Next next, const FoundArgumen
     const int64_t dim = of_logits->dim() - (of_logits->dim() > class_dim);
     return add_results(call, like, [&](const at::Tensor&) { return dim; });
   }
+  run_loss_of_total(call, next, reduction_at, like, [&](const at::TensorOptions& number) {
+    return is_soft ? at::full({1}, logits.numel() / logits.size(class_dim), number)
+                   : loss_weight(target, class_weight, ignore_index);
+  });
+}
+
+/// The sum of this rank's losses, then the sum or the mean over all ranks'; `weight` is this rank's number of targets.
+void TokenPass::run_loss_of_total(OperatorCall& call, Next next, size_t reduction_at, const Found& like,
+                                  const std::function<at::Tensor(const at::TensorOptions& number)>& weight) {
+  const int64_t reduction = argument(call, reduction_at).toInt();
   argument(call, reduction_at) = int64_t{at::Reduction::Sum};
   next(call);
   const at::Tensor sum = call.results()[0].toTensor();
-  replace_by_total(call,
-                   next.run(call,
-                            [&] {
-                              if (reduction == at::Reduction::Sum) return total_sum(sum);
-                              if (is_soft)
-                                return total_mean(sum, at::full({1}, logits.numel() / logits.size(class_dim),
-                                                                sum.options().dtype(at::kDouble).requires_grad(false)));
-                              return total_mean(sum, loss_weight(target, class_weight, ignore_index));
-                            }),
-                   like);
+  const auto over_ranks = [&] {
+    if (reduction == at::Reduction::Sum) return total_sum(sum);
+    return total_mean(sum, weight(sum.options().dtype(at::kDouble).requires_grad(false)));
+  };
+  replace_by_total(call, next.run(call, over_ranks), like);
 }
 
 /// Losses of elements, then their sum or mean.
@@ -276,17 +282,8 @@ void TokenPass::run_each_loss(OperatorCall& call, Next next, const FoundArgument
   check_unsharded(call, like);
   const auto sizes = at::infer_size(call.arguments()[0].toTensor().sizes(), call.arguments()[1].toTensor().sizes());
   const int64_t numel = c10::multiply_integers(sizes);
-  argument(call, reduction_at) = int64_t{at::Reduction::Sum};
-  next(call);
-  const at::Tensor sum = call.results()[0].toTensor();
-  replace_by_total(call,
-                   next.run(call,
-                            [&] {
-                              if (reduction == at::Reduction::Sum) return total_sum(sum);
-                              return total_mean(
-                                  sum, at::full({1}, numel, sum.options().dtype(at::kDouble).requires_grad(false)));
-                            }),
-                   like);
+  run_loss_of_total(call, next, reduction_at, like,
+                    [numel](const at::TensorOptions& number) { return at::full({1}, numel, number); });
 }
 
 }  // namespace trireme::sequence

@@ -46,14 +46,14 @@ struct Sharding {
   Kind kind = Kind::kTokens;
   std::shared_ptr<const TokenSplit> split;
   c10::SmallVector<int64_t, 2> dims = {};  ///< two: this rank's queries by its keys, only with `whole`
-  /// Of one dim: its size is outer * tokens * inner, since dims were flattened.
+  /// The size of a single dim is outer * tokens * inner, since dims were flattened.
   int64_t outer = 1, inner = 1;
   at::Tensor whole = {};  ///< [as many dims]: the tensor of all tokens; undefined where it is not known
-  /// Of kSelected: the mask that took the tokens. Those that one mask took are in one order.
+  /// The mask that took the tokens of kSelected. Those that one mask took are in one order.
   at::Tensor selector = {};
-  /// Of a total that a mask took of a whole: what it took of this rank's part, kSelected.
+  /// This rank's selection (kSelected), beside a total that the same mask took of the whole.
   at::Tensor selected = {};
-  /// Of a total: the numbers of elements that a program may have counted on this rank, or on another one.
+  /// Numbers of elements that a program may have counted, on this rank or another one, for a total.
   std::shared_ptr<const std::vector<double>> counts = nullptr;
   bool is_copy = false;  ///< stands for a view of other ranks' tokens: what is written into it would be lost
 

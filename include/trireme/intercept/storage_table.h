@@ -36,7 +36,7 @@ class StorageTable {
     sweep_at_ = entries_.size() + std::max<size_t>(8, entries_.size() / 8);
   }
 
-  /// Of storages that are still there.
+  /// Asks values of storages that are still there.
   template <class Test>
   bool any_of(const Test& test) const {
     return std::any_of(entries_.begin(), entries_.end(),

@@ -49,7 +49,7 @@ struct OperatorRule {
   bool sums = false;  ///< kReduction: sum, mean, any or all, which ranks can join
 };
 
-/// What it costs to run an operator a second time.
+/// The cost of running an operator a second time.
 enum class OperatorCost : uint8_t {
   kCheap,    ///< pointwise, norms, reductions, copies
   kProduct,  ///< a matrix product whose multiply-adds are known

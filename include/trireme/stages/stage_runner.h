@@ -53,7 +53,7 @@ struct PipelineCounters {
   std::vector<int> peak_buffers;  ///< by chunk: most micro-batches whose activations were held at once
 };
 
-/// Of one rank, what a sum of its stage's whole gradients costs.
+/// The bytes that a rank needs to sum the whole gradients of its stage.
 struct WholeGradients {
   int64_t kept_bytes = 0;    ///< of weights, masters and two fp32 states of an optimizer, which the rank holds anyway
   int64_t sum_bytes = 0;     ///< of the whole gradients, in the accumulation dtype
@@ -61,7 +61,7 @@ struct WholeGradients {
   /// Together at most half of the memory: the other half is for activations and messages.
   bool fit() const { return kept_bytes + sum_bytes <= memory_bytes / 2; }
 };
-/// Of the pager's layout; `ranks` share a host's memory.
+/// Reads the pager's layout; `ranks` share a host's memory.
 WholeGradients whole_gradients_of(const Pager& pager, int ranks);
 
 /// One stage's half of pipeline parallelism; the other half is the Engine of its parameters, over the same grid. Use it

@@ -112,7 +112,7 @@ ValueType<bool> flag_or_word() {
           }};
 }
 
-/// What sequence-parallel attention may be there; the model has its own here.
+/// Names of attention that Accelerate's sequence parallelism takes; here the model has its own.
 ValueType<std::string> attention() {
   const std::string words =
       "\"sdpa\", \"flash_attention_2\", \"flash_attention_3\", or a kernel such as "
@@ -552,7 +552,7 @@ void settle_replicas(Document& file, Draft& draft, bool is_a_plugin) {
   set(file, draft, kShard, kMics, shards);
 }
 
-/// What the program casts itself here.
+/// Outputs are cast by the program itself here, so only the weights' dtype can be asked for.
 void check_output_dtype(Document& file, const Draft& draft) {
   const std::string key = "fsdp_config.fsdp_mixed_precision_policy.output_dtype";
   const std::string name = file.text_or(key, "");
