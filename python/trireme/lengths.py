@@ -26,7 +26,7 @@ def watch(core):
 class Length(int):
     """A number of this rank's tokens, or one computed from such; `whole` is that of all tokens, None where it is unknown.
 
-    An index or a size is this rank's. Comparisons, true division, powers, float() and math's logarithms take the whole.
+    An index or a size is this rank's. Comparisons, true division, powers, float(), str() and math's logarithms take the whole.
     """
 
     def __new__(cls, local, whole):
@@ -45,7 +45,32 @@ class Length(int):
         return float(self.known("float()"))
 
     def __bool__(self):
-        return int(self) != 0
+        return bool(int(self) if self.whole is None else self.whole)
+
+    def __repr__(self):
+        return repr(int(self) if self.whole is None else self.whole)
+
+    def __str__(self):
+        return repr(self)
+
+    def __format__(self, layout):
+        return format(int(self) if self.whole is None else self.whole, layout)
+
+    def __round__(self, digits=None):
+        return _computed(round, self, digits)
+
+    def __abs__(self):
+        return _computed(abs, self)
+
+    def __neg__(self):
+        return _computed(operator.neg, self)
+
+    def __pos__(self):
+        return self
+
+    def bit_length(self):
+        """Bits of the whole's number."""
+        return self.known("bit_length()").bit_length()
 
     def __reduce__(self):
         return int, (int(self),)
@@ -66,16 +91,20 @@ def _whole(number):
     return number.whole if isinstance(number, Length) else number
 
 
+def _computed(function, *numbers):
+    """`function` of this rank's numbers, and of the whole's."""
+    wholes = [_whole(number) for number in numbers]
+    is_unknown = any(isinstance(number, Length) and number.whole is None for number in numbers)
+    return _number(function(*(int(number) if isinstance(number, Length) else number for number in numbers)), None if is_unknown else function(*wholes))
+
+
 def _arithmetic(function, is_reflected):
     def method(self, other):
         if isinstance(other, float):
             return function(other, float(self)) if is_reflected else function(float(self), other)
         if not isinstance(other, int):
             return NotImplemented
-        ours, theirs = _whole(self), _whole(other)
-        pairs = (int(self), int(other)), (ours, theirs)
-        local, whole = (None if None in pair else function(*(reversed(pair) if is_reflected else pair)) for pair in pairs)
-        return _number(local, whole)
+        return _computed(function, other, self) if is_reflected else _computed(function, self, other)
     return method
 
 
@@ -96,7 +125,7 @@ def _comparison(function, name):
             if other.whole is None or self.whole is None:
                 return function(int(self), int(other))
             return function(self.whole, other.whole)
-        if other == 0 and int(self) >= 0:  # whether there is any
+        if self.whole is None and other == 0:  # whether there is any
             return function(int(self), 0)
         whole = self.known(name)
         if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):  # it checks the tensors that are there
@@ -119,8 +148,6 @@ for _name, _function in (("truediv", operator.truediv), ("pow", pow), ("divmod",
     setattr(Length, f"__r{_name}__", _of_the_whole(_function, _name, True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Length, f"__{_name}__", _comparison(getattr(operator, _name), f"__{_name}__"))
-Length.__neg__ = lambda self: _number(-int(self), None if self.whole is None else -self.whole)
-Length.__pos__ = lambda self: self
 
 
 # --- readers ---
@@ -162,6 +189,8 @@ def _take_readers():
     _replace(torch, "numel", _numel)
     for name in ("log", "log2", "log10"):  # they read an int's digits, float() would not be asked
         _replace(math, name, _logarithm)
+    for name in ("isqrt", "gcd"):
+        _replace(math, name, lambda original: lambda *numbers: _computed(original, *numbers))
     if not hasattr(torch.autograd.Function.apply, "trireme_original"):
         torch.autograd.Function.apply = classmethod(_applied(torch.autograd.Function.apply.__func__))
 

@@ -89,6 +89,7 @@ std::optional<Sharding> ShardingTable::find(const at::Tensor& tensor) {
     if (end <= layout.begin || begin >= layout.end) continue;
     const bool is_inside = begin >= layout.begin && end <= layout.end;
     Sharding one = derive(tensor, layout);
+    if (layout.kind == Sharding::Kind::kCounting && one.kind != layout.kind) continue;  // some of its numbers
     const bool is_known = one.kind != Sharding::Kind::kMerged;
     if (!result || (result->kind == Sharding::Kind::kMerged && is_known)) {
       result = std::move(one);

@@ -201,6 +201,16 @@ void TokenPass::run_attention(OperatorCall& call, Next next) {
   check(1, key);
   check(2, value);
   const Found like{0, call.arguments()[0].toTensor(), *query};
+  const at::Tensor &q = call.arguments()[0].toTensor(), &k = call.arguments()[1].toTensor(),
+                   &v = call.arguments()[2].toTensor();
+  const int64_t heads_at = q.dim() - 3;
+  const bool has_batch = q.dim() == 4;
+  if (k.dim() != q.dim() || v.dim() != q.dim() || k.size(heads_at) != v.size(heads_at) || k.size(-1) != q.size(-1) ||
+      (has_batch && (k.size(0) != q.size(0) || v.size(0) != q.size(0))) ||
+      (k.size(heads_at) != q.size(heads_at) && k.size(heads_at) != 1 &&
+       (!call.arguments()[7].toBool() || q.size(heads_at) % k.size(heads_at) != 0)))
+    refuse(call, like, str("broadcasts keys ", k.sizes(), " and values ", v.sizes(), " over queries"),
+           "expand() them to one batch and as many heads; enable_gqa=True repeats heads of keys");
   const auto queries = query->split, keys = key->split;
   if (!keys->matches(*value->split) || keys->lengths != value->split->lengths)
     refuse(call, like, "joins keys and values of other tokens with a part");

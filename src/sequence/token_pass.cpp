@@ -151,6 +151,7 @@ void TokenPass::run(OperatorCall& call, Next next) {
   if (found_.empty()) {
     if (call.op == attention_operator_) check_lost(call);
     if (!has_tensors_) return run_factory(call, next);
+    if (!numbers_.empty()) check_noted(call, {});
     return next(call);
   }
   FoundArguments found = std::exchange(found_, {});

@@ -103,8 +103,8 @@ class TokenPass : public Pass {
   /// In place of the arguments, and in place of the result of an operator that has run.
   void give_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
   static std::shared_ptr<const std::vector<double>> counts_of(const Found& argument);
-  void check_number(const OperatorCall& call, const FoundArguments& found) const;
-  void check_noted(const OperatorCall& call, const FoundArguments& found) const;
+  void check_number(const OperatorCall& call, const FoundArguments& found);
+  void check_noted(const OperatorCall& call, const FoundArguments& found);
   void replace_by_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
 
   // products.cpp

@@ -113,26 +113,29 @@ std::optional<int64_t> counted_number(const OperatorCall& call, size_t index) {
 
 }  // namespace
 
-/// Numbers that the program has read off parts are this rank's.
-void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& found) const {
-  const auto is_of_tokens = [](const Found& one) {
-    const bool is_total = one.sharding.kind == Sharding::Kind::kTotal && !one.sharding.split->lengths.empty();
-    return is_total || one.sharding.is_sharded();
-  };
-  const auto lead = std::find_if(found.begin(), found.end(), is_of_tokens);
-  if (lead == found.end()) return;  // what the program has made by such numbers is looked at where it joins tokens
+/// Numbers that the program has read off parts are this rank's, whatever they are joined with.
+void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& found) {
+  const bool is_made = !found.empty() && std::none_of(found.begin(), found.end(), [](const Found& one) {
+    return one.sharding.is_sharded() || !one.sharding.split->lengths.empty();
+  });
+  if (is_made) return;  // what the program has made by such numbers is looked at where it joins tokens
+  const OperatorRule* const rule = rules_(call.op);
+  if (rule == nullptr || rule->role != OperatorRole::kEach) return;
+  const int64_t smallest = found.empty() ? 8 : 2;  // beside other tensors smaller numbers are most often factors
   for (size_t i = 0; i < call.traits.arguments; ++i)
-    if (const auto number = counted_number(call, i); number && std::abs(*number) > 1 && numbers_.contains(*number))
-      refuse(call, *lead,
-             str("takes the number ", *number,
-                 ", which the program has read off a part or computed from such a number, and an argument"),
-             "float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the same by chance "
-             "can be written as a float, or be compared with before cut()");
+    if (const auto number = counted_number(call, i);
+        number && std::abs(*number) >= smallest && numbers_.contains(*number))
+      throw StateError(
+          str(name_of(call), " takes the number ", *number,
+              ", which the program has read off a part of a sequence or computed from such a number, so ",
+              "it is rank ", group_.rank(), "'s of group '", group_.name(),
+              "'; float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the ",
+              "same by chance can be written as a float, or be compared with before cut()"));
 }
 
 /// A total over a number of this rank's elements is no mean. Of activations and positions the same holds for what is
 /// made of them.
-void TokenPass::check_number(const OperatorCall& call, const FoundArguments& found) const {
+void TokenPass::check_number(const OperatorCall& call, const FoundArguments& found) {
   if (!numbers_.empty()) check_noted(call, found);
   const std::string& name = call.op.schema().name();
   const bool divides = name.starts_with("aten::div") || name.starts_with("aten::true_divide");
