@@ -266,6 +266,9 @@ def _check_slices(tensor, index, whole):
             dim += tensor.dim() - sum(taken)
         elif isinstance(part, slice):
             end, sizes = part.stop, tensor.shape
+            if dim < len(whole) and not isinstance(sizes[dim], Length) and any(isinstance(place, Length) for place in (part.start, end)):
+                raise StateError(f"a slice of dim {dim} of {tuple(map(int, sizes))}, which no tokens run along, by a length of this rank; take the number "
+                                 "from the batch before cut()")
             if dim < len(whole) and isinstance(end, int) and not isinstance(end, Length) and isinstance(sizes[dim], Length):
                 local = int(sizes[dim])
                 if whole[dim] is None or local <= end < whole[dim]:

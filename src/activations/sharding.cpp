@@ -114,7 +114,7 @@ Sharding ShardingTable::derive(const at::Tensor& tensor, const Layout& layout) {
     result.selected = layout.selected;
   for (const int64_t stride : layout.strides) {
     const auto token = token_dim_of(tensor, stride, layout.tokens);
-    if (!token) return {.kind = Sharding::Kind::kMerged, .split = layout.split};
+    if (!token) return {.kind = Sharding::Kind::kMerged, .split = layout.split, .selector = layout.selector};
     result.dims.push_back(token->dim);
     result.outer = token->outer;
     result.inner = token->inner;

@@ -323,7 +323,8 @@ at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& optio
   step_->tell_missing_step();
   step_->backward_from({torch::autograd::impl::gradient_edge(scaled)}, {seed},
                        {.retain_graph = options.retain_graph, .create_graph = options.create_graph});
-  return options.scale_wrt_gas ? loss.detach() / static_cast<double>(accumulation_steps) : loss.detach();
+  const WithoutInterception own_operators;
+  return options.scale_wrt_gas ? loss.detach() / accumulation_steps : loss.detach();
 }
 
 /// A part's gradients would be of a part of the loss.

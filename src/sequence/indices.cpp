@@ -326,7 +326,7 @@ void TokenPass::run_put(OperatorCall& call, Next next, const FoundArguments& fou
   if (!self->has_tokens() || self->dims.size() > 1 || !indices.is_adjacent)
     refuse(call, own, "writes by indices into a part", kFix);
   const int64_t dim = self->dim();
-  const auto of_values = table_.find(values);
+  auto of_values = table_.find(values);
   const bool has_values = of_values && of_values->is_sharded();
   const bool is_indexed = dim >= indices.first && dim < indices.last;
   bool fits = is_indexed;
@@ -347,7 +347,11 @@ void TokenPass::run_put(OperatorCall& call, Next next, const FoundArguments& fou
   }
   if (!fits) refuse(call, own, "writes by numbers into a part", kFix);
   const bool is_one_value = values.dim() == 0 || (values.dim() == 1 && values.numel() == 1);
-  if (has_values ? of_values->dim() != indices.first || !is_same_selection(taken, *of_values)
+  // Python leaves out dims of size 1 before a write: that of a single token, too.
+  const bool is_single = has_values && of_values->kind == Sharding::Kind::kMerged && of_values->selector.defined() &&
+                         values.dim() == own.tensor.dim() - (indices.last - indices.first);
+  if (is_single) of_values->kind = Sharding::Kind::kSelected;
+  if (has_values ? (!is_single && of_values->dim() != indices.first) || !is_same_selection(taken, *of_values)
                  : !is_one_value && values.dim() > own.tensor.dim() - (indices.last - indices.first))
     refuse(call, own, str("writes ", values.sizes(), " of other tokens into a part"), kFix);
   next(call);

@@ -50,7 +50,7 @@ bool is_same_selection(const Sharding& one, const Sharding& other) {
   const at::Tensor &a = one.selector, &b = other.selector;
   if (a.is_same(b)) return true;
   const WithoutInterception guard;
-  return a.defined() && b.defined() && a.sizes() == b.sizes() && at::equal(a, b);
+  return a.defined() && b.defined() && a.numel() == b.numel() && at::equal(a.flatten(), b.flatten());
 }
 
 TokenPass::TokenPass(Group& group, SequenceAttention attention)
@@ -241,10 +241,13 @@ void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rul
     case OperatorRole::kPart:
       return run_part(call, next, found);
     case OperatorRole::kReduction:
+      check_noted_integers(call, found);
       return run_reduction(call, next, rule, found);
     case OperatorRole::kScan:
+      check_noted_integers(call, found);
       return run_scan(call, next, found);
     case OperatorRole::kSet:
+      check_noted_integers(call, found);
       return run_set(call, found);
     case OperatorRole::kCat:
       return run_cat(call, next, found, /*is_stack=*/false);
@@ -281,6 +284,7 @@ void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rul
     case OperatorRole::kScatter:
       return run_scatter(call, next, found);
     case OperatorRole::kTriangle:
+      check_noted_integers(call, found);
       return run_triangle(call, next, found);
     case OperatorRole::kRead:
       return run_read(call, found);
@@ -300,6 +304,25 @@ void TokenPass::run_new(OperatorCall& call, Next next) {
 void TokenPass::run_opened(OperatorCall& call, Next next, const FoundArguments& found) {
   if (!call.traits.composite || call.traits.random)
     refuse(call, found[0], "is not known to sequence parallelism, and has an argument");
+  const auto& returns = call.op.schema().returns();
+  const bool gives_views = std::any_of(returns.begin(), returns.end(),
+                                       [](const c10::Argument& result) { return result.alias_info() != nullptr; });
+  if (is_whole(call, found) && call.traits.written == 0 &&
+      !gives_views) {  // its code may read sizes, which are a part's
+    const Found& one = found[0];
+    std::vector<c10::IValue> results = run_on(call, whole_arguments(call, found));
+    for (c10::IValue& result : results) {
+      if (!result.isTensor() || !result.toTensor().defined()) continue;
+      const at::Tensor whole = result.toTensor();
+      // Whichever dim is as long as the sequence: the part is a slice of a whole that is right.
+      c10::SmallVector<int64_t, 2> dims;
+      for (int64_t dim = 0; dim < whole.dim(); ++dim)
+        if (whole.size(dim) == one.sharding.split->total()) dims.push_back(dim);
+      if (dims.size() > 1 || one.sharding.outer * one.sharding.inner != 1) dims.clear();
+      result = part(whole, one.sharding, dims);
+    }
+    return give(call, std::move(results));
+  }
   struct Opened {
     std::vector<std::string>& names;
     ~Opened() { names.pop_back(); }
@@ -324,6 +347,24 @@ void TokenPass::check_lengths(const OperatorCall& call, const Found& total) cons
   });
 }
 
+/// A number out of a tensor that the program has made as long as a part is this rank's: its last one, its sum.
+void TokenPass::check_made_by_length(const OperatorCall& call, const FoundArguments& found) const {
+  const bool keeps_dims = call.op.schema().name() == "aten::slice" || call.op.schema().name() == "aten::narrow";
+  const auto is_of_length = [&](int64_t size) {
+    return size > 1 && (lengths_.contains(size) || numbers_.contains(size));
+  };
+  for (const Found& one : found) {
+    const auto sizes = one.tensor.sizes();
+    const bool is_counting = one.sharding.kind == Sharding::Kind::kCounting && !keeps_dims;
+    const bool is_constant = one.sharding.kind == Sharding::Kind::kConstant && call.op.schema().name() == "aten::sum" &&
+                             std::any_of(sizes.begin(), sizes.end(), is_of_length);
+    if (is_counting || is_constant)
+      throw StateError(str(name_of(call), " takes a number out of ", sizes,
+                           ", which the program has made by the length of a part, so it is this rank's; make it from ",
+                           "tensors that went through cut(), such as torch.ones_like(input_ids)"));
+  }
+}
+
 /// All ranks compute the same, of totals and of what the program has made.
 void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArguments& found) {
   check_number(call, found);
@@ -343,6 +384,8 @@ void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArgument
       (role == OperatorRole::kEach || role == OperatorRole::kCopy || role == OperatorRole::kView);
   const bool stays_counting = found[0].sharding.kind == Sharding::Kind::kCounting && role == OperatorRole::kCopy;
   if (of_total != nullptr && role == OperatorRole::kEach) check_lengths(call, *of_total);
+  if (role == OperatorRole::kReduction || role == OperatorRole::kRead || role == OperatorRole::kPart)
+    check_made_by_length(call, found);
   const Sharding total{.kind = Sharding::Kind::kTotal,
                        .split = of_total != nullptr ? of_total->sharding.split : found[0].sharding.split,
                        .counts = of_total != nullptr ? of_total->sharding.counts : nullptr};

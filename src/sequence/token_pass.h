@@ -65,6 +65,7 @@ class TokenPass : public Pass {
   void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
   void run_opened(OperatorCall& call, Next next, const FoundArguments& found);
   void check_lengths(const OperatorCall& call, const Found& total) const;
+  void check_made_by_length(const OperatorCall& call, const FoundArguments& found) const;
   void run_unsharded(OperatorCall& call, Next next, const FoundArguments& found);
   void run_new(OperatorCall& call, Next next);
   void run_factory(OperatorCall& call, Next next);
@@ -104,6 +105,7 @@ class TokenPass : public Pass {
   void give_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
   static std::shared_ptr<const std::vector<double>> counts_of(const Found& argument);
   void check_number(const OperatorCall& call, const FoundArguments& found);
+  void check_noted_integers(const OperatorCall& call, const FoundArguments& found) const;
   void check_noted(const OperatorCall& call, const FoundArguments& found);
   void replace_by_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
 

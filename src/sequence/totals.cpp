@@ -133,6 +133,25 @@ void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& foun
               "same by chance can be written as a float, or be compared with before cut()"));
 }
 
+/// Integers of an operator that are no dims: how many, how far.
+void TokenPass::check_noted_integers(const OperatorCall& call, const FoundArguments& found) const {
+  const auto& schema = call.op.schema().arguments();
+  for (size_t i = 0; !numbers_.empty() && i < call.traits.arguments; ++i) {
+    const std::string& name = schema[i].name();
+    if (name.starts_with("dim") || name == "ignore_index" || name == "padding_idx") continue;
+    std::vector<int64_t> numbers;
+    if (call.arguments()[i].isInt()) numbers = {call.arguments()[i].toInt()};
+    if (call.arguments()[i].isIntList()) numbers = call.arguments()[i].toIntVector();
+    for (const int64_t number : numbers)
+      if (std::abs(number) > 1 && numbers_.contains(std::abs(number)))
+        refuse(call, found[0],
+               str("takes ", name, "=", number,
+                   ", which the program has read off a part or computed from such a "
+                   "number, and an argument"),
+               "take it from the batch before cut()");
+  }
+}
+
 /// A total over a number of this rank's elements is no mean. Of activations and positions the same holds for what is
 /// made of them.
 void TokenPass::check_number(const OperatorCall& call, const FoundArguments& found) {

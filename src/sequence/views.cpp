@@ -71,6 +71,14 @@ void TokenPass::run_view(OperatorCall& call, Next next, const FoundArguments& fo
     return next(call);
   }
   const Found one = found[0];
+  if (call.op.schema().name() == "aten::squeeze" && call.traits.arguments == 1 && one.sharding.has_tokens() &&
+      one.tensor.size(one.sharding.dim()) == 1) {
+    // A rank that has one token keeps the dim of tokens, as others do.
+    std::vector<int64_t> dims;
+    for (int64_t dim = 0; dim < one.tensor.dim(); ++dim)
+      if (one.tensor.size(dim) == 1 && !contains(one.sharding.dims, dim)) dims.push_back(dim);
+    return give(call, {next.run(call, [&] { return one.tensor.squeeze(dims); })});
+  }
   const bool has_whole = is_whole(call, {one}) && one.sharding.whole.defined();
   const std::vector<c10::IValue> given = has_whole ? call.arguments().vec() : std::vector<c10::IValue>();
   if (expands(call.op.schema().name()) && call.arguments()[1].isIntList()) {

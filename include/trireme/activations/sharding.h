@@ -49,7 +49,8 @@ struct Sharding {
   /// The size of a single dim is outer * tokens * inner, since dims were flattened.
   int64_t outer = 1, inner = 1;
   at::Tensor whole = {};  ///< [as many dims]: the tensor of all tokens; undefined where it is not known
-  /// The mask that took the tokens of kSelected. Those that one mask took are in one order.
+  /// The mask that took the tokens of kSelected, or of what a view has made kMerged of them. Those that one mask took
+  /// are in one order.
   at::Tensor selector = {};
   /// This rank's selection (kSelected), beside a total that the same mask took of the whole.
   at::Tensor selected = {};

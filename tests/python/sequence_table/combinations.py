@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .table import (BATCH, HEADS, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, heads, hidden, joined, language, logits, loss_of, mlp, padded,
+from .table import (BATCH, DOCUMENTED, HEADS, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, heads, hidden, joined, language, logits, loss_of, mlp, padded,
                     placed, program, row)
 
 
@@ -323,3 +323,88 @@ def greedy_tokens_between_steps(model, cut, step):
             text = torch.cat((text, logits(module, text)[:, -1:].argmax(-1)), 1)
     part = cut(**language(step))
     return loss_of(model(part["input_ids"]), part["labels"]), {"last": text[0, -1].item()}
+
+
+def _one_token(step):
+    """Ids of which just one in each sample is 5, in the first part but for the last sample."""
+    ids = language(step)["input_ids"].masked_fill(language(step)["input_ids"] == 5, 6)
+    ids[0, 2] = ids[1, 3] = ids[2, LENGTH - 2] = 5
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+@row(RIGHT, _one_token)
+def a_single_token_of_a_rank_put_back(m, input_ids, labels):
+    h, chosen = hidden(m, input_ids), input_ids == 5
+    out = torch.zeros_like(h)
+    out[chosen] = mlp(m, h[chosen])
+    return loss_of(m.head(h + out), labels)
+
+
+@row(RIGHT, _one_token)
+def a_single_score_of_a_rank_squeezed(m, input_ids, labels):
+    chosen = hidden(m, input_ids)[input_ids == 5]
+    return m.score(chosen).squeeze().square().sum()
+
+
+@row(REFUSED)
+def keys_of_one_sample_for_all(m, input_ids, labels):
+    q, k, v = (heads(part) for part in m.qkv(m.embed(input_ids)).chunk(3, -1))
+    return loss_of(m.head(joined(functional.scaled_dot_product_attention(q, k[:1], v[:1]))), labels)
+
+
+@row(REFUSED)
+def queries_of_one_head_for_all_keys(m, input_ids, labels):
+    q, k, v = (heads(part) for part in m.qkv(m.embed(input_ids)).chunk(3, -1))
+    return functional.scaled_dot_product_attention(q[:, :1], k, v).square().mean()
+
+
+@row(REFUSED)
+def keys_without_a_batch(m, input_ids, labels):
+    q, k, v = (heads(part) for part in m.qkv(m.embed(input_ids)).chunk(3, -1))
+    return loss_of(m.head(joined(functional.scaled_dot_product_attention(q, k[0], v[0]))), labels)
+
+
+@row(RIGHT)
+def quantiles_of_ids(m, input_ids, labels):
+    return loss_of(logits(m, input_ids) * (1 + input_ids.float().quantile(0.3, 1)[:, None, None] / 100), labels)
+
+
+@row(RIGHT)
+def ids_shifted_by_half(m, input_ids, labels):
+    return loss_of(m.head(m.embed(input_ids) + m.embed(torch.fft.fftshift(input_ids, dim=1))), labels)
+
+
+@row(REFUSED)
+def the_last_number_counted_by_a_length(m, input_ids, labels):
+    return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.arange(1, input_ids.shape[1] + 1)[-1].item()
+
+
+@row(REFUSED)
+def a_sum_of_ones_by_a_length(m, input_ids, labels):
+    return loss_of(logits(m, input_ids), labels) * torch.ones(input_ids.shape[1]).sum()
+
+
+@row(REFUSED)
+def tokens_rolled_by_half_a_length(m, input_ids, labels):
+    return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(input_ids.shape[1] // 2, 1))), labels)
+
+
+@row(REFUSED)
+def features_up_to_half_a_length(m, input_ids, labels):
+    return m.embed(input_ids)[..., :input_ids.shape[1] // 2].square().mean()
+
+
+# on four ranks parts have six tokens: beside tensors that are not sharded, smaller numbers than 8 are not looked at
+@row(REFUSED, four=DOCUMENTED)
+def a_penalty_by_a_length(m, input_ids, labels):
+    return loss_of(logits(m, input_ids), labels) + m.up.weight.square().mean() * input_ids.shape[1]
+
+
+@row(RIGHT)
+def a_length_that_divides_by_a_part_s(m, input_ids, labels):
+    return loss_of(logits(m, input_ids), labels) * (3.0 if input_ids.shape[1] % 24 == 0 else 5.0)
+
+
+@row(RIGHT)
+def a_table_by_the_text_of_a_length(m, input_ids, labels):
+    return loss_of(logits(m, input_ids), labels) * {"24": 3.0, "12": 5.0, "6": 7.0}[str(input_ids.shape[1])]
