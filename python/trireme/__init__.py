@@ -91,6 +91,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise errors.ConfigError("initialize: config and config_params are two names of one argument; give one of them")
     if mpu is not None or mesh_param is not None:
         raise errors.UnsupportedError("initialize(mpu=…, mesh_param=…): model parallelism is not there yet; leave it out")
+    if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
+        raise errors.UnsupportedError(f"initialize: parameter '{sharded[0]}' is a DTensor, as fully_shard() or a tensor-parallel plan makes them; "
+                                      "such programs are not there yet: leave it out, ZeRO stage 3 shards parameters itself")
     config = _choose(config if config is not None else config_params, args)
     comm.init_distributed(dist_init_required=dist_init_required, distributed_port=distributed_port)
     with _earlier_engines.thawed(model):

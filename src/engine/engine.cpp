@@ -335,8 +335,8 @@ void Engine::check_whole(const at::Tensor& loss) {
   if (!sequence_->has_cut() && !std::exchange(told_uncut_, true) && model_.rank() == 0)
     log(LogLevel::kWarning,
         str("sequence_parallel_size=", config_.degrees.sequence,
-            ", and the program has cut no batch: all ranks of a sequence compute the same, which is right and saves "
-            "nothing; pass batches through engine.cut()"));
+            ", and the program has cut no batch: each rank trains on all tokens of its own batch, which saves nothing, "
+            "and the ranks' gradients are averaged; pass batches through engine.cut()"));
 }
 
 at::Tensor Engine::scale(const at::Tensor& output) const {

@@ -70,6 +70,18 @@ class Initialize(Case):
         self.assertEqual(trainable, [True] * 4)
         self.assertFalse(saved)
 
+    def test_a_model_that_another_system_has_sharded_is_refused_by_name(self):
+        result = self.on_ranks(1, _START + """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    deepspeed.init_distributed()
+    net = model()
+    fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    result = refusal(model=net, config=SGD)
+""")
+        self.assertIn("UnsupportedError: initialize: parameter '0.weight' is a DTensor", result)
+        self.assertIn("leave it out, ZeRO stage 3 shards parameters itself", result)
+
     def test_a_scheduler_that_cannot_be_made_leaves_the_model_alone(self):
         result = self.on_ranks(0, _START + """
     def left(lr_scheduler, optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1), config=CONFIG):

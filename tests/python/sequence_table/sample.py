@@ -57,4 +57,6 @@ SAMPLE = frozenset({
     "metrics of many kinds", "mean of means of chunks", "windows of a part attend", "windows as long as the sequence attend", "the first three tokens added to",
     "everything is the part", "siglip where the batch is the part", "a decision by a random number", "axial attention along cut rows",
     "nothing cut and the engine cuts all", "DeepSeek-V3 dense",
+    # combinations
+    "a single token of a rank put back", "keys of one sample for all", "quantiles of ids", "two masks of equal counts", "a penalty by a length",
 })
