@@ -138,7 +138,8 @@ void TokenPass::check_noted_integers(const OperatorCall& call, const FoundArgume
   const auto& schema = call.op.schema().arguments();
   for (size_t i = 0; !numbers_.empty() && i < call.traits.arguments; ++i) {
     const std::string& name = schema[i].name();
-    if (name.starts_with("dim") || name == "ignore_index" || name == "padding_idx") continue;
+    if (name != "k" && name != "n" && name != "shifts" && name != "diagonal" && name != "minlength" && name != "bins")
+      continue;
     std::vector<int64_t> numbers;
     if (call.arguments()[i].isInt()) numbers = {call.arguments()[i].toInt()};
     if (call.arguments()[i].isIntList()) numbers = call.arguments()[i].toIntVector();
