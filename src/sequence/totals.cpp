@@ -92,8 +92,8 @@ std::optional<int64_t> reciprocal_of(double number) {
   return std::abs(number * whole - 1) < kTolerance ? std::optional(static_cast<int64_t>(whole)) : std::nullopt;
 }
 
-/// Argument `index` as a number of elements: a number that the program gives, or its reciprocal.
-std::optional<int64_t> counted_number(const OperatorCall& call, size_t index) {
+/// Argument `index` as a number of elements: an integer that the program gives, or the reciprocal of one.
+std::optional<int64_t> counted_number(const OperatorCall& call, size_t index, bool takes_reciprocals) {
   const c10::IValue& value = call.arguments()[index];
   const c10::TypePtr& declared = call.op.schema().arguments()[index].type();
   const bool is_optional = declared->kind() == c10::TypeKind::OptionalType;
@@ -108,7 +108,7 @@ std::optional<int64_t> counted_number(const OperatorCall& call, size_t index) {
   else
     return {};
   if (number.isIntegral(/*includeBool=*/false)) return number.toLong();
-  return number.isFloatingPoint() ? reciprocal_of(number.toDouble()) : std::nullopt;
+  return takes_reciprocals && number.isFloatingPoint() ? reciprocal_of(number.toDouble()) : std::nullopt;
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& foun
   if (rule == nullptr || rule->role != OperatorRole::kEach) return;
   const int64_t smallest = found.empty() ? 8 : 2;  // beside other tensors smaller numbers are most often factors
   for (size_t i = 0; i < call.traits.arguments; ++i)
-    if (const auto number = counted_number(call, i);
+    if (const auto number = counted_number(call, i, !found.empty());
         number && std::abs(*number) >= smallest && numbers_.contains(*number))
       throw StateError(
           str(name_of(call), " takes the number ", *number,
