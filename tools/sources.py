@@ -23,21 +23,33 @@ def cpp_files(root, *folders):
     return sorted(path for folder in folders for path in (root / folder).rglob("*") if path.suffix in (".h", ".cpp"))
 
 
-def code_of(text):
+def code_of(text, keeps_literals=False):
     """`text` with comments removed and literals emptied; line numbers stay."""
     def blank(match):
+        if keeps_literals and not match.group().startswith("/"):
+            return match.group()
         kept = '""' if match.group().startswith(('"', "R")) else "0" if match.group().startswith("'") else " "
         return kept + "\n" * match.group().count("\n")
     return _NOISE.sub(blank, text)
 
 
+def without_directives(code):
+    """`code` without preprocessor directives; line numbers stay."""
+    return _DIRECTIVE.sub(lambda match: "\n" * match.group().count("\n"), code)
+
+
 def pieces(code):
-    """Yields (mark, line, text before it) for each "{", "}" and ";" of `code`, which has no comments or literals.
+    """Yields (mark, line, text before it) for each "{", "}" and ";" of `code`, which has no comments or literals."""
+    for mark, line, _, text in placed_pieces(without_directives(code)):
+        yield mark, line, text
+
+
+def placed_pieces(code):
+    """As pieces() of `code` without directives: (mark, line, position of the mark, text before it).
 
     Formatted code has a space before the brace of a block, and none in an initializer such as size_{0}, which belongs to
-    the text. Preprocessor directives and semicolons in parentheses are skipped.
+    the text. Semicolons in parentheses are skipped.
     """
-    code = _DIRECTIVE.sub(lambda match: "\n" * match.group().count("\n"), code)
     line, start, parens, initializers = 1, 0, 0, 0
     for position, character in enumerate(code):
         if character == "\n":
@@ -51,7 +63,7 @@ def pieces(code):
         elif character in "()":
             parens += 1 if character == "(" else -1
         elif character in "{}" or (character == ";" and parens == 0):
-            yield character, line, code[start:position].strip()
+            yield character, line, position, code[start:position].strip()
             start = position + 1
 
 

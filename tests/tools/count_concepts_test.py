@@ -1,12 +1,14 @@
-"""tools/count_concepts counts the types on the path of a step, and the methods, members and files of each class."""
+"""tools/count_concepts counts the types on the path of a step, walks, the methods, members and files of each class, and what crosses rooms."""
+import subprocess
+import sys
 import unittest
 
-from tree import Tree
+from tree import ROOT, Tree
 
 
 class CountConcepts(unittest.TestCase):
     def report(self, files):
-        """{title: its rows}, and the last line."""
+        """{title, without what stands behind a colon: its rows}, and the last line."""
         status, out = Tree(self, files).run("count_concepts")
         self.assertEqual(status, 0, out)
         lists, *lines = {}, *out.splitlines()
@@ -14,9 +16,16 @@ class CountConcepts(unittest.TestCase):
             if line.startswith(" "):
                 lists[title].append(line.split())
             else:
-                title = line.removesuffix(":")
+                title = line.partition(":")[0]
                 lists[title] = []
         return lists, lines[-1]
+
+    def walked(self, files, walk="step"):
+        """({function: calls that lead there}, types) of a walk."""
+        status, out = Tree(self, files).run("count_concepts", "--walk", walk)
+        self.assertEqual(status, 0, out)
+        *functions, types = out.splitlines()
+        return ({name: int(depth) for depth, name, _ in map(str.split, functions)}, types.removeprefix("types: ").split(", "))
 
     def types(self, text):
         """How many named types a file of the pager with `text` has."""
@@ -82,6 +91,150 @@ class CountConcepts(unittest.TestCase):
             with self.subTest(more):
                 lists, _ = self.report(tree | {"src/pager/4.cpp": more})
                 self.assertEqual(lists[".cpp files of a class, over 2"], rows)
+
+    def test_a_walk_follows_members_variables_results_and_overrides(self):
+        functions, types = self.walked({
+            "include/trireme/engine.h": """#include "trireme/step.h"
+namespace trireme {
+class Engine {
+ public:
+  int step();
+  void unrelated();
+
+ private:
+  std::unique_ptr<TrainStep> step_;
+};
+}
+""", "include/trireme/step.h": """#include "trireme/store.h"
+namespace trireme {
+struct Report {
+  int norm = 0;
+};
+struct Unused {
+};
+class TrainStep {
+ public:
+  Report close(Store& given);
+  Store& store();
+};
+int helper(const Report& report);
+}
+""", "include/trireme/store.h": """namespace trireme {
+class Store {
+ public:
+  virtual void publish() = 0;
+  virtual void wait();
+};
+}
+""", "src/engine/engine.cpp": """#include "trireme/engine.h"
+namespace trireme {
+namespace {
+int local(int n) { return n; }
+}
+int Engine::step() {
+  auto& store = step_->store();
+  store.publish();
+  const auto report = step_->close(store);
+  return helper(report) + local(report.norm);
+}
+void Engine::unrelated() { step_->store().wait(); }
+}
+""", "src/step/step.cpp": """#include "trireme/step.h"
+namespace trireme {
+Report TrainStep::close(Store& given) { return {}; }
+Store& TrainStep::store() { return *store_; }
+int helper(const Report& report) { return report.norm; }
+}
+""", "src/pager/stores.cpp": """#include "trireme/store.h"
+namespace trireme {
+namespace {
+void write() {}
+class Shared final : public Store {
+ public:
+  void publish() override { write(); }
+};
+}
+void Store::wait() {}
+}
+""", "src/plan/other.cpp": "namespace trireme {\nint helper(int n) { return n; }\nint local(int n) { return n; }\n}\n"})
+        self.assertEqual(functions, {"Engine::step": 0, "TrainStep::store": 1, "(src/pager/stores.cpp)::Shared::publish": 1, "TrainStep::close": 1,
+                                     "helper": 1, "local": 1, "write": 2})
+        self.assertEqual(types, ["(src/pager/stores.cpp)::Shared", "Engine", "Report", "Store", "TrainStep"])
+
+    def test_a_walk_meets_constructors_and_destructors_and_does_not_enter_the_lowest_rooms(self):
+        functions, types = self.walked({
+            "include/trireme/comm/group.h": "namespace trireme {\nclass Group {\n public:\n  void meet() { inside(); }\n  void inside() {}\n};\n}\n",
+            "src/engine/engine.cpp": """#include "trireme/comm/group.h"
+namespace trireme {
+struct Scope {
+  Scope(int n) { begin(n); }
+  ~Scope() { end(); }
+  void begin(int n) {}
+  void end() {}
+};
+struct Made {
+  Made() {}
+};
+struct Lent {
+  Lent() {}
+};
+class Engine {
+ public:
+  int step(Group& group, const Lent& lent) {
+    const Scope scope(1);
+    std::make_unique<Made>();
+    group.meet();
+  }
+};
+}
+"""})
+        self.assertEqual(functions, {"Engine::step": 0, "Scope::Scope": 1, "Scope::~Scope": 1, "Made::Made": 1, "Group::meet": 1, "Scope::begin": 2,
+                                     "Scope::end": 2})
+        self.assertEqual(types, ["Engine", "Group", "Lent", "Made", "Scope"])
+
+    def test_every_walk_has_a_beginning_in_this_tree(self):
+        out = subprocess.check_output([sys.executable, "-B", ROOT / "tools/count_concepts"], text=True)
+        self.assertNotIn("there is no", out)
+        walks = out.partition("walks (")[2].partition("classes that")[0].splitlines()[1:]
+        self.assertEqual(len(walks), 7)
+        for walk in walks:
+            self.assertGreater(int(walk.split()[2]), 10, walk)  # types
+
+    def test_befriended_classes_are_counted(self):
+        lists, _ = self.report({"src/engine/a.h": "namespace trireme {\nclass Engine {\n public:\n  int a();\n\n private:\n"
+                                                  "  friend class B;\n  friend struct C;\n  friend void f();\n  int b_, c_;\n};\n}\n"})
+        self.assertEqual(lists["classes that users hold (public methods, members, befriended classes)"], [["1", "2", "2", "Engine"]])
+
+    def test_an_axis_is_named_by_code_and_keys_outside_of_its_rooms_not_by_comments_and_texts(self):
+        lists, _ = self.report({"src/engine/a.cpp": "// sequence\nint sequence_size = at(\"sequence\");\nsay(\"a sequence of tokens\");\n",
+                                "src/data/b.cpp": "/* sequence */ std::make_index_sequence<2> a;\n", "src/sequence/c.cpp": "int sequence;\n",
+                                "src/python/pipeline_engine.cpp": "int pipeline;\n", "src/cli/d.cpp": "Grid grid({\"pipe\"});\n"})
+        self.assertEqual(lists["axes outside of their rooms (files, places)"], [["1", "2", "sequence"], ["1", "1", "pipeline"], ["0", "0", "tensor"]])
+
+    def test_rooms_that_include_each_other_fail_a_check(self):
+        chain = {"src/pager/a.h": '#include "pager/weights/b.h"\n', "src/pager/weights/b.h": "#include <trireme/pager/init/c.h>\n",
+                 "include/trireme/pager/init/c.h": ""}
+        for last, rows, expected in (("", [], 0), ('#include "trireme/pager/d.h"\n', [["pager", "pager/init", "pager/weights"]], 1)):
+            with self.subTest(last):
+                files = {**chain, "include/trireme/pager/init/c.h": last, "include/trireme/pager/d.h": ""}
+                self.assertEqual(self.report(files)[0]["cycles of rooms"], rows)
+                self.assertEqual(Tree(self, files).run("count_concepts", "--check")[0], expected)
+
+    def test_links_to_modules_of_which_nothing_is_included_fail_a_check(self):
+        for link, rows, expected in (("base", [], 0), ("base topology", [["comm", "->", "topology"]], 1)):
+            with self.subTest(link):
+                files = {"src/CMakeLists.txt": f"trireme_module(base)\ntrireme_module(comm DEPENDS {link}\n  LIBRARIES xxhash)\n",
+                         "src/comm/a.cpp": "#include <trireme/base/error.h>\n", "include/trireme/base/error.h": "", "include/trireme/topology.h": ""}
+                self.assertEqual(self.report(files)[0]["unused edges of src/CMakeLists.txt"], rows)
+                self.assertEqual(Tree(self, files).run("count_concepts", "--check")[0], expected)
+
+    def test_long_lines_of_prose_are_counted_and_code_and_tables_are_not(self):
+        long = "a " * 61
+        lists, _ = self.report({"docs/a.md": f"{long}\n| {long} |\n```\n{long}\n```\n{long}\n", "src/base/a.cpp": f"// {long}\nint a; {long}\n",
+                                "python/trireme/a.py": f'"""{long}"""\nB = "{long}"\n# {long}\ndef c():\n    """\n    {long}\n    """\n'})
+        self.assertEqual(lists["prose over 120 columns (lines)"], [["2", "Markdown"], ["1", "comments", "of", "C++"],
+                                                                   ["3", "comments", "and", "docstrings", "of", "Python"]])
+        self.assertEqual(lists["lines of the product"], [["2", "C++"], ["7", "Python"]])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""Lines of prose that are longer than COLUMNS. Used by count_concepts."""
+import io
+import re
+import tokenize
+
+from sources import cpp_files
+
+COLUMNS = 120
+_FOLDERS = ("docs", "benchmarks", "examples", "python", "src", "include", "tests", "tools")
+
+
+def _markdown(text):
+    """The lines of Markdown that are neither code nor tables."""
+    is_code = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.lstrip().startswith("|"):
+            yield line
+
+
+def _comments(text):
+    """The lines of C++ with a comment to their end."""
+    return (line for line in text.splitlines() if re.search(r"(?:^|\s)//", line))
+
+
+def _words_of_python(text):
+    """The lines of comments and docstrings."""
+    lines, before = text.splitlines(), tokenize.NEWLINE
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)):
+                yield from lines[token.start[0] - 1:token.end[0]]
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                before = token.type
+    except (tokenize.TokenError, SyntaxError):
+        return  # a file with an error in it has no more prose
+
+
+def _python_files(root):
+    for folder in _FOLDERS:
+        for path in (root / folder).rglob("*"):
+            if path.is_file() and (path.suffix == ".py" or (folder == "tools" and not path.suffix and path.read_text().startswith("#!/usr/bin/env python3"))):
+                yield path
+
+
+def long_lines(root):
+    """{kind of prose: lines longer than COLUMNS}"""
+    markdown = [*root.glob("*.md"), *(path for folder in _FOLDERS for path in (root / folder).rglob("*.md"))]
+    kinds = {"Markdown": (_markdown, markdown), "comments of C++": (_comments, cpp_files(root, *_FOLDERS)),
+             "comments and docstrings of Python": (_words_of_python, _python_files(root))}
+    return {kind: sum(len(line) > COLUMNS for path in paths for line in lines_of(path.read_text()))
+            for kind, (lines_of, paths) in kinds.items()}
