@@ -90,7 +90,8 @@ def sequences(attention):
     return {"sequence_parallel_size": 2, "zero_optimization": {"stage": 2}, "trireme": {"sequence_attention": attention}}
 
 
-# name -> (what differs from the configuration of train(), a pipeline's schedule). On four ranks, pipelines and sequences have two data-parallel ranks.
+# name -> (what differs from the configuration of train(), a pipeline's schedule). Of four ranks, pipelines and
+# sequences leave two that are data-parallel.
 PROGRAMS = {
     "zero-0": (zero(0), None),
     "zero-1": (zero(1), None),

@@ -26,9 +26,8 @@ class Class:
         self.name, self.file, self.access = name, file, access
         self.bases = re.sub(r"\b(?:public|private|protected|virtual)\b", " ", bases)
         self.count = collections.Counter()
-        self.files = set()      # the .cpp files that define its functions
-        self.types_of = {}      # the declared type of each data member, and the result's of each method
-        self.has_methods = False
+        self.files = set()  # the .cpp files that define its functions
+        self.types_of = {}  # the declared type of each data member, and the result's of each method
 
 
 class Function:
@@ -72,7 +71,6 @@ def count_statement(owner, text):
         owner.count["members"] += 0 if text.startswith("static ") else 1 + declared.count(",")
         note_members(owner, whole)
         return
-    owner.has_methods = True
     if function := FUNCTION.search(re.sub(r"^template\s*", "", declared)):
         owner.types_of.setdefault(function.group(1), whole[:whole.find(function.group(1).split("operator")[0] + "(")] or whole)
     if not re.search(r"=\s*delete$", text):

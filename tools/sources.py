@@ -47,8 +47,8 @@ def pieces(code):
 def placed_pieces(code):
     """As pieces() of `code` without directives: (mark, line, position of the mark, text before it).
 
-    Formatted code has a space before the brace of a block, and none in an initializer such as size_{0}, which belongs to
-    the text. Semicolons in parentheses are skipped.
+    Formatted code has a space before the brace of a block, and none in an initializer such as size_{0}, which belongs
+    to the text. Semicolons in parentheses are skipped.
     """
     line, start, parens, initializers = 1, 0, 0, 0
     for position, character in enumerate(code):

@@ -1,17 +1,22 @@
 """Walks: the functions, files and types that a reader meets who follows a function of the library to its end.
 
-A walk begins with named functions and follows the calls in their bodies, lambdas included, as far as the text tells where they go:
+A walk begins with named functions. It follows the calls in their bodies, lambdas included, as far as the text shows
+where they go:
 
-- a function without an object: the one of that name in the same file, or that an included header declares;
-- a method: that of the object's class or of a base, and every override in a derived class. The class is known from the declaration of a
-  variable, parameter, data member or result, through smart pointers and containers, and through `auto` with an initializer;
-- of an object whose class the text does not tell, a method with an underscore in its name that one included class alone has;
-- constructors of what is made by its type's name, make_unique or as a variable, and destructors of variables;
+- a function without an object: the one of that name in the same file, or one that an included header declares;
+- a method: that of the object's class or of a base, and every override in a derived class. The class is known from the
+  declaration of a variable, parameter, data member or result, through smart pointers, containers and `auto`;
+- a method of an object whose class is not known: only where one included class alone has a method of that name, and the
+  name has an underscore (short names are often those of std and libtorch);
+- constructors of objects that are made, and destructors of variables;
 - every type that is named.
 
-Functions of the lowest rooms (LOWEST) count where they are called, but what they call is not followed: they are read by their contracts.
-Not followed either: what libtorch calls back (a walk names such functions as beginnings), calls through std::function, operators, macros,
-arguments of templates, Python. A type or a file counts once, wherever it is met; a type that is only the type of a member does not count.
+Functions of the lowest rooms (LOWEST) count, but their bodies are not followed: a reader needs no more than their
+contracts.
+
+A walk misses what libtorch calls back (such functions are listed as beginnings), calls through std::function,
+operators, macros, arguments of templates, and Python. It takes in every override, also those that cannot run there.
+A type or a file counts once, a type where it is named or where one of its functions is called.
 """
 import collections
 import posixpath
@@ -29,8 +34,13 @@ LOWEST = ("base", "topology", "intercept", "device", "operators", "comm")
 
 
 def room_of(file):
-    """The folder of src/pager/a.cpp, of src/pager/weights/b.cpp and of include/trireme/pager/c.h: "pager"; of include/trireme/d.h: "d"."""
+    """The first folder below src or include/trireme: "pager"; of include/trireme/topology.h: "topology"."""
     return re.sub(r"^(?:src|include/trireme)/", "", file).split("/")[0].removesuffix(".h")
+
+
+def _spaces(name):
+    """The parts of "a::B::", without unnamed namespaces."""
+    return [part for part in name.split("::") if part and not part.startswith("(")]
 
 
 class Walk:
@@ -44,19 +54,19 @@ class Walker:
     """Walks through a Tree."""
 
     def __init__(self, tree):
-        self._tree = tree
+        self.tree = tree
         self._seen_from = {}
         self._classes = collections.defaultdict(list)    # by the last part of the name
         self._functions = collections.defaultdict(list)  # likewise: free functions
-        self._methods = collections.defaultdict(list)    # by (the class's full name, name)
+        self.own_methods = collections.defaultdict(list)    # by (the class's full name, name)
         self._with_method = collections.defaultdict(set)  # the classes by a method's name
         for made in tree.classes.values():
-            self._classes[re.sub(r"<.*", "", made.name).rsplit("::", 1)[-1]].append(made)
+            self._classes[made.name.rsplit("::", 1)[-1]].append(made)
             for name in made.types_of:
                 self._with_method[name].add(made.name)
         for function in tree.functions:
             if function.owner:
-                self._methods[function.owner.name, function.name].append(function)
+                self.own_methods[function.owner.name, function.name].append(function)
                 self._with_method[function.name].add(function.owner.name)
             else:
                 self._functions[function.name].append(function)
@@ -74,29 +84,26 @@ class Walker:
             seen, new = set(), [file]
             while new:
                 one = new.pop()
-                if one in seen or one not in self._tree.includes:
+                if one in seen or one not in self.tree.includes:
                     continue
                 seen.add(one)
-                for name in self._tree.includes[one]:
+                for name in self.tree.includes[one]:
                     new += [f"include/{name}", f"src/{name}", posixpath.join(posixpath.dirname(one), name)]
             self._seen_from[file] = seen
         return self._seen_from[file]
 
     def _class_of(self, path, files, scope):
         """The class that `path` ("A::B") names in `scope`, among those that `files` see; None: there is none."""
-        last = path.rsplit("::", 1)[-1]
-        best, best_length = None, -1
-        for made in self._classes.get(last, ()):
-            name = re.sub(r"<[^>]*>", "", made.name)
-            if not (name == path or name.endswith("::" + path)) or not any(made.file in self.files_seen_from(file) for file in files):
-                continue
-            space = name[:-len(path)].removesuffix("::").split("::")
-            here = scope.split("::")
-            length = next((n for n, (one, other) in enumerate(zip(space, here)) if one != other), min(len(space), len(here)))
-            inside = length == len([part for part in space if part])
-            if (inside, length) > (best_length >= 0 and best[0], best_length):
-                best, best_length = (inside, made), length
-        return best and best[1]
+        here = _spaces(scope)
+
+        def nearness(made):
+            spaces = _spaces(made.name.removesuffix(path))
+            shared = next((n for n, (one, other) in enumerate(zip(spaces, here)) if one != other), min(len(spaces), len(here)))
+            return shared == len(spaces), shared
+
+        candidates = [made for made in self._classes.get(path.rsplit("::", 1)[-1], ())
+                      if f"::{made.name}".endswith(f"::{path}") and any(made.file in self.files_seen_from(file) for file in files)]
+        return max(candidates, key=nearness, default=None)
 
     def types_in(self, text, files, scope, depth=0):
         """The project's classes that the type `text` names, those behind aliases too."""
@@ -109,12 +116,12 @@ class Walker:
             if made:
                 found.append(made)
             elif depth < 3:
-                for file, meaning in self._tree.aliases.get(path, {}).items():
+                for file, meaning in self.tree.aliases.get(path, {}).items():
                     if any(file in self.files_seen_from(one) for one in files):
                         found += self.types_in(meaning, {file}, scope, depth + 1)
         return found
 
-    def _lineage(self, made):
+    def lineage(self, made):
         """`made` and its bases."""
         found, new = [], [made]
         while new:
@@ -133,11 +140,11 @@ class Walker:
         return found
 
     def methods(self, made, name):
-        """The definitions that a call of `name` on a `made` may run, and the types of its result; None where there is no such method."""
-        for one in self._lineage(made):
-            if name in one.types_of or (one.name, name) in self._methods:
-                own = self._methods.get((one.name, name), [])
-                overrides = [function for heir in self._heirs(made) if heir is not one for function in self._methods.get((heir.name, name), [])]
+        """(definitions that a call of `name` on a `made` may run, types of its result); None: it has no such method."""
+        for one in self.lineage(made):
+            if name in one.types_of or (one.name, name) in self.own_methods:
+                own = self.own_methods.get((one.name, name), [])
+                overrides = [function for heir in self._heirs(made) if heir is not one for function in self.own_methods.get((heir.name, name), [])]
                 text = one.types_of.get(name) or next((function.text.split(name + "(")[0] for function in own), "")
                 return own + overrides, self.types_in(text, {one.file}, one.name)
         return None
@@ -172,18 +179,18 @@ class Walker:
         """(definitions, types of the result) of a function without an object that `file` can call."""
         own = [function for function in self._functions.get(name, ()) if function.file == file]
         seen = self.files_seen_from(file)
-        texts = {one: text for one, text in self._tree.results.get(name, {}).items() if one in seen}
+        texts = {one: text for one, text in self.tree.results.get(name, {}).items() if one in seen}
         if not own and texts:
             own = [function for function in self._functions.get(name, ())
                    if function.file in seen or (f"({function.file})" not in function.scope and texts.keys() & self.files_seen_from(function.file))]
         return own, [made for one, text in texts.items() for made in self.types_in(text, {one}, "trireme")]
 
     def only_class_with(self, name, file):
-        """The one class with a method `name` that `file` sees, bases standing for their heirs; None: none or several."""
+        """The one class with a method `name` that `file` sees, or the base of all of them; None: none, or several."""
         seen = self.files_seen_from(file)
-        made = {full for full in self._with_method.get(name, ()) if self._tree.classes[full].file in seen}
-        roots = {self._lineage(self._tree.classes[full])[-1].name for full in made}
-        return self._tree.classes[min(made, key=lambda full: len(self._lineage(self._tree.classes[full])))] if len(roots) == 1 else None
+        made = {full for full in self._with_method.get(name, ()) if self.tree.classes[full].file in seen}
+        roots = {self.lineage(self.tree.classes[full])[-1].name for full in made}
+        return self.tree.classes[min(made, key=lambda full: len(self.lineage(self.tree.classes[full])))] if len(roots) == 1 else None
 
 
 class _Reader:
@@ -214,15 +221,13 @@ class _Reader:
 
     def read(self):
         """(types that are met, functions that are called)"""
-        index = 0
-        while index < len(self._tokens):
-            if WORD.match(self._tokens[index]) and self._at(index - 1) not in (".", "->", "::"):
+        for index, token in enumerate(self._tokens):
+            if WORD.match(token) and self._at(index - 1) not in (".", "->", "::"):
                 self._read_name(index)
-            index += 1
         return self._types, self._calls
 
     def _end_of_parameters(self):
-        """The index of the parenthesis that ends the function's parameters: what stands before it declares and calls nothing."""
+        """The index of the parenthesis that ends the function's parameters. Before it nothing is called."""
         for index, token in enumerate(self._tokens):
             if token == "(" and (self._at(index - 1) == self._function.name or self._function.name.startswith("operator") and "operator" in self._tokens[:index]):
                 if self._function.name == "operator()" and self._at(index + 1) == ")" and self._at(index + 2) == "(":
@@ -275,7 +280,7 @@ class _Reader:
     def _construct(self, made, with_destructor):
         for one in made:
             for name in (one.name.rsplit("::", 1)[-1], *(("~" + one.name.rsplit("::", 1)[-1],) if with_destructor else ())):
-                self._calls += self._walker._methods.get((one.name, name), [])
+                self._calls += self._walker.own_methods.get((one.name, name), [])
 
     def _declare(self, made, index, after):
         """A variable of the types `made`, or an object that is made by their name, which stands at `index`."""
@@ -335,24 +340,34 @@ class _Reader:
                 inner_path, inner_after = self._path(inner)
                 return self._chain(self._primary(inner_path, inner, inner_after), self._after_call(inner_after))
             return []
-        classes = [owner] if owner else []
-        while classes and "::" not in path:
-            if found := walker.methods(classes[0], name):
-                member = classes[0].types_of.get(name)
-                if called and found[0] and index > self._begin:
-                    self._calls += found[0]
-                elif called and member and not re.search(r"[<*&]", member) and self._function.name == classes[0].name.rsplit("::", 1)[-1]:
-                    self._construct(walker.types_in(member, {classes[0].file} | self._files, classes[0].name), False)
-                return walker.types_in(member, {classes[0].file} | self._files, classes[0].name) if member else found[1]
-            outer = walker._tree.classes.get(classes[0].name.rpartition("::")[0])
-            classes = [outer] if outer else []
-        if "::" in path and (made := walker.types_in(path.rpartition("::")[0], self._files, self._scope)):
-            return self._call(made[-1:], name)
+        if "::" in path:
+            made = walker.types_in(path.rpartition("::")[0], self._files, self._scope)
+            if made:
+                return self._call(made[-1:], name)
+        elif (found := self._member(owner, name, called and index > self._begin)) is not None:
+            return found
         definitions, results = walker.free_functions(name, self._function.file)
-        if definitions and index > self._begin and (called or self._at(index - 1) in ("(", ",", "&", "=")):
+        is_handed_on = self._at(index - 1) in ("(", ",", "&", "=")
+        if definitions and index > self._begin and (called or is_handed_on):
             self._calls += definitions
             return results
         return results if called else []
+
+    def _member(self, owner, name, is_called):
+        """The types of a member, or of a method's result, of `owner` or of a class around it; None: there is none."""
+        walker = self._walker
+        while owner:
+            if found := walker.methods(owner, name):
+                text = owner.types_of.get(name)
+                types = walker.types_in(text, {owner.file} | self._files, owner.name) if text else found[1]
+                is_constructor = self._function.name == owner.name.rsplit("::", 1)[-1]
+                if is_called and found[0]:
+                    self._calls += found[0]
+                elif is_called and is_constructor and text and not re.search(r"[<*&]", text):
+                    self._construct(types, False)
+                return types
+            owner = walker.tree.classes.get(owner.name.rpartition("::")[0])
+        return None
 
     def _call(self, made, name):
         """The types of `name` of an object of one of the classes `made`; its definitions are called."""
@@ -360,7 +375,7 @@ class _Reader:
             if found := self._walker.methods(one, name):
                 self._types += [one]
                 self._calls += found[0]
-                owner = next(base for base in self._walker._lineage(one) if name in base.types_of or (base.name, name) in self._walker._methods)
+                owner = next(base for base in self._walker.lineage(one) if name in base.types_of or (base.name, name) in self._walker.own_methods)
                 return self._walker.types_in(owner.types_of.get(name, ""), {owner.file} | self._files, owner.name) or found[1]
         return made if name in _PASSED_ON else []
 

@@ -1,4 +1,4 @@
-"""tools/bits prints the same hashes in each run of a build, and others where the weights are others. Argument: a build folder."""
+"""tools/bits prints the same hashes in each run of a build, and others for other weights. Argument: a build folder."""
 import pathlib
 import subprocess
 import sys

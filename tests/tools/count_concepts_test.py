@@ -1,4 +1,4 @@
-"""tools/count_concepts counts the types on the path of a step, walks, the methods, members and files of each class, and what crosses rooms."""
+"""tools/count_concepts counts types on the path of a step, walks, parts of classes, and what crosses rooms."""
 import subprocess
 import sys
 import unittest
