@@ -1,4 +1,4 @@
-"""Sequence parallelism of models in Python: batches that a program has not cut, masks by lengths."""
+"""Sequence parallelism of models in Python: batches that a program has not cut, masks of transformers."""
 import contextlib
 import contextvars
 import functools
@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from . import lengths
+from . import wholes
 from .errors import StateError
 
 # Arguments of forward() that Hugging Face names, one number or vector for each token.
@@ -19,13 +19,13 @@ _current = contextvars.ContextVar("trireme_sequence", default=None)
 
 def watch(core):
     """Prepares the process for an engine whose samples are cut. Once for each engine."""
-    lengths.watch(core)
+    wholes.watch(core)
     torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which nothing can look into
 
 
 @contextlib.contextmanager
 def forward_of(core):
-    """While it lives, masks that transformers makes by lengths are of all tokens of the engine's sequences."""
+    """While it lives, transformers makes masks from the padding of all tokens."""
     _take_masks()
     token = _current.set(core)
     try:
@@ -43,7 +43,7 @@ def _take_masks():
 
 
 def _of_all_tokens(original):
-    """transformers makes a mask from the lengths that it sees, a part's: here from those of the whole sequence."""
+    """transformers makes a mask of all tokens by the lengths that it reads; it indexes the padding mask of a batch inside of vmap()."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -53,12 +53,6 @@ def _of_all_tokens(original):
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
-        for name in ("q_length", "kv_length"):
-            if isinstance(given.get(name), int):
-                given[name] = core.whole_length(given[name]) or given[name]
-        positions = given.get("cache_position")  # of transformers 4
-        if isinstance(positions, torch.Tensor) and (length := core.whole_length(positions.shape[0])):
-            given["cache_position"] = torch.arange(length, device=positions.device)
         if isinstance(given.get("attention_mask"), torch.Tensor):
             whole = core.whole_of(given["attention_mask"])
             given["attention_mask"] = given["attention_mask"] if whole is None else whole

@@ -49,9 +49,9 @@ at::Tensor part_of(const at::Tensor& whole, const Sharding& sharding) {
   return part.clone(at::MemoryFormat::Contiguous);
 }
 
-std::optional<TokenDim> token_dim_of(const at::Tensor& view, int64_t stride, int64_t tokens) {
-  for (int64_t dim = 0; dim < view.dim(); ++dim) {
-    const int64_t step = view.stride(dim), size = view.size(dim);
+std::optional<TokenDim> token_dim_of(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t stride, int64_t tokens) {
+  for (int64_t dim = 0; dim < static_cast<int64_t>(sizes.size()); ++dim) {
+    const int64_t step = strides[static_cast<size_t>(dim)], size = sizes[static_cast<size_t>(dim)];
     if (tokens <= 1) {  // then strides alone tell
       if (step == stride && size == tokens) return TokenDim{dim, 1, 1};
       continue;
@@ -69,7 +69,8 @@ bool ShardingTable::has_sharded() const {
   return storages_.any_of([](const Storage& storage) {
     return !storage.wholes.empty() ||
            std::any_of(storage.layouts.begin(), storage.layouts.end(), [](const Layout& one) {
-             return one.kind == Kind::kTokens || one.kind == Kind::kSelected || one.kind == Kind::kMerged;
+             return one.kind == Kind::kTokens || one.kind == Kind::kSelected || one.kind == Kind::kMerged ||
+                    one.kind == Kind::kWithin;
            });
   });
 }
@@ -113,7 +114,11 @@ Sharding ShardingTable::derive(const at::Tensor& tensor, const Layout& layout) {
       tensor.is_contiguous() && elements_of(tensor) == std::pair(layout.begin, layout.end))
     result.selected = layout.selected;
   for (const int64_t stride : layout.strides) {
-    const auto token = token_dim_of(tensor, stride, layout.tokens);
+    auto token = token_dim_of(tensor, stride, layout.tokens);
+    if (!token && layout.kind == Sharding::Kind::kWithin) {  // this rank's tokens of it
+      token = token_dim_of(tensor, stride, layout.split->local());
+      result.kind = Sharding::Kind::kTokens;
+    }
     if (!token) return {.kind = Sharding::Kind::kMerged, .split = layout.split, .selector = layout.selector};
     result.dims.push_back(token->dim);
     result.outer = token->outer;

@@ -33,7 +33,8 @@ constexpr Row kRows[] = {
      "fill "
      "fill_ zero_ masked_fill masked_fill_ where.self where.ScalarSelf where.ScalarOther where.Scalar "
      "dropout dropout_ native_dropout alpha_dropout_ bernoulli.p bernoulli bernoulli_ normal_ uniform_ random_ "
-     "exponential_ zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose isreal "
+     "exponential_ empty_like zeros_like ones_like full_like rand_like randn_like randint_like complex polar isclose "
+     "isreal "
      "max.other min.other maximum minimum conj_physical real imag positive lerp lerp_ "
      "copy_ square square_ nan_to_num nan_to_num_"},
     {{OperatorRole::kFind}, "isin bucketize searchsorted"},
@@ -49,7 +50,8 @@ constexpr Row kRows[] = {
      "view_as_complex conj _conj _neg_view"},
     {{OperatorRole::kRepeat}, "repeat tile repeat_interleave.self_int"},
     {{OperatorRole::kPart},
-     "slice select split split_with_sizes chunk unbind tensor_split unsafe_chunk unsafe_split unsafe_split_with_sizes"},
+     "slice narrow select split split_with_sizes chunk unbind tensor_split unsafe_chunk unsafe_split "
+     "unsafe_split_with_sizes"},
     {{OperatorRole::kReduction, /*sums=*/true}, "sum mean any all"},
     {{OperatorRole::kReduction},
      "amax amin max max.dim min min.dim argmax argmin aminmax logsumexp prod norm linalg_vector_norm var std var_mean "
@@ -82,7 +84,7 @@ constexpr Row kRows[] = {
      "scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add index_add_ index_copy "
      "index_copy_ index_fill index_fill_"},
     {{OperatorRole::kTriangle}, "tril triu tril_ triu_"},
-    {{OperatorRole::kNew}, "new_empty new_zeros new_ones new_full new_empty_strided empty_like"},
+    {{OperatorRole::kNew}, "new_empty new_zeros new_ones new_full new_empty_strided"},
     {{OperatorRole::kRead}, "item _local_scalar_dense is_nonzero equal allclose"},
 };
 

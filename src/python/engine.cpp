@@ -169,18 +169,14 @@ void bind_steps(EngineClass& engine) {
            [](const ModuleEngine& engine, const at::Tensor& tensor) {
              return engine.sequence() != nullptr ? engine.sequence()->whole_sizes(tensor) : std::nullopt;
            })
-      .def("note_number",
-           [](const ModuleEngine& engine, int64_t number) {
-             if (engine.sequence() != nullptr) engine.sequence()->note_number(number);
+      .def("speak_of_wholes",
+           [](const ModuleEngine& engine) {
+             if (engine.sequence() != nullptr) engine.sequence()->speak_of_wholes();
            })
       .def("whole_of",
            [](const ModuleEngine& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
              return whole.defined() ? std::optional(whole) : std::nullopt;
-           })
-      .def("whole_length",
-           [](const ModuleEngine& engine, int64_t local) -> std::optional<int64_t> {
-             return engine.sequence() != nullptr ? engine.sequence()->whole_length(local) : std::nullopt;
            })
       .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
            py::arg("dim"))

@@ -10,9 +10,6 @@
 namespace trireme::sequence {
 namespace {
 
-/// Broadcasting counts dims from the right.
-int64_t from_right(const Found& argument) { return argument.tensor.dim() - argument.sharding.dim(); }
-
 at::Tensor counting(int64_t tokens, const at::Tensor& like, int64_t dim) {
   std::vector<int64_t> sizes(static_cast<size_t>(like.dim()), 1);
   sizes[static_cast<size_t>(dim)] = tokens;
@@ -65,7 +62,8 @@ const Found& TokenPass::check_aligned(const OperatorCall& call, const FoundArgum
 /// A tensor of this rank's length that is not sharded was made by the model itself, of lengths that it has seen.
 void TokenPass::check_unsharded(OperatorCall& call, const Found& lead) {
   const int64_t place = from_right(lead), size = lead.tensor.size(lead.sharding.dim());
-  const bool overwrites = call.op.schema().name() == "aten::copy_" || call.traits.overwrites;
+  const bool overwrites =
+      call.op.schema().name() == "aten::copy_" || call.traits.overwrites || (takes_wholes() && writes_first(call));
   for (size_t i = overwrites ? 1 : 0; i < call.traits.arguments; ++i) {
     if (!argument(call, i).isTensor() || !argument(call, i).toTensor().defined()) continue;
     const at::Tensor other = argument(call, i).toTensor();
@@ -95,6 +93,13 @@ void TokenPass::run_each(OperatorCall& call, Next next, const FoundArguments& fo
   const Found& lead = check_aligned(call, found);
   check_unsharded(call, lead);
   const int64_t place = from_right(lead), size = lead.tensor.size(lead.sharding.dim());
+  if (takes_wholes() && writes_first(call) && found[0].index != 0 && lead.sharding.kind == Sharding::Kind::kTokens) {
+    const at::Tensor written = call.arguments()[0].toTensor();
+    const bool is_whole_size = written.dim() >= place && lead.sharding.outer * lead.sharding.inner == 1 &&
+                               written.size(written.dim() - place) == lead.sharding.split->total();
+    if (is_whole_size) return run_written_within(call, next, lead, written);
+    refuse(call, lead, str("writes into ", written.sizes(), ", which is not sharded, a part"));
+  }
   next(call);
   add_results(call, lead, [&](const at::Tensor& result) -> int64_t {
     const int64_t dim = result.dim() - place;
@@ -141,7 +146,7 @@ void TokenPass::run_each_whole(OperatorCall& call, const FoundArguments& found) 
                "pass the tensor through cut(): the model made it by the length that it has seen");
       }
     }
-    if (is_written) other = other.clone(at::MemoryFormat::Contiguous), is_new = true;
+    if (is_written && !takes_wholes()) other = other.clone(at::MemoryFormat::Contiguous), is_new = true;
     arguments[i] = other;
   }
   const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();

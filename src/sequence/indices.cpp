@@ -13,8 +13,6 @@ constexpr const char* kFix =
     "index tokens by a mask, or by numbers that are computed from whole tensors (lengths from an attention_mask that "
     "went through cut())";
 
-bool is_total(const std::optional<Sharding>& sharding) { return sharding && sharding->kind == Sharding::Kind::kTotal; }
-
 bool is_plain(const Sharding& sharding) { return sharding.outer * sharding.inner == 1 && sharding.dims.size() == 1; }
 
 /// The indices of index() and index_put_().
@@ -61,7 +59,7 @@ at::Tensor TokenPass::picked(OperatorCall&, const Found& argument, const at::Ten
 void TokenPass::check_places(const OperatorCall& call, const Found& own, const at::Tensor& places) {
   if (!places.defined() || places.numel() <= 1) return;
   const auto sharding = table_.find(places);
-  if (!sharding || (sharding->kind != Sharding::Kind::kTotal && !sharding->whole.defined()))
+  if (!is_of_all(sharding) && !(sharding && sharding->whole.defined()))
     refuse(call, own, "takes tokens by numbers", kFix);
 }
 
@@ -152,7 +150,7 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
       // Numbers of all tokens, the same on every rank.
       const at::Tensor places = indices.tensors[static_cast<size_t>(dim)];
       const auto of_places = table_.find(places);
-      if (!sharded.empty() || !is_total(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens ||
+      if (!sharded.empty() || !is_of_all(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens ||
           indices.first != 0)
         refuse(call, own, "takes tokens by numbers", kFix);
       const at::Tensor result = next.run(call, [&] {
@@ -174,9 +172,11 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
                                   : selector_of(*sharded[0]);
   if (indices.has_mask && !is_same_selection(sharded[0]->sharding, *self))
     refuse(call, own, "takes by a mask of other tokens a part", kFix);
-  const std::shared_ptr<const TokenSplit> split = self->split;
+  const Found selecting = *sharded[0];
   next(call);
   const at::Tensor result = call.results()[0].toTensor();
+  const std::shared_ptr<const TokenSplit> split =
+      indices.has_mask ? selected_split(selecting, result.size(indices.first)) : selecting.sharding.split;
   table_.add(result,
              {.kind = Sharding::Kind::kSelected, .split = split, .dims = {indices.first}, .selector = selector});
 }
@@ -185,10 +185,12 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
 void TokenPass::give_selected(OperatorCall& call, const at::Tensor& whole, int64_t dim, const FoundArguments& found) {
   const auto mask = std::find_if(found.begin(), found.end(), [](const Found& one) { return one.index == 1; });
   const at::Tensor own = run_on(call, call.arguments().vec())[0].toTensor();
-  const std::shared_ptr<const TokenSplit> split = found[0].sharding.split;
-  Sharding total{.kind = Sharding::Kind::kTotal, .split = split};
+  Sharding total{.kind = Sharding::Kind::kTotal, .split = found[0].sharding.split};
   if (mask != found.end() && mask->sharding.has_tokens() && dim == 0) {
-    table_.add(own, {.kind = Sharding::Kind::kSelected, .split = split, .dims = {dim}, .selector = selector_of(*mask)});
+    table_.add(own, {.kind = Sharding::Kind::kSelected,
+                     .split = selected_split(*mask, own.size(0)),
+                     .dims = {dim},
+                     .selector = selector_of(*mask)});
     total.selected = own;
   }
   table_.add(whole, total);
@@ -231,11 +233,12 @@ void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArgum
   }
   if (has_places && of_places->kind == Sharding::Kind::kSelected) {
     next(call);
-    return table_.add(
-        call.results()[0].toTensor(),
-        {.kind = Sharding::Kind::kSelected, .split = self->split, .dims = {along}, .selector = of_places->selector});
+    return table_.add(call.results()[0].toTensor(), {.kind = Sharding::Kind::kSelected,
+                                                     .split = of_places->split,
+                                                     .dims = {along},
+                                                     .selector = of_places->selector});
   }
-  if (has_places || !is_total(of_places) || !is_plain(*self) || along != 0)
+  if (has_places || !is_of_all(of_places) || !is_plain(*self) || along != 0)
     refuse(call, own, "takes tokens by numbers", kFix);
   const at::Tensor result = next.run(call, [&] {
     return picked(call, own, places, [&](const at::Tensor& local) { return tensor.index_select(along, local); });
@@ -277,7 +280,7 @@ void TokenPass::run_gather(OperatorCall& call, Next next, const FoundArguments& 
     next(call);
     return add_results(call, own, [&](const at::Tensor&) { return self->dim(); });
   }
-  if (has_places || !is_total(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens)
+  if (has_places || !is_of_all(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens)
     refuse(call, own, "takes tokens by numbers", kFix);
   const at::Tensor result = next.run(call, [&] {
     return picked(call, own, places, [&](const at::Tensor& local) { return tensor.gather(along, local); });
@@ -291,10 +294,16 @@ void TokenPass::run_masked_select(OperatorCall& call, Next next, const FoundArgu
   const Found like = check_aligned(call, found);
   check_unsharded(call, like);
   const auto mask = std::find_if(found.begin(), found.end(), [](const Found& one) { return one.index == 1; });
+  Found selecting = mask == found.end() ? like : *mask;
+  if (mask == found.end() || mask->tensor.sizes() != call.arguments()[0].toTensor().sizes())
+    selecting.sharding.whole.reset();
   const at::Tensor selector = mask == found.end() ? at::Tensor() : selector_of(*mask);
   next(call);
-  table_.add(call.results()[0].toTensor(),
-             {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
+  const at::Tensor result = call.results()[0].toTensor();
+  table_.add(result, {.kind = Sharding::Kind::kSelected,
+                      .split = selected_split(selecting, result.size(0)),
+                      .dims = {0},
+                      .selector = selector});
 }
 
 void TokenPass::run_nonzero(OperatorCall& call, Next next, const FoundArguments& found) {
@@ -305,8 +314,20 @@ void TokenPass::run_nonzero(OperatorCall& call, Next next, const FoundArguments&
     refuse(call, like, "counts in dims that tokens went into", kFix);
   const at::Tensor selector = selector_of(like);
   next(call);
-  table_.add(call.results()[0].toTensor(),
-             {.kind = Sharding::Kind::kSelected, .split = like.sharding.split, .dims = {0}, .selector = selector});
+  const at::Tensor result = call.results()[0].toTensor();
+  table_.add(result, {.kind = Sharding::Kind::kSelected,
+                      .split = selected_split(like, result.size(0)),
+                      .dims = {0},
+                      .selector = selector});
+}
+
+/// Into a tensor that is as whole as what is written.
+void TokenPass::run_written(OperatorCall& call, const FoundArguments& found) {
+  const at::Tensor self = call.arguments()[0].toTensor();
+  std::vector<c10::IValue> results = run_on(call, whole_arguments(call, found));
+  if (!writes_first(call)) return give(call, {part(results[0].toTensor(), found[0].sharding, {})});
+  table_.refresh(self);
+  give(call, {self});
 }
 
 /// x[mask] = value, x[tokens] = values of the same tokens.
@@ -314,6 +335,7 @@ void TokenPass::run_put(OperatorCall& call, Next next, const FoundArguments& fou
   const at::Tensor self_tensor = call.arguments()[0].toTensor(), values = call.arguments()[2].toTensor();
   const auto self = table_.find(self_tensor);
   const Found like = found[0];
+  if ((!self || !self->is_sharded()) && takes_wholes() && is_whole(call, found)) return run_written(call, found);
   if (!self || !self->is_sharded()) refuse(call, like, "writes into a tensor that is not sharded by a part", kFix);
   const Found own{0, self_tensor, *self};
   if (is_whole(call, found)) {
@@ -363,6 +385,7 @@ void TokenPass::run_scatter(OperatorCall& call, Next next, const FoundArguments&
   const at::Tensor tensor = call.arguments()[0].toTensor();
   const auto self = table_.find(tensor);
   const Found like = found[0];
+  if ((!self || !self->is_sharded()) && takes_wholes() && is_whole(call, found)) return run_written(call, found);
   if (!self || !self->is_sharded()) {
     // Into a tensor of this rank's length that is the same for all tokens, such as zeros: sharded from now on.
     const Found& lead = check_aligned(call, found);

@@ -44,8 +44,7 @@ at::Tensor SequenceParallel::whole_of(const at::Tensor& part) {
 std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tensor& tensor) {
   return impl_->whole_sizes(tensor);
 }
-void SequenceParallel::note_number(int64_t number) { impl_->note_number(number); }
-std::optional<int64_t> SequenceParallel::whole_length(int64_t local) const { return impl_->whole_length(local); }
+void SequenceParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
 
 }  // namespace trireme

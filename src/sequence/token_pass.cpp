@@ -88,23 +88,6 @@ at::Tensor TokenPass::cut(const at::Tensor& whole, int64_t dim) {
   return part;
 }
 
-std::optional<int64_t> TokenPass::whole_length(int64_t local) const {
-  const auto found = lengths_.find(local);
-  return found != lengths_.end() && found->second > 0 ? std::optional(found->second) : std::nullopt;
-}
-
-std::optional<std::vector<int64_t>> TokenPass::whole_sizes(const at::Tensor& tensor) {
-  const auto sharding = find(tensor);
-  if (!sharding || !sharding->is_sharded()) return {};
-  if (sharding->whole.defined()) return sharding->whole.sizes().vec();
-  if (sharding->kind == Sharding::Kind::kMerged) return std::vector<int64_t>(static_cast<size_t>(tensor.dim()), -1);
-  std::vector<int64_t> sizes = tensor.sizes().vec();
-  const bool is_counted = sharding->kind == Sharding::Kind::kTokens;
-  sizes[static_cast<size_t>(sharding->dim())] =
-      is_counted ? sharding->outer * sharding->split->total() * sharding->inner : -1;
-  return sizes;
-}
-
 void TokenPass::check_same_batch(const SequenceInputs& whole) {
   if (group_.size() == 1) return;
   const WithoutInterception guard;
@@ -150,9 +133,7 @@ void TokenPass::run(OperatorCall& call, Next next) {
   find_arguments(call);
   if (found_.empty()) {
     if (call.op == attention_operator_) check_lost(call);
-    if (!has_tensors_) return run_factory(call, next);
-    if (!numbers_.empty()) check_noted(call, {});
-    return next(call);
+    return has_tensors_ ? next(call) : run_factory(call, next);
   }
   FoundArguments found = std::exchange(found_, {});
   if (call.traits.written != 0)
@@ -185,6 +166,13 @@ void TokenPass::take_selected(OperatorCall& call, FoundArguments& found) {
 }
 
 void TokenPass::run_found(OperatorCall& call, Next next, FoundArguments found) {
+  const at::Tensor given = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
+  take_within(call, next, found);
+  run_sharded(call, next, std::move(found));
+  if (given.defined() && !call.results().empty() && call.results()[0].isTensor()) call.stack.back() = given;
+}
+
+void TokenPass::run_sharded(OperatorCall& call, Next next, FoundArguments found) {
   take_selected(call, found);
   if (std::none_of(found.begin(), found.end(), [](const Found& one) { return one.sharding.is_sharded(); }))
     return run_unsharded(call, next, found);
@@ -195,7 +183,7 @@ void TokenPass::run_found(OperatorCall& call, Next next, FoundArguments found) {
   if (call.traits.random) call.stream = RandomStream::kSlice;
   const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
   if (const OperatorRule* const rule = rules_(call.op))
-    run_known(call, next, *rule, found);
+    run_known(call, next, *rule, std::move(found));
   else
     run_opened(call, next, found);
   if (written.defined()) table_.forget_made(written);
@@ -222,7 +210,8 @@ void TokenPass::check_transform(const OperatorCall& call, const at::Tensor& tens
            "write the batch dim out, and call backward()");
 }
 
-void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found) {
+void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, FoundArguments given) {
+  const FoundArguments found = cut_wholes(call, next, rule.role, std::move(given));
   switch (rule.role) {
     case OperatorRole::kNone:
       return next(call);
@@ -241,13 +230,10 @@ void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rul
     case OperatorRole::kPart:
       return run_part(call, next, found);
     case OperatorRole::kReduction:
-      check_noted_integers(call, found);
       return run_reduction(call, next, rule, found);
     case OperatorRole::kScan:
-      check_noted_integers(call, found);
       return run_scan(call, next, found);
     case OperatorRole::kSet:
-      check_noted_integers(call, found);
       return run_set(call, found);
     case OperatorRole::kCat:
       return run_cat(call, next, found, /*is_stack=*/false);
@@ -284,7 +270,6 @@ void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rul
     case OperatorRole::kScatter:
       return run_scatter(call, next, found);
     case OperatorRole::kTriangle:
-      check_noted_integers(call, found);
       return run_triangle(call, next, found);
     case OperatorRole::kRead:
       return run_read(call, found);
@@ -295,7 +280,7 @@ void TokenPass::run_new(OperatorCall& call, Next next) {
   const std::string& name = call.op.schema().name();
   const bool is_constant = name == "aten::new_zeros" || name == "aten::new_ones" || name == "aten::new_full";
   next(call);
-  if (is_constant)
+  if (is_constant && !takes_wholes())
     table_.add(call.results()[0].toTensor(),
                {.kind = Sharding::Kind::kConstant, .split = std::make_shared<TokenSplit>()});
 }
@@ -350,9 +335,7 @@ void TokenPass::check_lengths(const OperatorCall& call, const Found& total) cons
 /// A number out of a tensor that the program has made as long as a part is this rank's: its last one, its sum.
 void TokenPass::check_made_by_length(const OperatorCall& call, const FoundArguments& found) const {
   const bool keeps_dims = call.op.schema().name() == "aten::slice" || call.op.schema().name() == "aten::narrow";
-  const auto is_of_length = [&](int64_t size) {
-    return size > 1 && (lengths_.contains(size) || numbers_.contains(size));
-  };
+  const auto is_of_length = [&](int64_t size) { return size > 1 && lengths_.contains(size); };
   for (const Found& one : found) {
     const auto sizes = one.tensor.sizes();
     const bool is_counting = one.sharding.kind == Sharding::Kind::kCounting && !keeps_dims;
@@ -383,7 +366,7 @@ void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArgument
       made == tensors && !call.traits.random &&
       (role == OperatorRole::kEach || role == OperatorRole::kCopy || role == OperatorRole::kView);
   const bool stays_counting = found[0].sharding.kind == Sharding::Kind::kCounting && role == OperatorRole::kCopy;
-  if (of_total != nullptr && role == OperatorRole::kEach) check_lengths(call, *of_total);
+  if (of_total != nullptr && role == OperatorRole::kEach && !takes_wholes()) check_lengths(call, *of_total);
   if (role == OperatorRole::kReduction || role == OperatorRole::kRead || role == OperatorRole::kPart)
     check_made_by_length(call, found);
   const Sharding total{.kind = Sharding::Kind::kTotal,
@@ -425,6 +408,7 @@ void TokenPass::run_unsharded(OperatorCall& call, Next next, const FoundArgument
 void TokenPass::run_factory(OperatorCall& call, Next next) {
   const std::string& name = call.op.schema().name();
   const bool counts = name == "aten::arange";
+  if (takes_wholes()) return next(call);
   if (!counts && name != "aten::zeros" && name != "aten::ones" && name != "aten::full") return next(call);
   bool from_zero = true;
   if (counts) {

@@ -8,7 +8,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "trireme/activations/sharding.h"
@@ -48,10 +47,8 @@ class TokenPass : public Pass {
     return std::this_thread::get_id() == thread_ ? table_.find(tensor) : std::nullopt;
   }
   bool has_cut() const { return has_cut_; }
-  /// All tokens of sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
-  std::optional<int64_t> whole_length(int64_t local) const;
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
-  void note_number(int64_t number) { numbers_.insert(number); }
+  void speak_of_wholes() { speaks_of_wholes_ = true; }
   /// Whether all ranks of the group cut the same batch: a small gather.
   ///
   /// Throws    StateError on every rank: sizes or ids differ.
@@ -61,8 +58,9 @@ class TokenPass : public Pass {
   void find_arguments(const OperatorCall& call);
   void check_transform(const OperatorCall& call, const at::Tensor& tensor);
   void run_found(OperatorCall& call, Next next, FoundArguments found);
+  void run_sharded(OperatorCall& call, Next next, FoundArguments found);
   void take_selected(OperatorCall& call, FoundArguments& found);
-  void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
+  void run_known(OperatorCall& call, Next next, const OperatorRule& rule, FoundArguments given);
   void run_opened(OperatorCall& call, Next next, const FoundArguments& found);
   void check_lengths(const OperatorCall& call, const Found& total) const;
   void check_made_by_length(const OperatorCall& call, const FoundArguments& found) const;
@@ -92,6 +90,22 @@ class TokenPass : public Pass {
   void run_select(OperatorCall& call, Next next, const Found& argument);
   at::Tensor whole_view(const OperatorCall& call, const Found& argument, const at::Tensor& local) const;
 
+  // wholes.cpp
+  /// Whether sizes and places among the arguments are the whole's. Code of libtorch's own reads a part's.
+  bool takes_wholes() const { return speaks_of_wholes_ && opened_.empty(); }
+  /// Whether all ranks have the same numbers in a tensor that is found so, or is not sharded.
+  bool is_of_all(const std::optional<Sharding>& sharding) const {
+    return sharding ? sharding->kind == Sharding::Kind::kTotal : takes_wholes();
+  }
+  std::vector<int64_t> sizes_of(const Found& argument) const;
+  void run_sized_view(OperatorCall& call, Next next, const Found& one);
+  void take_within(OperatorCall& call, Next next, FoundArguments& found);
+  void run_written_within(OperatorCall& call, Next next, const Found& lead, const at::Tensor& written);
+  FoundArguments cut_wholes(OperatorCall& call, Next next, OperatorRole role, FoundArguments found);
+  at::Tensor own_tokens(const OperatorCall& call, Next next, const at::Tensor& whole, int64_t dim,
+                        const Sharding& like);
+  std::shared_ptr<const TokenSplit> selected_split(const Found& mask, int64_t selected);
+
   // totals.cpp
   void run_reduction(OperatorCall& call, Next next, const OperatorRule& rule, const FoundArguments& found);
   void run_class_loss(OperatorCall& call, Next next, const FoundArguments& found);
@@ -105,8 +119,6 @@ class TokenPass : public Pass {
   void give_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
   static std::shared_ptr<const std::vector<double>> counts_of(const Found& argument);
   void check_number(const OperatorCall& call, const FoundArguments& found);
-  void check_noted_integers(const OperatorCall& call, const FoundArguments& found) const;
-  void check_noted(const OperatorCall& call, const FoundArguments& found);
   void replace_by_total(OperatorCall& call, const at::Tensor& result, const Found& argument);
 
   // products.cpp
@@ -133,6 +145,7 @@ class TokenPass : public Pass {
   void run_gather(OperatorCall& call, Next next, const FoundArguments& found);
   void run_masked_select(OperatorCall& call, Next next, const FoundArguments& found);
   void run_nonzero(OperatorCall& call, Next next, const FoundArguments& found);
+  void run_written(OperatorCall& call, const FoundArguments& found);
   void run_put(OperatorCall& call, Next next, const FoundArguments& found);
   void run_scatter(OperatorCall& call, Next next, const FoundArguments& found);
   void run_set(OperatorCall& call, const FoundArguments& found);
@@ -169,9 +182,9 @@ class TokenPass : public Pass {
   const c10::OperatorHandle attention_operator_;
   ShardingTable table_;
   OperatorRules rules_;
-  std::vector<std::string> opened_;      // composite operators around the one that runs, outermost first
-  std::map<int64_t, int64_t> lengths_;   // this rank's tokens of what has been cut, and all
-  std::unordered_set<int64_t> numbers_;  // that the program has read off parts
+  std::vector<std::string> opened_;     // composite operators around the one that runs, outermost first
+  std::map<int64_t, int64_t> lengths_;  // this rank's tokens of what has been cut, and all
+  bool speaks_of_wholes_ = false;
   bool has_cut_ = false;
   bool has_tensors_ = false;  // the operator that is looked at
   FoundArguments found_;      // of the operator that is looked at
@@ -189,6 +202,11 @@ std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
 /// The value of the argument `name` of the schema; None where there is none.
 c10::IValue value_of(const OperatorCall& call, const char* name);
 bool contains(c10::ArrayRef<int64_t> dims, int64_t dim);
+/// Operators whose arguments are sizes, which a program computes from the lengths that it sees.
+bool takes_sizes(const std::string& name);
+bool expands(const std::string& name);
+/// Broadcasting counts dims from the right.
+inline int64_t from_right(const Found& argument) { return argument.tensor.dim() - argument.sharding.dim(); }
 /// Whether `call` writes argument 0.
 inline bool writes_first(const OperatorCall& call) { return (call.traits.written & 1) != 0; }
 

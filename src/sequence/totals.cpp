@@ -82,81 +82,10 @@ std::shared_ptr<const std::vector<double>> TokenPass::counts_of(const Found& arg
   return counts;
 }
 
-namespace {
-
-/// n of 1 / n, from 3 on: a half is most often a factor.
-std::optional<int64_t> reciprocal_of(double number) {
-  constexpr double kTolerance = 1e-12;
-  if (number <= 0 || number > 0.34) return {};
-  const double whole = std::round(1 / number);
-  return std::abs(number * whole - 1) < kTolerance ? std::optional(static_cast<int64_t>(whole)) : std::nullopt;
-}
-
-/// Argument `index` as a number of elements: an integer that the program gives, or the reciprocal of one.
-std::optional<int64_t> counted_number(const OperatorCall& call, size_t index, bool takes_reciprocals) {
-  const c10::IValue& value = call.arguments()[index];
-  const c10::TypePtr& declared = call.op.schema().arguments()[index].type();
-  const bool is_optional = declared->kind() == c10::TypeKind::OptionalType;
-  const c10::TypeKind kind =
-      is_optional ? declared->expectRef<c10::OptionalType>().getElementType()->kind() : declared->kind();
-  at::Scalar number;
-  if (value.isScalar() && kind == c10::TypeKind::NumberType)
-    number = value.toScalar();
-  else if (value.isTensor() && value.toTensor().defined() &&
-           value.toTensor().unsafeGetTensorImpl()->is_wrapped_number())
-    number = value.toTensor().item();
-  else
-    return {};
-  if (number.isIntegral(/*includeBool=*/false)) return number.toLong();
-  return takes_reciprocals && number.isFloatingPoint() ? reciprocal_of(number.toDouble()) : std::nullopt;
-}
-
-}  // namespace
-
-/// Numbers that the program has read off parts are this rank's, whatever they are joined with.
-void TokenPass::check_noted(const OperatorCall& call, const FoundArguments& found) {
-  const bool is_made = !found.empty() && std::none_of(found.begin(), found.end(), [](const Found& one) {
-    return one.sharding.is_sharded() || !one.sharding.split->lengths.empty();
-  });
-  if (is_made) return;  // what the program has made by such numbers is looked at where it joins tokens
-  const OperatorRule* const rule = rules_(call.op);
-  if (rule == nullptr || rule->role != OperatorRole::kEach) return;
-  const int64_t smallest = found.empty() ? 8 : 2;  // beside other tensors smaller numbers are most often factors
-  for (size_t i = 0; i < call.traits.arguments; ++i)
-    if (const auto number = counted_number(call, i, !found.empty());
-        number && std::abs(*number) >= smallest && numbers_.contains(*number))
-      throw StateError(
-          str(name_of(call), " takes the number ", *number,
-              ", which the program has read off a part of a sequence or computed from such a number, so ",
-              "it is rank ", group_.rank(), "'s of group '", group_.name(),
-              "'; float(x.shape[dim]) is of the whole sequence; a number of the program's own that is the ",
-              "same by chance can be written as a float, or be compared with before cut()"));
-}
-
-/// Integers of an operator that are no dims: how many, how far.
-void TokenPass::check_noted_integers(const OperatorCall& call, const FoundArguments& found) const {
-  const auto& schema = call.op.schema().arguments();
-  for (size_t i = 0; !numbers_.empty() && i < call.traits.arguments; ++i) {
-    const std::string& name = schema[i].name();
-    if (name != "k" && name != "n" && name != "shifts" && name != "diagonal" && name != "minlength" && name != "bins")
-      continue;
-    std::vector<int64_t> numbers;
-    if (call.arguments()[i].isInt()) numbers = {call.arguments()[i].toInt()};
-    if (call.arguments()[i].isIntList()) numbers = call.arguments()[i].toIntVector();
-    for (const int64_t number : numbers)
-      if (std::abs(number) > 1 && numbers_.contains(std::abs(number)))
-        refuse(call, found[0],
-               str("takes ", name, "=", number,
-                   ", which the program has read off a part or computed from such a "
-                   "number, and an argument"),
-               "take it from the batch before cut()");
-  }
-}
-
 /// A total over a number of this rank's elements is no mean. Of activations and positions the same holds for what is
 /// made of them.
 void TokenPass::check_number(const OperatorCall& call, const FoundArguments& found) {
-  if (!numbers_.empty()) check_noted(call, found);
+  if (takes_wholes()) return;
   const std::string& name = call.op.schema().name();
   const bool divides = name.starts_with("aten::div") || name.starts_with("aten::true_divide");
   if (!divides && !name.starts_with("aten::mul")) return;

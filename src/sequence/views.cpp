@@ -13,18 +13,6 @@ bool shares_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
-/// Operators whose arguments are sizes, which a program computes from the lengths that it sees.
-bool takes_sizes(const std::string& name) {
-  for (const char* one : {"view", "view_as", "reshape", "reshape_as", "_unsafe_view", "_reshape_alias", "unflatten",
-                          "expand", "expand_as", "broadcast_to"})
-    if (name == std::string("aten::") + one) return true;
-  return false;
-}
-
-bool expands(const std::string& name) {
-  return name == "aten::expand" || name == "aten::expand_as" || name == "aten::broadcast_to";
-}
-
 /// The tokens' dim in a contiguous tensor of the same elements in the same order.
 std::optional<TokenDim> dim_in_copy(const at::Tensor& copy, const Found& argument) {
   int64_t stride = argument.sharding.inner;
@@ -36,6 +24,17 @@ std::optional<TokenDim> dim_in_copy(const at::Tensor& copy, const Found& argumen
 }
 
 }  // namespace
+
+bool takes_sizes(const std::string& name) {
+  for (const char* one : {"view", "view_as", "reshape", "reshape_as", "_unsafe_view", "_reshape_alias", "unflatten",
+                          "expand", "expand_as", "broadcast_to"})
+    if (name == std::string("aten::") + one) return true;
+  return false;
+}
+
+bool expands(const std::string& name) {
+  return name == "aten::expand" || name == "aten::expand_as" || name == "aten::broadcast_to";
+}
 
 /// The whole that a view of `argument` is a part of. Undefined: not to be had.
 at::Tensor TokenPass::whole_view(const OperatorCall& call, const Found& argument, const at::Tensor& local) const {
@@ -65,12 +64,24 @@ at::Tensor TokenPass::whole_view(const OperatorCall& call, const Found& argument
 }
 
 void TokenPass::run_view(OperatorCall& call, Next next, const FoundArguments& found) {
+  const std::string& name = call.op.schema().name();
   if (found[0].index != 0 || !found[0].sharding.is_sharded()) {  // of another tensor's sizes
-    const std::string& name = call.op.schema().name();
+    if (takes_wholes()) {
+      const at::Tensor tensor = call.arguments()[0].toTensor();
+      const std::vector<int64_t> sizes = sizes_of(found.back());
+      return give(call, {next.run(call, [&] {
+                    return expands(name)             ? tensor.expand(sizes)
+                           : name == "aten::view_as" ? tensor.view(sizes)
+                                                     : tensor.reshape(sizes);
+                  })});
+    }
     if (name == "aten::view_as" || name == "aten::reshape_as") refuse(call, found.back(), "takes the sizes");
     return next(call);
   }
   const Found one = found[0];
+  if (takes_wholes() && takes_sizes(name) &&
+      (call.arguments()[1].isTensor() || call.arguments().back().isIntList() || call.arguments()[1].isIntList()))
+    return run_sized_view(call, next, one);
   if (call.op.schema().name() == "aten::squeeze" && call.traits.arguments == 1 && one.sharding.has_tokens() &&
       one.tensor.size(one.sharding.dim()) == 1) {
     // A rank that has one token keeps the dim of tokens, as others do.
@@ -201,8 +212,13 @@ void TokenPass::run_part(OperatorCall& call, Next next, const FoundArguments& fo
   const std::string& name = call.op.schema().name();
   const int64_t along = named.empty() ? 0 : named[0];
   if (contains(one.sharding.dims, along)) {
-    if (name == "aten::slice") return run_slice(call, next, one, along);
+    if (name == "aten::slice" || name == "aten::narrow") return run_slice(call, next, one, along);
     if (name == "aten::select") return run_select(call, next, one);
+    if (takes_wholes() && one.sharding.whole.defined() && is_whole(call, found)) {
+      std::vector<c10::IValue> results = run_on(call, whole_arguments(call, found));
+      for_each_tensor(results, [&](const at::Tensor& whole) { part(whole, one.sharding, {}); });
+      return give(call, std::move(results));
+    }
     refuse(call, one, "takes parts along the tokens", "cut() gives each rank its tokens already");
   }
   const bool has_whole = one.sharding.whole.defined() && is_whole(call, found);
@@ -230,63 +246,74 @@ void TokenPass::run_part(OperatorCall& call, Next next, const FoundArguments& fo
   });
 }
 
-/// Of the tokens: all of them, all but the last one, or, of a tensor that is known whole, from the second one on. Other
-/// numbers may come from the length that the program has seen, or from the whole one: nobody can tell.
+/// Of the tokens: all of them, all but the last one; of a tensor that is known whole any. A program that reads a part's
+/// sizes gives numbers that may be a part's or the whole's, nobody can tell: of a whole it takes the first or last one,
+/// or leaves it out.
 void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64_t dim) {
   const auto arguments = call.arguments();
-  const int64_t length = one.tensor.size(dim);
-  const int64_t begin = arguments[2].isInt() ? arguments[2].toInt() : 0;
-  const int64_t end = arguments[3].isInt() ? arguments[3].toInt() : length;
-  const int64_t step = arguments[4].isInt() ? arguments[4].toInt() : 1;
-  const bool is_open = end == length || end >= std::max(one.sharding.split->total(), int64_t{1} << 40);
+  const TokenSplit& split = *one.sharding.split;
+  const bool is_narrow = call.op.schema().name() == "aten::narrow";
+  const int64_t length = takes_wholes() ? sizes_of(one)[static_cast<size_t>(dim)] : one.tensor.size(dim);
+  const int64_t given_begin = arguments[2].isInt() ? arguments[2].toInt() : 0;
+  const int64_t given_end = is_narrow              ? given_begin + arguments[3].toInt()
+                            : arguments[3].isInt() ? arguments[3].toInt()
+                                                   : length;
+  const int64_t step = is_narrow || !arguments[4].isInt() ? 1 : arguments[4].toInt();
+  const auto from_front = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? at + length : at, 0, length); };
+  const bool is_open = given_end == length || given_end >= std::max(split.total(), int64_t{1} << 40) ||
+                       (takes_wholes() && given_end > length);
+  const int64_t begin = from_front(given_begin), end = is_open ? length : from_front(given_end);
   const bool is_plain = one.sharding.outer * one.sharding.inner == 1 && one.sharding.kind == Sharding::Kind::kTokens;
-  if (begin == 0 && is_open && step == 1) return next(call);
+  if (begin == 0 && is_open && step == 1) return give(call, {next.run(call, [&] { return one.tensor.alias(); })});
+  const std::string asked = str("takes [", given_begin, ":", is_open ? "" : std::to_string(given_end), "]");
   const char* const fix =
       "slices of tokens are [:], [:-1] and, of integers, [1:]; take others from the batch before cut()";
-  if (!is_plain || step != 1) refuse(call, one, "takes a part of the tokens", fix);
   if (is_whole(call, {one}) && one.sharding.whole.defined()) {
-    const bool is_edge = (begin == 1 && is_open) || (begin == 0 && end == -1) ||
-                         (begin == 0 && end == 1 && length > 2) || (begin == -1 && is_open);
-    if (!is_edge) refuse(call, one, str("takes [", begin, ":", end, "]"), fix);
-    std::vector<c10::IValue> asked = arguments.vec();
-    asked[0] = one.sharding.whole;
-    if (is_open) asked[3] = c10::IValue();
-    const at::Tensor whole = run_on(call, std::move(asked))[0].toTensor();
-    if (one.sharding.dims.size() > 1) refuse(call, one, str("takes [", begin, ":", end, "]"), fix);
-    const bool is_one = whole.size(dim) == 1;
+    const bool leaves_one =
+        (begin == 1 && is_open) || (begin == 0 && (takes_wholes() || given_end == -1) && end == length - 1);
+    const bool takes_one = (given_begin == 0 && given_end == 1 && length > 2) || (given_begin == -1 && is_open);
+    const bool is_known = is_plain && step == 1 && one.sharding.dims.size() == 1 && (leaves_one || takes_one);
+    if (!is_known && !takes_wholes()) refuse(call, one, asked, fix);
+    const at::Tensor whole = is_known && is_open ? one.sharding.whole.slice(dim, given_begin)
+                                                 : one.sharding.whole.slice(dim, begin, std::max(begin, end), step);
+    const bool is_part = is_known && leaves_one;
     return give(call, {part(whole, one.sharding,
-                            is_one ? c10::ArrayRef<int64_t>() : c10::ArrayRef<int64_t>(one.sharding.dims))});
+                            is_part ? c10::ArrayRef<int64_t>(one.sharding.dims) : c10::ArrayRef<int64_t>())});
   }
-  if (begin != 0 || end != -1)
-    refuse(call, one, str("takes [", begin, ":", is_open ? "" : std::to_string(end), "]"), fix);
-  const std::shared_ptr<const TokenSplit> split = one.sharding.split;
-  if (split->lengths.back() < 3)
+  const bool leaves_last = begin == 0 && end == length - 1 && (takes_wholes() || given_end == -1);
+  if (!is_plain || step != 1 || !leaves_last) refuse(call, one, asked, fix);
+  if (split.lengths.back() < 3)
     refuse(call, one, "leaves the last rank fewer than two tokens", "use longer sequences or fewer ranks");
-  if (!split->is_last()) return give(call, {at::Tensor(one.tensor)});
+  if (!split.is_last()) return give(call, {at::Tensor(one.tensor)});
   Found like = one;
-  like.sharding.split = std::make_shared<TokenSplit>(split->with_total(split->total() - 1));
-  next(call);
-  add(call.results()[0].toTensor(), like, dim);
+  like.sharding.split = std::make_shared<TokenSplit>(split.with_total(split.total() - 1));
+  const at::Tensor result = next.run(call, [&] { return one.tensor.narrow(dim, 0, split.local() - 1); });
+  give(call, {result});
+  add(result, like, dim);
 }
 
-/// One token: the first, or the last one of the whole sequence.
+/// One token: the first, or the last one of the whole sequence; where the program speaks of wholes any.
 void TokenPass::run_select(OperatorCall& call, Next next, const Found& one) {
   const int64_t index = call.arguments()[2].toInt(), dim = one.sharding.dim();
+  const TokenSplit& split = *one.sharding.split;
+  const bool has_whole = is_whole(call, {one}) && one.sharding.whole.defined();
   const bool is_plain = one.sharding.outer * one.sharding.inner == 1 && one.sharding.dims.size() == 1 &&
                         one.sharding.kind == Sharding::Kind::kTokens;
-  if (!is_plain || (index != 0 && index != -1))
+  if (takes_wholes() ? !is_plain && !has_whole : !is_plain || (index != 0 && index != -1))
     refuse(call, one, str("takes token ", index),
            "tokens 0 and -1 can be taken; take another one by an index tensor that is computed from whole tensors");
-  if (is_whole(call, {one}) && one.sharding.whole.defined()) {
+  if (has_whole) {
     std::vector<c10::IValue> arguments = call.arguments().vec();
     arguments[0] = one.sharding.whole;
     return give(call,
                 {part(run_on(call, std::move(arguments))[0].toTensor(), one.sharding, {})});  // a view of the whole
   }
-  const TokenSplit& split = *one.sharding.split;
-  const bool is_here = index == 0 ? split.is_first() : split.is_last();
+  const int64_t place = (index < 0 ? index + split.total() : index) - split.begin();
+  if (place + split.begin() < 0 || place + split.begin() >= split.total())
+    throw ShapeError(str(name_of(call), ": there is no token ", index, " among ", split.total()));
+  const bool is_here = place >= 0 && place < split.local();
   const at::Tensor result = next.run(call, [&] {
-    const at::Tensor token = one.tensor.select(dim, index);
+    const at::Tensor token = one.tensor.select(dim, is_here ? place : 0);
     return total_sum(is_here ? token
                              : token.masked_fill(at::ones({}, at::TensorOptions(token.device()).dtype(at::kBool)), 0));
   });

@@ -153,78 +153,77 @@ class Batches(Case):
     expected.backward()
     engine, *_ = trireme.initialize(model=model, config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2})
     seen = []
-    hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(engine.core.is_part(inputs[0])))
     loss = engine(input_ids=ids, labels=ids).loss
     result = [loss.item(), expected.item(), seen]
 """))
         self.assertAlmostEqual(result[0], result[1], places=5)
-        self.assertEqual(result[2], [6])
-
-    def test_numbers_of_a_part_are_not_read_for_those_of_all_tokens(self):
-        result = self.on_ranks(2, """
-    import torch, trireme
-    engine, *_ = trireme.initialize(model=torch.nn.Linear(2, 2), config={"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2})
-    part = engine.cut(input_ids=torch.arange(8).view(1, 8))["input_ids"]
-    try:
-        result = part.tolist()
-    except trireme.errors.StateError as error:
-        result = str(error)
-""")
-        self.assertIn("tolist: (1, 4) is this rank's part of a sequence", result)
+        self.assertEqual(result[2], [True])
 
 
-_LENGTHS = """
-    import math, torch, trireme
-    from trireme.lengths import Length
+_WHOLES = """
+    import copy, math, pickle, torch, trireme
     engine, *_ = trireme.initialize(model=torch.nn.Embedding(9, 6), config={"train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2})
-    ids = engine.cut(input_ids=torch.arange(48).view(2, 24) % 9)["input_ids"]
+    whole = torch.arange(48).view(2, 24) % 9
+    ids = engine.cut(input_ids=whole)["input_ids"]
     x = engine(ids)
     def refusal(call):
         try:
             return f"ran: {call()}"
-        except trireme.errors.StateError as error:
+        except (trireme.errors.StateError, trireme.errors.ShapeError) as error:
             return str(error)
 """
 
 
-class Lengths(Case):
-    def test_a_length_is_this_rank_s_as_a_size_and_the_whole_s_as_a_number(self):
-        result = self.on_ranks(2, _LENGTHS + """
+class Wholes(Case):
+    def test_what_is_read_off_a_part_is_the_whole_s_in_plain_numbers(self):
+        result = self.on_ranks(2, _WHOLES + """
     b, s, d = x.shape
-    result = [type(b) is int, type(d) is int, [int(s), s.whole], torch.zeros(s, d).shape[0], list(range(s))[-1],
-              float(s), 1 / s, s ** 0.5, s * 0.5, math.log(s) == math.log(24), s > 20, s == 24, 20 < s, [int(b * s), (b * s).whole],
-              [int(s // 2 - 1), (s // 2 - 1).whole], type(s // s) is int, s % 2, [int(x.numel()), x.numel().whole],
-              x.view(b * s, d).shape[0].whole, x.transpose(0, 1).size(0).whole, x.unflatten(1, (s, 1)).shape[1].whole,
-              type(ids.sum(1).shape[0]) is int, bool(s), {int(s): 1}[int(s)]]
+    result = [type(s) is int, [b, s, d], list(x.size()), x.size(-2), x.numel(), torch.numel(x), len(x[0]), list(x.stride()), list(x.transpose(0, 1).stride()),
+              x.nbytes, x.view(b * s, d).shape[0], x.unflatten(1, (s, 1)).shape[1], x.reshape(-1, d).expand(2, -1, -1).shape[1],
+              list(x.new_zeros(x.shape).shape), list(torch.zeros_like(x).shape), x[ids > 4].shape[0] == int((whole > 4).sum()), repr(ids),
+              ids.tolist() == whole.tolist(), bool((torch.as_tensor(ids.numpy()) == whole).all()), [int(one) for one in ids[0]] == whole[0].tolist()]
 """)
-        self.assertEqual(result, [True, True, [12, 24], 12, 11, 24.0, 1 / 24, 24 ** 0.5, 12.0, True, True, True, True, [24, 48], [5, 11], True, 0,
-                                  [144, 288], 48, 24, 24, True, True, 1])
+        self.assertEqual(result, [True, [2, 24, 6], [2, 24, 6], 24, 288, 288, 24, [144, 6, 1], [6, 144, 1], 1152, 48, 24, 48, [2, 24, 6], [2, 24, 6], True,
+                                  "tensor(a part of (2, 24), dtype=torch.int64)", True, True, True])
 
-    def test_what_may_be_of_one_rank_alone_is_refused_by_name(self):
-        told = self.on_ranks(2, _LENGTHS + """
+    def test_what_a_program_makes_by_a_length_meets_this_rank_s_tokens(self):
+        result = self.on_ranks(2, _WHOLES + """
+    n, y = x.shape[1], engine.module(whole)
+    weights, taken = torch.arange(n) / n, torch.zeros(2, n, 6)
+    taken[..., :4] = x[..., :4]
+    taken[:, :, 4:] = 2.0
+    kept = torch.zeros(2, n, 6)
+    kept[..., :4], kept[..., 4:] = y[..., :4], 2.0
+    pairs = [((x * weights[:, None]).sum(), (y * weights[:, None]).sum()), (x.sum() / n, y.sum() / n), (x[:, 17].sum(), y[:, 17].sum()),
+             ((taken * x).sum(), (kept * y).sum()), (0.5 * n * x.mean(), 0.5 * n * y.mean()), (x[:, :n - 1].sum(), y[:, :-1].sum()),
+             (torch.where(torch.ones(n, 1).bool(), x, torch.zeros(n, 6)).sum(), y.sum()), (x[torch.arange(n)[None] < torch.tensor([[3], [20]])].mean(),
+             torch.cat([y[0, :3], y[1, :20]]).mean())]
+    result = [(ours - plain).abs().item() for ours, plain in pairs]
+""")
+        self.assertLess(max(result), 1e-4)
+
+    def test_what_is_of_one_rank_alone_is_refused_by_name(self):
+        told = self.on_ranks(2, _WHOLES + """
     s, picked = x.shape[1], x[ids > 4]
     even = engine.cut(input_ids=torch.arange(24).expand(2, 24))["input_ids"] % 2 == 0
     class Sum(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.sum())
         backward = staticmethod(lambda ctx, gradient: gradient)
     result = {text: refusal(call) for text, call in {
-        "compares a length, 12 on this rank and 24 in all, with 12": lambda: s == 12,
-        "takes the number 12, which the program has read off a part": lambda: x.sum() / s,
-        "aten::clamp takes the number 11": lambda: ids.clamp(max=s - 1),
-        "the number of tokens that were selected on this rank": lambda: picked.sum() / float(picked.shape[0]),
-        "a slice [:15] of 12 tokens of this rank": lambda: x[:, :15],
-        "a slice [:20] of 12 tokens of this rank ": lambda: ids[:, :20],
-        "a slice [:13] of 12 tokens": lambda: ids.__setitem__((0, slice(0, 13)), 1),
-        "token 13 is not among the 12 of this rank": lambda: x[0, 13],
-        "a slice [:12]": lambda: x.narrow(1, 0, 12),
-        "the whole would become (4, 12, 6)": lambda: x.reshape(-1, 12, 6),
-        "in an order of their own": lambda: picked.view(int(picked.shape[0]), 1, 6),
+        "takes [0:15]": lambda: x[:, :15],
+        "aten::narrow takes [0:12]": lambda: x.narrow(1, 0, 12),
+        "there is no token 24 among 24": lambda: x[0, 24],
+        "which split tokens": lambda: x.reshape(-1, 12, 6),
+        "cannot be of sizes [2, 12, 6]": lambda: x.view(2, 12, 6),
         "inside of torch.func's vmap() or grad()": lambda: torch.vmap(lambda one: one.mean(0))(x),
         "so its backward() would give this rank's gradient alone": lambda: Sum.apply(x),
         "tokens that another mask selected": lambda: x[even] + x[~even],
         "aten::einsum": lambda: torch.einsum("bsd,s->bd", x, torch.ones(24)),
-        "len(): 12 tokens of this rank, 24 in all": lambda: len(x[0]),
-        "numpy: (2, 12)": lambda: ids.numpy(),
+        "numpy: (2, 24, 6) are activations": lambda: x.detach().numpy(),
+        "__deepcopy__: a copy of a part": lambda: copy.deepcopy(ids),
+        "__reduce_ex__: a copy of a part": lambda: pickle.dumps(ids),
+        "which is not sharded, a part": lambda: torch.zeros(2, 12, 6).add_(x),
     }.items()}
 """)
         for text, refusal in told.items():
@@ -232,7 +231,7 @@ class Lengths(Case):
                 self.assertIn(text.strip(), refusal)
 
     def test_labels_that_a_mask_takes_meet_logits_that_it_takes(self):
-        result = self.on_ranks(2, _LENGTHS + """
+        result = self.on_ranks(2, _WHOLES + """
     torch.manual_seed(0)
     head, whole_ids = torch.nn.Linear(6, 9), torch.arange(48).view(2, 24) % 9
     mask, whole_mask = ids > 3, whole_ids > 3

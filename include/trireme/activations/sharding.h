@@ -17,7 +17,7 @@
 
 namespace trireme {
 
-/// How many tokens each rank of a group has; neighbours have neighbouring tokens.
+/// How many tokens each rank of a group has. Neighbours have neighbouring tokens, but for those that a mask selected.
 struct TokenSplit {
   std::vector<int64_t> lengths;
   int rank = 0;
@@ -39,6 +39,7 @@ struct Sharding {
     kTokens,    ///< this rank's tokens along dims[0], in order
     kSelected,  ///< some of this rank's tokens along dims[0], in an order of their own
     kMerged,    ///< this rank's tokens, in a dim that is not to be had: part of a token dim went into another one
+    kWithin,    ///< as long as the whole along dims[0], and of it this rank's tokens alone are known
     kTotal,     ///< of all tokens, and the same on every rank
     kConstant,  ///< made by the program, with one value everywhere, so it is the same for all tokens
     kCounting,  ///< made by the program: 0, 1, 2, … along dims[0]
@@ -60,7 +61,7 @@ struct Sharding {
 
   bool has_tokens() const { return kind == Kind::kTokens || kind == Kind::kSelected; }
   /// Whether only ranks together have it.
-  bool is_sharded() const { return has_tokens() || kind == Kind::kMerged; }
+  bool is_sharded() const { return has_tokens() || kind == Kind::kMerged || kind == Kind::kWithin; }
   int64_t dim() const { return dims.empty() ? -1 : dims[0]; }
 };
 
@@ -117,6 +118,9 @@ class ShardingTable {
 struct TokenDim {
   int64_t dim, outer, inner;
 };
-std::optional<TokenDim> token_dim_of(const at::Tensor& view, int64_t stride, int64_t tokens);
+std::optional<TokenDim> token_dim_of(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t stride, int64_t tokens);
+inline std::optional<TokenDim> token_dim_of(const at::Tensor& view, int64_t stride, int64_t tokens) {
+  return token_dim_of(view.sizes(), view.strides(), stride, tokens);
+}
 
 }  // namespace trireme

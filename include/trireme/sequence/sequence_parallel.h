@@ -67,18 +67,16 @@ class [[nodiscard]] SequenceParallel {
   /// Throws    StateError on every rank: sizes or values differ.
   SequenceInputs cut(const SequenceInputs& whole);
 
+  /// From now on sizes and places that operators get are of whole sequences, where they are of a part's otherwise: a
+  /// program that reads whole_sizes() for the sizes of a part computes on wholes, and never sees what a rank has.
+  void speak_of_wholes();
   /// Whether only the ranks together have `tensor`.
   bool is_part(const at::Tensor& tensor);
   /// The sizes of the tensor of all tokens that `tensor` is a part of, -1 for those that are not known. Nothing: it is
-  /// no part.
+  /// no part, or a graph runs backward, whose gradients are of parts.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
-  /// The program has read `number` off a part, or computed it from such a number. From now on an operator on numbers
-  /// of elements refuses it beside tensors of a sequence.
-  void note_number(int64_t number);
   /// The tensor of all tokens that `part` is a part of; undefined where it is not known.
   at::Tensor whole_of(const at::Tensor& part);
-  /// All tokens of the sequences of which this rank has `local`. Nothing: there are none, or of different lengths.
-  std::optional<int64_t> whole_length(int64_t local) const;
   bool has_cut() const;
 
  private:

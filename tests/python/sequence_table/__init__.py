@@ -3,7 +3,7 @@ from . import (attention, attention_variants, batches, calls, chance, coincidenc
                masks, merges,
                mixers, numbers, objectives, pooling, positions, selections, shifts, steps, stock_models, tokenwise, writes)
 from .sample import SAMPLE
-from .table import DOCUMENTED, REFUSED, RIGHT, ROWS
+from .table import DOCUMENTED, ROWS
 
 THEMES = (tokenwise, attention, attention_variants, losses, objectives, pooling, masks, positions, lengths, shifts, integers, numbers, selections, merges,
           mixers, writes, coincidences, combinations, functions, chance, batches, images, calls, steps, families, stock_models)

@@ -371,7 +371,7 @@ def multihead_attention_evaluated_without_gradients(model, cut, step):
 
 
 # on four ranks 6 is a part's length there by chance
-@row(RIGHT, four=REFUSED, modules={"encoder": _encoder})
+@row(RIGHT, modules={"encoder": _encoder}, on_four=True)
 def transformer_encoder_with_a_padding_mask(m, input_ids, labels):
     x = m.encoder(m.embed(input_ids), src_key_padding_mask=input_ids < 6)
     return loss_of(m.head(x), labels)

@@ -75,7 +75,7 @@ def a_window_by_positions_and_causality(m, input_ids, labels, position_ids):
     return loss_of(logits(m, input_ids, attn_mask=mask[:, None]), labels)
 
 
-@row(REFUSED, with_positions(padded))
+@row(RIGHT, with_positions(padded))
 def a_mask_of_floats_by_where(m, input_ids, labels, attention_mask, position_ids):
     ok = (position_ids[:, :, None] >= position_ids[:, None, :]) & attention_mask[:, None, :].bool()
     ok = ok | torch.eye(ok.shape[-1]).bool()
@@ -134,7 +134,7 @@ def a_decoder_layer_of_pytorch_with_a_cut_memory(m, input_ids, labels):
 
 
 # on four ranks the memory is no longer as long as a part
-@row(REFUSED, lambda step: {**language(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)}, four=RIGHT, modules={"layer": _decoder()})
+@row(REFUSED, lambda step: {**language(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)}, modules={"layer": _decoder()}, four=RIGHT)
 def a_decoder_layer_of_pytorch_with_a_whole_memory_of_the_part_s_length(m, input_ids, labels, whole_memory):
     x = m.embed(input_ids)
     return loss_of(m.head(m.layer(x, whole_memory)), labels)

@@ -79,7 +79,7 @@ def two_batches_of_two_lengths(model, cut, step):
     return losses[0] + 0.3 * losses[1]
 
 
-@program(REFUSED, forward=lambda m, first, second: m.head(m.embed(first) + m.embed(second)))
+@program(RIGHT, forward=lambda m, first, second: m.head(m.embed(first) + m.embed(second)))
 def two_lengths_that_meet(model, cut, step):
     """Ids of 12 tokens twice beside ids of 24: a rank has 6 and 12 of them."""
     ids, labels = cut(input_ids=tokens(step), labels=tokens(step, 3)).values()
@@ -107,7 +107,7 @@ def a_reward_model(model, cut, step):
     return -functional.logsigmoid(good - bad).mean()
 
 
-@program(REFUSED, forward=lambda m, ids, at: m.score(hidden(m, ids)).squeeze(-1)[torch.arange(BATCH), at])
+@program(RIGHT, forward=lambda m, ids, at: m.score(hidden(m, ids)).squeeze(-1)[torch.arange(BATCH), at])
 def a_reward_model_by_whole_places(model, cut, step):
     """The last tokens' places are computed before the cut."""
     at = padding(step).sum(1) - 1

@@ -59,6 +59,6 @@ def _weighted(m, input_ids, labels, token_weights):
     return (losses * token_weights).sum() / 30
 
 
-@program(REFUSED, forward=_weighted)
+@program(RIGHT, forward=_weighted)
 def nothing_cut_and_a_tensor_of_another_name(model, cut, step):
     return model(**language(step), token_weights=torch.rand(BATCH, LENGTH, generator=generator(step, 5)))

@@ -80,7 +80,7 @@ def last_tokens_by_arange_where_the_batch_is_the_part(m, input_ids, labels):
 
 
 # on four ranks the batch is no part's length
-@sized(REFUSED, four=RIGHT, length=12, batch=6, width=20)
+@sized(RIGHT, length=12, batch=6, width=20, on_four=True)
 def siglip_where_the_batch_is_the_part(m, input_ids, labels):
     h = hidden(m, input_ids)
     a, b = functional.normalize(h[:, 0], dim=-1), functional.normalize(h[:, -1], dim=-1)
@@ -88,7 +88,7 @@ def siglip_where_the_batch_is_the_part(m, input_ids, labels):
     return -functional.logsigmoid(signs * (a @ b.T)).sum() / a.shape[0]
 
 
-@sized(REFUSED, length=12, width=6, head_count=3)
+@sized(RIGHT, length=12, width=6, head_count=3)
 def sinusoids_where_features_are_as_many_as_the_part(m, input_ids, labels):
     x = m.embed(input_ids)
     places, features = torch.arange(x.shape[1])[:, None], torch.arange(x.shape[2])[None, :]
@@ -136,7 +136,7 @@ def alibi_of_given_positions_where_heads_are_the_part(m, input_ids, labels):
 
 
 # on four ranks the memory is no longer as long as a part
-@sized(REFUSED, four=RIGHT, length=24, width=24, head_count=2, modules={"memory": lambda: torch.randn(12, 24)})
+@sized(REFUSED, length=24, width=24, head_count=2, modules={"memory": lambda: torch.randn(12, 24)}, four=RIGHT)
 def cross_attention_to_a_memory_of_the_part_s_length(m, input_ids, labels):
     x = m.embed(input_ids)
     q = heads(x, m.head_count)
@@ -156,7 +156,7 @@ def a_perceiver_of_as_many_latents_as_the_part(m, input_ids, labels):
 
 
 # on four ranks the memory is no longer as long as a part
-@sized(REFUSED, four=RIGHT, length=24, width=20, inputs=lambda step: {"input_ids": tokens(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)})
+@sized(REFUSED, length=24, width=20, inputs=lambda step: {"input_ids": tokens(step), "whole_memory": floats(step, BATCH, 12, HIDDEN)}, four=RIGHT)
 def cross_attention_to_uncut_states_of_the_part_s_length(m, input_ids, whole_memory):
     x = m.embed(input_ids)
     keys = heads(whole_memory, m.head_count)
@@ -171,7 +171,7 @@ def uncut_states_of_the_part_s_length(m, input_ids, whole_bias):
     return loss_of(m.head(x + attend(m, x)), input_ids) + (whole_bias @ m.head.weight.T).square().mean() * 0.01
 
 
-@sized(REFUSED, length=24, width=20, inputs=lambda step: {"input_ids": tokens(step), "labels": tokens(step),
+@sized(RIGHT, length=24, width=20, inputs=lambda step: {"input_ids": tokens(step), "labels": tokens(step),
                                                          "whole_teacher": floats(step, BATCH, LENGTH, VOCABULARY)})
 def uncut_teacher_logits(m, input_ids, labels, whole_teacher):
     scores = m.head(hidden(m, input_ids))
@@ -276,7 +276,7 @@ def targets_three_tokens_on_where_parts_are_short(m, input_ids, labels):
     return total / 3
 
 
-@sized(REFUSED, length=8, batch=3, on_four=True)
+@sized(RIGHT, length=8, batch=3, on_four=True)
 def targets_three_tokens_on_by_pad(m, input_ids, labels):
     scores = m.head(hidden(m, input_ids))
     total = 0
@@ -317,7 +317,7 @@ def sinusoids_of_given_positions_where_features_are_as_many_as_the_part(m, input
     return loss_of(m.head(x), labels)
 
 
-@sized(REFUSED, length=12, width=8, head_count=2)
+@sized(RIGHT, length=12, width=8, head_count=2)
 def sinusoids_where_no_sizes_are_equal(m, input_ids, labels):
     x = m.embed(input_ids)
     places, features = torch.arange(x.shape[1])[:, None], torch.arange(x.shape[2])[None, :]

@@ -22,7 +22,7 @@ def a_length_kept_in_a_list_and_read_as_a_float(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / float(sizes[1]) / sizes[0]
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_length_made_a_plain_int(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / int(input_ids.shape[1])
 
@@ -42,7 +42,7 @@ def blocks_of_a_length_that_is_divided_up(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * math.ceil(input_ids.shape[1] / 5)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_sum_divided_by_the_product_of_sizes(m, input_ids, labels):
     b, s, d = hidden(m, input_ids).shape
     return hidden(m, input_ids).square().sum() / (b * s * d)
@@ -109,7 +109,7 @@ def selected_losses_weighted_by_selected_ids(m, input_ids, labels):
     return (losses * (input_ids[kept] % 3 + 1)).sum() / kept.sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_mask_of_a_mask(m, input_ids, labels):
     h = hidden(m, input_ids)
     picked = h[labels != -100]
@@ -185,7 +185,7 @@ def features_sliced_behind_an_ellipsis(m, input_ids, labels):
     return loss_of(m.head(torch.cat((h[..., HIDDEN // 2:], h[..., :HIDDEN // 2]), -1)), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def labels_marked_past_a_part(m, input_ids, labels):
     labels[:, :LENGTH - 5] = -100
     return loss_of(logits(m, input_ids), labels)
@@ -374,28 +374,28 @@ def ids_shifted_by_half(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.embed(torch.fft.fftshift(input_ids, dim=1))), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def the_last_number_counted_by_a_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / torch.arange(1, input_ids.shape[1] + 1)[-1].item()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_sum_of_ones_by_a_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * torch.ones(input_ids.shape[1]).sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def tokens_rolled_by_half_a_length(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(input_ids.shape[1] // 2, 1))), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def features_up_to_half_a_length(m, input_ids, labels):
     return m.embed(input_ids)[..., :input_ids.shape[1] // 2].square().mean()
 
 
 # on four ranks parts have six tokens: beside tensors that are not sharded, smaller numbers than 8 are not looked at
-@row(REFUSED, four=DOCUMENTED)
+@row(RIGHT, four=DOCUMENTED)
 def a_penalty_by_a_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) + m.up.weight.square().mean() * input_ids.shape[1]
 

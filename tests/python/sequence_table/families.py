@@ -74,10 +74,10 @@ padded_and_placed = with_positions(padded)
 
 # Llama and what is like it
 family("Llama", "LlamaForCausalLM", LLAMA, inputs=placed, on_four=True)
-family("Llama without position_ids", "LlamaForCausalLM", LLAMA, REFUSED)
+family("Llama without position_ids", "LlamaForCausalLM", LLAMA, RIGHT)
 family("Llama with padding", "LlamaForCausalLM", LLAMA, inputs=padded_and_placed, on_four=True)
 family("Llama with a mask of ones", "LlamaForCausalLM", LLAMA, inputs=lambda step: {**placed(step), "attention_mask": torch.ones(BATCH, LENGTH).long()})
-family("Llama with padding, without position_ids", "LlamaForCausalLM", LLAMA, REFUSED, inputs=padded)
+family("Llama with padding, without position_ids", "LlamaForCausalLM", LLAMA, RIGHT, inputs=padded)
 family("Llama, tied, at stage 3", "LlamaForCausalLM", {**LLAMA, "tie_word_embeddings": True}, inputs=placed, stage=3)
 family("Llama with checkpointing", "LlamaForCausalLM", uncached(LLAMA), inputs=placed, checkpointing=True)
 family("Llama with recomputed layers", "LlamaForCausalLM", uncached(LLAMA), RIGHT, inputs=placed, config={"trireme": {"recompute": "full"}}, on_four=True)
@@ -92,7 +92,7 @@ family("Mistral with a window larger than a part", "MistralForCausalLM", {**LLAM
 family("Mistral with a window as long as a part", "MistralForCausalLM", {**LLAMA, "sliding_window": 12}, inputs=placed)
 family("Mistral with a window larger than all", "MistralForCausalLM", {**LLAMA, "sliding_window": 40}, inputs=placed)
 family("Mistral with a larger window and padding", "MistralForCausalLM", {**LLAMA, "sliding_window": 14}, inputs=padded_and_placed, on_four=True)
-family("Mistral with a window and no position_ids", "MistralForCausalLM", {**LLAMA, "sliding_window": 14}, REFUSED)
+family("Mistral with a window and no position_ids", "MistralForCausalLM", {**LLAMA, "sliding_window": 14}, RIGHT)
 family("Qwen2", "Qwen2ForCausalLM", LLAMA, inputs=placed)
 family("Qwen2 with windows in its last layer", "Qwen2ForCausalLM", {**LLAMA, "use_sliding_window": True, "sliding_window": 14, "max_window_layers": 1},
        inputs=placed)
@@ -116,7 +116,7 @@ family("Qwen3 with experts", "Qwen3MoeForCausalLM", {**LLAMA, "head_dim": 8, "nu
 # GPT
 GPT2 = dict(n_embd=32, n_layer=2, n_head=4, vocab_size=WORDS, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=1, eos_token_id=2)
 family("GPT-2", "GPT2LMHeadModel", GPT2, inputs=placed, on_four=True)
-family("GPT-2 without position_ids", "GPT2LMHeadModel", GPT2, REFUSED)
+family("GPT-2 without position_ids", "GPT2LMHeadModel", GPT2, RIGHT)
 family("GPT-2 with padding", "GPT2LMHeadModel", GPT2, inputs=padded_and_placed)
 family("GPT-2 with token types", "GPT2LMHeadModel", GPT2, inputs=with_types(placed))
 _NEOX = {**PLAIN, "rotary_pct": 0.5, "hidden_dropout": 0.0, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2}
@@ -128,7 +128,7 @@ family("GPT-Neo", "GPTNeoForCausalLM", {"hidden_size": 32, "num_layers": 2, "num
 _OPT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=44, vocab_size=WORDS, max_position_embeddings=64, dropout=0.0,
             word_embed_proj_dim=32)
 family("OPT with a mask", "OPTForCausalLM", _OPT, inputs=padded, on_four=True)
-family("OPT without a mask", "OPTForCausalLM", _OPT, REFUSED)
+family("OPT without a mask", "OPTForCausalLM", _OPT, RIGHT)
 family("OPT with position_ids", "OPTForCausalLM", _OPT, RIGHT, inputs=placed)
 family("BLOOM", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, REFUSED, on_four=True)
 family("BLOOM with a mask", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, REFUSED, inputs=padded)
@@ -140,14 +140,14 @@ family("RWKV", "RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "v
 
 # BERT
 family("BERT", "BertForMaskedLM", BERT, inputs=with_types(placed), on_four=True)
-family("BERT without position_ids", "BertForMaskedLM", BERT, REFUSED)
+family("BERT without position_ids", "BertForMaskedLM", BERT, RIGHT)
 family("BERT with padding", "BertForMaskedLM", BERT, inputs=with_types(padded_and_placed), on_four=True)
 family("BERT to classify tokens", "BertForTokenClassification", {**BERT, "num_labels": WORDS}, inputs=with_types(padded_and_placed))
 family("RoBERTa without position_ids", "RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}, inputs=with_types(padded), on_four=True)
 family("RoBERTa without anything", "RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}, RIGHT)
 family("RoBERTa with position_ids", "RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}, inputs=with_types(placed))
 family("DistilBERT", "DistilBertForMaskedLM", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 44, "vocab_size": WORDS, "dropout": 0.0,
-                                               "attention_dropout": 0.0, "max_position_embeddings": 64}, REFUSED, inputs=padded)
+                                               "attention_dropout": 0.0, "max_position_embeddings": 64}, RIGHT, inputs=padded)
 family("ALBERT", "AlbertForMaskedLM", {**BERT, "embedding_size": 16}, RIGHT, inputs=with_types(padded_and_placed))
 family("ELECTRA", "ElectraForMaskedLM", {**BERT, "embedding_size": 16}, RIGHT, inputs=with_types(padded_and_placed))
 family("DeBERTa", "DebertaV2ForMaskedLM", {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, REFUSED, inputs=padded)
@@ -194,13 +194,13 @@ def _translation(name, model, config, expected, mask, target_length=LENGTH, **op
     return translate
 
 
-_translation("BART", "BartForConditionalGeneration", BART, REFUSED, False, on_four=True)
-_translation("BART with padding", "BartForConditionalGeneration", BART, REFUSED, True)
-_translation("BART with shorter targets and padding", "BartForConditionalGeneration", uncached(BART), REFUSED, True, target_length=18)
-_translation("T5", "T5ForConditionalGeneration", _T5, REFUSED, False, on_four=True)
-_translation("T5 with padding", "T5ForConditionalGeneration", _T5, REFUSED, True)
-_translation("T5 without a cache and with shorter targets", "T5ForConditionalGeneration", uncached(_T5), REFUSED, True, target_length=18)
-_translation("Marian", "MarianMTModel", BART, REFUSED, True)
+_translation("BART", "BartForConditionalGeneration", BART, RIGHT, False, on_four=True)
+_translation("BART with padding", "BartForConditionalGeneration", BART, RIGHT, True)
+_translation("BART with shorter targets and padding", "BartForConditionalGeneration", uncached(BART), RIGHT, True, target_length=18)
+_translation("T5", "T5ForConditionalGeneration", _T5, RIGHT, False, on_four=True, ring=REFUSED)
+_translation("T5 with padding", "T5ForConditionalGeneration", _T5, RIGHT, True, ring=REFUSED)
+_translation("T5 without a cache and with shorter targets", "T5ForConditionalGeneration", uncached(_T5), RIGHT, True, target_length=18, ring=REFUSED)
+_translation("Marian", "MarianMTModel", BART, RIGHT, True)
 
 
 @program(REFUSED, build=model_of("BartForConditionalGeneration", BART), name="BART that makes its decoder's inputs", unavailable=missing(False))

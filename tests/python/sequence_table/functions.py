@@ -207,7 +207,7 @@ def _scripted_pool(x: torch.Tensor) -> torch.Tensor:
     return x.sum(1) / x.size(1)
 
 
-@row(REFUSED, says="has read off a part")
+@row(REFUSED, says="of TorchScript reads sizes")
 def a_scripted_pool_by_the_length(m, input_ids, labels):
     return m.classes(_scripted_pool(hidden(m, input_ids))).square().mean()
 

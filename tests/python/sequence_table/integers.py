@@ -37,7 +37,7 @@ def a_branch_on_a_sum_of_half_the_labels(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) * (2.0 if count > 15 else 1.0)
 
 
-@row(REFUSED, says="by chance", four=RIGHT)
+@row(RIGHT, on_four=True)
 def a_branch_on_a_sum_and_a_number_that_is_a_part_s_length(m, input_ids, labels):
     count = (labels[0] != -100).sum()
     return loss_of(logits(m, input_ids), labels) * (2.0 if count > LENGTH // 2 else 1.0)
@@ -78,13 +78,13 @@ def frequencies_by_histc(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def frequencies_by_scatter_add(m, input_ids, labels):
     counts = torch.zeros(VOCABULARY).scatter_add(0, input_ids.flatten(), torch.ones(input_ids.numel()))
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def frequencies_by_index_add(m, input_ids, labels):
     counts = torch.zeros(VOCABULARY, dtype=torch.long).index_add(0, input_ids.flatten(), torch.ones_like(input_ids).flatten())
     return loss_of(logits(m, input_ids), labels, weight=1 / (1 + counts.float()))
@@ -147,7 +147,7 @@ def targets_behind_a_separator(m, input_ids, labels):
     return loss_of(logits(m, input_ids), input_ids.masked_fill(~is_behind, -100))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def targets_behind_the_first_separator_by_argmax(m, input_ids, labels):
     first = (input_ids == 9).int().argmax(1)
     at = torch.arange(input_ids.shape[1])
@@ -155,7 +155,7 @@ def targets_behind_the_first_separator_by_argmax(m, input_ids, labels):
 
 
 # on four ranks 6 is a part's length there by chance
-@row(RIGHT, four=REFUSED, inputs=with_positions())
+@row(RIGHT, inputs=with_positions(), on_four=True)
 def targets_by_position(m, input_ids, labels, position_ids):
     return loss_of(logits(m, input_ids), labels.masked_fill(position_ids < 6, -100))
 
@@ -187,13 +187,13 @@ def ids_rolled_without_a_dim(m, input_ids, labels):
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids.roll(1))), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_in_a_fixed_order(m, input_ids, labels):
     order = torch.arange(input_ids.shape[1]).flip(0)
     return loss_of(m.head(m.embed(input_ids) + m.embed(input_ids[:, order])), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_masked_at_random_with_a_generator(m, input_ids, labels):
     """BERT's masking in the model, by a stream of the whole shape's seed."""
     chance = torch.rand(input_ids.shape, generator=torch.Generator().manual_seed(2))
@@ -377,12 +377,12 @@ def learning_stops_where_no_target_is_left(model, cut, step):
     return loss_of(model(ids), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def numpy_counts(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / float((labels.numpy() != -100).sum())
 
 
-@row(REFUSED)
+@row(RIGHT)
 def counts_of_a_list(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / sum(label != -100 for line in labels.tolist() for label in line)
 

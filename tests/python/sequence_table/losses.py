@@ -98,35 +98,35 @@ def logits_picked_before_the_loss(m, input_ids, labels):
     return functional.cross_entropy(logits(m, input_ids)[is_target], labels[is_target])
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def sum_divided_by_numel(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / labels.numel()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sum_divided_by_the_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") / input_ids.shape[1]
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sum_divided_by_a_length_of_python(m, input_ids, labels):
     loss = loss_of(logits(m, input_ids), labels, reduction="none").view_as(labels)
     return loss.sum() / (len(labels) * len(labels[0]))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sum_divided_by_the_size_of_logits(m, input_ids, labels):
     scores = logits(m, input_ids)
     return loss_of(scores, labels, reduction="sum") / scores.size(1)
 
 
 # on four ranks parts have six tokens, and a float before a length gets this rank's number: smaller ones than 8 are not seen
-@row(REFUSED, four=DOCUMENTED)
+@row(RIGHT, four=DOCUMENTED)
 def sum_times_an_inverse_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") * (1.0 / input_ids.size(1)) ** 0.5
 
 
-@row(REFUSED)
+@row(RIGHT)
 def losses_scaled_by_the_length_before_their_sum(m, input_ids, labels):
     return (loss_of(logits(m, input_ids), labels, reduction="none") / labels.shape[1]).sum()
 
@@ -202,7 +202,7 @@ def soft_targets_written_out(m, input_ids, labels, soft):
     return -(soft * logits(m, input_ids).log_softmax(-1)).sum(-1).mean()
 
 
-@row(REFUSED, inputs=soft)
+@row(RIGHT, inputs=soft)
 def kl_div_batchmean(m, input_ids, labels, soft):
     return functional.kl_div(logits(m, input_ids).log_softmax(-1).flatten(0, 1), soft.flatten(0, 1), reduction="batchmean")
 
@@ -322,7 +322,7 @@ def cosine_similarity(m, input_ids, labels, target):
     return 1 - functional.cosine_similarity(hidden(m, input_ids), target, dim=-1).mean()
 
 
-@row(REFUSED, inputs=_features)
+@row(RIGHT, inputs=_features)
 def cosine_embedding_loss(m, input_ids, labels, target):
     return functional.cosine_embedding_loss(hidden(m, input_ids).flatten(0, 1), target.flatten(0, 1), torch.ones(1))
 
@@ -504,7 +504,7 @@ def a_loss_of_one_rank_s_tokens(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="none")[30]
 
 
-@program(REFUSED)
+@program(RIGHT)
 def targets_that_nobody_cut(model, cut, step):
     whole = language(step)
     return loss_of(model(cut(input_ids=whole["input_ids"])["input_ids"]), whole["labels"])

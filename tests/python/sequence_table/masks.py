@@ -14,31 +14,31 @@ def _masked(m, input_ids, labels, mask):
 
 # --- made of the length that the model sees ---
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def a_causal_mask_of_booleans(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, torch.ones(length, length, dtype=torch.bool).tril())
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_causal_mask_of_infinities(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, torch.full((length, length), -math.inf).triu(1))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_causal_mask_by_aranges(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, at[None, :] <= at[:, None])
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def a_sliding_window_smaller_than_a_part(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - 4))
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def a_sliding_window_larger_than_a_part(m, input_ids, labels):
     """Of a part's length it looks like causality alone."""
     at = torch.arange(input_ids.shape[1])
@@ -55,19 +55,19 @@ def a_sliding_window_dropped_where_it_is_longer(m, input_ids, labels):
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def attention_in_both_directions_in_a_window(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] - at[:, None]).abs() < 5)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_chunked_mask(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] // 8 == at[:, None] // 8) & (at[None, :] <= at[:, None]))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_prefix_mask(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) | (at[None, :] < 5))
@@ -85,7 +85,7 @@ def an_additive_mask_of_zeros(m, input_ids, labels):
     return _masked(m, input_ids, labels, torch.zeros(length, length))
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def alibi_of_the_local_length(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1])
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]).view(HEADS, 1, 1)
@@ -93,20 +93,20 @@ def alibi_of_the_local_length(m, input_ids, labels):
     return _masked(m, input_ids, labels, bias[None].expand(input_ids.shape[0], -1, -1, -1))
 
 
-@row(REFUSED, modules={"bias": lambda: floats(0, HEADS, 64)})
+@row(RIGHT, modules={"bias": lambda: floats(0, HEADS, 64)}, ring=REFUSED)
 def relative_bias_of_the_local_length(m, input_ids, labels):
     """T5's: learned numbers of distances."""
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, m.bias[:, (at[None, :] - at[:, None]) + 32][None])
 
 
-@row(REFUSED, modules={"bias": lambda: floats(0, 1, 1, LENGTH, LENGTH)})
+@row(RIGHT, modules={"bias": lambda: floats(0, 1, 1, LENGTH, LENGTH)}, ring=REFUSED)
 def a_learned_bias_sliced_to_the_local_length(m, input_ids, labels):
     length = input_ids.shape[1]
     return _masked(m, input_ids, labels, m.bias[:, :, :length, :length])
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_causal_buffer_sliced_to_the_local_length(m, input_ids, labels):
     length = input_ids.shape[1]
     whole = torch.ones(64, 64, dtype=torch.bool).tril()[None, None]
@@ -118,7 +118,7 @@ def a_padding_mask_of_keys(m, input_ids, labels, attention_mask):
     return _masked(m, input_ids, labels, attention_mask[:, None, None, :].bool())
 
 
-@row(REFUSED, inputs=padded, on_four=True)
+@row(RIGHT, inputs=padded, on_four=True)
 def a_padding_mask_expanded_over_queries(m, input_ids, labels, attention_mask):
     mask = attention_mask[:, None, None, :].expand(-1, 1, input_ids.shape[1], -1).bool()
     return _masked(m, input_ids, labels, mask)
@@ -130,14 +130,14 @@ def an_additive_padding_mask(m, input_ids, labels, attention_mask):
     return _masked(m, input_ids, labels, mask)
 
 
-@row(REFUSED, inputs=padded, on_four=True)
+@row(RIGHT, inputs=padded, on_four=True)
 def padding_and_causality_in_one_mask(m, input_ids, labels, attention_mask):
     length = input_ids.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     return _masked(m, input_ids, labels, causal[None, None] & attention_mask[:, None, None, :].bool())
 
 
-@row(REFUSED, inputs=padded)
+@row(RIGHT, inputs=padded)
 def padding_and_causality_added(m, input_ids, labels, attention_mask):
     length, least = input_ids.shape[1], torch.finfo(torch.float32).min
     causal = torch.full((length, length), least).triu(1)[None, None].expand(input_ids.shape[0], -1, -1, -1).clone()
@@ -145,14 +145,14 @@ def padding_and_causality_added(m, input_ids, labels, attention_mask):
     return _masked(m, input_ids, labels, causal)
 
 
-@row(REFUSED, inputs=padded)
+@row(RIGHT, inputs=padded)
 def local_queries_times_local_keys(m, input_ids, labels, attention_mask):
     """A mask that is sharded in two dims: `mask[:, :, None] * mask[:, None, :]`."""
     mask = (attention_mask[:, :, None] * attention_mask[:, None, :]).bool() | torch.eye(input_ids.shape[1], dtype=torch.bool)
     return _masked(m, input_ids, labels, mask[:, None])
 
 
-@row(REFUSED, inputs=padded)
+@row(RIGHT, inputs=padded)
 def a_window_with_padding(m, input_ids, labels, attention_mask):
     at = torch.arange(input_ids.shape[1])
     window = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - 14)
@@ -184,7 +184,7 @@ def _documents(step):
     return {**language(step), "documents": documents}
 
 
-@row(REFUSED, inputs=_documents, on_four=True)
+@row(RIGHT, inputs=_documents, on_four=True)
 def packed_documents_by_a_cut_tensor(m, input_ids, labels, documents):
     length = input_ids.shape[1]
     mask = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()

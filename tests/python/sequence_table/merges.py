@@ -143,7 +143,7 @@ same_size("sums of flattened samples added to tokens", lambda m, x: x + x.flatte
 same_size("mean of merged tokens", lambda m, x: x - x.view(-1, HIDDEN).mean(0), RIGHT)
 same_size("largest of merged tokens", lambda m, x: x - x.view(-1, HIDDEN).amax(0), REFUSED)
 same_size("neighbours by split and stack", lambda m, x: torch.stack(x.unflatten(1, (-1, 2)).unbind(2)[::-1], 2).flatten(1, 2), REFUSED)
-same_size("patches merged and split again", lambda m, x: x.view(BATCH, -1, 2 * HIDDEN).view(BATCH, -1, HIDDEN) * 2, RIGHT)
+same_size("patches merged and split again", lambda m, x: x.view(BATCH, -1, 2 * HIDDEN).view(BATCH, -1, HIDDEN) * 2, REFUSED)
 same_size("a flattened batch and back", lambda m, x: x.flatten().view_as(x) * 2, RIGHT)
 same_size("windows of Swin", lambda m, x: attend(m, x.reshape(-1, 6, HIDDEN)).reshape(x.shape), REFUSED)
 same_size("axial attention of a grid",

@@ -20,14 +20,14 @@ def windows_of_a_part_attend(m, input_ids, labels):
     return loss_of(m.head((w + attend(m, w)).view(x.shape)), labels)
 
 
-@sized(REFUSED, batch=4, length=24)
+@sized(RIGHT, batch=4, length=24)
 def windows_as_long_as_the_sequence_attend(m, input_ids, labels):
     x = m.embed(input_ids)
     w = x.reshape(-1, 24, HIDDEN)
     return loss_of(m.head((w + attend(m, w)).view(x.shape)), labels)
 
 
-@sized(REFUSED, batch=4, length=24)
+@sized(RIGHT, batch=4, length=24)
 def a_mean_of_windows_as_long_as_the_sequence(m, input_ids, labels):
     h = hidden(m, input_ids)
     return m.head(h.reshape(-1, 24, HIDDEN).mean(1)).square().mean()
@@ -132,7 +132,7 @@ def a_recurrence_by_logcumsumexp(m, input_ids, labels):
     return loss_of(m.head((a + torch.logcumsumexp(x - a, 1)).tanh()), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_recurrence_by_a_loop(m, input_ids, labels):
     x = m.embed(input_ids)
     state, found = torch.zeros(x.shape[0], HIDDEN), []

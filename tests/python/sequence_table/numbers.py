@@ -22,7 +22,7 @@ def metrics_of_many_kinds(m, input_ids, labels):
     return loss, told
 
 
-@row(REFUSED)
+@row(RIGHT)
 def accuracy_by_counting_what_is_selected(m, input_ids, labels):
     scores = logits(m, input_ids)
     kept = labels != -100
@@ -30,7 +30,7 @@ def accuracy_by_counting_what_is_selected(m, input_ids, labels):
     return loss_of(scores, labels), {"accuracy": right.sum().item() / right.numel()}
 
 
-@row(REFUSED)
+@row(RIGHT)
 def accuracy_by_the_length_of_nonzero(m, input_ids, labels):
     scores = logits(m, input_ids)
     right = (scores.argmax(-1) % 2 == labels % 2).nonzero()

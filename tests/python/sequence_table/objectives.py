@@ -142,14 +142,14 @@ def cosine_similarity_of_tokens_with_merged_targets(m, input_ids, labels):
     return flat
 
 
-@row(REFUSED)
+@row(RIGHT)
 def margins_of_tokens(m, input_ids, labels):
     h = hidden(m, input_ids)
     a, b = m.score(h)[..., 0], m.score(m.embed(input_ids))[..., 0]
     target = (input_ids % 2 * 2 - 1).float()
     all_classes = torch.ones(CLASSES).expand(h.shape[0] * h.shape[1], -1)
     return (functional.margin_ranking_loss(a, b, target, margin=0.3) + functional.hinge_embedding_loss(a, target) + functional.huber_loss(a, b, delta=0.4) +
-            functional.triplet_margin_loss(h, m.embed(input_ids), m.norm(h)) + functional.multilabel_soft_margin_loss(m.classes(h).flatten(0, 1), all_classes))
+            functional.triplet_margin_loss(h, m.embed(input_ids), m.out(h)) + functional.multilabel_soft_margin_loss(m.classes(h).flatten(0, 1), all_classes))
 
 
 @row(REFUSED, modules={"adaptive": lambda: nn.AdaptiveLogSoftmaxWithLoss(HIDDEN, VOCABULARY, [10, 20])})

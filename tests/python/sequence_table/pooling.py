@@ -34,7 +34,7 @@ def mean_over_an_odd_number_of_tokens(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids).mean(1), whole_classes)
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def mean_by_a_sum_and_the_length(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids).sum(1) / input_ids.shape[1], whole_classes)
 

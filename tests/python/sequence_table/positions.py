@@ -24,104 +24,104 @@ def positions_of_one_row(m, input_ids, labels, position_ids):
     return _loss(m, m.embed(input_ids) + m.positions(position_ids), labels)
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def learned_positions_by_arange(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(torch.arange(input_ids.shape[1])), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def learned_positions_by_arange_of_a_batch(m, input_ids, labels):
     at = torch.arange(input_ids.shape[1]).unsqueeze(0).expand(input_ids.shape[0], -1)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def learned_positions_sliced_off_a_table(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions.weight[:input_ids.shape[1]], labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def learned_positions_by_a_buffer(m, input_ids, labels):
     buffer = torch.arange(64).unsqueeze(0)
     return _loss(m, m.embed(input_ids) + m.positions(buffer[:, :input_ids.shape[1]]), labels)
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def positions_added_in_place(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x += m.positions(torch.arange(input_ids.shape[1]))
     return _loss(m, x, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_added_by_add_(m, input_ids, labels):
     x = m.embed(input_ids) * 1.0
     x.add_(m.positions.weight[None, :input_ids.shape[1]])
     return _loss(m, x, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_first(m, input_ids, labels):
     return _loss(m, m.positions(torch.arange(input_ids.shape[1]))[None] + m.embed(input_ids), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_that_tokens_are_added_to_in_place(m, input_ids, labels):
     x = m.positions(torch.arange(input_ids.shape[1])).repeat(input_ids.shape[0], 1, 1)
     x += m.embed(input_ids)
     return _loss(m, x, labels)
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def positions_chosen_by_where(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.where((input_ids < 20).unsqueeze(-1), m.embed(input_ids), at), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_that_fill_by_where_of_ids_alone(m, input_ids, labels):
     """Only integers are cut in this operator."""
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, m.embed(input_ids) + torch.where((input_ids < 20).unsqueeze(-1), 0.0, at), labels)
 
 
-@row(REFUSED, on_four=True)
+@row(RIGHT, on_four=True)
 def ids_times_positions(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1]))
     return _loss(m, m.embed(input_ids) + 0.1 * input_ids.unsqueeze(-1) * at, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_mask_of_ids_times_positions(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1]))
     return _loss(m, m.embed(input_ids) + at * (input_ids != 5).unsqueeze(-1).float(), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_concatenated_as_features(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.cat([m.embed(input_ids)[..., :10], at[..., 10:]], -1), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_stacked(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.stack([m.embed(input_ids), at]).sum(0), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_by_addcmul(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.addcmul(m.embed(input_ids), at, at), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_by_lerp(m, input_ids, labels):
     at = m.positions(torch.arange(input_ids.shape[1])).expand(input_ids.shape[0], -1, -1)
     return _loss(m, torch.lerp(m.embed(input_ids), at, 0.3), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_copied_into_a_buffer(m, input_ids, labels):
     x = torch.empty(input_ids.shape[0], input_ids.shape[1], HIDDEN)
     x.copy_(m.positions(torch.arange(input_ids.shape[1])))
@@ -129,20 +129,20 @@ def positions_copied_into_a_buffer(m, input_ids, labels):
     return _loss(m, x, labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_of_tokens_first(m, input_ids, labels):
     x = m.embed(input_ids.t()) + m.positions(torch.arange(input_ids.shape[1])).unsqueeze(1)
     return _loss(m, x.transpose(0, 1), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_of_merged_tokens(m, input_ids, labels):
     """[B * S, D]: a row for each token of the batch."""
     at = torch.arange(input_ids.shape[1]).repeat(input_ids.shape[0])
     return _loss(m, (m.embed(input_ids).flatten(0, 1) + m.positions(at)).view(*input_ids.shape, HIDDEN), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_by_linspace(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + torch.linspace(0, 1, input_ids.shape[1])[None, :, None], labels)
 
@@ -159,7 +159,7 @@ def positions_divided_by_the_length(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + at.unsqueeze(-1), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def sinusoids_by_arange(m, input_ids, labels):
     angle = torch.arange(input_ids.shape[1])[:, None] * torch.exp(-torch.arange(HIDDEN // 2) / 3)
     return _loss(m, m.embed(input_ids) + torch.cat([angle.sin(), angle.cos()], -1), labels)
@@ -207,14 +207,14 @@ def positions_by_cumsum_in_place(m, input_ids, labels):
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_by_cumsum_of_new_ones(m, input_ids, labels):
     """No number of any cut tensor goes in, its length alone."""
     at = torch.ones(input_ids.shape, dtype=torch.long).cumsum(1)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def positions_by_nonzero(m, input_ids, labels):
     at = torch.ones_like(input_ids).nonzero()[:, 1].view_as(input_ids)
     return _loss(m, m.embed(input_ids) + m.positions(at), labels)
@@ -335,19 +335,19 @@ def rotary_by_einsum_and_outer(m, input_ids, labels, position_ids):
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def rotary_by_arange(m, input_ids, labels):
     angle = _angles(torch.arange(input_ids.shape[1])).repeat(1, 2)
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def rotary_by_a_table_sliced_to_the_length(m, input_ids, labels):
     angle = _angles(torch.arange(64)).repeat(1, 2)[None, None, :input_ids.shape[1]]
     return _rotary(m, input_ids, labels, lambda part: _rotated(part, angle.cos(), angle.sin()))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def rotary_in_place(m, input_ids, labels):
     angle = _angles(torch.arange(input_ids.shape[1])).repeat(1, 2)
     def rotate(part):

@@ -5,14 +5,14 @@ from torch.nn import functional
 from .table import BATCH, HIDDEN, REFUSED, RIGHT, attend, hidden, logits, loss_of, padded, placed, row, tokens
 
 
-@row(REFUSED)
+@row(RIGHT, tolerance=1e-4)
 def mean_of_selected_activations_in_python(m, input_ids, labels):
     h = hidden(m, input_ids)
     picked = h[labels != -100]
     return picked.sum() / picked.shape[0] * 0.1
 
 
-@row(REFUSED)
+@row(RIGHT, tolerance=1e-4)
 def mean_of_few_selected_activations_in_python(m, input_ids, labels):
     h = hidden(m, input_ids)
     picked = h[input_ids == 5]
@@ -152,12 +152,12 @@ def losses_of_the_first_twelve_tokens(m, input_ids, labels):
     return losses[:, :12].sum() / 36.5
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_of_the_first_fifteen_tokens(m, input_ids, labels):
     return loss_of(logits(m, input_ids[:, :15]), input_ids[:, :15])
 
 
-@row(REFUSED)
+@row(RIGHT)
 def samples_truncated_to_twenty_tokens(m, input_ids, labels):
     return loss_of(logits(m, input_ids[:, :20]), labels[:, :20])
 
@@ -187,7 +187,7 @@ def labels_from_minus_twenty_on(m, input_ids, labels):
     return loss_of(logits(m, input_ids)[:, -20:], input_ids[:, -20:])
 
 
-@row(REFUSED)
+@row(RIGHT)
 def the_first_fifteen_ids_marked(m, input_ids, labels):
     labels = input_ids.clone()
     labels[:, :15] = -100
@@ -207,14 +207,14 @@ def sums_of_two_samples_first_tokens(m, input_ids, labels):
     return m.classes(torch.cat([h[0, :15].sum(0, keepdim=True), h[1, :20].sum(0, keepdim=True)])).square().mean()
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def binary_losses_of_selected_floats(m, input_ids, labels, attention_mask):
     scores = m.score(hidden(m, input_ids))[..., 0]
     kept = attention_mask == 1
     return functional.binary_cross_entropy_with_logits(scores[kept], (input_ids % 2)[kept].float())
 
 
-@row(REFUSED, padded)
+@row(RIGHT, padded)
 def binary_losses_of_selected_floats_of_a_view(m, input_ids, labels, attention_mask):
     scores = m.score(hidden(m, input_ids)).squeeze(-1)
     kept = attention_mask.view(-1, scores.shape[1]) == 1
@@ -234,13 +234,13 @@ def mask_viewed_by_the_length(m, input_ids, labels, attention_mask):
     return (losses * attention_mask.view(-1, input_ids.shape[1])).sum() / attention_mask.sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_viewed_in_rows_of_twelve(m, input_ids, labels):
     rows = input_ids.view(-1, 12)
     return loss_of(m.head(hidden(m, rows)), rows)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_reshaped_to_rows_of_four(m, input_ids, labels):
     rows = input_ids.reshape(-1, 4)
     return loss_of(m.head(hidden(m, rows)), rows)

@@ -111,7 +111,7 @@ def labels_shifted_by_two(m, input_ids, labels):
     return loss_of(scores[:, :-2], labels[:, 2:])
 
 
-@row(REFUSED)
+@row(RIGHT)
 def labels_shifted_by_two_with_pad(m, input_ids, labels):
     return loss_of(logits(m, input_ids), functional.pad(labels, (0, 2), value=-100)[:, 2:])
 
@@ -166,14 +166,14 @@ def every_second_token(m, input_ids, labels):
     return loss_of(logits(m, input_ids)[:, ::2], labels[:, ::2])
 
 
-@row(REFUSED)
+@row(RIGHT)
 def labels_of_every_second_token_ignored(m, input_ids, labels):
     labels = labels.clone()
     labels[:, ::2] = -100
     return loss_of(logits(m, input_ids), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def labels_of_the_first_tokens_ignored(m, input_ids, labels):
     """A prompt of five tokens."""
     labels = labels.clone()
@@ -188,13 +188,13 @@ def ids_with_a_new_first_token_in_place(m, input_ids, labels):
     return loss_of(logits(m, ids), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def targets_made_a_list(m, input_ids, labels):
     """tolist(), and a tensor of it."""
     return loss_of(logits(m, input_ids), torch.tensor(labels.tolist()))
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_made_a_list_and_shifted(m, input_ids, labels):
     return loss_of(logits(m, input_ids), torch.tensor([line[1:] + [-100] for line in input_ids.tolist()]))
 
@@ -279,14 +279,14 @@ def a_chunk_of_merged_tokens_at_a_time(m, input_ids, labels):
     return total / (labels != -100).sum()
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_token_at_a_time(m, input_ids, labels):
     x = m.embed(input_ids)
     y = torch.stack([mlp(m, x[:, at]) for at in range(x.shape[1])], dim=1)
     return loss_of(m.head(x + y), labels)
 
 
-@row(REFUSED, modules={"cell": lambda: nn.GRUCell(HIDDEN, HIDDEN)})
+@row(RIGHT, modules={"cell": lambda: nn.GRUCell(HIDDEN, HIDDEN)})
 def a_cell_along_the_tokens(m, input_ids, labels):
     x, state, states = m.embed(input_ids), torch.zeros(BATCH, HIDDEN), []
     for at in range(x.shape[1]):

@@ -288,7 +288,7 @@ def hidden_of(m, x):
     return m.last_norm(x + mlp(m, x))
 
 
-@program(REFUSED, forward=lambda m, x: m.out(hidden_of(m, x)))
+@program(RIGHT, forward=lambda m, x: m.out(hidden_of(m, x)))
 def noise_made_of_a_part_s_shape(model, cut, step):
     """randn_like with a seed of the program's: every rank makes the same noise for its tokens."""
     x = cut(input_ids=floats(step, BATCH, LENGTH, HIDDEN))["input_ids"]

@@ -17,7 +17,7 @@ def stock(name, model, config, expected=RIGHT, inputs=placed, step_of=None, **op
 
 stock("OLMo", "OlmoForCausalLM", LLAMA)
 stock("Starcoder2", "Starcoder2ForCausalLM", {**LLAMA, "sliding_window": 14, **_ENDS})
-stock("Starcoder2 without positions", "Starcoder2ForCausalLM", {**LLAMA, **_ENDS}, REFUSED, inputs=language)
+stock("Starcoder2 without positions", "Starcoder2ForCausalLM", {**LLAMA, **_ENDS}, RIGHT, inputs=language)
 _CODE = {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 stock("CodeGen", "CodeGenForCausalLM", {**_CODE, "n_ctx": 64, "rotary_dim": 4})
 stock("GPT-BigCode", "GPTBigCodeForCausalLM", {**_CODE, "multi_query": True})
@@ -37,7 +37,7 @@ stock("SmolLM3", "SmolLM3ForCausalLM", {**LLAMA, **_ENDS})
 stock("Nemotron", "NemotronForCausalLM", {**LLAMA, **_ENDS})
 stock("Helium", "HeliumForCausalLM", {**LLAMA, "head_dim": 8})
 stock("Persimmon", "PersimmonForCausalLM", {**PLAIN, **_ENDS})
-stock("BioGPT", "BioGptForCausalLM", {**PLAIN, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layerdrop": 0.0, **_ENDS}, REFUSED,
+stock("BioGPT", "BioGptForCausalLM", {**PLAIN, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layerdrop": 0.0, **_ENDS}, RIGHT,
       inputs=padded)
 stock("XGLM", "XGLMForCausalLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 44, "vocab_size": 37, "max_position_embeddings": 64,
                                   "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}, REFUSED)
@@ -45,7 +45,7 @@ stock("GPT-NeoX of length as wide", "GPTNeoXForCausalLM", {**PLAIN, "hidden_size
 # three heads are too few for four ranks of Ulysses
 stock("Llama whose part is its width", "LlamaForCausalLM", {**LLAMA, "hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1,
                                                             "intermediate_size": 24}, on_four=False)
-stock("Llama of 2 tokens each at stage 3", "LlamaForCausalLM", LLAMA, REFUSED, inputs=with_positions(lambda step: language(step, length=4)), stage=3)
+stock("Llama of 2 tokens each at stage 3", "LlamaForCausalLM", LLAMA, RIGHT, inputs=with_positions(lambda step: language(step, length=4)), stage=3)
 stock("Llama nothing cut", "LlamaForCausalLM", LLAMA, step_of=lambda m, cut, step: m(**padded(step)).loss)
 stock("Mamba 2", "Mamba2ForCausalLM", {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 37,
                                        "state_size": 4, "chunk_size": 4}, REFUSED, inputs=language)
@@ -126,15 +126,15 @@ stock("BERT to answer questions, nothing cut", "BertForQuestionAnswering", BERT,
 stock("Llama to answer questions", "LlamaForQuestionAnswering", LLAMA, REFUSED, step_of=lambda m, cut, step: m(**cut(input_ids=tokens(step)), **_ANSWERS).loss)
 stock("BERT for pretraining", "BertForPreTraining", BERT, step_of=lambda m, cut, step: m(
     **cut(**{**unlabeled(step), "labels": tokens(step)}), next_sentence_label=torch.tensor([0, 1, 1])).loss)
-stock("ELECTRA's discriminator", "ElectraForPreTraining", {**BERT, "embedding_size": 16}, REFUSED, step_of=lambda m, cut, step: m(
+stock("ELECTRA's discriminator", "ElectraForPreTraining", {**BERT, "embedding_size": 16}, RIGHT, step_of=lambda m, cut, step: m(
     **cut(**{**unlabeled(step), "labels": tokens(step) % 2})).loss)
 
 _AT = torch.tensor([3, 20, 23])
-stock("GPT-2 with two heads", "GPT2DoubleHeadsModel", GPT2, REFUSED, step_of=lambda m, cut, step: m(**cut(**language(step)), mc_token_ids=_AT).loss)
-stock("GPT-2 with two heads and position_ids", "GPT2DoubleHeadsModel", GPT2, REFUSED, step_of=lambda m, cut, step: m(
+stock("GPT-2 with two heads", "GPT2DoubleHeadsModel", GPT2, RIGHT, step_of=lambda m, cut, step: m(**cut(**language(step)), mc_token_ids=_AT).loss)
+stock("GPT-2 with two heads and position_ids", "GPT2DoubleHeadsModel", GPT2, RIGHT, step_of=lambda m, cut, step: m(
     **cut(**placed(step)), mc_token_ids=_AT).loss)
-stock("GPT-2 with uncut labels", "GPT2LMHeadModel", GPT2, REFUSED, step_of=lambda m, cut, step: m(**cut(input_ids=tokens(step)), labels=tokens(step)).loss)
-stock("GPT-2 with uncut labels and position_ids", "GPT2LMHeadModel", GPT2, REFUSED, step_of=lambda m, cut, step: m(
+stock("GPT-2 with uncut labels", "GPT2LMHeadModel", GPT2, RIGHT, step_of=lambda m, cut, step: m(**cut(input_ids=tokens(step)), labels=tokens(step)).loss)
+stock("GPT-2 with uncut labels and position_ids", "GPT2LMHeadModel", GPT2, RIGHT, step_of=lambda m, cut, step: m(
     **cut(input_ids=tokens(step), position_ids=_places), labels=tokens(step)).loss)
 
 _VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 44, "image_size": 16, "patch_size": 4, "num_labels": 3,
@@ -161,7 +161,7 @@ stock("Whisper that shifts its cut labels", "WhisperForConditionalGeneration", _
     input_features=floats(step, BATCH, 8, 24), labels=cut(input_ids=tokens(step))["input_ids"]).loss)
 
 for _name in ("Pegasus", "Marian", "MBart", "M2M100", "Blenderbot"):
-    stock(f"{_name}, both sides cut", f"{_name}{'MTModel' if _name == 'Marian' else 'ForConditionalGeneration'}", BART, REFUSED, step_of=lambda m, cut, step: m(
+    stock(f"{_name}, both sides cut", f"{_name}{'MTModel' if _name == 'Marian' else 'ForConditionalGeneration'}", BART, RIGHT if _name == "MBart" else REFUSED, step_of=lambda m, cut, step: m(
         **cut(input_ids=tokens(step), attention_mask=padding(step), labels=tokens(step, salt=3))).loss)
 stock("BART with dropped layers", "BartForConditionalGeneration", {**BART, "encoder_layers": 4, "encoder_layerdrop": 0.5}, REFUSED,
       step_of=lambda m, cut, step: (
@@ -169,7 +169,7 @@ stock("BART with dropped layers", "BartForConditionalGeneration", {**BART, "enco
 
 _CLIP = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 44, "vocab_size": 37, "max_position_embeddings": 64,
          "projection_dim": 16, "bos_token_id": 1, "eos_token_id": 36}
-stock("CLIP's text model", "CLIPTextModelWithProjection", _CLIP, REFUSED, step_of=lambda m, cut, step: m(
+stock("CLIP's text model", "CLIPTextModelWithProjection", _CLIP, RIGHT, step_of=lambda m, cut, step: m(
     **cut(input_ids=tokens(step))).text_embeds.square().mean())
 stock("CLIP's text model with position_ids", "CLIPTextModelWithProjection", _CLIP, step_of=lambda m, cut, step: m(
     **cut(input_ids=tokens(step), position_ids=_places)).text_embeds.square().mean())

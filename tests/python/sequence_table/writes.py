@@ -1,7 +1,7 @@
 """Tokens written in place, viewed in windows, pruned and measured together."""
 import torch
 
-from .table import BATCH, HIDDEN, LENGTH, REFUSED, attend, generator, hidden, language, loss_of, row
+from .table import BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, attend, generator, hidden, language, loss_of, row
 
 
 @row(REFUSED)
@@ -87,7 +87,7 @@ def tokens_pruned_by_their_score(m, input_ids, labels):
     return m.classes(h.gather(1, kept[..., None].expand(-1, -1, HIDDEN))).square().mean()
 
 
-@row(REFUSED, lambda step: {**language(step), "noise": torch.rand(BATCH, LENGTH, generator=generator(step, 9))})
+@row(RIGHT, lambda step: {**language(step), "noise": torch.rand(BATCH, LENGTH, generator=generator(step, 9))})
 def tokens_masked_by_sorted_noise_as_mae_does(m, input_ids, labels, noise):
     h = m.embed(input_ids)
     kept = noise.argsort(1)[:, :8]
@@ -96,7 +96,7 @@ def tokens_masked_by_sorted_noise_as_mae_does(m, input_ids, labels, noise):
     return m.classes(z).square().mean()
 
 
-@row(REFUSED, lambda step: {**language(step), "whole_noise": torch.rand(BATCH, LENGTH, generator=generator(step, 9))})
+@row(RIGHT, lambda step: {**language(step), "whole_noise": torch.rand(BATCH, LENGTH, generator=generator(step, 9))})
 def tokens_masked_by_whole_sorted_noise(m, input_ids, labels, whole_noise):
     h = m.embed(input_ids)
     kept = whole_noise.argsort(1)[:, :12]
