@@ -39,6 +39,10 @@ def sizes_of_whole(tensor):
     return None
 
 
+def _is_part(value):
+    return isinstance(value, torch.Tensor) and sizes_of_whole(value) is not None
+
+
 def _whole_of(tensor):
     for core in list(_cores):
         if (whole := core.whole_of(tensor)) is not None:
@@ -177,7 +181,7 @@ def _refused(name, original):
 def _scripted(original):
     """TorchScript reads sizes without Python."""
     def call(self, *args, **kwargs):
-        if _cores and any(isinstance(value, torch.Tensor) and sizes_of_whole(value) is not None for value in (*args, *kwargs.values())):
+        if _cores and any(map(_is_part, (*args, *kwargs.values()))):
             graph = str(getattr(self, "inlined_graph", None) or self.graph)
             if any(reader in graph for reader in ("aten::size(", "aten::numel(", "aten::len(", "aten::stride(", "aten::sym_size")):
                 raise StateError(f"{getattr(self, 'name', 'a function')} of TorchScript reads sizes of a part of a sequence, which are this rank's there; "
@@ -192,7 +196,7 @@ def _applied(original):
     def apply(cls, *args, **kwargs):
         results = original(cls, *args, **kwargs)
         if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
-            parts = [tensor for tensor in args if isinstance(tensor, torch.Tensor) and sizes_of_whole(tensor) is not None]
+            parts = list(filter(_is_part, args))
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if parts and isinstance(result, torch.Tensor) and result.requires_grad and sizes_of_whole(result) is None:
                     raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a part of a sequence and its result "
@@ -217,7 +221,7 @@ def _getitem(original):
 
 def _setitem(original):
     def setitem(self, index, value):
-        if not _cores or sizes_of_whole(self) is None:
+        if not _cores or not (_is_part(self) or _is_part(value)):
             return original(self, index, value)
         view, indices = _taken(self, index)
         if not isinstance(value, torch.Tensor):
