@@ -111,12 +111,12 @@ TEST_P(Deterministic, WeightsAreTheSameAtEveryWorldAndStage) {
 const auto kName = [](const auto& info) {
   return std::get<0>(info.param).name + (std::get<1>(info.param) == at::kFloat ? "Fp32" : "Bf16");
 };
-INSTANTIATE_TEST_SUITE_P(
-    Models, Deterministic,
-    ::testing::Combine(::testing::Values(ModelCase{"Mlp", make_mlp}, ModelCase{"DroppingMlp", make_dropping_mlp},
-                                         ModelCase{"Uneven", make_uneven_net}),
-                       ::testing::Values(at::kFloat, at::kBFloat16)),
-    kName);
+INSTANTIATE_TEST_SUITE_P(Models, Deterministic,
+                         ::testing::Combine(::testing::Values(ModelCase{"Mlp", make_mlp},
+                                                              ModelCase{"DroppingMlp", make_dropping_mlp},
+                                                              ModelCase{"Uneven", make_uneven_net}),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         kName);
 INSTANTIATE_TEST_SUITE_P(Slow, Deterministic,
                          ::testing::Combine(::testing::Values(ModelCase{"ConvNet", make_conv_net},
                                                               ModelCase{"Llama", make_llama}),
