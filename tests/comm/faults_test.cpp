@@ -71,7 +71,10 @@ TEST_P(InEveryCollective, ADeadRankIsNamedByEverySurvivor) {
   EXPECT_EQ(shared_files(), before);
 }
 
-TEST_P(InEveryCollective, AStoppedRankIsNamedWhenTheTimeIsUp) {
+// Waits for the time to be up, which is three seconds in each.
+class StoppedInEveryCollective : public InEveryCollective {};
+
+TEST_P(StoppedInEveryCollective, IsNamedWhenTheTimeIsUp) {
   const auto results = run_processes(3, fail_in_call_12, {.comm_timeout = 3s, .argument = GetParam() + " stops"});
   for (const int rank : {0, 2}) {
     expect_named(results[static_cast<size_t>(rank)], GetParam());
@@ -91,10 +94,16 @@ TEST_P(InEveryCollective, ARankThatThrowsTellsItsPeersWhy) {
   }
 }
 
+const auto kCollective = [](const auto& info) { return info.param; };
 INSTANTIATE_TEST_SUITE_P(Faults, InEveryCollective,
                          ::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
                                            "gather", "scatter", "barrier", "recv"),
-                         [](const auto& info) { return info.param; });
+                         kCollective);
+INSTANTIATE_TEST_SUITE_P(Faults, StoppedInEveryCollective, ::testing::Values("all_reduce", "recv"), kCollective);
+INSTANTIATE_TEST_SUITE_P(Slow, StoppedInEveryCollective,
+                         ::testing::Values("reduce_scatter", "all_gather", "broadcast", "all_to_all", "gather",
+                                           "scatter", "barrier"),
+                         kCollective);
 
 TEST(KilledFromOutside, InTheMiddleOfALongCallIsNamed) {
   const auto results = run_processes(2,

@@ -228,7 +228,7 @@ TEST(Fork, CannotCallForItsParent) {
   for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.error_text;
 }
 
-TEST(Init, SaysAfterTenSecondsForWhomItWaitsAndGoesOn) {
+TEST(SlowInit, SaysAfterTenSecondsForWhomItWaitsAndGoesOn) {
   const auto results = run_processes(2, [](Group& world, const std::string&) {
     set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
     if (world.rank() == 1) ::usleep(11'500'000);

@@ -108,15 +108,20 @@ TEST_P(Deterministic, WeightsAreTheSameAtEveryWorldAndStage) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, Deterministic,
-    ::testing::Combine(::testing::Values(ModelCase{"Mlp", make_mlp}, ModelCase{"DroppingMlp", make_dropping_mlp},
-                                         ModelCase{"ConvNet", make_conv_net}, ModelCase{"Llama", make_llama},
-                                         ModelCase{"Uneven", make_uneven_net}),
-                       ::testing::Values(at::kFloat, at::kBFloat16)),
-    [](const auto& info) {
-      return std::get<0>(info.param).name + (std::get<1>(info.param) == at::kFloat ? "Fp32" : "Bf16");
-    });
+const auto kName = [](const auto& info) {
+  return std::get<0>(info.param).name + (std::get<1>(info.param) == at::kFloat ? "Fp32" : "Bf16");
+};
+INSTANTIATE_TEST_SUITE_P(Models, Deterministic,
+                         ::testing::Combine(::testing::Values(ModelCase{"Mlp", make_mlp},
+                                                              ModelCase{"DroppingMlp", make_dropping_mlp},
+                                                              ModelCase{"Uneven", make_uneven_net}),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Slow, Deterministic,
+                         ::testing::Combine(::testing::Values(ModelCase{"ConvNet", make_conv_net},
+                                                              ModelCase{"Llama", make_llama}),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         kName);
 
 TEST(DeterministicOrder, HoldsForDirectBackwardCallsAndSixteenBitSums) {
   const ShardedRun alone{.dtype = at::kBFloat16, .accumulation = at::kBFloat16};

@@ -5,8 +5,9 @@ import os
 import pathlib
 import unittest
 
-import harness
-from harness import main
+from harness import RankServer, main
+
+RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PAGE = _HERE.parents[1] / "docs" / "compose.md"
@@ -51,7 +52,7 @@ def _page(told):
 class Compose(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        status, out, err = harness.launch(2, [_HERE / "compose_ranks.py"])
+        status, out, err = RankServer.run(2, [_HERE / "compose_ranks.py"])
         if status:
             raise AssertionError(f"exit status {status}\n{out[-6000:]}\n{err[-6000:]}")
         cls.told = json.loads(out.splitlines()[-1])

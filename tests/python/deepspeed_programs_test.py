@@ -1,6 +1,6 @@
 """Programs written for DeepSpeed, unchanged: the losses that DeepSpeed 0.19.8 had."""
 import deepspeed_programs as programs
-from harness import Case, launch, main, result_of
+from harness import Case, RankServer, main, result_of
 
 
 class Programs(Case):
@@ -9,7 +9,7 @@ class Programs(Case):
     def test_have_the_losses_of_deepspeed(self):
         words = {name: programs.words_of(name, stages[0]) for name, stages in programs.STAGES.items()}
         script = programs.FOLDER / "run_all.py"
-        found = result_of(launch(programs.RANKS, ["-m", "trireme.as_deepspeed", script, self.folder, *words.values()]))
+        found = result_of(RankServer.run(programs.RANKS, [script, self.folder, *words.values()], as_deepspeed=True))
         recorded = programs.recorded()
         self.assertEqual(sorted(recorded), sorted(words))
         for name, expected in recorded.items():

@@ -2,7 +2,9 @@
 import pathlib
 import re
 
-from harness import Case, launch, main
+from harness import Case, RankServer, launch, main
+
+RankServer.imports = ("torch._dynamo", "transformers.models.llama.modeling_llama", "peft")
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 
@@ -10,34 +12,34 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 class Examples(Case):
     """Each file of examples/python, in a folder of its own."""
 
-    def losses(self, name, *arguments, module=()):
-        status, out, err = launch(2, [*module, EXAMPLES / name, *arguments], folder=self.folder)
+    def losses(self, *words, runs=RankServer.run):
+        status, out, err = runs(2, words, folder=self.folder)
         self.assertEqual(status, 0, out + err)
         losses = [float(text) for text in re.findall(r"loss'?:? '?([0-9.]+)", out)]
         self.assertGreaterEqual(len(losses), 2, out)
         return losses
 
     def test_from_scratch(self):
-        losses = self.losses("from_scratch.py", "30")
+        losses = self.losses(EXAMPLES / "from_scratch.py", "30", runs=launch)
         self.assertLess(losses[-1], losses[0])
         self.assertTrue((self.folder / "checkpoints/latest").exists())
 
     def test_hugging_face(self):
-        losses = self.losses("hugging_face.py", module=("-m", "trireme.as_deepspeed"))
+        losses = self.losses("-m", "trireme.as_deepspeed", EXAMPLES / "hugging_face.py", runs=launch)
         self.assertLess(losses[-2], losses[0])  # the last one is the mean of all
         self.assertTrue((self.folder / "output/final/model.safetensors").exists())
 
     def test_two_models(self):
-        losses = self.losses("two_models.py")
+        losses = self.losses(EXAMPLES / "two_models.py")
         self.assertLess(losses[-1], 0.1)
 
     def test_lora(self):
-        losses = self.losses("lora.py")
+        losses = self.losses(EXAMPLES / "lora.py")
         self.assertLess(losses[-1], losses[0])
         self.assertTrue((self.folder / "merged/model.safetensors").exists())
 
     def test_pipeline(self):
-        losses = self.losses("pipeline.py", "40")
+        losses = self.losses(EXAMPLES / "pipeline.py", "40")
         self.assertLess(losses[-1], 0.5 * losses[0])
         self.assertTrue((self.folder / "checkpoints/latest").exists())
 

@@ -1,6 +1,8 @@
 """What programs written for DeepSpeed are used to, of parameters, modules, optimizers and errors."""
-from harness import main
+from harness import RankServer, main
 from small_model import Case
+
+RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 _SGD = """
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "gradient_clipping": 0}

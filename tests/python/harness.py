@@ -44,27 +44,39 @@ def launch(ranks, words, **options):
 
 
 class RankServer:
-    """A Python with torch that forks ranks (rank_server.py), for programs that are not about how a rank is started or ended."""
+    """A Python with torch that forks ranks (rank_server.py), for programs that are not about how a rank is started or ended.
 
+    `imports` names the modules that most programs of a test import, so that the server imports them once, for all ranks: a test sets
+    it before the first run().
+    """
+
+    imports = ()
     _process = None
 
     @classmethod
-    def run(cls, ranks, script, *, as_deepspeed=False, folder=None, timeout_s=240):
-        """As launch() of `script`, without the launcher: (exit status, stdout, stderr)."""
+    def run(cls, ranks, words, *, as_deepspeed=False, environment=None, folder=None, timeout_s=240):
+        """As launch() of a script and its arguments, without the launcher: (exit status, stdout, stderr).
+
+        Of `environment` the ranks get what is read once they run: variables of Trireme.
+        """
+        if others := [name for name in environment or () if not name.startswith("TRIREME_")]:
+            raise ValueError(f"{others}: may be read before a rank is forked; use launch()")
         if cls._process is None:
             server = pathlib.Path(__file__).with_name("rank_server.py")
             cls._process = subprocess.Popen(  # pylint: disable=consider-using-with
-                [PYTHON, "-B", "-u", server], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                [PYTHON, "-B", "-u", server, *cls.imports], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1"})
             atexit.register(cls._end)
         with tempfile.NamedTemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w+") as err:
-            request = {"ranks": ranks, "words": [str(script)], "as_deepspeed": as_deepspeed, "folder": folder and str(folder), "out": out.name,
-                       "err": err.name, "timeout_s": timeout_s, "environment": {**os.environ, "OMP_NUM_THREADS": "1"}}
+            request = {"ranks": ranks, "words": [str(word) for word in words], "as_deepspeed": as_deepspeed, "folder": folder and str(folder),
+                       "out": out.name, "err": err.name, "timeout_s": timeout_s,
+                       "environment": {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}}
             cls._process.stdin.write(json.dumps(request) + "\n")
             cls._process.stdin.flush()
             answer = json.loads(cls._process.stdout.readline())
             said = out.read(), err.read()
         if answer["timed_out"]:
-            raise AssertionError(f"{script} ran longer than {timeout_s} s:\n{said[0]}\n{said[1]}")
+            raise AssertionError(f"{words} ran longer than {timeout_s} s:\n{said[0]}\n{said[1]}")
         return (next(filter(None, answer["statuses"]), 0), *said)
 
     @classmethod
@@ -112,14 +124,14 @@ class Case(unittest.TestCase):
         """`text` as a script that says what it leaves in `result`."""
         return self.write("snippet.py", _FRAME.format(folder=str(self.folder), snippet=textwrap.dedent(text), report=_REPORT))
 
-    def on_ranks(self, ranks, text, *, as_deepspeed=False, environment=None, **options):
+    def on_ranks(self, ranks, text, *, as_deepspeed=False, launched=False, environment=None, **options):
         """The JSON value that rank 0 leaves in `result`. 0 ranks: one process without a launcher's variables.
 
-        The ranks are forked by the RankServer; with variables of their own, which torch may read as it is imported, they are launched.
+        The ranks are forked by the RankServer, or `launched`: each a Python of its own, which has imported nothing.
         """
         script = self.snippet(text)
-        if environment is None:
-            return result_of(RankServer.run(ranks, script, as_deepspeed=as_deepspeed, **options))
+        if not launched:
+            return result_of(RankServer.run(ranks, [script], as_deepspeed=as_deepspeed, environment=environment, **options))
         words = ["-m", "trireme.as_deepspeed"] if as_deepspeed else []
         return result_of(launch(ranks, [*words, script], environment=environment, **options))
 

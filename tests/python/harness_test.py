@@ -3,7 +3,7 @@ from harness import Case, main
 
 
 class Harness(Case):
-    """Ranks that are forked, and with `environment` ranks of the launcher."""
+    """Ranks that are forked, and ranks of the launcher."""
 
     def test_gives_the_result_of_rank_0(self):
         result = self.on_ranks(2, """
@@ -34,10 +34,17 @@ class Harness(Case):
             pathlib.Path(folder, os.environ.get("RANK", "0")).write_text(f"{torch.initial_seed()} {random.random()}")
         """
         for ranks in (0, 2):
-            self.assertEqual(self.on_ranks(ranks, program), self.on_ranks(ranks, program, environment={}), ranks)
+            self.assertEqual(self.on_ranks(ranks, program), self.on_ranks(ranks, program, launched=True), ranks)
         self.on_ranks(2, program)
         seeds = [number for rank in "01" for number in (self.folder / rank).read_text().split()]
         self.assertEqual(len(set(seeds)), 4, seeds)
+
+    def test_ranks_that_are_forked_get_variables_of_trireme_and_no_others(self):
+        program = "import os; result = os.environ.get('TRIREME_COMM')"
+        self.assertEqual(self.on_ranks(1, program, environment={"TRIREME_COMM": "c10d"}), "c10d")
+        self.assertIsNone(self.on_ranks(1, program))
+        with self.assertRaisesRegex(ValueError, "OMP_NUM_THREADS.*use launch"):
+            self.on_ranks(1, program, environment={"OMP_NUM_THREADS": "2"})
 
     def test_ends_ranks_that_take_too_long(self):
         with self.assertRaisesRegex(AssertionError, "ran longer than 1 s"):

@@ -4,6 +4,8 @@ import pathlib
 
 import harness
 
+harness.RankServer.imports = ("torch._dynamo",)  # which transformers imports
+
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
@@ -25,8 +27,8 @@ class Case(harness.Case):
     def trained(self, program, ranks, out, **options):
         """What a program tells; 0 ranks: one process without a launcher and without the name deepspeed."""
         options["out"] = str(self.folder / out)
-        words = ["-m", "trireme.as_deepspeed"] if ranks else []
-        return harness.result_of(harness.launch(ranks, [*words, PROGRAMS / f"{program}.py", json.dumps(options)]))
+        words = [PROGRAMS / f"{program}.py", json.dumps(options)]
+        return harness.result_of(harness.RankServer.run(ranks, words, as_deepspeed=ranks > 0))
 
     def weights(self, out):
         """Of what a program saved in the end."""

@@ -1,5 +1,7 @@
 """What initialize() makes of its arguments, and what it refuses before anything has changed."""
-from harness import Case, main
+from harness import Case, RankServer, main
+
+RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 _START = """
     import torch, trireme as deepspeed

@@ -1,16 +1,18 @@
-"""A Hugging Face Llama (8 layers, hidden 256, fp32): every stage on 1, 2 and 4 ranks against plain PyTorch on the whole batch."""
-from harness import Case, main
+"""A Hugging Face Llama (fp32): every stage on 1, 2 and 4 ranks against plain PyTorch on the whole batch."""
+from harness import Case, RankServer, main
+
+RankServer.imports = ("transformers.models.llama.modeling_llama", "torch._dynamo")
 
 _TRAIN = """
     import torch, torch.distributed as dist
     from transformers import LlamaConfig, LlamaForCausalLM
     import trireme as deepspeed
-    BATCH, STEPS, VOCABULARY = 4, 20, 512
+    BATCH, VOCABULARY = 4, 512
 
     def build():
         torch.manual_seed(1)
-        return LlamaForCausalLM(LlamaConfig(hidden_size=256, num_hidden_layers=8, num_attention_heads=8, intermediate_size=688,
-                                            vocab_size=VOCABULARY, use_cache=False))
+        return LlamaForCausalLM(LlamaConfig(hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=8,
+                                            intermediate_size=HIDDEN * 43 // 16, vocab_size=VOCABULARY, use_cache=False))
 
     def loss_of(model, step, rank=0, size=1):
         ids = torch.randint(0, VOCABULARY, (BATCH, 17), generator=torch.Generator().manual_seed(step))
@@ -51,7 +53,9 @@ _TRAIN = """
 
 
 class Llama(Case):
-    """Losses of 20 steps."""
+    """Losses of some steps; llama_slow_test.py has a larger model."""
+
+    layers, hidden, steps = 3, 64, 8
 
     def test_one_rank_gives_the_losses_of_plain_pytorch_at_every_stage(self):
         self._compare(1)
@@ -63,7 +67,9 @@ class Llama(Case):
         self._compare(4)
 
     def _compare(self, ranks):
-        expected, *found = self.on_ranks(ranks, _TRAIN + """
+        expected, *found = self.on_ranks(ranks, f"""
+    LAYERS, HIDDEN, STEPS = {self.layers}, {self.hidden}, {self.steps}
+""" + _TRAIN + """
     result = [sharded(stage, "auto") for stage in range(4)] + [sharded(3, "copy")]
     result.insert(0, plain() if os.environ["RANK"] == "0" else None)
 """)

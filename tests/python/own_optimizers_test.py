@@ -1,8 +1,10 @@
 """A program's own optimizers and schedulers: trained as in plain PyTorch, or refused by name before anything has changed."""
 import pathlib
 
-from harness import main
+from harness import RankServer, main
 from small_model import Case
+
+RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 _START = f"""
 import sys

@@ -5,7 +5,9 @@ import tempfile
 import unittest
 
 import harness
-from harness import Case, main
+from harness import Case, RankServer, main
+
+RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 _RANKS = pathlib.Path(__file__).with_name("pipeline_ranks.py")
 
@@ -18,7 +20,7 @@ class SameBits(unittest.TestCase):
         cls.outcomes = {}
         with tempfile.TemporaryDirectory() as folder:
             for ranks in (1, 2, 4):
-                status, out, err = harness.launch(ranks, [_RANKS, folder])
+                status, out, err = RankServer.run(ranks, [_RANKS, folder])
                 if status:
                     raise AssertionError(f"exit status {status}\n{out[-6000:]}\n{err[-6000:]}")
                 for name, by_layout in json.loads(out.splitlines()[-1]).items():
@@ -154,7 +156,7 @@ class Methods(Case):
     def of_ranks(self, name):
         if Methods.told is None:
             script = self.write("methods.py", f"folder = {str(self.folder)!r}" + _METHODS)
-            status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script])
+            status, out, err = RankServer.run(2, [script], as_deepspeed=True)
             self.assertEqual(status, 0, out + err)
             Methods.told = [json.loads((self.folder / str(rank)).read_text()) for rank in (0, 1)]
         return [told[name] for told in Methods.told]
@@ -418,7 +420,7 @@ class RightOrRefused(Case):
     def of_ranks(self, name):
         if RightOrRefused.told is None:
             script = self.write("seams.py", f"folder = {str(self.folder)!r}" + _SEAMS)
-            status, out, err = harness.launch(2, ["-m", "trireme.as_deepspeed", script], environment={"TRIREME_TIMEOUT_S": "20"})
+            status, out, err = RankServer.run(2, [script], as_deepspeed=True, environment={"TRIREME_TIMEOUT_S": "20"})
             self.assertEqual(status, 0, out[-6000:] + err[-6000:])
             RightOrRefused.told = [json.loads((self.folder / str(rank)).read_text()) for rank in (0, 1)]
         return [told[name] for told in RightOrRefused.told]

@@ -23,6 +23,13 @@ class RandomTraining(Case):
                 self.assertLessEqual(memory["files"][1], memory["files"][0] + 2, memory)
                 self.assertLessEqual(memory["threads"][1], memory["threads"][0] + 2, memory)
 
+    def test_of_another_seed_and_of_programs_own_optimizers_has_no_mismatch(self):
+        result = random_training.train(seed=1, cases=12)
+        self.assertEqual((result["wrong"], result["orphans"], result["cases"]), ([], [], 12))
+        result = random_training.train(seed=1, cases=8, max_ranks=2, programs=True)
+        self.assertEqual((result["wrong"], result["cases"]), ([], 8))
+        self.assertLess(len(result["refused"]), 8)
+
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,11 @@
 """Forks ranks out of one Python that has imported torch, which takes each new process about two seconds of a processor.
 
-Reads a request a line, runs its ranks with the variables that `trireme launch` gives them, and answers with their exit statuses.
+Arguments: further modules to import. Reads a request a line, runs its ranks with the variables that `trireme launch` gives them, and
+answers with their exit statuses.
 """
 import ctypes
+import gc
+import importlib
 import json
 import os
 import signal
@@ -66,8 +69,12 @@ def _wait(children, timeout_s):
     return [statuses[rank] for rank in range(len(children))], timed_out
 
 
-def serve():
+def serve(imports):
     """Returns the request in each rank, and None where there are no more."""
+    for module in imports:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a rank that ends would look at all that is imported here, for half a second of a processor
     for line in sys.stdin:
         request = json.loads(line)
         ranks = request["ranks"]
@@ -97,7 +104,7 @@ def run(words, names):
 
 if __name__ == "__main__":
     _die_with_parent()
-    REQUEST = serve()
+    REQUEST = serve(sys.argv[1:])
     if REQUEST and REQUEST["as_deepspeed"]:
         import trireme.as_deepspeed
         sys.argv = ["as_deepspeed", *REQUEST["words"]]

@@ -3,7 +3,9 @@ import json
 import pathlib
 import textwrap
 
-from harness import Case, main
+from harness import Case, RankServer, main
+
+RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import
 
 HERE = pathlib.Path(__file__).parent
 MODELS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import sequence_programs as programs\n"

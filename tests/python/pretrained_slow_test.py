@@ -20,8 +20,8 @@ class Pretrained(harness.Case):
         model.save_pretrained(self.folder / "model")
         with torch.no_grad():
             expected = model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.item()
-        words = ["-m", "trireme.as_deepspeed", huggingface.PROGRAMS / "pretrained.py", self.folder / "model", json.dumps(CONFIG)]
-        told = harness.result_of(harness.launch(4, words))
+        words = [huggingface.PROGRAMS / "pretrained.py", self.folder / "model", json.dumps(CONFIG)]
+        told = harness.result_of(harness.RankServer.run(4, words, as_deepspeed=True))
         self.assertAlmostEqual(told["loss"], expected, delta=1e-5)
         self.assertGreater(told["model"], 300)
         limit = told["model"] / 4 + max(WHOLE_MIB, told["largest"]) + NOISE_MIB
