@@ -227,7 +227,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         """
         if not isinstance(loss, torch.Tensor):
             raise ShapeError(f"backward: expected a scalar tensor as the loss, got {type(loss).__name__}")
-        return self.core.backward(loss, retain_graph, create_graph, scale_wrt_gas)
+        try:
+            return self.core.backward(loss, retain_graph, create_graph, scale_wrt_gas)
+        except RuntimeError as error:
+            if self._sequence_size > 1 and type(error) is RuntimeError:  # libtorch's, not one of ours
+                raise StateError(f"backward: {error}; the backward() of a function of the program's own (torch.autograd.Function) gets gradients of this "
+                                 "rank's tokens: take sizes from them, not from what forward() has kept") from error
+            raise
 
     def scale(self, loss):
         """What to call backward() on directly: `loss` times the loss scale, in fp32, where something computes in fp16."""

@@ -72,10 +72,14 @@ def _take_readers():
                        ("__getitem__", _getitem), ("__setitem__", _setitem)):
         _replace(torch.Tensor, name, make)
     _replace(torch, "numel", _numel)
+    for module in (torch, torch.functional):
+        _replace(module, "broadcast_tensors", _broadcast)
     for name in ("tolist", "numpy", "__array__"):
         _replace(torch.Tensor, name, functools.partial(_read_of_whole, name))
-    for name in ("__deepcopy__", "__reduce_ex__"):
-        _replace(torch.Tensor, name, functools.partial(_refused, name))
+    for name in ("__deepcopy__", "__reduce_ex__", "__dlpack__"):
+        _replace(torch.Tensor, name, functools.partial(_refused, name, "a copy of a part is not known as a part; use clone(), or copy the batch before cut()"))
+    for name in ("untyped_storage", "storage", "_typed_storage", "storage_offset"):
+        _replace(torch.Tensor, name, functools.partial(_refused, name, "a storage has this rank's elements alone; read sizes from shape or nbytes"))
     for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):  # pylint: disable=protected-access
         _replace(script, "__call__", _scripted)
     checks = getattr(torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", {})
@@ -129,6 +133,17 @@ def _numel(original):
     return numel
 
 
+def _broadcast(original):
+    """libtorch computes the sizes of what it returns."""
+    def broadcast(*tensors):
+        given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+        if not _cores or not any(map(_is_part, given)):
+            return original(*tensors)
+        sizes = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+        return [tensor.expand(sizes) for tensor in given]
+    return broadcast
+
+
 def _nbytes(original):
     def nbytes(self):
         if not _cores or sizes_of_whole(self) is None:
@@ -170,12 +185,12 @@ def _read_of_whole(name, original):
     return read
 
 
-def _refused(name, original):
-    def copied(self, *args, **kwargs):
+def _refused(name, reason, original):
+    def refused(self, *args, **kwargs):
         if _cores and sizes_of_whole(self) is not None:
-            raise StateError(f"{name}: a copy of a part of {tuple(self.shape)} is not known as a part; use clone(), or copy the batch before cut()")
+            raise StateError(f"{name}: {tuple(self.shape)} is a part of a sequence, and {reason}")
         return original(self, *args, **kwargs)
-    return copied
+    return refused
 
 
 def _scripted(original):

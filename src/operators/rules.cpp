@@ -61,7 +61,9 @@ constexpr Row kRows[] = {
      "softmax log_softmax _softmax _log_softmax _safe_softmax cumsum cumsum_ cumprod cumprod_ cummax cummin "
      "logcumsumexp sort argsort "
      "msort topk flip fliplr flipud roll diff rot90 glu unfold"},
-    {{OperatorRole::kSet}, "unique_dim unique_consecutive _unique _unique2 bincount histc masked_scatter"},
+    {{OperatorRole::kSet},
+     "vander linalg_vander _shape_as_tensor diagflat fill_diagonal_ histogramdd "
+     "unique_dim unique_consecutive _unique _unique2 bincount histc masked_scatter"},
     {{OperatorRole::kCat}, "cat concat concatenate"},
     {{OperatorRole::kStack}, "stack"},
     {{OperatorRole::kPad}, "pad constant_pad_nd"},
@@ -76,7 +78,7 @@ constexpr Row kRows[] = {
      "soft_margin_loss poisson_nll_loss"},
     {{OperatorRole::kIndex}, "index _unsafe_index"},
     {{OperatorRole::kSelectIndex}, "index_select"},
-    {{OperatorRole::kGather}, "gather"},
+    {{OperatorRole::kGather}, "gather take_along_dim"},
     {{OperatorRole::kMaskedSelect}, "masked_select"},
     {{OperatorRole::kNonzero}, "nonzero argwhere"},
     {{OperatorRole::kPut}, "index_put index_put_ _index_put_impl_"},

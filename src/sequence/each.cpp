@@ -21,7 +21,9 @@ at::Tensor counting(int64_t tokens, const at::Tensor& like, int64_t dim) {
 /// Whether it does not matter which row along `dim` a token gets. Values do not tell: a window is full as long as the
 /// part is short.
 bool TokenPass::is_alike(const at::Tensor& other, int64_t dim) {
-  if (other.size(dim) == 1 || other.stride(dim) == 0) return true;
+  if (other.size(dim) == 1) return true;
+  if (takes_wholes()) return false;  // what a program makes by a length is as long as the whole
+  if (other.stride(dim) == 0) return true;
   const auto sharding = table_.find(other);
   return sharding && sharding->kind == Sharding::Kind::kConstant;
 }
@@ -52,7 +54,7 @@ const Found& TokenPass::check_aligned(const OperatorCall& call, const FoundArgum
     if (!is_same_selection(a, b))
       refuse(call, one, str("joins ", lead->tensor.sizes(), ", tokens that another mask selected, with those"),
              "select both by one mask");
-    if (!a.split->matches(*b.split) || one.tensor.size(a.dim()) != lead->tensor.size(b.dim()))
+    if (!a.split->matches(*b.split) || a.split->total() != b.split->total())
       refuse(call, one, str("joins ", lead->tensor.sizes(), ", ", b.split->total(), " tokens, with a part"),
              "shift labels, not activations: tokens of both must be the same ones");
   }
@@ -74,6 +76,9 @@ void TokenPass::check_unsharded(OperatorCall& call, const Found& lead) {
       refuse(call, lead, str("joins ", other.sizes(), ", which is not sharded, with a part"),
              "pass the tensor through cut()");
     if (is_alike(other, dim)) continue;
+    if (takes_wholes())
+      refuse(call, lead, str("joins ", other.sizes(), ", which is not sharded and no longer, with a part"),
+             "pass the tensor through cut(), or make it as long as the whole");
     if (lead.sharding.kind == Sharding::Kind::kTokens && lead.sharding.outer * lead.sharding.inner == 1 &&
         counts(other, dim)) {
       argument(call, i) = other + lead.sharding.split->begin();

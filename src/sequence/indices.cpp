@@ -198,12 +198,14 @@ void TokenPass::give_selected(OperatorCall& call, const at::Tensor& whole, int64
 }
 
 TokenPass::ByPlaces TokenPass::by_places(const OperatorCall& call) {
-  ByPlaces by{.tensor = call.arguments()[0].toTensor(), .places = call.arguments()[2].toTensor()};
+  const bool broadcasts = call.op.schema().name() == "aten::take_along_dim";
+  ByPlaces by{.tensor = call.arguments()[0].toTensor(), .places = call.arguments()[broadcasts ? 1 : 2].toTensor()};
   by.self = table_.find(by.tensor);
   by.of_places = table_.find(by.places);
   by.has_self = by.self && by.self->is_sharded();
   by.has_places = by.of_places && by.of_places->is_sharded();
-  by.along = named_dims(call, by.tensor.dim()).at(0);
+  const std::vector<int64_t> named = named_dims(call, by.tensor.dim());
+  by.along = named.empty() ? -1 : named[0];
   return by;
 }
 
@@ -248,6 +250,8 @@ void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArgum
 
 void TokenPass::run_gather(OperatorCall& call, Next next, const FoundArguments& found) {
   const auto [tensor, places, self, of_places, has_self, has_places, along] = by_places(call);
+  const bool broadcasts = call.op.schema().name() == "aten::take_along_dim";
+  if (along < 0 && !is_whole(call, found)) refuse(call, found[0], "takes elements out of all of them, a part");
   if (is_whole(call, found)) {
     if (has_self && contains(self->dims, along)) check_places(call, {0, tensor, *self}, places);
     const at::Tensor whole = run_on(call, whole_arguments(call, found))[0].toTensor();
@@ -274,7 +278,8 @@ void TokenPass::run_gather(OperatorCall& call, Next next, const FoundArguments& 
   if (self->dim() != along) {
     if (has_places) {
       check_aligned(call, found);
-    } else if (places.size(self->dim()) != tensor.size(self->dim()) || !is_alike(places, self->dim())) {
+    } else if ((places.size(self->dim()) != tensor.size(self->dim()) && !broadcasts) ||
+               !is_alike(places, self->dim())) {
       refuse(call, own, str("indexes by ", places.sizes(), ", which is not sharded, a part"), kFix);
     }
     next(call);
@@ -283,7 +288,9 @@ void TokenPass::run_gather(OperatorCall& call, Next next, const FoundArguments& 
   if (has_places || !is_of_all(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens)
     refuse(call, own, "takes tokens by numbers", kFix);
   const at::Tensor result = next.run(call, [&] {
-    return picked(call, own, places, [&](const at::Tensor& local) { return tensor.gather(along, local); });
+    return picked(call, own, places, [&](const at::Tensor& local) {
+      return broadcasts ? tensor.take_along_dim(local, along) : tensor.gather(along, local);
+    });
   });
   give_total(call, result, own);
 }

@@ -99,6 +99,9 @@ void TokenPass::run_lookup(OperatorCall& call, Next next, const FoundArguments& 
   if (found.size() > 1 || one.index != (is_one_hot ? 0 : 1)) refuse(call, one, "takes for a table a part");
   if (!one.sharding.has_tokens() || one.sharding.dims.size() > 1)
     refuse(call, one, "looks up by dims that tokens went into");
+  if (const c10::IValue counts = value_of(call, "scale_grad_by_freq"); counts.isBool() && counts.toBool())
+    refuse(call, one, "scales gradients by how often (scale_grad_by_freq) an index is in a part",
+           "leave scale_grad_by_freq out");
   if (is_one_hot && one.sharding.whole.defined())
     return give(call,
                 {part(run_on(call, whole_arguments(call, found))[0].toTensor(), one.sharding, one.sharding.dims)});

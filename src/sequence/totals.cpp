@@ -190,7 +190,7 @@ void TokenPass::run_class_loss(OperatorCall& call, Next next, const FoundArgumen
   if (of_target->dim() != expected || of_target->outer != of_logits->outer || of_target->inner != of_logits->inner ||
       !is_same_selection(*of_target, *of_logits))
     refuse(call, found[0], str("joins logits with targets ", target.sizes(), " of other tokens: a part"));
-  if (!of_target->split->matches(*of_logits->split) || logits.size(of_logits->dim()) != target.size(of_target->dim()))
+  if (!of_target->split->matches(*of_logits->split) || of_target->split->total() != of_logits->split->total())
     refuse(call, found[0],
            str("joins logits with targets ", target.sizes(), " of ", of_target->split->total(), " tokens: a part"),
            "shift logits by [:, :-1] and labels by [:, 1:]");

@@ -35,7 +35,7 @@ _PREPARE = """
             self.head = torch.nn.Linear(16, 32)
 
         def forward(self, input_ids, labels=None):
-            self.tokens = input_ids.untyped_storage().nbytes() // input_ids.element_size() // len(input_ids)  # of this rank
+            self.tokens = torch.Tensor.size.trireme_original(input_ids, 1)  # of this rank
             x = self.embed(input_ids)
             query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
             attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -223,8 +223,11 @@ class Wholes(Case):
         "tokens that another mask selected": lambda: x[even] + x[~even],
         "aten::einsum": lambda: torch.einsum("bsd,s->bd", x, torch.ones(24)),
         "numpy: (2, 24, 6) are activations": lambda: x.detach().numpy(),
-        "__deepcopy__: a copy of a part": lambda: copy.deepcopy(ids),
-        "__reduce_ex__: a copy of a part": lambda: pickle.dumps(ids),
+        "__deepcopy__: (2, 24) is a part of a sequence": lambda: copy.deepcopy(ids),
+        "__reduce_ex__: (2, 24) is a part": lambda: pickle.dumps(ids),
+        "a storage has this rank's elements alone": lambda: ids.untyped_storage(),
+        "storage_offset: (1, 24) is a part": lambda: ids[1:].storage_offset(),
+        "joins [2, 12, 6]": lambda: x + torch.ones(1, 1, 6).expand(2, 12, 6),
         "which is not sharded, a part": lambda: torch.zeros(2, 12, 6).add_(x),
     }.items()}
 """)

@@ -67,7 +67,7 @@ def ids_shifted_in_place(m, input_ids, labels):
     return loss_of(logits(m, input_ids), moved)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def ids_shifted_to_the_right(m, input_ids, labels):
     """T5's and BART's decoder inputs."""
     inputs = input_ids.new_zeros(input_ids.shape)

@@ -157,7 +157,7 @@ def _heard(m, cut, step, sounds, **more):
 stock("Whisper of uncut sounds", "WhisperForConditionalGeneration", _WHISPER, REFUSED, step_of=lambda m, cut, step: _heard(m, cut, step, 24))
 stock("Whisper of uncut sounds of another length", "WhisperForConditionalGeneration", {**_WHISPER, "max_source_positions": 9},
       step_of=lambda m, cut, step: _heard(m, cut, step, 18, position_ids=_places))
-stock("Whisper that shifts its cut labels", "WhisperForConditionalGeneration", _WHISPER, REFUSED, step_of=lambda m, cut, step: m(
+stock("Whisper that shifts its cut labels", "WhisperForConditionalGeneration", _WHISPER, REFUSED, four=RIGHT, step_of=lambda m, cut, step: m(
     input_features=floats(step, BATCH, 8, 24), labels=cut(input_ids=tokens(step))["input_ids"]).loss)
 
 for _name in ("Pegasus", "Marian", "MBart", "M2M100", "Blenderbot"):

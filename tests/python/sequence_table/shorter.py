@@ -1,0 +1,120 @@
+"""Activations without their last token, `x[:, :-1]`: their sizes, and what a program makes as long as they are."""
+import torch
+from torch.nn import functional
+
+from .table import BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, hidden, logits, loss_of, mlp, program, row, tokens
+
+SHORTER = LENGTH - 1
+
+
+def of_shorter(name, function, expected=RIGHT, **options):
+    """Declares a loss of function(m, all but the last token's logits, ids, all logits)."""
+    def forward(m, input_ids, labels):
+        scores = logits(m, input_ids)
+        return function(m, scores[:, :-1], input_ids, scores)
+    forward.__module__ = __name__
+    row(expected, name=f"shorter: {name}", **options)(forward)
+
+
+def each(scores, ids):
+    return loss_of(scores, ids[:, 1:], reduction="none")
+
+
+of_shorter("over its length", lambda m, s, ids, _: s.square().sum() / s.shape[1] * 0.01, on_four=True)
+of_shorter("over its number of elements", lambda m, s, ids, _: s.square().sum() / s.numel())
+of_shorter("over its len", lambda m, s, ids, _: s.transpose(0, 1).square().sum() / len(s.transpose(0, 1)) * 0.01)
+of_shorter("its sizes as numbers", lambda m, s, ids, _: (s.square().mean(), {"n": s.shape[1], "stride": s.stride(1), "rows": s.reshape(-1, VOCABULARY).shape[0]}))
+of_shorter("a mean", lambda m, s, ids, _: s.square().mean() + s.square().mean(1).sqrt().mean())
+of_shorter("viewed by numbers", lambda m, s, ids, _: s.reshape(BATCH, SHORTER, VOCABULARY).square().mean() + s.reshape(BATCH * SHORTER, -1).square().mean(), on_four=True)
+of_shorter("viewed by a length less one", lambda m, s, ids, all_: s.contiguous().view(-1, all_.shape[1] - 1, VOCABULARY).square().mean())
+of_shorter("losses viewed by its sizes", lambda m, s, ids, _: each(s, ids).view(s.size(0), s.size(1)).sum(1).mean() * 0.1)
+of_shorter("losses over a length less one", lambda m, s, ids, _: each(s, ids).sum() / (ids.shape[1] - 1) / BATCH)
+of_shorter("losses over their len", lambda m, s, ids, _: each(s, ids).sum() / len(each(s, ids)))
+of_shorter("weighted by places", lambda m, s, ids, _: (s[..., 0] * torch.arange(ids.shape[1] - 1)).mean(), on_four=True)
+of_shorter("weighted by a slice of places", lambda m, s, ids, _: (s[..., 0] * torch.arange(ids.shape[1])[:-1]).mean())
+of_shorter("losses weighted by a line", lambda m, s, ids, _: (each(s, ids).view(BATCH, -1) * torch.linspace(0, 1, s.shape[1])).mean())
+of_shorter("filled by a mask of places", lambda m, s, ids, _: s.masked_fill((torch.arange(SHORTER) < 5)[:, None], 0.0).square().mean())
+of_shorter("chosen by where", lambda m, s, ids, _: torch.where((torch.arange(SHORTER) < 5)[None, :, None], s, torch.zeros_like(s)).square().mean())
+of_shorter("an expanded mask of ids", lambda m, s, ids, _: (s * (ids[:, 1:] > 5).unsqueeze(-1).expand(-1, ids.shape[1] - 1, VOCABULARY)).square().mean())
+of_shorter("twice, beside later ids", lambda m, s, ids, _: loss_of(s[:, :-1], ids[:, 2:]))
+of_shorter("written into zeros", lambda m, s, ids, _: (lambda made: (made.copy_(s), made.square().mean())[1])(torch.zeros(BATCH, SHORTER, VOCABULARY)))
+of_shorter("one sample of it", lambda m, s, ids, _: functional.cross_entropy(s[1], ids[1, 1:], reduction="sum") / s[1].shape[0])
+of_shorter("doubled in place", lambda m, s, ids, _: s.mul_(2.0).square().mean(), REFUSED)
+of_shorter("beside all of it", lambda m, s, ids, all_: (s * 0.1 + all_.detach()[:, :-1]).square().mean())
+
+
+@row(RIGHT, on_four=True)
+def attention_of_all_but_the_last_token(m, input_ids, labels):
+    h = hidden(m, input_ids)[:, :-1]
+    mask = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool).tril()
+    return m.classes(h + attend(m, h, attn_mask=mask)).square().mean()
+
+
+@row(RIGHT)
+def positions_of_all_but_the_last_token(m, input_ids, labels):
+    x = m.embed(input_ids)[:, :-1]
+    x = x + m.positions.weight[:x.shape[1]]
+    return loss_of(m.head(x + mlp(m, x)), input_ids[:, 1:])
+
+
+def uncut(name, loss, expected=RIGHT, **options):
+    """Declares a loss of the logits of cut ids and the ids that the program has not cut."""
+    @program(expected, forward=lambda m, input_ids, labels: logits(m, input_ids), name=f"uncut beside cut: {name}", **options)
+    def step(model, cut, step):
+        whole = tokens(step)
+        return loss(model(**cut(input_ids=whole, labels=whole)), whole)
+
+
+uncut("shifted labels", lambda scores, ids: loss_of(scores[:, :-1], ids[:, 1:]), on_four=True)
+uncut("labels", loss_of)
+uncut("labels of classes in the second dim", lambda scores, ids: functional.cross_entropy(scores[:, :-1].transpose(1, 2), ids[:, 1:]))
+uncut("gathered log probabilities", lambda scores, ids: -scores[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).mean())
+uncut("a shifted mask", lambda scores, ids: (scores[:, :-1, 0] * (ids[:, 1:] > 10)).mean())
+uncut("shifted floats", lambda scores, ids: functional.mse_loss(scores[:, :-1, 0], ids[:, 1:] / VOCABULARY))
+uncut("floats", lambda scores, ids: functional.smooth_l1_loss(scores[..., 0], ids / VOCABULARY))
+
+
+# --- readers of one rank's elements ---
+
+def reader(name, read, expected=REFUSED, **options):
+    """Declares a loss times read(ids, activations)."""
+    def forward(m, input_ids, labels):
+        h = hidden(m, input_ids)
+        return loss_of(m.head(h), labels) * read(input_ids, h)
+    forward.__module__ = __name__
+    row(expected, name=f"read: {name}", **options)(forward)
+
+
+reader("bytes of a storage", lambda ids, h: h.untyped_storage().nbytes() / 1000)
+reader("len of a storage", lambda ids, h: len(ids.untyped_storage()) / 1000)
+reader("size of a typed storage", lambda ids, h: ids.storage().size() / 100)
+reader("an offset", lambda ids, h: 1.0 + h[1:].storage_offset() / 100)
+reader("a tensor by dlpack", lambda ids, h: torch.from_dlpack(ids).shape[1] / 10)
+reader("bytes", lambda ids, h: h.nbytes / 1000, RIGHT)
+reader("a compiled function", lambda ids, h: torch.compile(lambda x: x.sum() / x.shape[1], backend="eager")(h.detach()))
+reader("a meta tensor", lambda ids, h: h.detach().to("meta").shape[1] / 10, RIGHT)
+
+
+@row(RIGHT)
+def tokens_taken_along_a_dim_by_whole_places(m, input_ids, labels):
+    return m.classes(torch.take_along_dim(hidden(m, input_ids), input_ids.argmin(1)[:, None, None], 1)).square().mean()
+
+
+@row(RIGHT)
+def two_tokens_taken_along_a_dim_by_whole_places(m, input_ids, labels):
+    return m.classes(torch.take_along_dim(hidden(m, input_ids), input_ids.topk(2, 1).indices[..., None], 1)).square().mean()
+
+
+@row(RIGHT)
+def features_taken_along_a_dim(m, input_ids, labels):
+    return loss_of(m.head(torch.take_along_dim(hidden(m, input_ids), torch.arange(HIDDEN).flip(0)[None, None], 2)), labels)
+
+
+@row(REFUSED, modules={"counted": lambda: torch.nn.Embedding(VOCABULARY, HIDDEN, scale_grad_by_freq=True)})
+def gradients_scaled_by_how_often_an_id_is_there(m, input_ids, labels):
+    return loss_of(m.head(m.counted(input_ids)), labels)
+
+
+@row(REFUSED)
+def a_vandermonde_matrix_of_a_sample(m, input_ids, labels):
+    return loss_of(logits(m, input_ids), labels) + torch.vander(m.score(hidden(m, input_ids))[0, :, 0].tanh().detach()).mean()
