@@ -10,9 +10,9 @@
 #include <sstream>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/pipeline/schedule.h"

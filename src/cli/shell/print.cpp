@@ -1,4 +1,4 @@
-#include "cli/print.h"
+#include "cli/shell/print.h"
 
 #include <poll.h>
 #include <unistd.h>
