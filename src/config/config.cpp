@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "config/dialects/accelerate.h"
+#include "config/document/yaml.h"
 #include "config/options.h"
-#include "config/yaml.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "config/option.h"
-#include "config/yaml.h"
+#include "config/document/option.h"
+#include "config/document/yaml.h"
 #include "trireme/base/file.h"
 #include "trireme/config/dialects.h"
 

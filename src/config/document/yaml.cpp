@@ -1,4 +1,4 @@
-#include "config/yaml.h"
+#include "config/document/yaml.h"
 
 #include <yaml-cpp/yaml.h>
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/document.h"
+#include "config/document/document.h"
 
 namespace trireme {
 

@@ -1,4 +1,4 @@
-#include "config/option.h"
+#include "config/document/option.h"
 
 #include <algorithm>
 #include <map>
