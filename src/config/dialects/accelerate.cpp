@@ -7,7 +7,7 @@
 #include "config/document/option.h"
 #include "config/document/yaml.h"
 #include "trireme/base/file.h"
-#include "trireme/config/dialects.h"
+#include "trireme/config/dialects/accelerate.h"
 
 namespace trireme {
 namespace {

@@ -205,4 +205,12 @@ bool Document::is_mistaken(const std::vector<std::string>& paths) const {
   });
 }
 
+ConfigMistake mistake_of(const KeyError& error, const std::map<std::string, int>& lines) {
+  if (!error.place().file.empty())
+    return {.message = error.what(), .code = error.code(), .line = error.place().line, .file = error.place().file};
+  std::string key = error.key();
+  while (!key.empty() && !lines.contains(key)) key.resize(key.find('.') == std::string::npos ? 0 : key.rfind('.'));
+  return {.message = error.what(), .code = error.code(), .line = key.empty() ? 0 : lines.at(key)};
+}
+
 }  // namespace trireme

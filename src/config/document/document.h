@@ -10,7 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
-#include "trireme/config/source.h"
+#include "trireme/config/document/config_source.h"
 
 namespace trireme {
 
