@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "checkpoint/layouts/layout.h"
-#include "checkpoint/verify_files.h"
+#include "checkpoint/read/verify_files.h"
 #include "trireme/base/error.h"
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/checkpoint.h"

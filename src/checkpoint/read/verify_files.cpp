@@ -1,4 +1,4 @@
-#include "checkpoint/verify_files.h"
+#include "checkpoint/read/verify_files.h"
 
 #include <algorithm>
 #include <atomic>
