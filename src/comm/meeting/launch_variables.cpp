@@ -1,4 +1,4 @@
-#include "comm/launch_variables.h"
+#include "comm/meeting/launch_variables.h"
 
 #include <charconv>
 #include <cstdlib>

@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "comm/launch_variables.h"
-#include "comm/rendezvous.h"
+#include "comm/meeting/launch_variables.h"
+#include "comm/meeting/rendezvous.h"
 #include "trireme/base/error.h"
 
 namespace trireme {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/call.h"
-#include "comm/launch_variables.h"
+#include "comm/meeting/launch_variables.h"
 
 namespace trireme::comm {
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <memory>
 
-#include "comm/launch_variables.h"
+#include "comm/meeting/launch_variables.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/world.h"
 

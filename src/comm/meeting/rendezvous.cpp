@@ -1,4 +1,4 @@
-#include "comm/rendezvous.h"
+#include "comm/meeting/rendezvous.h"
 
 #include <optional>
 #include <string>
@@ -8,7 +8,7 @@
 
 #include "comm/fabric/fabric_backend.h"
 #include "comm/host_record.h"
-#include "comm/meeting_point.h"
+#include "comm/meeting/meeting_point.h"
 #include "comm/memory.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"

@@ -1,4 +1,4 @@
-#include "comm/meeting_point.h"
+#include "comm/meeting/meeting_point.h"
 
 #include <atomic>
 #include <condition_variable>
