@@ -6,7 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/float16.h"
 #include "trireme/base/vectorised.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 // Every clone of a vectorised function does the same roundings: lanes are explicit.
 namespace trireme {

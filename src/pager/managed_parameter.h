@@ -11,7 +11,7 @@
 #include "pager/init/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 #include "trireme/pager/pager.h"
 
 namespace trireme {

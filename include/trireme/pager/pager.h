@@ -13,9 +13,9 @@
 
 #include "trireme/base/exact_sum.h"
 #include "trireme/comm/group.h"
-#include "trireme/pager/layout.h"
-#include "trireme/pager/policy.h"
-#include "trireme/pager/shard_mesh.h"
+#include "trireme/pager/layout/layout.h"
+#include "trireme/pager/layout/policy.h"
+#include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {
 

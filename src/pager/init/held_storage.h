@@ -5,7 +5,7 @@
 #include <string>
 
 #include "trireme/intercept.h"
-#include "trireme/pager/shard_mesh.h"
+#include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {
 

@@ -7,7 +7,7 @@
 
 #include "pager/managed_parameter.h"
 #include "pager/offload/offload.h"
-#include "trireme/pager/shard_mesh.h"
+#include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "trireme/comm/group.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 namespace trireme {
 

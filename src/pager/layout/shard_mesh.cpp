@@ -1,4 +1,4 @@
-#include "trireme/pager/shard_mesh.h"
+#include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {
 

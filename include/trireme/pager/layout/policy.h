@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 namespace trireme {
 
