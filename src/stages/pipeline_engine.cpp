@@ -5,7 +5,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/comm/agreement.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 namespace {

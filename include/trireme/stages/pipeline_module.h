@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 #include "trireme/pipeline/schedule.h"
 #include "trireme/stages/stage_model.h"
 

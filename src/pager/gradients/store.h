@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pager/gradients/replica_sums.h"
-#include "pager/managed_parameter.h"
+#include "pager/weights/managed_parameter.h"
 #include "pager/weights/store.h"
 #include "trireme/base/exact_sum.h"
 #include "trireme/device/stream.h"

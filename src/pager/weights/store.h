@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "pager/managed_parameter.h"
 #include "pager/offload/offload.h"
+#include "pager/weights/managed_parameter.h"
 #include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {

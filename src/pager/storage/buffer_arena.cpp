@@ -1,11 +1,11 @@
-#include "pager/weights/buffer_arena.h"
+#include "pager/storage/buffer_arena.h"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "pager/flat_buffers.h"
+#include "pager/weights/flat_buffers.h"
 
 namespace trireme {
 

@@ -1,4 +1,4 @@
-#include "pager/managed_parameter.h"
+#include "pager/weights/managed_parameter.h"
 
 #include <ATen/ops/from_blob.h>
 

@@ -1,4 +1,4 @@
-#include "pager/flat_buffers.h"
+#include "pager/weights/flat_buffers.h"
 
 #include <ATen/ops/zeros.h>
 

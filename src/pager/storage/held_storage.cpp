@@ -1,4 +1,4 @@
-#include "pager/init/held_storage.h"
+#include "pager/storage/held_storage.h"
 
 #include <ATen/ops/from_blob.h>
 

@@ -1,4 +1,4 @@
-#include "pager/kernels.h"
+#include "pager/storage/kernels.h"
 
 #include <algorithm>
 #include <type_traits>

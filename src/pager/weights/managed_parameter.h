@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "pager/init/held_storage.h"
+#include "pager/storage/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/layout/layout.h"
