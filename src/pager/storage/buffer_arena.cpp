@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "pager/weights/flat_buffers.h"
+#include "pager/storage/slab.h"
 
 namespace trireme {
 

@@ -7,19 +7,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "pager/storage/slab.h"
 #include "pager/weights/store.h"
 
 namespace trireme {
 
 /// Whether `context`'s policy asks for it, and all parameters are of one mesh, whose group has peers and does.
 bool registers_buffers(const StoreContext& context);
-
-/// Bytes of one buffer in an allocation of several.
-int64_t bytes_in_slab(int64_t numel, at::ScalarType dtype);
-/// Of the units of `layout` that may be whole at a time: `limit_bytes` together, or all.
-int64_t bytes_of_units_in_slab(const Layout& layout, int64_t limit_bytes);
-/// [numel] of `dtype`, which begin at byte `begin` of `slab` [bytes].
-at::Tensor buffer_in_slab(const at::Tensor& slab, int64_t begin, int64_t numel, at::ScalarType dtype);
 
 /// Buffers that are there as long as a store is.
 class FlatBuffers {

@@ -8,6 +8,8 @@
 #include "pager/offload/offload.h"
 #include "pager/weights/managed_parameter.h"
 #include "trireme/pager/layout/shard_mesh.h"
+#include "trireme/pager/storage/owned_slice.h"
+#include "trireme/pager/storage/pager_memory.h"
 
 namespace trireme {
 
