@@ -12,11 +12,17 @@
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/layout/layout.h"
-#include "trireme/pager/pager.h"
+#include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {
 
 class WeightStore;
+
+/// Hangs in each storage of a pager's parameters, so that find_managed() is led from a parameter alone to its pager.
+class PagerHandle {
+ public:
+  virtual ~PagerHandle() = default;
+};
 
 /// Hangs in a parameter's storage. Outlives the store where the model does.
 class ParameterStorage final : public HeldStorage {
@@ -34,7 +40,7 @@ class ParameterStorage final : public HeldStorage {
   void settle() override;
   /// Memory that must live as long as the storage points into it.
   std::shared_ptr<void> memory;
-  Pager* pager = nullptr;
+  PagerHandle* pager = nullptr;
 
  private:
   void make_whole(Hold hold) override;
