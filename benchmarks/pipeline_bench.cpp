@@ -21,7 +21,7 @@
 #include "benchmarks/own_ranks.h"
 #include "trireme/comm/world.h"
 #include "trireme/models/language_model.h"
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/simulate.h"
 #include "trireme/stages/pipeline_engine.h"
 
 namespace {

@@ -15,8 +15,8 @@
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/pipeline/schedule.h"
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/schedule.h"
+#include "trireme/schedule/simulate.h"
 
 namespace trireme::cli {
 namespace {

@@ -426,7 +426,7 @@ void add_pipeline(Table& table) {
   table.works("whole_gradients", flag(), at<&Config::pipeline, &PipelineConfig::whole_gradients>,
               "any pipeline at ZeRO 2 and 3: a rank sums its whole gradients over the micro-batches of a step, and "
               "reduces them once, as at stage 1; costs that stage's memory of gradients; `\"auto\"`: where they fit "
-              "([the rule](pipeline.md#whole-gradients))");
+              "([the rule](schedule.md#whole-gradients))");
   ConfigRow& whole_gradients = table.rows.back();
   whole_gradients.type = "true, false or `\"auto\"`";
   whole_gradients.standard = "`\"auto\"`";

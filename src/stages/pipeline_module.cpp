@@ -9,8 +9,8 @@
 
 #include "stages/kept_random_state.h"
 #include "trireme/base/error.h"
-#include "trireme/pipeline/partition.h"
 #include "trireme/recompute/recompute.h"
+#include "trireme/schedule/partition.h"
 #include "trireme/stages/layer_profile.h"
 #include "trireme/stages/values.h"
 

@@ -29,8 +29,8 @@
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
-#include "trireme/pipeline/check.h"
 #include "trireme/precision/autocast.h"
+#include "trireme/schedule/check.h"
 
 namespace trireme {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/pager/pager.h"
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 #include "trireme/stages/stage_model.h"
 
 namespace trireme {

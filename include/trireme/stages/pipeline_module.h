@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "trireme/pager/init/init.h"
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 #include "trireme/stages/stage_model.h"
 
 namespace trireme {

@@ -15,7 +15,7 @@
 
 #include "trireme/comm/grid.h"
 #include "trireme/engine/engine.h"
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 #include "trireme/stages/stage_model.h"
 
 namespace trireme {

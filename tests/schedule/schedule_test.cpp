@@ -1,13 +1,13 @@
 // Streams of instructions against the formulas that they come from.
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 
 #include "trireme/base/error.h"
-#include "trireme/pipeline/check.h"
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/check.h"
+#include "trireme/schedule/simulate.h"
 
 namespace trireme::pipeline {
 namespace {

@@ -1,4 +1,4 @@
-#include "pipeline/run.h"
+#include "schedule/run.h"
 
 #include <algorithm>
 #include <map>

@@ -1,8 +1,8 @@
 // Goes through a schedule as stages would, without computing anything.
 #pragma once
 
-#include "trireme/pipeline/check.h"
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/check.h"
+#include "trireme/schedule/simulate.h"
 
 namespace trireme::pipeline {
 

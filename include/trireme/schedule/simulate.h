@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 
 namespace trireme::pipeline {
 

@@ -1,5 +1,5 @@
 // Which layers are on which stage.
-#include "trireme/pipeline/partition.h"
+#include "trireme/schedule/partition.h"
 
 #include <gtest/gtest.h>
 

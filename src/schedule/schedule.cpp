@@ -1,4 +1,4 @@
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 
 #include "trireme/base/error.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 
 namespace trireme::pipeline {
 namespace {

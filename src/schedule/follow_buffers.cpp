@@ -2,9 +2,9 @@
 #include <map>
 #include <utility>
 
-#include "pipeline/run.h"
+#include "schedule/run.h"
 #include "trireme/base/error.h"
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 
 namespace trireme::pipeline {
 namespace {

@@ -1,4 +1,4 @@
-#include "trireme/pipeline/partition.h"
+#include "trireme/schedule/partition.h"
 
 #include <algorithm>
 #include <limits>

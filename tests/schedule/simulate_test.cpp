@@ -1,5 +1,5 @@
 // Bubbles and memory of the published schedules.
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/simulate.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/simulate.h"
 
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
 #include <sstream>
 
-#include "pipeline/run.h"
+#include "schedule/run.h"
 
 namespace trireme::pipeline {
 

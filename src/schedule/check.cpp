@@ -1,11 +1,11 @@
-#include "trireme/pipeline/check.h"
+#include "trireme/schedule/check.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 
-#include "pipeline/run.h"
+#include "schedule/run.h"
 #include "trireme/base/error.h"
 
 namespace trireme::pipeline {

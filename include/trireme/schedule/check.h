@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "trireme/pipeline/schedule.h"
+#include "trireme/schedule/schedule.h"
 
 namespace trireme::pipeline {
 
