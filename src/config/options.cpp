@@ -398,7 +398,7 @@ void add_pipeline(Table& table) {
   table.section = "pipeline.";
   table.resolved(
       "stages", integer(kPositive), [](const Config& c) { return int64_t{c.degrees.pipe}; }, "`1`",
-      "stages of a pipeline ([stages](stages.md)): `trireme train` cuts its model into them; a program says the number "
+      "stages of a [pipeline](pipeline.md): `trireme train` cuts its model into them; a program says the number "
       "in its PipelineModule, and the file may repeat it");
   table.works("partition", partition(), at<&Config::pipeline, &PipelineConfig::partition>,
               "`trireme train`: stages have as many multiply-adds each, as many parameters, as many layers, or as many "

@@ -12,7 +12,7 @@
 
 #include "tests/support/run_ranks.h"
 #include "trireme/engine/model_engine.h"
-#include "trireme/stages/pipeline_engine.h"
+#include "trireme/pipeline/pipeline_engine.h"
 
 namespace trireme::stages_testing {
 

@@ -1,4 +1,4 @@
-#include "trireme/stages/layer_profile.h"
+#include "trireme/pipeline/layer_profile.h"
 
 #include <ATen/ops/ones_like.h>
 #include <c10/core/Allocator.h>
@@ -11,9 +11,9 @@
 #include <limits>
 #include <map>
 
-#include "stages/kept_random_state.h"
+#include "pipeline/kept_random_state.h"
 #include "trireme/base/error.h"
-#include "trireme/stages/values.h"
+#include "trireme/pipeline/values.h"
 
 namespace trireme {
 namespace {

@@ -1,4 +1,4 @@
-#include "stages/split_backward.h"
+#include "pipeline/split_backward.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>

@@ -1,12 +1,12 @@
 // A model in stages has the bits of the model without: losses and weights.
-#include "trireme/stages/pipeline_engine.h"
+#include "trireme/pipeline/pipeline_engine.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "tests/stages/pipelines.h"
+#include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
-#include "trireme/stages/layer_profile.h"
+#include "trireme/pipeline/layer_profile.h"
 
 namespace trireme {
 namespace {

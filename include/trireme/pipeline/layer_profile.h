@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "trireme/stages/pipeline_module.h"
+#include "trireme/pipeline/pipeline_module.h"
 
 namespace trireme {
 

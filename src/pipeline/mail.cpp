@@ -1,4 +1,4 @@
-#include "stages/mail.h"
+#include "pipeline/mail.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

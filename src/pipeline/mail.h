@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/stages/values.h"
+#include "trireme/pipeline/values.h"
 
 namespace trireme {
 

@@ -1,4 +1,4 @@
-#include "trireme/stages/pipeline_module.h"
+#include "trireme/pipeline/pipeline_module.h"
 
 #include <torch/nn/module.h>
 
@@ -7,12 +7,12 @@
 #include <map>
 #include <set>
 
-#include "stages/kept_random_state.h"
+#include "pipeline/kept_random_state.h"
 #include "trireme/base/error.h"
+#include "trireme/pipeline/layer_profile.h"
+#include "trireme/pipeline/values.h"
 #include "trireme/recompute/recompute.h"
 #include "trireme/schedule/partition.h"
-#include "trireme/stages/layer_profile.h"
-#include "trireme/stages/values.h"
 
 namespace trireme {
 namespace {

@@ -1,4 +1,4 @@
-#include "trireme/stages/stage_runner.h"
+#include "trireme/pipeline/stage_runner.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -18,9 +18,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "stages/mail.h"
-#include "stages/split_backward.h"
-#include "stages/tied_copies.h"
+#include "pipeline/mail.h"
+#include "pipeline/split_backward.h"
+#include "pipeline/tied_copies.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/agreement.h"

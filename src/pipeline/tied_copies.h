@@ -14,8 +14,8 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/pager/pager.h"
+#include "trireme/pipeline/stage_model.h"
 #include "trireme/schedule/schedule.h"
-#include "trireme/stages/stage_model.h"
 
 namespace trireme {
 

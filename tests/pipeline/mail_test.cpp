@@ -1,5 +1,5 @@
 // Messages between stages that are damaged, or are others than the expected one.
-#include "stages/mail.h"
+#include "pipeline/mail.h"
 
 #include <gtest/gtest.h>
 

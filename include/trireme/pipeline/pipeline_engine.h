@@ -7,8 +7,8 @@
 #include "trireme/comm/grid.h"
 #include "trireme/comm/world.h"
 #include "trireme/engine/engine.h"
-#include "trireme/stages/pipeline_module.h"
-#include "trireme/stages/stage_runner.h"
+#include "trireme/pipeline/pipeline_module.h"
+#include "trireme/pipeline/stage_runner.h"
 
 namespace trireme {
 

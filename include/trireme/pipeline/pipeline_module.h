@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "trireme/pager/init/init.h"
+#include "trireme/pipeline/stage_model.h"
 #include "trireme/schedule/schedule.h"
-#include "trireme/stages/stage_model.h"
 
 namespace trireme {
 

@@ -1,4 +1,4 @@
-#include "trireme/stages/values.h"
+#include "trireme/pipeline/values.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>

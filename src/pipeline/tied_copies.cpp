@@ -1,4 +1,4 @@
-#include "stages/tied_copies.h"
+#include "pipeline/tied_copies.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <set>
 
-#include "tests/stages/pipelines.h"
+#include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
 #include "trireme/intercept/random_streams.h"
 #include "trireme/recompute/recompute.h"

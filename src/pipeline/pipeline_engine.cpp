@@ -1,4 +1,4 @@
-#include "trireme/stages/pipeline_engine.h"
+#include "trireme/pipeline/pipeline_engine.h"
 
 #include <iterator>
 #include <sstream>

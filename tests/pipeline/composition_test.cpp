@@ -12,7 +12,7 @@
 #include <iostream>
 #include <thread>
 
-#include "tests/stages/pipelines.h"
+#include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/device/device.h"

@@ -15,8 +15,8 @@
 
 #include "trireme/comm/grid.h"
 #include "trireme/engine/engine.h"
+#include "trireme/pipeline/stage_model.h"
 #include "trireme/schedule/schedule.h"
-#include "trireme/stages/stage_model.h"
 
 namespace trireme {
 
