@@ -21,11 +21,11 @@
 namespace trireme {
 namespace {
 
-using stages_testing::Outcome;
-using stages_testing::Recipe;
-using stages_testing::train_in_stages;
-using stages_testing::train_whole;
-using stages_testing::weights_of;
+using pipeline_testing::Outcome;
+using pipeline_testing::Recipe;
+using pipeline_testing::train_in_stages;
+using pipeline_testing::train_whole;
+using pipeline_testing::weights_of;
 using testing::error_of;
 using testing::TemporaryFolder;
 
@@ -68,16 +68,16 @@ TEST(Tied, OnceAWindowIsWithinTheRoundingOfASum) {
 
 /// One process without an engine: the micro-batches of all data-parallel ranks, clipped, updated by torch's AdamW.
 std::map<std::string, at::Tensor> train_plain(const Recipe& recipe) {
-  stages_testing::Whole model(stages_testing::layers_of(recipe));
+  pipeline_testing::Whole model(pipeline_testing::layers_of(recipe));
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.02).weight_decay(0.01));
   const int count = recipe.micro_batches * recipe.data;
   for (int step = 0; step < recipe.steps; ++step) {
     optimizer.zero_grad();
     for (int i = 0; i < recipe.micro_batches; ++i)
       for (int rank = 0; rank < recipe.data; ++rank) {
-        const at::Tensor tokens = stages_testing::tokens_of(rank, step * recipe.micro_batches + i);
-        const at::Tensor logits = model.forward(tokens.narrow(1, 0, stages_testing::kLength));
-        (stages_testing::loss_of(logits, tokens.narrow(1, 1, stages_testing::kLength)) / count).backward();
+        const at::Tensor tokens = pipeline_testing::tokens_of(rank, step * recipe.micro_batches + i);
+        const at::Tensor logits = model.forward(tokens.narrow(1, 0, pipeline_testing::kLength));
+        (pipeline_testing::loss_of(logits, tokens.narrow(1, 1, pipeline_testing::kLength)) / count).backward();
       }
     torch::nn::utils::clip_grad_norm_(model.parameters(), 0.5);
     optimizer.step();
@@ -111,8 +111,8 @@ TEST(Tied, AreThoseOfPlainPyTorchToAMillionthAfterTenSteps) {
 /// "second" in the third and the last one. So one stage has copies of both, in different chunks, and another owns them.
 std::vector<LayerSpec> with_copies_in_several_chunks(std::vector<LayerSpec> layers, bool has_bias) {
   const auto linear = [&](const char* key, int layer) {
-    LayerSpec spec = stages_testing::drawn<torch::nn::LinearImpl>(
-        layer, torch::nn::LinearOptions(stages_testing::kHidden, stages_testing::kHidden).bias(has_bias));
+    LayerSpec spec = pipeline_testing::drawn<torch::nn::LinearImpl>(
+        layer, torch::nn::LinearOptions(pipeline_testing::kHidden, pipeline_testing::kHidden).bias(has_bias));
     spec.forward = layers[1].forward;
     return tied(key, spec, has_bias ? std::vector<std::string>{"weight", "bias"} : std::vector<std::string>{"weight"});
   };
@@ -186,9 +186,10 @@ double gathers_of(const char* schedule, int64_t live_bytes) {
                       }};
   std::atomic<int64_t> gathers = 0, units = 0;
   run_ranks(4, [&](Rank& rank) {
-    PipelineModule module = stages_testing::pipeline_of(recipe);
-    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
-    const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
+    const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
     for (int step = 0; step < 2; ++step) (void)engine.train_batch(batches);
     const int64_t before = engine.pager().counters().gathers;
     (void)engine.train_batch(batches);
@@ -221,9 +222,10 @@ Traffic traffic_of(int zero, bool whole_gradients) {
                       }};
   std::atomic<int64_t> bytes = 0, operators = 0;
   run_ranks(4, [&](Rank& rank) {
-    PipelineModule module = stages_testing::pipeline_of(recipe);
-    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
-    const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
+    const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
     // Of two ranks each sends half of what it gives to a reduction, or has it read; no message of this group.
     const auto moved = [&] {
       return engine.group().counters().bytes_sent + engine.pager().counters().reduced_bytes / 2;
@@ -260,9 +262,10 @@ struct Sent {
 Sent sent_by(const Recipe& recipe) {
   Sent sent;
   run_ranks(4, [&](Rank& rank) {
-    PipelineModule module = stages_testing::pipeline_of(recipe);
-    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
-    const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
+    const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
     (void)engine.train_batch(batches);
     const PagerCounters before = engine.pager().counters();
     (void)engine.train_batch(batches);
@@ -309,12 +312,12 @@ TEST(Chunks, GradientsOfUnitsThatWereNotExpectedAreSentAllTheSame) {
     std::map<std::string, at::Tensor> weights;
     run_ranks(4, [&](Rank& rank) {
       const Grid grid(rank.world(), Topology({{"pipe", 2}, {"data", 2}}));
-      StageModel model = stages_testing::pipeline_of(recipe).build(grid.position_on("pipe"));
+      StageModel model = pipeline_testing::pipeline_of(recipe).build(grid.position_on("pipe"));
       std::swap(model.parameters[0], model.parameters[1]);
-      InitializeOptions options{.config = stages_testing::config_of(recipe, 4)};
+      InitializeOptions options{.config = pipeline_testing::config_of(recipe, 4)};
       Engine engine(grid, *model.module, options);
       StageRunner runner(engine, grid, model, {.schedule = "interleaved", .chunks = 2});
-      const MicroBatches batches = stages_testing::batches_of(engine.group().rank());
+      const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
       for (int step = 0; step < recipe.steps; ++step) (void)runner.train_batch(batches);
       auto mine = weights_of(engine);
       const std::lock_guard lock(mutex);
@@ -363,8 +366,9 @@ bool sums_whole(const std::function<void(Config&)>& configure) {
                       }};
   std::atomic<bool> sums = false;
   run_ranks(4, [&](Rank& rank) {
-    PipelineModule module = stages_testing::pipeline_of(recipe);
-    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
     if (rank.id() == 0) sums = engine.runner().sums_whole_gradients();
   });
   return sums;
@@ -389,8 +393,8 @@ TEST(WholeGradients, CostWhatTheLayoutSays) {
                           config.precision.weight_dtype = dtype;
                         }};
     run_ranks(4, [&](Rank& rank) {
-      PipelineModule module = stages_testing::pipeline_of(recipe);
-      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 4)});
+      PipelineModule module = pipeline_testing::pipeline_of(recipe);
+      auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
       int64_t numel = 0;
       for (const UnitLayout& unit : engine.pager().layout().units) numel += unit.numel();
       const WholeGradients cost = whole_gradients_of(engine.pager(), 4);
@@ -420,11 +424,11 @@ TEST(SeveralEngines, SteppingInTurnHaveTheBitsOfEachAlone) {
                 }};
   const Outcome first_alone = train_in_stages(first), second_alone = train_in_stages(second);
   run_ranks(4, [&](Rank& rank) {
-    PipelineModule modules[] = {stages_testing::pipeline_of(first), stages_testing::pipeline_of(second)};
-    auto one = trireme::initialize(rank.world(), modules[0], {.config = stages_testing::config_of(first, 4)});
-    auto other = trireme::initialize(rank.world(), modules[1], {.config = stages_testing::config_of(second, 4)});
-    const MicroBatches of_one = stages_testing::batches_of(one.group().rank());
-    const MicroBatches of_other = stages_testing::batches_of(other.group().rank());
+    PipelineModule modules[] = {pipeline_testing::pipeline_of(first), pipeline_testing::pipeline_of(second)};
+    auto one = trireme::initialize(rank.world(), modules[0], {.config = pipeline_testing::config_of(first, 4)});
+    auto other = trireme::initialize(rank.world(), modules[1], {.config = pipeline_testing::config_of(second, 4)});
+    const MicroBatches of_one = pipeline_testing::batches_of(one.group().rank());
+    const MicroBatches of_other = pipeline_testing::batches_of(other.group().rank());
     for (int step = 0; step < first.steps; ++step) {
       EXPECT_EQ(one.train_batch(of_one).item<float>(), first_alone.losses[step]);
       EXPECT_EQ(other.train_batch(of_other).item<float>(), second_alone.losses[step]);
@@ -449,7 +453,7 @@ TEST(ShardedInit, HasTheBitsOfWholeConstruction) {
 
 TEST(ShardedInit, AnotherScopeIsRefused) {
   run_ranks(2, [](Rank& rank) {
-    PipelineModule module = stages_testing::pipeline_of({.stages = 2});
+    PipelineModule module = pipeline_testing::pipeline_of({.stages = 2});
     const zero::Init init(rank.world());
     const std::string error = error_of<ConfigError>([&] { (void)trireme::initialize(rank.world(), module); });
     EXPECT_NE(error.find("set PipelineModuleOptions::sharded_init"), std::string::npos) << error;
@@ -461,13 +465,14 @@ Outcome train_and_save(const Recipe& recipe, const std::filesystem::path& direct
   Outcome outcome;
   std::mutex mutex;
   run_ranks(recipe.data * recipe.stages, [&](Rank& rank) {
-    PipelineModule module = stages_testing::pipeline_of(recipe);
-    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, rank.size())});
+    PipelineModule module = pipeline_testing::pipeline_of(recipe);
+    auto engine =
+        trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
     if (from_step > 0) {
       EXPECT_TRUE(engine.load_checkpoint(directory));
       EXPECT_EQ(engine.global_steps(), from_step);
     }
-    const MicroBatches all = stages_testing::batches_of(engine.group().rank());
+    const MicroBatches all = pipeline_testing::batches_of(engine.group().rank());
     for (int i = 0; i < from_step * recipe.micro_batches; ++i) (void)all();
     for (int step = 0; step < recipe.steps; ++step) {
       const float loss = engine.train_batch(all).item<float>();
@@ -507,12 +512,12 @@ TEST(Checkpoints, LoadAtOtherNumbersOfStagesRanksAndSchedules) {
     const Outcome seven = train_whole({.tied = tied, .steps = 7, .configure = configure(0)});
     run_ranks(1, [&](Rank& rank) {
       const Recipe recipe{.tied = tied, .configure = configure(2)};
-      stages_testing::Whole module(stages_testing::layers_of(recipe));
-      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 1)});
+      pipeline_testing::Whole module(pipeline_testing::layers_of(recipe));
+      auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 1)});
       ASSERT_TRUE(engine.load_checkpoint(folder.path()));
       for (int i = 0; i < 4; ++i) {
-        const at::Tensor tokens = stages_testing::tokens_of(0, 24 + i);
-        engine.backward(stages_testing::loss_of(engine.forward(tokens.narrow(1, 0, 3)), tokens.narrow(1, 1, 3)));
+        const at::Tensor tokens = pipeline_testing::tokens_of(0, 24 + i);
+        engine.backward(pipeline_testing::loss_of(engine.forward(tokens.narrow(1, 0, 3)), tokens.narrow(1, 1, 3)));
         engine.step();
       }
       for (const auto& [name, weight] : weights_of(engine))
@@ -587,22 +592,22 @@ TEST(Evaluation, GivesTheLossOfTheModelWithoutStages) {
   for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
     const Recipe recipe{.data = 2, .stages = 2, .schedule = schedule};
     run_ranks(4, [&](Rank& rank) {
-      PipelineModule module = stages_testing::pipeline_of(recipe);
-      auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 4)});
-      const EvalResult result = engine.eval_batch(stages_testing::batches_of(engine.group().rank()),
+      PipelineModule module = pipeline_testing::pipeline_of(recipe);
+      auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
+      const EvalResult result = engine.eval_batch(pipeline_testing::batches_of(engine.group().rank()),
                                                   {.micro_batches = 3, .returns_outputs = true});
-      stages_testing::Whole whole(stages_testing::layers_of(recipe));
+      pipeline_testing::Whole whole(pipeline_testing::layers_of(recipe));
       double expected = 0;
       for (int data = 0; data < 2; ++data)
         for (int i = 0; i < 3; ++i) {
-          const at::Tensor tokens = stages_testing::tokens_of(data, i);
+          const at::Tensor tokens = pipeline_testing::tokens_of(data, i);
           const at::Tensor logits = whole.forward(tokens.narrow(1, 0, 3));
-          expected += stages_testing::loss_of(logits, tokens.narrow(1, 1, 3)).item<double>() / 6;
+          expected += pipeline_testing::loss_of(logits, tokens.narrow(1, 1, 3)).item<double>() / 6;
         }
       EXPECT_NEAR(result.loss.item<float>(), expected, 1e-6);
       const bool has_last = std::string(schedule) == "zb-v" ? engine.is_first_stage() : engine.is_last_stage();
       EXPECT_EQ(result.outputs.size(), has_last ? 3 : 0);
-      EXPECT_GT(engine.train_batch(stages_testing::batches_of(0)).item<float>(), 0);  // and trains on
+      EXPECT_GT(engine.train_batch(pipeline_testing::batches_of(0)).item<float>(), 0);  // and trains on
     });
   }
 }
@@ -617,28 +622,28 @@ TEST(PipelineErrors, NameWhatIsWrongBeforeAnythingChanges) {
   const auto of = [&](const std::function<void(PipelineEngine&)>& call) {
     return error_of<Error>([&] {
       run_ranks(2, [&](Rank& rank) {
-        PipelineModule module = stages_testing::pipeline_of(recipe);
-        auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 2)});
+        PipelineModule module = pipeline_testing::pipeline_of(recipe);
+        auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 2)});
         call(engine);
       });
     });
   };
   EXPECT_SAYS(
       of([](PipelineEngine& engine) {
-        engine.train_batch([n = 0]() mutable { return n++ < 3 ? stages_testing::batches_of(0)() : std::nullopt; });
+        engine.train_batch([n = 0]() mutable { return n++ < 3 ? pipeline_testing::batches_of(0)() : std::nullopt; });
       }),
       "train_batch: the data ended after 3 of 4 micro-batches");
   const auto longer = [n = 0]() mutable {
     const int64_t length = n++ < 2 ? 3 : 2;
-    const at::Tensor tokens = stages_testing::tokens_of(0, n);
+    const at::Tensor tokens = pipeline_testing::tokens_of(0, n);
     return std::optional(MicroBatch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)});
   };
   EXPECT_SAYS(of([&](PipelineEngine& engine) { engine.train_batch(longer); }),
               "stage 0 sent stage 1 values of Float [2, 3, 8] before, and now of Float [2, 2, 8]; set dynamic_shape");
   EXPECT_SAYS(error_of<ConfigError>([&] {
                 run_ranks(3, [&](Rank& rank) {
-                  PipelineModule module = stages_testing::pipeline_of(recipe);
-                  PipelineEngine engine(rank.world(), module, {.config = stages_testing::config_of({}, 3)});
+                  PipelineModule module = pipeline_testing::pipeline_of(recipe);
+                  PipelineEngine engine(rank.world(), module, {.config = pipeline_testing::config_of({}, 3)});
                 });
               }),
               "stages=2 does not divide the 3 ranks");
@@ -665,10 +670,10 @@ TEST(PipelineErrors, NameTheInstructionThatWaitsForAStageThatHangs) {
   const std::string text = error_of<CommError>([&] {
     run_ranks(2,
               [&](Rank& rank) {
-                PipelineModule module = stages_testing::pipeline_of(recipe);
+                PipelineModule module = pipeline_testing::pipeline_of(recipe);
                 auto engine = trireme::initialize(rank.world(), module,
-                                                  {.config = stages_testing::config_of(recipe, rank.size())});
-                (void)engine.train_batch(stages_testing::batches_of(0));
+                                                  {.config = pipeline_testing::config_of(recipe, rank.size())});
+                (void)engine.train_batch(pipeline_testing::batches_of(0));
               },
               {.timeout = std::chrono::seconds(1)});
   });

@@ -19,9 +19,9 @@
 namespace trireme {
 namespace {
 
-using stages_testing::Outcome;
-using stages_testing::Recipe;
-using stages_testing::train_in_stages;
+using pipeline_testing::Outcome;
+using pipeline_testing::Recipe;
+using pipeline_testing::train_in_stages;
 
 /// Two stages have the bits of one.
 void expect_bits_of_one_stage(Recipe recipe) {
@@ -41,7 +41,7 @@ TEST(ModuleOptions, DynamicShapeLetsLengthsChangeFromOneMicroBatchToTheNext) {
        .batches = [](int data_rank) -> MicroBatches {
          return [data_rank, number = int64_t{0}]() mutable {
            const int64_t length = 1 + number % 3;
-           const at::Tensor tokens = stages_testing::tokens_of(data_rank, number++);
+           const at::Tensor tokens = pipeline_testing::tokens_of(data_rank, number++);
            return std::optional(MicroBatch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)});
          };
        }});
@@ -52,8 +52,8 @@ TEST(ModuleOptions, SeedFnMakesTheSameLayersHoweverTheyAreCut) {
   std::set<int64_t> seeds;
   expect_bits_of_one_stage({.change_layers =
                                 [](std::vector<LayerSpec> layers) {
-                                  layers[3] =
-                                      layer<torch::nn::LinearImpl>(stages_testing::kHidden, stages_testing::kHidden);
+                                  layers[3] = layer<torch::nn::LinearImpl>(pipeline_testing::kHidden,
+                                                                           pipeline_testing::kHidden);
                                   return layers;
                                 },
                             .change_options =
@@ -99,7 +99,7 @@ TEST(ModuleOptions, CheckpointableLayersThatAreNoLayersClassAreRefused) {
   const Recipe recipe{.change_options = [](PipelineModuleOptions& options) {
     options.checkpointable_layers = {"Linear", "Block"};
   }};
-  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)stages_testing::pipeline_of(recipe); }),
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)pipeline_testing::pipeline_of(recipe); }),
               "checkpointable_layers has 'Block', which is the class of no layer; there are 'Embedding', 'Linear'");
 }
 
@@ -133,7 +133,7 @@ TEST(ModuleOptions, ASequentialIsCutIntoItsLayers) {
         });
         if (rank.id() == 0) losses[stages].push_back(loss.item<float>());
       }
-      auto own = stages_testing::weights_of(engine);
+      auto own = pipeline_testing::weights_of(engine);
       const std::lock_guard lock(mutex);
       weights[stages].merge(own);
     });

@@ -11,10 +11,10 @@
 namespace trireme {
 namespace {
 
-using stages_testing::Outcome;
-using stages_testing::Recipe;
-using stages_testing::train_in_stages;
-using stages_testing::train_whole;
+using pipeline_testing::Outcome;
+using pipeline_testing::Recipe;
+using pipeline_testing::train_in_stages;
+using pipeline_testing::train_whole;
 
 void expect_same_bits(const Outcome& expected, const Outcome& got) {
   EXPECT_EQ(got.losses, expected.losses);
@@ -102,12 +102,12 @@ TEST(PipelineModuleParts, ThatAreMeasuredAreRank0s) {
   Recipe recipe{.stages = 2, .steps = 2};
   const Outcome expected = train_whole(recipe);
   run_ranks(2, [&](Rank& rank) {
-    PipelineModuleOptions cut = stages_testing::pipeline_of(recipe).options();
+    PipelineModuleOptions cut = pipeline_testing::pipeline_of(recipe).options();
     cut.partition_method = "profile";
-    cut.profile_input = stages_testing::tokens_of(0, 0).narrow(1, 0, stages_testing::kLength);
-    PipelineModule module(stages_testing::layers_of(recipe), cut);
-    auto engine = trireme::initialize(rank.world(), module, {.config = stages_testing::config_of(recipe, 2)});
-    const MicroBatches batches = stages_testing::batches_of(0);
+    cut.profile_input = pipeline_testing::tokens_of(0, 0).narrow(1, 0, pipeline_testing::kLength);
+    PipelineModule module(pipeline_testing::layers_of(recipe), cut);
+    auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 2)});
+    const MicroBatches batches = pipeline_testing::batches_of(0);
     for (const float loss : expected.losses) EXPECT_EQ(engine.train_batch(batches).item<float>(), loss);
   });
 }

@@ -14,7 +14,7 @@
 #include "trireme/engine/model_engine.h"
 #include "trireme/pipeline/pipeline_engine.h"
 
-namespace trireme::stages_testing {
+namespace trireme::pipeline_testing {
 
 constexpr int64_t kVocabulary = 13, kHidden = 8, kLength = 3;
 
@@ -203,4 +203,4 @@ inline Outcome train_in_stages(const Recipe& recipe) {
   return outcome;
 }
 
-}  // namespace trireme::stages_testing
+}  // namespace trireme::pipeline_testing
