@@ -50,9 +50,9 @@ bench: build ## run all benchmarks (tools/bench NAME runs one)
 bench-smoke: build ## run every benchmark briefly, to see that it works
 	@tools/bench --build $(BUILD) --smoke
 
-check: setup ## layers and format; reports of sizes and concepts
+check: setup ## levels, cycles of rooms, links and format; reports of sizes and concepts
 	@tools/check_budgets
-	@tools/count_concepts
+	@tools/count_concepts --check
 	@tools/check_layers
 	@tools/check_format
 

@@ -21,8 +21,8 @@
 #include "benchmarks/own_ranks.h"
 #include "trireme/comm/world.h"
 #include "trireme/models/language_model.h"
-#include "trireme/pipeline/simulate.h"
-#include "trireme/stages/pipeline_engine.h"
+#include "trireme/pipeline/pipeline_engine.h"
+#include "trireme/schedule/simulate.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Trains a model in two pipeline stages: trireme launch --num_gpus 2 ./pipeline
 #include <torch/nn.h>
-#include <trireme/stages/pipeline_engine.h>
+#include <trireme/pipeline/pipeline_engine.h>
 #include <trireme/trireme.h>
 
 #include <exception>

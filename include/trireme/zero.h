@@ -3,6 +3,6 @@
 
 #include "trireme/access/parameter_access.h"  // defines: safe_get_full_fp32_param and its kin
 #include "trireme/config/init_policy.h"       // defines: init_policy
-#include "trireme/pager/gathered.h"           // defines: zero::GatheredParameters, zero::register_external_parameter
-#include "trireme/pager/init.h"               // defines: zero::Init
+#include "trireme/pager/init/gathered.h"      // defines: zero::GatheredParameters, zero::register_external_parameter
+#include "trireme/pager/init/init.h"          // defines: zero::Init
 #include "trireme/plan/mem_needs.h"           // defines: estimate_zero2_model_states_mem_needs_all_live and its kin

@@ -4,46 +4,17 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <array>
-#include <optional>
-#include <tuple>
 #include <vector>
 
-#include "checkpoint/directory.h"
-#include "checkpoint/layouts/layout.h"
 #include "checkpoint/shard.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/reshard.h"
 
 namespace trireme {
 namespace {
 
 using Path = std::filesystem::path;
-
-constexpr std::array kLayouts{
-    LayoutEntry{CheckpointLayout::kTrireme, "manifest.json", is_trireme_checkpoint, open_trireme_checkpoint},
-    LayoutEntry{CheckpointLayout::kDeepSpeed, "mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt",
-                is_deepspeed_checkpoint, open_deepspeed_checkpoint},
-    LayoutEntry{CheckpointLayout::kTorchDistributed, ".metadata", is_torch_distributed_checkpoint,
-                open_torch_distributed_checkpoint},
-    LayoutEntry{CheckpointLayout::kSafetensors, "model.safetensors or model.safetensors.index.json",
-                is_safetensors_checkpoint, open_safetensors_checkpoint},
-};
-
-std::string tag_list(const std::vector<std::string>& tags) {
-  std::string text;
-  for (const auto& tag : tags) text += (text.empty() ? "" : ", ") + tag;
-  return text;
-}
-
-/// `folder`/`tag`, or what stands for it while a save replaces it.
-std::optional<Path> checkpoint_of_tag(const Path& folder, const std::string& tag) {
-  for (const Path& path : {folder / tag, folder / (".old-" + tag)})
-    if (layout_of(path)) return path;
-  return std::nullopt;
-}
 
 /// Reads from files whose bytes nothing vouches for. Their tensors have no parts, so a run is one stretch.
 class PlainReader {
@@ -91,60 +62,6 @@ class PlainReader {
 
 }  // namespace
 
-std::span<const LayoutEntry> known_layouts() { return kLayouts; }
-
-const LayoutEntry* layout_of(const Path& path) {
-  const auto found =
-      std::find_if(kLayouts.begin(), kLayouts.end(), [&](const LayoutEntry& entry) { return entry.recognises(path); });
-  return found == kLayouts.end() ? nullptr : &*found;
-}
-
-std::vector<std::string> tags_in(const Path& folder) {
-  struct Found {
-    std::filesystem::file_time_type written;
-    std::string tag;
-    // As complete_tags(): two saves within the clock's resolution, step9 before step10.
-    auto key() const { return std::tuple(written, tag.size(), std::string_view(tag)); }
-  };
-  std::vector<Found> found;
-  std::error_code reason;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, reason)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(".") || !entry.is_directory(reason) || !layout_of(entry.path())) continue;
-    found.push_back({std::filesystem::last_write_time(entry.path(), reason), name});
-  }
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.key() < b.key(); });
-  std::vector<std::string> tags;
-  for (auto& item : found) tags.push_back(std::move(item.tag));
-  return tags;
-}
-
-Path resolve_checkpoint(const Path& given, const std::string& wanted) {
-  std::error_code ignored;
-  const Path path = std::filesystem::weakly_canonical(given, ignored);
-  if (!std::filesystem::exists(path, ignored))
-    throw CheckpointError(str(given.string(), ": there is no such file or folder"));
-  if (wanted.empty() && layout_of(path)) return path;
-  std::string tag = wanted;
-  if (tag.empty() && std::filesystem::is_directory(path, ignored)) tag = latest_tag(path).value_or("");
-  if (!tag.empty()) check_tag(tag);
-  if (const auto found = tag.empty() ? std::nullopt : checkpoint_of_tag(path, tag)) return *found;
-
-  const std::vector<std::string> tags = tags_in(path);
-  if (!tags.empty()) {
-    throw CheckpointError(
-        str((path / tag).string(), ": ",
-            tag.empty() ? "no file `latest` says which checkpoint of this folder is meant" : "no complete checkpoint",
-            "; name one of its tags: ", tag_list(tags)));
-  }
-  std::string signs;
-  for (const LayoutEntry& entry : kLayouts)
-    signs += str(signs.empty() ? "" : ", ", entry.sign, " (", layout_name(entry.layout), ")");
-  throw CheckpointError(str((tag.empty() ? path : path / tag).string(),
-                            ": no checkpoint of a known layout; looked for ", signs,
-                            tag.empty() ? ", and for `latest`, which names one in this folder" : ""));
-}
-
 const char* layout_name(CheckpointLayout layout) {
   switch (layout) {
     case CheckpointLayout::kTrireme:
@@ -157,11 +74,6 @@ const char* layout_name(CheckpointLayout layout) {
       return "safetensors";
   }
   TRIREME_CHECK(false, "layout ", static_cast<int>(layout));
-}
-
-CheckpointSource open_checkpoint(const Path& path, const std::string& tag) {
-  const Path checkpoint = resolve_checkpoint(path, tag);
-  return layout_of(checkpoint)->open(checkpoint);
 }
 
 class TensorReader::Impl {

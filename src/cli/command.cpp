@@ -8,9 +8,9 @@
 #include <exception>
 #include <optional>
 
-#include "cli/exit_code.h"
 #include "cli/explain.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
 #include "trireme/base/version.h"

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "cli/train_setup.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"

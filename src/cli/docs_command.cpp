@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/suggest.h"

@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/models/language_model.h"
 #include "trireme/plan/estimate.h"

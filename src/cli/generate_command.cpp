@@ -13,9 +13,9 @@
 
 #include "cli/checkpoint_place.h"
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "cli/text.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"

@@ -8,9 +8,9 @@
 
 #include "cli/checkpoint_place.h"
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/checkpoint/inspect.h"
 
 namespace trireme::cli {

@@ -10,12 +10,12 @@
 #include <memory>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
 #include "cli/launch/deepspeed_command.h"
 #include "cli/launch/launch_machine.h"
 #include "cli/launch/supervisor.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/device/device.h"

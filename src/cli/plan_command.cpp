@@ -10,13 +10,13 @@
 #include <sstream>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/flags.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/pipeline/schedule.h"
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/schedule.h"
+#include "trireme/schedule/simulate.h"
 
 namespace trireme::cli {
 namespace {

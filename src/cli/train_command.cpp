@@ -14,12 +14,12 @@
 #include <optional>
 
 #include "cli/command.h"
-#include "cli/exit_code.h"
 #include "cli/explain.h"
 #include "cli/flags.h"
 #include "cli/launch/launch_machine.h"
 #include "cli/launch/supervisor.h"
 #include "cli/run_lock.h"
+#include "cli/shell/exit_code.h"
 #include "cli/train_setup.h"
 #include "cli/training.h"
 #include "trireme/base/error.h"

@@ -17,7 +17,7 @@
 #include "trireme/intercept/random_streams.h"
 #include "trireme/models/generate.h"
 #include "trireme/models/language_model.h"
-#include "trireme/stages/pipeline_engine.h"
+#include "trireme/pipeline/pipeline_engine.h"
 
 namespace trireme::cli {
 namespace {

@@ -6,12 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/exit_code.h"
 #include "cli/explain.h"
 #include "cli/interrupt.h"
-#include "cli/print.h"
 #include "cli/resume_check.h"
 #include "cli/run_record.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "cli/text.h"
 #include "cli/trained_model.h"
 #include "trireme/base/error.h"

@@ -4,10 +4,12 @@
 #include <sstream>
 
 #include "config/dialects/accelerate.h"
+#include "config/document/yaml.h"
 #include "config/options.h"
-#include "config/yaml.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/config/dialects/accelerate.h"
+#include "trireme/config/source.h"
 
 namespace trireme {
 namespace {
@@ -75,14 +77,6 @@ ConfigSource source_of_yaml(const std::string& text, const std::string& origin) 
 }
 
 }  // namespace
-
-ConfigMistake mistake_of(const KeyError& error, const std::map<std::string, int>& lines) {
-  if (!error.place().file.empty())
-    return {.message = error.what(), .code = error.code(), .line = error.place().line, .file = error.place().file};
-  std::string key = error.key();
-  while (!key.empty() && !lines.contains(key)) key.resize(key.find('.') == std::string::npos ? 0 : key.rfind('.'));
-  return {.message = error.what(), .code = error.code(), .line = key.empty() ? 0 : lines.at(key)};
-}
 
 ConfigSource read_source(const std::filesystem::path& path) {
   return parse_source(posix_file_system().read(path), path.string());

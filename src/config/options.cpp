@@ -398,7 +398,7 @@ void add_pipeline(Table& table) {
   table.section = "pipeline.";
   table.resolved(
       "stages", integer(kPositive), [](const Config& c) { return int64_t{c.degrees.pipe}; }, "`1`",
-      "stages of a pipeline ([stages](stages.md)): `trireme train` cuts its model into them; a program says the number "
+      "stages of a [pipeline](pipeline.md): `trireme train` cuts its model into them; a program says the number "
       "in its PipelineModule, and the file may repeat it");
   table.works("partition", partition(), at<&Config::pipeline, &PipelineConfig::partition>,
               "`trireme train`: stages have as many multiply-adds each, as many parameters, as many layers, or as many "
@@ -426,7 +426,7 @@ void add_pipeline(Table& table) {
   table.works("whole_gradients", flag(), at<&Config::pipeline, &PipelineConfig::whole_gradients>,
               "any pipeline at ZeRO 2 and 3: a rank sums its whole gradients over the micro-batches of a step, and "
               "reduces them once, as at stage 1; costs that stage's memory of gradients; `\"auto\"`: where they fit "
-              "([the rule](pipeline.md#whole-gradients))");
+              "([the rule](schedule.md#whole-gradients))");
   ConfigRow& whole_gradients = table.rows.back();
   whole_gradients.type = "true, false or `\"auto\"`";
   whole_gradients.standard = "`\"auto\"`";

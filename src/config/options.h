@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "config/option.h"
+#include "config/document/option.h"
 #include "trireme/config/config.h"
 
 namespace trireme {

@@ -1,4 +1,6 @@
 // The keys' part of docs/config.md.
+#include "trireme/config/source.h"
+
 #include "config/options.h"
 
 namespace trireme {

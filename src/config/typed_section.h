@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "config/option.h"
+#include "config/document/option.h"
 
 namespace trireme {
 

@@ -9,7 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 

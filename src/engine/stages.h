@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "trireme/comm/grid.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 #include "trireme/step/micro_batch.h"
 
 namespace trireme {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "trireme/optim/options.h"
-#include "trireme/pager/shard_mesh.h"
+#include "trireme/pager/layout/shard_mesh.h"
 
 namespace trireme {
 

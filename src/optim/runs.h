@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 namespace trireme {
 

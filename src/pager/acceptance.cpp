@@ -3,11 +3,11 @@
 #include <cmath>
 #include <unordered_map>
 
-#include "pager/managed_parameter.h"
+#include "pager/weights/managed_parameter.h"
 #include "trireme/base/error.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 

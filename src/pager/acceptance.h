@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "pager/managed_parameter.h"
+#include "pager/weights/managed_parameter.h"
 #include "trireme/comm/group.h"
 #include "trireme/pager/pager.h"
 

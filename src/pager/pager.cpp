@@ -27,14 +27,20 @@ struct WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
 };
 
+struct HandleOfPager final : PagerHandle {
+  explicit HandleOfPager(Pager& to) : pager(to) {}
+  Pager& pager;
+};
+
 }  // namespace
 
 class Pager::Impl {
  public:
   Impl(Pager& pager, Group& group, std::vector<ShardMesh> meshes, std::vector<NamedParameter> parameters,
        const PagerPolicy& policy)
-      : group_(group), meshes_(std::move(meshes)), policy_(policy), context_{meshes_,  layout_, policy_,
-                                                                             managed_, device_, offload_} {
+      : handle_(pager), group_(group), meshes_(std::move(meshes)), policy_(policy), context_{meshes_, layout_,
+                                                                                             policy_, managed_,
+                                                                                             device_, offload_} {
     check(policy_);
     for (const NamedParameter& parameter : parameters) specs_.push_back(spec_of(parameter));
     device_ = device_of(parameters);
@@ -45,6 +51,7 @@ class Pager::Impl {
     plan_offload();
     managed_ = take_over(std::move(parameters), layout_);
     make_stores();
+    for (ManagedParameter& managed : managed_) managed.owner->pager = &handle_;
     for (int i = 0; i < static_cast<int>(layout_.units.size()); ++i) {
       OwnedSlice slice = weights_->owned(i);
       if (layout_.units[i].trainable) slice.gradients = gradients_[layout_.units[i].mesh]->owned(i);
@@ -54,7 +61,6 @@ class Pager::Impl {
     arrivals_.assign(managed_.size(), 0);
     set_gradient_factor(1);
     watch_gradients();
-    for (ManagedParameter& managed : managed_) managed.owner->pager = &pager;
     scope_.emplace(weights_->pages() ? InterceptScope::Watch::kAll : InterceptScope::Watch::kWrites);
   }
 
@@ -355,6 +361,7 @@ class Pager::Impl {
     }
   }
 
+  HandleOfPager handle_;
   Group& group_;
   const std::vector<ShardMesh> meshes_;
   PagerPolicy policy_;
@@ -483,7 +490,7 @@ std::optional<ManagedPlace> find_managed(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
   auto* owner = dynamic_cast<ParameterStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()));
   if (owner == nullptr || !owner->is_managed()) return std::nullopt;
-  return ManagedPlace{owner->pager, owner->parameter()};
+  return ManagedPlace{&static_cast<HandleOfPager*>(owner->pager)->pager, owner->parameter()};
 }
 
 }  // namespace trireme

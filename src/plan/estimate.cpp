@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "trireme/base/error.h"
-#include "trireme/pager/policy.h"
+#include "trireme/pager/layout/policy.h"
 
 namespace trireme {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "python/bindings.h"
 #include "trireme/base/json.h"
+#include "trireme/config/dialects/accelerate.h"
 
 namespace trireme::python {
 

@@ -1,9 +1,9 @@
 // Schedules of pipeline parallelism and partitions of layers, as values.
 #include "python/bindings.h"
-#include "trireme/pipeline/check.h"
-#include "trireme/pipeline/partition.h"
-#include "trireme/pipeline/schedule.h"
-#include "trireme/pipeline/simulate.h"
+#include "trireme/schedule/check.h"
+#include "trireme/schedule/partition.h"
+#include "trireme/schedule/schedule.h"
+#include "trireme/schedule/simulate.h"
 
 namespace trireme::python {
 namespace {

@@ -13,7 +13,7 @@
 #include "python/engine.h"
 #include "python/module_mirror.h"
 #include "trireme/base/error.h"
-#include "trireme/stages/stage_runner.h"
+#include "trireme/pipeline/stage_runner.h"
 
 namespace trireme::python {
 namespace {

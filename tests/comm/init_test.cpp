@@ -10,7 +10,7 @@
 #include <map>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "comm/launch_variables.h"
+#include "comm/meeting/launch_variables.h"
 #include "tests/support/processes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"

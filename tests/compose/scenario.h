@@ -27,8 +27,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/engine/engine.h"
+#include "trireme/pipeline/pipeline_engine.h"
 #include "trireme/recompute/recompute.h"
-#include "trireme/stages/pipeline_engine.h"
 #include "trireme/zero.h"
 
 namespace trireme::compose {

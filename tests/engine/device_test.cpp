@@ -20,7 +20,7 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/engine/engine.h"
-#include "trireme/pager/gathered.h"
+#include "trireme/pager/init/gathered.h"
 
 namespace trireme::on_devices {
 namespace {

@@ -10,8 +10,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/engine/model_engine.h"
-#include "trireme/pager/gathered.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/gathered.h"
+#include "trireme/pager/init/init.h"
 #include "trireme/recompute/recompute.h"
 
 namespace trireme {

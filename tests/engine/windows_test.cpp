@@ -10,7 +10,7 @@
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/engine/model_engine.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 namespace {

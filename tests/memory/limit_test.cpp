@@ -12,7 +12,7 @@
 #include "tests/support/processes.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 namespace {

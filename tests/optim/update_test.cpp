@@ -15,7 +15,7 @@
 #include "optim/runs.h"
 #include "tests/optim/agreement.h"
 #include "trireme/base/error.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 namespace trireme {
 namespace {

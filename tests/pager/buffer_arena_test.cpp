@@ -1,5 +1,5 @@
 // Buffers cut from one registered slab.
-#include "pager/weights/buffer_arena.h"
+#include "pager/storage/buffer_arena.h"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>

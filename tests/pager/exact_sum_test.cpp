@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "pager/kernels.h"
+#include "pager/storage/kernels.h"
 
 namespace trireme {
 namespace {

@@ -1,12 +1,12 @@
 // Parameters that are whole for a scope, at every stage and under both gather policies.
-#include "trireme/pager/gathered.h"
+#include "trireme/pager/init/gathered.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "tests/pager/models.h"
 #include "tests/pager/training.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 namespace {

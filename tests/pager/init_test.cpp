@@ -1,4 +1,4 @@
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 #include <ATen/ops/broadcast_tensors.h>
 #include <gtest/gtest.h>

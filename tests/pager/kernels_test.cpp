@@ -1,4 +1,4 @@
-#include "pager/kernels.h"
+#include "pager/storage/kernels.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/BFloat16.h>

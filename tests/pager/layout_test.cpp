@@ -1,4 +1,4 @@
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include "tests/pager/models.h"
 #include "tests/pager/training.h"
 #include "trireme/base/error.h"
-#include "trireme/pager/gathered.h"
+#include "trireme/pager/init/gathered.h"
 #include "trireme/pager/pager.h"
 
 namespace trireme {

@@ -1,9 +1,17 @@
 """tools/count_concepts counts types on the path of a step, walks, parts of classes, and what crosses rooms."""
+import functools
 import subprocess
 import sys
 import unittest
 
 from tree import ROOT, Tree
+
+
+@functools.cache
+def report_of_this_tree():
+    """(exit status, what was printed), with --check."""
+    done = subprocess.run([sys.executable, "-B", ROOT / "tools/count_concepts", "--check"], text=True, stdout=subprocess.PIPE)
+    return done.returncode, done.stdout
 
 
 class CountConcepts(unittest.TestCase):
@@ -193,12 +201,16 @@ class Engine {
         self.assertEqual(types, ["Engine", "Group", "Lent", "Made", "Scope"])
 
     def test_every_walk_has_a_beginning_in_this_tree(self):
-        out = subprocess.check_output([sys.executable, "-B", ROOT / "tools/count_concepts"], text=True)
+        out = report_of_this_tree()[1]
         self.assertNotIn("there is no", out)
         walks = out.partition("walks (")[2].partition("classes that")[0].splitlines()[1:]
         self.assertEqual(len(walks), 7)
         for walk in walks:
             self.assertGreater(int(walk.split()[2]), 10, walk)  # types
+
+    def test_no_rooms_of_this_tree_include_each_other_and_every_link_is_used(self):
+        status, out = report_of_this_tree()
+        self.assertEqual(status, 0, out)
 
     def test_befriended_classes_are_counted(self):
         lists, _ = self.report({"src/engine/a.h": "namespace trireme {\nclass Engine {\n public:\n  int a();\n\n private:\n"
@@ -218,7 +230,9 @@ class Engine {
             with self.subTest(last):
                 files = {**chain, "include/trireme/pager/init/c.h": last, "include/trireme/pager/d.h": ""}
                 self.assertEqual(self.report(files)[0]["cycles of rooms"], rows)
-                self.assertEqual(Tree(self, files).run("count_concepts", "--check")[0], expected)
+                status, out = Tree(self, files).run("count_concepts", "--check")
+                self.assertEqual(status, expected)
+                self.assertEqual(out.count("  src/pager/a.h includes src/pager/weights/b.h\n"), expected)
 
     def test_links_to_modules_of_which_nothing_is_included_fail_a_check(self):
         for link, rows, expected in (("base", [], 0), ("base topology", [["comm", "->", "topology"]], 1)):
@@ -226,7 +240,9 @@ class Engine {
                 files = {"src/CMakeLists.txt": f"trireme_module(base)\ntrireme_module(comm DEPENDS {link}\n  LIBRARIES xxhash)\n",
                          "src/comm/a.cpp": "#include <trireme/base/error.h>\n", "include/trireme/base/error.h": "", "include/trireme/topology.h": ""}
                 self.assertEqual(self.report(files)[0]["unused edges of src/CMakeLists.txt"], rows)
-                self.assertEqual(Tree(self, files).run("count_concepts", "--check")[0], expected)
+                status, out = Tree(self, files).run("count_concepts", "--check")
+                self.assertEqual(status, expected)
+                self.assertEqual(out.count("error: src/CMakeLists.txt: comm is linked to topology"), expected)
 
     def test_long_lines_of_prose_are_counted_and_code_and_tables_are_not(self):
         long = "a " * 61

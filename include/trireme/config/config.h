@@ -52,7 +52,7 @@ struct PipelineConfig {
   std::string partition = "best";              ///< as PipelineModuleOptions::partition_method
   int64_t activation_checkpoint_interval = 0;  ///< layers that are recomputed together; 0: none
   /// At ZeRO 2 and 3: one reduction per step, of whole sums, instead of per micro-batch. Nothing: where they fit
-  /// (docs/pipeline.md).
+  /// (docs/schedule.md).
   std::optional<bool> whole_gradients = {};
   bool operator==(const PipelineConfig&) const = default;
 };

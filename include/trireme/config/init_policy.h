@@ -2,7 +2,7 @@
 #pragma once
 
 #include "trireme/config/config.h"
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 

@@ -16,7 +16,7 @@
 #include "trireme/checkpoint/consolidate.h"
 #include "trireme/comm/world.h"
 #include "trireme/engine/engine.h"
-#include "trireme/pager/gathered.h"
+#include "trireme/pager/init/gathered.h"
 
 namespace trireme {
 

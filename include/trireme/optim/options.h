@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 namespace torch::optim {
 class Optimizer;

@@ -9,7 +9,7 @@
 
 #include "trireme/base/json.h"
 #include "trireme/optim/optimizer.h"
-#include "trireme/pager/layout.h"
+#include "trireme/pager/layout/layout.h"
 
 namespace trireme {
 

@@ -1,4 +1,4 @@
-// The layouts that open_checkpoint() knows. A new one is its two functions and one line in the table of source.cpp.
+// The layouts that open_checkpoint() knows. A new one is its two functions and one line in the table of layout.cpp.
 #pragma once
 
 #include <filesystem>

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "cli/exit_code.h"
-#include "cli/print.h"
+#include "cli/shell/exit_code.h"
+#include "cli/shell/print.h"
 #include "trireme/base/error.h"
 
 namespace trireme::cli {

@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <sstream>
 
-#include "config/option.h"
-#include "config/yaml.h"
+#include "config/document/option.h"
+#include "config/document/yaml.h"
 #include "trireme/base/file.h"
-#include "trireme/config/dialects.h"
+#include "trireme/config/dialects/accelerate.h"
 
 namespace trireme {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "trireme/config/source.h"
+#include "trireme/config/document/config_source.h"
 
 namespace trireme {
 

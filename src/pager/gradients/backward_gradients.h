@@ -11,9 +11,9 @@
 #include <deque>
 #include <vector>
 
-#include "pager/flat_buffers.h"
 #include "pager/gradients/bucketed.h"
 #include "pager/gradients/leaving_gradients.h"
+#include "pager/weights/flat_buffers.h"
 
 namespace trireme {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "pager/kernels.h"
+#include "pager/storage/kernels.h"
 #include "trireme/comm/call_scopes.h"
 
 namespace trireme {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "pager/flat_buffers.h"
+#include "pager/weights/flat_buffers.h"
 #include "pager/weights/store.h"
 
 namespace trireme {

@@ -15,7 +15,7 @@
 #include "pager/gradients/gradient_arena.h"
 #include "pager/gradients/gradient_board.h"
 #include "pager/gradients/store.h"
-#include "pager/kernels.h"
+#include "pager/storage/kernels.h"
 
 namespace trireme {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "pager/kernels.h"
-#include "pager/managed_parameter.h"
+#include "pager/storage/kernels.h"
+#include "pager/weights/managed_parameter.h"
 #include "trireme/device/stream.h"
 
 namespace trireme {

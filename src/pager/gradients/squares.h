@@ -6,7 +6,7 @@
 
 #include "pager/gradients/store.h"
 #include "trireme/base/exact_sum.h"
-#include "trireme/pager/pager.h"
+#include "trireme/pager/storage/owned_slice.h"
 
 namespace trireme {
 

@@ -8,23 +8,13 @@
 #include <vector>
 
 #include "pager/gradients/replica_sums.h"
-#include "pager/managed_parameter.h"
+#include "pager/layout/gradient_dtypes.h"
+#include "pager/weights/managed_parameter.h"
 #include "pager/weights/store.h"
 #include "trireme/base/exact_sum.h"
 #include "trireme/device/stream.h"
 
 namespace trireme {
-
-/// The dtype in which gradients of `unit` are summed: a 16-bit one is for 16-bit parameters, fp32 is never rounded.
-inline at::ScalarType accumulation_dtype(const UnitLayout& unit, const PagerPolicy& policy) {
-  return unit.dtype == at::kFloat ? at::kFloat : policy.accumulation_dtype;
-}
-
-/// In which dtype gradients of `unit` travel that are kept in `kept`: a wider one would tell peers no more.
-inline at::ScalarType wire_dtype(const UnitLayout& unit, at::ScalarType kept) {
-  const at::ScalarType asked = unit.communication_dtype;
-  return asked == at::ScalarType::Undefined || asked == at::kFloat ? kept : asked;
-}
 
 class GradientStore {
  public:

@@ -1,9 +1,9 @@
 // Whole sums of all gradients over the window, reduced once at its end, last unit first.
 #include <algorithm>
 
-#include "pager/flat_buffers.h"
 #include "pager/gradients/bucketed.h"
 #include "pager/gradients/gradient_arena.h"
+#include "pager/weights/flat_buffers.h"
 #include "trireme/comm/call_scopes.h"
 
 namespace trireme {

@@ -1,9 +1,9 @@
-#include "trireme/pager/gathered.h"
+#include "trireme/pager/init/gathered.h"
 
 #include <set>
 #include <utility>
 
-#include "pager/init/held_storage.h"
+#include "pager/storage/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
 

@@ -1,4 +1,4 @@
-#include "trireme/pager/init.h"
+#include "trireme/pager/init/init.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
@@ -14,7 +14,7 @@
 #include <list>
 #include <vector>
 
-#include "pager/init/held_storage.h"
+#include "pager/storage/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/base/heap.h"
 

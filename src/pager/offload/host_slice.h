@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "pager/weights/buffer_arena.h"
+#include "pager/storage/buffer_arena.h"
 #include "trireme/device/pinned_arena.h"
 #include "trireme/device/stream.h"
 

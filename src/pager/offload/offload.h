@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "trireme/device/pinned_arena.h"
-#include "trireme/pager/layout.h"
-#include "trireme/pager/policy.h"
+#include "trireme/pager/layout/layout.h"
+#include "trireme/pager/layout/policy.h"
 
 namespace trireme {
 

@@ -17,10 +17,10 @@
 #include <algorithm>
 #include <span>
 
-#include "pager/flat_buffers.h"
-#include "pager/kernels.h"
 #include "pager/offload/host_slice.h"
-#include "pager/weights/buffer_arena.h"
+#include "pager/storage/buffer_arena.h"
+#include "pager/storage/kernels.h"
+#include "pager/weights/flat_buffers.h"
 #include "pager/weights/residency.h"
 #include "pager/weights/store.h"
 #include "trireme/comm/call_scopes.h"

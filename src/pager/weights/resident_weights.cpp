@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "pager/flat_buffers.h"
 #include "pager/offload/host_slice.h"
+#include "pager/weights/flat_buffers.h"
 #include "pager/weights/store.h"
 
 namespace trireme {

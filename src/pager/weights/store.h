@@ -5,9 +5,11 @@
 #include <memory>
 #include <vector>
 
-#include "pager/managed_parameter.h"
 #include "pager/offload/offload.h"
-#include "trireme/pager/shard_mesh.h"
+#include "pager/weights/managed_parameter.h"
+#include "trireme/pager/layout/shard_mesh.h"
+#include "trireme/pager/storage/owned_slice.h"
+#include "trireme/pager/storage/pager_memory.h"
 
 namespace trireme {
 

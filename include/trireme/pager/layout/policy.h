@@ -1,0 +1,60 @@
+// How a pager shards a model, and where it keeps the shards.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/pager/layout/layout.h"
+
+namespace trireme {
+
+/// How a released unit becomes whole again at stage 3.
+enum class GatherPolicy {
+  kAuto,    ///< kShared where the group shares memory, else kCopy
+  kShared,  ///< all ranks' shards are one mapped segment: a gather moves no byte
+  kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
+};
+
+struct PagerPolicy {
+  int stage = 0;  ///< ZeRO stage, 0-3
+  GatherPolicy gather = GatherPolicy::kAuto;
+  /// kCopy: gathered units may hold this many bytes, the two largest units at least.
+  int64_t live_bytes = std::numeric_limits<int64_t>::max();
+  /// kCopy: bytes of units gathered ahead of their use, by the recorded trace.
+  int64_t prefetch_bytes = 64 << 20;
+  /// Gradients are summed over ranks and micro-batches in this dtype (fp32 or the parameter's own).
+  at::ScalarType accumulation_dtype = at::kFloat;
+  /// Gradients are summed as one left fold over the window's micro-batches, the ranks of a micro-step in order, and
+  /// norms over fixed blocks: the same bits at any number of ranks and any stage. Needs end_backward() at the end of
+  /// each micro-step, and one gradient per parameter in it. Reduces in each micro-step at every stage.
+  bool deterministic = false;
+  /// What ranks' gradients become: kMean or kSum.
+  ReduceOp gradient_op = ReduceOp::kMean;
+  /// Gradients are divided by this before they travel, and their sum is multiplied by it: sums of a 16-bit dtype stay
+  /// in its range. Without effect under kShared at stage 3, which sums in fp32.
+  double predivide_factor = 1;
+  /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
+  bool poison = false;
+  /// On a device: what collectives move over and over (weights, gradients, units that are gathered) stands in memory
+  /// that the group has registered (Group::buffer_registration()). Gradients are copied into a buffer to send at stages
+  /// 2 and 3, and the room for gathered units, `live_bytes`, is taken at once.
+  bool register_buffers = false;
+  /// Of parameters on a device, at stages 1 to 3: what this rank updates, its slices of weights and gradients, stands
+  /// in page-locked memory of the host, of at least this share of the elements. The units that forward uses first are
+  /// the last to go there, for their new weights are needed first. 0: of nothing.
+  double offload_ratio = 0;
+  /// Stage 3: beside that no device keeps the shards of such units and of frozen ones; a gather brings them.
+  bool offload_parameters = false;
+  UnitRules units = {};
+  bool operator==(const PagerPolicy&) const = default;
+};
+
+/// By unit: whether it is updated on the host, so that trainable ones of at least `ratio` (0 to 1) of their elements
+/// are.
+std::vector<bool> offloaded_units(const Layout& layout, double ratio);
+
+}  // namespace trireme

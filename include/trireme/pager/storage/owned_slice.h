@@ -1,0 +1,20 @@
+// The part of a unit that a rank updates.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace trireme {
+
+/// What this rank updates of one trainable unit: elements [begin, begin + numel) of its flat buffer; the whole unit at
+/// stage 0.
+struct OwnedSlice {
+  int unit = 0;
+  int64_t begin = 0;
+  at::Tensor weights;    ///< [numel], the unit's dtype; writing it changes the parameters (after publish())
+  at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and the unit's publish()
+  // Both on the host where the unit is offloaded, for use behind Pager::await_owned().
+};
+
+}  // namespace trireme

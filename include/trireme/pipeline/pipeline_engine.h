@@ -1,0 +1,71 @@
+// Trains a PipelineModule over the ranks of a group, under DeepSpeed's names.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "trireme/comm/grid.h"
+#include "trireme/comm/world.h"
+#include "trireme/engine/engine.h"
+#include "trireme/pipeline/pipeline_module.h"
+#include "trireme/pipeline/stage_runner.h"
+
+namespace trireme {
+
+namespace detail {
+
+/// This rank's stage, made before its engine.
+struct PipelineStage {
+  PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options);
+  Grid grid;
+  StageModel model;
+  PipelineOptions pipeline;
+  InitializeOptions options;
+};
+
+}  // namespace detail
+
+/// An Engine of one stage, and the runner of its schedule. Ranks are laid out as DeepSpeed's PipeDataParallelTopology:
+/// the data-parallel ranks of a stage are neighbours. Works with every ZeRO stage.
+class PipelineEngine : private detail::PipelineStage, public Engine {
+ public:
+  /// Collective. `world` outlives the engine.
+  /// Throws    ConfigError: a number of stages that does not divide that of the ranks; as Engine's and StageRunner's.
+  PipelineEngine(Group& world, const PipelineModule& module, const InitializeOptions& options = {});
+
+  /// As StageRunner's.
+  at::Tensor train_batch(const MicroBatches& data) { return runner_.train_batch(data); }
+  EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options = {}) {
+    return runner_.eval_batch(data, options);
+  }
+  void reset_activation_shape() { runner_.reset_activation_shape(); }
+  void set_schedule(std::function<pipeline::Schedule(int stages, int micro_batches)> make) {
+    runner_.set_schedule(std::move(make));
+  }
+  bool is_first_stage() const { return runner_.is_first_stage(); }
+  bool is_last_stage() const { return runner_.is_last_stage(); }
+  /// This stage's parameters and buffers, under the names of the whole model.
+  const torch::nn::Module& module() const { return *model.module; }
+  StageRunner& runner() { return runner_; }
+  const Topology& topology() const { return grid.topology(); }
+
+  std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
+                                             const LoadCheckpointOptions& options = {});
+
+  /// A schedule calls these; a program calls train_batch().
+  at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {}) = delete;
+  StepReport step() = delete;
+
+ private:
+  StageRunner runner_;
+};
+
+/// Collective. As PipelineEngine's constructor.
+inline PipelineEngine initialize(Group& world, PipelineModule& module, const InitializeOptions& options = {}) {
+  return PipelineEngine(world, module, options);
+}
+inline PipelineEngine initialize(World& world, PipelineModule& module, const InitializeOptions& options = {}) {
+  return PipelineEngine(*world.group, module, options);
+}
+
+}  // namespace trireme

@@ -1,0 +1,251 @@
+#include "pipeline/mail.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/call_scopes.h"
+
+namespace trireme {
+namespace {
+
+void put(std::string& text, int64_t number) { text.append(reinterpret_cast<const char*>(&number), sizeof(number)); }
+
+/// Reads a description, of which nothing is trusted.
+class Reader {
+ public:
+  explicit Reader(const std::string& text) : text_(text) {}
+  /// Throws std::out_of_range: it ends before, or the number is none of [least, most].
+  int64_t number(int64_t least, int64_t most) {
+    int64_t number = 0;
+    if (text_.size() - at_ < sizeof(number)) throw std::out_of_range("it ends too early");
+    std::memcpy(&number, text_.data() + at_, sizeof(number));
+    at_ += sizeof(number);
+    if (number < least || number > most)
+      throw std::out_of_range(str("it says ", number, " for a number from ", least, " to ", most));
+    return number;
+  }
+  bool flag() { return number(0, 1) != 0; }
+  bool is_at_end() const { return at_ == text_.size(); }
+  std::string rest() const { return text_.substr(at_); }
+
+ private:
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+/// Dtypes, shapes and flags of the tensors, then the structure around them.
+std::string description_of(const Letter& letter) {
+  std::string text;
+  put(text, static_cast<int64_t>(letter.value.tensors.size()));
+  for (size_t i = 0; i < letter.value.tensors.size(); ++i) {
+    const at::Tensor& tensor = letter.value.tensors[i];
+    put(text, tensor.defined());
+    if (!tensor.defined()) continue;
+    put(text, static_cast<int64_t>(tensor.scalar_type()));
+    put(text, letter.requires_grad[i]);
+    put(text, tensor.dim());
+    for (const int64_t size : tensor.sizes()) put(text, size);
+  }
+  return text + letter.value.structure;
+}
+
+constexpr int64_t kMost = int64_t{1} << 48;  // elements of a tensor
+
+/// A letter as it was described, its tensors without values. Throws std::out_of_range: the description is damaged.
+Letter empty_letter(const std::string& description, c10::Device device) {
+  Reader reader(description);
+  Letter letter;
+  for (int64_t count = reader.number(0, static_cast<int64_t>(description.size())); count > 0; --count) {
+    if (!reader.flag()) {
+      letter.value.tensors.emplace_back();
+      letter.requires_grad.push_back(false);
+      continue;
+    }
+    const auto dtype =
+        static_cast<at::ScalarType>(reader.number(0, static_cast<int64_t>(at::ScalarType::NumOptions) - 1));
+    letter.requires_grad.push_back(reader.flag());
+    std::vector<int64_t> sizes(static_cast<size_t>(reader.number(0, 64)));
+    int64_t numel = 1;
+    for (int64_t& size : sizes) {
+      size = reader.number(0, kMost / std::max<int64_t>(numel, 1));
+      numel *= size;
+    }
+    letter.value.tensors.push_back(at::empty(sizes, at::TensorOptions().dtype(dtype).device(device)));
+  }
+  letter.value.structure = reader.rest();
+  return letter;
+}
+
+std::string shapes_text(const std::string& description) {
+  std::string text;
+  for (const at::Tensor& tensor : empty_letter(description, c10::kMeta).value.tensors)
+    text += tensor.defined() ? str(text.empty() ? "" : ", ", tensor.scalar_type(), " ", tensor.sizes()) : "None";
+  return text;
+}
+
+/// FNV-1a.
+uint64_t checksum_of(std::string_view bytes) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (const char byte : bytes) sum = (sum ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+  return sum;
+}
+
+/// Before the text: the description of the tensors, then the indices of those that are missing.
+struct Header {
+  int64_t mark = kMark;
+  int64_t kind = 0, micro_batch = 0;
+  int64_t description_bytes = 0, text_bytes = 0;
+  uint64_t text_checksum = 0;
+  uint64_t checksum = 0;  // of the header before this
+
+  uint64_t own_checksum() const {
+    return checksum_of({reinterpret_cast<const char*>(this), offsetof(Header, checksum)});
+  }
+  static constexpr int64_t kMark = 0x7374616765206c74;  // "stage lt"
+};
+
+constexpr size_t kPreamble = 1024;                    // bytes; a longer text follows by itself
+constexpr size_t kRoom = kPreamble - sizeof(Header);  // for the text
+constexpr int64_t kLongest = int64_t{1} << 30;        // bytes of a text
+
+std::string text_of(const at::Tensor& bytes, size_t begin, size_t count) {
+  return {static_cast<const char*>(bytes.const_data_ptr()) + begin, count};
+}
+
+}  // namespace
+
+Mail::Mail(Group& stages, c10::Device device, bool dynamic_shapes)
+    : stages_(stages), device_(device), dynamic_shapes_(dynamic_shapes) {}
+
+void Mail::send(int to, const Key& key, const Letter& letter) {
+  const std::string description = description_of(letter);
+  std::string& known = sent_[{to, key.kind}];
+  if (!known.empty() && known != description && !dynamic_shapes_)
+    throw ShapeError(str("pipeline: stage ", stages_.rank(), " sent stage ", to, " values of ", shapes_text(known),
+                         " before, and now of ", shapes_text(description),
+                         "; set dynamic_shape, or call reset_activation_shape() where shapes change"));
+  const auto post = [&](const at::Tensor& tensor) { leaving_.emplace_back(stages_.send(tensor, to), tensor); };
+  std::string text = description;
+  for (size_t i = 0; i < letter.is_missing.size(); ++i)
+    if (letter.is_missing[i]) put(text, static_cast<int64_t>(i));
+  Header header{.kind = key.kind,
+                .micro_batch = key.micro_batch,
+                .description_bytes = static_cast<int64_t>(description.size()),
+                .text_bytes = static_cast<int64_t>(text.size()),
+                .text_checksum = checksum_of(text)};
+  header.checksum = header.own_checksum();
+  const at::Tensor preamble = at::zeros({static_cast<int64_t>(kPreamble)}, at::kByte);
+  auto* const data = static_cast<char*>(preamble.mutable_data_ptr());
+  std::memcpy(data, &header, sizeof(header));
+  const size_t here = std::min(text.size(), kRoom);
+  std::memcpy(data + sizeof(header), text.data(), here);
+  post(preamble);
+  if (text.size() > here) {
+    const at::Tensor rest = at::empty({static_cast<int64_t>(text.size() - here)}, at::kByte);
+    std::memcpy(rest.mutable_data_ptr(), text.data() + here, text.size() - here);
+    post(rest);
+  }
+  for (const at::Tensor& tensor : letter.value.tensors)
+    if (tensor.defined() && tensor.numel() > 0) post(tensor.detach().contiguous());
+  known = description;
+  while (!leaving_.empty() && leaving_.front().first.done()) {
+    leaving_.front().first.wait();
+    leaving_.pop_front();
+  }
+}
+
+void Mail::expect(int from, const std::vector<Expected>& letters) {
+  Lane& lane = lanes_[from];
+  lane.expected.insert(lane.expected.end(), letters.begin(), letters.end());
+  look_ahead(from);
+}
+
+// The tensors of a letter whose shapes are known already are received beside computations.
+void Mail::look_ahead(int from) {
+  Lane& lane = lanes_[from];
+  if (lane.next || lane.expected.empty()) return;
+  const SubjectScope subject(lane.expected.front().subject);
+  Incoming& incoming = lane.next.emplace();
+  incoming.preamble = at::empty({static_cast<int64_t>(kPreamble)}, at::kByte);
+  incoming.preamble_arrives = stages_.recv(incoming.preamble, from);
+  const auto known = received_.find({from, lane.expected.front().key.kind});
+  if (dynamic_shapes_ || known == received_.end() || known->second.size() > kRoom / 2) return;
+  incoming.ahead = empty_letter(known->second, device_);
+  for (const at::Tensor& tensor : incoming.ahead->value.tensors)
+    if (tensor.defined() && tensor.numel() > 0) incoming.arrivals.push_back(stages_.recv(tensor, from));
+}
+
+Letter Mail::receive(int from) {
+  Lane& lane = lanes_[from];
+  if (!lane.next) throw Error(ErrorCode::kInternal, str("pipeline: no letter from stage ", from, " is expected"));
+  Incoming incoming = *std::exchange(lane.next, std::nullopt);
+  const Expected expected = std::move(lane.expected.front());
+  lane.expected.pop_front();
+  incoming.preamble_arrives.wait();
+  const auto refuse = [&](const std::string& why) {
+    throw CommError(ErrorCode::kDiverged, str("pipeline: ", expected.subject, ": the message from stage ", from, " ",
+                                              why, "; the stages do not run the same step"));
+  };
+  Header header;
+  std::memcpy(&header, incoming.preamble.const_data_ptr(), sizeof(header));
+  if (header.mark != Header::kMark) refuse("does not begin as one of a pipeline");
+  if (header.checksum != header.own_checksum()) refuse("is damaged: its header has another checksum");
+  if (header.kind != expected.key.kind || header.micro_batch != expected.key.micro_batch)
+    refuse(str("is ", name_of(header.kind), " of micro-batch ", header.micro_batch, ", and expected is ",
+               name_of(expected.key.kind), " of micro-batch ", expected.key.micro_batch));
+  if (header.description_bytes < 0 || header.text_bytes < header.description_bytes || header.text_bytes > kLongest)
+    refuse(str("is damaged: its description has ", header.description_bytes, " of ", header.text_bytes, " bytes"));
+  const auto total = static_cast<size_t>(header.text_bytes);
+  std::string text = text_of(incoming.preamble, sizeof(header), std::min(total, kRoom));
+  if (total > kRoom) {
+    const at::Tensor rest = at::empty({static_cast<int64_t>(total - kRoom)}, at::kByte);
+    stages_.recv(rest, from).wait();
+    text += text_of(rest, 0, total - kRoom);
+  }
+  if (checksum_of(text) != header.text_checksum) refuse("is damaged: its description has another checksum");
+  const std::string missing = text.substr(static_cast<size_t>(header.description_bytes));
+  text.resize(static_cast<size_t>(header.description_bytes));
+  if (incoming.ahead && text != received_[{from, expected.key.kind}])
+    refuse("has other shapes than the one before, for which memory is ready");
+  Letter letter;
+  try {
+    letter = incoming.ahead ? *std::move(incoming.ahead) : empty_letter(text, device_);
+    letter.is_missing.assign(letter.value.tensors.size(), false);
+    for (Reader indices(missing); !indices.is_at_end();)
+      letter.is_missing[indices.number(0, static_cast<int64_t>(letter.is_missing.size()) - 1)] = true;
+  } catch (const std::out_of_range& error) {
+    refuse(str("is damaged: ", error.what()));
+  }
+  if (!incoming.ahead)
+    for (const at::Tensor& tensor : letter.value.tensors)
+      if (tensor.defined() && tensor.numel() > 0) incoming.arrivals.push_back(stages_.recv(tensor, from));
+  for (Pending<void>& arrival : incoming.arrivals) arrival.wait();
+  received_[{from, expected.key.kind}] = std::move(text);
+  look_ahead(from);
+  return letter;
+}
+
+std::string Mail::name_of(int64_t kind) {
+  const char* const names[] = {"the activation of part ", "the evaluated activation of part ", "the gradient of part "};
+  return kind < 0 ? str("a letter of kind ", kind) : str(names[kind % 3], kind / 3);
+}
+
+void Mail::flush() {
+  for (auto& [pending, tensor] : leaving_) pending.wait();
+  leaving_.clear();
+}
+
+void Mail::forget_shapes() {
+  sent_.clear();
+  received_.clear();
+}
+
+}  // namespace trireme

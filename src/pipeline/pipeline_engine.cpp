@@ -1,0 +1,81 @@
+#include "trireme/pipeline/pipeline_engine.h"
+
+#include <iterator>
+#include <sstream>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
+#include "trireme/pager/init/init.h"
+
+namespace trireme {
+namespace {
+
+Topology topology_of(const Group& world, const PipelineModule& module) {
+  const int stages = module.options().stages;
+  if (world.size() % stages != 0)
+    throw ConfigError(str("PipelineModule: stages=", stages, " does not divide the ", world.size(),
+                          " ranks; start a multiple of ", stages, " ranks, or cut the model into other stages"));
+  return Topology({{"pipe", stages}, {"data", world.size() / stages}});
+}
+
+InitializeOptions options_of_stage(InitializeOptions options, const StageModel& model, int stages) {
+  Degrees& degrees =
+      std::holds_alternative<Config>(options.config) ? std::get<Config>(options.config).degrees : options.degrees;
+  degrees.pipe = stages;
+  options.unmanaged = names_of_copies(model);
+  return options;
+}
+
+/// The parts that rank 0 finds: measured times differ from one rank to the next.
+PipelineModule with_parts_of_rank_0(const PipelineModule& module, Group& world) {
+  const std::string bounds = broadcast_or_throw(world, [&] {
+    std::string text;
+    for (const int64_t bound : module.parts()) text += str(bound, " ");
+    return text;
+  });
+  std::istringstream reader(bounds);
+  return module.with_parts({std::istream_iterator<int64_t>(reader), {}});
+}
+
+StageModel build_stage(const PipelineModule& module, const Grid& grid) {
+  if (zero::Init::is_open())
+    throw ConfigError(
+        "PipelineModule: a zero::Init scope is open, and its ranks do not make the same layers; close it, "
+        "and set PipelineModuleOptions::sharded_init");
+  std::optional<zero::Init> init;
+  if (module.options().sharded_init) init.emplace(grid.along({"data"}), *module.options().sharded_init);
+  StageModel model = module.build(grid.position_on("pipe"));
+  // Copies of tied parameters are not the engine's, so they stay whole.
+  const std::set<std::string> copies = names_of_copies(model);
+  for (const auto& item : model.module->named_parameters())
+    if (copies.contains(item.key())) zero::make_whole(item.value());
+  return model;
+}
+
+}  // namespace
+
+namespace detail {
+
+PipelineStage::PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options)
+    : grid(world, topology_of(world, module)),
+      model(build_stage(with_parts_of_rank_0(module, world), grid)),
+      pipeline{.schedule = module.options().schedule,
+               .chunks = module.options().chunks,
+               .dynamic_shapes = module.options().dynamic_shape},
+      options(options_of_stage(options, model, module.options().stages)) {}
+
+}  // namespace detail
+
+PipelineEngine::PipelineEngine(Group& world, const PipelineModule& module, const InitializeOptions& options)
+    : PipelineStage(world, module, options),
+      Engine(grid, *model.module, PipelineStage::options),
+      runner_(*this, grid, model, pipeline) {}
+
+std::optional<LoadedState> PipelineEngine::load_checkpoint(const std::filesystem::path& directory,
+                                                           const LoadCheckpointOptions& options) {
+  auto loaded = Engine::load_checkpoint(directory, options);
+  runner_.follow_owners();
+  return loaded;
+}
+
+}  // namespace trireme

@@ -1,0 +1,179 @@
+// Messages between stages that are damaged, or are others than the expected one.
+#include "pipeline/mail.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tests/support/error_of.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using testing::error_of;
+
+constexpr int64_t kPreamble = 1024;
+constexpr Mail::Key kKey{.kind = 3, .micro_batch = 2};  // the activation of part 1
+// Places in a preamble, in 8 bytes: the header, then the description of the tensors.
+enum Word { kMark, kKind, kMicroBatch, kDescriptionBytes, kTextBytes, kTextChecksum, kChecksum, kDescription };
+
+Letter letter_of(int64_t rows) {
+  Letter letter{.value = flatten(c10::IValue(at::arange(rows * 3, at::kFloat).view({rows, 3}))),
+                .requires_grad = {true}};
+  letter.is_missing = {true};
+  return letter;
+}
+
+Mail mail_of(const Rank& rank) { return Mail(rank.world(), at::kCPU, /*dynamic_shapes=*/true); }
+
+/// The preamble with which rank 0 sends a letter to rank 1, on both.
+at::Tensor captured(Rank& rank, const Letter& letter) {
+  const at::Tensor preamble = at::zeros({kPreamble}, at::kByte);
+  if (rank.id() == 0) {
+    Mail mail = mail_of(rank);
+    mail.send(1, kKey, letter);
+    mail.flush();
+  } else {
+    rank.world().recv(preamble, 0).wait();
+    rank.world().recv(at::empty(letter.value.tensors[0].sizes(), at::kFloat), 0).wait();
+  }
+  rank.world().broadcast(preamble, 1).wait();
+  return preamble;
+}
+
+int64_t word_of(const at::Tensor& preamble, int64_t word) {
+  int64_t value = 0;
+  std::memcpy(&value, static_cast<const char*>(preamble.const_data_ptr()) + 8 * word, 8);
+  return value;
+}
+
+void set_word(const at::Tensor& preamble, int64_t word, int64_t value) {
+  std::memcpy(static_cast<char*>(preamble.mutable_data_ptr()) + 8 * word, &value, 8);
+}
+
+/// FNV-1a.
+int64_t checksum_of(const at::Tensor& preamble, int64_t begin, int64_t count) {
+  uint64_t sum = 0xcbf29ce484222325;
+  const auto* const bytes = preamble.const_data_ptr<uint8_t>() + begin;
+  for (int64_t i = 0; i < count; ++i) sum = (sum ^ bytes[i]) * 0x100000001b3;
+  return static_cast<int64_t>(sum);
+}
+
+/// Makes the checksums those of what the preamble says.
+void make_checksums(const at::Tensor& preamble) {
+  const int64_t text = word_of(preamble, kTextBytes), room = kPreamble - 8 * kDescription;
+  set_word(preamble, kTextChecksum, checksum_of(preamble, 8 * kDescription, std::clamp<int64_t>(text, 0, room)));
+  set_word(preamble, kChecksum, checksum_of(preamble, 0, 8 * kChecksum));
+}
+
+/// Rank 0 sends `preamble`, and rank 1 must refuse it, with a text in which `part` is.
+void expect_refused(Rank& rank, const at::Tensor& preamble, const char* part) {
+  if (rank.id() == 0) return rank.world().send(preamble, 1).wait();
+  Mail mail = mail_of(rank);
+  mail.expect(0, {{.key = kKey, .subject = "stage 1, RecvActivation"}});
+  const std::string text = error_of<CommError>([&] { mail.receive(0); });
+  EXPECT_SAYS(text, "stage 1, RecvActivation: the message from stage 0 ");
+  EXPECT_SAYS(text, part);
+}
+
+TEST(Mail, GivesWhatWasSent) {
+  run_ranks(2, [](Rank& rank) {
+    const Letter letter = letter_of(4);
+    Mail mail = mail_of(rank);
+    if (rank.id() == 0) {
+      mail.send(1, kKey, letter);
+      mail.flush();
+      return;
+    }
+    mail.expect(0, {{.key = kKey, .subject = "test"}});
+    const Letter got = mail.receive(0);
+    EXPECT_TRUE(at::equal(got.value.tensors[0], letter.value.tensors[0]));
+    EXPECT_EQ(got.value.structure, letter.value.structure);
+    EXPECT_TRUE(got.requires_grad[0] && got.is_missing[0]);
+  });
+}
+
+TEST(Mail, RefusesAPreambleOfWhichAnyBitChanged) {
+  run_ranks(2, [](Rank& rank) {
+    const at::Tensor preamble = captured(rank, letter_of(4));
+    const int64_t bytes = 8 * kDescription + word_of(preamble, kTextBytes);
+    ASSERT_GT(bytes, 100);
+    for (int64_t bit = 0; bit < 8 * bytes; bit += 3) {
+      const at::Tensor damaged = preamble.clone();
+      damaged.mutable_data_ptr<uint8_t>()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+      SCOPED_TRACE(str("bit ", bit));
+      expect_refused(rank, damaged, bit < 64 ? "does not begin as one of a pipeline" : "is damaged");
+    }
+  });
+}
+
+TEST(Mail, RefusesMemoryThatWasNeverWrittenAsAPreamble) {
+  run_ranks(2, [](Rank& rank) {
+    for (const int byte : {0, 1, 127, 255})
+      expect_refused(rank, at::full({kPreamble}, byte, at::kByte), "does not begin as one of a pipeline");
+  });
+}
+
+TEST(Mail, RefusesNumbersOutOfTheirRangesEvenWhereTheChecksumsFit) {
+  run_ranks(2, [](Rank& rank) {
+    const at::Tensor preamble = captured(rank, letter_of(4));
+    const int64_t last = kDescription + 7;  // tensors, is defined, dtype, needs a gradient, dims, 4, 3
+    ASSERT_EQ(word_of(preamble, last - 1), 3);
+    for (int64_t word = kKind; word < last; ++word)
+      for (const int64_t value : {int64_t{-1}, INT64_MIN, INT64_MAX}) {
+        if (word == kTextChecksum || word == kChecksum) continue;
+        const at::Tensor damaged = preamble.clone();
+        set_word(damaged, word, value);
+        make_checksums(damaged);
+        SCOPED_TRACE(str("word ", word, ", ", value));
+        expect_refused(rank, damaged,
+                       word <= kMicroBatch ? "expected is the activation of part 1 of micro-batch 2" : "is damaged: ");
+      }
+  });
+}
+
+TEST(Mail, RefusesAnotherLetterThanTheExpectedOneByItsName) {
+  run_ranks(2, [](Rank& rank) {
+    for (const Mail::Key& key : {Mail::Key{Mail::activation_of(1, false), 2}, Mail::Key{Mail::gradient_of(0), 2},
+                                 Mail::Key{Mail::activation_of(1, true), 0}}) {
+      Mail mail = mail_of(rank);
+      if (rank.id() == 0) {
+        mail.send(1, key, letter_of(4));
+        mail.flush();
+        continue;
+      }
+      mail.expect(0, {{.key = kKey, .subject = "test"}});
+      EXPECT_SAYS(error_of<CommError>([&] { mail.receive(0); }),
+                  ", and expected is the activation of part 1 of micro-batch 2; the stages do not run the same step");
+      rank.world().recv(at::empty({4, 3}, at::kFloat), 0).wait();
+    }
+  });
+}
+
+TEST(Mail, RefusesOtherShapesThanThoseForWhichMemoryIsReady) {
+  run_ranks(2, [](Rank& rank) {
+    const at::Tensor preamble = captured(rank, letter_of(4)), other = preamble.clone(), values = at::zeros({4, 3});
+    set_word(other, kDescription + 5, 2);  // rows
+    make_checksums(other);
+    if (rank.id() == 0) {
+      for (const at::Tensor& message : {preamble, values, other, values}) rank.world().send(message, 1).wait();
+      return;
+    }
+    Mail mail(rank.world(), at::kCPU, /*dynamic_shapes=*/false);
+    const Mail::Expected expected{.key = kKey, .subject = "test"};
+    mail.expect(0, {expected, expected});
+    mail.receive(0);  // from now on the shapes are known
+    EXPECT_SAYS(error_of<CommError>([&] { mail.receive(0); }), "has other shapes than the one before");
+  });
+}
+
+}  // namespace
+}  // namespace trireme

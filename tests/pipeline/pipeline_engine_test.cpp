@@ -1,0 +1,116 @@
+// A model in stages has the bits of the model without: losses and weights.
+#include "trireme/pipeline/pipeline_engine.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "tests/pipeline/pipelines.h"
+#include "tests/support/error_of.h"
+#include "trireme/pipeline/layer_profile.h"
+
+namespace trireme {
+namespace {
+
+using pipeline_testing::Outcome;
+using pipeline_testing::Recipe;
+using pipeline_testing::train_in_stages;
+using pipeline_testing::train_whole;
+
+void expect_same_bits(const Outcome& expected, const Outcome& got) {
+  EXPECT_EQ(got.losses, expected.losses);
+  ASSERT_EQ(got.weights.size(), expected.weights.size());
+  for (const auto& [name, weight] : expected.weights) {
+    ASSERT_TRUE(got.weights.contains(name)) << name;
+    EXPECT_TRUE(at::equal(got.weights.at(name), weight)) << name;
+  }
+}
+
+class PipelineEngineBits : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PipelineEngineBits, AreThoseOfTheModelWithoutStages) {
+  for (const int data : {1, 2})
+    for (const int stages : {2, 4})
+      for (int zero = 0; zero <= 3; ++zero) {
+        SCOPED_TRACE(str("stages ", stages, ", data ", data, ", ZeRO ", zero));
+        const Recipe recipe{.data = data,
+                            .stages = stages,
+                            .micro_batches = 8,
+                            .schedule = GetParam(),
+                            .steps = 10,
+                            .configure = [&](Config& config) { config.pager.stage = zero; }};
+        expect_same_bits(train_whole(recipe), train_in_stages(recipe));
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, PipelineEngineBits,
+                         ::testing::Values("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe-v"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+                           return name;
+                         });
+
+TEST(PipelineModuleParts, AreOfEqualCost) {
+  std::vector<LayerSpec> layers(8, layer_of([](const at::Tensor& x) { return x; }));
+  for (size_t i = 0; i < layers.size(); ++i) layers[i].cost = i == 7 ? 3.5 : 1;  // 10.5 in all
+  PipelineModuleOptions cut;
+  cut.stages = 2;
+  cut.partition_method = "best";
+  cut.loss = [](const c10::IValue& output, const c10::IValue&) { return output.toTensor(); };
+  EXPECT_EQ(PipelineModule(layers, cut).parts(), (std::vector<int64_t>{0, 5, 8}));
+}
+
+LayerSpec repeated_product(int times) {
+  LayerSpec spec = layer<torch::nn::LinearImpl>(64, 64);
+  spec.forward = [times](torch::nn::Module* module, const c10::IValue& value) {
+    at::Tensor x = value.toTensor();
+    for (int i = 0; i < times; ++i) x = static_cast<torch::nn::LinearImpl*>(module)->forward(x);
+    return c10::IValue(x);
+  };
+  return spec;
+}
+
+TEST(PipelineModuleParts, AreOfEqualMeasuredTimesWithinTheMemoryOfAStage) {
+  at::set_num_threads(1);  // threads that wait for each other measure the host's other work
+  std::vector<LayerSpec> layers(6, repeated_product(1));
+  layers.push_back(repeated_product(200));
+  PipelineModuleOptions cut;
+  cut.stages = 2;
+  cut.partition_method = "profile";
+  cut.profile_input = at::ones({32, 64});
+  cut.loss = [](const c10::IValue& output, const c10::IValue&) { return output.toTensor().sum(); };
+  const std::vector<int64_t> bounds = {0, 6, 7};
+  EXPECT_EQ(PipelineModule(layers, cut).parts(), bounds);
+
+  const std::vector<LayerProfile> profiles = profile_layers(layers, cut.profile_input);
+  EXPECT_EQ(profiles[0].parameter_bytes, 4 * (64 * 64 + 64));
+  EXPECT_EQ(profiles[0].activation_bytes, 4 * 32 * 64);  // its outputs, which the next one keeps as inputs
+  EXPECT_EQ(profiles[6].activation_bytes, 200 * profiles[0].activation_bytes);
+  EXPECT_GT(profiles[6].seconds, 5 * profiles[0].seconds);
+
+  cut.memory_limit = 100;
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)PipelineModule(layers, cut).parts(); }),
+              "no partition over 2 stages stays within 100 bytes");
+  cut.profile_input = at::ones({32, 63});
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)PipelineModule(layers, cut).parts(); }),
+              "layer 0, torch::nn::LinearImpl, failed on profile_input");
+  cut.profile_input = {};
+  EXPECT_SAYS(testing::error_of<ConfigError>([&] { (void)PipelineModule(layers, cut).parts(); }), "set profile_input");
+}
+
+TEST(PipelineModuleParts, ThatAreMeasuredAreRank0s) {
+  Recipe recipe{.stages = 2, .steps = 2};
+  const Outcome expected = train_whole(recipe);
+  run_ranks(2, [&](Rank& rank) {
+    PipelineModuleOptions cut = pipeline_testing::pipeline_of(recipe).options();
+    cut.partition_method = "profile";
+    cut.profile_input = pipeline_testing::tokens_of(0, 0).narrow(1, 0, pipeline_testing::kLength);
+    PipelineModule module(pipeline_testing::layers_of(recipe), cut);
+    auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 2)});
+    const MicroBatches batches = pipeline_testing::batches_of(0);
+    for (const float loss : expected.losses) EXPECT_EQ(engine.train_batch(batches).item<float>(), loss);
+  });
+}
+
+}  // namespace
+}  // namespace trireme
