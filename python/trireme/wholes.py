@@ -180,7 +180,10 @@ def _read_of_whole(name, original):
         if not _cores or sizes_of_whole(self) is None:
             return original(self, *args, **kwargs)
         if (whole := _whole_of(self)) is not None:
-            return original(whole.clone(), *args, **kwargs)
+            numbers = original(whole, *args, **kwargs)
+            if hasattr(numbers, "setflags"):
+                numbers.setflags(write=False)  # what is written into it would be lost
+            return numbers
         raise StateError(f"{name}: {tuple(self.shape)} are activations of which this rank has some tokens; read numbers from a total, such as sum()")
     return read
 
@@ -282,6 +285,8 @@ def _taken(tensor, index):
                 view, part = view.unsqueeze(dim), part.unsqueeze(0)
             indices.append(part)
             dim += part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+        elif isinstance(part, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(part):  # pylint: disable=protected-access
+            raise StateError(f"an index inside of torch.func's vmap() or grad() takes tokens of {tuple(tensor.shape)}, a part; write the batch dim out")
         else:
             view = torch.select(view, dim, operator.index(part))
     while indices and indices[-1] is None:

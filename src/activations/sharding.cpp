@@ -119,6 +119,7 @@ Sharding ShardingTable::derive(const at::Tensor& tensor, const Layout& layout) {
       token = token_dim_of(tensor, stride, layout.split->local());
       result.kind = Sharding::Kind::kTokens;
     }
+    if (!token && layout.kind == Sharding::Kind::kWithin) return {.kind = layout.kind, .split = layout.split};
     if (!token) return {.kind = Sharding::Kind::kMerged, .split = layout.split, .selector = layout.selector};
     result.dims.push_back(token->dim);
     result.outer = token->outer;
@@ -131,7 +132,11 @@ Sharding ShardingTable::derive(const at::Tensor& tensor, const Layout& layout) {
 
 void ShardingTable::add(const at::Tensor& tensor, const Sharding& sharding) {
   if (!tensor.defined() || !tensor.has_storage()) return;
-  const auto [begin, end] = elements_of(tensor);
+  auto [begin, end] = elements_of(tensor);
+  if (sharding.kind == Sharding::Kind::kWithin) {  // what else is there all ranks have
+    begin = 0;
+    end = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
+  }
   Layout layout{.begin = begin,
                 .end = end,
                 .kind = sharding.kind,

@@ -17,7 +17,7 @@ struct Row {
 constexpr Row kRows[] = {
     {{OperatorRole::kNone},
      "requires_grad_ retain_grad retains_grad is_leaf output_nr _version is_floating_point is_complex is_signed "
-     "is_conj is_neg is_inference is_pinned is_same_size is_set_to result_type can_cast promote_types size stride "
+     "is_conj is_neg is_inference is_pinned is_set_to result_type can_cast promote_types size stride "
      "sym_size sym_stride sym_numel sym_storage_offset sym_is_contiguous record_stream set_data is_distributed "
      "_has_compatible_shallow_copy_type _is_zerotensor _debug_has_internal_overlap _assert_tensor_metadata"},
     {{OperatorRole::kEach},
@@ -52,7 +52,7 @@ constexpr Row kRows[] = {
     {{OperatorRole::kPart},
      "slice narrow select split split_with_sizes chunk unbind tensor_split unsafe_chunk unsafe_split "
      "unsafe_split_with_sizes"},
-    {{OperatorRole::kReduction, /*sums=*/true}, "sum mean any all"},
+    {{OperatorRole::kReduction, /*sums=*/true}, "sum mean any all _is_all_true _is_any_true"},
     {{OperatorRole::kReduction},
      "amax amin max max.dim min min.dim argmax argmin aminmax logsumexp prod norm linalg_vector_norm var std var_mean "
      "std_mean "
@@ -87,7 +87,7 @@ constexpr Row kRows[] = {
      "index_copy_ index_fill index_fill_"},
     {{OperatorRole::kTriangle}, "tril triu tril_ triu_"},
     {{OperatorRole::kNew}, "new_empty new_zeros new_ones new_full new_empty_strided"},
-    {{OperatorRole::kRead}, "item _local_scalar_dense is_nonzero equal allclose"},
+    {{OperatorRole::kRead}, "item is_same_size _local_scalar_dense is_nonzero equal allclose"},
 };
 
 /// Without a row: what is not cheap.

@@ -43,15 +43,16 @@ struct Indices {
 
 }  // namespace
 
-/// The tokens at `places`, numbers of all tokens: each from the rank that has it. `pick` takes them from this rank's.
-at::Tensor TokenPass::picked(OperatorCall&, const Found& argument, const at::Tensor& places,
+/// The tokens at `places`, numbers of all tokens: each from the rank that has it. `pick` takes them from this rank's,
+/// and has the dims of `places` from dim `at` on.
+at::Tensor TokenPass::picked(const Found& argument, const at::Tensor& places, int64_t at,
                              const std::function<at::Tensor(const at::Tensor&)>& pick) {
   const TokenSplit& split = *argument.sharding.split;
   const at::Tensor counted = at::where(places.lt(0), places + split.total(), places) - split.begin();
   const at::Tensor is_here = counted.ge(0).logical_and(counted.lt(split.local()));
   at::Tensor taken = pick(counted.clamp(0, split.local() - 1));
   at::Tensor missing = is_here.logical_not();
-  while (missing.dim() < taken.dim()) missing = missing.unsqueeze(-1);
+  while (missing.dim() < taken.dim() - at) missing = missing.unsqueeze(-1);
   return total_sum(taken.masked_fill(missing, 0));
 }
 
@@ -151,7 +152,7 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
       const at::Tensor places = indices.tensors[static_cast<size_t>(dim)];
       const auto of_places = table_.find(places);
       if (!sharded.empty() || !is_of_all(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens ||
-          indices.first != 0)
+          (indices.first != 0 && indices.count > 1))
         refuse(call, own, "takes tokens by numbers", kFix);
       const at::Tensor result = next.run(call, [&] {
         const auto shaped = [&](const at::Tensor& local) {
@@ -162,7 +163,7 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
                                                           : std::nullopt);
           return at::index(own.tensor, list);
         };
-        return picked(call, own, places, shaped);
+        return picked(own, places, indices.first, shaped);
       });
       return give_total(call, result, own);
     }
@@ -240,10 +241,9 @@ void TokenPass::run_select_index(OperatorCall& call, Next next, const FoundArgum
                                                      .dims = {along},
                                                      .selector = of_places->selector});
   }
-  if (has_places || !is_of_all(of_places) || !is_plain(*self) || along != 0)
-    refuse(call, own, "takes tokens by numbers", kFix);
+  if (has_places || !is_of_all(of_places) || !is_plain(*self)) refuse(call, own, "takes tokens by numbers", kFix);
   const at::Tensor result = next.run(call, [&] {
-    return picked(call, own, places, [&](const at::Tensor& local) { return tensor.index_select(along, local); });
+    return picked(own, places, along, [&](const at::Tensor& local) { return tensor.index_select(along, local); });
   });
   give_total(call, result, own);
 }
@@ -288,7 +288,7 @@ void TokenPass::run_gather(OperatorCall& call, Next next, const FoundArguments& 
   if (has_places || !is_of_all(of_places) || !is_plain(*self) || self->kind != Sharding::Kind::kTokens)
     refuse(call, own, "takes tokens by numbers", kFix);
   const at::Tensor result = next.run(call, [&] {
-    return picked(call, own, places, [&](const at::Tensor& local) {
+    return picked(own, places, 0, [&](const at::Tensor& local) {
       return broadcasts ? tensor.take_along_dim(local, along) : tensor.gather(along, local);
     });
   });

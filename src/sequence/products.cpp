@@ -166,13 +166,33 @@ at::Tensor TokenPass::whole_mask(const OperatorCall& call, const TokenSplit& que
   return mask;
 }
 
+/// Queries that every rank has, of keys that are sharded: from here on each rank has its tokens of them.
+Sharding TokenPass::cut_queries(OperatorCall& call, Next next) {
+  const at::Tensor whole = call.arguments()[0].toTensor();
+  const int64_t dim = whole.dim() - 2;
+  auto split = std::make_shared<TokenSplit>();
+  split->rank = group_.rank();
+  for (int rank = 0; dim >= 0 && rank < group_.size(); ++rank)
+    split->lengths.push_back(sequence_range(whole.size(dim), group_.size(), rank).numel());
+  if (dim < 0 || *std::min_element(split->lengths.begin(), split->lengths.end()) < 2)
+    throw StateError(str(name_of(call), ": queries ", whole.sizes(),
+                         " of keys that are sharded along the sequence are too ", "few for ", group_.size(),
+                         " ranks, two for each; use fewer ranks"));
+  const Sharding sharding{.split = split, .dims = {dim}};
+  const at::Tensor own = own_tokens(call, next, whole, dim, sharding);
+  argument(call, 0) = own;
+  return *table_.find(own);
+}
+
 void TokenPass::run_attention(OperatorCall& call, Next next) {
   const auto find = [&](size_t index) {
     auto sharding = table_.find(call.arguments()[index].toTensor());
     if (sharding && !sharding->is_sharded()) sharding.reset();
     return sharding;
   };
-  const auto query = find(0), key = find(1), value = find(2);
+  auto query = find(0);
+  const auto key = find(1), value = find(2);
+  if (!query && key && value && takes_wholes()) query = cut_queries(call, next);
   const auto is_lost = [&](size_t index) {
     const at::Tensor& tensor = call.arguments()[index].toTensor();
     return tensor.dim() < 2 || lengths_.contains(tensor.size(-2));

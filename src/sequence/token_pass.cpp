@@ -180,7 +180,12 @@ void TokenPass::run_sharded(OperatorCall& call, Next next, FoundArguments found)
   std::erase_if(found, [](const Found& one) {
     return one.sharding.kind == Sharding::Kind::kConstant || one.sharding.kind == Sharding::Kind::kCounting;
   });
-  if (call.traits.random) call.stream = RandomStream::kSlice;
+  if (call.traits.random) {
+    if (!value_of(call, "generator").isNone())
+      refuse(call, found[0], "draws from a generator that the program gives, for a part",
+             "leave the generator out, draw a tensor of the whole's sizes, or draw before cut()");
+    call.stream = RandomStream::kSlice;
+  }
   const at::Tensor written = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
   if (const OperatorRule* const rule = rules_(call.op))
     run_known(call, next, *rule, std::move(found));
@@ -192,12 +197,17 @@ void TokenPass::run_sharded(OperatorCall& call, Next next, FoundArguments found)
 void TokenPass::find_arguments(const OperatorCall& call) {
   found_.clear();
   has_tensors_ = false;
+  bool hides = false;  // a tensor of torch.func's transforms
   for (size_t i = 0; i < call.traits.arguments; ++i)
     for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
       has_tensors_ = true;
       check_transform(call, tensor);
       if (auto sharding = table_.find(tensor)) found_.push_back({i, tensor, *std::move(sharding)});
+      hides = hides || (tensor.defined() && !tensor.unsafeGetTensorImpl()->unsafe_storage());
     });
+  if (!hides) return;
+  for (const Found& one : found_)
+    if (one.sharding.is_sharded()) refuse_transform(call, one);
 }
 
 /// A part inside of torch.func's transforms: its dims and its gradient are hidden there.
@@ -206,8 +216,12 @@ void TokenPass::check_transform(const OperatorCall& call, const at::Tensor& tens
   const at::Tensor& inner = under_transforms(tensor);
   if (inner.is_same(tensor)) return;
   if (const auto sharding = table_.find(inner); sharding && sharding->is_sharded())
-    refuse(call, {0, inner, *sharding}, "is inside of torch.func's vmap() or grad(), and works on a part",
-           "write the batch dim out, and call backward()");
+    refuse_transform(call, {0, inner, *sharding});
+}
+
+void TokenPass::refuse_transform(const OperatorCall& call, const Found& part) const {
+  refuse(call, part, "is inside of torch.func's vmap() or grad(), and works on a part",
+         "write the batch dim out, and call backward()");
 }
 
 void TokenPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, FoundArguments given) {

@@ -57,6 +57,7 @@ class TokenPass : public Pass {
  private:
   void find_arguments(const OperatorCall& call);
   void check_transform(const OperatorCall& call, const at::Tensor& tensor);
+  [[noreturn]] void refuse_transform(const OperatorCall& call, const Found& part) const;
   void run_found(OperatorCall& call, Next next, FoundArguments found);
   void run_sharded(OperatorCall& call, Next next, FoundArguments found);
   void take_selected(OperatorCall& call, FoundArguments& found);
@@ -88,6 +89,7 @@ class TokenPass : public Pass {
   void run_part(OperatorCall& call, Next next, const FoundArguments& found);
   void run_slice(OperatorCall& call, Next next, const Found& argument, int64_t dim);
   void run_select(OperatorCall& call, Next next, const Found& argument);
+  at::Tensor token_at(const Found& argument, int64_t place);
   at::Tensor whole_view(const OperatorCall& call, const Found& argument, const at::Tensor& local) const;
 
   // wholes.cpp
@@ -127,6 +129,7 @@ class TokenPass : public Pass {
   void run_lookup(OperatorCall& call, Next next, const FoundArguments& found);
   void run_norm(OperatorCall& call, Next next, const FoundArguments& found);
   void run_attention(OperatorCall& call, Next next);
+  Sharding cut_queries(OperatorCall& call, Next next);
   at::Tensor whole_mask(const OperatorCall& call, const TokenSplit& queries, const TokenSplit* keys);
   void check_lost(const OperatorCall& call);
 
@@ -151,7 +154,7 @@ class TokenPass : public Pass {
   void run_set(OperatorCall& call, const FoundArguments& found);
   void run_read(OperatorCall& call, const FoundArguments& found);
   void check_places(const OperatorCall& call, const Found& own, const at::Tensor& places);
-  at::Tensor picked(OperatorCall& call, const Found& argument, const at::Tensor& places,
+  at::Tensor picked(const Found& argument, const at::Tensor& places, int64_t at,
                     const std::function<at::Tensor(const at::Tensor& local_places)>& pick);
 
   // Helpers of the handlers.

@@ -161,8 +161,10 @@ void TokenPass::run_reduction(OperatorCall& call, Next next, const OperatorRule&
   replace_by_total(call,
                    next.run(call,
                             [&]() -> at::Tensor {
-                              if (name == "aten::any") return total_sum(local.to(at::kLong)).gt(0);
-                              if (name == "aten::all") return total_sum(local.logical_not().to(at::kLong)).eq(0);
+                              if (name == "aten::any" || name == "aten::_is_any_true")
+                                return total_sum(local.to(at::kLong)).gt(0);
+                              if (name == "aten::all" || name == "aten::_is_all_true")
+                                return total_sum(local.logical_not().to(at::kLong)).eq(0);
                               if (name != "aten::mean") return total_sum(local);
                               const int64_t count = numel / std::max<int64_t>(local.numel(), 1);
                               const at::Tensor sum = numel > 0 ? local * count : local.nan_to_num();

@@ -280,7 +280,8 @@ void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64
   const int64_t begin = from_front(given_begin), end = is_open ? length : from_front(given_end);
   const bool is_plain = one.sharding.outer * one.sharding.inner == 1 && one.sharding.kind == Sharding::Kind::kTokens;
   if (begin == 0 && is_open && step == 1) return give(call, {next.run(call, [&] { return one.tensor.alias(); })});
-  const std::string asked = str("takes [", given_begin, ":", is_open ? "" : std::to_string(given_end), "]");
+  const std::string asked = str("takes [", given_begin, ":", is_open ? "" : std::to_string(given_end),
+                                step != 1 ? str(":", step) : std::string(), "]");
   const char* const fix =
       "slices of tokens are [:], [:-1] and, of integers, [1:]; take others from the batch before cut()";
   if (is_whole(call, {one}) && one.sharding.whole.defined()) {
@@ -295,6 +296,11 @@ void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64
     return give(call, {part(whole, one.sharding,
                             is_part ? c10::ArrayRef<int64_t>(one.sharding.dims) : c10::ArrayRef<int64_t>())});
   }
+  if (takes_wholes() && is_plain && step == 1 && end == begin + 1) {  // the rank that has the token gives it to all
+    const at::Tensor result = next.run(call, [&] { return token_at(one, begin).unsqueeze(dim); });
+    table_.add(result, {.kind = Sharding::Kind::kTotal, .split = one.sharding.split, .is_copy = true});
+    return give(call, {result});
+  }
   const bool leaves_last = begin == 0 && end == length - 1 && (takes_wholes() || given_end == -1);
   if (!is_plain || step != 1 || !leaves_last) refuse(call, one, asked, fix);
   if (split.lengths.back() < 3)
@@ -307,9 +313,19 @@ void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64
   give(call, {result});
 }
 
+/// Token `place` of all, on every rank, without its dim.
+at::Tensor TokenPass::token_at(const Found& one, int64_t place) {
+  const TokenSplit& split = *one.sharding.split;
+  const int64_t local = place - split.begin();
+  const bool is_here = local >= 0 && local < split.local();
+  const at::Tensor token = one.tensor.select(one.sharding.dim(), is_here ? local : 0);
+  const auto a_bool = at::TensorOptions(token.device()).dtype(at::kBool);
+  return total_sum(is_here ? token : token.masked_fill(at::ones({}, a_bool), 0));
+}
+
 /// One token: the first, or the last one of the whole sequence; where the program speaks of wholes any.
 void TokenPass::run_select(OperatorCall& call, Next next, const Found& one) {
-  const int64_t index = call.arguments()[2].toInt(), dim = one.sharding.dim();
+  const int64_t index = call.arguments()[2].toInt();
   const TokenSplit& split = *one.sharding.split;
   const bool has_whole = is_whole(call, {one}) && one.sharding.whole.defined();
   const bool is_plain = one.sharding.outer * one.sharding.inner == 1 && one.sharding.dims.size() == 1 &&
@@ -323,15 +339,10 @@ void TokenPass::run_select(OperatorCall& call, Next next, const Found& one) {
     return give(call,
                 {part(run_on(call, std::move(arguments))[0].toTensor(), one.sharding, {})});  // a view of the whole
   }
-  const int64_t place = (index < 0 ? index + split.total() : index) - split.begin();
-  if (place + split.begin() < 0 || place + split.begin() >= split.total())
+  const int64_t place = index < 0 ? index + split.total() : index;
+  if (place < 0 || place >= split.total())
     throw ShapeError(str(name_of(call), ": there is no token ", index, " among ", split.total()));
-  const bool is_here = place >= 0 && place < split.local();
-  const at::Tensor result = next.run(call, [&] {
-    const at::Tensor token = one.tensor.select(dim, is_here ? place : 0);
-    return total_sum(is_here ? token
-                             : token.masked_fill(at::ones({}, at::TensorOptions(token.device()).dtype(at::kBool)), 0));
-  });
+  const at::Tensor result = next.run(call, [&] { return token_at(one, place); });
   table_.add(result, {.kind = Sharding::Kind::kTotal, .split = one.sharding.split, .is_copy = true});
   give(call, {result});
 }

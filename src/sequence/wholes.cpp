@@ -67,7 +67,6 @@ std::vector<int64_t> TokenPass::sizes_of(const Found& argument) const {
   if (sharding.kind == Sharding::Kind::kMerged)
     return std::vector<int64_t>(static_cast<size_t>(argument.tensor.dim()), -1);
   std::vector<int64_t> sizes = argument.tensor.sizes().vec();
-  if (sharding.kind == Sharding::Kind::kWithin) return sizes;
   const bool is_counted = sharding.kind == Sharding::Kind::kTokens || speaks_of_wholes_;
   sizes[static_cast<size_t>(sharding.dim())] =
       is_counted ? sharding.outer * sharding.split->total() * sharding.inner : -1;
@@ -175,8 +174,8 @@ void TokenPass::take_within(OperatorCall& call, Next next, FoundArguments& found
     if (one.sharding.kind != Sharding::Kind::kWithin) continue;
     const at::Tensor whole = one.tensor;
     const TokenSplit& split = *one.sharding.split;
-    if (one.sharding.outer * one.sharding.inner != 1)
-      refuse(call, one, "needs the tokens", "keep tokens in a dim of their own");
+    if (one.sharding.dims.empty() || one.sharding.outer * one.sharding.inner != 1)
+      refuse(call, one, "reads tokens, of which this rank's alone were written, and a view");
     one.tensor = next.run(call, [&] { return whole.narrow(one.sharding.dim(), split.begin(), split.local()); });
     one.sharding.kind = Sharding::Kind::kTokens;
     c10::IValue& value = argument(call, one.index);

@@ -226,7 +226,7 @@ def cross_attention_to_as_many_learned_tokens(m, input_ids, labels):
     return _finish(m, x, sdpa(heads(m.out(x)), key, value), labels)
 
 
-@row(REFUSED, modules={"queries": lambda: floats(0, 5, HIDDEN)}, on_four=True)
+@row(RIGHT, modules={"queries": lambda: floats(0, 5, HIDDEN)}, on_four=True, four=REFUSED)
 def learned_queries_attend_to_all_tokens(m, input_ids, labels):
     """A perceiver: queries that are not cut, of keys that are."""
     x = m.embed(input_ids)
@@ -292,7 +292,7 @@ def a_cache_of_one_forward(m, input_ids, labels):
     return _finish(m, x, sdpa(query, key, value, is_causal=True), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_cache_written_in_place(m, input_ids, labels):
     """A static cache, as long as this rank's tokens."""
     x = m.embed(input_ids)
@@ -303,7 +303,7 @@ def a_cache_written_in_place(m, input_ids, labels):
     return _finish(m, x, sdpa(query, cache[0], cache[1], is_causal=True), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_longer_cache_written_in_place(m, input_ids, labels):
     x = m.embed(input_ids)
     query, key, value = _qkv(m, x)

@@ -145,7 +145,7 @@ def cross_attention_to_a_memory_of_the_part_s_length(m, input_ids, labels):
     return loss_of(m.head(x + m.out(y)), labels)
 
 
-@sized(REFUSED, length=24, width=24, head_count=2, modules={"latents": lambda: torch.randn(12, 24)})
+@sized(RIGHT, length=24, width=24, head_count=2, modules={"latents": lambda: torch.randn(12, 24)}, on_four=False)
 def a_perceiver_of_as_many_latents_as_the_part(m, input_ids, labels):
     x = m.embed(input_ids)
     z = m.latents.expand(x.shape[0], -1, -1)
@@ -243,7 +243,7 @@ def a_whole_mask_times_one_token(m, input_ids, whole_mask):
     return (losses * whole_mask).sum() / 4.5
 
 
-@sized(REFUSED, length=4, batch=3, inputs=lambda step: {"input_ids": tokens(step, length=4), "labels": tokens(step, length=4)}, on_four=True)
+@sized(RIGHT, length=4, batch=3, inputs=lambda step: {"input_ids": tokens(step, length=4), "labels": tokens(step, length=4)}, on_four=True, four=REFUSED)
 def first_and_last_of_few_tokens(m, input_ids, labels):
     h = hidden(m, input_ids)
     return (h[:, 0] * h[:, -1]).mean() + h[:, -1:].square().mean() + h[:, :1].mean() + m.head(h[:, 1]).square().mean()

@@ -203,12 +203,12 @@ _translation("T5 without a cache and with shorter targets", "T5ForConditionalGen
 _translation("Marian", "MarianMTModel", BART, RIGHT, True)
 
 
-@program(REFUSED, build=model_of("BartForConditionalGeneration", BART), name="BART that makes its decoder's inputs", unavailable=missing(False))
+@program(RIGHT, build=model_of("BartForConditionalGeneration", BART), name="BART that makes its decoder's inputs", unavailable=missing(False))
 def bart(model, cut, step):
     return model(**cut(input_ids=tokens(step, 1), labels=tokens(step, 3))).loss
 
 
-@program(REFUSED, build=model_of("T5ForConditionalGeneration", _T5), name="T5 that makes its decoder's inputs", unavailable=missing(False))
+@program(RIGHT, ring=REFUSED, build=model_of("T5ForConditionalGeneration", _T5), name="T5 that makes its decoder's inputs", unavailable=missing(False))
 def t5(model, cut, step):
     return model(**cut(input_ids=tokens(step, 1), labels=tokens(step, 3))).loss
 
@@ -245,7 +245,7 @@ def local_items(model, cut, step):
     return model(**parts, num_items_in_batch=(parts["labels"] != -100).sum()).loss
 
 
-@program(REFUSED, build=model_of("LlamaForCausalLM", LLAMA), name="Llama with logits_to_keep", unavailable=missing(False))
+@program(RIGHT, build=model_of("LlamaForCausalLM", LLAMA), name="Llama with logits_to_keep", unavailable=missing(False))
 def kept(model, cut, step):
     parts = cut(**placed(step))
     parts.pop("labels")

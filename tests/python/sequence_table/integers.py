@@ -349,7 +349,7 @@ def image_features_by_a_count(m, input_ids, labels, whole_images):
     return loss_of(m.head(x), labels)
 
 
-@row(REFUSED)
+@row(RIGHT)
 def a_global_token_written_to_all(m, input_ids, labels):
     x = m.embed(input_ids)
     return loss_of(m.head(x + x[:, :1]), labels)

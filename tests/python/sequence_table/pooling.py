@@ -77,7 +77,7 @@ def last_token(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids)[:, -1], whole_classes)
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def last_token_kept_as_a_dim(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids)[:, -1:].squeeze(1), whole_classes)
 
@@ -121,12 +121,12 @@ def token_by_the_largest_id(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids)[torch.arange(input_ids.shape[0]), input_ids.argmax(-1)], whole_classes)
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def tokens_picked_by_index_select(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids).index_select(1, torch.tensor([1, 5])).mean(1), whole_classes)
 
 
-@row(REFUSED, inputs=classified)
+@row(RIGHT, inputs=classified)
 def tokens_picked_by_a_list(m, input_ids, whole_classes):
     return _loss(m, hidden(m, input_ids)[:, [0, 3, 7]].mean(1), whole_classes)
 

@@ -23,6 +23,9 @@ SAMPLE = frozenset({
     # shifts
     "labels shifted by pad", "labels shifted by slices", "ids shifted by roll", "ids shifted by pad", "ids shifted by cat", "logits against the next ids",
     "tokens shifted as rwkv does", "tokens rolled by dim",
+    # shorter
+    "shorter: over its length", "uncut beside cut: shifted labels", "tokens taken along a dim by whole places", "read: bytes of a storage",
+    "whole queries of sharded keys", "a view taken before a part is written",
     # integers
     "a branch on any", "the largest id", "frequencies by bincount", "image features by masked scatter", "one token of each sample written",
     "a running count of chosen experts", "targets behind a separator", "a branch on a sum and a number that is a part s length",
@@ -39,7 +42,7 @@ SAMPLE = frozenset({
     "frozen parameters",
     "evaluation between training", "an operator of another library",
     # families
-    "Llama", "Mistral with a window larger than a part", "Phi-3 with longrope", "RoBERTa without position_ids", "OPT with a mask", "GPT-2", "BLOOM",
+    "Llama", "Llama without position_ids", "T5", "Mistral with a window larger than a part", "Phi-3 with longrope", "RoBERTa without position_ids", "OPT with a mask", "GPT-2", "BLOOM",
     "BERT with padding",
     # attention_variants
     "a window of five by positions", "a window of five as floats", "a sample that ends in the first part", "a sample padded on the left beyond a part",

@@ -2,7 +2,7 @@
 import torch
 from torch.nn import functional
 
-from .table import BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, hidden, logits, loss_of, mlp, program, row, tokens
+from .table import BATCH, HIDDEN, LENGTH, REFUSED, RIGHT, VOCABULARY, attend, heads, hidden, joined, logits, loss_of, mlp, program, row, tokens
 
 SHORTER = LENGTH - 1
 
@@ -118,3 +118,102 @@ def gradients_scaled_by_how_often_an_id_is_there(m, input_ids, labels):
 @row(REFUSED)
 def a_vandermonde_matrix_of_a_sample(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels) + torch.vander(m.score(hidden(m, input_ids))[0, :, 0].tanh().detach()).mean()
+
+
+@row(REFUSED)
+def a_view_taken_before_a_part_is_written(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    begin = made[:, :6]
+    made += h
+    return begin.mean()
+
+
+@row(RIGHT)
+def samples_written_one_by_one_into_zeros(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    for sample in range(BATCH):
+        made[sample] = h[sample] * (sample + 1)
+    return loss_of(m.head(made), labels)
+
+
+@row(RIGHT)
+def whole_queries_of_sharded_keys(m, input_ids, labels):
+    """A decoder whose ids the program has made: whole until it meets the encoder's tokens."""
+    h = hidden(m, input_ids)
+    shifted = input_ids.new_zeros(input_ids.shape)
+    shifted[:, 1:] = input_ids[:, :-1]
+    x = m.embed(shifted)
+    query, key, value = (heads(part) for part in (m.up(x)[..., :HIDDEN], m.gate(h)[..., :HIDDEN], m.gate(h)[..., -HIDDEN:]))
+    x = x + m.out(joined(functional.scaled_dot_product_attention(query, key, value)))
+    return loss_of(m.head(x), labels)
+
+
+@row(RIGHT)
+def few_whole_queries_of_sharded_keys(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    query, key, value = (heads(part) for part in (m.positions.weight[None, :9].expand(BATCH, -1, -1), h, h))
+    return m.classes(joined(functional.scaled_dot_product_attention(query, key, value))).square().mean()
+
+
+@row(RIGHT)
+def floats_beside_zeros_of_all_sizes(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    return functional.mse_loss(h, torch.zeros(h.shape)) + functional.l1_loss(h, m.positions.weight[:LENGTH].expand_as(h))
+
+
+# --- draws and transforms ---
+
+@row(REFUSED)
+def noise_of_a_generator_of_the_program(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    return loss_of(m.head(h + torch.empty_like(h).normal_(generator=torch.Generator().manual_seed(1))), labels)
+
+
+@row(RIGHT)
+def noise_of_a_generator_of_all_sizes(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    return loss_of(m.head(h + torch.randn(h.shape, generator=torch.Generator().manual_seed(1))), labels)
+
+
+@row(REFUSED)
+def tokens_masked_by_a_generator_of_the_program(m, input_ids, labels):
+    chances = torch.full_like(input_ids, 0.3, dtype=torch.float)
+    masked = torch.bernoulli(chances, generator=torch.Generator().manual_seed(1)).bool()
+    return loss_of(logits(m, input_ids.masked_fill(masked, 1)), labels)
+
+
+@row(RIGHT)
+def tokens_masked_by_a_generator_of_all_sizes(m, input_ids, labels):
+    masked = torch.bernoulli(torch.full(input_ids.shape, 0.3), generator=torch.Generator().manual_seed(1)).bool()
+    return loss_of(logits(m, input_ids.masked_fill(masked, 1)), labels)
+
+
+@row(REFUSED)
+def a_vmapped_function_that_captures_a_part(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    return torch.vmap(lambda scale: h * scale)(torch.tensor([1.0, 2.0])).square().mean()
+
+
+@row(REFUSED)
+def vmapped_counts_of_a_captured_part(m, input_ids, labels):
+    counts = torch.vmap(lambda word: (input_ids == word).sum())(torch.arange(VOCABULARY))
+    return loss_of(logits(m, input_ids), labels) * counts.max() / 100
+
+
+@row(RIGHT)
+def a_likelihood_of_a_distribution(m, input_ids, labels):
+    return -torch.distributions.Categorical(logits=logits(m, input_ids)).log_prob(input_ids).mean()
+
+
+@row(RIGHT, on_four=True)
+def single_tokens_as_slices(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    return m.classes(torch.cat([h[:, :1], h[:, -1:], h[:, 7:8], h[:, [0, 5, 20]]], 1)).square().mean()
+
+
+@row(REFUSED)
+def sizes_compared_by_libtorch(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    return loss_of(m.head(h), labels) * (2.0 if h.is_same_size(torch.empty(BATCH, LENGTH // 2, HIDDEN)) else 1.0)
