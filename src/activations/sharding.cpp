@@ -98,7 +98,9 @@ std::optional<Sharding> ShardingTable::find(const at::Tensor& tensor) {
       const bool is_same = one.kind == result->kind && one.dims == result->dims && one.outer == result->outer &&
                            one.inner == result->inner && one.split->matches(*result->split) &&
                            one.selector.is_same(result->selector);
-      if (!is_same) result = Sharding{.kind = Sharding::Kind::kMerged, .split = one.split};
+      const bool is_within = one.kind == Sharding::Kind::kWithin || result->kind == Sharding::Kind::kWithin;
+      if (!is_same)
+        result = Sharding{.kind = is_within ? Sharding::Kind::kWithin : Sharding::Kind::kMerged, .split = one.split};
     }
   }
   return result;
@@ -114,11 +116,7 @@ Sharding ShardingTable::derive(const at::Tensor& tensor, const Layout& layout) {
       tensor.is_contiguous() && elements_of(tensor) == std::pair(layout.begin, layout.end))
     result.selected = layout.selected;
   for (const int64_t stride : layout.strides) {
-    auto token = token_dim_of(tensor, stride, layout.tokens);
-    if (!token && layout.kind == Sharding::Kind::kWithin) {  // this rank's tokens of it
-      token = token_dim_of(tensor, stride, layout.split->local());
-      result.kind = Sharding::Kind::kTokens;
-    }
+    const auto token = token_dim_of(tensor, stride, layout.tokens);
     if (!token && layout.kind == Sharding::Kind::kWithin) return {.kind = layout.kind, .split = layout.split};
     if (!token) return {.kind = Sharding::Kind::kMerged, .split = layout.split, .selector = layout.selector};
     result.dims.push_back(token->dim);

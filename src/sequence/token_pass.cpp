@@ -167,8 +167,9 @@ void TokenPass::take_selected(OperatorCall& call, FoundArguments& found) {
 
 void TokenPass::run_found(OperatorCall& call, Next next, FoundArguments found) {
   const at::Tensor given = writes_first(call) ? call.arguments()[0].toTensor() : at::Tensor();
+  if (run_view_within(call, next, found)) return;
   take_within(call, next, found);
-  run_sharded(call, next, std::move(found));
+  found.empty() ? next(call) : run_sharded(call, next, std::move(found));
   if (given.defined() && !call.results().empty() && call.results()[0].isTensor()) call.stack.back() = given;
 }
 

@@ -101,6 +101,7 @@ class TokenPass : public Pass {
   }
   std::vector<int64_t> sizes_of(const Found& argument) const;
   void run_sized_view(OperatorCall& call, Next next, const Found& one);
+  bool run_view_within(OperatorCall& call, Next next, const FoundArguments& found);
   void take_within(OperatorCall& call, Next next, FoundArguments& found);
   void run_written_within(OperatorCall& call, Next next, const Found& lead, const at::Tensor& written);
   FoundArguments cut_wholes(OperatorCall& call, Next next, OperatorRole role, FoundArguments found);
@@ -210,6 +211,8 @@ bool takes_sizes(const std::string& name);
 bool expands(const std::string& name);
 /// Broadcasting counts dims from the right.
 inline int64_t from_right(const Found& argument) { return argument.tensor.dim() - argument.sharding.dim(); }
+/// The same elements in a storage of their own, which keeps that of `tensor`: they are known as other tokens.
+at::Tensor in_own_storage(const at::Tensor& tensor);
 /// Whether `call` writes argument 0.
 inline bool writes_first(const OperatorCall& call) { return (call.traits.written & 1) != 0; }
 

@@ -1,7 +1,5 @@
 // Views, copies and parts of sharded tensors.
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
@@ -14,19 +12,6 @@ namespace {
 bool shares_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
-
-/// The same elements in a storage of their own, which keeps that of `tensor`: they are known as other tokens.
-struct OwnStorage : torch::autograd::Function<OwnStorage> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
-    if (tensor.numel() == 0) return tensor.clone();
-    return at::from_blob(
-        tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {}, tensor.options());
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list& gradients) {
-    return {gradients[0]};
-  }
-};
 
 /// The tokens' dim in a contiguous tensor of the same elements in the same order.
 std::optional<TokenDim> dim_in_copy(const at::Tensor& copy, const Found& argument) {
@@ -307,7 +292,7 @@ void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64
     refuse(call, one, "leaves the last rank fewer than two tokens", "use longer sequences or fewer ranks");
   const auto shorter = std::make_shared<TokenSplit>(split.with_total(split.total() - 1));
   const at::Tensor result = next.run(call, [&] {
-    return OwnStorage::apply(split.is_last() ? one.tensor.narrow(dim, 0, split.local() - 1) : one.tensor);
+    return in_own_storage(split.is_last() ? one.tensor.narrow(dim, 0, split.local() - 1) : one.tensor);
   });
   table_.add(result, {.split = shorter, .dims = {dim}, .is_copy = true});
   give(call, {result});

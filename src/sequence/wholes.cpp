@@ -1,8 +1,10 @@
 // Programs that speak of wholes: their sizes and places are the whole sequence's, and the tensors that they make by
 // them are whole. Here they become this rank's.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -58,7 +60,21 @@ std::vector<int64_t> asked_sizes(const OperatorCall& call, std::vector<int64_t> 
   return given;
 }
 
+struct OwnStorage : torch::autograd::Function<OwnStorage> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
+    if (tensor.numel() == 0) return tensor.clone();
+    return at::from_blob(
+        tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {}, tensor.options());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0]};
+  }
+};
+
 }  // namespace
+
+at::Tensor in_own_storage(const at::Tensor& tensor) { return OwnStorage::apply(tensor); }
 
 std::vector<int64_t> TokenPass::sizes_of(const Found& argument) const {
   const Sharding& sharding = argument.sharding;
@@ -168,16 +184,37 @@ at::Tensor TokenPass::own_tokens(const OperatorCall& call, Next next, const at::
   return own;
 }
 
-/// In place of tensors of which this rank's tokens alone are known: these tokens.
+/// A view of a tensor of which this rank's tokens alone are known: it is as whole, and may be written.
+bool TokenPass::run_view_within(OperatorCall& call, Next next, const FoundArguments& found) {
+  const OperatorRule* const rule = rules_(call.op);
+  if (!takes_wholes() || rule == nullptr || found.size() != 1 || found[0].index != 0 ||
+      found[0].sharding.kind != Sharding::Kind::kWithin ||
+      (rule->role != OperatorRole::kView && rule->role != OperatorRole::kPart))
+    return false;
+  const Found one = found[0];
+  next(call);
+  for_each_tensor(call.results(), [&](const at::Tensor& result) {
+    if (result.defined() && !result.is_alias_of(one.tensor))  // a copy, of which nothing is known
+      table_.add(result, {.kind = Sharding::Kind::kWithin, .split = one.sharding.split});
+  });
+  return true;
+}
+
+/// In place of tensors of which this rank's tokens alone are known: these tokens. One that is written stays as it is.
 void TokenPass::take_within(OperatorCall& call, Next next, FoundArguments& found) {
+  std::erase_if(found, [&](const Found& one) {
+    return one.sharding.kind == Sharding::Kind::kWithin && one.index == 0 && writes_first(call);
+  });
   for (Found& one : found) {
     if (one.sharding.kind != Sharding::Kind::kWithin) continue;
     const at::Tensor whole = one.tensor;
     const TokenSplit& split = *one.sharding.split;
     if (one.sharding.dims.empty() || one.sharding.outer * one.sharding.inner != 1)
       refuse(call, one, "reads tokens, of which this rank's alone were written, and a view");
-    one.tensor = next.run(call, [&] { return whole.narrow(one.sharding.dim(), split.begin(), split.local()); });
+    one.tensor =
+        next.run(call, [&] { return in_own_storage(whole.narrow(one.sharding.dim(), split.begin(), split.local())); });
     one.sharding.kind = Sharding::Kind::kTokens;
+    table_.add(one.tensor, one.sharding);
     c10::IValue& value = argument(call, one.index);
     if (value.isTensor()) {
       value = one.tensor;

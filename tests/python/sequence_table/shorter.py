@@ -217,3 +217,51 @@ def single_tokens_as_slices(m, input_ids, labels):
 def sizes_compared_by_libtorch(m, input_ids, labels):
     h = hidden(m, input_ids)
     return loss_of(m.head(h), labels) * (2.0 if h.is_same_size(torch.empty(BATCH, LENGTH // 2, HIDDEN)) else 1.0)
+
+
+@row(REFUSED)
+def a_view_of_a_part_s_length_taken_before_a_part_is_written(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    begin = made[:, :LENGTH // 2]
+    made += h
+    return begin.mean()
+
+
+@row(REFUSED)
+def all_but_the_last_token_written_behind_a_first_one(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    made[:, 1:] = h[:, :-1]
+    return made.square().mean()
+
+
+@row(RIGHT)
+def a_buffer_written_twice(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    made[..., :4] = h[..., :4]
+    made += h
+    made[..., 8:] *= 0.5
+    made.mul_(2.0)
+    return loss_of(m.head(made), labels)
+
+
+@row(RIGHT)
+def views_of_a_buffer_written_in_place(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    made += h
+    made[..., 8:].mul_(0.5)
+    made.transpose(0, 1)[..., :3].add_(h.transpose(0, 1)[..., :3])
+    made[:, 5] = 0.0
+    made.view(BATCH, -1, 4, HIDDEN // 4)[:, :, 1].add_(1.0)
+    return loss_of(m.head(made), labels)
+
+
+@row(REFUSED)
+def some_tokens_of_a_buffer_read(m, input_ids, labels):
+    h = hidden(m, input_ids)
+    made = torch.zeros(h.shape)
+    made += h
+    return made[:, :6].sum() * 0.1

@@ -45,7 +45,7 @@ stock("GPT-NeoX of length as wide", "GPTNeoXForCausalLM", {**PLAIN, "hidden_size
 # three heads are too few for four ranks of Ulysses
 stock("Llama whose part is its width", "LlamaForCausalLM", {**LLAMA, "hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1,
                                                             "intermediate_size": 24}, on_four=False)
-stock("Llama of 2 tokens each at stage 3", "LlamaForCausalLM", LLAMA, RIGHT, inputs=with_positions(lambda step: language(step, length=4)), stage=3)
+stock("Llama of 2 tokens each at stage 3", "LlamaForCausalLM", LLAMA, RIGHT, inputs=with_positions(lambda step: language(step, length=4)), stage=3, on_four=False)
 stock("Llama nothing cut", "LlamaForCausalLM", LLAMA, step_of=lambda m, cut, step: m(**padded(step)).loss)
 stock("Mamba 2", "Mamba2ForCausalLM", {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 1, "num_hidden_layers": 1, "vocab_size": 37,
                                        "state_size": 4, "chunk_size": 4}, REFUSED, inputs=language)
@@ -154,7 +154,7 @@ def _heard(m, cut, step, sounds, **more):
     return loss_of(m(input_features=floats(step, BATCH, 8, sounds), decoder_input_ids=part["input_ids"], **named).logits, part["input_ids"])
 
 
-stock("Whisper of uncut sounds", "WhisperForConditionalGeneration", _WHISPER, REFUSED, step_of=lambda m, cut, step: _heard(m, cut, step, 24))
+stock("Whisper of uncut sounds", "WhisperForConditionalGeneration", _WHISPER, REFUSED, four=RIGHT, step_of=lambda m, cut, step: _heard(m, cut, step, 24))
 stock("Whisper of uncut sounds of another length", "WhisperForConditionalGeneration", {**_WHISPER, "max_source_positions": 9},
       step_of=lambda m, cut, step: _heard(m, cut, step, 18, position_ids=_places))
 stock("Whisper that shifts its cut labels", "WhisperForConditionalGeneration", _WHISPER, REFUSED, four=RIGHT, step_of=lambda m, cut, step: m(
