@@ -35,7 +35,7 @@ _PREPARE = """
             self.head = torch.nn.Linear(16, 32)
 
         def forward(self, input_ids, labels=None):
-            self.tokens = torch.Tensor.size.trireme_original(input_ids, 1)  # of this rank
+            self.tokens = torch._C.TensorBase.size(input_ids, 1)  # of this rank
             x = self.embed(input_ids)
             query, key, value = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
             attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
