@@ -25,7 +25,7 @@ import re
 TOKEN = re.compile(r"[A-Za-z_]\w*|->|::|\d[\w.]*|\S")
 WORD = re.compile(r"[A-Za-z_]\w*$")
 _OPEN, _CLOSE = "([{", ")]}"
-# What pointers, optionals and containers hand on of what they hold.
+# Members by which pointers, optionals and containers give what they hold.
 _PASSED_ON = {"get", "value", "value_or", "front", "back", "at", "begin", "end", "find", "first", "second", "lock", "data", "release", "emplace",
               "emplace_back", "extract", "top", "reset", "insert", "rbegin", "size", "exchange", "move", "forward", "as_const", "ref", "cref"}
 _MAKERS = {"make_unique", "make_shared", "emplace", "emplace_back", "optional", "in_place_type"}

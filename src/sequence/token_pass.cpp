@@ -170,7 +170,8 @@ void TokenPass::run_found(OperatorCall& call, Next next, FoundArguments found) {
   if (run_view_within(call, next, found)) return;
   take_within(call, next, found);
   found.empty() ? next(call) : run_sharded(call, next, std::move(found));
-  if (given.defined() && !call.results().empty() && call.results()[0].isTensor()) call.stack.back() = given;
+  const auto results = call.results();  // an argument may have been replaced by this rank's tokens of it
+  if (given.defined() && results.size() == 1 && results[0].isTensor()) call.stack.back() = given;
 }
 
 void TokenPass::run_sharded(OperatorCall& call, Next next, FoundArguments found) {

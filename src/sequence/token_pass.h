@@ -211,6 +211,9 @@ bool takes_sizes(const std::string& name);
 bool expands(const std::string& name);
 /// Broadcasting counts dims from the right.
 inline int64_t from_right(const Found& argument) { return argument.tensor.dim() - argument.sharding.dim(); }
+/// `tensor` of other sizes, by the operator `name` that takes them from another tensor (view_as, reshape_as,
+/// expand_as).
+at::Tensor of_sizes(const std::string& name, const at::Tensor& tensor, at::IntArrayRef sizes);
 /// The same elements in a storage of their own, which keeps that of `tensor`: they are known as other tokens.
 at::Tensor in_own_storage(const at::Tensor& tensor);
 /// Whether `call` writes argument 0.

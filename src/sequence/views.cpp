@@ -69,20 +69,15 @@ void TokenPass::run_view(OperatorCall& call, Next next, const FoundArguments& fo
     if (takes_wholes()) {
       const at::Tensor tensor = call.arguments()[0].toTensor();
       const std::vector<int64_t> sizes = sizes_of(found.back());
-      return give(call, {next.run(call, [&] {
-                    return expands(name)             ? tensor.expand(sizes)
-                           : name == "aten::view_as" ? tensor.view(sizes)
-                                                     : tensor.reshape(sizes);
-                  })});
+      return give(call, {next.run(call, [&] { return of_sizes(name, tensor, sizes); })});
     }
     if (name == "aten::view_as" || name == "aten::reshape_as") refuse(call, found.back(), "takes the sizes");
     return next(call);
   }
   const Found one = found[0];
-  if (takes_wholes() && takes_sizes(name) &&
-      (call.arguments()[1].isTensor() || call.arguments().back().isIntList() || call.arguments()[1].isIntList()))
-    return run_sized_view(call, next, one);
-  if (call.op.schema().name() == "aten::squeeze" && call.traits.arguments == 1 && one.sharding.has_tokens() &&
+  const bool is_dtype = name == "aten::view" && call.arguments()[1].isInt();
+  if (takes_wholes() && takes_sizes(name) && !is_dtype) return run_sized_view(call, next, one);
+  if (name == "aten::squeeze" && call.traits.arguments == 1 && one.sharding.has_tokens() &&
       one.tensor.size(one.sharding.dim()) == 1) {
     // A rank that has one token keeps the dim of tokens, as others do.
     std::vector<int64_t> dims;
@@ -92,7 +87,7 @@ void TokenPass::run_view(OperatorCall& call, Next next, const FoundArguments& fo
   }
   const bool has_whole = is_whole(call, {one}) && one.sharding.whole.defined();
   const std::vector<c10::IValue> given = has_whole ? call.arguments().vec() : std::vector<c10::IValue>();
-  if (expands(call.op.schema().name()) && call.arguments()[1].isIntList()) {
+  if (expands(name) && call.arguments()[1].isIntList()) {
     const std::vector<int64_t> sizes = call.arguments()[1].toIntVector();
     const auto added = static_cast<int64_t>(sizes.size()) - one.tensor.dim();
     for (const int64_t dim : one.sharding.dims)
@@ -246,9 +241,9 @@ void TokenPass::run_part(OperatorCall& call, Next next, const FoundArguments& fo
   });
 }
 
-/// Of the tokens: all of them, all but the last one; of a tensor that is known whole any. A program that reads a part's
-/// sizes gives numbers that may be a part's or the whole's, nobody can tell: of a whole it takes the first or last one,
-/// or leaves it out.
+/// A slice takes all tokens, or all but the last one; of a tensor that is known whole any. A program that reads a
+/// part's sizes gives numbers that may be a part's or the whole's, nobody can tell: of a whole it takes the first or
+/// last one, or leaves it out.
 void TokenPass::run_slice(OperatorCall& call, Next next, const Found& one, int64_t dim) {
   const auto arguments = call.arguments();
   const TokenSplit& split = *one.sharding.split;

@@ -74,6 +74,11 @@ struct OwnStorage : torch::autograd::Function<OwnStorage> {
 
 }  // namespace
 
+at::Tensor of_sizes(const std::string& name, const at::Tensor& tensor, at::IntArrayRef sizes) {
+  if (expands(name)) return tensor.expand(sizes);
+  return name == "aten::view_as" ? tensor.view(sizes) : tensor.reshape(sizes);
+}
+
 at::Tensor in_own_storage(const at::Tensor& tensor) { return OwnStorage::apply(tensor); }
 
 std::vector<int64_t> TokenPass::sizes_of(const Found& argument) const {
@@ -150,10 +155,7 @@ void TokenPass::run_sized_view(OperatorCall& call, Next next, const Found& one) 
   const at::Tensor whole_tensor = has_whole ? sharding.whole : at::Tensor();
   const bool is_expanded = expands(name);
   if (is_like) {
-    const bool copies = name == "aten::reshape_as";
-    give(call, {next.run(call, [&] {
-           return is_expanded ? base.expand(local) : copies ? base.reshape(local) : base.view(local);
-         })});
+    give(call, {next.run(call, [&] { return of_sizes(name, base, local); })});
   } else {
     if (name == "aten::unflatten") {
       const int64_t at = call.arguments()[1].toInt();
@@ -210,7 +212,7 @@ void TokenPass::take_within(OperatorCall& call, Next next, FoundArguments& found
     const at::Tensor whole = one.tensor;
     const TokenSplit& split = *one.sharding.split;
     if (one.sharding.dims.empty() || one.sharding.outer * one.sharding.inner != 1)
-      refuse(call, one, "reads tokens, of which this rank's alone were written, and a view");
+      refuse(call, one, "reads some tokens of a tensor that parts were written into, a view");
     one.tensor =
         next.run(call, [&] { return in_own_storage(whole.narrow(one.sharding.dim(), split.begin(), split.local())); });
     one.sharding.kind = Sharding::Kind::kTokens;

@@ -11,7 +11,7 @@ namespace trireme {
 
 /// Bytes of one buffer in an allocation of several.
 int64_t bytes_in_slab(int64_t numel, at::ScalarType dtype);
-/// Of the units of `layout` that may be whole at a time: `limit_bytes` together, or all.
+/// Bytes of the units of `layout` that may be whole at a time: `limit_bytes` together, or all.
 int64_t bytes_of_units_in_slab(const Layout& layout, int64_t limit_bytes);
 /// [numel] of `dtype`, which begin at byte `begin` of `slab` [bytes].
 at::Tensor buffer_in_slab(const at::Tensor& slab, int64_t begin, int64_t numel, at::ScalarType dtype);

@@ -7,8 +7,8 @@
 
 namespace trireme {
 
-/// What this rank updates of one trainable unit: elements [begin, begin + numel) of its flat buffer; the whole unit at
-/// stage 0.
+/// The part of one trainable unit that this rank updates: elements [begin, begin + numel) of its flat buffer; the whole
+/// unit at stage 0.
 struct OwnedSlice {
   int unit = 0;
   int64_t begin = 0;
