@@ -190,7 +190,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
         with self.core.forward_scope() as scope:
             tensors = [value for value in _pytree.tree_leaves((inputs, kwargs)) if isinstance(value, torch.Tensor)]
             if tensors:
-                self.core.look_at(tensors[0])
+                scope.look_at(tensors[0])
             if self._sequence_size > 1:
                 if self.is_compiled:
                     raise UnsupportedError("forward: the module is compiled by torch.compile(), which hides attention from sequence parallelism; "
@@ -205,7 +205,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, ModelFiles, torch.nn.Module
                     return self.module(*inputs, **kwargs)
             except RuntimeError as error:
                 if type(error) is RuntimeError:  # libtorch's, not one of ours
-                    self.core.explain_forward(str(error), [tensor.dtype for tensor in tensors])
+                    scope.explain(str(error), [tensor.dtype for tensor in tensors])
                 raise
 
     def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1, **others):

@@ -62,7 +62,7 @@ std::vector<int64_t> value_of_ranks(Group& group, int64_t value) {
 }
 
 // Of what a rank computes on, in the dtype that it computes in.
-std::optional<double> published_peak(const Engine& engine) {
+std::optional<double> published_peak(const EngineBase& engine) {
   const PrecisionOptions& precision = engine.config().precision;
   return peak_tflops(device_name(engine.pager().device()),
                      precision.autocast.enabled ? precision.autocast.dtype : precision.weight_dtype);
@@ -77,7 +77,7 @@ StepAgreement agree_on_step(Group& group, double loss, int signal) {
   return {values[0] / group.size(), values[1] > 0};
 }
 
-RunRecord::RunRecord(const TrainSetup& setup, Engine& engine, Group& world)
+RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
     : setup_(setup),
       engine_(engine),
       world_(world),

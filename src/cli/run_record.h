@@ -31,7 +31,7 @@ class RunRecord {
  public:
   /// Writes resolved_config.json and opens metrics.jsonl, anew or behind the step that `engine` has resumed. While the
   /// record lives, what the library says on this thread for information becomes a note(). Throws IoError.
-  RunRecord(const TrainSetup& setup, Engine& engine, Group& world);
+  RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world);
   ~RunRecord();
   RunRecord(const RunRecord&) = delete;
   RunRecord& operator=(const RunRecord&) = delete;
@@ -58,7 +58,7 @@ class RunRecord {
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   const TrainSetup& setup_;
-  Engine& engine_;
+  EngineBase& engine_;
   Group& world_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point step_start_ = Clock::now();

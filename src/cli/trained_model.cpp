@@ -49,7 +49,7 @@ class ModelOnEveryRank : public TrainedModel {
         model_(whole_model(setup, device_)),
         engine_(*world.group, *model_, {.config = setup.config}) {}
 
-  Engine& engine() override { return engine_; }
+  EngineBase& engine() override { return engine_; }
   std::optional<LoadedState> load_checkpoint(const LoadCheckpointOptions& options) override {
     return engine_.load_checkpoint(setup_.checkpoints(), options);
   }
@@ -163,7 +163,7 @@ class ModelInStages : public TrainedModel {
         device_(seeded_device(setup, world)),
         engine_(*world.group, pipeline_module(setup, device_), {.config = config_of_stage(setup.config)}) {}
 
-  Engine& engine() override { return engine_; }
+  EngineBase& engine() override { return engine_; }
   std::optional<LoadedState> load_checkpoint(const LoadCheckpointOptions& options) override {
     return engine_.load_checkpoint(setup_.checkpoints(), options);
   }

@@ -16,7 +16,7 @@ namespace trireme::cli {
 class TrainedModel {
  public:
   virtual ~TrainedModel() = default;
-  virtual Engine& engine() = 0;
+  virtual EngineBase& engine() = 0;
   virtual std::optional<LoadedState> load_checkpoint(const LoadCheckpointOptions& options) = 0;
   /// One step on the loader's next batches. Returns this rank's mean loss.
   virtual double step(DataLoader& loader) = 0;

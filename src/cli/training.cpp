@@ -44,11 +44,11 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
 }
 
 // What is written in the background comes on record when it is complete, with the step of its save.
-void record_background_save(Engine& engine, RunRecord& record, int64_t step) {
+void record_background_save(EngineBase& engine, RunRecord& record, int64_t step) {
   if (const auto saved = engine.wait_for_checkpoint()) record.checkpoint(*saved, step);
 }
 
-void save(const TrainSetup& setup, Engine& engine, const DataLoader& loader, RunRecord& record) {
+void save(const TrainSetup& setup, EngineBase& engine, const DataLoader& loader, RunRecord& record) {
   const auto saved = engine.save_checkpoint(
       setup.checkpoints(), {.client_state = client_state(setup, loader), .keep_last = setup.keep_last()});
   if (!saved.in_background) record.checkpoint(saved, engine.global_steps());
@@ -67,7 +67,7 @@ void resume(const TrainSetup& setup, TrainedModel& trained, DataLoader& loader) 
   loader.load_state({data.at("samples_consumed").get<int64_t>(), data.at("seed").get<uint64_t>(),
                      data.at("fingerprint").get<int64_t>()});
   // A checkpoint brings the rate of its next step back, which the flag replaces.
-  Engine& engine = trained.engine();
+  EngineBase& engine = trained.engine();
   const auto& config = engine.config();
   const Schedule schedule(config.scheduler.value_or(ScheduleOptions{}), config.optimizer->lr);
   if (setup.options.lr) engine.set_lr(schedule.lr(engine.global_steps() - engine.skipped_steps()));
@@ -123,7 +123,7 @@ int run_training(const TrainSetup& setup, World& world) {
   const auto& options = setup.options;
   Group& group = *world.group;
   const auto trained = make_trained_model(setup, world);
-  Engine& engine = trained->engine();
+  EngineBase& engine = trained->engine();
   DataLoader loader(setup.data.train, loader_options(setup, engine.data_place()));
   if (options.resume) resume(setup, *trained, loader);
 

@@ -57,23 +57,30 @@ StageModel build_stage(const PipelineModule& module, const Grid& grid) {
 namespace detail {
 
 PipelineStage::PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options)
-    : grid(world, topology_of(world, module)),
-      model(build_stage(with_parts_of_rank_0(module, world), grid)),
+    : grid(std::make_unique<Grid>(world, topology_of(world, module))),
+      model(build_stage(with_parts_of_rank_0(module, world), *grid)),
       pipeline{.schedule = module.options().schedule,
                .chunks = module.options().chunks,
                .dynamic_shapes = module.options().dynamic_shape},
       options(options_of_stage(options, model, module.options().stages)) {}
 
+PipelineStage::PipelineStage(Group& world, const Topology& topology, StageModel model, const PipelineOptions& pipeline,
+                             const InitializeOptions& options)
+    : grid(std::make_unique<Grid>(world, topology)),
+      model(std::move(model)),
+      pipeline(pipeline),
+      options(options_of_stage(options, this->model, topology.size_of("pipe"))) {}
+
 }  // namespace detail
 
-PipelineEngine::PipelineEngine(Group& world, const PipelineModule& module, const InitializeOptions& options)
-    : PipelineStage(world, module, options),
-      Engine(grid, *model.module, PipelineStage::options),
-      runner_(*this, grid, model, pipeline) {}
+PipelineEngine::PipelineEngine(PipelineStage stage)
+    : PipelineStage(std::move(stage)),
+      EngineBase(*grid, *model.module, PipelineStage::options),
+      runner_(training(), *grid, model, pipeline) {}
 
 std::optional<LoadedState> PipelineEngine::load_checkpoint(const std::filesystem::path& directory,
                                                            const LoadCheckpointOptions& options) {
-  auto loaded = Engine::load_checkpoint(directory, options);
+  auto loaded = EngineBase::load_checkpoint(directory, options);
   runner_.follow_owners();
   return loaded;
 }

@@ -5,7 +5,7 @@
 #include "python/client_optimizer.h"
 #include "python/module_mirror.h"
 #include "trireme/base/json.h"
-#include "trireme/engine/model_agreement.h"
+#include "trireme/training/model_agreement.h"
 
 namespace trireme::python {
 namespace {
@@ -54,7 +54,7 @@ py::dict as_dict(const OptimizerOptions& options) {
   return result;
 }
 
-void set_hyperparameters(ModuleEngine& engine, size_t group, const py::dict& values) {
+void set_hyperparameters(EngineBase& engine, size_t group, const py::dict& values) {
   OptimizerOptions options = engine.known_hyperparameters(group);
   options.lr = number(values, "lr").value_or(options.lr);
   options.eps = number(values, "eps").value_or(options.eps);
@@ -78,7 +78,7 @@ py::tuple step(ModuleEngine& engine, const std::vector<std::pair<size_t, py::dic
   return py::make_tuple(report.ended_window, report.applied);
 }
 
-py::tuple cut(ModuleEngine& engine, const std::optional<at::Tensor>& input_ids, const std::optional<at::Tensor>& labels,
+py::tuple cut(EngineBase& engine, const std::optional<at::Tensor>& input_ids, const std::optional<at::Tensor>& labels,
               const std::optional<at::Tensor>& position_ids, const std::optional<at::Tensor>& attention_mask,
               int64_t dim) {
   const SequenceInputs part = engine.cut({.input_ids = input_ids.value_or(at::Tensor()),
@@ -96,6 +96,10 @@ class ForwardContext {
   void enter() { scope_.reset(new ForwardScope(engine_->begin_forward())); }
   void exit() { scope_.reset(); }
   at::Tensor input(const at::Tensor& tensor) { return scope_->input(at::Tensor(tensor)); }
+  void look_at(const at::Tensor& tensor) { scope_->look_at(tensor); }
+  void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const {
+    scope_->explain(problem, inputs);
+  }
 
  private:
   const std::shared_ptr<ModuleEngine> engine_;
@@ -136,7 +140,9 @@ void bind_scopes(py::module_& module) {
              return self;
            })
       .def("__exit__", [](ForwardContext& self, const py::args&) { self.exit(); })
-      .def("input", &ForwardContext::input);
+      .def("input", &ForwardContext::input)
+      .def("look_at", &ForwardContext::look_at)
+      .def("explain", &ForwardContext::explain);
   py::class_<NoSyncContext>(module, "NoSyncContext")
       .def("__enter__", &NoSyncContext::enter)
       .def("__exit__", [](NoSyncContext& self, const py::args&) { self.exit(); });
@@ -149,9 +155,11 @@ void bind_scopes(py::module_& module) {
       });
 }
 
-using EngineClass = py::class_<ModuleEngine, std::shared_ptr<ModuleEngine>>;
+using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;
+using EngineClass = py::class_<ModuleEngine, EngineBase, std::shared_ptr<ModuleEngine>>;
 
-void bind_steps(EngineClass& engine) {
+/// Forward, backward and step, which the program calls itself.
+void bind_passes(EngineClass& engine) {
   engine
       .def(
           "backward",
@@ -161,84 +169,88 @@ void bind_steps(EngineClass& engine) {
           py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false,
           py::arg("scale_wrt_gas") = true, WithoutGil())
       .def("scale", &ModuleEngine::scale, WithoutGil())
+      .def("step", &step, py::arg("changes"))
+      .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)
+      .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
+      .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
+      .def("coalesce_grad_reduction",
+           [](std::shared_ptr<ModuleEngine> self) { return CoalescedContext(std::move(self)); });
+}
+
+void bind_sequences(EngineBaseClass& engine) {
+  engine
       .def("is_part",
-           [](const ModuleEngine& engine, const at::Tensor& tensor) {
+           [](const EngineBase& engine, const at::Tensor& tensor) {
              return engine.sequence() != nullptr && engine.sequence()->is_part(tensor);
            })
       .def("whole_sizes",
-           [](const ModuleEngine& engine, const at::Tensor& tensor) {
+           [](const EngineBase& engine, const at::Tensor& tensor) {
              return engine.sequence() != nullptr ? engine.sequence()->whole_sizes(tensor) : std::nullopt;
            })
       .def("speak_of_wholes",
-           [](const ModuleEngine& engine) {
+           [](const EngineBase& engine) {
              if (engine.sequence() != nullptr) engine.sequence()->speak_of_wholes();
            })
       .def("whole_of",
-           [](const ModuleEngine& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
+           [](const EngineBase& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
              return whole.defined() ? std::optional(whole) : std::nullopt;
            })
       .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
-           py::arg("dim"))
-      .def_property_readonly("loss_scale", &ModuleEngine::loss_scale)
-      .def("step", &step, py::arg("changes"))
-      .def("step_without_gradients", &ModuleEngine::step_without_gradients, WithoutGil())
-      .def("zero_grad", &ModuleEngine::zero_grad, WithoutGil())
-      .def("is_gradient_accumulation_boundary", &ModuleEngine::is_gradient_accumulation_boundary)
-      .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)
-      .def("was_step_applied", &ModuleEngine::was_step_applied)
-      .def("get_global_grad_norm", &ModuleEngine::get_global_grad_norm)
-      .def("empty_partition_cache", &ModuleEngine::empty_partition_cache, WithoutGil())
-      .def("destroy", &ModuleEngine::destroy, WithoutGil())
-      .def("look_at", &ModuleEngine::look_at)
-      .def("explain_forward", &ModuleEngine::explain_forward)
-      .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
-      .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
-      .def("coalesce_grad_reduction",
-           [](std::shared_ptr<ModuleEngine> self) { return CoalescedContext(std::move(self)); })
+           py::arg("dim"));
+}
+
+void bind_states(EngineBaseClass& engine) {
+  engine.def_property_readonly("loss_scale", &EngineBase::loss_scale)
+      .def("step_without_gradients", &EngineBase::step_without_gradients, WithoutGil())
+      .def("zero_grad", &EngineBase::zero_grad, WithoutGil())
+      .def("is_gradient_accumulation_boundary", &EngineBase::is_gradient_accumulation_boundary)
+      .def("was_step_applied", &EngineBase::was_step_applied)
+      .def("get_global_grad_norm", &EngineBase::get_global_grad_norm)
+      .def("empty_partition_cache", &EngineBase::empty_partition_cache, WithoutGil())
+      .def("destroy", &EngineBase::destroy, WithoutGil())
+      .def_property_readonly("failure", &EngineBase::failure, "The error that ended the engine; empty: nothing did.")
       .def(
           "offload_states",
-          [](ModuleEngine& self, std::vector<std::string> include, std::string device) {
+          [](EngineBase& self, std::vector<std::string> include, std::string device) {
             self.offload_states({std::move(include), std::move(device)});
           },
           py::arg("include"), py::arg("device"), WithoutGil())
-      .def("reload_states", &ModuleEngine::reload_states, WithoutGil());
+      .def("reload_states", &EngineBase::reload_states, WithoutGil());
 }
 
-void bind_numbers(EngineClass& engine) {
-  engine.def_property_readonly("data_rank", [](const ModuleEngine& self) { return self.data_place().rank; })
-      .def_property_readonly("data_size", [](const ModuleEngine& self) { return self.data_place().size; })
-      .def_property_readonly("group_count", &ModuleEngine::group_count)
-      .def_property_readonly("device", [](const ModuleEngine& self) { return self.pager().device(); })
-      .def_property_readonly("leaf_modules",
-                             [](const ModuleEngine& self) { return self.pager().policy().units.leaves; })
-      .def("get_lr", &ModuleEngine::get_lr, py::arg("group") = 0)
-      .def("get_mom", &ModuleEngine::get_mom, py::arg("group") = 0)
-      .def("hyperparameters",
-           [](const ModuleEngine& self, size_t group) { return as_dict(self.hyperparameters(group)); })
+void bind_numbers(EngineBaseClass& engine) {
+  engine.def_property_readonly("data_rank", [](const EngineBase& self) { return self.data_place().rank; })
+      .def_property_readonly("data_size", [](const EngineBase& self) { return self.data_place().size; })
+      .def_property_readonly("group_count", &EngineBase::group_count)
+      .def_property_readonly("device", [](const EngineBase& self) { return self.pager().device(); })
+      .def_property_readonly("leaf_modules", [](const EngineBase& self) { return self.pager().policy().units.leaves; })
+      .def("get_lr", &EngineBase::get_lr, py::arg("group") = 0)
+      .def("get_mom", &EngineBase::get_mom, py::arg("group") = 0)
+      .def("hyperparameters", [](const EngineBase& self, size_t group) { return as_dict(self.hyperparameters(group)); })
       .def("known_hyperparameters",
-           [](const ModuleEngine& self, size_t group) { return as_dict(self.known_hyperparameters(group)); })
+           [](const EngineBase& self, size_t group) { return as_dict(self.known_hyperparameters(group)); })
       .def("set_hyperparameters", &set_hyperparameters)
-      .def_property_readonly("global_steps", &ModuleEngine::global_steps)
-      .def_property_readonly("micro_steps", &ModuleEngine::micro_steps)
-      .def_property_readonly("skipped_steps", &ModuleEngine::skipped_steps)
-      .def_property_readonly("global_samples", &ModuleEngine::global_samples)
-      .def_property_readonly("train_batch_size", &ModuleEngine::train_batch_size)
-      .def_property_readonly("train_micro_batch_size_per_gpu", &ModuleEngine::train_micro_batch_size_per_gpu)
-      .def_property_readonly("gradient_accumulation_steps", &ModuleEngine::gradient_accumulation_steps)
-      .def("set_train_batch_size", &ModuleEngine::set_train_batch_size)
-      .def("set_train_micro_batch_size", &ModuleEngine::set_train_micro_batch_size)
-      .def_property_readonly("optimizer_bytes", &ModuleEngine::optimizer_bytes)
+      .def_property_readonly("global_steps", &EngineBase::global_steps)
+      .def_property_readonly("micro_steps", &EngineBase::micro_steps)
+      .def_property_readonly("skipped_steps", &EngineBase::skipped_steps)
+      .def_property_readonly("global_samples", &EngineBase::global_samples)
+      .def_property_readonly("train_batch_size", &EngineBase::train_batch_size)
+      .def_property_readonly("train_micro_batch_size_per_gpu", &EngineBase::train_micro_batch_size_per_gpu)
+      .def_property_readonly("gradient_accumulation_steps", &EngineBase::gradient_accumulation_steps)
+      .def("set_train_batch_size", &EngineBase::set_train_batch_size)
+      .def("set_train_micro_batch_size", &EngineBase::set_train_micro_batch_size)
+      .def_property_readonly("optimizer_bytes", &EngineBase::optimizer_bytes)
       .def_property_readonly(
-          "config", [](const ModuleEngine& self) { return to_text(self.config()); },
+          "config", [](const EngineBase& self) { return to_text(self.config()); },
           "Every option, spelled out, as JSON text.");
 }
 
-void bind_files(EngineClass& engine) {
+void bind_files(EngineBaseClass& engine) {
   engine
       .def(
           "save_checkpoint",
-          [](ModuleEngine& self, const std::string& directory, const std::string& tag, const std::string& client_state,
+          [](EngineBase& self, const std::string& directory, const std::string& tag, const std::string& client_state,
              bool exclude_frozen_parameters, bool save_latest) {
             const SaveCheckpointOptions options{.tag = tag,
                                                 .client_state = client_state,
@@ -249,10 +261,10 @@ void bind_files(EngineClass& engine) {
           py::arg("directory"), py::arg("tag"), py::arg("client_state"), py::arg("exclude_frozen_parameters"),
           py::arg("save_latest"), WithoutGil())
       .def(
-          "wait_for_checkpoint", [](ModuleEngine& self) { (void)self.wait_for_checkpoint(); }, WithoutGil())
+          "wait_for_checkpoint", [](EngineBase& self) { (void)self.wait_for_checkpoint(); }, WithoutGil())
       .def(
           "load_checkpoint",
-          [](ModuleEngine& self, const std::string& directory, const std::string& tag, bool module, bool module_strict,
+          [](EngineBase& self, const std::string& directory, const std::string& tag, bool module, bool module_strict,
              bool optimizer_states, bool lr_scheduler_states, bool module_only) {
             std::optional<std::pair<std::string, std::string>> result;
             const auto loaded = self.load_checkpoint(directory, {.tag = tag,
@@ -269,7 +281,7 @@ void bind_files(EngineClass& engine) {
           "(tag, client state as JSON text), or None.")
       .def(
           "save_16bit_model",
-          [](ModuleEngine& self, const std::string& directory, const std::string& name, bool exclude_frozen) {
+          [](EngineBase& self, const std::string& directory, const std::string& name, bool exclude_frozen) {
             return self.save_16bit_model(directory, {.name = name, .exclude_frozen_parameters = exclude_frozen});
           },
           py::arg("directory"), py::arg("name"), py::arg("exclude_frozen_parameters"), WithoutGil());
@@ -301,12 +313,16 @@ InitializeOptions options_of(const py::object& module, const Config& config, con
 void bind_engine(py::module_& module) {
   bind_scopes(module);
   module.def("check_models", &check_models, py::arg("world"), py::arg("module"), py::arg("config"));
-  EngineClass engine(module, "Engine", "trireme::Engine over a Python module, which the caller keeps.");
+  EngineBaseClass base(module, "EngineBase", "What all engines have, whoever runs their steps.");
+  bind_states(base);
+  bind_sequences(base);
+  bind_numbers(base);
+  bind_files(base);
+  EngineClass engine(module, "Engine", py::multiple_inheritance(),
+                     "trireme::Engine over a Python module, which the caller keeps.");
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
              py::arg("make_client"), py::arg("output"));
-  bind_steps(engine);
-  bind_numbers(engine);
-  bind_files(engine);
+  bind_passes(engine);
 }
 
 }  // namespace trireme::python

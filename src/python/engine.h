@@ -1,4 +1,4 @@
-// An Engine over a Python module.
+// An engine over a Python module.
 #pragma once
 
 #include <memory>
@@ -9,30 +9,24 @@
 #include <vector>
 
 #include "python/world.h"
-#include "trireme/comm/grid.h"
 #include "trireme/engine/engine.h"
 
 namespace trireme::python {
 
-/// Keeps what an Engine needs to outlive it.
-class ModuleEngine : public Engine {
+/// Keeps what an engine over a Python module needs to outlive it.
+struct KeptModule {
+  std::shared_ptr<WorldHandle> world;
+  std::shared_ptr<torch::nn::Module> mirror;
+};
+
+class ModuleEngine final : private KeptModule, public Engine {
  public:
   ModuleEngine(std::shared_ptr<WorldHandle> world, std::shared_ptr<torch::nn::Module> mirror,
                const InitializeOptions& options)
-      : Engine(group_of(*world), *mirror, options), world_(std::move(world)), mirror_(std::move(mirror)) {}
-  /// For one stage of a model; `grid`, of that world, outlives this.
-  ModuleEngine(std::shared_ptr<WorldHandle> world, const Grid& grid, std::shared_ptr<torch::nn::Module> mirror,
-               const InitializeOptions& options)
-      : Engine(grid, *mirror, options), world_(std::move(world)), mirror_(std::move(mirror)) {}
+      : KeptModule{std::move(world), std::move(mirror)},
+        Engine(group_of(*KeptModule::world), *KeptModule::mirror, options) {}
 
-  using Engine::begin_forward;
-  using Engine::explain_forward;
-  using Engine::look_at;
-  bool is_forked() const { return world_->is_forked(); }
-
- private:
-  const std::shared_ptr<WorldHandle> world_;
-  const std::shared_ptr<torch::nn::Module> mirror_;
+  bool is_forked() const { return world->is_forked(); }
 };
 
 /// The options of an engine over `module` by what Python gives. Requires the GIL.

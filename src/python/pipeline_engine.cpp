@@ -13,7 +13,7 @@
 #include "python/engine.h"
 #include "python/module_mirror.h"
 #include "trireme/base/error.h"
-#include "trireme/pipeline/stage_runner.h"
+#include "trireme/pipeline/pipeline_engine.h"
 
 namespace trireme::python {
 namespace {
@@ -212,21 +212,15 @@ StageModel model_of(const PythonStage& stage, const Topology& topology, int rank
   return model;
 }
 
-/// Outlives the engine that is made over it.
-struct OwnGrid {
-  Grid grid;
-};
-
-/// An engine over one stage, and the runner of its schedule.
-class StageEngine final : private OwnGrid, public ModuleEngine {
+/// A PipelineEngine over the stage of a Python PipelineModule.
+class StageEngine final : private KeptModule, public PipelineEngine {
  public:
-  StageEngine(const std::shared_ptr<WorldHandle>& world, const Topology& topology, const StageModel& model,
-              const InitializeOptions& options, const PipelineOptions& pipeline)
-      : OwnGrid{Grid(group_of(*world), topology)},
-        ModuleEngine(world, grid, model.module, options),
-        runner(*this, grid, model, pipeline) {}
+  StageEngine(std::shared_ptr<WorldHandle> world, const Topology& topology, const StageModel& model,
+              const PipelineOptions& pipeline, const InitializeOptions& options)
+      : KeptModule{std::move(world), model.module},
+        PipelineEngine(group_of(*KeptModule::world), topology, model, pipeline, options) {}
 
-  StageRunner runner;
+  bool is_forked() const { return world->is_forked(); }
 };
 
 std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle>& world, const Topology& topology,
@@ -243,9 +237,8 @@ std::shared_ptr<StageEngine> make_stage_engine(const std::shared_ptr<WorldHandle
                           .parameters = parameters,
                           .pipeline = {.schedule = schedule, .chunks = chunks, .dynamic_shapes = has_dynamic_shapes}};
   const StageModel model = model_of(stage, topology, world->world.rank);
-  InitializeOptions options = options_of(module, config, groups, make_client, output);
-  options.unmanaged = names_of_copies(model);
-  return share_engine([&] { return new StageEngine(world, topology, model, options, stage.pipeline); });
+  const InitializeOptions options = options_of(module, config, groups, make_client, output);
+  return share_engine([&] { return new StageEngine(world, topology, model, stage.pipeline, options); });
 }
 
 /// Micro-batches of a Python function that returns (inputs, labels), or None at the end of the data.
@@ -287,7 +280,7 @@ class PythonData {
 py::tuple eval_batch(StageEngine& self, const py::function& next, std::optional<int64_t> micro_batches,
                      bool computes_loss, bool returns_outputs) {
   const EvalResult result = PythonData(next).feed([&](const MicroBatches& data) {
-    return self.runner.eval_batch(
+    return self.eval_batch(
         data, {.micro_batches = micro_batches, .computes_loss = computes_loss, .returns_outputs = returns_outputs});
   });
   py::list outputs;
@@ -298,7 +291,7 @@ py::tuple eval_batch(StageEngine& self, const py::function& next, std::optional<
 void set_schedule(StageEngine& self, const py::function& make) {
   const auto held_make = shared(make);
   const py::gil_scoped_release no_gil;  // the ranks compare their schedules
-  self.runner.set_schedule([make = held_make](int stages, int micro_batches) {
+  self.set_schedule([make = held_make](int stages, int micro_batches) {
     const py::gil_scoped_acquire gil;
     return (*make)(stages, micro_batches).cast<pipeline::Schedule>();
   });
@@ -307,24 +300,23 @@ void set_schedule(StageEngine& self, const py::function& make) {
 }  // namespace
 
 void bind_pipeline_engine(py::module_& module) {
-  py::class_<StageEngine, ModuleEngine, std::shared_ptr<StageEngine>>(
+  py::class_<StageEngine, EngineBase, std::shared_ptr<StageEngine>>(
       module, "StageEngine", py::multiple_inheritance(),
-      "trireme::Engine and StageRunner of the stage that a Python PipelineModule has here.")
+      "trireme::PipelineEngine of the stage that a Python PipelineModule has here.")
       .def(py::init(&make_stage_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("config"),
            py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("loss"), py::arg("tied"),
            py::arg("copies"), py::arg("parameters"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"))
       .def(
           "train_batch",
           [](StageEngine& self, const py::function& next) {
-            return PythonData(next).feed([&](const MicroBatches& data) { return self.runner.train_batch(data); });
+            return PythonData(next).feed([&](const MicroBatches& data) { return self.train_batch(data); });
           },
           py::arg("next"))
       .def("eval_batch", &eval_batch, py::arg("next"), py::arg("micro_batches"), py::arg("computes_loss"),
            py::arg("returns_outputs"), "(mean loss or None, outputs by micro-batch).")
-      .def_property_readonly("failure", &StageEngine::failure, "The error that ended the engine; empty: nothing did.")
       .def(
-          "follow_owners", [](StageEngine& self) { self.runner.follow_owners(); }, WithoutGil())
-      .def("reset_activation_shape", [](StageEngine& self) { self.runner.reset_activation_shape(); })
+          "follow_owners", [](StageEngine& self) { self.runner().follow_owners(); }, WithoutGil())
+      .def("reset_activation_shape", [](StageEngine& self) { self.reset_activation_shape(); })
       .def("set_schedule", &set_schedule, py::arg("make"));
 }
 

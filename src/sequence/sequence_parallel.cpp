@@ -1,6 +1,10 @@
 #include "trireme/sequence/sequence_parallel.h"
 
+#include <utility>
+
 #include "sequence/token_pass.h"
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
 
 namespace trireme {
 
@@ -10,7 +14,22 @@ ShardRange sequence_range(int64_t tokens, int size, int rank) {
 
 class SequenceParallel::Impl final : public sequence::TokenPass {
  public:
-  using TokenPass::TokenPass;
+  Impl(Group& group, SequenceAttention attention) : TokenPass(group, attention), group_(group) {}
+
+  void check_loss(const at::Tensor& loss) {
+    if (const auto sharding = find(loss); sharding && sharding->is_sharded())
+      throw StateError(
+          "backward: the loss is of this rank's tokens alone; take the sum() or mean() of all tokens' losses");
+    if (!has_cut() && !std::exchange(told_uncut_, true) && group_.world_rank(group_.rank()) == 0)
+      log(LogLevel::kWarning,
+          str("sequence_parallel_size=", group_.size(),
+              ", and the program has cut no batch: each rank trains on all tokens of its own batch, which saves "
+              "nothing, and the ranks' gradients are averaged; pass batches through engine.cut()"));
+  }
+
+ private:
+  Group& group_;
+  bool told_uncut_ = false;
 };
 
 SequenceParallel::SequenceParallel(Group& group, SequenceAttention attention)
@@ -46,5 +65,6 @@ std::optional<std::vector<int64_t>> SequenceParallel::whole_sizes(const at::Tens
 }
 void SequenceParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 bool SequenceParallel::has_cut() const { return impl_->has_cut(); }
+void SequenceParallel::check_loss(const at::Tensor& loss) { impl_->check_loss(loss); }
 
 }  // namespace trireme

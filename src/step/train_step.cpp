@@ -13,6 +13,7 @@
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/precision/autocast.h"
+#include "trireme/step/loss_checks.h"
 
 namespace trireme {
 
@@ -70,7 +71,19 @@ void TrainStep::choose_decider() {
   decider_ = by_host ? make_host_decider(rules) : make_device_decider(pager_->device(), rules, takes_decisions);
 }
 
+void TrainStep::require_no_optimizer(const char* call) const {
+  if (optimizer_) throw StateError(str(call, ": there is an optimizer already; make a new engine for another one"));
+}
+
+void TrainStep::set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyperparameters hyperparameters) {
+  require_no_optimizer("set_optimizer");
+  optimizer_ = std::move(optimizer);
+  hyperparameters_ = std::move(hyperparameters);
+  choose_decider();
+}
+
 at::Tensor TrainStep::scale(const at::Tensor& output) const {
+  check_has_graph(output, "scale");
   if (!scaled_passes_) return output;
   const at::AutoGradMode with_graph(true);
   return scaled_passes_->mark(decider_->scaled(output.to(at::kFloat)));

@@ -183,7 +183,7 @@ class OpenEngine final : public Engine {
 class Training {
  public:
   virtual ~Training() = default;
-  virtual Engine& engine() = 0;
+  virtual EngineBase& engine() = 0;
   /// This rank's part of the model.
   virtual const torch::nn::Module& module() const = 0;
   /// One window. Returns the mean loss of all micro-batches.
@@ -227,7 +227,7 @@ class WholeTraining final : public Training {
         model_(model_of(scenario, world, device)),
         engine_(group_ ? *group_ : world, *model_, options_of(scenario, world, notes)) {}
 
-  Engine& engine() override { return engine_; }
+  EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return *model_; }
   void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
     engine_.load_checkpoint(folder, {.tag = tag});
@@ -331,7 +331,7 @@ class StagedTraining final : public Training {
         group_(device_group(scenario, world, device)),
         engine_(group_ ? *group_ : world, stages_of(scenario, world, device), options_of(scenario, world, notes)) {}
 
-  Engine& engine() override { return engine_; }
+  EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return engine_.module(); }
   void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
     engine_.load_checkpoint(folder, {.tag = tag});

@@ -315,10 +315,9 @@ TEST(Chunks, GradientsOfUnitsThatWereNotExpectedAreSentAllTheSame) {
       StageModel model = pipeline_testing::pipeline_of(recipe).build(grid.position_on("pipe"));
       std::swap(model.parameters[0], model.parameters[1]);
       InitializeOptions options{.config = pipeline_testing::config_of(recipe, 4)};
-      Engine engine(grid, *model.module, options);
-      StageRunner runner(engine, grid, model, {.schedule = "interleaved", .chunks = 2});
+      PipelineEngine engine(rank.world(), grid.topology(), model, {.schedule = "interleaved", .chunks = 2}, options);
       const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
-      for (int step = 0; step < recipe.steps; ++step) (void)runner.train_batch(batches);
+      for (int step = 0; step < recipe.steps; ++step) (void)engine.train_batch(batches);
       auto mine = weights_of(engine);
       const std::lock_guard lock(mutex);
       if (engine.group().rank() == 0) weights.merge(mine);

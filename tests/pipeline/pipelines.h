@@ -109,7 +109,7 @@ struct Outcome {
 };
 
 /// The weights of this rank's engine, whole. Collective over its data-parallel ranks.
-inline std::map<std::string, at::Tensor> weights_of(Engine& engine) {
+inline std::map<std::string, at::Tensor> weights_of(EngineBase& engine) {
   std::map<std::string, at::Tensor> weights;
   for (size_t i = 0; i < engine.pager().parameters().size(); ++i)
     weights[engine.pager().parameters()[i].name] = engine.pager().whole(static_cast<int>(i)).detach().clone();

@@ -44,11 +44,11 @@ class ModelEngine : public Engine {
   decltype(auto) forward(Inputs&&... inputs) {
     ForwardScope scope = begin_forward();
     std::vector<at::ScalarType> dtypes;
-    (look_at_if_tensor(inputs, dtypes), ...);
+    (look_at_if_tensor(scope, inputs, dtypes), ...);
     try {
       return net_.forward(scope.input(std::forward<Inputs>(inputs))...);
     } catch (const c10::Error& error) {
-      explain_forward(error.what_without_backtrace(), dtypes);
+      scope.explain(error.what_without_backtrace(), dtypes);
       throw;
     }
   }
@@ -80,10 +80,10 @@ class ModelEngine : public Engine {
 
  private:
   template <class Input>
-  void look_at_if_tensor(const Input& input, std::vector<at::ScalarType>& dtypes) {
+  static void look_at_if_tensor(ForwardScope& scope, const Input& input, std::vector<at::ScalarType>& dtypes) {
     if constexpr (std::is_same_v<Input, at::Tensor>) {
       if (!input.defined()) return;
-      if (dtypes.empty()) look_at(input);
+      if (dtypes.empty()) scope.look_at(input);
       dtypes.push_back(input.scalar_type());
     }
   }

@@ -1,20 +1,18 @@
-// Options of an Engine's calls, and the result of a load.
+// Options of an engine's calls, under DeepSpeed's names.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "trireme/checkpoint/checkpoint.h"
 #include "trireme/config/config.h"
 #include "trireme/optim/options.h"
+#include "trireme/training/options.h"
 
 namespace trireme {
 
@@ -45,42 +43,13 @@ struct BackwardOptions {
   bool scale_wrt_gas = true;
 };
 
-struct SaveCheckpointOptions {
-  std::string tag = {};             ///< empty: "global_step" and the number of steps
-  std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
-  /// Leaves out parameters that were frozen at initialize(); a load of the checkpoint leaves them alone.
-  bool exclude_frozen_parameters = false;
-  std::optional<int> keep_last = {};    ///< nothing: the configuration's checkpoint.keep_last; 0: all stay
-  std::optional<bool> async_save = {};  ///< nothing: the configuration's checkpoint.async_save
-  UpdateLatest latest = UpdateLatest::kYes;
-  FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
-};
-
-struct LoadCheckpointOptions {
-  std::string tag = {};                  ///< empty: the one that the folder's `latest` names
-  bool load_module = true;               ///< false: weights, masters and buffers stay as they are
-  bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
-  bool load_optimizer_states = true;     ///< masters, moments, step counts and hyperparameters but the learning rate
-  bool load_lr_scheduler_states = true;  ///< learning rate
-  bool load_module_only = false;         ///< weights and buffers, nothing else
-  std::optional<Verify> verify = {};     ///< nothing: the configuration's checkpoint.verify
-};
-
-struct SaveModelOptions {
-  std::string name = "model.safetensors";  ///< or one that ends in .bin, .pt or .pth: for Python's torch.load()
-  bool exclude_frozen_parameters = false;
-  FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
-};
-
 struct OffloadOptions {
   /// Of "optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"; empty: all.
   std::vector<std::string> include = {};
   std::string device = "cpu";
 };
 
-struct LoadedState {
-  std::string tag;
-  std::string client_state;  ///< JSON text, as saved
-};
+/// What a Training over `world_size` ranks is made with. Throws ConfigError and IoError as read_config().
+TrainingOptions resolve(const InitializeOptions& options, int world_size);
 
 }  // namespace trireme

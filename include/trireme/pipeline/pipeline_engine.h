@@ -2,11 +2,14 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "trireme/comm/grid.h"
 #include "trireme/comm/world.h"
-#include "trireme/engine/engine.h"
+#include "trireme/engine/engine_base.h"
 #include "trireme/pipeline/pipeline_module.h"
 #include "trireme/pipeline/stage_runner.h"
 
@@ -14,10 +17,12 @@ namespace trireme {
 
 namespace detail {
 
-/// This rank's stage, made before its engine.
+/// This rank's stage, made before its Training.
 struct PipelineStage {
   PipelineStage(Group& world, const PipelineModule& module, const InitializeOptions& options);
-  Grid grid;
+  PipelineStage(Group& world, const Topology& topology, StageModel model, const PipelineOptions& pipeline,
+                const InitializeOptions& options);
+  std::unique_ptr<Grid> grid;
   StageModel model;
   PipelineOptions pipeline;
   InitializeOptions options;
@@ -25,16 +30,24 @@ struct PipelineStage {
 
 }  // namespace detail
 
-/// An Engine of one stage, and the runner of its schedule. Ranks are laid out as DeepSpeed's PipeDataParallelTopology:
-/// the data-parallel ranks of a stage are neighbours. Works with every ZeRO stage.
-class PipelineEngine : private detail::PipelineStage, public Engine {
+/// The engine of one stage, whose forwards, backwards and steps a schedule runs. Ranks are laid out as DeepSpeed's
+/// PipeDataParallelTopology: the data-parallel ranks of a stage are neighbours. Works with every ZeRO stage.
+class PipelineEngine : private detail::PipelineStage, public EngineBase {
  public:
   /// Collective. `world` outlives the engine.
-  /// Throws    ConfigError: a number of stages that does not divide that of the ranks; as Engine's and StageRunner's.
-  PipelineEngine(Group& world, const PipelineModule& module, const InitializeOptions& options = {});
+  /// Throws    ConfigError: a number of stages that does not divide that of the ranks; as Training's and StageRunner's.
+  PipelineEngine(Group& world, const PipelineModule& module, const InitializeOptions& options = {})
+      : PipelineEngine(PipelineStage(world, module, options)) {}
+  /// Over a stage that the caller has built, with ranks laid out by `topology`, whose axes are "pipe" and "data".
+  PipelineEngine(Group& world, const Topology& topology, StageModel model, const PipelineOptions& pipeline,
+                 const InitializeOptions& options = {})
+      : PipelineEngine(PipelineStage(world, topology, std::move(model), pipeline, options)) {}
 
-  /// As StageRunner's.
-  at::Tensor train_batch(const MicroBatches& data) { return runner_.train_batch(data); }
+  /// As StageRunner's; StateError too: no optimizer.
+  at::Tensor train_batch(const MicroBatches& data) {
+    require_optimizer("train_batch");
+    return runner_.train_batch(data);
+  }
   EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options = {}) {
     return runner_.eval_batch(data, options);
   }
@@ -47,16 +60,13 @@ class PipelineEngine : private detail::PipelineStage, public Engine {
   /// This stage's parameters and buffers, under the names of the whole model.
   const torch::nn::Module& module() const { return *model.module; }
   StageRunner& runner() { return runner_; }
-  const Topology& topology() const { return grid.topology(); }
+  const Topology& topology() const { return grid->topology(); }
 
   std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
-                                             const LoadCheckpointOptions& options = {});
-
-  /// A schedule calls these; a program calls train_batch().
-  at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {}) = delete;
-  StepReport step() = delete;
+                                             const LoadCheckpointOptions& options = {}) override;
 
  private:
+  explicit PipelineEngine(PipelineStage stage);
   StageRunner runner_;
 };
 

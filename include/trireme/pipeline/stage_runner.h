@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "trireme/comm/grid.h"
-#include "trireme/engine/engine.h"
 #include "trireme/pipeline/stage_model.h"
 #include "trireme/schedule/schedule.h"
+#include "trireme/training/training.h"
 
 namespace trireme {
 
@@ -64,23 +64,22 @@ struct WholeGradients {
 /// Reads the pager's layout; `ranks` share a host's memory.
 WholeGradients whole_gradients_of(const Pager& pager, int ranks);
 
-/// One stage's half of pipeline parallelism; the other half is the Engine of its parameters, over the same grid. Use it
-/// from the engine's thread.
+/// Runs the schedule of one stage over the Training of its parameters, on the same grid. Use it from that one's thread.
 class StageRunner {
  public:
-  /// `engine` was made over `grid` and `model.module`, without the parameters of names_of_copies(). Both outlive this.
-  /// Collective over the grid's world.
+  /// `training` was made over `grid` and `model.module`, without the parameters of names_of_copies(). Both outlive
+  /// this. Collective over the grid's world.
   /// Throws    ConfigError: another number of parts than chunks, a schedule that make_schedule() refuses, a last part
   ///           without a loss.
-  StageRunner(Engine& engine, const Grid& grid, StageModel model, const PipelineOptions& options);
+  StageRunner(Training& training, const Grid& grid, StageModel model, const PipelineOptions& options);
   ~StageRunner();
   StageRunner(const StageRunner&) = delete;
   StageRunner& operator=(const StageRunner&) = delete;
 
-  /// One step over as many micro-batches as the engine accumulates. Returns the mean loss over them and all data, []
+  /// One step over as many micro-batches as the step accumulates. Returns the mean loss over them and all data, []
   /// fp32, the same on every rank. Collective over the world.
   /// Throws    DataError: the data ended. ShapeError: activations of another shape (PipelineOptions::dynamic_shapes).
-  ///           Everything that Engine::backward() and step() throw.
+  ///           Everything that backward passes and TrainStep::end_window() throw.
   at::Tensor train_batch(const MicroBatches& data);
   /// Forward passes alone, without a graph. Collective over the world.
   EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options = {});

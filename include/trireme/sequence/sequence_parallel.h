@@ -78,6 +78,10 @@ class [[nodiscard]] SequenceParallel {
   /// The tensor of all tokens that `part` is a part of; undefined where it is not known.
   at::Tensor whole_of(const at::Tensor& part);
   bool has_cut() const;
+  /// Before the backward pass of `loss`. Tells once of a program that has cut no batch.
+  ///
+  /// Throws    StateError: the loss is of this rank's tokens alone, so gradients would be of a part of it.
+  void check_loss(const at::Tensor& loss);
 
  private:
   class Impl;

@@ -35,7 +35,7 @@ struct TrainStepParts {
   DataPlace place;  ///< of this rank's samples
   Pager& pager;
   Buffers& buffers;
-  std::unique_ptr<ShardedOptimizer> optimizer;  ///< null: nothing can be trained
+  std::unique_ptr<ShardedOptimizer> optimizer = {};  ///< null: set_optimizer() gives one before a step(), or never
   Hyperparameters hyperparameters;
 };
 
@@ -59,7 +59,14 @@ class TrainStep {
   TrainStep(const TrainStep&) = delete;
   TrainStep& operator=(const TrainStep&) = delete;
 
+  /// What step() updates with from now on, and its hyperparameters.
+  /// Throws    as require_no_optimizer().
+  void set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyperparameters hyperparameters);
+  /// Throws StateError that names `call`: there is an optimizer already.
+  void require_no_optimizer(const char* call) const;
+
   /// What to call backward() on: `output` in fp32 times the loss scale where something computes in fp16, else `output`.
+  /// Throws    as check_has_graph().
   at::Tensor scale(const at::Tensor& output) const;
   struct PassOptions {
     bool retain_graph = false;           ///< another backward goes through the same graph

@@ -198,7 +198,7 @@ class PipelineEngine(DeepSpeedEngine):
 
         return _pytree.tree_map(mean, outputs[0], *outputs[1:])
 
-    forward, backward, step = (_refused(name) for name in ("forward", "backward", "step"))
+    forward, backward, step, scale = (_refused(name) for name in ("forward", "backward", "step", "scale"))
     no_sync, coalesce_grad_reduction = _refused("no_sync"), _refused("coalesce_grad_reduction")
     set_gradient_accumulation_boundary = _refused("set_gradient_accumulation_boundary")
 

@@ -1,25 +1,20 @@
-// What users do with an engine's states besides training and checkpoints: export weights, free caches, ask for offload.
+// The weights of a whole model in one file.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <map>
 #include <utility>
 
-#include "engine/stages.h"
+#include "training/stage_tensors.h"
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/checkpoint/export.h"
 #include "trireme/comm/call_scopes.h"
-#include "trireme/device/stream.h"
-#include "trireme/engine/engine.h"
+#include "trireme/training/training.h"
 
 namespace trireme {
 
 namespace {
-
-constexpr std::array kOffloadable{"optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"};
 
 /// `whole`, a tensor of stage `stage`, as rank 0 of all stages needs it: sent there, undefined on the others.
 at::Tensor to_first_stage(Group* stages, int stage, const ParameterSpec& spec, at::Tensor whole) {
@@ -34,8 +29,8 @@ at::Tensor to_first_stage(Group* stages, int stage, const ParameterSpec& spec, a
 
 }  // namespace
 
-bool Engine::save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options) {
-  require_intact("save_16bit_model");
+void Training::export_weights(const std::filesystem::path& directory, const SaveModelOptions& options) {
+  condition_.require_intact("save_16bit_model");
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);
@@ -58,7 +53,7 @@ bool Engine::save_16bit_model(const std::filesystem::path& directory, const Save
   }
   std::vector<ExportedTensor> tensors;
   ExportOptions files{.files = options.files};
-  const std::vector<StageTensors> stages = tensors_of_stages(stages_, here);
+  const std::vector<StageTensors> stages = tensors_of_stages(groups_.stages, here);
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     files.aliases.insert(stages[stage].aliases.begin(), stages[stage].aliases.end());
     for (const ParameterSpec& spec : stages[stage].tensors) {
@@ -66,38 +61,11 @@ bool Engine::save_16bit_model(const std::filesystem::path& directory, const Save
       const bool is_mine = own != mine.end();
       tensors.push_back({spec.name, spec.shape, spec.dtype, [this, stage, spec, own, is_mine] {
                            const at::Tensor whole = is_mine ? own->second() : at::Tensor();
-                           return to_first_stage(stages_, static_cast<int>(stage), spec, whole);
+                           return to_first_stage(groups_.stages, static_cast<int>(stage), spec, whole);
                          }});
     }
   }
-  export_tensors(model_, directory / options.name, tensors, files);
-  return true;
+  export_tensors(groups_.model, directory / options.name, tensors, files);
 }
-
-void Engine::empty_partition_cache() {
-  require_alive("empty_partition_cache");
-  pager_->release_gathered();
-}
-
-void Engine::offload_states(const OffloadOptions& options) {
-  require_optimizer("offload_states");
-  for (const std::string& state : options.include) {
-    if (std::find(kOffloadable.begin(), kOffloadable.end(), state) != kOffloadable.end()) continue;
-    std::string known;
-    for (const char* name : kOffloadable) known += str(known.empty() ? "'" : ", '", name, "'");
-    throw ConfigError(str("offload_states: include has '", state, "'; use ", known));
-  }
-  if (options.device != "cpu")
-    throw ConfigError(str("offload_states: device='", options.device, "' is not there yet; use 'cpu'"),
-                      ErrorCode::kUnsupported);
-  if (!is_host(pager_->device()))
-    throw ConfigError(
-        str("offload_states: states on ", pager_->device().str(), " cannot be offloaded yet; leave the call out"),
-        ErrorCode::kUnsupported);
-  if (!std::exchange(has_explained_offload_, true) && model_.rank() == 0)
-    log(LogLevel::kInfo, "offload_states: all states of this engine are in host memory already; nothing moves");
-}
-
-void Engine::reload_states() { require_optimizer("reload_states"); }
 
 }  // namespace trireme

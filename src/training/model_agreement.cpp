@@ -1,4 +1,4 @@
-#include "trireme/engine/model_agreement.h"
+#include "trireme/training/model_agreement.h"
 
 #include <ATen/ops/zeros.h>
 #include <xxhash.h>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/module_tensors.h"
+#include "training/module_tensors.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/precision/precision.h"

@@ -1,27 +1,29 @@
-// Scopes of an Engine in which backward passes reduce nothing.
+// Scopes in which backward passes reduce nothing.
 #pragma once
 
 namespace trireme {
 
-class Engine;
+class Training;
 
 /// While one lives, backward passes reduce nothing: gradients are summed on their rank. The first backward after it, or
 /// step(), reduces the sum. See Engine::no_sync().
 class [[nodiscard]] NoSync {
  public:
+  /// `training` outlives this. Throws StateError: inside another such scope.
+  explicit NoSync(Training& training);
   ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  friend class Engine;
-  explicit NoSync(Engine& engine);
-  Engine& engine_;
+  Training& training_;
 };
 
 /// As NoSync, but close() reduces the sum there and then. See Engine::coalesce_grad_reduction().
 class [[nodiscard]] CoalescedReduction {
  public:
+  /// As NoSync's.
+  explicit CoalescedReduction(Training& training);
   /// Local. Without close() the next backward, or step(), reduces.
   ~CoalescedReduction();
   CoalescedReduction(const CoalescedReduction&) = delete;
@@ -30,10 +32,8 @@ class [[nodiscard]] CoalescedReduction {
   void close();
 
  private:
-  friend class Engine;
-  explicit CoalescedReduction(Engine& engine);
   void end() noexcept;
-  Engine& engine_;
+  Training& training_;
   bool open_ = true;
 };
 

@@ -1,4 +1,4 @@
-#include "engine/recompute_layers.h"
+#include "training/recompute_layers.h"
 
 #include <torch/nn/module.h>
 

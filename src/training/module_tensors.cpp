@@ -1,4 +1,4 @@
-#include "engine/module_tensors.h"
+#include "training/module_tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>

@@ -1,5 +1,5 @@
 // Messages between stages that are damaged, or are others than the expected one.
-#include "pipeline/mail.h"
+#include "pipeline/messages.h"
 
 #include <gtest/gtest.h>
 
@@ -21,29 +21,29 @@ namespace {
 using testing::error_of;
 
 constexpr int64_t kPreamble = 1024;
-constexpr Mail::Key kKey{.kind = 3, .micro_batch = 2};  // the activation of part 1
+constexpr Messages::Key kKey{.kind = 3, .micro_batch = 2};  // the activation of part 1
 // Places in a preamble, in 8 bytes: the header, then the description of the tensors.
 enum Word { kMark, kKind, kMicroBatch, kDescriptionBytes, kTextBytes, kTextChecksum, kChecksum, kDescription };
 
-Letter letter_of(int64_t rows) {
-  Letter letter{.value = flatten(c10::IValue(at::arange(rows * 3, at::kFloat).view({rows, 3}))),
-                .requires_grad = {true}};
-  letter.is_missing = {true};
-  return letter;
+Message message_of(int64_t rows) {
+  Message message{.value = flatten(c10::IValue(at::arange(rows * 3, at::kFloat).view({rows, 3}))),
+                  .requires_grad = {true}};
+  message.is_missing = {true};
+  return message;
 }
 
-Mail mail_of(const Rank& rank) { return Mail(rank.world(), at::kCPU, /*dynamic_shapes=*/true); }
+Messages messages_of(const Rank& rank) { return Messages(rank.world(), at::kCPU, /*dynamic_shapes=*/true); }
 
-/// The preamble with which rank 0 sends a letter to rank 1, on both.
-at::Tensor captured(Rank& rank, const Letter& letter) {
+/// The preamble with which rank 0 sends a message to rank 1, on both.
+at::Tensor captured(Rank& rank, const Message& message) {
   const at::Tensor preamble = at::zeros({kPreamble}, at::kByte);
   if (rank.id() == 0) {
-    Mail mail = mail_of(rank);
-    mail.send(1, kKey, letter);
-    mail.flush();
+    Messages messages = messages_of(rank);
+    messages.send(1, kKey, message);
+    messages.flush();
   } else {
     rank.world().recv(preamble, 0).wait();
-    rank.world().recv(at::empty(letter.value.tensors[0].sizes(), at::kFloat), 0).wait();
+    rank.world().recv(at::empty(message.value.tensors[0].sizes(), at::kFloat), 0).wait();
   }
   rank.world().broadcast(preamble, 1).wait();
   return preamble;
@@ -77,33 +77,33 @@ void make_checksums(const at::Tensor& preamble) {
 /// Rank 0 sends `preamble`, and rank 1 must refuse it, with a text in which `part` is.
 void expect_refused(Rank& rank, const at::Tensor& preamble, const char* part) {
   if (rank.id() == 0) return rank.world().send(preamble, 1).wait();
-  Mail mail = mail_of(rank);
-  mail.expect(0, {{.key = kKey, .subject = "stage 1, RecvActivation"}});
-  const std::string text = error_of<CommError>([&] { mail.receive(0); });
+  Messages messages = messages_of(rank);
+  messages.expect(0, {{.key = kKey, .subject = "stage 1, RecvActivation"}});
+  const std::string text = error_of<CommError>([&] { messages.receive(0); });
   EXPECT_SAYS(text, "stage 1, RecvActivation: the message from stage 0 ");
   EXPECT_SAYS(text, part);
 }
 
-TEST(Mail, GivesWhatWasSent) {
+TEST(Messages, GivesWhatWasSent) {
   run_ranks(2, [](Rank& rank) {
-    const Letter letter = letter_of(4);
-    Mail mail = mail_of(rank);
+    const Message message = message_of(4);
+    Messages messages = messages_of(rank);
     if (rank.id() == 0) {
-      mail.send(1, kKey, letter);
-      mail.flush();
+      messages.send(1, kKey, message);
+      messages.flush();
       return;
     }
-    mail.expect(0, {{.key = kKey, .subject = "test"}});
-    const Letter got = mail.receive(0);
-    EXPECT_TRUE(at::equal(got.value.tensors[0], letter.value.tensors[0]));
-    EXPECT_EQ(got.value.structure, letter.value.structure);
+    messages.expect(0, {{.key = kKey, .subject = "test"}});
+    const Message got = messages.receive(0);
+    EXPECT_TRUE(at::equal(got.value.tensors[0], message.value.tensors[0]));
+    EXPECT_EQ(got.value.structure, message.value.structure);
     EXPECT_TRUE(got.requires_grad[0] && got.is_missing[0]);
   });
 }
 
-TEST(Mail, RefusesAPreambleOfWhichAnyBitChanged) {
+TEST(Messages, RefusesAPreambleOfWhichAnyBitChanged) {
   run_ranks(2, [](Rank& rank) {
-    const at::Tensor preamble = captured(rank, letter_of(4));
+    const at::Tensor preamble = captured(rank, message_of(4));
     const int64_t bytes = 8 * kDescription + word_of(preamble, kTextBytes);
     ASSERT_GT(bytes, 100);
     for (int64_t bit = 0; bit < 8 * bytes; bit += 3) {
@@ -115,16 +115,16 @@ TEST(Mail, RefusesAPreambleOfWhichAnyBitChanged) {
   });
 }
 
-TEST(Mail, RefusesMemoryThatWasNeverWrittenAsAPreamble) {
+TEST(Messages, RefusesMemoryThatWasNeverWrittenAsAPreamble) {
   run_ranks(2, [](Rank& rank) {
     for (const int byte : {0, 1, 127, 255})
       expect_refused(rank, at::full({kPreamble}, byte, at::kByte), "does not begin as one of a pipeline");
   });
 }
 
-TEST(Mail, RefusesNumbersOutOfTheirRangesEvenWhereTheChecksumsFit) {
+TEST(Messages, RefusesNumbersOutOfTheirRangesEvenWhereTheChecksumsFit) {
   run_ranks(2, [](Rank& rank) {
-    const at::Tensor preamble = captured(rank, letter_of(4));
+    const at::Tensor preamble = captured(rank, message_of(4));
     const int64_t last = kDescription + 7;  // tensors, is defined, dtype, needs a gradient, dims, 4, 3
     ASSERT_EQ(word_of(preamble, last - 1), 3);
     for (int64_t word = kKind; word < last; ++word)
@@ -140,38 +140,39 @@ TEST(Mail, RefusesNumbersOutOfTheirRangesEvenWhereTheChecksumsFit) {
   });
 }
 
-TEST(Mail, RefusesAnotherLetterThanTheExpectedOneByItsName) {
+TEST(Messages, RefusesAnotherLetterThanTheExpectedOneByItsName) {
   run_ranks(2, [](Rank& rank) {
-    for (const Mail::Key& key : {Mail::Key{Mail::activation_of(1, false), 2}, Mail::Key{Mail::gradient_of(0), 2},
-                                 Mail::Key{Mail::activation_of(1, true), 0}}) {
-      Mail mail = mail_of(rank);
+    for (const Messages::Key& key :
+         {Messages::Key{Messages::activation_of(1, false), 2}, Messages::Key{Messages::gradient_of(0), 2},
+          Messages::Key{Messages::activation_of(1, true), 0}}) {
+      Messages messages = messages_of(rank);
       if (rank.id() == 0) {
-        mail.send(1, key, letter_of(4));
-        mail.flush();
+        messages.send(1, key, message_of(4));
+        messages.flush();
         continue;
       }
-      mail.expect(0, {{.key = kKey, .subject = "test"}});
-      EXPECT_SAYS(error_of<CommError>([&] { mail.receive(0); }),
+      messages.expect(0, {{.key = kKey, .subject = "test"}});
+      EXPECT_SAYS(error_of<CommError>([&] { messages.receive(0); }),
                   ", and expected is the activation of part 1 of micro-batch 2; the stages do not run the same step");
       rank.world().recv(at::empty({4, 3}, at::kFloat), 0).wait();
     }
   });
 }
 
-TEST(Mail, RefusesOtherShapesThanThoseForWhichMemoryIsReady) {
+TEST(Messages, RefusesOtherShapesThanThoseForWhichMemoryIsReady) {
   run_ranks(2, [](Rank& rank) {
-    const at::Tensor preamble = captured(rank, letter_of(4)), other = preamble.clone(), values = at::zeros({4, 3});
+    const at::Tensor preamble = captured(rank, message_of(4)), other = preamble.clone(), values = at::zeros({4, 3});
     set_word(other, kDescription + 5, 2);  // rows
     make_checksums(other);
     if (rank.id() == 0) {
       for (const at::Tensor& message : {preamble, values, other, values}) rank.world().send(message, 1).wait();
       return;
     }
-    Mail mail(rank.world(), at::kCPU, /*dynamic_shapes=*/false);
-    const Mail::Expected expected{.key = kKey, .subject = "test"};
-    mail.expect(0, {expected, expected});
-    mail.receive(0);  // from now on the shapes are known
-    EXPECT_SAYS(error_of<CommError>([&] { mail.receive(0); }), "has other shapes than the one before");
+    Messages messages(rank.world(), at::kCPU, /*dynamic_shapes=*/false);
+    const Messages::Expected expected{.key = kKey, .subject = "test"};
+    messages.expect(0, {expected, expected});
+    messages.receive(0);  // from now on the shapes are known
+    EXPECT_SAYS(error_of<CommError>([&] { messages.receive(0); }), "has other shapes than the one before");
   });
 }
 

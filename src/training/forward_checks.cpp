@@ -1,4 +1,4 @@
-#include "engine/forward_checks.h"
+#include "training/forward_checks.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -9,6 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/intercept.h"
 #include "trireme/precision/autocast.h"
+#include "trireme/training/forward.h"
 
 namespace trireme {
 
@@ -86,6 +87,11 @@ void ForwardChecks::explain(const std::string& problem, const std::vector<at::Sc
           str("forward: buffer '", buffer.name, "' is ", short_name(buffer.tensor.scalar_type()),
               " and the weights are ", short_name(weights),
               "; where the module cannot compute with both, set data_types.buffer_dtype=", short_name(weights), end));
+}
+
+void ForwardScope::look_at(const at::Tensor& input) { checks_.look_at(input, micro_batch_); }
+void ForwardScope::explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const {
+  checks_.explain(problem, inputs);
 }
 
 }  // namespace trireme

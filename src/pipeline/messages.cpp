@@ -1,4 +1,4 @@
-#include "pipeline/mail.h"
+#include "pipeline/messages.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -42,51 +42,51 @@ class Reader {
 };
 
 /// Dtypes, shapes and flags of the tensors, then the structure around them.
-std::string description_of(const Letter& letter) {
+std::string description_of(const Message& message) {
   std::string text;
-  put(text, static_cast<int64_t>(letter.value.tensors.size()));
-  for (size_t i = 0; i < letter.value.tensors.size(); ++i) {
-    const at::Tensor& tensor = letter.value.tensors[i];
+  put(text, static_cast<int64_t>(message.value.tensors.size()));
+  for (size_t i = 0; i < message.value.tensors.size(); ++i) {
+    const at::Tensor& tensor = message.value.tensors[i];
     put(text, tensor.defined());
     if (!tensor.defined()) continue;
     put(text, static_cast<int64_t>(tensor.scalar_type()));
-    put(text, letter.requires_grad[i]);
+    put(text, message.requires_grad[i]);
     put(text, tensor.dim());
     for (const int64_t size : tensor.sizes()) put(text, size);
   }
-  return text + letter.value.structure;
+  return text + message.value.structure;
 }
 
 constexpr int64_t kMost = int64_t{1} << 48;  // elements of a tensor
 
-/// A letter as it was described, its tensors without values. Throws std::out_of_range: the description is damaged.
-Letter empty_letter(const std::string& description, c10::Device device) {
+/// A message as it was described, its tensors without values. Throws std::out_of_range: the description is damaged.
+Message empty_message(const std::string& description, c10::Device device) {
   Reader reader(description);
-  Letter letter;
+  Message message;
   for (int64_t count = reader.number(0, static_cast<int64_t>(description.size())); count > 0; --count) {
     if (!reader.flag()) {
-      letter.value.tensors.emplace_back();
-      letter.requires_grad.push_back(false);
+      message.value.tensors.emplace_back();
+      message.requires_grad.push_back(false);
       continue;
     }
     const auto dtype =
         static_cast<at::ScalarType>(reader.number(0, static_cast<int64_t>(at::ScalarType::NumOptions) - 1));
-    letter.requires_grad.push_back(reader.flag());
+    message.requires_grad.push_back(reader.flag());
     std::vector<int64_t> sizes(static_cast<size_t>(reader.number(0, 64)));
     int64_t numel = 1;
     for (int64_t& size : sizes) {
       size = reader.number(0, kMost / std::max<int64_t>(numel, 1));
       numel *= size;
     }
-    letter.value.tensors.push_back(at::empty(sizes, at::TensorOptions().dtype(dtype).device(device)));
+    message.value.tensors.push_back(at::empty(sizes, at::TensorOptions().dtype(dtype).device(device)));
   }
-  letter.value.structure = reader.rest();
-  return letter;
+  message.value.structure = reader.rest();
+  return message;
 }
 
 std::string shapes_text(const std::string& description) {
   std::string text;
-  for (const at::Tensor& tensor : empty_letter(description, c10::kMeta).value.tensors)
+  for (const at::Tensor& tensor : empty_message(description, c10::kMeta).value.tensors)
     text += tensor.defined() ? str(text.empty() ? "" : ", ", tensor.scalar_type(), " ", tensor.sizes()) : "None";
   return text;
 }
@@ -122,11 +122,11 @@ std::string text_of(const at::Tensor& bytes, size_t begin, size_t count) {
 
 }  // namespace
 
-Mail::Mail(Group& stages, c10::Device device, bool dynamic_shapes)
+Messages::Messages(Group& stages, c10::Device device, bool dynamic_shapes)
     : stages_(stages), device_(device), dynamic_shapes_(dynamic_shapes) {}
 
-void Mail::send(int to, const Key& key, const Letter& letter) {
-  const std::string description = description_of(letter);
+void Messages::send(int to, const Key& key, const Message& message) {
+  const std::string description = description_of(message);
   std::string& known = sent_[{to, key.kind}];
   if (!known.empty() && known != description && !dynamic_shapes_)
     throw ShapeError(str("pipeline: stage ", stages_.rank(), " sent stage ", to, " values of ", shapes_text(known),
@@ -134,8 +134,8 @@ void Mail::send(int to, const Key& key, const Letter& letter) {
                          "; set dynamic_shape, or call reset_activation_shape() where shapes change"));
   const auto post = [&](const at::Tensor& tensor) { leaving_.emplace_back(stages_.send(tensor, to), tensor); };
   std::string text = description;
-  for (size_t i = 0; i < letter.is_missing.size(); ++i)
-    if (letter.is_missing[i]) put(text, static_cast<int64_t>(i));
+  for (size_t i = 0; i < message.is_missing.size(); ++i)
+    if (message.is_missing[i]) put(text, static_cast<int64_t>(i));
   Header header{.kind = key.kind,
                 .micro_batch = key.micro_batch,
                 .description_bytes = static_cast<int64_t>(description.size()),
@@ -153,7 +153,7 @@ void Mail::send(int to, const Key& key, const Letter& letter) {
     std::memcpy(rest.mutable_data_ptr(), text.data() + here, text.size() - here);
     post(rest);
   }
-  for (const at::Tensor& tensor : letter.value.tensors)
+  for (const at::Tensor& tensor : message.value.tensors)
     if (tensor.defined() && tensor.numel() > 0) post(tensor.detach().contiguous());
   known = description;
   while (!leaving_.empty() && leaving_.front().first.done()) {
@@ -162,14 +162,14 @@ void Mail::send(int to, const Key& key, const Letter& letter) {
   }
 }
 
-void Mail::expect(int from, const std::vector<Expected>& letters) {
+void Messages::expect(int from, const std::vector<Expected>& messages) {
   Lane& lane = lanes_[from];
-  lane.expected.insert(lane.expected.end(), letters.begin(), letters.end());
+  lane.expected.insert(lane.expected.end(), messages.begin(), messages.end());
   look_ahead(from);
 }
 
-// The tensors of a letter whose shapes are known already are received beside computations.
-void Mail::look_ahead(int from) {
+// The tensors of a message whose shapes are known already are received beside computations.
+void Messages::look_ahead(int from) {
   Lane& lane = lanes_[from];
   if (lane.next || lane.expected.empty()) return;
   const SubjectScope subject(lane.expected.front().subject);
@@ -178,14 +178,14 @@ void Mail::look_ahead(int from) {
   incoming.preamble_arrives = stages_.recv(incoming.preamble, from);
   const auto known = received_.find({from, lane.expected.front().key.kind});
   if (dynamic_shapes_ || known == received_.end() || known->second.size() > kRoom / 2) return;
-  incoming.ahead = empty_letter(known->second, device_);
+  incoming.ahead = empty_message(known->second, device_);
   for (const at::Tensor& tensor : incoming.ahead->value.tensors)
     if (tensor.defined() && tensor.numel() > 0) incoming.arrivals.push_back(stages_.recv(tensor, from));
 }
 
-Letter Mail::receive(int from) {
+Message Messages::receive(int from) {
   Lane& lane = lanes_[from];
-  if (!lane.next) throw Error(ErrorCode::kInternal, str("pipeline: no letter from stage ", from, " is expected"));
+  if (!lane.next) throw Error(ErrorCode::kInternal, str("pipeline: no message from stage ", from, " is expected"));
   Incoming incoming = *std::exchange(lane.next, std::nullopt);
   const Expected expected = std::move(lane.expected.front());
   lane.expected.pop_front();
@@ -215,35 +215,35 @@ Letter Mail::receive(int from) {
   text.resize(static_cast<size_t>(header.description_bytes));
   if (incoming.ahead && text != received_[{from, expected.key.kind}])
     refuse("has other shapes than the one before, for which memory is ready");
-  Letter letter;
+  Message message;
   try {
-    letter = incoming.ahead ? *std::move(incoming.ahead) : empty_letter(text, device_);
-    letter.is_missing.assign(letter.value.tensors.size(), false);
+    message = incoming.ahead ? *std::move(incoming.ahead) : empty_message(text, device_);
+    message.is_missing.assign(message.value.tensors.size(), false);
     for (Reader indices(missing); !indices.is_at_end();)
-      letter.is_missing[indices.number(0, static_cast<int64_t>(letter.is_missing.size()) - 1)] = true;
+      message.is_missing[indices.number(0, static_cast<int64_t>(message.is_missing.size()) - 1)] = true;
   } catch (const std::out_of_range& error) {
     refuse(str("is damaged: ", error.what()));
   }
   if (!incoming.ahead)
-    for (const at::Tensor& tensor : letter.value.tensors)
+    for (const at::Tensor& tensor : message.value.tensors)
       if (tensor.defined() && tensor.numel() > 0) incoming.arrivals.push_back(stages_.recv(tensor, from));
   for (Pending<void>& arrival : incoming.arrivals) arrival.wait();
   received_[{from, expected.key.kind}] = std::move(text);
   look_ahead(from);
-  return letter;
+  return message;
 }
 
-std::string Mail::name_of(int64_t kind) {
+std::string Messages::name_of(int64_t kind) {
   const char* const names[] = {"the activation of part ", "the evaluated activation of part ", "the gradient of part "};
-  return kind < 0 ? str("a letter of kind ", kind) : str(names[kind % 3], kind / 3);
+  return kind < 0 ? str("a message of kind ", kind) : str(names[kind % 3], kind / 3);
 }
 
-void Mail::flush() {
+void Messages::flush() {
   for (auto& [pending, tensor] : leaving_) pending.wait();
   leaving_.clear();
 }
 
-void Mail::forget_shapes() {
+void Messages::forget_shapes() {
   sent_.clear();
   received_.clear();
 }

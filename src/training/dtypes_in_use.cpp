@@ -1,4 +1,4 @@
-#include "engine/dtypes_in_use.h"
+#include "training/dtypes_in_use.h"
 
 #include <set>
 

@@ -1,4 +1,4 @@
-// What a checkpoint holds of an engine, and how it comes back.
+// Checkpoints of a Training: what is saved, and how it comes back.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -16,9 +16,9 @@
 #include "trireme/checkpoint/training_values.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
-#include "trireme/engine/engine.h"
 #include "trireme/intercept.h"
 #include "trireme/intercept/random_streams.h"
+#include "trireme/training/training.h"
 
 namespace trireme {
 
@@ -170,23 +170,24 @@ void copy_back(const StateTree& from, const StateTree& to) {
 
 }  // namespace
 
-StateTree Engine::state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values) {
+StateTree Training::state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values) {
+  ShardedOptimizer* const optimizer = step_->optimizer();
   StateTree state;
   append_weights(state, *pager_, with_frozen, parameter_values);
-  if (optimizer_ && with_optimizer) append(state.tensors, optimizer_->state());
+  if (optimizer && with_optimizer) append(state.tensors, optimizer->state());
   return state;
 }
 
-StateTree Engine::saved_state(bool with_frozen) {
+StateTree Training::saved_state(bool with_frozen) {
   StateTree state = this->state(with_frozen, /*with_optimizer=*/true,
-                                values_of_parameters(*pager_, optimizer_, aliases_, first_parameter_));
+                                values_of_parameters(*pager_, step_->optimizer(), aliases_, first_parameter_));
   // Buffers agree at every boundary; inside a window rank 0's count.
-  if (group_.rank() == 0) append(state.tensors, buffers_->slices());
+  if (groups_.shards.rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));
 }
 
-SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
-  require_intact("save_checkpoint");
+SavedCheckpoint Training::save(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
+  condition_.require_intact("save_checkpoint");
   const CallerScope caller("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
@@ -197,33 +198,34 @@ SavedCheckpoint Engine::save_checkpoint(const std::filesystem::path& directory, 
   const CheckpointOptions& configured = config_.checkpoint;
   const SaveOptions files{.latest = options.latest,
                           .tags = configured.tag_validation,
-                          .topology = topology_,
+                          .topology = groups_.topology,
                           .keep_last = options.keep_last.value_or(configured.keep_last),
                           .files = options.files};
-  const std::string tag = options.tag.empty() ? str("global_step", global_steps()) : options.tag;
+  const std::string tag = options.tag.empty() ? str("global_step", step_->global_steps()) : options.tag;
   if (options.async_save.value_or(configured.async_save)) {
-    if (!saver_) saver_ = std::make_unique<AsyncSaver>(model_);
+    if (!saver_) saver_ = std::make_unique<AsyncSaver>(groups_.model);
     return saver_->save(directory, tag, state, files);
   }
-  (void)wait_for_checkpoint();
-  return trireme::save_checkpoint(model_, directory, tag, state, files);
+  (void)wait_for_save();
+  return trireme::save_checkpoint(groups_.model, directory, tag, state, files);
 }
 
-std::optional<SavedCheckpoint> Engine::wait_for_checkpoint() { return saver_ ? saver_->wait() : std::nullopt; }
+std::optional<SavedCheckpoint> Training::wait_for_save() { return saver_ ? saver_->wait() : std::nullopt; }
 
-std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& directory,
-                                                   const LoadCheckpointOptions& options) {
-  require_alive("load_checkpoint");
+std::optional<LoadedState> Training::load(const std::filesystem::path& directory,
+                                          const LoadCheckpointOptions& options) {
+  condition_.require_alive("load_checkpoint");
   const CallerScope caller("load_checkpoint");
-  if (is_host(pager_->device())) model_.barrier();  // a rank that is in another method is named here
-  const bool loads_optimizer = optimizer_ && options.load_optimizer_states && !options.load_module_only;
+  if (is_host(pager_->device())) groups_.model.barrier();  // a rank that is in another method is named here
+  ShardedOptimizer* const optimizer = step_->optimizer();
+  const bool loads_optimizer = optimizer != nullptr && options.load_optimizer_states && !options.load_module_only;
   StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
   append(state.tensors, buffers_->slices());
   if (!options.load_module)
     std::erase_if(state.tensors, [](const TensorSlice& slice) {
       return parse_state_name(slice.name).kind != StateKind::kOptimizerState;
     });
-  (void)wait_for_checkpoint();
+  (void)wait_for_save();
   TrainingValues values;
   std::vector<int64_t> step_counts;
   std::set<std::string> left_out;
@@ -231,7 +233,7 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     values = parse_training_values(found.values, found.tensor_values);
     (void)required(values.client_state, "client_state");
     if (!options.load_module_only) check_has_progress(values);
-    if (loads_optimizer) step_counts = step_counts_of(found, values, *pager_, optimizer_->step_counts());
+    if (loads_optimizer) step_counts = step_counts_of(found, values, *pager_, optimizer->step_counts());
     return left_out = tensors_left_out(*pager_, values);
   }};
   load.verify = options.verify.value_or(config_.checkpoint.verify);
@@ -242,12 +244,12 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
   ClosedWindow window = pager_->close_window();
   window.meet();
   step_->restart_window();
-  if (optimizer_) optimizer_->refresh_masters(window.written());
+  if (optimizer) optimizer->refresh_masters(window.written());
   for (const OwnedSlice& slice : pager_->owned()) pager_->await_owned(slice.unit);
   std::optional<LoadedCheckpoint> loaded;
   StateTree on_host = host_copy(state);
   try {
-    loaded = trireme::load_checkpoint(model_, directory, options.tag, on_host, load);
+    loaded = trireme::load_checkpoint(groups_.model, directory, options.tag, on_host, load);
     if (loaded) copy_back(on_host, state);
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective
@@ -255,56 +257,56 @@ std::optional<LoadedState> Engine::load_checkpoint(const std::filesystem::path& 
     // A device has not been written yet.
     const bool has_changed = std::any_of(state.tensors.begin(), state.tensors.end(),
                                          [](const TensorSlice& slice) { return is_host(slice.data); });
-    if (error.code() == ErrorCode::kTornLoad && has_changed) torn_load_ = error.what();
+    if (error.code() == ErrorCode::kTornLoad && has_changed) condition_.tear(error.what());
     publish_all(window);  // every rank failed alike: nothing has changed, or a further load mends it
     throw;
   }
-  torn_load_.clear();
-  if (loaded && optimizer_) optimizer_->match_masters(loads_optimizer, loaded->missing);
+  condition_.mend();
+  if (loaded && optimizer != nullptr) optimizer->match_masters(loads_optimizer, loaded->missing);
   publish_all(window);
   if (!loaded) {
-    if (model_.rank() == 0)
+    if (groups_.model.rank() == 0)
       log(LogLevel::kWarning,
           str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
-  if (!left_out.empty() && model_.rank() == 0)
+  if (!left_out.empty() && groups_.model.rank() == 0)
     log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ",
                              left_out.size(), " of this model stay as they are"));
   take_values(values, step_counts, options);
-  const bool same_world = loaded->topology == topology_;
+  const bool same_world = loaded->topology == groups_.topology;
   if (!config_.pager.deterministic && same_world && !options.load_module_only)
-    set_random_states(Json::parse(loaded->rank_values[model_.rank()]), pager_->device());
+    set_random_states(Json::parse(loaded->rank_values[groups_.model.rank()]), pager_->device());
   return LoadedState{loaded->tag, *values.client_state};
 }
 
 // What users wrote into weights since the last step counts, for the masters too. Collective.
-void Engine::take_user_writes() {
+void Training::take_user_writes() {
   const std::vector<bool> written = pager_->settle_writes();
-  if (optimizer_) optimizer_->refresh_masters(written);
+  if (step_->optimizer() != nullptr) step_->optimizer()->refresh_masters(written);
 }
 
-void Engine::publish_all(ClosedWindow& window) {
+void Training::publish_all(ClosedWindow& window) {
   for (const OwnedSlice& slice : pager_->owned()) window.publish(slice.unit);
   for (const OwnedSlice& slice : pager_->owned_frozen()) window.publish(slice.unit);
   window.open();
   buffers_->accept();
 }
 
-std::string Engine::values_text(const SaveCheckpointOptions& options) const {
+std::string Training::values_text(const SaveCheckpointOptions& options) const {
   const TrainStepState state = step_->state();
+  const std::vector<OptimizerOptions>& present = step_->hyperparameters().groups();
   TrainingValues values{.global_steps = state.progress.global_steps,
                         .micro_steps = state.progress.micro_steps,
                         .skipped_steps = state.progress.skipped_steps,
                         .global_samples = state.progress.global_samples,
-                        .lr = get_lr()};
-  const std::vector<OptimizerOptions>& present = step_->hyperparameters().groups();
+                        .lr = present.empty() ? 0 : present.front().lr};
   for (const OptimizerOptions& group : present) values.group_lrs.push_back(group.lr);
   values.micro_batch_seed = state.micro_batch_seed;
   if (const auto& scaler = state.loss_scaler)
     values.loss_scaler = {scaler->scale, scaler->steps, scaler->last_overflow, scaler->hysteresis};
   values.exclude_frozen_parameters = options.exclude_frozen_parameters;
-  if (optimizer_)
+  if (step_->optimizer() != nullptr)
     for (const OptimizerOptions& group : present) values.groups.push_back({to_json(group).dump(), {}});
   values.config = to_json(config_).dump();
   values.client_state = parse_json(options.client_state, "save_checkpoint client_state").dump();
@@ -312,7 +314,7 @@ std::string Engine::values_text(const SaveCheckpointOptions& options) const {
 }
 
 // Those of a checkpoint of other groups are left alone: take_values() says so.
-void Engine::take_hyperparameters(const TrainingValues& values) {
+void Training::take_hyperparameters(const TrainingValues& values) {
   Hyperparameters& hyperparameters = step_->known_hyperparameters();
   if (values.groups.size() != hyperparameters.groups().size()) return;
   for (size_t group = 0; group < values.groups.size(); ++group) {
@@ -323,10 +325,10 @@ void Engine::take_hyperparameters(const TrainingValues& values) {
   }
 }
 
-void Engine::take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
-                         const LoadCheckpointOptions& options) {
+void Training::take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
+                           const LoadCheckpointOptions& options) {
   if (options.load_module_only) return;
-  const bool loads_optimizer = optimizer_ && options.load_optimizer_states;
+  const bool loads_optimizer = step_->optimizer() != nullptr && options.load_optimizer_states;
   TrainStepState state{.progress = {.micro_steps = *values.micro_steps,
                                     .global_steps = *values.global_steps,
                                     .skipped_steps = *values.skipped_steps,
@@ -342,12 +344,13 @@ void Engine::take_values(const TrainingValues& values, const std::vector<int64_t
         values.group_lrs.empty() ? std::vector<double>{required(values.lr, "lr")} : values.group_lrs;
     const int64_t applied_steps = state.progress.global_steps - state.progress.skipped_steps;
     const bool fits = step_->known_hyperparameters().resume(applied_steps, rates);
-    if (!fits && group_count() > 0)
+    const size_t groups = step_->known_hyperparameters().groups().size();
+    if (!fits && groups > 0)
       log(LogLevel::kWarning,
-          str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ", group_count(),
+          str("load_checkpoint: the checkpoint has ", rates.size(), " parameter groups, this engine ", groups,
               "; the learning rates are those of its schedule"));
   }
-  if (loads_optimizer) optimizer_->set_step_counts(step_counts);
+  if (loads_optimizer) step_->optimizer()->set_step_counts(step_counts);
 }
 
 }  // namespace trireme

@@ -1,22 +1,32 @@
-// What is different while the engine's forward runs.
+// What is different while a forward of the trained module runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "trireme/precision/autocast.h"
 
 namespace trireme {
 
+class ForwardChecks;
+
 /// Autocast as configured, and inputs in the weights' dtype where fp16.auto_cast asks for that.
 class [[nodiscard]] ForwardScope {
  public:
-  ForwardScope(const PrecisionOptions& precision, at::DeviceType device) : autocast_(precision.autocast, device) {
+  /// `checks` outlives this. `micro_batch`: samples that inputs should have.
+  ForwardScope(ForwardChecks& checks, int64_t micro_batch, const PrecisionOptions& precision, at::DeviceType device)
+      : checks_(checks), micro_batch_(micro_batch), autocast_(precision.autocast, device) {
     if (precision.casts_inputs) input_dtype_ = precision.weight_dtype;
   }
+
+  /// Tells once of inputs that have another number of samples than a micro-batch.
+  void look_at(const at::Tensor& input);
 
   /// What the module is given for `value`: a floating tensor cast, if need be; all else as it is.
   template <class T>
@@ -29,7 +39,12 @@ class [[nodiscard]] ForwardScope {
     return static_cast<T&&>(value);
   }
 
+  /// Throws ShapeError where the forward, with inputs of these dtypes, failed by `problem` because of a dtype.
+  void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
+
  private:
+  ForwardChecks& checks_;
+  int64_t micro_batch_;
   AutocastScope autocast_;
   std::optional<at::ScalarType> input_dtype_;
   std::deque<at::Tensor> cast_inputs_;

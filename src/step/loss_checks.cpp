@@ -1,4 +1,4 @@
-#include "engine/loss_checks.h"
+#include "trireme/step/loss_checks.h"
 
 #include "trireme/base/error.h"
 #include "trireme/precision/precision.h"

@@ -13,54 +13,54 @@
 namespace trireme {
 
 /// Tensors on the way from one stage to another.
-struct Letter {
+struct Message {
   FlatValue value = {};
   std::vector<bool> requires_grad = {};  ///< by tensor
   std::vector<bool> is_missing = {};     ///< by tensor: its values mean nothing; empty: none
 };
 
-/// Letters with the other stages, in the order of each pair and direction. Each is a preamble that tells which letter
+/// Messages with the other stages, in the order of each pair and direction. Each is a preamble that tells which message
 /// it is and the shapes, followed by the tensors. Nothing is read or allocated by a preamble that is not the expected
 /// one.
 ///
-/// A kind of letter (the activations of one part, say) has one shape unless shapes are dynamic, so that the tensors of
+/// A kind of message (the activations of one part, say) has one shape unless shapes are dynamic, so that the tensors of
 /// the next one can be received ahead of their time, beside computations.
-class Mail {
+class Messages {
  public:
   /// `stages` has one rank per stage and outlives this. `device`: of the tensors.
-  Mail(Group& stages, c10::Device device, bool dynamic_shapes);
+  Messages(Group& stages, c10::Device device, bool dynamic_shapes);
 
-  /// Kinds of letters, each of which has shapes of its own: an evaluation's need no gradients.
+  /// Kinds of messages, each of which has shapes of its own: an evaluation's need no gradients.
   static int activation_of(int part, bool is_trained) { return 3 * part + (is_trained ? 0 : 1); }
   static int gradient_of(int part) { return 3 * part + 2; }
-  /// Which letter.
+  /// Which message.
   struct Key {
     int kind;
     int micro_batch;
     bool operator==(const Key&) const = default;
   };
   /// Starts sending.
-  /// Throws    ShapeError: other shapes than the kind's letters before, where they are not dynamic.
-  void send(int to, const Key& key, const Letter& letter);
+  /// Throws    ShapeError: other shapes than the kind's messages before, where they are not dynamic.
+  void send(int to, const Key& key, const Message& message);
   struct Expected {
     Key key;
     std::string subject;  ///< of its messages, in errors
   };
-  /// Says which are the next letters from `from`, so that they can be received ahead.
-  void expect(int from, const std::vector<Expected>& letters);
-  /// The next letter from `from`, the first of the expected ones.
-  /// Throws    CommError(kDiverged): another letter came, or one that is damaged.
-  Letter receive(int from);
+  /// Says which are the next messages from `from`, so that they can be received ahead.
+  void expect(int from, const std::vector<Expected>& messages);
+  /// The next message from `from`, the first of the expected ones.
+  /// Throws    CommError(kDiverged): another message came, or one that is damaged.
+  Message receive(int from);
   /// Waits until all that was sent has left.
   void flush();
-  /// The next letter of each kind may have any shape.
+  /// The next message of each kind may have any shape.
   void forget_shapes();
 
  private:
   struct Incoming {
     at::Tensor preamble;
     Pending<void> preamble_arrives;
-    std::optional<Letter> ahead;          // the tensors that are received before the preamble is read
+    std::optional<Message> ahead;         // the tensors that are received before the preamble is read
     std::vector<Pending<void>> arrivals;  // of `ahead`
   };
   struct Lane {
@@ -73,7 +73,7 @@ class Mail {
   Group& stages_;
   const c10::Device device_;
   const bool dynamic_shapes_;
-  std::map<std::pair<int, int>, std::string> sent_, received_;  // by peer and kind: the description of the last letter
+  std::map<std::pair<int, int>, std::string> sent_, received_;  // by peer and kind: the description of the last message
   std::map<int, Lane> lanes_;                                   // by sender
   std::deque<std::pair<Pending<void>, at::Tensor>> leaving_;    // with what they send
 };

@@ -1,0 +1,130 @@
+// The names that all engines share, DeepSpeed's and with its meanings. Each is a line over a Training.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "trireme/comm/grid.h"
+#include "trireme/engine/options.h"
+#include "trireme/training/training.h"
+
+namespace trireme {
+
+/// What one can ask of an engine, and change, whoever runs its forward, backward and step: Engine does by its caller's
+/// hand, PipelineEngine by a schedule.
+///
+/// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it:
+/// only there are the module's operators seen, so at ZeRO stage 3 with gather="copy" no other thread can compute with
+/// the module (StateError). Elsewhere another thread may run forward(), while nobody calls a method of the engine.
+class EngineBase {
+ public:
+  EngineBase(const EngineBase&) = delete;
+  EngineBase& operator=(const EngineBase&) = delete;
+  virtual ~EngineBase() = default;
+
+  /// This rank's tokens of a micro-batch that its sequence group has whole, to call the module with: attention, losses
+  /// and means are of all tokens then, as SequenceParallel says. `whole` itself where samples are not cut. Local.
+  ///
+  /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
+  SequenceInputs cut(const SequenceInputs& whole);
+  /// Sequence parallelism of this engine; null where samples are not cut.
+  SequenceParallel* sequence() const { return training_.sequence(); }
+
+  /// By what losses are multiplied now; 1 where nothing computes in fp16.
+  double loss_scale() const { return training_.step().loss_scale().value_or(1); }
+  /// Lets a client's optimizer change the weights between two windows, as its step() would, without gradients: no step
+  /// is counted. Collective. Throws StateError: no optimizer, or inside a window.
+  void step_without_gradients();
+  /// Whether the next step() ends an accumulation window.
+  bool is_gradient_accumulation_boundary() const { return training_.step().is_boundary(); }
+  /// Drops the gradients of this window. Collective.
+  void zero_grad();
+
+  /// The last step() changed the weights. On a device this waits for it, as norm, loss scale and skipped steps do.
+  bool was_step_applied() const { return training_.step().was_applied(); }
+  /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
+  std::optional<double> get_global_grad_norm() const { return training_.step().outcome().norm; }
+  /// Of the next step, in a parameter group (ConfigError: there is none such). 0 without an optimizer.
+  double get_lr(size_t group = 0) const;
+  /// For the next step, in every group, or in one; a schedule sets its own again after it.
+  void set_lr(double lr, std::optional<size_t> group = {});
+  /// All that the next step takes for a group. Throws as get_mom().
+  const OptimizerOptions& hyperparameters(size_t group) const;
+  /// The same as far as is known without waiting for a device: a schedule's values may be those of an earlier step.
+  const OptimizerOptions& known_hyperparameters(size_t group) const;
+  /// As set_lr(), for all of them; the kind of optimizer stays. Throws ConfigError: out of range, another kind, a
+  /// momentum where initialize() was told 0, so that there is no memory for it.
+  void set_hyperparameters(const OptimizerOptions& options, size_t group);
+  /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
+  std::pair<double, double> get_mom(size_t group = 0) const;
+  size_t group_count() const { return training_.step().known_hyperparameters().groups().size(); }
+  int64_t global_steps() const { return training_.step().global_steps(); }
+  int64_t micro_steps() const { return training_.step().micro_steps(); }
+  int64_t skipped_steps() const { return training_.step().progress().skipped_steps; }
+  int64_t global_samples() const { return training_.step().global_samples(); }
+
+  const BatchSizes& get_batch_info() const { return config().batch; }
+  int64_t train_batch_size() const { return config().batch.train_batch_size; }
+  int64_t train_micro_batch_size_per_gpu() const { return config().batch.train_micro_batch_size_per_gpu; }
+  int64_t gradient_accumulation_steps() const { return config().batch.gradient_accumulation_steps; }
+  /// By the accumulation steps. ConfigError: not a multiple of micro-batch times ranks; StateError: inside a window.
+  void set_train_batch_size(int64_t train_batch_size);
+  /// And train_batch_size with it. ConfigError: not 1 or more; StateError: inside a window.
+  void set_train_micro_batch_size(int64_t micro_batch_size);
+
+  /// As Training::save(). Collective.
+  SavedCheckpoint save_checkpoint(const std::filesystem::path& directory, const SaveCheckpointOptions& options = {}) {
+    return training_.save(directory, options);
+  }
+  /// As Training::load(). Collective.
+  virtual std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory,
+                                                     const LoadCheckpointOptions& options = {}) {
+    return training_.load(directory, options);
+  }
+  /// As AsyncSaver::wait(); the destructor and the next save or load wait too.
+  std::optional<SavedCheckpoint> wait_for_checkpoint() { return training_.wait_for_save(); }
+  /// As Training::export_weights(). Collective. Returns true.
+  bool save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options = {});
+
+  /// Drops units that are gathered (stage 3, gather="copy"). Every rank alike.
+  void empty_partition_cache();
+  /// Every state is in host memory already, which is said once. Throws ConfigError: an unknown state, another device.
+  void offload_states(const OffloadOptions& options = {});
+  void reload_states() { require_optimizer("reload_states"); }
+
+  /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine is spent.
+  void destroy() { training_.destroy(); }
+
+  const Config& config() const { return training_.config(); }
+  /// The ranks over which ZeRO shards: with the same module, and different samples or parts of them.
+  Group& group() const { return training_.groups().shards; }
+  /// Of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the same part.
+  DataPlace data_place() const { return training_.groups().place; }
+  Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()
+  /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: nothing did.
+  const std::string& failure() const { return training_.condition().failure(); }
+  /// Bytes of masters and optimizer states on this rank.
+  int64_t optimizer_bytes() const;
+
+ protected:
+  EngineBase(Group& group, torch::nn::Module& module, const InitializeOptions& options)
+      : training_(group, module, resolve(options, group.size())) {}
+  EngineBase(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
+      : training_(grid, module, resolve(options, grid.world().size())) {}
+
+  Training& training() { return training_; }
+  const Training& training() const { return training_; }
+  /// Throws StateError that names `call`: nothing can be trained.
+  void require_optimizer(const char* call) const;
+
+ private:
+  void require_states(const OptimizerOptions& options, size_t group) const;
+
+  Training training_;
+  bool has_explained_offload_ = false;
+};
+
+}  // namespace trireme

@@ -1,0 +1,32 @@
+// Whether a Training can still be used, and the words in which a call says why not.
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace trireme {
+
+class Condition {
+ public:
+  /// Throws StateError that names `call`: destroy() was called.
+  void require_there(const char* call) const;
+  /// Throws as require_there(), and where fail() has ended it.
+  void require_alive(const char* call) const;
+  /// Throws as require_alive(), and while its weights are a mixture of two checkpoints.
+  void require_intact(const char* call) const;
+
+  void mark_destroyed() { is_destroyed_ = true; }
+  /// Nothing but destroy() works from now on.
+  void fail(std::string why) { failure_ = std::move(why); }
+  /// What ended it; empty: nothing did.
+  const std::string& failure() const { return failure_; }
+  /// A load ended half-way; a whole one mends that.
+  void tear(std::string why) { torn_load_ = std::move(why); }
+  void mend() { torn_load_.clear(); }
+
+ private:
+  bool is_destroyed_ = false;
+  std::string failure_, torn_load_;
+};
+
+}  // namespace trireme

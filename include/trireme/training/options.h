@@ -1,0 +1,80 @@
+// Options of a Training and of its calls, and the result of a load.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trireme/checkpoint/checkpoint.h"
+#include "trireme/config/config.h"
+#include "trireme/optim/options.h"
+
+namespace trireme {
+
+/// What updates the parameters.
+struct OptimizerChoice {
+  std::optional<OptimizerOptions> optimizer = {};  ///< one of Trireme's
+  /// Parameters with hyperparameters of their own, such as no weight decay for biases and norms.
+  std::vector<ParameterGroup> parameter_groups = {};
+  /// Any torch::optim optimizer over this rank's parts of parameters, in place of `optimizer`.
+  ClientOptimizerFactory client = {};
+  ScheduleOptions schedule = {};
+
+  bool is_empty() const { return !optimizer && !client; }
+};
+
+struct TrainingOptions {
+  Config config = {};
+  /// As OptimizerChoice has them; its optimizer and schedule are the configuration's.
+  std::vector<ParameterGroup> parameter_groups = {};
+  ClientOptimizerFactory client_optimizer = {};
+  /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
+  std::filesystem::path output = {};
+  /// The buffers of the module as they are when it is called, by name; nothing: module.named_buffers(). For a module
+  /// that stands for one of another language, which may replace its buffers.
+  std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
+  /// Names of the module's parameters that stay the program's own: neither sharded, updated nor saved.
+  std::set<std::string> unmanaged = {};
+  /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
+  std::map<std::string, std::string> aliases = {};
+  bool knows_micro_batch = true;  ///< the program has said how many samples a micro-batch has
+};
+
+struct SaveCheckpointOptions {
+  std::string tag = {};             ///< empty: "global_step" and the number of steps
+  std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
+  /// Leaves out parameters that were frozen at initialize(); a load of the checkpoint leaves them alone.
+  bool exclude_frozen_parameters = false;
+  std::optional<int> keep_last = {};    ///< nothing: the configuration's checkpoint.keep_last; 0: all stay
+  std::optional<bool> async_save = {};  ///< nothing: the configuration's checkpoint.async_save
+  UpdateLatest latest = UpdateLatest::kYes;
+  FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
+};
+
+struct LoadCheckpointOptions {
+  std::string tag = {};                  ///< empty: the one that the folder's `latest` names
+  bool load_module = true;               ///< false: weights, masters and buffers stay as they are
+  bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
+  bool load_optimizer_states = true;     ///< masters, moments, step counts and hyperparameters but the learning rate
+  bool load_lr_scheduler_states = true;  ///< learning rate
+  bool load_module_only = false;         ///< weights and buffers, nothing else
+  std::optional<Verify> verify = {};     ///< nothing: the configuration's checkpoint.verify
+};
+
+struct SaveModelOptions {
+  std::string name = "model.safetensors";  ///< or one that ends in .bin, .pt or .pth: for Python's torch.load()
+  bool exclude_frozen_parameters = false;
+  FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
+};
+
+struct LoadedState {
+  std::string tag;
+  std::string client_state;  ///< JSON text, as saved
+};
+
+}  // namespace trireme

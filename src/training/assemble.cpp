@@ -1,0 +1,170 @@
+// How a Training is put together: first all that can be refused, then what changes the module.
+#include <utility>
+
+#include "training/dtypes_in_use.h"
+#include "training/forward_checks.h"
+#include "training/module_tensors.h"
+#include "training/operator_passes.h"
+#include "training/optimizer_choice.h"
+#include "training/recompute_layers.h"
+#include "training/stage_tensors.h"
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
+#include "trireme/base/file.h"
+#include "trireme/base/heap.h"
+#include "trireme/base/log.h"
+#include "trireme/checkpoint/async_save.h"
+#include "trireme/comm/call_scopes.h"
+#include "trireme/intercept.h"
+#include "trireme/pager/leaf_modules.h"
+#include "trireme/training/model_agreement.h"
+#include "trireme/training/training.h"
+
+namespace trireme {
+
+namespace {
+
+void write_resolved(const Config& config, const std::filesystem::path& directory) {
+  FileSystem& files = posix_file_system();
+  files.create_directories(directory);
+  write_file_atomically(files, directory / "resolved_config.json", to_text(config));
+}
+
+/// As the parameters will be when they are cast.
+std::vector<ParameterSpec> specs_of(const ModuleTensors& tensors, const PrecisionOptions& precision) {
+  std::vector<ParameterSpec> specs;
+  for (const NamedParameter& parameter : tensors.parameters)
+    specs.push_back({parameter.name, parameter.tensor.sizes().vec(), dtype_of_weight(parameter.tensor, precision),
+                     parameter.tensor.requires_grad()});
+  return specs;
+}
+
+OptimizerChoice choice_of(const TrainingOptions& options) {
+  return {.optimizer = options.config.optimizer,
+          .parameter_groups = options.parameter_groups,
+          .client = options.client_optimizer,
+          .schedule = options.config.scheduler.value_or(ScheduleOptions{})};
+}
+
+std::function<PresentBuffers()> list_of_buffers(const torch::nn::Module& module, const TrainingOptions& options) {
+  if (options.present_buffers) return options.present_buffers;
+  return [&module] { return buffers_of(module); };
+}
+
+TrainStepOptions step_options(const Config& config) {
+  return {.micro_batch_size = config.batch.train_micro_batch_size_per_gpu,
+          .accumulation_steps = config.batch.gradient_accumulation_steps,
+          .managed_accumulation = config.managed_gradient_accumulation,
+          .ignore_unused_parameters = config.ignore_unused_parameters,
+          .max_norm = config.gradient_clipping,
+          .steps_per_print = config.steps_per_print,
+          .precision = config.precision};
+}
+
+c10::Device device_of(const torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) return parameter.device();
+  return c10::Device(c10::kCPU);
+}
+
+PagerPolicy policy_for(const Config& config, const TrainingGroups& groups, torch::nn::Module& module) {
+  PagerPolicy policy = config.pager;
+  policy.gradient_op = gradient_op(groups, policy.gradient_op);
+  policy.units.leaves = find_leaf_modules(module, config.leaf_modules);
+  policy.accumulation_dtype = config.precision.accumulation_dtype;
+  return policy;
+}
+
+}  // namespace
+
+Training::Training(Group& group, torch::nn::Module& module, const TrainingOptions& options)
+    : Training(groups_of(group, options.config.degrees, device_of(module)), module, options) {}
+
+Training::Training(const Grid& grid, torch::nn::Module& module, const TrainingOptions& options)
+    : Training(groups_of(grid, device_of(module)), module, options) {}
+
+Training::Training(TrainingGroups groups, torch::nn::Module& module, const TrainingOptions& options)
+    : config_(options.config), groups_(std::move(groups)) {
+  const CallerScope caller("initialize");
+  const WithoutInterception own_operators;
+  check_degrees(config_.degrees, groups_.topology);
+  check_precision(config_.precision);
+  const OptimizerChoice choice = choice_of(options);
+  check(choice);
+  ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
+  const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
+  const WholeModel model = whole_model(groups_.stages, specs);
+  PreparedOptimizer prepared = prepare(choice, model, specs.size());
+  const PagerPolicy policy = policy_for(config_, groups_, module);
+  check_manageable(groups_.shards, tensors.parameters, policy);
+  check_same_model(groups_.shards, tensors);
+  try_client(groups_.model, choice, specs, device_of(module));
+  if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
+
+  recompute_layers(module, config_.recompute.mode);  // refuses a module without such layers before it changes one
+  first_parameter_ = model.first;
+  manage(module, std::move(tensors), options, policy);
+  if (!prepared.is_empty()) install(std::move(prepared));
+  reserve_save();
+  passes_ = std::make_unique<OperatorPasses>(config_, *pager_, groups_.sequence);
+  forward_checks_ =
+      std::make_unique<ForwardChecks>(groups_.shards, *pager_, *buffers_, config_.precision, options.knows_micro_batch);
+  if (groups_.model.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
+}
+
+/// From here on the module's parameters are the pager's.
+void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options,
+                      PagerPolicy policy) {
+  cast_tensors(tensors, config_.precision);
+  aliases_ = std::move(tensors.aliases);
+  aliases_.insert(options.aliases.begin(), options.aliases.end());
+  const TensorSet parameters = parameters_of(tensors);
+  pager_ = std::make_unique<Pager>(groups_.shards, make_meshes(groups_, config_), std::move(tensors.parameters),
+                                   std::move(policy));
+  give_back_freed_memory();  // the whole model's; malloc would keep it
+  buffers_ = std::make_unique<Buffers>(
+      groups_.shards, pager_->device(),
+      [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); });
+  const ScheduleOptions schedule = config_.scheduler.value_or(ScheduleOptions{});
+  step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.shards,
+                                                     .model = groups_.model,
+                                                     .place = groups_.place,
+                                                     .pager = *pager_,
+                                                     .buffers = *buffers_,
+                                                     .hyperparameters = Hyperparameters({}, schedule)},
+                                      step_options(config_));
+  access_ = std::make_unique<ParameterAccess>(*pager_, nullptr);
+}
+
+void Training::install(PreparedOptimizer prepared) {
+  std::unique_ptr<ShardedOptimizer> optimizer = make_optimizer(prepared, *pager_, groups_.shards);
+  Hyperparameters hyperparameters = hyperparameters_of(prepared, optimizer.get());
+  step_->set_optimizer(std::move(optimizer), std::move(hyperparameters));
+  access_.reset();  // before another one takes its place in the pager
+  access_ = std::make_unique<ParameterAccess>(*pager_, step_->optimizer(),
+                                              [this] { return step_->loss_scale().value_or(1); });
+}
+
+void Training::set_optimizer(const OptimizerChoice& choice) {
+  condition_.require_intact("set_optimizer");
+  step_->require_no_optimizer("set_optimizer");
+  if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
+  const CallerScope caller("set_optimizer");
+  const WithoutInterception own_operators;
+  check(choice);
+  const std::vector<ParameterSpec>& specs = pager_->parameters();
+  PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
+  try_client(groups_.model, choice, specs, pager_->device());
+  config_.optimizer = choice.optimizer;
+  config_.scheduler = choice.schedule;
+  install(std::move(prepared));
+  reserve_save();
+}
+
+/// Memory for saves in the background, before the first one.
+void Training::reserve_save() {
+  if (!config_.checkpoint.async_save) return;
+  if (!saver_) saver_ = std::make_unique<AsyncSaver>(groups_.model);
+  saver_->reserve(saved_state(/*with_frozen=*/true));
+}
+
+}  // namespace trireme

@@ -1,0 +1,68 @@
+#include "training/optimizer_choice.h"
+
+#include <exception>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/agreement.h"
+#include "trireme/optim/client_trial.h"
+
+namespace trireme {
+
+void check(const OptimizerChoice& choice) {
+  if (choice.optimizer) check_optimizer(*choice.optimizer);
+  if (!choice.client) return;
+  if (choice.optimizer)
+    throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
+                          optimizer_name(choice.optimizer->kind), " too; remove one of the two"));
+  if (!choice.parameter_groups.empty())
+    throw ConfigError(str("parameter_groups: ", choice.parameter_groups.size(),
+                          " of them beside a client_optimizer, which has its own; let the factory make them"));
+}
+
+PreparedOptimizer prepare(const OptimizerChoice& choice, const WholeModel& model, size_t count) {
+  PreparedOptimizer prepared{.client = choice.client, .schedule = choice.schedule};
+  bool has_trainable = false;
+  for (const ParameterSpec& parameter : model.parameters) has_trainable = has_trainable || parameter.trainable;
+  if (!choice.is_empty() && !has_trainable)
+    throw ConfigError(
+        "optimizer: the module has no parameter that requires a gradient; unfreeze one, or leave the optimizer out");
+  if (choice.optimizer) {
+    prepared.grouped = group_parameters(*choice.optimizer, choice.parameter_groups, model.parameters);
+    const auto first = prepared.grouped.group_of.begin() + static_cast<ptrdiff_t>(model.first);
+    prepared.grouped.group_of = std::vector<int>(first, first + static_cast<ptrdiff_t>(count));
+  }
+  (void)hyperparameters_of(prepared, nullptr);  // throws where the schedule does not fit
+  return prepared;
+}
+
+void try_client(Group& group, const OptimizerChoice& choice, const std::vector<ParameterSpec>& parameters,
+                c10::Device device) {
+  if (!choice.client) return;
+  std::exception_ptr own;
+  try {
+    try_client_optimizer(choice.client, parameters, device);
+  } catch (...) {
+    own = std::current_exception();
+  }
+  try {
+    all_or_throw(group, [&] {
+      if (own) std::rethrow_exception(own);
+    });
+  } catch (...) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
+}
+
+std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group) {
+  if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client);
+  return std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped);
+}
+
+Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer) {
+  if (optimizer != nullptr && prepared.client) return Hyperparameters(optimizer->client_groups(), prepared.schedule);
+  return Hyperparameters(prepared.grouped.options, prepared.schedule);
+}
+
+}  // namespace trireme
