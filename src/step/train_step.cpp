@@ -105,7 +105,7 @@ void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const s
 }
 
 StepReport TrainStep::step() {
-  require_reductions();
+  require_steppable();
   has_ended_window_ = false;
   const bool has_backward = window_.begin_step(pager_->gradients_so_far());
   if (!options_.managed_accumulation || is_boundary()) return close(has_backward, /*micro_steps=*/1);
@@ -118,12 +118,13 @@ StepReport TrainStep::step() {
 }
 
 StepReport TrainStep::end_window() {
-  require_reductions();
+  require_steppable();
   has_ended_window_ = false;
   return close(/*has_backward=*/true, options_.accumulation_steps);
 }
 
-void TrainStep::require_reductions() const {
+void TrainStep::require_steppable() const {
+  if (!optimizer_) throw StateError("step: there is no optimizer; give one at initialization, or by set_optimizer()");
   if (window_.deferral() == nullptr) return;
   throw StateError(str("step: inside a ", window_.deferral(), "() scope, where nothing is reduced; let it end first"));
 }

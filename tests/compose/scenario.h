@@ -323,6 +323,12 @@ inline PipelineModule stages_of(const Scenario& scenario, Group& world, int devi
   return PipelineModule(layers_of(scenario, *make_model(), device), cut);
 }
 
+template <class AnyEngine>
+concept has_scopes = requires(AnyEngine& engine) {
+  engine.no_sync();
+  engine.coalesce_grad_reduction();
+};
+
 class StagedTraining final : public Training {
  public:
   StagedTraining(const Scenario& scenario, Group& world, int device, Notes& notes)
@@ -347,14 +353,11 @@ class StagedTraining final : public Training {
 
  private:
   double train(const MicroBatches& batches) {
-    if (scenario_.scope == Scope::kNoSync) {
-      const NoSync scope = engine_.no_sync();
-      return engine_.train_batch(batches).item<double>();
-    }
-    if (scenario_.scope == Scope::kCoalesce) {
-      const CoalescedReduction scope = engine_.coalesce_grad_reduction();
-      return engine_.train_batch(batches).item<double>();
-    }
+    static_assert(!has_scopes<PipelineEngine> && has_scopes<Engine>);
+    if (scenario_.scope != Scope::kNone)
+      throw StateError(
+          "no_sync, coalesce_grad_reduction: a schedule says when gradients are reduced, so PipelineEngine has no such "
+          "scope");
     return engine_.train_batch(batches).item<double>();
   }
 

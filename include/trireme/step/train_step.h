@@ -83,7 +83,7 @@ class TrainStep {
   /// norm and gradients, decides, updates, publishes and opens the next window. Collective.
   ///
   /// Cost      beside reductions and publishing, one all-gather over `model`, and Buffers::follow_rank_0().
-  /// Throws    StateError: in a scope in which nothing is reduced; no gradient on any rank; with
+  /// Throws    StateError: no optimizer; in a scope in which nothing is reduced; no gradient on any rank; with
   ///           ignore_unused_parameters=false, none for some parameter; an overflow at the smallest loss scale. The
   ///           window's gradients are dropped then, and where the optimizer throws.
   StepReport step();
@@ -144,7 +144,7 @@ class TrainStep {
   void give_up(ClosedWindow& window);
   void require_gradients(const Agreement& agreement, ClosedWindow& window);
   StepReport close(bool has_backward, int64_t micro_steps);
-  void require_reductions() const;
+  void require_steppable() const;
   void finish(int64_t samples, int64_t micro_steps);
   void tell_missing_backward();
   void seed_micro_batch() const { start_micro_batch(window_.micro_steps()); }

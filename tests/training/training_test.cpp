@@ -1,0 +1,134 @@
+#include "trireme/training/training.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/support/error_of.h"
+#include "tests/parity/cases.h"
+#include "tests/support/run_ranks.h"
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+constexpr int kRanks = 2, kSteps = 3;
+
+TrainingOptions options_of(const Variant& variant) {
+  TrainingOptions options{.config = default_config(kRanks)};
+  options.config.pager = harsh_policy(variant);
+  return options;
+}
+
+/// A backward pass of this rank's `micro_batch`.
+void backward(Training& training, const TrainedModel& model, const Rank& rank, int64_t micro_batch) {
+  const ForwardScope scope = training.begin_forward();
+  const at::Tensor loss = model.loss({kRanks * micro_batch + rank.id(), micro_batch});
+  training.step().backward_from({torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)}, {});
+}
+
+OptimizerChoice adam() { return {.optimizer = OptimizerOptions{.lr = 1e-2}}; }
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+/// The weights on rank 0 after some steps, whose optimizer comes with the module, or after `passes` backward passes.
+Tensors trained(const Variant& variant, std::optional<int> passes_before_optimizer) {
+  Tensors weights;
+  run_ranks(kRanks, [&](Rank& rank) {
+    const TrainedModel model = make_llama();
+    TrainingOptions options = options_of(variant);
+    if (!passes_before_optimizer) options.config.optimizer = adam().optimizer;
+    Training training(rank.world(), *model.module, options);
+    for (int pass = 0; pass < passes_before_optimizer.value_or(0); ++pass) backward(training, model, rank, 100 + pass);
+    if (passes_before_optimizer.value_or(0) > 0) training.step().zero_grad();
+    if (passes_before_optimizer) training.set_optimizer(adam());
+    for (int step = 0; step < kSteps; ++step) {
+      backward(training, model, rank, step);
+      EXPECT_TRUE(training.step().step().ended_window);
+    }
+    EXPECT_EQ(training.step().global_steps(), kSteps);
+    training.destroy();
+    if (rank.id() == 0) weights = parameters_of(*model.module);
+  });
+  return weights;
+}
+
+class EachVariant : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(EachVariant, TakesItsOptimizerLaterToTheSameBits) {
+  const Tensors expected = trained(GetParam(), std::nullopt);
+  for (const int passes : {0, 2}) {
+    const Tensors later = trained(GetParam(), passes);
+    ASSERT_EQ(later.size(), expected.size());
+    for (const auto& [name, weight] : expected) EXPECT_TRUE(at::equal(later.at(name), weight)) << name << passes;
+  }
+}
+
+TEST_P(EachVariant, GivesGradientsWithoutAnOptimizerAfterEachPass) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const TrainedModel model = make_llama();
+    const TrainedModel plain = make_llama();
+    Training training(rank.world(), *model.module, options_of(GetParam()));
+    const auto parameters = model.module->named_parameters();
+    for (int pass = 0; pass < 2; ++pass) {
+      backward(training, model, rank, pass);
+      for (int of_rank = 0; of_rank < kRanks; ++of_rank)
+        (plain.loss({kRanks * pass + of_rank, pass}) / kRanks).backward();
+      for (const auto& item : plain.module->named_parameters()) {
+        const auto gradient = safe_get_full_grad(parameters[item.key()]);
+        ASSERT_TRUE(gradient) << item.key();
+        EXPECT_TRUE(at::allclose(*gradient, item.value().grad(), 1e-4, 1e-6)) << item.key() << ", pass " << pass;
+      }
+    }
+    const at::Tensor& first = parameters[0].value();
+    const at::Tensor written = at::ones(first.sizes());
+    safe_set_full_grad(first, written);
+    backward(training, model, rank, 2);
+    plain.module->zero_grad();
+    for (int of_rank = 0; of_rank < kRanks; ++of_rank) (plain.loss({kRanks * 2 + of_rank, 2}) / kRanks).backward();
+    const auto sum = safe_get_full_grad(first);
+    ASSERT_TRUE(sum);
+    EXPECT_TRUE(at::allclose(*sum, written + plain.module->parameters()[0].grad(), 1e-4, 1e-6));
+    training.step().zero_grad();
+    EXPECT_SAYS(error_of<StateError>([&] { training.step().step(); }), "step: there is no optimizer");
+    training.destroy();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Training, EachVariant, ::testing::ValuesIn(kVariants), [](const auto& info) {
+  std::string name = info.param.name;
+  std::erase(name, ' ');
+  return name;
+});
+
+TEST(Training, RefusesAnOptimizerThatCannotTrainBeforeAnythingIsChanged) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const TrainedModel model = make_llama();
+    Training training(rank.world(), *model.module, options_of(kVariants[2]));
+    EXPECT_SAYS(error_of<ConfigError>([&] { training.set_optimizer({}); }), "set_optimizer: neither");
+    EXPECT_SAYS(error_of<ConfigError>([&] { training.set_optimizer({.optimizer = OptimizerOptions{.lr = -1}}); }),
+                "lr");
+    OptimizerChoice choice = adam();
+    choice.parameter_groups = {{.patterns = {"no such parameter"}, .lr = 1e-4}};
+    EXPECT_SAYS(error_of<ConfigError>([&] { training.set_optimizer(choice); }), "no such parameter");
+    training.set_optimizer(adam());
+    EXPECT_SAYS(error_of<StateError>([&] { training.set_optimizer(adam()); }), "there is an optimizer already");
+    training.destroy();
+    EXPECT_SAYS(error_of<StateError>([&] { training.set_optimizer(adam()); }), "the engine was destroyed");
+  });
+}
+
+}  // namespace
+}  // namespace trireme
