@@ -11,10 +11,14 @@ namespace trireme {
 
 namespace {
 
+/// What a call reads or writes. Gradients are there without an optimizer.
+enum class Subject : uint8_t { kStates, kGradient };
+
 /// A parameter of an engine, as one call was given it.
 class Place {
  public:
-  Place(const at::Tensor& parameter, const char* call) : caller_(call), weight_(parameter), call_(call) {
+  Place(const at::Tensor& parameter, const char* call, Subject subject = Subject::kStates)
+      : caller_(call), weight_(parameter), call_(call) {
     const auto place = find_managed(parameter);
     auto* access = place ? dynamic_cast<ParameterAccess*>(place->pager->companion()) : nullptr;
     if (access == nullptr)
@@ -27,7 +31,7 @@ class Place {
     if (parameter.sizes() != at::IntArrayRef(spec().shape))
       throw ShapeError(str(call, ": expected parameter '", spec().name, "' itself, of shape ",
                            at::IntArrayRef(spec().shape), ", got a view of shape ", parameter.sizes()));
-    if (!access->has_optimizer())
+    if (subject == Subject::kStates && !access->has_optimizer())
       throw StateError(str(call, ": the engine of parameter '", spec().name,
                            "' has no optimizer, so it holds nothing but the weights; read the parameter itself"));
   }
@@ -112,7 +116,8 @@ class Place {
 /// A parameter that is trained, so that it has a master, states and a gradient to write.
 class WritablePlace : public Place {
  public:
-  WritablePlace(const at::Tensor& parameter, const char* call) : Place(parameter, call) {
+  WritablePlace(const at::Tensor& parameter, const char* call, Subject subject = Subject::kStates)
+      : Place(parameter, call, subject) {
     if (is_frozen())
       throw StateError(str(call, ": parameter '", spec().name,
                            "' is frozen: it has no fp32 master, states or gradient; write the parameter itself"));
@@ -135,7 +140,7 @@ std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parame
 }
 
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter) {
-  const Place place(parameter, "safe_get_full_grad");
+  const Place place(parameter, "safe_get_full_grad", Subject::kGradient);
   if (place.is_frozen()) return std::nullopt;
   if (place.access().pager().defers_reductions()) return place.gradient_of_this_rank();
   if (!place.reduce()) return std::nullopt;
@@ -153,7 +158,7 @@ void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor
 }
 
 void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value) {
-  const WritablePlace place(parameter, "safe_set_full_grad");
+  const WritablePlace place(parameter, "safe_set_full_grad", Subject::kGradient);
   const at::Tensor whole = place.checked(value);
   place.require_gradient();
   place.write_gradient(whole);
@@ -173,7 +178,7 @@ std::optional<at::Tensor> safe_get_local_optimizer_state(const at::Tensor& param
 }
 
 std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter) {
-  const Place place(parameter, "safe_get_local_grad");
+  const Place place(parameter, "safe_get_local_grad", Subject::kGradient);
   if (place.is_frozen() || !place.reduce()) return std::nullopt;
   return Place::local(place.access().gradient(place.index())).div_(place.access().loss_scale());
 }
@@ -193,7 +198,7 @@ void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tenso
 }
 
 void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value) {
-  const WritablePlace place(parameter, "safe_set_local_grad");
+  const WritablePlace place(parameter, "safe_set_local_grad", Subject::kGradient);
   place.require_gradient();
   const ParameterAccess::Part part = place.access().gradient(place.index());
   at::Tensor(part.data).copy_(place.checked_local(value, part) * place.access().loss_scale());
@@ -202,10 +207,10 @@ void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value) {
 
 void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters, const GradientUpdate& update) {
   constexpr const char* kCall = "safe_update_full_grad_vectorized";
-  for (const at::Tensor& parameter : parameters) (void)Place(parameter, kCall);  // all or nothing
+  for (const at::Tensor& parameter : parameters) (void)Place(parameter, kCall, Subject::kGradient);  // all or nothing
   bool reduced = false;
   for (const at::Tensor& parameter : parameters) {
-    const Place place(parameter, kCall);
+    const Place place(parameter, kCall, Subject::kGradient);
     if (place.is_frozen()) continue;
     if (!std::exchange(reduced, true)) (void)place.reduce();
     if (!place.access().pager().has_gradient(place.index())) continue;
