@@ -19,7 +19,7 @@ ForwardScope Engine::begin_forward() {
 at::Tensor Engine::backward(const at::Tensor& loss, const BackwardOptions& options) {
   require_optimizer("backward");
   check_loss(loss, "backward");
-  if (sequence() != nullptr) sequence()->check_loss(loss);
+  training().passes().check_loss(loss);
   TrainStep& step = training().step();
   const at::Tensor scaled = step.scale(loss);
   // Gradients are divided by the accumulation steps. With scale_wrt_gas=false the loss was divided already: undo it.

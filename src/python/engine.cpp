@@ -78,17 +78,6 @@ py::tuple step(ModuleEngine& engine, const std::vector<std::pair<size_t, py::dic
   return py::make_tuple(report.ended_window, report.applied);
 }
 
-py::tuple cut(EngineBase& engine, const std::optional<at::Tensor>& input_ids, const std::optional<at::Tensor>& labels,
-              const std::optional<at::Tensor>& position_ids, const std::optional<at::Tensor>& attention_mask,
-              int64_t dim) {
-  const SequenceInputs part = engine.cut({.input_ids = input_ids.value_or(at::Tensor()),
-                                          .labels = labels.value_or(at::Tensor()),
-                                          .position_ids = position_ids.value_or(at::Tensor()),
-                                          .attention_mask = attention_mask.value_or(at::Tensor()),
-                                          .dim = dim});
-  return py::make_tuple(part.input_ids, part.labels, part.position_ids, part.attention_mask);
-}
-
 /// The engine's forward scope as a Python context manager.
 class ForwardContext {
  public:
@@ -155,7 +144,6 @@ void bind_scopes(py::module_& module) {
       });
 }
 
-using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;
 using EngineClass = py::class_<ModuleEngine, EngineBase, std::shared_ptr<ModuleEngine>>;
 
 /// Forward, backward and step, which the program calls itself.
@@ -175,29 +163,6 @@ void bind_passes(EngineClass& engine) {
       .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })
       .def("coalesce_grad_reduction",
            [](std::shared_ptr<ModuleEngine> self) { return CoalescedContext(std::move(self)); });
-}
-
-void bind_sequences(EngineBaseClass& engine) {
-  engine
-      .def("is_part",
-           [](const EngineBase& engine, const at::Tensor& tensor) {
-             return engine.sequence() != nullptr && engine.sequence()->is_part(tensor);
-           })
-      .def("whole_sizes",
-           [](const EngineBase& engine, const at::Tensor& tensor) {
-             return engine.sequence() != nullptr ? engine.sequence()->whole_sizes(tensor) : std::nullopt;
-           })
-      .def("speak_of_wholes",
-           [](const EngineBase& engine) {
-             if (engine.sequence() != nullptr) engine.sequence()->speak_of_wholes();
-           })
-      .def("whole_of",
-           [](const EngineBase& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
-             const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
-             return whole.defined() ? std::optional(whole) : std::nullopt;
-           })
-      .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
-           py::arg("dim"));
 }
 
 void bind_states(EngineBaseClass& engine) {

@@ -29,6 +29,9 @@ class ModuleEngine final : private KeptModule, public Engine {
   bool is_forked() const { return world->is_forked(); }
 };
 
+using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;
+void bind_sequences(EngineBaseClass& engine);
+
 /// The options of an engine over `module` by what Python gives. Requires the GIL.
 InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
                              const py::object& make_client, const std::string& output);

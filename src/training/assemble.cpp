@@ -4,7 +4,6 @@
 #include "training/dtypes_in_use.h"
 #include "training/forward_checks.h"
 #include "training/module_tensors.h"
-#include "training/operator_passes.h"
 #include "training/optimizer_choice.h"
 #include "training/recompute_layers.h"
 #include "training/stage_tensors.h"
@@ -105,7 +104,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   manage(module, std::move(tensors), options, policy);
   if (!prepared.is_empty()) install(std::move(prepared));
   reserve_save();
-  passes_ = std::make_unique<OperatorPasses>(config_, *pager_, groups_.sequence);
+  passes_ = OperatorPasses(config_, *pager_, groups_);
   forward_checks_ =
       std::make_unique<ForwardChecks>(groups_.shards, *pager_, *buffers_, config_.precision, options.knows_micro_batch);
   if (groups_.model.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));

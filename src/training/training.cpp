@@ -1,7 +1,6 @@
 #include "trireme/training/training.h"
 
 #include "training/forward_checks.h"
-#include "training/operator_passes.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
@@ -14,8 +13,6 @@ Pager& Training::pager() const {
   condition_.require_there("pager");
   return *pager_;
 }
-
-SequenceParallel* Training::sequence() const { return passes_ ? passes_->sequence.get() : nullptr; }
 
 ForwardScope Training::begin_forward() {
   forward_checks_->begin();
@@ -34,7 +31,7 @@ void Training::destroy() {
   condition_.require_there("destroy");
   const CallerScope caller("destroy");
   pager_->require_free();
-  passes_.reset();
+  passes_ = {};
   forward_checks_.reset();
   access_.reset();
   saver_.reset();

@@ -31,7 +31,7 @@ class EngineBase {
   /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
   SequenceInputs cut(const SequenceInputs& whole);
   /// Sequence parallelism of this engine; null where samples are not cut.
-  SequenceParallel* sequence() const { return training_.sequence(); }
+  SequenceParallel* sequence() const { return training_.passes().sequence.get(); }
 
   /// By what losses are multiplied now; 1 where nothing computes in fp16.
   double loss_scale() const { return training_.step().loss_scale().value_or(1); }

@@ -14,11 +14,11 @@
 #include "trireme/comm/grid.h"
 #include "trireme/config/config.h"
 #include "trireme/pager/pager.h"
-#include "trireme/sequence/sequence_parallel.h"
 #include "trireme/step/train_step.h"
 #include "trireme/training/condition.h"
 #include "trireme/training/forward.h"
 #include "trireme/training/groups.h"
+#include "trireme/training/operator_passes.h"
 #include "trireme/training/options.h"
 
 namespace torch::nn {
@@ -31,7 +31,6 @@ class AsyncSaver;
 class ForwardChecks;
 class ParameterAccess;
 struct ModuleTensors;
-struct OperatorPasses;
 struct PreparedOptimizer;
 struct TrainingValues;
 
@@ -69,8 +68,7 @@ class Training {
   Pager& pager() const;  ///< throws StateError after destroy()
   /// Backward passes, steps, and all that they count.
   TrainStep& step() const { return *step_; }
-  /// Null where samples are not cut.
-  SequenceParallel* sequence() const;
+  const OperatorPasses& passes() const { return passes_; }  ///< none after destroy()
   Condition& condition() { return condition_; }
   const Condition& condition() const { return condition_; }
 
@@ -124,7 +122,7 @@ class Training {
   std::unique_ptr<Pager> pager_;  ///< null after destroy()
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<ParameterAccess> access_;
-  std::unique_ptr<OperatorPasses> passes_;
+  OperatorPasses passes_;
   std::unique_ptr<AsyncSaver> saver_;  ///< null until something is to be saved in the background
   std::unique_ptr<ForwardChecks> forward_checks_;
 };

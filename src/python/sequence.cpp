@@ -1,0 +1,45 @@
+// Sequence parallelism of an engine over a Python module.
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/engine.h"
+
+namespace trireme::python {
+namespace {
+
+py::tuple cut(EngineBase& engine, const std::optional<at::Tensor>& input_ids, const std::optional<at::Tensor>& labels,
+              const std::optional<at::Tensor>& position_ids, const std::optional<at::Tensor>& attention_mask,
+              int64_t dim) {
+  const SequenceInputs part = engine.cut({.input_ids = input_ids.value_or(at::Tensor()),
+                                          .labels = labels.value_or(at::Tensor()),
+                                          .position_ids = position_ids.value_or(at::Tensor()),
+                                          .attention_mask = attention_mask.value_or(at::Tensor()),
+                                          .dim = dim});
+  return py::make_tuple(part.input_ids, part.labels, part.position_ids, part.attention_mask);
+}
+
+}  // namespace
+
+void bind_sequences(EngineBaseClass& engine) {
+  engine
+      .def("is_part",
+           [](const EngineBase& engine, const at::Tensor& tensor) {
+             return engine.sequence() != nullptr && engine.sequence()->is_part(tensor);
+           })
+      .def("whole_sizes",
+           [](const EngineBase& engine, const at::Tensor& tensor) {
+             return engine.sequence() != nullptr ? engine.sequence()->whole_sizes(tensor) : std::nullopt;
+           })
+      .def("speak_of_wholes",
+           [](const EngineBase& engine) {
+             if (engine.sequence() != nullptr) engine.sequence()->speak_of_wholes();
+           })
+      .def("whole_of",
+           [](const EngineBase& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
+             const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
+             return whole.defined() ? std::optional(whole) : std::nullopt;
+           })
+      .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
+           py::arg("dim"));
+}
+
+}  // namespace trireme::python
