@@ -83,17 +83,6 @@ def read(config):
                       f"Received: {config!r}{_what_else_it_is(config)}")
 
 
-def choose(config, args):
-    """What initialize() is given as its configuration, by its argument or by args.deepspeed_config."""
-    named = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
-    if named is not None:
-        assert config is None, "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments and " \
-                               "deepspeed.initialize() function call"
-        return named
-    assert config is not None, "DeepSpeed requires --deepspeed_config to specify configuration file, or config= of initialize()"
-    return config
-
-
 def check_filled(config, origin):
     """Raises ConfigError: a key of the top level that is still "auto"."""
     for key, value in config.items():

@@ -253,7 +253,7 @@ from trireme.accelerator import get_accelerator
 accelerator = get_accelerator()
 result["accelerator"] = [accelerator.device_name(), accelerator.is_bf16_supported(), accelerator.memory_allocated() > 2**20]
 import types
-import trireme.engine as engines
+import trireme.deepspeed.engine as engines
 with deepspeed.zero.Init():
     made = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300))
 moved, kept = [], (engines.local_device, torch.Tensor.to)
