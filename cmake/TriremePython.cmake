@@ -33,6 +33,12 @@ function(trireme_python_module)
 
   file(GLOB parts CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/trireme/*")
   file(MAKE_DIRECTORY "${package}")
+  file(GLOB links LIST_DIRECTORIES true "${package}/*")
+  foreach(link IN LISTS links)
+    if(IS_SYMLINK "${link}" AND NOT EXISTS "${link}")  # to a source that has moved
+      file(REMOVE "${link}")
+    endif()
+  endforeach()
   foreach(part IN LISTS parts)
     get_filename_component(name "${part}" NAME)
     if(NOT name STREQUAL "__pycache__")
