@@ -239,9 +239,6 @@ class Engine:
     def destroy(self) -> None: ...
 
     @property
-    def config(self) -> str:
-        """Every option, spelled out, as JSON text."""
-    @property
     def group_count(self) -> int: ...
     @property
     def loss_scale(self) -> float: ...

@@ -1,9 +1,11 @@
-"""Where configurations come from: a dict, a file, base64, or args.deepspeed_config."""
+"""Where configurations come from: a dict, a file or base64; and what one means for the ranks of the job."""
 import base64
 import binascii
+import dataclasses
 import json
 import os
 import pathlib
+from typing import Any
 
 from ._native import core
 from .errors import ConfigError
@@ -96,3 +98,20 @@ def without_auto(section, depth=0):
     if not isinstance(section, dict):
         return section
     return {key: without_auto(value, depth + 1) for key, value in section.items() if depth == 0 or value != "auto"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A configuration, read once for the ranks of the job."""
+
+    core: core.Config  # for the library
+    options: dict[str, Any]  # every option, spelled out
+
+
+def resolve(config, world_size, origin, stages=1):
+    """The dict `config` as a Resolved, for pipelines of `stages`.
+
+    Raises  ConfigError and its subclasses, which open with `origin`.
+    """
+    read = core.Config(json.dumps(config), world_size, origin, stages)
+    return Resolved(read, json.loads(read.text))

@@ -4,7 +4,6 @@
 
 #include "python/client_optimizer.h"
 #include "python/module_mirror.h"
-#include "trireme/base/json.h"
 #include "trireme/engine/model_agreement.h"
 
 namespace trireme::python {
@@ -228,10 +227,7 @@ void bind_numbers(EngineClass& engine) {
       .def_property_readonly("gradient_accumulation_steps", &ModuleEngine::gradient_accumulation_steps)
       .def("set_train_batch_size", &ModuleEngine::set_train_batch_size)
       .def("set_train_micro_batch_size", &ModuleEngine::set_train_micro_batch_size)
-      .def_property_readonly("optimizer_bytes", &ModuleEngine::optimizer_bytes)
-      .def_property_readonly(
-          "config", [](const ModuleEngine& self) { return to_text(self.config()); },
-          "Every option, spelled out, as JSON text.");
+      .def_property_readonly("optimizer_bytes", &ModuleEngine::optimizer_bytes);
 }
 
 void bind_files(EngineClass& engine) {

@@ -253,13 +253,13 @@ from trireme.accelerator import get_accelerator
 accelerator = get_accelerator()
 result["accelerator"] = [accelerator.device_name(), accelerator.is_bf16_supported(), accelerator.memory_allocated() > 2**20]
 import types
-import trireme.deepspeed.engine as engines
+import trireme.engine as engines
 with deepspeed.zero.Init():
     made = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300))
 moved, kept = [], (engines.local_device, torch.Tensor.to)
 engines.local_device = lambda: types.SimpleNamespace(type="cuda")
 torch.Tensor.to = lambda tensor, device: moved.append(device.type) or tensor.clone()
-engines.DeepSpeedEngine._move_to_device(types.SimpleNamespace(module=made))
+engines.Engine._move_to_device(types.SimpleNamespace(module=made))
 engines.local_device, torch.Tensor.to = kept
 result["moved"] = [moved.count("cuda"), made[0].weight.data_ptr() > 0]
 autocast = deepspeed.runtime.torch_autocast

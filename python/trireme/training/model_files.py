@@ -1,8 +1,6 @@
 """What an engine saves and loads: checkpoints, and the model's weights alone."""
 import os
 
-import torch
-
 from .._native import core
 from ..errors import ConfigError
 from . import client_state as client_states
@@ -18,6 +16,8 @@ def _check_folder(call, argument, folder):
 
 class ModelFiles:
     """Of an engine with `core`, `module`, `optimizer` and `client_lr_scheduler`."""
+
+    loaded_data_size = None  # ranks, or groups of ranks, that took different samples where load_checkpoint() was called last
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False):
         """Saves all that training needs as save_dir/tag, by default global_stepN. Collective. Returns True.
@@ -71,7 +71,7 @@ class ModelFiles:
                 self.optimizer.set_group_values(groups)
         if scheduler is not None and self.client_lr_scheduler is not None and load_lr_scheduler_states and not load_module_only:
             self.client_lr_scheduler.load_state_dict(scheduler)
-        self.loaded_checkpoint_dp_world_size = self.dp_world_size
+        self.loaded_data_size = self.core.data_size
         return os.path.join(os.fspath(load_dir), loaded[0]), values
 
     def wait_for_checkpoint(self):
@@ -83,16 +83,3 @@ class ModelFiles:
         return self.core.save_16bit_model(os.fspath(save_dir), save_filename, exclude_frozen_parameters)
 
     save_fp16_model = save_16bit_model
-
-    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters=False):
-        """The whole state dict on rank 0, None elsewhere. Collective."""
-        result = {} if self.world.rank == 0 else None
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
-                continue
-            with core.GatheredContext([tensor], None):
-                if result is not None:
-                    result[name] = tensor.detach().clone()
-        return result
-
-    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict

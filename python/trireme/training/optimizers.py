@@ -305,7 +305,8 @@ class EngineOptimizer(torch.optim.Optimizer):
             self._last[index] = None
 
     def rates(self):
-        """Learning rates of the next step, by the program's groups."""
+        """Learning rates of the next step, by the program's groups; the engine has taken them over."""
+        self.push()
         return [float(group.get("lr", 0.0)) for group in self.param_groups]
 
     def momenta(self):
@@ -336,10 +337,6 @@ class EngineOptimizer(torch.optim.Optimizer):
         """Drops the window's gradients. Collective."""
         self._engine.zero_grad()
 
-    def backward(self, loss, retain_graph=False):
-        """The engine's backward()."""
-        self._engine.backward(loss, retain_graph=retain_graph)
-
     def add_param_group(self, param_group):
         """Raises ConfigError: memory was laid out by initialize()."""
         if "_numbers" in self.__dict__:
@@ -356,27 +353,6 @@ class EngineOptimizer(torch.optim.Optimizer):
         """Takes the hyperparameters of state_dict() over."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
-
-    def needs_scaler(self):
-        """Whether backward() is to be called on a loss that was scaled: fp16 with a loss scale that follows overflows."""
-        return self._engine.dynamic_loss_scale() or self._engine.torch_autocast_dtype() is torch.float16
-
-    @property
-    def overflow(self):
-        """Whether the last step was skipped because a gradient was not finite."""
-        return self._engine.global_steps > 0 and not self._engine.was_step_applied()
-
-    @property
-    def loss_scale(self):
-        """By what losses are multiplied."""
-        return self._engine.core.loss_scale
-
-    cur_scale = loss_scale
-
-    @property
-    def optimizer(self):
-        """The optimizer that initialize() was given, or this one."""
-        return self._client or self
 
 
 def _fixed_options(group):

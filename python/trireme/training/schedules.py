@@ -23,14 +23,14 @@ class EngineSchedule:
     @property
     def last_batch_iteration(self):
         """The steps that were applied, less one."""
-        return self._engine.global_steps - self._engine.skipped_steps - 1
+        return self._engine.core.global_steps - self._engine.core.skipped_steps - 1
 
     def step(self, *args, **kwargs):
         """Nothing: the engine's step() advances it."""
 
     def get_lr(self):
         """Of the next step, by parameter group."""
-        return self._engine.get_lr() if self._engine.optimizer is not None else [self._engine.core.get_lr()]
+        return self._engine.optimizer.rates() if self._engine.optimizer is not None else [self._engine.core.get_lr()]
 
     get_last_lr = get_lr
 

@@ -2,7 +2,6 @@
 import json
 
 from ... import config as configs
-from ..._native import core
 from ...errors import ConfigError as DeepSpeedConfigError
 from .. import comm
 from ..missing import names_of
@@ -35,7 +34,7 @@ class DeepSpeedConfig:
         self._param_dict = given = configs.without_auto(configs.read(config))
         size = comm.get_world_size() if comm.is_initialized() else 1
         self.world_size, self.global_rank = size, comm.get_rank() if comm.is_initialized() else 0
-        self.resolved = json.loads(core.Config(json.dumps(given), size, configs.origin_of(config)).text)
+        self.resolved = configs.resolve(given, size, configs.origin_of(config)).options
         for name in _RESOLVED:
             setattr(self, name, self.resolved[name])
         for name, default in _GIVEN.items():
