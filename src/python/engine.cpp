@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/client_optimizer.h"
+#include "python/hyperparameters.h"
 #include "python/module_mirror.h"
 #include "trireme/engine/model_agreement.h"
 
@@ -53,22 +54,10 @@ py::dict as_dict(const OptimizerOptions& options) {
   return result;
 }
 
-void set_hyperparameters(ModuleEngine& engine, size_t group, const py::dict& values) {
-  OptimizerOptions options = engine.known_hyperparameters(group);
-  options.lr = number(values, "lr").value_or(options.lr);
-  options.eps = number(values, "eps").value_or(options.eps);
-  options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
-  options.momentum = number(values, "momentum").value_or(options.momentum);
-  if (values.contains("nesterov")) options.nesterov = values["nesterov"].cast<bool>();
-  if (values.contains("betas"))
-    std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
-  engine.set_hyperparameters(options, group);
-}
-
 /// A step with what the program has changed since the last one, by number of the group: (whether it ended a window,
 /// whether the weights changed, None where a device has not told). The host waits for no device.
-py::tuple step(ModuleEngine& engine, const std::vector<std::pair<size_t, py::dict>>& changes) {
-  for (const auto& [group, values] : changes) set_hyperparameters(engine, group, values);
+py::tuple step(ModuleEngine& engine, const GroupChanges& changes) {
+  set_hyperparameters(engine, changes);
   StepReport report;
   {
     const py::gil_scoped_release no_gil;
@@ -217,7 +206,8 @@ void bind_numbers(EngineClass& engine) {
            [](const ModuleEngine& self, size_t group) { return as_dict(self.hyperparameters(group)); })
       .def("known_hyperparameters",
            [](const ModuleEngine& self, size_t group) { return as_dict(self.known_hyperparameters(group)); })
-      .def("set_hyperparameters", &set_hyperparameters)
+      .def("set_hyperparameters",
+           [](ModuleEngine& self, size_t group, const py::dict& values) { set_hyperparameters(self, group, values); })
       .def_property_readonly("global_steps", &ModuleEngine::global_steps)
       .def_property_readonly("micro_steps", &ModuleEngine::micro_steps)
       .def_property_readonly("skipped_steps", &ModuleEngine::skipped_steps)
@@ -279,6 +269,22 @@ void check_models(const WorldHandle& world, const py::object& module, const Conf
 }
 
 }  // namespace
+
+void set_hyperparameters(Engine& engine, size_t group, const py::dict& values) {
+  OptimizerOptions options = engine.known_hyperparameters(group);
+  options.lr = number(values, "lr").value_or(options.lr);
+  options.eps = number(values, "eps").value_or(options.eps);
+  options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
+  options.momentum = number(values, "momentum").value_or(options.momentum);
+  if (values.contains("nesterov")) options.nesterov = values["nesterov"].cast<bool>();
+  if (values.contains("betas"))
+    std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
+  engine.set_hyperparameters(options, group);
+}
+
+void set_hyperparameters(Engine& engine, const GroupChanges& changes) {
+  for (const auto& [group, values] : changes) set_hyperparameters(engine, group, values);
+}
 
 InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
                              const py::object& make_client, const std::string& output) {

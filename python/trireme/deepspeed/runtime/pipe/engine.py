@@ -139,11 +139,10 @@ class PipelineEngine(DeepSpeedEngine):
             self.set_dataiterator(data_iter)
         self.module.train()
         self._additional.clear()
-        if self.optimizer is not None:
-            self.optimizer.push()
+        changes = self._changes()
         with self._stepping(), self._telling_the_end():
-            loss = self.core.train_batch(self._next_batch)
-        self._follow_step(self.core.was_step_applied())
+            loss, applied = self.core.train_batch(self._next_batch, changes)
+        self._follow_step(applied)
         self._gather_additional_losses()
         return loss.to(self.device)
 
