@@ -6,6 +6,9 @@ import torch
 from torch.utils import _pytree
 
 from ..errors import ShapeError
+from .missing import names_of
+
+__getattr__ = names_of(__name__)
 
 # The parameter of a model's forward() that each part goes to, as Hugging Face names them.
 _ROLES = ("input_ids", "labels", "position_ids", "attention_mask")
