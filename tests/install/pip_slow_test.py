@@ -49,6 +49,7 @@ engine, optimizer, loader, schedule = trireme.initialize(model=model, config={})
 reveal_type(engine)
 reveal_type(core.Engine.get_lr)
 trireme.initialize(model=3)
+from trireme.runtime.lr_schedules import WarmupLR
 """
 
 

@@ -39,6 +39,14 @@ class Paths(Case):
         """, as_deepspeed=True, launched=True)
         self.assertEqual(result, {"several": [], "files": [], "attributes": [], "pickled": True, "loads": True})
 
+    def test_a_type_checker_finds_each_module_where_programs_import_it(self):
+        package = pathlib.Path(importlib.util.find_spec("trireme").origin).parent
+        for name in (name for name, real in PATHS.items() if name == real):
+            with self.subTest(name):
+                stub = package / (name.replace(".", "/"))
+                found = stub.with_suffix(".pyi") if not stub.is_dir() else stub / "__init__.pyi"
+                self.assertEqual(found.read_text(), f"from trireme.deepspeed.{name} import *\n")
+
     def test_what_facades_stand_on_knows_none_of_them(self):
         package = pathlib.Path(importlib.util.find_spec("trireme").origin).resolve().parent
         core = [path for path in package.rglob("*.py")
