@@ -3,6 +3,29 @@
 # Build tree   build/*/python/trireme, so that PYTHONPATH=build/*/python runs it; its sources are links to python/trireme.
 # Installed    by `pip install .` alone (pyproject.toml), into the package's folder.
 
+# Type checkers do not ask the finder of trireme/deepspeed/aliases.py: they read a stub of each module that it finds in `trireme`.
+function(trireme_python_stubs package)
+  set(folder "${PROJECT_SOURCE_DIR}/python/trireme/deepspeed")
+  file(STRINGS "${folder}/aliases.py" here REGEX "^_HERE = ")
+  string(REGEX REPLACE ".*\"(.+)\".*" "\\1" here "${here}")
+  string(REPLACE " " "|" here "${here}")
+  file(GLOB_RECURSE modules CONFIGURE_DEPENDS RELATIVE "${folder}" "${folder}/*.py")
+  foreach(module IN LISTS modules)
+    if(module MATCHES "^(${here})[/.]")
+      string(REGEX REPLACE "(/__init__)?[.]py$" "" name "${module}")
+      string(REPLACE "/" "." name "${name}")
+      file(CONFIGURE OUTPUT "${package}/${module}i" CONTENT "from trireme.deepspeed.${name} import *\n")
+      if(TRIREME_WHEEL)
+        get_filename_component(destination "${module}i" DIRECTORY)
+        if(NOT destination)
+          set(destination .)
+        endif()
+        install(FILES "${package}/${module}i" DESTINATION "${destination}")
+      endif()
+    endif()
+  endforeach()
+endfunction()
+
 function(trireme_python_module)
   if(NOT TRIREME_PYTHON)
     message(STATUS "The Python package is left out: libtorch was not found through a Python")
@@ -33,12 +56,19 @@ function(trireme_python_module)
 
   file(GLOB parts CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/trireme/*")
   file(MAKE_DIRECTORY "${package}")
+  file(GLOB links LIST_DIRECTORIES true "${package}/*")
+  foreach(link IN LISTS links)
+    if(IS_SYMLINK "${link}" AND NOT EXISTS "${link}")  # to a source that has moved
+      file(REMOVE "${link}")
+    endif()
+  endforeach()
   foreach(part IN LISTS parts)
     get_filename_component(name "${part}" NAME)
     if(NOT name STREQUAL "__pycache__")
       file(CREATE_LINK "${part}" "${package}/${name}" SYMBOLIC)
     endif()
   endforeach()
+  trireme_python_stubs("${package}")
   # What the extension was built for, which an import checks before it loads the extension.
   file(CONFIGURE OUTPUT "${package}/_build.py" CONTENT
        "\"\"\"What the extension was built against.\"\"\"\nVERSION = \"${PROJECT_VERSION}\"\nTORCH_VERSION = \"${TRIREME_TORCH_VERSION}\"\n")

@@ -7,27 +7,20 @@
         engine.step()
 """
 import importlib
-import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
+from . import errors
 from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
-from . import accelerator, aliases, checkpoint, checkpointing, comm, errors, launcher, ops, runtime, utils, zero
-from . import earlier_engines as _earlier_engines, missing as _missing
-from .accelerator import get_accelerator
-from .comm import init_distributed
-from .config import choose as _choose
-from .engine import DeepSpeedEngine
-from .runtime import DeepSpeedOptimizer, ZeROOptimizer
-from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-from .utils import OnDevice, log_dist, logger
-
-_Config = dict[str, Any] | str | os.PathLike[str] | None
+from .deepspeed import accelerator, checkpoint, checkpointing, comm, launcher, missing as _missing, ops, runtime, utils, zero
+from .deepspeed.accelerator import get_accelerator
+from .deepspeed.comm import init_distributed
+from .deepspeed.engine import DeepSpeedEngine
+from .deepspeed.initialize import add_config_arguments, initialize
+from .deepspeed.runtime import DeepSpeedOptimizer, ZeROOptimizer
+from .deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from .deepspeed.utils import OnDevice, log_dist, logger
 
 #: What CMAKE_PREFIX_PATH needs for find_package(Trireme); of a package that pip installed.
 cmake_prefix_path = str(pathlib.Path(__file__).parent / "lib" / "cmake")
@@ -37,8 +30,8 @@ __version_major__, __version_minor__, __version_patch__ = (int(part) for part in
 __git_hash__, __git_branch__ = git_hash, git_branch = "unknown", "unknown"
 
 if TYPE_CHECKING:
-    from . import pipe
-    from .pipe import PipelineModule
+    from .deepspeed import pipe
+    from .deepspeed.pipe import PipelineModule
 
 _missing_names = _missing.names_of("trireme", "revert_transformer_layer")
 
@@ -46,67 +39,5 @@ _missing_names = _missing.names_of("trireme", "revert_transformer_layer")
 def __getattr__(name):
     if name not in ("pipe", "PipelineModule"):
         return _missing_names(name)
-    pipe = importlib.import_module(".pipe", __name__)  # when it is asked for: most programs do not
+    pipe = importlib.import_module(".deepspeed.pipe", __name__)  # when it is asked for: most programs do not
     return pipe if name == "pipe" else pipe.PipelineModule
-
-
-def _check_arguments(model, training_data):
-    if not isinstance(model, torch.nn.Module):
-        fix = f"; make one, {model.__name__}(…)" if isinstance(model, type) else "; put several into one torch.nn.Module"
-        raise errors.ConfigError(f"initialize: model is {model!r:.60}; expected a torch.nn.Module{fix}")
-    if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
-        raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
-                                 "could share it; make a DataLoader of this rank's part yourself")
-
-
-def _engine_of(model):
-    """The class of engine that trains `model`."""
-    layers = sys.modules.get("trireme.runtime.pipe.module")  # which a program that has a PipelineModule has imported
-    if layers is None or not isinstance(model, layers.PipelineModule):
-        return DeepSpeedEngine
-    dualpipev = importlib.import_module(".runtime.pipe.dualpipev", __name__)
-    return dualpipev.DualPipeVEngine if isinstance(model, dualpipev.DualPipeVModule) else dualpipev.PipelineEngine
-
-
-def initialize(args: Any = None, model: torch.nn.Module | None = None,
-               optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None, model_parameters: Iterable[Any] | None = None,
-               training_data: torch.utils.data.Dataset[Any] | None = None, lr_scheduler: Any = None, distributed_port: int = 29500,
-               mpu: Any = None, dist_init_required: bool | None = None, collate_fn: Callable[..., Any] | None = None,
-               config: _Config = None, mesh_param: Any = None, config_params: _Config = None,
-               ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
-    """Makes `model`, any torch.nn.Module, trainable over the ranks of the job; a PipelineModule in stages (PipelineEngine). Collective.
-
-    optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the configuration's.
-    model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require grad.
-    training_data     a dataset: the third value returned is a DataLoader over this rank's part of it; train_batch() of a pipeline takes it.
-    lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
-    config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
-
-    An engine that `model` has already ends, which is told. Returns (engine, optimizer, dataloader, lr_scheduler).
-    Raises  ConfigError and its subclasses, before the model has been changed.
-    """
-    assert model is not None, "deepspeed.initialize requires a model"
-    _check_arguments(model, training_data)
-    if config is not None and config_params is not None:
-        raise errors.ConfigError("initialize: config and config_params are two names of one argument; give one of them")
-    if mpu is not None or mesh_param is not None:
-        raise errors.UnsupportedError("initialize(mpu=…, mesh_param=…): model parallelism is not there yet; leave it out")
-    if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
-        raise errors.UnsupportedError(f"initialize: parameter '{sharded[0]}' is a DTensor, as fully_shard() or a tensor-parallel plan makes them; "
-                                      "such programs are not there yet: leave it out, ZeRO stage 3 shards parameters itself")
-    config = _choose(config if config is not None else config_params, args)
-    comm.init_distributed(dist_init_required=dist_init_required, distributed_port=distributed_port)
-    with _earlier_engines.thawed(model):
-        engine = _engine_of(model)(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
-    if training_data is not None:
-        engine.take_training_data(training_data, collate_fn)
-    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
-
-
-def add_config_arguments(parser):
-    """Adds --deepspeed and --deepspeed_config (and their old names) to an argparse parser, which it returns."""
-    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
-    for name, old in (("deepspeed", ""), ("deepscale", "Deprecated. ")):
-        group.add_argument(f"--{name}", default=False, action="store_true", help=f"{old}For programs to read; means nothing here.")
-        group.add_argument(f"--{name}_config", default=None, type=str, help=f"{old}Path of the JSON configuration.")
-    return parser

@@ -232,9 +232,6 @@ class EngineBase:
     def destroy(self) -> None: ...
 
     @property
-    def config(self) -> str:
-        """Every option, spelled out, as JSON text."""
-    @property
     def group_count(self) -> int: ...
     @property
     def loss_scale(self) -> float: ...
@@ -296,7 +293,9 @@ class StageEngine(EngineBase):
     def __init__(self, world: World, topology: Topology, module: Module, config: Config, groups: Sequence[Any], make_client: Any,
                  output: str, loss: Callable[..., Tensor], tied: Mapping[str, Sequence[int]],
                  copies: Mapping[str, Mapping[int, Tensor]], parameters: Sequence[Sequence[Tensor]], schedule: str, chunks: int, dynamic_shapes: bool) -> None: ...
-    def train_batch(self, next: Callable[[], Any]) -> Tensor: ...
+    def train_batch(self, next: Callable[[], Any], changes: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[Tensor, bool | None]:
+        """A step with the hyperparameters that changed, as step(): (mean loss, whether the weights changed: None where a device has not
+        told)."""
     def eval_batch(self, next: Callable[[], Any], micro_batches: int, computes_loss: bool, returns_outputs: bool) -> tuple[Tensor | None, list[Any]]:
         """(Mean loss or None, outputs by micro-batch.)"""
     def follow_owners(self) -> None: ...

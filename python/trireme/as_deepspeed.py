@@ -12,7 +12,7 @@ import sys
 import types
 
 import trireme
-from trireme.aliases import AliasFinder
+from trireme.deepspeed.aliases import AliasFinder
 
 DEEPSPEED_VERSION = "0.19.8"  # whose surface this is
 # A folder for sys.path in which `deepspeed` is found, and its metadata: processes that are started from here look there, too. The

@@ -1,9 +1,11 @@
-"""Where configurations come from: a dict, a file, base64, or args.deepspeed_config."""
+"""Where configurations come from: a dict, a file or base64; and what one means for the ranks of the job."""
 import base64
 import binascii
+import dataclasses
 import json
 import os
 import pathlib
+from typing import Any
 
 from ._native import core
 from .errors import ConfigError
@@ -83,17 +85,6 @@ def read(config):
                       f"Received: {config!r}{_what_else_it_is(config)}")
 
 
-def choose(config, args):
-    """What initialize() is given as its configuration, by its argument or by args.deepspeed_config."""
-    named = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
-    if named is not None:
-        assert config is None, "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments and " \
-                               "deepspeed.initialize() function call"
-        return named
-    assert config is not None, "DeepSpeed requires --deepspeed_config to specify configuration file, or config= of initialize()"
-    return config
-
-
 def check_filled(config, origin):
     """Raises ConfigError: a key of the top level that is still "auto"."""
     for key, value in config.items():
@@ -107,3 +98,20 @@ def without_auto(section, depth=0):
     if not isinstance(section, dict):
         return section
     return {key: without_auto(value, depth + 1) for key, value in section.items() if depth == 0 or value != "auto"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A configuration, read once for the ranks of the job."""
+
+    core: core.Config  # for the library
+    options: dict[str, Any]  # every option, spelled out
+
+
+def resolve(config, world_size, origin, stages=1):
+    """The dict `config` as a Resolved, for pipelines of `stages`.
+
+    Raises  ConfigError and its subclasses, which open with `origin`.
+    """
+    read = core.Config(json.dumps(config), world_size, origin, stages)
+    return Resolved(read, json.loads(read.text))

@@ -3,8 +3,7 @@ import functools
 import types
 
 import torch
-
-from . import checkpointing
+from torch.utils import checkpoint
 
 # Arguments by which Hugging Face's layers append to a cache: a layer that runs twice must not.
 _CACHES = ("past_key_value", "past_key_values", "layer_past")
@@ -42,4 +41,4 @@ def _recomputed(self, *args, **kwargs):
     if not (self.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     kwargs = {name: None if name in _CACHES else False if name == "use_cache" else value for name, value in kwargs.items()}
-    return checkpointing.checkpoint(forward, *args, **kwargs)
+    return checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)

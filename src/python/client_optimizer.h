@@ -6,7 +6,7 @@
 
 namespace trireme::python {
 
-/// `make(parts, names)` returns a trireme.client_optimizer.PartOptimizer; called with the GIL.
+/// `make(parts, names)` returns a trireme.training.client_optimizer.PartOptimizer; called with the GIL.
 ClientOptimizerFactory client_optimizer_factory(const py::object& make);
 
 }  // namespace trireme::python

@@ -3,8 +3,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/client_optimizer.h"
+#include "python/hyperparameters.h"
 #include "python/module_mirror.h"
-#include "trireme/base/json.h"
 #include "trireme/training/model_agreement.h"
 
 namespace trireme::python {
@@ -54,22 +54,10 @@ py::dict as_dict(const OptimizerOptions& options) {
   return result;
 }
 
-void set_hyperparameters(EngineBase& engine, size_t group, const py::dict& values) {
-  OptimizerOptions options = engine.known_hyperparameters(group);
-  options.lr = number(values, "lr").value_or(options.lr);
-  options.eps = number(values, "eps").value_or(options.eps);
-  options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
-  options.momentum = number(values, "momentum").value_or(options.momentum);
-  if (values.contains("nesterov")) options.nesterov = values["nesterov"].cast<bool>();
-  if (values.contains("betas"))
-    std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
-  engine.set_hyperparameters(options, group);
-}
-
 /// A step with what the program has changed since the last one, by number of the group: (whether it ended a window,
 /// whether the weights changed, None where a device has not told). The host waits for no device.
-py::tuple step(ModuleEngine& engine, const std::vector<std::pair<size_t, py::dict>>& changes) {
-  for (const auto& [group, values] : changes) set_hyperparameters(engine, group, values);
+py::tuple step(ModuleEngine& engine, const GroupChanges& changes) {
+  set_hyperparameters(engine, changes);
   StepReport report;
   {
     const py::gil_scoped_release no_gil;
@@ -195,7 +183,8 @@ void bind_numbers(EngineBaseClass& engine) {
       .def("hyperparameters", [](const EngineBase& self, size_t group) { return as_dict(self.hyperparameters(group)); })
       .def("known_hyperparameters",
            [](const EngineBase& self, size_t group) { return as_dict(self.known_hyperparameters(group)); })
-      .def("set_hyperparameters", &set_hyperparameters)
+      .def("set_hyperparameters",
+           [](EngineBase& self, size_t group, const py::dict& values) { set_hyperparameters(self, group, values); })
       .def_property_readonly("global_steps", &EngineBase::global_steps)
       .def_property_readonly("micro_steps", &EngineBase::micro_steps)
       .def_property_readonly("skipped_steps", &EngineBase::skipped_steps)
@@ -205,10 +194,7 @@ void bind_numbers(EngineBaseClass& engine) {
       .def_property_readonly("gradient_accumulation_steps", &EngineBase::gradient_accumulation_steps)
       .def("set_train_batch_size", &EngineBase::set_train_batch_size)
       .def("set_train_micro_batch_size", &EngineBase::set_train_micro_batch_size)
-      .def_property_readonly("optimizer_bytes", &EngineBase::optimizer_bytes)
-      .def_property_readonly(
-          "config", [](const EngineBase& self) { return to_text(self.config()); },
-          "Every option, spelled out, as JSON text.");
+      .def_property_readonly("optimizer_bytes", &EngineBase::optimizer_bytes);
 }
 
 void bind_files(EngineBaseClass& engine) {
@@ -260,6 +246,22 @@ void check_models(const WorldHandle& world, const py::object& module, const Conf
 }
 
 }  // namespace
+
+void set_hyperparameters(EngineBase& engine, size_t group, const py::dict& values) {
+  OptimizerOptions options = engine.known_hyperparameters(group);
+  options.lr = number(values, "lr").value_or(options.lr);
+  options.eps = number(values, "eps").value_or(options.eps);
+  options.weight_decay = number(values, "weight_decay").value_or(options.weight_decay);
+  options.momentum = number(values, "momentum").value_or(options.momentum);
+  if (values.contains("nesterov")) options.nesterov = values["nesterov"].cast<bool>();
+  if (values.contains("betas"))
+    std::tie(options.beta1, options.beta2) = values["betas"].cast<std::pair<double, double>>();
+  engine.set_hyperparameters(options, group);
+}
+
+void set_hyperparameters(EngineBase& engine, const GroupChanges& changes) {
+  for (const auto& [group, values] : changes) set_hyperparameters(engine, group, values);
+}
 
 InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
                              const py::object& make_client, const std::string& output) {

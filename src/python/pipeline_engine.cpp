@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "python/engine.h"
+#include "python/hyperparameters.h"
 #include "python/module_mirror.h"
 #include "trireme/base/error.h"
 #include "trireme/pipeline/pipeline_engine.h"
@@ -277,6 +277,13 @@ class PythonData {
   std::exception_ptr raised_;
 };
 
+/// A step as the engine's: with what the program has changed since the last one.
+py::tuple train_batch(StageEngine& self, const py::function& next, const GroupChanges& changes) {
+  set_hyperparameters(self, changes);
+  const at::Tensor loss = PythonData(next).feed([&](const MicroBatches& data) { return self.train_batch(data); });
+  return py::make_tuple(loss, self.was_step_applied_if_known());
+}
+
 py::tuple eval_batch(StageEngine& self, const py::function& next, std::optional<int64_t> micro_batches,
                      bool computes_loss, bool returns_outputs) {
   const EvalResult result = PythonData(next).feed([&](const MicroBatches& data) {
@@ -306,12 +313,8 @@ void bind_pipeline_engine(py::module_& module) {
       .def(py::init(&make_stage_engine), py::arg("world"), py::arg("topology"), py::arg("module"), py::arg("config"),
            py::arg("groups"), py::arg("make_client"), py::arg("output"), py::arg("loss"), py::arg("tied"),
            py::arg("copies"), py::arg("parameters"), py::arg("schedule"), py::arg("chunks"), py::arg("dynamic_shapes"))
-      .def(
-          "train_batch",
-          [](StageEngine& self, const py::function& next) {
-            return PythonData(next).feed([&](const MicroBatches& data) { return self.train_batch(data); });
-          },
-          py::arg("next"))
+      .def("train_batch", &train_batch, py::arg("next"), py::arg("changes"),
+           "(mean loss, whether the weights changed: None where a device has not told).")
       .def("eval_batch", &eval_batch, py::arg("next"), py::arg("micro_batches"), py::arg("computes_loss"),
            py::arg("returns_outputs"), "(mean loss or None, outputs by micro-batch).")
       .def(

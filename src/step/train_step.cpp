@@ -283,6 +283,9 @@ void TrainStep::start_micro_batch(int64_t micro_batch) const {
 }
 
 bool TrainStep::was_applied() { return has_ended_window_ && decider_->outcome().applied; }
+std::optional<bool> TrainStep::applied_if_known() const {
+  return has_ended_window_ ? decider_->applied_if_known() : false;
+}
 StepOutcome TrainStep::outcome() { return decider_->outcome(); }
 
 TrainingProgress TrainStep::progress() {

@@ -29,10 +29,12 @@ TEST(EngineStep, AveragesGradientsOverRanksAndMicroBatches) {
     engine.backward(engine(vec(1 + r, 0)));
     engine.step();
     EXPECT_FALSE(engine.was_step_applied());
+    EXPECT_EQ(engine.was_step_applied_if_known(), false);
     EXPECT_TRUE(engine.is_gradient_accumulation_boundary());
     engine.backward(engine(vec(0, 4 * r)));
     engine.step();
     EXPECT_TRUE(engine.was_step_applied());
+    EXPECT_EQ(engine.was_step_applied_if_known(), true);
     // Mean of (1,0) (2,0) (0,0) (0,4) is (0.75, 1); times lr 0.5.
     EXPECT_EQ(values(net->w), (Floats{2 - 0.375f, 3 - 0.5f}));
     EXPECT_DOUBLE_EQ(*engine.get_global_grad_norm(), 1.25);

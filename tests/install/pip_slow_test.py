@@ -49,6 +49,7 @@ engine, optimizer, loader, schedule = trireme.initialize(model=model, config={})
 reveal_type(engine)
 reveal_type(core.Engine.get_lr)
 trireme.initialize(model=3)
+from trireme.runtime.lr_schedules import WarmupLR
 """
 
 
@@ -184,7 +185,7 @@ class Pip(unittest.TestCase):
         script = self.write("typed.py", TYPED)
         status, out = run(self.tools, "-m", "mypy", "--python-executable", self.python, "--no-incremental", script, folder=self.folder)
         self.assertEqual(status, 1, out)
-        self.assertIn('Revealed type is "trireme.engine.DeepSpeedEngine"', out)
+        self.assertIn('Revealed type is "trireme.deepspeed.engine.DeepSpeedEngine"', out)
         self.assertRegex(out, r"group: (builtins\.)?int =\) -> (builtins\.)?float")
         self.assertRegex(out, r'typed\.py:10: error: Argument "model" to "initialize" has incompatible type "int"')
         self.assertIn("Found 1 error", out)

@@ -38,7 +38,7 @@ class AsDeepspeed(Case):
                 result["name"] = "Nonsense" in str(error)
         """, as_deepspeed=True)
         self.assertEqual(result["found"], [True, "0.19.8"])
-        self.assertEqual(result["same"], [True, True, True, True, True, "trireme.zero", "trireme.ops.adam"])
+        self.assertEqual(result["same"], [True, True, True, True, True, "trireme.deepspeed.zero", "trireme.deepspeed.ops.adam"])
         self.assertEqual(result["versions"], ["0.19.8", "deepspeed", "0.19.8", True])
         self.assertEqual(result["written"], 3)
         self.assertEqual(result["ulysses"],
@@ -66,7 +66,7 @@ class AsDeepspeed(Case):
         """)
         status, out, err = launch(0, ["-m", "trireme.as_deepspeed", script, "--lr", "1"])
         self.assertEqual(status, 0, err)
-        self.assertEqual(out.splitlines(), [f"('deepspeed', 'trireme.ops.adam', '0.19.8') ['--lr', '1'] {self.folder.resolve()}",
+        self.assertEqual(out.splitlines(), [f"('deepspeed', 'trireme.deepspeed.ops.adam', '0.19.8') ['--lr', '1'] {self.folder.resolve()}",
                                             "0.19.8 deepspeed"])
         status, _, err = run([PYTHON, "-c", "import trireme, deepspeed"])
         self.assertEqual(status, 1)

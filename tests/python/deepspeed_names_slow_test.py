@@ -97,7 +97,7 @@ class Names(Case):
         print(out)
 
     def test_an_engines_getters_tell_the_same(self):
-        import trireme.engine_getters as getters  # pylint: disable=import-outside-toplevel
+        import trireme.deepspeed.engine_getters as getters  # pylint: disable=import-outside-toplevel
         # The leaves of offload sections are objects of either package.
         names = {*getters._ZERO, *getters._TOP, *getters._OFF, "zero_offload_param", "zero_offload_optimizer",  # pylint: disable=protected-access
                  "zero_partial_offload", "zero_use_cpu_optimizer", "checkpoint_tag_validation_enabled", "checkpoint_tag_validation_fail",

@@ -29,7 +29,7 @@ class Names(Case):
     def test_every_public_module_is_imported_and_disturbs_nothing(self):
         result = self.on_ranks(2, _CONFIG + """
     import importlib, json, pathlib, trireme
-    table = json.loads(pathlib.Path(trireme.__file__).with_name("deepspeed_names.json").read_text())
+    table = json.loads(pathlib.Path(trireme.__file__).with_name("deepspeed").joinpath("deepspeed_names.json").read_text())
     failed = []
     for name in table:
         try:
@@ -80,6 +80,14 @@ class Names(Case):
             "deepspeed.runtime.engine.MOELayer", "deepspeed.comm.timed_op",
             "deepspeed.elasticity.compute_elastic_config", "deepspeed.zero.MiCS_Optimizer", "deepspeed.runtime.eigenvalue.Eigenvalue", "UnsupportedError",
             False, False, False, False, False, "ModuleNotFoundError", "ModuleNotFoundError"])
+
+    def test_a_module_that_has_one_name_here_refuses_its_others(self):
+        result = self.on_ranks(0, _CONFIG + """
+    from deepspeed.compile.passes.sp_compile import apply_autosp, prepare_autosp_inputs
+    import deepspeed.compile.init_sp
+    result = [raised(use)[-1].partition(" ")[0] for use in (lambda: apply_autosp(1), lambda: deepspeed.compile.init_sp.apply_autosp(1))]
+""", as_deepspeed=True)
+        self.assertEqual(result, ["deepspeed.autosp.apply_autosp", "deepspeed.compile.init_sp.apply_autosp"])
 
     def test_constants_have_their_values_wherever_deepspeed_has_them(self):
         result = self.on_ranks(0, """

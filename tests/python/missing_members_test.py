@@ -2,7 +2,7 @@
 import torch
 import trireme
 from harness import Case, main
-from trireme import missing_members
+from trireme.deepspeed import missing_members
 
 
 class Members(Case):
@@ -29,7 +29,7 @@ class Members(Case):
 
     def test_the_table_has_none_that_the_engine_has(self):
         self.assertEqual([name for name in missing_members.INSTEAD if hasattr(trireme.DeepSpeedEngine, name)], [],
-                         "take these out of python/trireme/missing_members.py")
+                         "take these out of python/trireme/deepspeed/missing_members.py")
 
     def test_an_attribute_of_the_module_comes_first(self):
         self.module.monitor = "mine"

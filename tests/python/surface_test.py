@@ -259,7 +259,7 @@ with deepspeed.zero.Init():
 moved, kept = [], (engines.local_device, torch.Tensor.to)
 engines.local_device = lambda: types.SimpleNamespace(type="cuda")
 torch.Tensor.to = lambda tensor, device: moved.append(device.type) or tensor.clone()
-engines.DeepSpeedEngine._move_to_device(types.SimpleNamespace(module=made))
+engines.Engine._move_to_device(types.SimpleNamespace(module=made))
 engines.local_device, torch.Tensor.to = kept
 result["moved"] = [moved.count("cuda"), made[0].weight.data_ptr() > 0]
 autocast = deepspeed.runtime.torch_autocast

@@ -11,9 +11,10 @@
 // parameters of a model needs no condition.
 //
 // Throws    StateError: the tensor is no parameter of a living engine; a value or state where there is no optimizer; a
-//           frozen parameter is written; a gradient without a backward since the last step(), or, but for safe_get_full_grad, inside of
-//           no_sync() or coalesce_grad_reduction(). ConfigError: an optimizer state that this parameter does not have,
-//           with those that it has. ShapeError: a value of another shape. Nothing has changed then.
+//           frozen parameter is written; a gradient without a backward since the last step(), or, but for
+//           safe_get_full_grad, inside of no_sync() or coalesce_grad_reduction(). ConfigError: an optimizer state that
+//           this parameter does not have, with those that it has. ShapeError: a value of another shape. Nothing has
+//           changed then.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -45,6 +45,8 @@ class EngineBase {
 
   /// The last step() changed the weights. On a device this waits for it, as norm, loss scale and skipped steps do.
   bool was_step_applied() const { return training_.step().was_applied(); }
+  /// The same as far as the host knows without waiting; nothing: a device has not told yet.
+  std::optional<bool> was_step_applied_if_known() const { return training_.step().applied_if_known(); }
   /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
   std::optional<double> get_global_grad_norm() const { return training_.step().outcome().norm; }
   /// Of the next step, in a parameter group (ConfigError: there is none such). 0 without an optimizer.

@@ -118,6 +118,8 @@ class TrainStep {
   /// The last step() changed the weights. Waits for a device, as outcome(), progress(), loss_scale(), state() and
   /// hyperparameters() do.
   bool was_applied();
+  /// The same as far as is known without waiting; nothing: a device has not told yet.
+  std::optional<bool> applied_if_known() const;
   StepOutcome outcome();
   TrainingProgress progress();
   int64_t global_steps() const { return global_steps_; }

@@ -1,0 +1,18 @@
+"""The device that this rank trains on."""
+import os
+
+import torch
+
+from ._native import core
+from .errors import ConfigError
+
+
+def local_device():
+    """The device that this rank trains on: TRIREME_DEVICE ("auto", "cpu", "cuda", "cuda:N"), which is "auto" where it is not set.
+
+    Raises  ConfigError: there is no such device.
+    """
+    try:
+        return torch.device(core.choose_device(os.environ.get("TRIREME_DEVICE") or "auto", int(os.environ.get("LOCAL_RANK", "0"))))
+    except ConfigError as error:
+        raise ConfigError(f"TRIREME_DEVICE: {error}") from None

@@ -1,0 +1,301 @@
+"""A program computes on whole sequences, wherever it looks.
+
+A part has this rank's tokens. What Python reads off it, sizes and strides, is of the whole sequence, as plain numbers; what it gives
+back, sizes of views, places of tokens and tensors that it makes by a length, is of the whole, too, and the engine's core turns it into
+this rank's. So nothing that a program computes from a length is of one rank.
+"""
+import functools
+import math
+import operator
+import weakref
+
+import torch
+import torch.utils.checkpoint
+
+from ..errors import StateError
+
+_cores = weakref.WeakSet()
+_ALL = slice(None)
+
+
+def watch(core):
+    """Programs read wholes off the parts of `core`, an engine whose samples are cut, from now on."""
+    if not _cores:
+        _take_readers()
+    core.speak_of_wholes()
+    _cores.add(core)
+
+
+def sizes_of_whole(tensor):
+    """The sizes of the tensor that `tensor` is a part of; None where it is no part.
+
+    Raises  StateError: they are not known, since the tokens' dim went into others.
+    """
+    for core in list(_cores):
+        if (sizes := core.whole_sizes(tensor)) is not None:
+            if -1 in sizes:
+                raise StateError("a size is read off a part of a sequence whose tokens went into other dims; keep tokens in a dim of their own")
+            return sizes
+    return None
+
+
+def _is_part(value):
+    return isinstance(value, torch.Tensor) and sizes_of_whole(value) is not None
+
+
+def _whole_of(tensor):
+    for core in list(_cores):
+        if (whole := core.whole_of(tensor)) is not None:
+            return whole
+    return None
+
+
+def _replace(owner, name, make):
+    original = getattr(owner, name)
+    if not hasattr(original, "trireme_original"):
+        made = functools.wraps(original)(make(original))
+        made.trireme_original = original
+        if (builtin := torch.jit._builtins._find_builtin(original)) is not None:  # pylint: disable=protected-access
+            torch.jit._builtins._register_builtin(made, builtin)  # TorchScript knows functions by identity
+        setattr(owner, name, made)
+
+
+def _replace_attribute(name, make):
+    if not isinstance(torch.Tensor.__dict__.get(name), property):
+        setattr(torch.Tensor, name, property(make(getattr(torch._C.TensorBase, name).__get__)))  # pylint: disable=protected-access
+
+
+def _take_readers():
+    for name, make in (("shape", _shape), ("nbytes", _nbytes)):
+        _replace_attribute(name, make)
+    for name, make in (("size", _size), ("stride", _stride), ("numel", _numel), ("nelement", _numel), ("__len__", _len), ("__repr__", _repr),
+                       ("__getitem__", _getitem), ("__setitem__", _setitem)):
+        _replace(torch.Tensor, name, make)
+    _replace(torch, "numel", _numel)
+    for module in (torch, torch.functional):
+        _replace(module, "broadcast_tensors", _broadcast)
+    for name in ("tolist", "numpy", "__array__"):
+        _replace(torch.Tensor, name, functools.partial(_read_of_whole, name))
+    for name in ("__deepcopy__", "__reduce_ex__", "__dlpack__"):
+        _replace(torch.Tensor, name, functools.partial(_refused, name, "a copy of a part is not known as a part; use clone(), or copy the batch before cut()"))
+    for name in ("untyped_storage", "storage", "_typed_storage", "storage_offset"):
+        _replace(torch.Tensor, name, functools.partial(_refused, name, "a storage has this rank's elements alone; read sizes from shape or nbytes"))
+    for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):  # pylint: disable=protected-access
+        _replace(script, "__call__", _scripted)
+    checks = getattr(torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", {})
+    if "default" in checks:
+        checks["default"] = _metadata
+    if not hasattr(torch.autograd.Function.apply, "trireme_original"):
+        torch.autograd.Function.apply = classmethod(_applied(torch.autograd.Function.apply.__func__))
+
+
+# --- sizes ---
+
+def _shape(original):
+    def shape(self):
+        sizes = original(self)
+        if not _cores or (whole := sizes_of_whole(self)) is None:
+            return sizes
+        return torch.Size(whole)
+    return shape
+
+
+def _size(original):
+    def size(self, dim=None):
+        if not _cores or (whole := sizes_of_whole(self)) is None:
+            return original(self) if dim is None else original(self, dim)
+        return torch.Size(whole) if dim is None else torch.Size(whole)[dim]
+    return size
+
+
+def _stride(original):
+    def stride(self, dim=None):
+        if not _cores or (whole := sizes_of_whole(self)) is None:
+            return original(self) if dim is None else original(self, dim)
+        strides = _strides_of_whole(original(self), torch.Tensor.size.trireme_original(self), whole)
+        return strides if dim is None else strides[dim]
+    return stride
+
+
+def _strides_of_whole(strides, local, whole):
+    result = list(strides)
+    for step, size, of_all in zip(strides, local, whole):
+        if size != of_all:
+            result = [stride * of_all // size if other >= step * size else stride for stride, other in zip(result, strides)]
+    return tuple(result)
+
+
+def _numel(original):
+    def numel(self):
+        if not _cores or (whole := sizes_of_whole(self)) is None:
+            return original(self)
+        return math.prod(whole)
+    return numel
+
+
+def _broadcast(original):
+    """libtorch computes the sizes of what it returns."""
+    def broadcast(*tensors):
+        given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+        if not _cores or not any(map(_is_part, given)):
+            return original(*tensors)
+        sizes = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+        return [tensor.expand(sizes) for tensor in given]
+    return broadcast
+
+
+def _nbytes(original):
+    def nbytes(self):
+        if not _cores or sizes_of_whole(self) is None:
+            return original(self)
+        return self.numel() * self.element_size()
+    return nbytes
+
+
+def _len(original):
+    def length(self):
+        if not _cores or (whole := sizes_of_whole(self)) is None:
+            return original(self)
+        return whole[0]
+    return length
+
+
+def _repr(original):
+    def text(self, *args, **kwargs):
+        if not _cores or (whole := sizes_of_whole(self)) is None:
+            return original(self, *args, **kwargs)
+        return f"tensor(a part of {tuple(whole)}, dtype={self.dtype})"
+    return text
+
+
+def _metadata(tensor):
+    """What torch.utils.checkpoint compares of a tensor, in the forward pass and in backward, where sizes are of parts."""
+    return {"shape": torch.Tensor.size.trireme_original(tensor), "dtype": tensor.dtype, "device": tensor.device}
+
+
+# --- numbers and copies ---
+
+def _read_of_whole(name, original):
+    def read(self, *args, **kwargs):
+        if not _cores or sizes_of_whole(self) is None:
+            return original(self, *args, **kwargs)
+        if (whole := _whole_of(self)) is not None:
+            numbers = original(whole, *args, **kwargs)
+            if hasattr(numbers, "setflags"):
+                numbers.setflags(write=False)  # what is written into it would be lost
+            return numbers
+        raise StateError(f"{name}: {tuple(self.shape)} are activations of which this rank has some tokens; read numbers from a total, such as sum()")
+    return read
+
+
+def _refused(name, reason, original):
+    def refused(self, *args, **kwargs):
+        if _cores and sizes_of_whole(self) is not None:
+            raise StateError(f"{name}: {tuple(self.shape)} is a part of a sequence, and {reason}")
+        return original(self, *args, **kwargs)
+    return refused
+
+
+def _scripted(original):
+    """TorchScript reads sizes without Python."""
+    def call(self, *args, **kwargs):
+        if _cores and any(map(_is_part, (*args, *kwargs.values()))):
+            graph = str(getattr(self, "inlined_graph", None) or self.graph)
+            if any(reader in graph for reader in ("aten::size(", "aten::numel(", "aten::len(", "aten::stride(", "aten::sym_size")):
+                raise StateError(f"{getattr(self, 'name', 'a function')} of TorchScript reads sizes of a part of a sequence, which are this rank's there; "
+                                 "call the Python function that it was made of")
+        return original(self, *args, **kwargs)
+    return call
+
+
+def _applied(original):
+    """A custom function whose result is of all tokens, of arguments that are parts, has a backward that knows of one rank."""
+    @functools.wraps(original)
+    def apply(cls, *args, **kwargs):
+        results = original(cls, *args, **kwargs)
+        if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
+            parts = list(filter(_is_part, args))
+            for result in results if isinstance(results, (tuple, list)) else (results,):
+                if parts and isinstance(result, torch.Tensor) and result.requires_grad and sizes_of_whole(result) is None:
+                    raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a part of a sequence and its result "
+                                     f"{tuple(result.shape)} is not, so its backward() would give this rank's gradient alone; sum by torch's "
+                                     "operators outside of the function")
+        return results
+
+    apply.trireme_original = original
+    return apply
+
+
+# --- indices ---
+
+def _getitem(original):
+    def getitem(self, index):
+        if not _cores or sizes_of_whole(self) is None:
+            return original(self, index)
+        view, indices = _taken(self, index)
+        return torch.ops.aten.alias(view) if indices is None else original(view, tuple(_ALL if one is None else one for one in indices))
+    return getitem
+
+
+def _setitem(original):
+    def setitem(self, index, value):
+        if not _cores or not (_is_part(self) or _is_part(value)):
+            return original(self, index, value)
+        view, indices = _taken(self, index)
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(value, dtype=self.dtype, device=self.device)
+        if indices is not None:
+            torch.ops.aten.index_put_(view, indices, value.to(self.dtype))
+        elif value.dim() == 0:
+            view.copy_(value) if value.requires_grad else view.fill_(value)  # pylint: disable=expression-not-assigned
+        else:
+            while value.dim() > view.dim() and value.shape[0] == 1:
+                value = value.squeeze(0)
+            view.copy_(value)
+        return None
+    return setitem
+
+
+def _taken(tensor, index):
+    """`tensor` after the slices and numbers of `index`, one operator for each, and its tensors, None for dims without one.
+
+    libtorch reads a part's sizes where it takes an index apart; here places are the whole's.
+    """
+    parts = [torch.as_tensor(part, device=tensor.device) if isinstance(part, (list, range)) or hasattr(part, "__array__") and not isinstance(part, torch.Tensor)
+             and getattr(part, "ndim", 0) > 0 else part for part in (index if isinstance(index, tuple) else (index,))]
+    named = sum(_dims(part) for part in parts)
+    view, dim, indices = tensor, 0, []
+    for part in parts:
+        if part is None or isinstance(part, bool):
+            view = view.unsqueeze(dim)
+            indices.append(None if part is None else torch.tensor([part], device=tensor.device))
+            dim += 1
+        elif part is Ellipsis:
+            skipped = tensor.dim() - named
+            indices += [None] * skipped
+            dim += skipped
+        elif isinstance(part, slice):
+            if part != _ALL:
+                begin, end, step = (None if place is None else operator.index(place) for place in (part.start, part.stop, part.step))
+                view = torch.ops.aten.slice(view, dim, begin, end, 1 if step is None else step)
+            indices.append(None)
+            dim += 1
+        elif isinstance(part, torch.Tensor) and (part.dim() > 0 or part.dtype in (torch.bool, torch.uint8)):
+            if part.dim() == 0:
+                view, part = view.unsqueeze(dim), part.unsqueeze(0)
+            indices.append(part)
+            dim += part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+        elif isinstance(part, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(part):  # pylint: disable=protected-access
+            raise StateError(f"an index inside of torch.func's vmap() or grad() takes tokens of {tuple(tensor.shape)}, a part; write the batch dim out")
+        else:
+            view = torch.select(view, dim, operator.index(part))
+    while indices and indices[-1] is None:
+        indices.pop()
+    return view, indices or None
+
+
+def _dims(part):
+    """How many dims of a tensor an index takes."""
+    if part is None or part is Ellipsis or isinstance(part, bool):
+        return 0
+    return part.dim() if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) else 1

@@ -1,0 +1,34 @@
+"""Tells a program that clips gradients as in plain PyTorch: an engine's parameters have no `.grad`, so nothing would be clipped."""
+import functools
+
+from torch.nn.utils import clip_grad
+
+from .. import ranks
+from ..log import logger
+
+
+class _Told:
+    once = False
+
+
+def _tell(parameters):
+    if _Told.once or any(p.grad is not None for p in parameters):
+        return
+    ours = {id(p) for engine in ranks.engines if not engine.is_spent for p in engine.module.parameters()}
+    if any(id(p) in ours for p in parameters):
+        _Told.once = True
+        logger.warning("torch.nn.utils.clip_grad_norm_ was called with an engine's parameters, whose gradients do not stand in .grad: it returns 0 and "
+                       "clips nothing. Set \"gradient_clipping\" in the configuration; engine.get_global_grad_norm() tells the norm after step()")
+
+
+def watch():
+    """From here on calls of torch.nn.utils.clip_grad_norm_ are looked at, however the program has imported it."""
+    clip = clip_grad._clip_grads_with_norm_  # pylint: disable=protected-access
+
+    @functools.wraps(clip)
+    def clip_and_tell(parameters, *args, **kwargs):
+        parameters = [parameters] if hasattr(parameters, "grad") else list(parameters)
+        _tell(parameters)
+        return clip(parameters, *args, **kwargs)
+
+    clip_grad._clip_grads_with_norm_ = clip_and_tell  # pylint: disable=protected-access
