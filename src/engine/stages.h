@@ -8,7 +8,7 @@
 
 #include "trireme/comm/grid.h"
 #include "trireme/pager/layout/layout.h"
-#include "trireme/step/micro_batch.h"
+#include "trireme/topology.h"
 
 namespace trireme {
 
