@@ -39,7 +39,6 @@ std::string beside_replicas(const char* other, const char* why) {
 
 const std::vector<Exclusion>& exclusions() {
   using enum Feature;
-  const std::string deferred = "step: inside a {}() scope, where nothing is reduced; let it end first";
   static const std::vector<Exclusion> all = {
       {kReplicas, kUnsharded, beside_replicas("ZeRO stage 0", "which shards nothing")},
       {kReplicas, kDeterministic, beside_replicas("`deterministic`", "whose sums would depend on their number")},
@@ -53,17 +52,13 @@ const std::vector<Exclusion>& exclusions() {
       {kParameterGroups, kClientOptimizer,
        "parameter_groups: {} of them beside a client_optimizer, which has its own; let the factory make them",
        Call::kInitialize, ErrorCode::kConfig},
-      {kRecomputeLayers, kPipeline,
-       "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of "
-       "one class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
-       "trireme::recompute() or trireme.checkpointing.checkpoint() around its layers and write \"none\"",
-       Call::kInitialize, ErrorCode::kConfig},
+      {kRecomputeLayers, kPipeline, kNoLayers, Call::kInitialize, ErrorCode::kConfig},
       {kLeafModules, kPipeline, kNoLeafModule, Call::kInitialize, ErrorCode::kConfig},
       {kRecomputeByCall, kSequence, kMadeByLength, Call::kForward, ErrorCode::kState},
       {kRingAttention, kDevice, kRingRefusal, Call::kForward, ErrorCode::kState},
       {kDeterministic, kCoalesced, kReducedOnce, Call::kBackward, ErrorCode::kState},
-      {kPipeline, kNoSync, deferred, Call::kStep, ErrorCode::kState},
-      {kPipeline, kCoalesced, deferred, Call::kStep, ErrorCode::kState},
+      {kPipeline, kNoSync, kStepInScope, Call::kStep, ErrorCode::kState},
+      {kPipeline, kCoalesced, kStepInScope, Call::kStep, ErrorCode::kState},
   };
   return all;
 }

@@ -44,6 +44,13 @@ struct Exclusion {
   ErrorCode code = ErrorCode::kUnsupported;
 };
 
+// Texts of rows whose error has other causes too.
+inline constexpr const char* kStepInScope = "step: inside a {}() scope, where nothing is reduced; let it end first";
+inline constexpr const char* kNoLayers =
+    "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of one "
+    "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
+    "trireme::recompute() or trireme.checkpointing.checkpoint() around its layers and write \"none\"";
+
 /// All, those that options tell in the order in which they are looked for.
 const std::vector<Exclusion>& exclusions();
 
