@@ -151,6 +151,15 @@ Config default_config(int world_size, const Degrees& degrees) {
   return config_from_json(Json{{"train_micro_batch_size_per_gpu", 1}}, world_size, degrees, "<defaults>");
 }
 
+ParallelOptions parallel_options(const Config& config) {
+  return {.degrees = config.degrees,
+          .pager = config.pager,
+          .states_over_replicas = config.states_over_replicas,
+          .sequence_attention = config.sequence_attention,
+          .recomputes_selectively = config.recompute.mode == RecomputeMode::kSelective,
+          .computes_in_tiles = config.tiled.is_on()};
+}
+
 Json to_json(const Config& config) {
   Json json = Json::object();
   write_rows(options(), config, json);

@@ -15,6 +15,7 @@
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/pager/pager.h"
+#include "trireme/parallel/plan.h"
 #include "trireme/precision/precision.h"
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
@@ -110,6 +111,9 @@ Config config_from_json(const Json& json, int world_size, const Degrees& degrees
 
 /// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
 Config default_config(int world_size, const Degrees& degrees = {});
+
+/// What the plan of all axes depends on.
+ParallelOptions parallel_options(const Config& config);
 
 /// Every option, spelled out, in the same dialect: config_from_json(to_json(c), world_size, c.degrees) == c.
 Json to_json(const Config& config);
