@@ -291,7 +291,8 @@ std::string to_text(const ParallelPlan& plan) {
   }
   print_groups(text, plan);
   text << "samples\n  place " << plan.place.rank << " of " << plan.place.size << "\n";
-  if (!plan.parameters.empty()) text << "parameters\n";
+  if (!plan.parameters.empty())
+    text << "parameters" << (plan.size_of("pipe") > 1 ? "; each stage has those of its layers\n" : "\n");
   print_parameters(text, plan);
   text << "passes over operators, outermost first\n";
   for (const PlannedPass& pass : plan.passes)

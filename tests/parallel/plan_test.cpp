@@ -337,7 +337,7 @@ TEST(ParallelPlan, IsPrinted) {
             "  are a pipeline        3,7\n"
             "samples\n"
             "  place 3 of 4\n"
-            "parameters\n"
+            "parameters; each stage has those of its layers\n"
             "  4 parameters, such as embed; ZeRO 2: gradients and optimizer states are sharded\n"
             "    weights    whole on each rank\n"
             "    gradients  sharded along shard\n"

@@ -101,7 +101,8 @@ struct ParallelPlan {
 /// make_plan() refuses such degrees.
 Topology topology_of(const Degrees& degrees, int world);
 
-/// The plan of rank `rank` of `ranks`, and of `parameters`, those of this rank's stage.
+/// The plan of rank `rank` of `ranks`, and of `parameters`: those of its stage, or of all stages to see what becomes of
+/// each kind.
 ///
 /// Throws    ConfigError: an axis that is not there yet and longer than 1; degrees that are not those of `ranks`;
 ///           replicas that do not divide "data"; two features that exclude each other (exclusions()), where options
