@@ -218,7 +218,8 @@ std::string text_of_run(const PlanFlags& flags) {
   std::vector<ParameterSpec> parameters;
   if (!flags.model.empty())
     parameters = parameters_of(read_input([&] { return model_options(flags.model); }), config.precision.weight_dtype);
-  std::string text = to_text(make_plan(topology_of(config.degrees, world), rank, parallel_options(config), parameters));
+  std::string text =
+      plan_text(make_plan(topology_of(config.degrees, world), rank, parallel_options(config), parameters));
   if (config.degrees.pipe == 1) return text;
   const auto schedule = pipeline::make_schedule(config.pipeline.schedule, config.degrees.pipe,
                                                 static_cast<int>(config.batch.gradient_accumulation_steps),

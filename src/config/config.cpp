@@ -10,6 +10,7 @@
 #include "trireme/base/log.h"
 #include "trireme/config/dialects/accelerate.h"
 #include "trireme/config/source.h"
+#include "trireme/parallel/plan.h"
 
 namespace trireme {
 namespace {

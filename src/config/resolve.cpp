@@ -7,6 +7,7 @@
 #include "config/options.h"
 #include "trireme/base/pattern.h"
 #include "trireme/parallel/exclusions.h"
+#include "trireme/parallel/plan.h"
 
 namespace trireme {
 namespace {

@@ -281,7 +281,7 @@ std::vector<std::vector<int>> positions_in(const std::vector<int>& members, cons
   return within;
 }
 
-std::string to_text(const ParallelPlan& plan) {
+std::string plan_text(const ParallelPlan& plan) {
   std::ostringstream text;
   text << "rank " << plan.rank << " of " << plan.topology.size() << "\n\naxes\n";
   for (const PlannedAxis& axis : plan.axes) {

@@ -323,7 +323,7 @@ TEST(ParallelPlan, IsPrinted) {
   const Degrees degrees{.data = 4, .pipe = 2, .replicas = 2};
   const ParallelPlan plan =
       make_plan(topology_of(degrees, 8), 3, {.degrees = degrees, .pager = policy_of(2)}, parameters());
-  EXPECT_EQ(to_text(plan),
+  EXPECT_EQ(plan_text(plan),
             "rank 3 of 8\n\n"
             "axes\n"
             "  pipe      2, position 0; ranks 0,4 1,5 2,6 3,7\n"
@@ -352,7 +352,7 @@ TEST(ParallelPlan, IsPrinted) {
 TEST(ParallelPlan, OfManyRanksIsPrintedInShort) {
   const Degrees degrees{.data = 64, .sequence = 8};
   const std::string text =
-      to_text(make_plan(topology_of(degrees, 512), 9, {.degrees = degrees, .pager = policy_of(3)}));
+      plan_text(make_plan(topology_of(degrees, 512), 9, {.degrees = degrees, .pager = policy_of(3)}));
   EXPECT_NE(text.find("  shard     64, position 1; ranks 0,8,…,504 1,9,…,505 2,10,…,506 3,11,…,507 … 8 groups\n"),
             std::string::npos)
       << text;

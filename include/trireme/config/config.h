@@ -15,7 +15,6 @@
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/pager/pager.h"
-#include "trireme/parallel/plan.h"
 #include "trireme/precision/precision.h"
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
@@ -23,6 +22,8 @@
 #include "trireme/topology.h"
 
 namespace trireme {
+
+struct ParallelOptions;
 
 /// train_batch_size == train_micro_batch_size_per_gpu * gradient_accumulation_steps * Degrees::data, always.
 struct BatchSizes {
@@ -112,7 +113,7 @@ Config config_from_json(const Json& json, int world_size, const Degrees& degrees
 /// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
 Config default_config(int world_size, const Degrees& degrees = {});
 
-/// What the plan of all axes depends on.
+/// What the plan of all axes depends on (trireme/parallel/plan.h).
 ParallelOptions parallel_options(const Config& config);
 
 /// Every option, spelled out, in the same dialect: config_from_json(to_json(c), world_size, c.degrees) == c.

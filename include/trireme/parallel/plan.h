@@ -114,6 +114,6 @@ ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& o
 std::vector<std::vector<int>> positions_in(const std::vector<int>& members, const RankGroups& groups);
 
 /// Axes, groups, parameters by kind, passes and samples, to read.
-std::string to_text(const ParallelPlan& plan);
+std::string plan_text(const ParallelPlan& plan);
 
 }  // namespace trireme
