@@ -22,6 +22,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/heap.h"
 #include "trireme/base/log.h"
+#include "trireme/base/pattern.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
@@ -30,6 +31,7 @@
 #include "trireme/intercept.h"
 #include "trireme/optim/client_trial.h"
 #include "trireme/pager/leaf_modules.h"
+#include "trireme/parallel/exclusions.h"
 
 namespace trireme {
 
@@ -49,25 +51,6 @@ Config resolve(const InitializeOptions& options, int world_size) {
   Config config = std::get<Config>(options.config);
   config.degrees = parse_config(to_text(config), world_size, config.degrees).degrees;
   return config;
-}
-
-/// The ranks are laid out as the configuration has it.
-void check_degrees(const Degrees& degrees, const std::vector<Axis>& topology) {
-  const std::pair<const char*, int> others[] = {
-      {"pipe", degrees.pipe}, {"tensor", degrees.tensor}, {"sequence", degrees.sequence}, {"expert", degrees.expert}};
-  for (const auto& [name, degree] : others) {
-    const auto axis = std::find_if(topology.begin(), topology.end(), [&](const Axis& it) { return it.name == name; });
-    const int size = axis == topology.end() ? 1 : axis->size;
-    if (degree == size) continue;
-    if (name == std::string_view("pipe"))
-      throw ConfigError(
-          str("degrees.pipe=", degree, ", and this engine's ranks have ", size,
-              " on the axis \"pipe\"; train a PipelineModule, which cuts a model into stages, or leave it 1"));
-    if (name == std::string_view("sequence"))
-      throw ConfigError(str("sequence_parallel_size=", degree, ", and the grid has ", size,
-                            " ranks on the axis \"sequence\"; make the two the same"));
-    throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
-  }
 }
 
 void write_resolved(const Config& config, const std::filesystem::path& directory) {
@@ -107,8 +90,8 @@ void check_client(const Config& config, const InitializeOptions& options) {
     throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
                           optimizer_name(config.optimizer->kind), " too; remove one of the two"));
   if (!options.parameter_groups.empty())
-    throw ConfigError(str("parameter_groups: ", options.parameter_groups.size(),
-                          " of them beside a client_optimizer, which has its own; let the factory make them"));
+    throw ConfigError(filled(exclusion_of(Feature::kParameterGroups, Feature::kClientOptimizer).text,
+                             {str(options.parameter_groups.size())}));
 }
 
 /// Collective. Every rank throws where one's factory makes no optimizer that can be stepped: that one its own error.
@@ -145,9 +128,11 @@ TrainStepOptions step_options(const Config& config) {
           .precision = config.precision};
 }
 
-EngineSetup setup_for(Group& group, const InitializeOptions& options) {
-  Config config = resolve(options, group.size());
-  EngineGroups groups = groups_of(group, config.degrees);
+/// For a world or a grid.
+template <class Ranks>
+EngineSetup setup_for(Ranks& ranks, int world_size, const InitializeOptions& options) {
+  Config config = resolve(options, world_size);
+  EngineGroups groups = groups_of(ranks, parallel_options(config));
   return {.config = std::move(config), .groups = std::move(groups)};
 }
 
@@ -159,10 +144,10 @@ c10::Device device_of(const torch::nn::Module& module) {
 }  // namespace
 
 Engine::Engine(Group& group, torch::nn::Module& module, const InitializeOptions& options)
-    : Engine(setup_for(group, options), module, options) {}
+    : Engine(setup_for(group, group.size(), options), module, options) {}
 
 Engine::Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options)
-    : Engine({.config = resolve(options, grid.world().size()), .groups = groups_of(grid)}, module, options) {}
+    : Engine(setup_for(grid, grid.world().size(), options), module, options) {}
 
 Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOptions& options)
     : config_(std::move(setup.config)),
@@ -171,13 +156,12 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
       model_(&setup.groups.model == &setup.groups.shards
                  ? group_
                  : group_for(setup.groups.model, device_of(module), device_model_group_)),
-      place_(setup.groups.place),
+      plan_(std::move(setup.groups.plan)),
       stages_(setup.groups.stages),
       topology_(setup.groups.topology) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
   // First all that can be refused, then what changes the module.
-  check_degrees(config_.degrees, topology_);
   check_precision(config_.precision);
   if (config_.optimizer) check_optimizer(*config_.optimizer);
   check_client(config_, options);
@@ -192,8 +176,7 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
   std::optional<Hyperparameters> hyperparameters;
   if (!options.client_optimizer) hyperparameters.emplace(grouped.options, schedule);
   PagerPolicy policy = config_.pager;
-  // The ranks of one sequence are averaged where data-parallel ranks are added: see make_meshes().
-  if (group_.size() != place_.size) policy.gradient_op = ReduceOp::kMean;
+  policy.gradient_op = plan_.reduce_op;
   policy.units.leaves = find_leaf_modules(module, config_.leaf_modules);
   policy.accumulation_dtype = config_.precision.accumulation_dtype;
   check_manageable(group_, tensors.parameters, policy);
@@ -221,7 +204,7 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
   optimizer_ = optimizer.get();
   step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = group_,
                                                      .model = model_,
-                                                     .place = place_,
+                                                     .place = plan_.place,
                                                      .pager = *pager_,
                                                      .buffers = *buffers_,
                                                      .optimizer = std::move(optimizer),
@@ -247,25 +230,15 @@ Engine::Engine(EngineSetup setup, torch::nn::Module& module, const InitializeOpt
   if (model_.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
 }
 
-/// Neighbouring ranks hold the shards of one replica. Ranks of one sequence have parts of the same gradients: summed,
-/// they are one sample's.
 std::vector<ShardMesh> Engine::make_meshes() {
-  const int replicas = config_.degrees.replicas;
-  const bool adds = config_.pager.gradient_op == ReduceOp::kSum;
-  const int64_t mean_over = adds ? group_.size() / place_.size : group_.size();
-  if (replicas == 1) return {{.shards = group_, .mean_over = mean_over}};
-  const int size = group_.size() / replicas;
-  std::vector<std::vector<int>> shards(replicas), same(size);
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    shards[rank / size].push_back(rank);
-    same[rank % size].push_back(rank);
-  }
-  shards_ = group_.split(shards, "shards");
-  replicas_ = group_.split(same, "replicas");
+  if (plan_.replicas.size() == 1) return {{.shards = group_, .mean_over = plan_.mean_over}};
+  const std::vector<int>& own = plan_.sums.of(plan_.rank);
+  shards_ = group_.split(positions_in(own, plan_.shards), "shards");
+  replicas_ = group_.split(positions_in(own, plan_.replicas), "replicas");
   return {{.shards = *shards_,
            .replicas = replicas_.get(),
-           .states_over_replicas = config_.states_over_replicas,
-           .mean_over = mean_over}};
+           .states_over_replicas = plan_.states_over_replicas,
+           .mean_over = plan_.mean_over}};
 }
 
 Engine::~Engine() = default;

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
@@ -30,38 +31,30 @@ StageTensors parse_stage(const std::string& text) {
 
 }  // namespace
 
-EngineGroups groups_of(const Grid& grid) {
+EngineGroups groups_of(const Grid& grid, const ParallelOptions& options) {
   const Topology& topology = grid.topology();
-  for (const Axis& axis : topology.axes())
-    if (axis.size > 1 && axis.name != "data" && axis.name != "sequence" && axis.name != "pipe")
-      throw ConfigError(str("axis \"", axis.name, "\" of ", axis.size,
-                            " ranks is not there yet; use \"pipe\", \"data\" and \"sequence\""),
-                        ErrorCode::kUnsupported);
-  const bool has_stages = topology.size_of("pipe") > 1, cuts_samples = topology.size_of("sequence") > 1;
-  if (has_stages && cuts_samples)
-    throw ConfigError(
-        str("axes \"pipe\" of ", topology.size_of("pipe"), " and \"sequence\" of ", topology.size_of("sequence"),
-            " ranks: a pipeline does not send parts of sequences yet; make one of the two 1"),
-        ErrorCode::kUnsupported);
+  ParallelPlan plan = make_plan(topology, grid.world().rank(), options);
   std::vector<std::string> shards;
   for (const char* axis : {"data", "sequence"})
     if (topology.has(axis)) shards.emplace_back(axis);
-  return {.shards = grid.along(shards),
+  Group* const sequence = plan.sequence.size() > 1 ? &grid.along({"sequence"}) : nullptr;
+  Group* const stages = plan.stages.size() > 1 ? &grid.along({"pipe"}) : nullptr;
+  return {.plan = std::move(plan),
+          .shards = grid.along(shards),
           .model = grid.world(),
-          .place = {.rank = grid.position_on("data"), .size = topology.size_of("data")},
-          .sequence = cuts_samples ? &grid.along({"sequence"}) : nullptr,
-          .stages = has_stages ? &grid.along({"pipe"}) : nullptr,
+          .sequence = sequence,
+          .stages = stages,
           .topology = topology.axes()};
 }
 
-EngineGroups groups_of(Group& world, const Degrees& degrees) {
-  if (degrees.sequence == 1 || degrees.data * degrees.sequence != world.size())
-    return {.shards = world,
-            .model = world,
-            .place = {.rank = world.rank(), .size = world.size()},
-            .topology = {{"data", world.size()}}};
-  auto grid = std::make_unique<Grid>(world, Topology({{"data", degrees.data}, {"sequence", degrees.sequence}}));
-  EngineGroups groups = groups_of(*grid);
+EngineGroups groups_of(Group& world, const ParallelOptions& options) {
+  const Degrees whole_models = {.data = options.degrees.data, .sequence = options.degrees.sequence};
+  const Topology topology = topology_of(whole_models, world.size());
+  ParallelPlan plan = make_plan(topology, world.rank(), options);
+  if (plan.sequence.size() == 1)
+    return {.plan = std::move(plan), .shards = world, .model = world, .topology = topology.axes()};
+  auto grid = std::make_unique<Grid>(world, topology);
+  EngineGroups groups = groups_of(*grid, options);
   groups.grid = std::move(grid);
   return groups;
 }

@@ -8,25 +8,26 @@
 
 #include "trireme/comm/grid.h"
 #include "trireme/pager/layout/layout.h"
+#include "trireme/parallel/plan.h"
 #include "trireme/topology.h"
 
 namespace trireme {
 
 /// The groups of ranks that an Engine works over, in the order in which they are made.
 struct EngineGroups {
-  Group& shards;                    ///< over which ZeRO shards: those of the axes "data" and "sequence"
+  ParallelPlan plan;                ///< without parameters
+  Group& shards;                    ///< over which ZeRO shards: ParallelPlan::sums
   Group& model;                     ///< all ranks that step together
-  DataPlace place;                  ///< of this rank's samples
   Group* sequence = nullptr;        ///< ranks that share samples; null: every rank has its own
   Group* stages = nullptr;          ///< one rank of each stage; null: the model has one
   std::vector<Axis> topology = {};  ///< of `model`
   std::unique_ptr<Grid> grid = {};  ///< owner of the groups; null: the caller has them
 };
 
-/// Throws    ConfigError: an axis other than "data", "sequence" and "pipe" that is longer than 1, or the last two both.
-EngineGroups groups_of(const Grid& grid);
-/// Those of a world without a grid, for the degrees of a configuration. Collective where samples are cut.
-EngineGroups groups_of(Group& world, const Degrees& degrees);
+/// Throws    as make_plan().
+EngineGroups groups_of(const Grid& grid, const ParallelOptions& options);
+/// Those of a world without a grid. Collective where samples are cut.
+EngineGroups groups_of(Group& world, const ParallelOptions& options);
 
 /// Names, shapes and dtypes of one stage's tensors.
 struct StageTensors {

@@ -21,6 +21,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/optim/schedule.h"
 #include "trireme/pager/pager.h"
+#include "trireme/parallel/plan.h"
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
 #include "trireme/sequence/sequence_parallel.h"
@@ -173,7 +174,7 @@ class Engine {
   /// The ranks over which ZeRO shards: with the same module, and different samples or parts of them.
   Group& group() const { return group_; }
   /// Of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the same part.
-  DataPlace data_place() const { return place_; }
+  DataPlace data_place() const { return plan_.place; }
   Pager& pager() const;  ///< throws StateError after destroy()
   /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: nothing did.
   const std::string& failure() const { return failure_; }
@@ -216,9 +217,9 @@ class Engine {
   std::unique_ptr<Grid> grid_;  ///< null where the caller has one, or none is needed
   /// Null where the caller's serve the module's device.
   std::unique_ptr<Group> device_group_, device_model_group_, device_sequence_group_;
-  Group& group_;  ///< over which ZeRO shards
-  Group& model_;  ///< of all ranks that step together, `group_` or more
-  const DataPlace place_;
+  Group& group_;             ///< over which ZeRO shards
+  Group& model_;             ///< of all ranks that step together, `group_` or more
+  const ParallelPlan plan_;  ///< without parameters
   /// Of `group_`: that hold the other shards, and the same ones; null: one replica.
   std::unique_ptr<Group> shards_, replicas_;
   Group* stages_;                     ///< ranks that hold the other stages of this one's model; null: there are none
