@@ -80,6 +80,12 @@ struct Degrees {
   bool operator==(const Degrees&) const = default;
 };
 
+/// A rank's place among those that take different samples, on the axis "data".
+struct DataPlace {
+  int rank = 0;
+  int size = 1;
+};
+
 /// A topology of the axes "data", "pipe" and "tensor" from smp's placement strategy: the letters D, P and T in any
 /// order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring ranks) or
 /// "spread" (TPD).

@@ -7,7 +7,7 @@
 #include "trireme/comm/group.h"
 #include "trireme/data/dataset.h"
 #include "trireme/models/language_model.h"
-#include "trireme/step/micro_batch.h"
+#include "trireme/topology.h"
 
 namespace trireme::cli {
 

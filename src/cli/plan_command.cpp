@@ -1,11 +1,13 @@
-// `trireme plan`: a schedule of pipeline parallelism, before anything runs it.
+// `trireme plan`: what a run does on each axis, and its pipelines' schedule, before anything runs.
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <charconv>
 #include <iomanip>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
@@ -13,8 +15,13 @@
 #include "cli/flags.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
+#include "cli/train_setup.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/config/source.h"
+#include "trireme/config/torch_scheduler.h"
+#include "trireme/models/language_model.h"
+#include "trireme/parallel/plan.h"
 #include "trireme/schedule/schedule.h"
 #include "trireme/schedule/simulate.h"
 
@@ -25,6 +32,7 @@ constexpr const char* kPlanFooter =
     "A row is a stage: 3 is the forward of micro-batch 3, 3' its backward, 3\" the gradients of its weights where the\n"
     "schedule computes them apart, a dot an idle stage.\n\n"
     "Examples:\n"
+    "  trireme plan --config ds_config.json --model llama-130m --world 8\n"
     "  trireme plan --schedule 1f1b --stages 4 --micro-batches 8\n"
     "  trireme plan --schedule zb-h1 --stages 8 --micro-batches 24 --times 18.5,18.1,9.3,0.6 --svg zb-h1.svg\n"
     "  trireme plan --schedule interleaved --chunks 2 --stages 4 --micro-batches 8 --streams";
@@ -32,9 +40,13 @@ constexpr const char* kPlanFooter =
 constexpr const char* kInterleaved = "interleaved";
 
 struct PlanFlags {
+  std::string config;
+  std::string model;
+  std::optional<int> world;
+  std::optional<int> rank;
   std::string schedule;
-  int stages = 1;
-  int micro_batches = 1;
+  std::optional<int> stages;
+  std::optional<int> micro_batches;
   std::optional<int> chunks;
   std::string times = "1,1,1,0";
   std::string svg;
@@ -56,17 +68,23 @@ std::optional<pipeline::PartTimes> times_of(const std::string& text) {
 }
 
 void declare(CLI::App& app, PlanFlags& flags) {
+  app.add_option("--config", flags.config, "DeepSpeed JSON, or YAML of Accelerate: the plan of all axes of such a run")
+      ->type_name("FILE")
+      ->group("Run");
+  app.add_option("--model", flags.model, "with --config: built-in model, or a config.json in Hugging Face's form")
+      ->type_name("NAME|FILE")
+      ->group("Run");
+  add_whole(app, "--world", flags.world, "with --config: number of ranks (default: 1)", {.most = 100'000})
+      ->group("Run");
+  add_whole(app, "--rank", flags.rank, "with --config: whose plan it is (default: 0)", {.least = 0, .most = 99'999})
+      ->group("Run");
   app.add_option("--schedule", flags.schedule, "1f1b, inference, gpipe, interleaved, zb-h1, zb-v or dualpipe-v")
-      ->required()
       ->check(one_of(pipeline::schedule_names()))
       ->type_name("NAME")
       ->group("Schedule");
   add_whole(app, "--stages", flags.stages, "parts of the model that run at the same time", {.most = 100'000})
-      ->required()
       ->group("Schedule");
-  add_whole(app, "--micro-batches", flags.micro_batches, "of one optimizer step", {.most = 100'000})
-      ->required()
-      ->group("Schedule");
+  add_whole(app, "--micro-batches", flags.micro_batches, "of one optimizer step", {.most = 100'000})->group("Schedule");
   add_whole(app, "--chunks", flags.chunks, "parts of the model on each stage, of interleaved (default: 2)",
             {.most = 100'000})
       ->group("Schedule");
@@ -89,11 +107,20 @@ void declare(CLI::App& app, PlanFlags& flags) {
 }
 
 pipeline::Schedule schedule_of(const PlanFlags& flags) {
+  const std::pair<const char*, bool> needed[] = {{"--schedule", !flags.schedule.empty()},
+                                                 {"--stages", flags.stages.has_value()},
+                                                 {"--micro-batches", flags.micro_batches.has_value()}};
+  for (const auto& [name, is_given] : needed)
+    if (!is_given) throw ConfigError(str(name, " is required (see trireme plan --help)"));
+  for (const auto& [name, is_given] : {std::pair{"--model", !flags.model.empty()},
+                                       {"--world", flags.world.has_value()},
+                                       {"--rank", flags.rank.has_value()}})
+    if (is_given) throw ConfigError(str(name, " is for a run of a configuration; give --config, or leave it out"));
   if (flags.chunks && flags.schedule != kInterleaved)
     throw ConfigError(str("--chunks ", *flags.chunks, ": the schedule '", flags.schedule,
                           "' has a fixed number of parts per stage; leave --chunks out, or give --schedule ",
                           kInterleaved));
-  return pipeline::make_schedule(flags.schedule, flags.stages, flags.micro_batches, flags.chunks.value_or(2));
+  return pipeline::make_schedule(flags.schedule, *flags.stages, *flags.micro_batches, flags.chunks.value_or(2));
 }
 
 std::string title_of(const pipeline::Schedule& schedule) {
@@ -140,8 +167,7 @@ std::string summary_of(const pipeline::Schedule& schedule, const pipeline::Timel
   return text.str();
 }
 
-int run_plan(const PlanFlags& flags) {
-  const auto schedule = schedule_of(flags);
+std::string text_of(const pipeline::Schedule& schedule, const PlanFlags& flags) {
   const auto times = *times_of(flags.times);
   const auto timeline = pipeline::simulate(schedule, times);
   const std::string title = title_of(schedule);
@@ -149,9 +175,60 @@ int run_plan(const PlanFlags& flags) {
   // Where times are very unlike, a short one gets no column.
   const double column =
       std::max(std::min({times.forward, times.backward_input, times.backward_weight}), timeline.makespan / 2000);
-  print_result(flags.streams ? str(title, "\n\n", streams_of(schedule))
-                             : str(title, "; a column is ", column, "\n\n", to_text(timeline, column), "\n",
-                                   summary_of(schedule, timeline)));
+  return flags.streams ? str(title, "\n\n", streams_of(schedule))
+                       : str(title, "; a column is ", column, "\n\n", to_text(timeline, column), "\n",
+                             summary_of(schedule, timeline));
+}
+
+/// Of all layers; those of one type have the same.
+std::vector<ParameterSpec> parameters_of(const ModelOptions& model, at::ScalarType dtype) {
+  std::vector<ParameterSpec> specs;
+  std::map<std::string, std::vector<ParameterSpec>> of_types;
+  bool has_tied = false;
+  for (const ModelLayer& layer : language_model_layers(model, /*seq=*/1)) {
+    if (layer.is_tied && std::exchange(has_tied, true)) continue;
+    const auto [type, is_new] = of_types.try_emplace(layer.type);
+    if (is_new)
+      for (const auto& item : layer.make()->named_parameters())
+        type->second.push_back({.name = item.key(), .shape = item.value().sizes().vec(), .dtype = dtype});
+    for (ParameterSpec spec : type->second) {
+      spec.name = str(layer.name, ".", spec.name);
+      specs.push_back(std::move(spec));
+    }
+  }
+  return specs;
+}
+
+Config config_of(const PlanFlags& flags) {
+  ConfigSource source = read_input([&] { return read_source(flags.config); });
+  (void)take_torch_scheduler(source.options);
+  (void)fill_in_autos(source.options, {});
+  return config_from_source(source, flags.world.value_or(1));
+}
+
+/// The plan of a run, and the schedule of its pipelines.
+std::string text_of_run(const PlanFlags& flags) {
+  if (!flags.schedule.empty() || flags.stages || flags.micro_batches || flags.chunks)
+    throw ConfigError(
+        "--config: the configuration says the schedule; leave --schedule, --stages, --micro-batches and --chunks out");
+  const int world = flags.world.value_or(1), rank = flags.rank.value_or(0);
+  if (rank >= world)
+    throw ConfigError(str("--rank ", rank, ": there are ", world, " ranks; give one below, or --world"));
+  const Config config = config_of(flags);
+  std::vector<ParameterSpec> parameters;
+  if (!flags.model.empty())
+    parameters = parameters_of(read_input([&] { return model_options(flags.model); }), config.precision.weight_dtype);
+  std::string text =
+      plan_text(make_plan(topology_of(config.degrees, world), rank, parallel_options(config), parameters));
+  if (config.degrees.pipe == 1) return text;
+  const auto schedule = pipeline::make_schedule(config.pipeline.schedule, config.degrees.pipe,
+                                                static_cast<int>(config.batch.gradient_accumulation_steps),
+                                                static_cast<int>(config.pipeline.chunks));
+  return str(text, "\n", text_of(schedule, flags));
+}
+
+int run_plan(const PlanFlags& flags) {
+  print_result(flags.config.empty() ? text_of(schedule_of(flags), flags) : text_of_run(flags));
   return kDone;
 }
 

@@ -10,6 +10,7 @@
 #include "trireme/base/log.h"
 #include "trireme/config/dialects/accelerate.h"
 #include "trireme/config/source.h"
+#include "trireme/parallel/plan.h"
 
 namespace trireme {
 namespace {
@@ -149,6 +150,15 @@ Config config_from_json(const Json& json, int world_size, const Degrees& degrees
 
 Config default_config(int world_size, const Degrees& degrees) {
   return config_from_json(Json{{"train_micro_batch_size_per_gpu", 1}}, world_size, degrees, "<defaults>");
+}
+
+ParallelOptions parallel_options(const Config& config) {
+  return {.degrees = config.degrees,
+          .pager = config.pager,
+          .states_over_replicas = config.states_over_replicas,
+          .sequence_attention = config.sequence_attention,
+          .recomputes_selectively = config.recompute.mode == RecomputeMode::kSelective,
+          .computes_in_tiles = config.tiled.is_on()};
 }
 
 Json to_json(const Config& config) {

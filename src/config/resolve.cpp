@@ -5,6 +5,9 @@
 #include <regex>
 
 #include "config/options.h"
+#include "trireme/base/pattern.h"
+#include "trireme/parallel/exclusions.h"
+#include "trireme/parallel/plan.h"
 
 namespace trireme {
 namespace {
@@ -80,17 +83,8 @@ void resolve_replicas(Document& file, Config& config) {
                          is_hpz ? "3" : "1, 2 or 3", ", or remove the key"));
   if (replicas == 1) return;
   config.states_over_replicas |= is_hpz;
-  const auto exclude = [&](bool is_on, const char* other, const char* why) {
-    if (is_on)
-      file.refuse(key,
-                  str(said, " makes ", replicas, " replicas beside ", other, ", ", why, "; leave one of the two out"),
-                  ErrorCode::kUnsupported);
-  };
-  exclude(config.pager.stage == 0, "ZeRO stage 0", "which shards nothing");
-  exclude(config.pager.deterministic, "`deterministic`", "whose sums would depend on their number");
-  exclude(config.pager.offload_ratio > 0 && config.states_over_replicas, "offloading",
-          "and states over replicas stay on the device");
-  exclude(degrees.sequence > 1, "`sequence_parallel_size`", "which is not there yet");
+  if (const Exclusion* row = first_exclusion(parallel_options(config)); row != nullptr)
+    file.refuse(key, filled(row->text, {said, str(replicas)}), row->code);
 }
 
 /// DeepCompile's pass "autosp": samples are cut over all ranks that `data_parallel_size` leaves, unless

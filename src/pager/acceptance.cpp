@@ -5,9 +5,11 @@
 
 #include "pager/weights/managed_parameter.h"
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/init/init.h"
+#include "trireme/pager/layout/refusals.h"
 
 namespace trireme {
 
@@ -24,11 +26,9 @@ c10::Device device_of(const std::vector<NamedParameter>& parameters) {
 
 GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::Device device) {
   if (policy.gather == GatherPolicy::kShared && !is_host(device))
-    throw ConfigError(str("trireme.gather: \"shared\" is for parameters on the host, and these are on ", device.str(),
-                          "; set it to \"copy\" or \"auto\""));
+    throw ConfigError(filled(kSharedOnDevice, {device.str()}));
   if (policy.gather == GatherPolicy::kShared && group.memory_sharing() == nullptr)
-    throw ConfigError(str("trireme.gather: \"shared\" needs ranks that share memory, and group '", group.name(),
-                          "' does not; set it to \"copy\" or \"auto\""));
+    throw ConfigError(filled(kSharedWithoutMemory, {group.name()}));
   if (policy.gather != GatherPolicy::kAuto) return policy.gather;
   return is_host(device) && group.memory_sharing() != nullptr ? GatherPolicy::kShared : GatherPolicy::kCopy;
 }

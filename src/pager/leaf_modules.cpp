@@ -7,6 +7,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/pattern.h"
+#include "trireme/pager/layout/refusals.h"
 
 namespace trireme {
 
@@ -26,8 +28,7 @@ void refuse_unknown(const char* key, const std::string& text, const Names& names
   std::string known;
   for (const std::string& name : names)
     if (!name.empty()) known += (known.empty() ? "" : ", ") + name;
-  throw ConfigError(str("zero_optimization.leaf_module.", key, ": no module is called \"", text,
-                        "\"; the model has: ", known.empty() ? "no submodules" : known));
+  throw ConfigError(filled(kNoLeafModule, {key, text, known.empty() ? "no submodules" : known}));
 }
 
 }  // namespace

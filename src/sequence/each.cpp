@@ -6,6 +6,8 @@
 
 #include "sequence/token_pass.h"
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
+#include "trireme/sequence/refusals.h"
 
 namespace trireme::sequence {
 namespace {
@@ -85,10 +87,7 @@ void TokenPass::check_unsharded(OperatorCall& call, const Found& lead) {
       continue;
     }
     throw StateError(
-        str(name_of(call), " joins ", lead.tensor.sizes(), ", sharded along the sequence in dim ", lead.sharding.dim(),
-            ", with ", other.sizes(),
-            ", which is not: the model made it by the length that it has seen, so it is that of the first tokens on "
-            "every rank. Pass it through cut(), or give the model position_ids that are"));
+        filled(kMadeByLength, {name_of(call), str(lead.tensor.sizes()), str(lead.sharding.dim()), str(other.sizes())}));
   }
 }
 

@@ -14,6 +14,8 @@
 
 #include "sequence/attention.h"
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
+#include "trireme/sequence/refusals.h"
 
 namespace trireme::sequence {
 namespace {
@@ -203,9 +205,7 @@ at::Tensor in_order(const at::Tensor& tensor) {
                                                                                                : tensor.contiguous();
 }
 
-[[noreturn]] void refuse(const std::string& what) {
-  throw StateError(str("scaled_dot_product_attention in a ring: ", what, "; use SequenceAttention::kUlysses"));
-}
+[[noreturn]] void refuse(const std::string& what) { throw StateError(filled(kRingRefusal, {what})); }
 
 }  // namespace
 

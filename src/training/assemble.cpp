@@ -65,9 +65,9 @@ c10::Device device_of(const torch::nn::Module& module) {
   return c10::Device(c10::kCPU);
 }
 
-PagerPolicy policy_for(const Config& config, const TrainingGroups& groups, torch::nn::Module& module) {
+PagerPolicy policy_for(const Config& config, const ParallelPlan& plan, torch::nn::Module& module) {
   PagerPolicy policy = config.pager;
-  policy.gradient_op = gradient_op(groups, policy.gradient_op);
+  policy.gradient_op = plan.reduce_op;
   policy.units.leaves = find_leaf_modules(module, config.leaf_modules);
   policy.accumulation_dtype = config.precision.accumulation_dtype;
   return policy;
@@ -76,16 +76,15 @@ PagerPolicy policy_for(const Config& config, const TrainingGroups& groups, torch
 }  // namespace
 
 Training::Training(Group& group, torch::nn::Module& module, const TrainingOptions& options)
-    : Training(groups_of(group, options.config.degrees, device_of(module)), module, options) {}
+    : Training(groups_of(group, parallel_options(options.config), device_of(module)), module, options) {}
 
 Training::Training(const Grid& grid, torch::nn::Module& module, const TrainingOptions& options)
-    : Training(groups_of(grid, device_of(module)), module, options) {}
+    : Training(groups_of(grid, parallel_options(options.config), device_of(module)), module, options) {}
 
 Training::Training(TrainingGroups groups, torch::nn::Module& module, const TrainingOptions& options)
     : config_(options.config), groups_(std::move(groups)) {
   const CallerScope caller("initialize");
   const WithoutInterception own_operators;
-  check_degrees(config_.degrees, groups_.topology);
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(options);
   check(choice);
@@ -93,7 +92,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
   const WholeModel model = whole_model(groups_.stages, specs);
   PreparedOptimizer prepared = prepare(choice, model, specs.size());
-  const PagerPolicy policy = policy_for(config_, groups_, module);
+  const PagerPolicy policy = policy_for(config_, groups_.plan, module);
   check_manageable(groups_.shards, tensors.parameters, policy);
   check_same_model(groups_.shards, tensors);
   try_client(groups_.model, choice, specs, device_of(module));
@@ -117,8 +116,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
-  pager_ = std::make_unique<Pager>(groups_.shards, make_meshes(groups_, config_), std::move(tensors.parameters),
-                                   std::move(policy));
+  pager_ =
+      std::make_unique<Pager>(groups_.shards, make_meshes(groups_), std::move(tensors.parameters), std::move(policy));
   give_back_freed_memory();  // the whole model's; malloc would keep it
   buffers_ = std::make_unique<Buffers>(
       groups_.shards, pager_->device(),
@@ -126,7 +125,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   const ScheduleOptions schedule = config_.scheduler.value_or(ScheduleOptions{});
   step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.shards,
                                                      .model = groups_.model,
-                                                     .place = groups_.place,
+                                                     .place = groups_.plan.place,
                                                      .pager = *pager_,
                                                      .buffers = *buffers_,
                                                      .hyperparameters = Hyperparameters({}, schedule)},

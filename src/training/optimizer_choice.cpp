@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/optim/client_trial.h"
+#include "trireme/parallel/exclusions.h"
 
 namespace trireme {
 
@@ -16,8 +18,8 @@ void check(const OptimizerChoice& choice) {
     throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
                           optimizer_name(choice.optimizer->kind), " too; remove one of the two"));
   if (!choice.parameter_groups.empty())
-    throw ConfigError(str("parameter_groups: ", choice.parameter_groups.size(),
-                          " of them beside a client_optimizer, which has its own; let the factory make them"));
+    throw ConfigError(filled(exclusion_of(Feature::kParameterGroups, Feature::kClientOptimizer).text,
+                             {str(choice.parameter_groups.size())}));
 }
 
 PreparedOptimizer prepare(const OptimizerChoice& choice, const WholeModel& model, size_t count) {

@@ -3,6 +3,8 @@
 #include <torch/nn/module.h>
 
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
+#include "trireme/parallel/exclusions.h"
 #include "trireme/recompute/recompute.h"
 
 namespace trireme {
@@ -18,11 +20,7 @@ void recompute_layers(torch::nn::Module& module, RecomputeMode mode) {
   visit(module);
   for (const auto& part : module.modules(/*include_self=*/false)) visit(*part);
   if (mode != RecomputeMode::kFull || any) return;
-  throw ConfigError(
-      str("`trireme.recompute` = \"full\": module '", module.name(),
-          "' does not say where its layers begin: it has no list of modules of one class (Python), or does not derive "
-          "from trireme::RecomputesLayers (C++); write \"selective\", or call trireme::recompute() or "
-          "trireme.checkpointing.checkpoint() around its layers and write \"none\""));
+  throw ConfigError(filled(kNoLayers, {module.name()}));
 }
 
 }  // namespace trireme

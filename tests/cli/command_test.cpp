@@ -345,6 +345,67 @@ TEST(PlanCommand, PrintsTheTimelineWithItsBubbleBuffersAndActivations) {
   EXPECT_EQ(inference.out.find("activations   "), std::string::npos) << inference.out;
 }
 
+TEST(PlanCommand, PrintsThePlanOfAllAxesOfAConfiguration) {
+  const TemporaryFolder folder;
+  const std::string parts = folder.write("parts.json", R"({
+    "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}, "sequence_parallel_size": 2,
+    "trireme": {"recompute": "selective", "tiled": {"loss_tokens": 8}, "sequence_attention": "ring"}})");
+  const auto said = say({"plan", "--config", parts, "--model", "llama-3m", "--world", "4", "--rank", "3"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_EQ(said.out,
+            "rank 3 of 4\n\n"
+            "axes\n"
+            "  replica   1, position 0\n"
+            "  shard     2, position 1; ranks 0,2 1,3\n"
+            "  sequence  2, position 1; ranks 0,1 2,3\n"
+            "ranks that, together with this one,\n"
+            "  step together         0-3\n"
+            "  add gradients         0-3\n"
+            "  hold all shards       0-3\n"
+            "  share samples         2,3\n"
+            "samples\n"
+            "  place 1 of 2\n"
+            "parameters\n"
+            "  38 parameters, such as model.embed_tokens.weight; ZeRO 2: gradients and optimizer states are sharded\n"
+            "    weights    whole on each rank\n"
+            "    gradients  sharded along shard, sequence\n"
+            "    states     sharded along shard, sequence\n"
+            "    sum        of gradients along shard, sequence, divided by 4\n"
+            "passes over operators, outermost first\n"
+            "  sequence, ring, along sequence\n"
+            "  tiles\n"
+            "  recompute\n"
+            "  pager\n");
+}
+
+TEST(PlanCommand, PrintsTheScheduleOfAConfigurationsPipelines) {
+  const TemporaryFolder folder;
+  const std::string stages = folder.write("stages.json", R"({
+    "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "pipeline": {"stages": 2}})");
+  const auto said = say({"plan", "--config", stages, "--world", "2"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_NE(said.out.find("  pipe      2, position 0; ranks 0,1\n"), std::string::npos) << said.out;
+  const std::string alone = say({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2"}).out;
+  EXPECT_TRUE(said.out.ends_with("\n  pager\n\n" + alone)) << said.out;
+}
+
+TEST(PlanCommand, RefusesWhatARunIsRefused) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("a.json", R"({"train_batch_size": 8, "sequence_parallel_size": 2})");
+  const std::string both = folder.write(
+      "b.json", R"({"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2, "pipeline": {"stages": 2}})");
+  expect_wrong_use({"plan", "--config", both, "--world", "4"},
+                   "trireme plan: axes \"pipe\" of 2 and \"sequence\" of 2 ranks: a pipeline does not send parts of "
+                   "sequences yet; make one of the two 1");
+  expect_wrong_use({"plan", "--config", file, "--world", "2", "--rank", "2"},
+                   "trireme plan: --rank 2: there are 2 ranks; give one below, or --world");
+  expect_wrong_use({"plan", "--config", file, "--world", "2", "--stages", "2"},
+                   "trireme plan: --config: the configuration says the schedule; leave --schedule, --stages, "
+                   "--micro-batches and --chunks out");
+  expect_wrong_use({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2", "--world", "2"},
+                   "trireme plan: --world is for a run of a configuration; give --config, or leave it out");
+}
+
 TEST(PlanCommand, KeepsColumnsStraightOverHundredsOfMicroBatches) {
   const auto said = say({"plan", "--schedule", "gpipe", "--stages", "11", "--micro-batches", "101"});
   EXPECT_NE(said.out.find("stage 0   0    1    2    3"), std::string::npos) << said.out.substr(0, 200);

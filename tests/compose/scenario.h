@@ -27,6 +27,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/engine/engine.h"
+#include "trireme/parallel/exclusions.h"
 #include "trireme/pipeline/pipeline_engine.h"
 #include "trireme/recompute/recompute.h"
 #include "trireme/zero.h"
@@ -354,10 +355,7 @@ class StagedTraining final : public Training {
  private:
   double train(const MicroBatches& batches) {
     static_assert(!has_scopes<PipelineEngine> && has_scopes<Engine>);
-    if (scenario_.scope != Scope::kNone)
-      throw StateError(
-          "no_sync, coalesce_grad_reduction: a schedule says when gradients are reduced, so PipelineEngine has no such "
-          "scope");
+    if (scenario_.scope != Scope::kNone) throw StateError(kNoScope);
     return engine_.train_batch(batches).item<double>();
   }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "tests/config/config_test_support.h"
 #include "tests/support/captured_log.h"
@@ -200,6 +201,41 @@ TEST(Zero, ReadsLeafModulesAsOneTextOrAList) {
             wrong("unknown key `zero_optimization.leaf_module.class`. Did you mean `classes`?"));
   EXPECT_EQ(zero_refusal(R"("leaf_module": {"names": 3})"),
             wrong("`zero_optimization.leaf_module.names` is 3; expected a list of strings"));
+}
+
+TEST(Zero, RefusesReplicasBesideWhatExcludesThem) {
+  const auto refusal = [](const Json& keys, const Degrees& degrees = {}) -> Refusal {
+    Json json = {{"train_micro_batch_size_per_gpu", 1}};
+    json.update(keys);
+    try {
+      (void)config_from_json(json, 4, degrees, "<string>");
+    } catch (const ConfigError& error) {
+      return {error.code(), error.what()};
+    }
+    return {};
+  };
+  const auto text = [](const std::string& said, const std::string& beside) {
+    return "<string>: " + said + " makes 2 replicas beside " + beside + "; leave one of the two out";
+  };
+  const Json mics = {{"stage", 3}, {"mics_shard_size", 2}}, hpz = {{"stage", 3}, {"zero_hpz_partition_size", 2}};
+  const std::string mics_said = "`zero_optimization.mics_shard_size` = 2";
+  const std::string hpz_said = "`zero_optimization.zero_hpz_partition_size` = 2";
+  const Refusal unsharded = refusal({{"steps_per_print", 1}}, {.replicas = 2});
+  EXPECT_EQ(unsharded.message, text("degrees.replicas=2", "ZeRO stage 0, which shards nothing"));
+  EXPECT_EQ(unsharded.code, ErrorCode::kUnsupported);
+  EXPECT_EQ(refusal({{"zero_optimization", mics}, {"deterministic", true}}).message,
+            text(mics_said, "`deterministic`, whose sums would depend on their number"));
+  Json offloading = hpz;
+  offloading["offload_optimizer"] = {{"device", "cpu"}};
+  EXPECT_EQ(refusal({{"zero_optimization", offloading}}).message,
+            text(hpz_said, "offloading, and states over replicas stay on the device"));
+  Json narrow = mics;
+  narrow["mics_shard_size"] = 1;
+  EXPECT_EQ(refusal({{"zero_optimization", narrow}, {"sequence_parallel_size", 2}}).message,
+            text("`zero_optimization.mics_shard_size` = 1", "`sequence_parallel_size`, which is not there yet"));
+  offloading = mics;
+  offloading["offload_optimizer"] = {{"device", "cpu"}};
+  EXPECT_EQ(refusal({{"zero_optimization", offloading}}).message, "no error");
 }
 
 TEST(TriremeSection, ReadsThePagersOwnKeys) {

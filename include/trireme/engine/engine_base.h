@@ -104,7 +104,7 @@ class EngineBase {
   /// The ranks over which ZeRO shards: with the same module, and different samples or parts of them.
   Group& group() const { return training_.groups().shards; }
   /// Of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the same part.
-  DataPlace data_place() const { return training_.groups().place; }
+  DataPlace data_place() const { return training_.groups().plan.place; }
   Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()
   /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: nothing did.
   const std::string& failure() const { return training_.condition().failure(); }

@@ -6,14 +6,9 @@
 #include <cstdint>
 
 #include "trireme/comm/group.h"
+#include "trireme/topology.h"
 
 namespace trireme {
-
-/// A rank's place among those that take different samples, on the axis "data".
-struct DataPlace {
-  int rank = 0;
-  int size = 1;
-};
 
 class MicroBatchStreams {
  public:

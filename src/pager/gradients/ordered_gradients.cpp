@@ -5,6 +5,8 @@
 #include "pager/gradients/backward_gradients.h"
 #include "pager/gradients/ordered_fold.h"
 #include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
+#include "trireme/pager/layout/refusals.h"
 
 namespace trireme {
 namespace {
@@ -20,11 +22,7 @@ class OrderedGradients final : public BackwardGradients {
   }
 
   void accept(int index, at::Tensor gradient) override {
-    if (is_finished_)
-      throw StateError(
-          str("backward: with \"deterministic\" the gradients of a window can be read or reduced once, after its last "
-              "backward; '",
-              parameter(index).name, "' got another one"));
+    if (is_finished_) throw StateError(filled(kReducedOnce, {parameter(index).name}));
     BackwardGradients::accept(index, std::move(gradient));
   }
 

@@ -1,0 +1,17 @@
+// Texts of the pager's errors for features that do not go together, with "{}" for values (base/pattern.h). They are
+// rows of exclusions() in trireme/parallel.
+#pragma once
+
+namespace trireme {
+
+inline constexpr const char* kSharedOnDevice =
+    "trireme.gather: \"shared\" is for parameters on the host, and these are on {}; set it to \"copy\" or \"auto\"";
+inline constexpr const char* kSharedWithoutMemory =
+    "trireme.gather: \"shared\" needs ranks that share memory, and group '{}' does not; set it to \"copy\" or \"auto\"";
+inline constexpr const char* kReducedOnce =
+    "backward: with \"deterministic\" the gradients of a window can be read or reduced once, after its last backward; "
+    "'{}' got another one";
+inline constexpr const char* kNoLeafModule =
+    "zero_optimization.leaf_module.{}: no module is called \"{}\"; the model has: {}";
+
+}  // namespace trireme

@@ -1,0 +1,66 @@
+// Pairs of features that exclude each other, as rows. Whoever refuses a pair takes the text from its row, and
+// tests/compose takes the pairs that it expects to be refused from here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/base/error.h"
+
+namespace trireme {
+
+struct ParallelOptions;
+
+enum class Feature : uint8_t {
+  kUnsharded,           ///< ZeRO stage 0
+  kSharedGather,        ///< GatherPolicy::kShared
+  kReplicas,            ///< of sharded model states: MiCS, HSDP
+  kStatesOverReplicas,  ///< hpZ
+  kDeterministic,
+  kOffload,
+  kPipeline,
+  kSequence,
+  kRingAttention,
+  kDevice,          ///< parameters on a GPU
+  kSeparateMemory,  ///< ranks that do not share memory
+  kNoSync,
+  kCoalesced,  ///< coalesce_grad_reduction()
+  kRecomputeByCall,
+  kRecomputeLayers,
+  kLeafModules,
+  kParameterGroups,
+  kClientOptimizer,
+};
+
+/// Calls of a run, in their order.
+enum class Call : uint8_t { kInitialize, kForward, kBackward, kStep };
+
+struct Exclusion {
+  Feature one, other;
+  std::string text;             ///< of the error; "{}" where it has a value of the run (base/pattern.h)
+  std::optional<Call> at = {};  ///< the call that refuses; nothing: options tell, before anything is made
+  ErrorCode code = ErrorCode::kUnsupported;
+};
+
+inline constexpr const char* kNoScope =
+    "no_sync(), coalesce_grad_reduction(): a schedule says when gradients are reduced, so a PipelineEngine has no such "
+    "scope";
+// Texts of rows whose error has other causes too.
+inline constexpr const char* kStepInScope = "step: inside a {}() scope, where nothing is reduced; let it end first";
+inline constexpr const char* kNoLayers =
+    "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of one "
+    "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
+    "trireme::recompute() or trireme.checkpointing.checkpoint() around its layers and write \"none\"";
+
+/// All, those that options tell in the order in which they are looked for.
+const std::vector<Exclusion>& exclusions();
+
+/// The row of two features, in any order, which there is.
+const Exclusion& exclusion_of(Feature one, Feature other);
+
+/// The first row that options tell, both of whose features are on.
+const Exclusion* first_exclusion(const ParallelOptions& options);
+
+}  // namespace trireme

@@ -1,0 +1,119 @@
+// What every axis of a run does to each parameter, gradient, pass, group and sample: one pure value, made once.
+//
+//   const ParallelPlan plan = make_plan(topology_of(degrees, 8), /*rank=*/3, {.degrees = degrees, .pager = {.stage =
+//   3}}); plan.shards.of(3);      // the ranks that hold the other shards of rank 3's parameters plan.mean_over; // by
+//   which their gradients' sum is divided
+//
+// No process, device, tensor or Group. The engine makes its groups by it, `trireme plan` prints it, and tests hold it
+// against closed forms.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trireme/base/tensor_part.h"
+#include "trireme/comm/group.h"
+#include "trireme/intercept.h"
+#include "trireme/pager/layout/layout.h"
+#include "trireme/pager/layout/policy.h"
+#include "trireme/sequence/sequence_parallel.h"
+#include "trireme/topology.h"
+
+namespace trireme {
+
+/// Of all modules, the options that axes depend on.
+struct ParallelOptions {
+  Degrees degrees = {};
+  PagerPolicy pager = {};
+  bool states_over_replicas = false;  ///< ShardMesh::states_over_replicas
+  SequenceAttention sequence_attention = SequenceAttention::kUlysses;
+  bool recomputes_selectively = false;
+  bool computes_in_tiles = false;
+};
+
+/// An axis of the run, and where this rank stands on it.
+struct PlannedAxis {
+  std::string name;
+  int size = 1;
+  int position = 0;
+  bool operator==(const PlannedAxis&) const = default;
+};
+
+/// The ranks of a run, grouped along some axes. Every rank is in exactly one group.
+struct RankGroups {
+  std::vector<std::string> axes;        ///< of ParallelPlan::topology; empty: each rank is a group of its own
+  std::vector<std::vector<int>> ranks;  ///< each group ascends, in the order of their first ranks
+
+  int size() const { return static_cast<int>(ranks.front().size()); }
+  const std::vector<int>& of(int rank) const;
+};
+
+/// What becomes of one parameter.
+struct PlannedParameter {
+  std::string name;
+  bool trainable = true;
+  /// Axes over which its weights, its gradient, and its masters and optimizer states are sharded; none: every rank has
+  /// them whole. A frozen parameter has no gradient and no states.
+  std::vector<std::string> weights_over, gradient_over, states_over;
+  /// Elements of its own flattening: those whose weights this rank holds between two uses, and those that it updates.
+  /// Those of the ranks along `weights_over`, or along `states_over`, are a partition of all.
+  Interval held, updated;
+  /// Axes along which ranks' gradients are parts of one sum.
+  std::vector<std::string> gradient_sum;
+  int64_t mean_over = 1;  ///< by which that sum is divided
+  std::string why;        ///< the rule that says so
+};
+
+/// A pass over this rank's operators.
+struct PlannedPass {
+  PassOrder order;
+  std::string name;
+  std::vector<std::string> axes = {};  ///< along which it exchanges; empty: it is local
+};
+
+struct ParallelPlan {
+  /// "data" is the two axes "replica" and "shard" in its place.
+  Topology topology;
+  int rank = 0;
+  std::vector<PlannedAxis> axes = {};  ///< of `topology`, in its order
+
+  RankGroups model = {};     ///< all ranks: they step together
+  RankGroups sums = {};      ///< the ranks of one stage, whose gradients are added up
+  RankGroups shards = {};    ///< within `sums`: the ranks that hold all shards of the parameters together
+  RankGroups replicas = {};  ///< within `sums`: the ranks that hold the same shards
+  RankGroups sequence = {};  ///< within `shards`: the ranks that share samples
+  RankGroups stages = {};    ///< one rank of each stage
+
+  DataPlace place = {};  ///< of this rank's samples
+  ReduceOp reduce_op = ReduceOp::kMean;
+  int64_t mean_over = 1;                 ///< ShardMesh::mean_over
+  bool states_over_replicas = false;     ///< ShardMesh::states_over_replicas
+  std::vector<PlannedPass> passes = {};  ///< outermost first
+  std::vector<PlannedParameter> parameters = {};
+
+  int size_of(std::string_view axis) const { return topology.size_of(axis); }
+};
+
+/// The topology of a job of `world` ranks by its degrees: "pipe", "data" and "sequence", the last varying fastest, the
+/// first and the last where they are above 1. All ranks are data-parallel where the three do not multiply to `world`;
+/// make_plan() refuses such degrees.
+Topology topology_of(const Degrees& degrees, int world);
+
+/// The plan of rank `rank` of `ranks`, and of `parameters`: those of its stage, or of all stages to see what becomes of
+/// each kind.
+///
+/// Throws    ConfigError: an axis that is not there yet and longer than 1; degrees that are not those of `ranks`;
+///           replicas that do not divide "data"; two features that exclude each other (exclusions()), where options
+///           tell.
+ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& options,
+                       const std::vector<ParameterSpec>& parameters = {});
+
+/// The groups of `groups` within `members`, one of whose ranks they consist of, as positions in `members`.
+std::vector<std::vector<int>> positions_in(const std::vector<int>& members, const RankGroups& groups);
+
+/// Axes, groups, parameters by kind, passes and samples, to read.
+std::string plan_text(const ParallelPlan& plan);
+
+}  // namespace trireme

@@ -1,0 +1,78 @@
+#include "trireme/parallel/exclusions.h"
+
+#include "trireme/pager/layout/refusals.h"
+#include "trireme/parallel/plan.h"
+#include "trireme/sequence/refusals.h"
+
+namespace trireme {
+
+namespace {
+
+/// What options say; the others are the program's.
+bool is_on(Feature feature, const ParallelOptions& options) {
+  switch (feature) {
+    case Feature::kUnsharded:
+      return options.pager.stage == 0;
+    case Feature::kReplicas:
+      return options.degrees.replicas > 1;
+    case Feature::kStatesOverReplicas:
+      return options.degrees.replicas > 1 && options.states_over_replicas;
+    case Feature::kDeterministic:
+      return options.pager.deterministic;
+    case Feature::kOffload:
+      return options.pager.offload_ratio > 0;
+    case Feature::kPipeline:
+      return options.degrees.pipe > 1;
+    case Feature::kSequence:
+      return options.degrees.sequence > 1;
+    default:
+      return false;
+  }
+}
+
+/// The key or the degree and its value, the number of replicas, the other feature and why not.
+std::string beside_replicas(const char* other, const char* why) {
+  return str("{} makes {} replicas beside ", other, ", ", why, "; leave one of the two out");
+}
+
+}  // namespace
+
+const std::vector<Exclusion>& exclusions() {
+  using enum Feature;
+  static const std::vector<Exclusion> all = {
+      {kReplicas, kUnsharded, beside_replicas("ZeRO stage 0", "which shards nothing")},
+      {kReplicas, kDeterministic, beside_replicas("`deterministic`", "whose sums would depend on their number")},
+      {kStatesOverReplicas, kOffload, beside_replicas("offloading", "and states over replicas stay on the device")},
+      {kReplicas, kSequence, beside_replicas("`sequence_parallel_size`", "which is not there yet")},
+      {kPipeline, kSequence,
+       "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one of "
+       "the two 1"},
+      {kSharedGather, kDevice, kSharedOnDevice, Call::kInitialize, ErrorCode::kConfig},
+      {kSharedGather, kSeparateMemory, kSharedWithoutMemory, Call::kInitialize, ErrorCode::kConfig},
+      {kParameterGroups, kClientOptimizer,
+       "parameter_groups: {} of them beside a client_optimizer, which has its own; let the factory make them",
+       Call::kInitialize, ErrorCode::kConfig},
+      {kRecomputeLayers, kPipeline, kNoLayers, Call::kInitialize, ErrorCode::kConfig},
+      {kLeafModules, kPipeline, kNoLeafModule, Call::kInitialize, ErrorCode::kConfig},
+      {kRecomputeByCall, kSequence, kMadeByLength, Call::kForward, ErrorCode::kState},
+      {kRingAttention, kDevice, kRingRefusal, Call::kForward, ErrorCode::kState},
+      {kDeterministic, kCoalesced, kReducedOnce, Call::kBackward, ErrorCode::kState},
+      {kPipeline, kNoSync, kNoScope, Call::kForward, ErrorCode::kState},
+      {kPipeline, kCoalesced, kNoScope, Call::kForward, ErrorCode::kState},
+  };
+  return all;
+}
+
+const Exclusion& exclusion_of(Feature one, Feature other) {
+  for (const Exclusion& row : exclusions())
+    if ((row.one == one && row.other == other) || (row.one == other && row.other == one)) return row;
+  throw Error(ErrorCode::kInternal, str("no exclusion of features ", int(one), " and ", int(other)));
+}
+
+const Exclusion* first_exclusion(const ParallelOptions& options) {
+  for (const Exclusion& row : exclusions())
+    if (!row.at && is_on(row.one, options) && is_on(row.other, options)) return &row;
+  return nullptr;
+}
+
+}  // namespace trireme
