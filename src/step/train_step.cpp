@@ -10,10 +10,8 @@
 #include "step/step_decider.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/pattern.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
-#include "trireme/parallel/exclusions.h"
 #include "trireme/precision/autocast.h"
 #include "trireme/step/loss_checks.h"
 
@@ -128,7 +126,7 @@ StepReport TrainStep::end_window() {
 void TrainStep::require_steppable() const {
   if (!optimizer_) throw StateError("step: there is no optimizer; give one at initialization, or by set_optimizer()");
   if (window_.deferral() == nullptr) return;
-  throw StateError(filled(kStepInScope, {window_.deferral()}));
+  throw StateError(str("step: inside a ", window_.deferral(), "() scope, where nothing is reduced; let it end first"));
 }
 
 StepReport TrainStep::close(bool has_backward, int64_t micro_steps) {

@@ -47,8 +47,7 @@ struct Exclusion {
 inline constexpr const char* kNoScope =
     "no_sync(), coalesce_grad_reduction(): a schedule says when gradients are reduced, so a PipelineEngine has no such "
     "scope";
-// Texts of rows whose error has other causes too.
-inline constexpr const char* kStepInScope = "step: inside a {}() scope, where nothing is reduced; let it end first";
+/// Of a row whose error has other causes too.
 inline constexpr const char* kNoLayers =
     "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of one "
     "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
