@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -161,7 +162,8 @@ class StageRunner::Impl {
         str(CallerScope::current("pipeline"), failed_in_.empty() ? " failed" : " failed in ", failed_in_, ": ", why);
     training_.condition().fail(text);
     for (Group* const group : {all_.get(), message_group_.get(), tied_group_.get()}) group->abort(text);
-    if (Group& shards = training_.groups().shards; &shards != &world_) shards.abort(text);
+    for (Group* const group : std::set<Group*>{&training_.groups().shards, &training_.groups().model})
+      if (group != &world_) group->abort(text);
     training_.pager().defer_reductions(false);
     work_.clear();
     feed_.clear();
@@ -253,15 +255,16 @@ class StageRunner::Impl {
     work_.end_window();
   }
 
-  /// Over micro-batches and data-parallel ranks, on every rank.
+  /// Over micro-batches and data-parallel ranks, on every rank, on its device, for which the host does not wait.
   at::Tensor mean_loss(int count) {
     const WithoutInterception own_operators;
     const at::NoGradGuard no_grad;
+    const c10::Device device = training_.pager().device();
     const int data_ranks = world_.size() / stages_.size();
-    at::Tensor mean = at::zeros({}, at::TensorOptions().dtype(at::kFloat));
-    if (work_.loss().defined()) mean = work_.loss().cpu() / count;
+    at::Tensor mean = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
+    if (work_.loss().defined()) mean = work_.loss() / count;
     mean = mean.reshape({1}).contiguous();
-    if (world_.size() > 1) all_->all_reduce(mean).wait();
+    if (world_.size() > 1) (all_->serves(device) ? *all_ : training_.groups().model).all_reduce(mean).wait();
     return (data_ranks > 1 ? mean / data_ranks : mean).reshape({});
   }
 

@@ -345,20 +345,22 @@ class StagedTraining final : public Training {
   }
 
   double step(int number) override {
-    int64_t next = number * scenario_.micro_batches();
+    const double loss = start_step(number).item<double>();
     const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
-    const double loss = train([&] { return std::optional(micro_batch(next++, device)); });
     if (scenario_.evaluates_between) (void)engine_.eval_batch([&] { return std::optional(micro_batch(1000, device)); });
     return loss;
   }
 
- private:
-  double train(const MicroBatches& batches) {
+  /// The loss of a step, for which the host has not waited.
+  at::Tensor start_step(int number) {
     static_assert(!has_scopes<PipelineEngine> && has_scopes<Engine>);
     if (scenario_.scope != Scope::kNone) throw StateError(kNoScope);
-    return engine_.train_batch(batches).item<double>();
+    int64_t next = number * scenario_.micro_batches();
+    const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
+    return engine_.train_batch([&] { return std::optional(micro_batch(next++, device)); });
   }
 
+ private:
   const Scenario& scenario_;
   const int device_;
   const std::unique_ptr<Group> group_;

@@ -43,7 +43,7 @@ struct EvalOptions {
 };
 
 struct EvalResult {
-  at::Tensor loss;                   ///< [] fp32, the mean over micro-batches and data; undefined without one
+  at::Tensor loss;  ///< [] fp32, the mean over micro-batches and data, on the device; undefined without one
   std::vector<c10::IValue> outputs;  ///< by micro-batch
 };
 
@@ -77,7 +77,7 @@ class StageRunner {
   StageRunner& operator=(const StageRunner&) = delete;
 
   /// One step over as many micro-batches as the step accumulates. Returns the mean loss over them and all data, []
-  /// fp32, the same on every rank. Collective over the world.
+  /// fp32, the same on every rank, on its device. Collective over the world.
   /// Throws    DataError: the data ended. ShapeError: activations of another shape (PipelineOptions::dynamic_shapes).
   ///           Everything that backward passes and TrainStep::end_window() throw.
   at::Tensor train_batch(const MicroBatches& data);
