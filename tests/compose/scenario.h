@@ -345,19 +345,25 @@ class StagedTraining final : public Training {
   }
 
   double step(int number) override {
-    const double loss = start_step(number).item<double>();
+    const double loss = train(batches_of(number)).item<double>();
     const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
     if (scenario_.evaluates_between) (void)engine_.eval_batch([&] { return std::optional(micro_batch(1000, device)); });
     return loss;
   }
 
+  /// Those of step `number`, on this rank's device.
+  MicroBatches batches_of(int number) const {
+    const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
+    std::vector<trireme::MicroBatch> all;
+    for (int64_t i = 0; i < scenario_.micro_batches(); ++i)
+      all.push_back(micro_batch(number * scenario_.micro_batches() + i, device));
+    return [all, next = size_t{0}]() mutable { return std::optional(all[next++]); };
+  }
   /// The loss of a step, for which the host has not waited.
-  at::Tensor start_step(int number) {
+  at::Tensor train(const MicroBatches& batches) {
     static_assert(!has_scopes<PipelineEngine> && has_scopes<Engine>);
     if (scenario_.scope != Scope::kNone) throw StateError(kNoScope);
-    int64_t next = number * scenario_.micro_batches();
-    const auto device = scenario_.is_on_device ? std::optional(device_) : std::nullopt;
-    return engine_.train_batch([&] { return std::optional(micro_batch(next++, device)); });
+    return engine_.train_batch(batches);
   }
 
  private:
