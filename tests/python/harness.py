@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import unittest
 PROGRAM = pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
 PYTHON = sys.executable
 _REPORT = "TEST_RESULT "
+_SERVER = pathlib.Path(__file__).with_name("rank_server.py")
 
 
 def run(command, *, environment=None, folder=None, timeout_s=240):
@@ -43,6 +45,38 @@ def launch(ranks, words, **options):
     return run([*launcher, PYTHON, "-B", "-u", *words], **options)
 
 
+class _OwnServer:
+    """A server that serves this test alone."""
+
+    def __init__(self, imports):
+        self._process = subprocess.Popen(  # pylint: disable=consider-using-with
+            [PYTHON, "-B", "-u", _SERVER, *imports], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.requests, self.answers = self._process.stdin, self._process.stdout
+
+    def end(self):
+        self.requests.close()
+        self._process.wait()
+        self.answers.close()
+
+
+class _SharedServer:
+    """The server that ctest has started for all tests. Raises OSError: there is none."""
+
+    def __init__(self, imports):
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(os.environ.get("TRIREME_TEST_RANK_SERVER", ""))
+        except OSError:
+            self._socket.close()
+            raise
+        self.requests, self.answers = self._socket.makefile("w"), self._socket.makefile("r")
+        self.requests.write(json.dumps(imports) + "\n")
+
+    def end(self):
+        for file in (self.requests, self.answers, self._socket):
+            file.close()
+
+
 class RankServer:
     """A Python with torch that forks ranks (rank_server.py), for programs that are not about how a rank is started or ended.
 
@@ -51,7 +85,7 @@ class RankServer:
     """
 
     imports = ()
-    _process = None
+    _server = None
 
     @classmethod
     def run(cls, ranks, words, *, as_deepspeed=False, environment=None, folder=None, timeout_s=240):
@@ -61,29 +95,23 @@ class RankServer:
         """
         if others := [name for name in environment or () if not name.startswith("TRIREME_")]:
             raise ValueError(f"{others}: may be read before a rank is forked; use launch()")
-        if cls._process is None:
-            server = pathlib.Path(__file__).with_name("rank_server.py")
-            cls._process = subprocess.Popen(  # pylint: disable=consider-using-with
-                [PYTHON, "-B", "-u", server, *cls.imports], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1"})
-            atexit.register(cls._end)
+        if cls._server is None:
+            try:
+                cls._server = _SharedServer(cls.imports)
+            except OSError:
+                cls._server = _OwnServer(cls.imports)
+            atexit.register(cls._server.end)
         with tempfile.NamedTemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w+") as err:
             request = {"ranks": ranks, "words": [str(word) for word in words], "as_deepspeed": as_deepspeed, "folder": folder and str(folder),
                        "out": out.name, "err": err.name, "timeout_s": timeout_s,
                        "environment": {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}}
-            cls._process.stdin.write(json.dumps(request) + "\n")
-            cls._process.stdin.flush()
-            answer = json.loads(cls._process.stdout.readline())
+            cls._server.requests.write(json.dumps(request) + "\n")
+            cls._server.requests.flush()
+            answer = json.loads(cls._server.answers.readline())
             said = out.read(), err.read()
         if answer["timed_out"]:
             raise AssertionError(f"{words} ran longer than {timeout_s} s:\n{said[0]}\n{said[1]}")
         return (next(filter(None, answer["statuses"]), 0), *said)
-
-    @classmethod
-    def _end(cls):
-        cls._process.stdin.close()
-        cls._process.wait()
-        cls._process.stdout.close()
 
 
 def result_of(done):

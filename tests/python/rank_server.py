@@ -1,13 +1,18 @@
 """Forks ranks out of one Python that has imported torch, which takes each new process about two seconds of a processor.
 
-Arguments: further modules to import. Reads a request a line, runs its ranks with the variables that `trireme launch` gives them, and
-answers with their exit statuses.
+    rank_server.py [MODULE ...]       serves the test that started it, which also needs these modules
+    rank_server.py --listen SOCKET    serves all tests that connect: in the background, until --end, or two minutes without a test
+    rank_server.py --end SOCKET
+
+Reads a request a line, runs its ranks with the variables that `trireme launch` gives them, and answers with their exit statuses. A
+test that connects first sends a line with the modules that it needs.
 """
 import ctypes
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -16,6 +21,7 @@ import time
 import torch
 
 _PATIENCE_S = 5  # of ranks whose peer has failed, before they are ended as well
+_IDLE_S = 120
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,8 +54,15 @@ def _become(request, variables):
         sys.modules["numpy.random"].seed()
 
 
+def _has_hung_up():
+    """Whether the test that asks is there no more."""
+    poll = select.poll()
+    poll.register(0, select.POLLHUP)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
 def _wait(children, timeout_s):
-    """Exit statuses by rank, and whether the time was up. Who outlives a failure or the time is killed."""
+    """Exit statuses by rank, and whether the time was up. Who outlives a failure, the time or the test is killed."""
     statuses, end, timed_out = {}, time.monotonic() + timeout_s, False
     while len(statuses) < len(children):
         for rank, child in enumerate(children):
@@ -59,7 +72,7 @@ def _wait(children, timeout_s):
                     statuses[rank] = os.waitstatus_to_exitcode(status)
                     if statuses[rank]:
                         end = min(end, time.monotonic() + _PATIENCE_S)
-        if time.monotonic() > end:
+        if time.monotonic() > end or (end < float("inf") and _has_hung_up()):
             timed_out = not any(statuses.values())
             for rank, child in enumerate(children):
                 if rank not in statuses:
@@ -92,6 +105,73 @@ def serve(imports):
     return None
 
 
+def _serve_socket(connection):
+    """serve() of a test that has connected."""
+    _die_with_parent()
+    for number in (0, 1):
+        os.dup2(connection.fileno(), number)
+    connection.close()
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # pylint: disable=consider-using-with
+    modules = json.loads(sys.stdin.readline() or "[]")
+    if modules is None:  # end()
+        os.kill(os.getppid(), signal.SIGTERM)
+        return None
+    return serve(modules)
+
+
+def _accept(listener):
+    """A test's connection in a process of its own; None at the end."""
+    tests = set()
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            if not tests:
+                return None
+            connection = None
+        if connection is not None:
+            child = os.fork()
+            if child == 0:
+                listener.close()
+                return connection
+            tests.add(child)
+            connection.close()
+        tests = {test for test in tests if os.waitpid(test, os.WNOHANG) == (0, 0)}
+
+
+def listen(path):
+    """serve() for each test that connects to the socket `path`. The caller goes on when they can; here it is the background."""
+    end(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    listener.settimeout(_IDLE_S)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    with open(os.devnull, "r+b") as nothing:
+        for number in (0, 1, 2):
+            os.dup2(nothing.fileno(), number)
+    gc.collect()
+    gc.freeze()
+    connection = _accept(listener)
+    return _serve_socket(connection) if connection is not None else None
+
+
+def end(path):
+    """Ends the server at `path`, if there is one."""
+    with socket.socket(socket.AF_UNIX) as server:
+        try:
+            server.connect(path)
+        except OSError:
+            pass
+        else:
+            server.sendall(b"null\n")
+            server.recv(1)  # its end
+    if os.path.exists(path):
+        os.remove(path)
+
+
 def run(words, names):
     """Runs `words`, a script and its arguments, as Python would: in the module __main__, whose names are `names`."""
     sys.argv = words
@@ -103,8 +183,14 @@ def run(words, names):
 
 
 if __name__ == "__main__":
-    _die_with_parent()
-    REQUEST = serve(sys.argv[1:])
+    if sys.argv[1:2] == ["--end"]:
+        end(sys.argv[2])
+        sys.exit()
+    if sys.argv[1:2] == ["--listen"]:
+        REQUEST = listen(sys.argv[2])
+    else:
+        _die_with_parent()
+        REQUEST = serve(sys.argv[1:])
     if REQUEST and REQUEST["as_deepspeed"]:
         import trireme.as_deepspeed
         sys.argv = ["as_deepspeed", *REQUEST["words"]]
