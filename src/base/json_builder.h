@@ -50,9 +50,12 @@ class SyntaxError : public ConfigError {
   size_t line_;
 };
 
-/// `reached` is how far the reader has come, where that is beyond the mistake at `offset`.
+/// `reached` is how far the reader has come, where that is beyond the mistake at `offset`. Bytes of a binary file are
+/// not shown.
 [[noreturn]] inline void syntax_error(std::string_view text, const std::string& origin, size_t offset,
                                       const std::string& reason, size_t reached = 0) {
+  if (text.find('\0') != std::string_view::npos)
+    throw SyntaxError(str(origin, ": a binary file, where text is expected; give the path of another file"), 1);
   const TextPlace place = place_of(text, offset);
   throw SyntaxError(str(origin, ":", place.line, ":", place.column, ": ", reason, "\n    ", place.text, "\n    ",
                         std::string(place.column - 1, ' '), "^"),

@@ -94,6 +94,7 @@ int run_launch(const LaunchFlags& flags, LaunchRequest request) {
     request.hosts =
         parse_hostfile(read_input([&] { return posix_file_system().read(flags.hostfile); }), flags.hostfile);
   }
+  check_script(request);
   if (request.master_port) check_port_is_free(*request.master_port);
   SupervisorOptions options{.name = flags.name, .prefix = flags.prefix};
   options.grace = std::chrono::milliseconds(static_cast<int64_t>(flags.grace_s * 1000));

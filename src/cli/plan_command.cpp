@@ -106,6 +106,9 @@ void declare(CLI::App& app, PlanFlags& flags) {
   app.footer(kPlanFooter);
 }
 
+/// Of stages, micro-batches and chunks: a larger plan takes minutes and gigabytes.
+constexpr int64_t kMostOfPlan = 1'000'000;
+
 pipeline::Schedule schedule_of(const PlanFlags& flags) {
   const std::pair<const char*, bool> needed[] = {{"--schedule", !flags.schedule.empty()},
                                                  {"--stages", flags.stages.has_value()},
@@ -120,6 +123,11 @@ pipeline::Schedule schedule_of(const PlanFlags& flags) {
     throw ConfigError(str("--chunks ", *flags.chunks, ": the schedule '", flags.schedule,
                           "' has a fixed number of parts per stage; leave --chunks out, or give --schedule ",
                           kInterleaved));
+  const int64_t product = int64_t{*flags.stages} * *flags.micro_batches * flags.chunks.value_or(1);
+  if (product > kMostOfPlan)
+    throw ConfigError(str("--stages ", *flags.stages, " --micro-batches ", *flags.micro_batches,
+                          flags.chunks ? str(" --chunks ", *flags.chunks) : "", ": their product ", product,
+                          " is above ", kMostOfPlan, "; give fewer: the middle of a schedule repeats itself"));
   return pipeline::make_schedule(flags.schedule, *flags.stages, *flags.micro_batches, flags.chunks.value_or(2));
 }
 

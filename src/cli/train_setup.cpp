@@ -1,8 +1,12 @@
 #include "cli/train_setup.h"
 
+#include <fcntl.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "cli/flags.h"
@@ -95,6 +99,30 @@ bool holds_a_run(const std::filesystem::path& folder) {
          std::filesystem::exists(folder / "checkpoints", unreadable);
 }
 
+RunLock lock_output(TrainSetup& setup) {
+  if (!setup.options.out.empty() || setup.options.resume) return RunLock(setup.out);
+  while (true) {
+    auto lock = RunLock::try_lock(setup.out);
+    if (lock && !holds_a_run(setup.out)) return std::move(*lock);
+    // Another run has taken the folder since it was chosen.
+    setup.out = choose_output(setup.options, setup.name);
+  }
+}
+
+/// Whether a file can be made in the folder of checkpoints, or beside it while it is not there yet; nothing is left.
+/// Throws ConfigError.
+void check_checkpoints(const TrainSetup& setup) {
+  const std::filesystem::path checkpoints = setup.checkpoints();
+  std::error_code unreadable;
+  const bool is_there = std::filesystem::exists(std::filesystem::symlink_status(checkpoints, unreadable));
+  const std::filesystem::path folder = is_there ? checkpoints : setup.out;
+  const std::filesystem::path probe = folder / ".tmp-probe";
+  if (const Fd file(::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666)); !file.is_open())
+    throw ConfigError(str("--out ", setup.out.string(), ": checkpoints cannot be written to ", folder.string(), ": ",
+                          std::strerror(errno), "; make it a folder that may be written to, or choose another --out"));
+  ::unlink(probe.c_str());
+}
+
 }  // namespace
 
 std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options) {
@@ -142,13 +170,9 @@ std::filesystem::path choose_output(const TrainOptions& options, const std::stri
 }
 
 RunLock take_output(TrainSetup& setup) {
-  if (!setup.options.out.empty() || setup.options.resume) return RunLock(setup.out);
-  while (true) {
-    auto lock = RunLock::try_lock(setup.out);
-    if (lock && !holds_a_run(setup.out)) return std::move(*lock);
-    // Another run has taken the folder since it was chosen.
-    setup.out = choose_output(setup.options, setup.name);
-  }
+  RunLock lock = lock_output(setup);
+  check_checkpoints(setup);
+  return lock;
 }
 
 TrainSetup prepare_training(const TrainOptions& options, int world_size) {

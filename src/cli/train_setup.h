@@ -62,7 +62,7 @@ std::filesystem::path choose_output(const TrainOptions& options, const std::stri
 /// Takes the folder `setup.out`. Where it is a free one that choose_output() found and another run was quicker, takes
 /// the next free one and changes `setup.out`: of runs that start at once each gets its own.
 ///
-/// Throws    ConfigError, as RunLock does.
+/// Throws    ConfigError, as RunLock does; no file can be made where checkpoints go.
 RunLock take_output(TrainSetup& setup);
 
 }  // namespace trireme::cli

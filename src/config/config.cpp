@@ -80,7 +80,18 @@ ConfigSource source_of_yaml(const std::string& text, const std::string& origin) 
 }  // namespace
 
 ConfigSource read_source(const std::filesystem::path& path) {
-  return parse_source(posix_file_system().read(path), path.string());
+  std::string text;
+  try {
+    text = posix_file_system().read(path);
+  } catch (const IoError& error) {
+    std::error_code gone;
+    const std::filesystem::path folder = std::filesystem::current_path(gone);
+    const std::string from = path.is_absolute() || gone ? "" : str(", from ", folder.string());
+    throw IoError(str(error.what(), "; give the path of a configuration", from,
+                      ": DeepSpeed's JSON, such as {\"train_micro_batch_size_per_gpu\": 1}, or Accelerate's YAML; "
+                      "`trireme docs config` has the keys"));
+  }
+  return parse_source(text, path.string());
 }
 
 ConfigSource parse_source(std::string_view text, const std::string& origin) {

@@ -423,12 +423,11 @@ void add_pipeline(Table& table) {
               at<&Config::pipeline, &PipelineConfig::schedule>, "`trireme train`: the order of a stage's work");
   table.works("chunks", integer(kPositive), at<&Config::pipeline, &PipelineConfig::chunks>,
               "`trireme train`: parts of the model on each stage; 2 for `\"zb-v\"` and `\"dualpipe-v\"`");
-  table.works("whole_gradients", flag(), at<&Config::pipeline, &PipelineConfig::whole_gradients>,
+  table.works("whole_gradients", flag_or_auto(), at<&Config::pipeline, &PipelineConfig::whole_gradients>,
               "any pipeline at ZeRO 2 and 3: a rank sums its whole gradients over the micro-batches of a step, and "
               "reduces them once, as at stage 1; costs that stage's memory of gradients; `\"auto\"`: where they fit "
               "([the rule](schedule.md#whole-gradients))");
   ConfigRow& whole_gradients = table.rows.back();
-  whole_gradients.type = "true, false or `\"auto\"`";
   whole_gradients.standard = "`\"auto\"`";
   whole_gradients.write = [](const Config& config) -> std::optional<Json> {
     return config.pipeline.whole_gradients ? Json(*config.pipeline.whole_gradients) : Json("auto");

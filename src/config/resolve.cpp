@@ -102,6 +102,12 @@ void take_autosp(Document& file, Config& config, int world_size) {
     config.recompute = {.mode = RecomputeMode::kSelective, .selective = {.extra_compute = kForwardOfStep}};
 }
 
+/// A degree under the name by which it was given; empty where it cuts nothing.
+std::string said(const Document& file, const std::string& key, const char* member, int degree) {
+  if (degree == 1) return "";
+  return file.has(key) ? str("`", file.path_of(key), "` = ", degree) : str(member, "=", degree);
+}
+
 /// The degrees of the program; the data degree is the world over the others.
 void resolve_degrees(Document& file, Config& config, int world_size) {
   Degrees& degrees = config.degrees;
@@ -119,12 +125,17 @@ void resolve_degrees(Document& file, Config& config, int world_size) {
   take("sequence_parallel_size", degrees.sequence, "sequence degree is");
   take_autosp(file, config, world_size);
   const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence;
-  const bool is_positive =
-      std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) >= 1;
-  if (!is_positive || world_size % model != 0)
-    file.refuse(last_key, str("degrees: pipe ", degrees.pipe, " * tensor ", degrees.tensor, " * sequence ",
-                              degrees.sequence, " must divide the ", world_size,
-                              " ranks, and each degree is 1 or more; choose others, or another number of ranks"));
+  if (std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) < 1)
+    file.refuse("", str("degrees: pipe ", degrees.pipe, ", tensor ", degrees.tensor, ", sequence ", degrees.sequence,
+                        ", expert ", degrees.expert, ", replicas ", degrees.replicas, "; each is 1 or more"));
+  if (world_size % model != 0) {
+    std::string product;
+    for (const std::string& factor :
+         {said(file, "pipeline.stages", "degrees.pipe", degrees.pipe), said(file, "", "degrees.tensor", degrees.tensor),
+          said(file, "sequence_parallel_size", "degrees.sequence", degrees.sequence)})
+      if (!factor.empty()) product += (product.empty() ? "" : " times ") + factor;
+    file.refuse(last_key, str(product, " must divide the ", world_size, " ranks; change it, or the number of ranks"));
+  }
   degrees.data = static_cast<int>(world_size / model);
   if (degrees.data % degrees.expert != 0 || degrees.data % degrees.replicas != 0)
     file.refuse("", str("degrees: expert ", degrees.expert, " and replicas ", degrees.replicas,

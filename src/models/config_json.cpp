@@ -1,13 +1,16 @@
 // Hugging Face's config.json, strictly: a key that could change the computation is applied or refused, never passed
 // over.
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 
 #include "models/options_check.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
 #include "trireme/base/suggest.h"
@@ -278,6 +281,14 @@ Json to_json(const GptOptions& o) {
           {"resid_pdrop", 0.0}};
 }
 
+/// Decided by the first bytes, because files of weights are large.
+bool is_binary(const std::string& path) {
+  std::array<char, 16> begin{};
+  const size_t bytes = std::min(posix_file_system().size(path), begin.size());
+  posix_file_system().open(path)->read(0, begin.data(), bytes);
+  return std::string_view(begin.data(), bytes).find('\0') != std::string_view::npos;
+}
+
 }  // namespace
 
 const std::vector<std::string>& model_names() {
@@ -299,6 +310,13 @@ ModelOptions model_options(const std::string& name_or_path) {
   }
   std::error_code ignored;
   const bool is_file = std::filesystem::exists(name_or_path, ignored);
+  if (std::filesystem::is_directory(name_or_path, ignored))
+    throw ConfigError(trireme::str("model `", name_or_path, "` is a folder; give the path of the config.json in it"));
+  if (is_file && is_binary(name_or_path))
+    throw ConfigError(trireme::str("model `", name_or_path,
+                                   "` is a binary file, such as one of weights; give a built-in model or the path of a "
+                                   "config.json, and safetensors as first weights: `trireme train --init-from ",
+                                   name_or_path, "`"));
   if (is_file || name_or_path.ends_with(".json")) return read_model(read_json(name_or_path), name_or_path);
   std::string known;
   for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;

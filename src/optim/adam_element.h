@@ -56,7 +56,7 @@ inline AdamFactors adam_factors(const MomentFactors& moments, double lr, double 
           static_cast<float>(is_decoupled ? 0 : weight_decay)};
 }
 
-/// Of one element. `gradient` is not scaled yet.
+/// Adam's update of one element. `gradient` is not scaled yet.
 template <class Weight>
 inline void update_adam(float& master, Weight& weight, float gradient, float& first, float& second,
                         const AdamFactors& f) {

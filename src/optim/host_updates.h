@@ -15,7 +15,7 @@ class HostUpdates {
  public:
   /// `pager` outlives it.
   explicit HostUpdates(Pager& pager);
-  /// What was begun is finished.
+  /// Finishes the updates that were enqueued.
   ~HostUpdates();
   HostUpdates(const HostUpdates&) = delete;
   HostUpdates& operator=(const HostUpdates&) = delete;

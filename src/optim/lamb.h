@@ -10,7 +10,7 @@
 
 namespace trireme {
 
-/// Of one parameter, or of a part of it.
+/// The squared norms of one parameter, or of a part of it.
 struct LambNorms {
   double weights = 0;  ///< sum of squares
   double update = 0;   ///< sum of squares

@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// Of one update, in the precision that the loops work in.
+/// The factors of one update, in the precision that the loops work in.
 struct MomentFactors {
   float beta1, rest1, beta2, rest2;  ///< rest = 1 - beta
   float unbias1, unbias2;            ///< 1 / (1 - beta^step); 1 without bias correction

@@ -40,7 +40,7 @@ class ShardedOptimizer::Impl {
                             "zero_optimization.offload_optimizer.device=cpu with a ratio of 1"),
                         ErrorCode::kUnsupported);
     by_adam_kernel_ = slices_.any_on_device() && agree_on_adam_kernel(parameters.options);
-    // What needs whole parameters exchanges them with other ranks, and that is for the program's own thread.
+    // Optimizers of whole parameters exchange them with other ranks, and that is for the program's own thread.
     const bool needs_others = first == OptimizerKind::kLamb || has_muon_ || first == OptimizerKind::kClient;
     if (slices_.any_on_host() && !is_host(device) && !needs_others)
       host_updates_ = std::make_unique<HostUpdates>(pager);

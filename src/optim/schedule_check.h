@@ -1,4 +1,4 @@
-// What a schedule is refused for.
+// The reasons for which a schedule is refused.
 #pragma once
 
 #include <cstddef>

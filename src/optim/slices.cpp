@@ -68,7 +68,7 @@ void OptimizerSlices::round_weights(const UpdateSpan& span) {
   if (span.has_master()) span.weights.copy_(span.master);
 }
 
-// What the user wrote into 16-bit weights is the new truth; an older master would undo it.
+// A user's write into 16-bit weights is the new truth; an older master would undo it.
 void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < spans_.size(); ++i) {

@@ -1,4 +1,4 @@
-// What this rank updates: weights, fp32 masters and states of its slices, where the pager has them.
+// The slices that this rank updates: weights, fp32 masters and states, where the pager has them.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class OptimizerSlices {
   OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of);
 
   size_t count() const { return spans_.size(); }
-  /// Of slice `i`, as in Pager::owned(), with its gradients.
+  /// The span of slice `i`, as in Pager::owned(), with its gradients.
   UpdateSpan span(size_t i) const;
   int unit(size_t i) const { return pager_.owned()[i].unit; }
   bool is_on_host(size_t i) const { return is_on_host_[i]; }

@@ -1,4 +1,4 @@
-// What a pager takes over, and what it refuses before anything is changed.
+// The parameters that a pager takes over, and those that it refuses before anything is changed.
 #pragma once
 
 #include <vector>

@@ -215,7 +215,7 @@ class Pager::Impl {
   }
 
   at::Tensor whole(int parameter) {
-    // What gathering allocates counts as one operator, so that it does not make room by releasing this unit again.
+    // Operators that gathering runs count as one, so that it does not make room by releasing this unit again.
     const WithoutInterception own_operators;
     const WithoutAutocast own_bits;
     weights_->before_access(parameter, Access::kRead);
@@ -299,7 +299,7 @@ class Pager::Impl {
   // All stores alike, for that follows from the policy.
   bool defers() const { return deferring_ && !gradients_.front()->reduces_at_boundary(); }
 
-  // What is on the host already is updated there.
+  // Parameters on the host are updated there anyway: nothing is offloaded.
   void plan_offload() {
     const bool has_effect = !is_host(device_) && policy_.stage > 0;
     if (policy_.offload_ratio > 0 && !has_effect && group_.rank() == 0)
@@ -331,7 +331,7 @@ class Pager::Impl {
       if (specs_[i].trainable) watch_.add(managed_[i].tensor, static_cast<int>(i));
   }
 
-  // What no later gradient of its parameter took along.
+  // Hands over the deferred sums that no later gradient of their parameter took along.
   void hand_over_deferred() {
     // From the last parameter on: the order in which backward would have produced them.
     for (int i = static_cast<int>(managed_.size()) - 1; i >= 0; --i)

@@ -42,20 +42,25 @@ class Assembly {
   /// The buffers of each chunk on one stage, by micro-batch.
   class Buffers {
    public:
-    explicit Buffers(int chunks = 0) : used_(chunks) {}
+    explicit Buffers(int chunks = 0) : used_(chunks), spare_(chunks) {}
     int take(int chunk, int micro_batch, int& most) {
       auto& used = used_[chunk];
+      auto& spare = spare_[chunk];
       if (const auto found = used.find(micro_batch); found != used.end()) return found->second;
-      int buffer = 0;
-      while (std::any_of(used.begin(), used.end(), [&](const auto& each) { return each.second == buffer; })) ++buffer;
+      const int buffer = spare.empty() ? most++ : *spare.begin();
+      spare.erase(buffer);
       used[micro_batch] = buffer;
-      most = std::max(most, buffer + 1);
       return buffer;
     }
-    void free(int chunk, int micro_batch) { used_[chunk].erase(micro_batch); }
+    void free(int chunk, int micro_batch) {
+      const auto found = used_[chunk].find(micro_batch);
+      spare_[chunk].insert(found->second);
+      used_[chunk].erase(found);
+    }
 
    private:
     std::vector<std::map<int, int>> used_;
+    std::vector<std::set<int>> spare_;  // of those that were used before; the lowest is taken first
   };
 
   /// What `stage` has to send after `computation`; nothing where the next part is its own.

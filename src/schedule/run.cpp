@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -76,16 +77,20 @@ class Run {
     int live_activations = 0;
   };
 
-  // All stages up to step `end`.
+  // All stages up to step `end`. The order in which they come does not matter: what a stage waits for is a message or a
+  // computation, and each is there once.
   void advance_all(size_t end) {
-    for (bool has_moved = true; has_moved;) {
-      has_moved = false;
-      for (int stage = 0; stage < schedule_.stages; ++stage)
-        while (const Instruction* next = next_of(stage, end)) {
-          if (!execute(stage, *next)) break;
-          ++stages_[stage].instruction;
-          has_moved = true;
-        }
+    std::vector<int> stages(schedule_.stages);  // that may be able to go on
+    std::iota(stages.rbegin(), stages.rend(), 0);
+    while (!stages.empty()) {
+      const int stage = stages.back();
+      stages.pop_back();
+      while (const Instruction* next = next_of(stage, end)) {
+        if (!execute(stage, *next)) break;
+        ++stages_[stage].instruction;
+        if (is_send(next->kind)) stages.push_back(next->peer);
+        if (gives_weights(next->kind)) add_owners(stages, schedule_.part_of(stage, next->chunk));
+      }
     }
     for (int stage = 0; stage < schedule_.stages; ++stage)
       if (const Instruction* stuck = next_of(stage, end)) explain(stage, *stuck, end);
@@ -115,7 +120,7 @@ class Run {
     } else if (is_computation(instruction.kind)) {
       if (missing_copy(stage, instruction)) return false;
       compute(stage, instruction);
-      if (gives_weights(instruction.kind))
+      if (gives_weights(instruction.kind) && !ties_.parts.empty())
         with_weights_[schedule_.part_of(stage, instruction.chunk)].insert(instruction.micro_batch);
     }
     return true;
@@ -123,9 +128,16 @@ class Run {
 
   static bool gives_weights(Kind kind) { return kind == Kind::kBackward || kind == Kind::kBackwardWeight; }
 
+  // The stages that take gradients of tied parameters from `part`.
+  void add_owners(std::vector<int>& stages, int part) const {
+    for (const std::vector<int>& parts : ties_.parts)
+      if (std::find(parts.begin() + 1, parts.end(), part) != parts.end())
+        stages.push_back(schedule_.stage_of(parts.front()));
+  }
+
   // A part that has to compute before this instruction, which takes the gradients of its copies of tied parameters.
   std::optional<int> missing_copy(int stage, const Instruction& instruction) {
-    if (!gives_weights(instruction.kind)) return {};
+    if (ties_.parts.empty() || !gives_weights(instruction.kind)) return {};
     const int owner = schedule_.part_of(stage, instruction.chunk);
     const auto micro_batches = static_cast<size_t>(schedule_.micro_batches);
     if (!ties_.each_micro_batch && with_weights_[owner].size() + 1 < micro_batches) return {};

@@ -177,6 +177,7 @@ void TrainStep::require_gradients(const Agreement& agreement, ClosedWindow& wind
 void TrainStep::update(ClosedWindow& window, const at::Tensor& sum_of_squares) {
   if (const auto options = decider_->decide(sum_of_squares, hyperparameters_))
     return optimizer_->step(window, *options);
+  // Skipped, on every rank: the norm that decides is that of all ranks.
   optimizer_->refresh_masters(window.written());
   for (const OwnedSlice& slice : pager_->owned()) window.publish(slice.unit);
 }

@@ -82,6 +82,11 @@ TEST(Json, RefusesWhatIsNoJson) {
     EXPECT_EQ(error_of(text).rfind("ds.json:1:", 0), 0u) << text << " -> " << error_of(text);
 }
 
+TEST(Json, ShowsNoBytesOfABinaryFile) {
+  EXPECT_EQ(error_of(std::string("\x7f\0ELF", 5)),
+            "ds.json: a binary file, where text is expected; give the path of another file");
+}
+
 TEST(Json, ReadsAFileAndNamesItInErrors) {
   const auto path =
       std::filesystem::temp_directory_path() / ("trireme_json_test_" + std::to_string(::getpid()) + ".json");

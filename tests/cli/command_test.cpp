@@ -460,6 +460,13 @@ TEST(PlanCommand, NamesTheFlagThatIsWrongAndTheFix) {
       "out, or give --schedule interleaved");
   expect_wrong_use({"plan", "--schedule", "interleaved", "--stages", "4", "--micro-batches", "6"},
                    "trireme plan: schedule 'interleaved': micro_batches=6 is no multiple of 4 stages; use 8");
+  expect_wrong_use({"plan", "--schedule", "1f1b", "--stages", "3000", "--micro-batches", "3000"},
+                   "trireme plan: --stages 3000 --micro-batches 3000: their product 9000000 is above 1000000; give "
+                   "fewer: the middle of a schedule repeats itself");
+  expect_wrong_use(
+      {"plan", "--schedule", "interleaved", "--stages", "100", "--micro-batches", "100", "--chunks", "101"},
+      "trireme plan: --stages 100 --micro-batches 100 --chunks 101: their product 1010000 is above "
+      "1000000; give fewer: the middle of a schedule repeats itself");
   expect_wrong_use({"plan", "--schedule", "1f1b", "--stages", "0", "--micro-batches", "6"},
                    "trireme plan: --stages: '0' is not a whole number from 1 to 100000 (see trireme plan --help)");
   for (const std::string times :

@@ -38,6 +38,14 @@ TEST(LaunchProgram, RunsScriptsUnderThePythonThatTheBuildIsFor) {
   EXPECT_EQ(executable("/usr/bin/python3"), "/usr/bin/python3\n");
 }
 
+TEST(LaunchProgram, SaysOnceThatAScriptIsNotThere) {
+  for (const std::string command : {"launch", "deepspeed"}) {
+    const auto done = run_program({command, "--num_gpus", "2", "/nowhere/train.py", "--lr", "1"});
+    EXPECT_EQ(done.exit_code, 2);
+    EXPECT_EQ(done.err, "trireme " + command + ": script /nowhere/train.py: there is no such file; correct its path\n");
+  }
+}
+
 TEST(LaunchProgram, TakesADoubleDashBeforeTheProgram) {
   EXPECT_EQ(run_program({"launch", "--prefix", "none", "--", "/bin/echo", "--hostfile"}).out, "--hostfile\n");
 }

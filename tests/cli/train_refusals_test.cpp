@@ -63,6 +63,37 @@ TEST_F(TrainProgramRefuses, AFolderThatCannotBeWrittenTo) {
   }
 }
 
+TEST_F(TrainProgramRefuses, ACheckpointFolderThatCannotBeWrittenToBeforeTheFirstStep) {
+  const auto file = folder_.write("run/checkpoints", "");
+  const auto out = folder_ / "run";
+  const std::string complaint = "--out " + out + ": checkpoints cannot be written to " + file +
+                                ": Not a directory; make it a folder that may be written to, or choose another --out";
+  for (const std::string ranks : {"1", "2"})
+    expect_refusal(with(train("run", {"--steps", "1", "--resume"}), "--ranks", ranks), complaint);
+  // Ranks of a launcher: rank 0 looks, and the others tell what it found.
+  std::vector<std::string> words = {"launch", "--num_gpus", "2", program_path()};
+  const auto own = train("run", {"--steps", "1", "--resume"});
+  words.insert(words.end(), own.begin(), own.end());
+  const auto done = run_program(words);
+  EXPECT_EQ(done.exit_code, 2) << done.err;
+  for (const std::string rank : {"[rank 0] trireme train: ", "[rank 1] trireme train: "}) {
+    const auto at = done.err.find(rank);
+    ASSERT_NE(at, std::string::npos) << done.err;
+    EXPECT_NE(done.err.substr(at, done.err.find('\n', at) - at).find(complaint), std::string::npos) << done.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(out + "/metrics.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(out + "/.tmp-probe"));
+}
+
+TEST_F(TrainProgramRefuses, AFileOfWeightsAsAModel) {
+  const auto weights = folder_.write("w.safetensors", std::string("\x10\0\0\0\0\0\0\0{\"w\":{}}", 16));
+  expect_refusal(with(train("run", {"--steps", "1"}), "--model", weights),
+                 "model `" + weights +
+                     "` is a binary file, such as one of weights; give a built-in model or the path of a config.json, "
+                     "and safetensors as first weights: `trireme train --init-from " +
+                     weights + "`");
+}
+
 // Root may read everything, so a test that runs as root becomes somebody else.
 TEST_F(TrainProgramRefuses, AFolderBelowOneThatMayNotBeRead) {
   const auto locked = folder_ / "locked";

@@ -111,8 +111,7 @@ TEST_F(TrainStages, ValidateEachSampleOnce) {
 }
 
 TEST_F(TrainStages, AreRefusedBeforeAnythingIsWritten) {
-  expect_refusal(config("three", R"("pipeline": {"stages": 2})"), "3",
-                 "pipe 2 * tensor 1 * sequence 1 must divide the 3 ranks");
+  expect_refusal(config("three", R"("pipeline": {"stages": 2})"), "3", "`pipeline.stages` = 2 must divide the 3 ranks");
   expect_refusal(config("method", R"("pipeline": {"stages": 2, "partition": "layers"})"), "2",
                  R"(`pipeline.partition` is "layers"; expected "best", "parameters", "uniform" or "type:REGEX")");
   expect_refusal(config("chunks", R"("pipeline": {"stages": 2}, "trireme": {"pipeline": {"schedule": "zb-v"}})"), "2",

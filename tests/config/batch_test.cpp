@@ -174,8 +174,10 @@ TEST(Degrees, OfSequencesThatContradictAreRefused) {
             "<string>: `sequence_parallel_size` = 2, and the program's sequence degree is 4; remove the key, or set it "
             "to that");
   EXPECT_EQ(refusal(start + R"("sequence_parallel_size": 3})", {}),
-            "<string>: degrees: pipe 1 * tensor 1 * sequence 3 must divide the 4 ranks, and each degree is 1 or more; "
-            "choose others, or another number of ranks");
+            "<string>: `sequence_parallel_size` = 3 must divide the 4 ranks; change it, or the number of ranks");
+  EXPECT_EQ(refusal(start + R"("sequence_parallel_size": 2, "pipeline": {"stages": 3}})", {}),
+            "<string>: `pipeline.stages` = 3 times `sequence_parallel_size` = 2 must divide the 4 ranks; change it, "
+            "or the number of ranks");
   EXPECT_EQ(refusal(start + R"("compile": {"deepcompile": true, "passes": ["z3"]}})", {}),
             "<string>: `compile.deepcompile` = true is not there yet; set \"passes\" to [\"autosp\"] beside it, or "
             "remove it");
@@ -190,10 +192,11 @@ TEST(Degrees, ThatDoNotDivideTheRanksAreRefusedByName) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(refusal({.pipe = 2, .tensor = 2}),
-            "<string>: degrees: pipe 2 * tensor 2 * sequence 1 must divide the 6 ranks, and each degree is 1 or more; "
-            "choose others, or another number of ranks");
-  EXPECT_NE(refusal({.sequence = 0}), "no error");
+  EXPECT_EQ(
+      refusal({.pipe = 2, .tensor = 2}),
+      "<string>: degrees.pipe=2 times degrees.tensor=2 must divide the 6 ranks; change it, or the number of ranks");
+  EXPECT_EQ(refusal({.sequence = 0}),
+            "<string>: degrees: pipe 1, tensor 1, sequence 0, expert 1, replicas 1; each is 1 or more");
   EXPECT_EQ(refusal({.pipe = 2, .expert = 2}),
             "<string>: degrees: expert 2 and replicas 1 must each divide the data degree, 3; choose others");
 }

@@ -91,7 +91,24 @@ TEST(Config, ReadsAFileAndNamesItInErrors) {
     EXPECT_EQ(error.what(), path.string() + ": unknown key `gradient_clippin`. Did you mean `gradient_clipping`?");
   }
   std::filesystem::remove(path);
-  EXPECT_THROW(read_config(path, 2), IoError);
+}
+
+TEST(Config, OfAFileThatIsNotThereSaysHowToWriteOne) {
+  const auto refusal = [](const std::filesystem::path& path) {
+    try {
+      read_config(path, 2);
+    } catch (const IoError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const std::string start = "open for reading failed: No such file or directory; give the path of a configuration";
+  const std::string fix =
+      ": DeepSpeed's JSON, such as {\"train_micro_batch_size_per_gpu\": 1}, or Accelerate's YAML; `trireme docs "
+      "config` has the keys";
+  EXPECT_EQ(refusal("/nowhere/ds.json"), "/nowhere/ds.json: " + start + fix);
+  EXPECT_EQ(refusal("nowhere.json"),
+            "nowhere.json: " + start + ", from " + std::filesystem::current_path().string() + fix);
 }
 
 TEST(Config, RefusesAFileThatIsNoObject) {

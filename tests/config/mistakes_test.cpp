@@ -76,7 +76,7 @@ TEST(Mistakes, OfSeveralKeysTogetherStandAtOneOfThem) {
             Lines{});
   EXPECT_EQ(mistakes_of(R"({"train_batch_size": 1,
   "trireme": {"pipeline": {"whole_gradients": "some"}}})"),
-            (Lines{"2: `trireme.pipeline.whole_gradients` is \"some\"; expected true or false"}));
+            (Lines{"2: `trireme.pipeline.whole_gradients` is \"some\"; expected true, false or \"auto\""}));
   EXPECT_EQ(
       mistakes_of("{\n\"train_batch_size\": 5,\n\"gradient_predivide_factor\": 2,\n\"prescale_gradients\": true}", 2),
       (Lines{"2: `train_batch_size` is 5; set it to 4, or leave one of the three out: it follows from the other two",

@@ -69,7 +69,7 @@ class Install(Installed):
         with self.subTest("without its configuration, one line says so"):
             status, out = run(program, cwd=self.prefix)
             self.assertEqual(status, 1, out)
-            self.assertRegex(out, r"\Aminimal: ds_config\.json: [^\n]*No such file or directory\n\Z")
+            self.assertRegex(out, r"\Aminimal: ds_config\.json: [^\n]*No such file or directory; give the path of a configuration[^\n]*\n\Z")
 
     def compare_with_python_twin(self, launcher, run_folder, expected):
         """minimal.py prints the same losses as the C++ program, and saves the same bits."""

@@ -162,6 +162,31 @@ TEST(ModelOptions, AnUnknownNameListsTheKnownOnes) {
   EXPECT_THROW(model_options("nowhere/config.json"), IoError);
 }
 
+TEST(ModelOptions, AFileOfWeightsIsNamedAsThatWithoutItsBytes) {
+  const std::string weights = std::string("\x40\0\0\0\0\0\0\0", 8) + R"({"w":{"dtype":"F32"}})";
+  const ConfigFile file(weights);
+  try {
+    model_options(file.path());
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "model `" + file.path() +
+                  "` is a binary file, such as one of weights; give a built-in model or the path of a config.json, and "
+                  "safetensors as first weights: `trireme train --init-from " +
+                  file.path() + "`");
+  }
+}
+
+TEST(ModelOptions, AFolderIsNamedAsThat) {
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  try {
+    model_options(folder);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(std::string(error.what()), "model `" + folder + "` is a folder; give the path of the config.json in it");
+  }
+}
+
 TEST(ModelOptions, WhatIsWrittenReadsBackAsTheSame) {
   for (const auto& name : model_names()) {
     const auto text = config_json(model_options(name));

@@ -91,6 +91,16 @@ class AsDeepspeed(Case):
         self.assertEqual(status, 1)
         self.assertIn("usage: python -m trireme.as_deepspeed", err)
 
+    def test_a_program_that_is_not_there_is_one_line_and_pythons_status(self):
+        for words, line, expected in (
+                (["missing.py", "-x"], f"script missing.py: there is no such file in {self.folder.resolve()}; correct its path", 2),
+                (["/nowhere/a.py"], "script /nowhere/a.py: there is no such file; correct its path", 2),
+                (["-m", "nowhere.train"], "module nowhere.train: there is none of this name in sys.path; correct it, or set PYTHONPATH to its folder", 1)):
+            status, out, err = launch(0, ["-m", "trireme.as_deepspeed", *words], folder=self.folder)
+            self.assertEqual((status, out, err), (expected, "", f"python -m trireme.as_deepspeed: {line}\n"))
+            python = run([PYTHON, *words], folder=self.folder)
+            self.assertEqual(python[0], expected)
+
     def test_install_serves_a_notebook(self):
         result = self.on_ranks(0, """
             from trireme.as_deepspeed import install

@@ -45,6 +45,8 @@ class Command(Case):
         self.assertEqual(sorted(out.splitlines()), [f"['--local_rank={rank}', '--lr', '1'] 0.19.8 {rank} 2 2" for rank in (0, 1)])
         status, out, err = self.command("deepspeed", "--no_local_rank", "says.py")
         self.assertEqual((status, out), (0, "[] 0.19.8 0 1 1\n"), err)
+        self.assertEqual(self.command("deepspeed", "--num_gpus", "2", "missing.py"),
+                         (2, "", f"trireme deepspeed: script missing.py: there is no such file in {self.folder.resolve()}; correct its path\n"))
         status, out, err = self.command("deepspeed", "--no_local_rank", "says.py", environment={"LOCAL_SIZE": "2"})
         self.assertEqual((status, len(out.splitlines())), (0, 2), err)
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 
 #include "trireme/base/error.h"
@@ -333,6 +334,17 @@ TEST(Check, NamesWhatIsOverwrittenMissingOrTwice) {
   EXPECT_EQ(error_of([&] { check(early); }),
             "schedule 'data-parallel': stage 0's BackwardPass(micro_batch=0, chunk=0, buffer=0) comes before its "
             "ForwardPass(micro_batch=0, chunk=0, buffer=0); let it follow");
+}
+
+// Work per computation that grows with the number of micro-batches or of stages took minutes here; less than a second
+// is needed, and the rest of the limit is for slow machines and sanitizers.
+TEST(Schedules, WithThousandsOfMicroBatchesOrStagesAreMadeAndSimulatedInSeconds) {
+  const auto start = std::chrono::steady_clock::now();
+  const Schedule long_one = gpipe(2, 5000), wide_one = gpipe(20'000, 2);
+  EXPECT_EQ(long_one.buffers[1], std::vector<int>{5000});
+  EXPECT_EQ(simulate(long_one, {}).makespan, 3 * (5000 + 1));
+  EXPECT_EQ(simulate(wide_one, {}).makespan, 3 * (20'000 + 1));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 }  // namespace

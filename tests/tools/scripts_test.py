@@ -132,6 +132,12 @@ class Scripts(unittest.TestCase):
                 self.assertEqual((status, out.count("build: error: ")), (1, 1))
                 self.assertIn(advice, out.splitlines()[-1])
 
+    def test_jobs_that_are_no_number_are_refused_by_name(self):
+        for jobs in ("abc", "0", "2x", "-1"):
+            with self.subTest(jobs=jobs):
+                status, out = run(self.root / "scripts/build", environment={"JOBS": jobs})
+                self.assertEqual((status, out), (1, f"build: error: JOBS={jobs}: expected a whole number of at least 1, as in: make JOBS=2\n"))
+
     def test_a_build_that_succeeds_adds_no_word(self):
         self.assertEqual(self.build("[1/1] Linking\n", status=0), (0, "Building into build/release with 2 jobs.\n[1/1] Linking\n"))
 

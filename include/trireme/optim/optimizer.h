@@ -15,14 +15,14 @@
 
 namespace trireme {
 
-/// What decides over a step without the host: numbers of the parameters' device.
+/// The decision over a step without the host: numbers of the parameters' device.
 struct StepDecision {
   at::Tensor gradient_factor = {};  ///< [] fp32; undefined: 1
   at::Tensor skip = {};             ///< [] fp32: 1 where nothing may change, else 0; undefined: never
   std::vector<at::Tensor> lr = {};  ///< by group, [] fp32; empty: as the groups say
 };
 
-/// What one step is taken with.
+/// The numbers with which one step is taken.
 struct StepOptions {
   /// In force now, by group: schedules change lr and momentum.
   const std::vector<OptimizerOptions>& groups;
@@ -61,9 +61,9 @@ class ShardedOptimizer {
   std::vector<TensorSlice> state();
   /// state() without that of a client's optimizer.
   std::vector<TensorSlice> own_state() const;
-  /// Of a parameter, the same on every rank; none of a client's optimizer, whose states are its own.
+  /// The states of a parameter, the same on every rank; none of a client's optimizer, whose states are its own.
   const std::vector<std::string>& state_names(int parameter) const;
-  /// Of StepOptions::groups; -1 with a client's optimizer.
+  /// The parameter's index in StepOptions::groups; -1 with a client's optimizer.
   int group_of(int parameter) const;
   std::vector<int64_t> step_counts() const;  ///< by parameter index; waits for a device
   void set_step_counts(const std::vector<int64_t>& counts);

@@ -1,4 +1,4 @@
-// What an optimizer is told: hyperparameters, and which parameters have some of their own.
+// The options of an optimizer: hyperparameters, and which parameters have some of their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,7 +48,7 @@ const char* optimizer_name(OptimizerKind kind);
 /// The fp32 states of each element, at most two, by the names that they have in checkpoints.
 std::vector<std::string> optimizer_states(const OptimizerOptions& options);
 
-/// What get_mom() tells: (beta1, beta2), for SGD and Muon (momentum, 0), (0, 0) for Adagrad and a client's.
+/// The result of get_mom(): (beta1, beta2), for SGD and Muon (momentum, 0), (0, 0) for Adagrad and a client's.
 struct Momentum {
   double first = 0;
   double second = 0;

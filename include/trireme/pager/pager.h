@@ -119,14 +119,14 @@ class Pager {
   ///           is in a zero::GatheredParameters scope, was given another storage, or was unfrozen.
   [[nodiscard]] ClosedWindow close_window();
 
-  /// What users wrote since the last step, or the last call, goes into the owned weights, inside a window: gradients
+  /// User writes since the last step, or the last call, go into the owned weights, inside a window: gradients
   /// are left alone. Returns, by parameter index, what this rank's user wrote. Collective.
   std::vector<bool> settle_writes();
 
   /// Offloaded: blocks the calling thread, any one, until gradients have arrived on the host and weights have left it.
   void await_owned(int unit);
   bool is_owned_there(int unit) const;  ///< whether await_owned() would return at once
-  /// Of a unit whose ClosedWindow::defer_publish() was called, from any thread: its owned weights are final, or
+  /// Ends a ClosedWindow::defer_publish() of `unit`, from any thread: its owned weights are final, or
   /// `problem` kept them from it.
   void publish_deferred(int unit, const std::exception_ptr& problem = nullptr);
   /// Blocks until all that was deferred is published.
@@ -145,7 +145,7 @@ class Pager {
   PagerMemory memory() const;
   PagerCounters counters() const;
 
-  /// What its owner keeps beside it, so that a parameter alone leads there.
+  /// An object that the pager's owner keeps beside it, so that a parameter alone leads there.
   void set_companion(PagerCompanion* companion) { companion_ = companion; }
   PagerCompanion* companion() const { return companion_; }
 

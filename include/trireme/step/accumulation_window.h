@@ -1,4 +1,4 @@
-// What has come since an accumulation window opened.
+// Backward passes and step() calls since an accumulation window opened.
 #pragma once
 
 #include <algorithm>

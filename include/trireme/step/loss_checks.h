@@ -1,4 +1,4 @@
-// What can be differentiated.
+// Checks that a loss can be differentiated.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,7 +18,7 @@ struct TrainingProgress {
   int64_t global_samples = 0;
 };
 
-/// What the host knows of a step() when it returns, without waiting for a device.
+/// All that the host knows of a step() when it returns, without waiting for a device.
 struct StepReport {
   bool ended_window = false;         ///< the step updated or skipped; false: inside an accumulation window
   std::optional<bool> applied = {};  ///< the weights changed; nothing: a device has not told yet

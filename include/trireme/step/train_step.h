@@ -28,7 +28,7 @@ struct Agreement;
 class StepAgreement;
 class StepDecider;
 
-/// What a TrainStep works on. Groups, pager and buffers outlive it, or its release().
+/// The objects that a TrainStep works on. Groups, pager and buffers outlive it, or its release().
 struct TrainStepParts {
   Group& shards;    ///< ranks over which gradients are reduced: the pager's
   Group& model;     ///< all ranks that step together, its rank 0 the one that logs: `shards`, or more ranks
@@ -59,13 +59,13 @@ class TrainStep {
   TrainStep(const TrainStep&) = delete;
   TrainStep& operator=(const TrainStep&) = delete;
 
-  /// What step() updates with from now on, and its hyperparameters.
+  /// The optimizer by which step() updates from now on, and its hyperparameters.
   /// Throws    as require_no_optimizer().
   void set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyperparameters hyperparameters);
   /// Throws StateError that names `call`: there is an optimizer already.
   void require_no_optimizer(const char* call) const;
 
-  /// What to call backward() on: `output` in fp32 times the loss scale where something computes in fp16, else `output`.
+  /// The root for backward(): `output` in fp32 times the loss scale where something computes in fp16, else `output`.
   /// Throws    as check_has_graph().
   at::Tensor scale(const at::Tensor& output) const;
   struct PassOptions {
@@ -125,7 +125,7 @@ class TrainStep {
   int64_t global_steps() const { return global_steps_; }
   int64_t micro_steps() const { return micro_steps_; }
   int64_t global_samples() const { return global_samples_; }
-  /// Of the next step. Rank by rank alike.
+  /// Those of the next step, the same on every rank.
   Hyperparameters& hyperparameters();
   /// The same as far as is known without waiting: a schedule's learning rates may be those of an earlier step.
   Hyperparameters& known_hyperparameters() { return hyperparameters_; }

@@ -71,4 +71,14 @@ void check_port_is_free(int port) {
   throw ConfigError(str("--master_port ", port, ": ", std::strerror(errno), "; leave the flag out to get a free port"));
 }
 
+void check_script(const LaunchRequest& request) {
+  const std::string script = request.program.empty() ? "" : request.program[0];
+  std::error_code ignored;
+  if (request.kind != ProgramKind::kDetect || !script.ends_with(".py") || std::filesystem::exists(script, ignored))
+    return;
+  const std::filesystem::path folder = std::filesystem::current_path(ignored);
+  throw ConfigError(str("script ", script, ": there is no such file",
+                        script.starts_with('/') ? "" : str(" in ", folder.string()), "; correct its path"));
+}
+
 }  // namespace trireme::cli

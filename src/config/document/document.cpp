@@ -96,11 +96,11 @@ bool Document::is_auto(const std::string& path) const {
   return value && *value == "auto";
 }
 
-bool Document::flag_or(const std::string& path, bool fallback) const {
+bool Document::flag_or(const std::string& path, bool fallback, const char* expected) const {
   const Json* json = find(path);
   if (!json) return fallback;
   if (*json == 0 || *json == 1) return *json == 1;  // as DeepSpeed reads them
-  if (!json->is_boolean()) fail(path, "true or false");
+  if (!json->is_boolean()) fail(path, expected);
   return json->get<bool>();
 }
 

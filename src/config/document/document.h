@@ -68,7 +68,7 @@ class Document {
   bool has(const std::string& path) const { return find(path) != nullptr; }
   bool is_auto(const std::string& path) const;
 
-  bool flag_or(const std::string& path, bool fallback) const;
+  bool flag_or(const std::string& path, bool fallback, const char* expected = "true or false") const;
   int64_t integer_or(const std::string& path, int64_t fallback, const IntegerRange& range) const;
   double number_or(const std::string& path, double fallback, const NumberRange& range) const;
   /// Ignores case; returns the spelling in `choices`.

@@ -73,6 +73,12 @@ ValueType<bool> flag() {
           .read = [](const Document& file, const std::string& path) { return file.flag_or(path, false); }};
 }
 
+ValueType<bool> flag_or_auto() {
+  return {.words = "true, false or `\"auto\"`", .read = [](const Document& file, const std::string& path) {
+            return file.flag_or(path, false, "true, false or \"auto\"");
+          }};
+}
+
 ValueType<int64_t> integer(const IntegerRange& range) {
   return {.words = range.words,
           .read = [range](const Document& file, const std::string& path) { return file.integer_or(path, 0, range); }};

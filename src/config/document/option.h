@@ -46,6 +46,8 @@ struct ValueType {
 };
 
 ValueType<bool> flag();
+/// For members where nothing stands for "auto", which reads as absent.
+ValueType<bool> flag_or_auto();
 ValueType<int64_t> integer(const IntegerRange& range);
 ValueType<double> number(const NumberRange& range);
 ValueType<std::vector<std::string>> texts();

@@ -38,7 +38,7 @@ class BackwardGradients : public BucketedGradients {
   void add_to(PagerMemory& memory) const override;
 
  protected:
-  /// Of one unit's bucket, under way.
+  /// The reduction of one unit's bucket, under way.
   struct Reduction {
     int unit;
     bool is_first;  ///< of its unit in this window

@@ -36,7 +36,7 @@ class BucketedGradients : public GradientStore {
   void add_to(PagerMemory& memory) const override;
   void add_kept(PagerMemory& memory, int unit, const at::Tensor& kept, int64_t sharers) const;
 
-  /// Of the shards' ranks: gathers of weights that backward issues in between do not share a sequence with reductions.
+  /// The shards' ranks: gathers of weights that backward issues in between do not share a sequence with reductions.
   const std::unique_ptr<Group> reductions_group_;
   GradientMessages messages_;
   std::vector<Bucket> buckets_;  // by unit, of this window or backward pass

@@ -14,7 +14,7 @@ class DeferredGradients {
 
   /// Adds `gradient` of `parameter`, flat in the parameter's memory order, in the accumulation dtype.
   void add(int parameter, const at::Tensor& gradient);
-  /// What has been summed for `parameter`, which is forgotten here; undefined where there is nothing.
+  /// The sum for `parameter`, which is forgotten here; undefined where there is none.
   at::Tensor take(int parameter) { return std::exchange(sums_[parameter], at::Tensor()); }
   /// The same, kept here.
   const at::Tensor& sum_of(int parameter) const { return sums_[parameter]; }

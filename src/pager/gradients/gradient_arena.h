@@ -50,7 +50,7 @@ class GradientArena : public std::enable_shared_from_this<GradientArena> {
   std::unordered_map<void*, size_t> taken_;              // guarded by mutex_
 };
 
-/// Of private memory: a block for each distinct one of `sizes`, bytes of gradients, that is large enough to be served.
+/// Private memory: a block for each distinct one of `sizes`, bytes of gradients, that is large enough to be served.
 /// Null: none is. malloc gives pages of such blocks back to the system, which clears them anew for each gradient.
 std::shared_ptr<GradientArena> make_private_arena(const std::vector<size_t>& sizes);
 

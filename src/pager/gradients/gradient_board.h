@@ -1,4 +1,4 @@
-// What ranks tell each other about gradients, in shared memory: one board per rank, written by that rank alone.
+// Boards in shared memory on which ranks tell each other about gradients: one per rank, written by it alone.
 #pragma once
 
 #include <atomic>

@@ -12,7 +12,7 @@ namespace trireme {
 
 namespace {
 
-// What computes is held up only when the way to the host has fallen this many units behind.
+// The stream that computes is held up only when the way to the host has fallen this many units behind.
 constexpr size_t kUnderWay = 2;
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace trireme {
 
 class LeavingGradients {
  public:
-  /// Of mesh number `mesh`.
+  /// For the offloaded units of mesh number `mesh`.
   LeavingGradients(const StoreContext& context, int mesh);
   ~LeavingGradients();
   LeavingGradients(const LeavingGradients&) = delete;

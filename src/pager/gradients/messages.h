@@ -1,4 +1,4 @@
-// What ranks exchange of the gradients that they have summed.
+// Messages by which ranks exchange the gradients that they have summed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@ class GradientMessages {
   /// `sums_stay`: where they are, from one window to the next. Collective over `group`, in which messages are reduced.
   GradientMessages(Group& group, const StoreContext& context, bool sums_stay);
 
-  /// Of `sum`, the gradients of `unit`: `sum` itself, divided in place, where it can travel from there. The message
-  /// before the last one is over on the current stream.
+  /// Message of `sum`, the gradients of `unit`: `sum` itself, divided in place, where it can travel from there. The
+  /// message before the last one is over on the current stream.
   at::Tensor of(const UnitLayout& unit, const at::Tensor& sum);
   /// For the shard that comes of it [numel], until the message after the next.
   at::Tensor reduced(const UnitLayout& unit);

@@ -56,7 +56,7 @@ class OneSidedGradients final : public GradientStore {
 
   void accept(int index, at::Tensor gradient) override {
     begin_rounds();
-    // What was summed over passes before, in the accumulation dtype, is rounded once.
+    // The sum of the passes before, in the accumulation dtype, is rounded once.
     gradient = gradient.to(wire_dtype_of(index));
     ParameterGradients& state = states_[index];
     ++state.produced;
@@ -92,7 +92,7 @@ class OneSidedGradients final : public GradientStore {
   void rewritten(int index) override { states_[index].sum_of_squares = squares_of(index, states_[index].mine); }
 
   void add_squares(int index, ExactSum& sum) const override {
-    // Of what was folded last; replicas have added to it.
+    // The squares of the gradients that were folded last; replicas have added to them.
     if (replica_sums_.are_there())
       sum.add(squares_of(index, counted(parameter(index))));
     else if (mesh().counts_in_norm)
@@ -141,7 +141,7 @@ class OneSidedGradients final : public GradientStore {
 
   void add_replicas() {
     for (int i = 0; i < parameters(); ++i)
-      // What another window left there is no addend: other replicas may have a gradient of it.
+      // A sum that another window left there is no addend: other replicas may have a gradient of it.
       if (!states_[i].has_sum && !states_[i].mine.empty() && !replica_sums_.is_closed(parameter(i).unit))
         part_of(i, states_[i].mine, shards_[parameter(i).unit]).zero_();
     for (int i = 0; i < units(); ++i)
@@ -294,7 +294,7 @@ class OneSidedGradients final : public GradientStore {
     return true;
   }
 
-  // What can be done without waiting, oldest first. Called from backward: constant work beyond the folding itself.
+  // Folds all that needs no waiting, oldest first. Called from backward: constant work beyond the folding itself.
   void progress() {
     while (!to_fold_.empty()) {
       const int index = to_fold_.front();
@@ -337,7 +337,7 @@ class OneSidedGradients final : public GradientStore {
     return (group().rank() + 1) % group().size();
   }
 
-  // What an error says of how far this rank has come.
+  // The first parameter that is still open, for an error that says how far this rank has come.
   std::string first_open() const {
     // Backward goes from the last parameter to the first.
     for (int i = parameters() - 1; i >= 0; --i) {

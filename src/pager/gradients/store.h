@@ -18,7 +18,7 @@ namespace trireme {
 
 class GradientStore {
  public:
-  /// Of the parameters of mesh number `mesh`.
+  /// A store for the parameters of mesh number `mesh`.
   GradientStore(const StoreContext& context, int mesh)
       : context_(context), mesh_(mesh), touched_(context.parameters.size()), replica_sums_(context, this->mesh()) {}
   virtual ~GradientStore() = default;

@@ -86,7 +86,7 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
   }
   void touch(InitStorage& storage) { whole_.splice(whole_.end(), whole_, storage.position); }
 
-  /// Of the running operator; 0: none was seen.
+  /// The running operator's number; 0: none was seen.
   static uint64_t serial() {
     const RankContext* context = RankContext::current();
     return context != nullptr ? context->serial() : 0;

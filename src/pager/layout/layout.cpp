@@ -36,7 +36,7 @@ std::string block_of(const std::string& name, const UnitRules& rules, const std:
   return name.substr(0, name.rfind('.') + 1);
 }
 
-// What parameters must have in common to share a flat buffer.
+// The properties that parameters must have in common to share a flat buffer.
 struct UnitKey {
   std::string block;
   int mesh;

@@ -16,17 +16,17 @@ class HostSlice {
   HostSlice& operator=(HostSlice&&) = default;
   /// The memory of the device's copy may go: who gets it next comes behind what is still on its way there.
   ~HostSlice() { sent_.pass_quietly(); }
-  /// Of the values that `on_device` has.
+  /// A slice with the values that `on_device` has.
   HostSlice(const at::Tensor& on_device, PinnedArena& memory);
 
   const at::Tensor& on_host() const { return on_host_; }
-  /// What the current stream enqueues from here on may use the device's copy.
+  /// Work that the current stream enqueues from here on may use the device's copy.
   void begin_use() { on_device_.begin_read(); }
   /// All that uses it is enqueued.
   void end_use() { on_device_.end_use(); }
   /// On `side`: the device's copy becomes the host's, behind its last use. Any thread.
   void send(const SideStream& side);
-  /// What was written into the device's copy goes to the host, which waits for that.
+  /// The device's copy, into which somebody wrote, goes to the host, which waits for that.
   void fetch();
   /// Blocks until the host's memory may be written.
   void await_sent() const { sent_.wait(); }

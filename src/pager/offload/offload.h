@@ -17,12 +17,12 @@ namespace trireme {
 
 class Offload {
  public:
-  /// Of `policy`, which is in force: nothing where parameters are on the host.
+  /// Chooses the units by `policy`, which is in force: none where parameters are on the host.
   void decide(const Layout& layout, const PagerPolicy& policy);
   /// Page-locked memory for what was decided.
   void reserve(const Layout& layout, const PagerPolicy& policy, c10::Device device);
 
-  /// What this rank updates of `unit` stands on the host.
+  /// This rank's slice of `unit` stands on the host and is updated there.
   bool owns(int unit) const { return owns_[unit]; }
   /// No device keeps this rank's shard of `unit`.
   bool keeps_shard(int unit) const { return keeps_shard_[unit]; }

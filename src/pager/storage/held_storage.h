@@ -36,9 +36,9 @@ class HeldStorage : public ManagedStorage {
   virtual std::string label() const = 0;
   /// The ranks that hold it; null once the manager is gone: the bytes are then what they are.
   virtual const ShardMesh* mesh() const = 0;
-  /// What manages it, the same for all storages of one manager.
+  /// The identity of its manager, the same for all storages of one.
   virtual const void* manager() const = 0;
-  /// What was spread becomes everybody's authoritative bytes; once per manager. Collective.
+  /// Bytes that were spread become everybody's authoritative ones; once per manager. Collective.
   virtual void settle() {}
 
  protected:

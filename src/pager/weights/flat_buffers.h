@@ -34,7 +34,7 @@ class FlatBuffers {
   int64_t used_bytes_ = 0;
 };
 
-/// What is to be sent stands in one of two registered buffers, by turns: the collective before the last one must be
+/// Weights to be sent stand in one of two registered buffers, by turns: the collective before the last one must be
 /// over on the current stream.
 class AlternatingBuffers {
  public:

@@ -1,7 +1,7 @@
 // Stage 3 where ranks share memory: the shards of all ranks stand side by side in one segment that everybody maps, so a
 // unit is always whole and a gather moves no byte. The host holds one copy of the weights.
 //
-// Who may write when: a rank writes only its own shard, and only between close_window() (after which no peer reads) and
+// Writers and times: a rank writes only its own shard, and only between close_window() (after which no peer reads) and
 // open_window() (before which none reads again). A user's write in between goes to a private copy of the parameter.
 #include <c10/core/CPUAllocator.h>
 
@@ -43,7 +43,7 @@ class MappedWeights final : public WeightStore {
   }
 
   ~MappedWeights() override {
-    // What the user wrote and no step has applied stays as it is.
+    // A user's write that no step has applied stays as it is.
     for (Private& copy : privates_)
       parameter(copy.parameter).owner->memory = std::make_shared<c10::DataPtr>(std::move(copy.data));
   }
@@ -125,7 +125,7 @@ class MappedWeights final : public WeightStore {
       if (ManagedStorage* owner = StorageHandle::owner_of(managed.storage())) owner->before_access(Access::kRead);
       if (shards(index).rank() == 0)
         copy_values(managed, flat_view(shared_data(managed), managed.numel, unit(index).dtype, segment_of(index)));
-      // What the model held until now is needed no more.
+      // The memory that the model held until now is needed no more.
       StorageHandle::give(managed.storage(), c10::GetCPUAllocator()->allocate(0), 0);
     }
   }

@@ -1,8 +1,8 @@
 // Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and
 // released when the room is needed for another one.
 //
-// What is only read under autocast, by modules whose weights it casts anyway (UnitLayout::communication_dtype), travels
-// in that 16-bit dtype and is rounded. An access that needs the weights' own bits gathers the unit again.
+// Units that are only read under autocast, by modules whose weights it casts (UnitLayout::communication_dtype), travel
+// in that 16-bit dtype and are rounded. An access that needs the weights' own bits gathers the unit again.
 //
 // On a device gathers have a stream of their own. What may run when is said by marks: a gather starts behind the last
 // write of its shard and the last use of its buffer, and who touches a unit goes on behind its gather.
@@ -62,7 +62,7 @@ class PagedWeights final : public WeightStore {
     for (int i = 0; i < units(); ++i) {
       paged_[i].gather = {};
       paged_[i].brought.pass_quietly();
-      // What is whole stays readable.
+      // A unit that is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release(i);
       if (paged_[i].state != UnitState::kWhole) continue;
       leave_whole(i);
@@ -89,7 +89,7 @@ class PagedWeights final : public WeightStore {
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
     PagedUnit& paged = paged_[managed.unit];
-    // What is whole has come from there, so the shard, wherever it is, is read by nobody.
+    // The whole unit has come from there, so the shard, wherever it is, is read by nobody.
     paged.shard.narrow(0, mine.begin - begin, mine.numel())
         .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
     paged.written = Mark::here(device());
@@ -183,7 +183,7 @@ class PagedWeights final : public WeightStore {
     std::vector<Residency::Unit> sizes;
     int64_t largest = 0;
     for (int i = 0; i < units(); ++i) {
-      // What comes from the host saves nothing on its way by being rounded first.
+      // A unit that comes from the host saves nothing on its way by being rounded first.
       const bool may_round = unit(i).dtype == at::kFloat && !context.offload.keeps_shard(i) &&
                              unit(i).communication_dtype != at::ScalarType::Undefined;
       sizes.push_back({unit_bytes(i), may_round});

@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// What every store works on.
+/// The things that every store works on.
 struct StoreContext {
   const std::vector<ShardMesh>& meshes;
   const Layout& layout;
@@ -59,7 +59,7 @@ class WeightStore {
   /// Drops what was gathered and is not held.
   virtual void release_gathered() {}
 
-  /// What this rank updates of `unit`, over the authoritative memory.
+  /// The slice of `unit` that this rank updates, in the authoritative memory.
   virtual OwnedSlice owned(int unit) = 0;
   /// No peer reads any more: brings user writes that are still private into the owned slices.
   virtual void apply_writes() {}
@@ -100,7 +100,7 @@ class WeightStore {
   int64_t shard_begin(int index) const { return context_.shard_begin(index); }
   int64_t piece_begin(int index) const { return context_.piece_begin(index); }
   at::Tensor piece_of(int index, const at::Tensor& shard) const { return context_.piece_of(index, shard); }
-  /// What is new in each replica's piece of `shard` becomes the others'. Collective over the replicas.
+  /// New weights in each replica's piece of `shard` become the others'. Collective over the replicas.
   void join_pieces(int index, const at::Tensor& shard) const {
     if (unit(index).pieces > 1) mesh(index).replicas->all_gather(shard, piece_of(index, shard)).wait();
   }

@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// What the layout needs to know of a parameter.
+/// The properties of a parameter that the layout depends on.
 struct ParameterSpec {
   std::string name;
   std::vector<int64_t> shape;

@@ -32,7 +32,7 @@ struct PagerPolicy {
   /// norms over fixed blocks: the same bits at any number of ranks and any stage. Needs end_backward() at the end of
   /// each micro-step, and one gradient per parameter in it. Reduces in each micro-step at every stage.
   bool deterministic = false;
-  /// What ranks' gradients become: kMean or kSum.
+  /// How ranks' gradients are reduced: kMean or kSum.
   ReduceOp gradient_op = ReduceOp::kMean;
   /// Gradients are divided by this before they travel, and their sum is multiplied by it: sums of a 16-bit dtype stay
   /// in its range. Without effect under kShared at stage 3, which sums in fp32.
