@@ -20,11 +20,10 @@ bool is_one_of(const std::string& text, std::initializer_list<const char*> texts
 /// By whose name a weight in an attention module is cut.
 Units units_of(const Rule& rule, std::string name) {
   if (rule.units) return *rule.units;
+  if (!is_in_attention(name)) return Units::kFeatures;
   if (name.ends_with(".weight") || name.ends_with(".bias")) name.resize(name.rfind('.'));
   const size_t dot = name.rfind('.');
-  const std::string module = dot == std::string::npos ? "" : name.substr(0, dot), leaf = name.substr(dot + 1);
-  const auto is_around = [&](const char* word) { return module.find(word) != std::string::npos; };
-  if (!is_around("attn") && !is_around("attention") && !is_around("Attention")) return Units::kFeatures;
+  const std::string leaf = name.substr(dot + 1);
   if (rule.cutting == Cutting::kRow) return Units::kHeads;
   if (is_one_of(leaf, {"k_proj", "v_proj", "key", "value", "k", "v"})) return Units::kKeyValueHeads;
   if (is_one_of(leaf, {"q_proj", "query", "q", "q_b_proj", "kv_b_proj"})) return Units::kHeads;
@@ -155,6 +154,13 @@ std::string matrices_of(const PartitionModel& model) {
   return text + (names.size() > kShown ? str(" and ", names.size() - kShown, " more") : "");
 }
 
+bool is_head_norm(const std::string& name) {
+  if (!is_in_attention(name)) return false;
+  for (const char* norm : {".q_norm.weight", ".k_norm.weight", ".q_layernorm.weight", ".k_layernorm.weight"})
+    if (name.ends_with(norm)) return true;
+  return false;
+}
+
 class Partitioner {
  public:
   Partitioner(const PartitionModel& model, int ranks, int64_t grain, RuleSet rules)
@@ -165,13 +171,14 @@ class Partitioner {
       names_.insert(parameter.tied.begin(), parameter.tied.end());
     }
     was_used_.assign(rules_.rules.size(), false);
-    behind_ = vocabulary_rules(rules_);
+    behind_ = common_rules(rules_);
   }
 
   PartitionPlan plan() {
     PartitionPlan plan{.ranks = ranks_, .source = rules_.source};
     for (const NamedShape& parameter : model_.parameters) plan.parameters.push_back(partitioned(parameter));
-    check_used();
+    plan.modules = rules_.modules;
+    check_used(plan);
     return plan;
   }
 
@@ -248,6 +255,8 @@ class Partitioner {
     const Units units = has_units ? units_of(rule, name) : Units::kFeatures;
     const int dim = dim_of(rule, static_cast<int>(parameter.shape.size()));
     const int64_t extent = parameter.shape[dim];
+    if (rule.inputs >= 0 && parameter.shape.size() > 1 && parameter.shape.back() != rule.inputs)
+      throw ConfigError(str("its last dim is ", parameter.shape.back(), ", and that of the shape ", rule.inputs));
     const Cut intervals = is_packed(rule) ? cut_packed(extent, units, rule) : cut_units(extent, units);
     for (int rank = 0; rank < ranks_; ++rank) result.parts[rank] = canonical({parameter.shape, dim, intervals[rank]});
     result.kind = kind_of(rule, units);
@@ -289,10 +298,12 @@ class Partitioner {
     return stack(sizes, cuts);
   }
 
-  void check_used() const {
+  void check_used(PartitionPlan& plan) const {
     bool is_any = rules_.rules.empty();
     for (size_t i = 0; i < rules_.rules.size(); ++i) {
       is_any = is_any || was_used_[i];
+      if (rules_.rules[i].is_noted && !was_used_[i])
+        plan.notes.push_back(str(rules_.rules[i].text, " matches no parameter"));
       if (rules_.rules[i].is_needed && !was_used_[i])
         throw ConfigError(
             str("tensor_parallel: ", rules_.rules[i].text, " matches no parameter; there are ", matrices_of(model_)));
@@ -339,6 +350,7 @@ RuleSet choose(const PartitionModel& model, const TensorParallelOptions& options
                           "puts the preset before it"));
     return tp_plan_rules(options.tp_plan, model);
   }
+  if (ranks_of(options) > 1) check_head_norms(model);
   if (preset) return std::move(*preset);
   if (has_preset(model.model_type)) {
     RuleSet rules = preset_rules(model.model_type);
@@ -366,7 +378,14 @@ std::string generic(const std::string& name) {
   return text;
 }
 
-std::vector<Rule> vocabulary_rules(const RuleSet& rules) {
+bool is_in_attention(const std::string& name) {
+  const std::string around = name.substr(0, name.find_last_of('.', name.find_last_of('.') - 1) + 1);
+  for (const char* word : {"attn.", "attention.", "Attention."})
+    if (around.find(word) != std::string::npos) return true;
+  return false;
+}
+
+std::vector<Rule> common_rules(const RuleSet& rules) {
   const Cutting embedding = rules.embedding_dim == 1 ? Cutting::kEmbedding : Cutting::kVocabulary;
   std::vector<Rule> result;
   for (const std::string& pattern : rules.head_patterns)
@@ -383,7 +402,25 @@ std::vector<Rule> vocabulary_rules(const RuleSet& rules) {
                           return false;
                         },
                     .cutting = embedding});
+  result.push_back({.text = "norm of a head",
+                    .matches = is_head_norm,
+                    .cutting = Cutting::kNone,
+                    .sums_gradient = true,
+                    .why = "each rank uses it on its own heads"});
   return result;
+}
+
+void check_head_norms(const PartitionModel& model) {
+  for (const NamedShape& norm : model.parameters) {
+    if (!is_head_norm(norm.name)) continue;
+    const std::string attention = norm.name.substr(0, norm.name.rfind('.', norm.name.rfind('.') - 1) + 1);
+    for (const NamedShape& queries : model.parameters)
+      if (queries.name == attention + "q_proj.weight" && queries.shape.front() == norm.shape.front() && model.heads > 1)
+        throw ConfigError(str("tensor_parallel: `", norm.name,
+                              "` is a norm over all heads, of which a rank has some; "
+                              "give a partition_config with gather_output for the layers before it"),
+                          ErrorCode::kUnsupported);
+  }
 }
 
 }  // namespace tensor
@@ -415,7 +452,7 @@ PartitionPlan make_partition_plan(const PartitionModel& model, const TensorParal
   tensor::RuleSet rules = tensor::choose(model, options, notes);
   PartitionPlan plan =
       tensor::Partitioner(model, tensor::ranks_of(options), options.tp_grain_size, std::move(rules)).plan();
-  plan.notes = std::move(notes);
+  plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
   return plan;
 }
 

@@ -75,6 +75,8 @@ void read_shape(const Json& shape, const std::string& at, LayerSpec& spec) {
     spec.sub_sizes = entry.get<std::vector<int64_t>>();
   }
   if (std::count(shape.begin(), shape.end(), Json(-1)) > 1) refuse(key, shape, "at most one -1");
+  const Json& last = shape.back();
+  if (dim + 1 < static_cast<int>(shape.size()) && last.is_number()) spec.inputs = last.get<int64_t>();
   if (!spec.sub_sizes.empty()) return;
   spec.sub_count = shape[dim].get<int64_t>();
   if (spec.sub_count < 1) refuse(str(key, "[", dim, "]"), shape[dim], "how many matrices there are, at partition_dim");
@@ -161,6 +163,7 @@ RuleSet config_rules(const TensorParallelOptions& options, const PartitionModel&
                 .dim = spec.partition_dim,
                 .sub_sizes = spec.sub_sizes,
                 .sub_count = spec.sub_count,
+                .inputs = spec.inputs,
                 .gathers_output = spec.gather_output,
                 .sums_gradient = spec.grad_allreduce,
                 .is_needed = true};

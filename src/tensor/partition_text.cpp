@@ -95,6 +95,9 @@ std::string partition_text(const PartitionPlan& plan) {
     for (size_t rank = 0; rank < of_ranks.size(); ++rank) of_ranks[rank] += local_numel(parameter.parts[rank]);
   }
   for (const LikeParameters& kind : alike(plan)) print(text, kind);
+  for (const TensorUse& module : plan.modules)
+    if (const std::string exchanges = exchanges_text(module); !exchanges.empty())
+      text << "  " << module.name << "\n    " << std::left << std::setw(11) << "exchanges" << exchanges << "\n";
   text << "\nelements\n  " << std::left << std::setw(10) << "all" << all << "\n";
   for (size_t rank = 0; rank < of_ranks.size(); ++rank)
     text << "  " << std::setw(10) << str("rank ", rank) << of_ranks[rank] << "\n";

@@ -24,9 +24,6 @@ constexpr auto kNone = Cutting::kNone;
 constexpr auto kColumn = Cutting::kColumn;
 constexpr auto kRow = Cutting::kRow;
 
-constexpr const char* kRouterWhy =
-    "the router: every rank chooses the same experts, and has a part of their outputs, which its gradient comes from";
-
 std::vector<PresetRow> operator+(std::vector<PresetRow> rows, const std::vector<PresetRow>& more) {
   rows.insert(rows.end(), more.begin(), more.end());
   return rows;

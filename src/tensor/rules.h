@@ -30,17 +30,20 @@ struct Rule {
   std::optional<int> dim = std::nullopt;      ///< default: that of outputs or inputs
   std::vector<int64_t> sub_sizes = {};        ///< as LayerSpec has them
   int64_t sub_count = 0;
+  int64_t inputs = -1;
   bool gathers_output = false;
   bool splits_input = false;
   bool sums_gradient = false;
   bool exchanges = true;   ///< false: the module around it does
   bool is_needed = false;  ///< a rule that matches nothing is an error
+  bool is_noted = false;   ///< and is noted
   std::string why = {};    ///< default: by the cutting
 };
 
 struct RuleSet {
   std::string source;
   std::vector<Rule> rules = {};
+  std::vector<TensorUse> modules = {};
   bool is_strict = false;  ///< a matrix without a rule is an error
   int embedding_dim = 0;
   std::vector<std::string> head_patterns = {"lm_head", "embed_out"};
@@ -52,6 +55,12 @@ std::function<bool(const std::string&)> pattern_matcher(const std::string& patte
 /// "model.layers.*.mlp" of "model.layers.3.mlp".
 std::string generic(const std::string& name);
 
+/// Whether a module around it is an attention, by its name.
+bool is_in_attention(const std::string& name);
+
+inline constexpr const char* kRouterWhy =
+    "the router: every rank chooses the same experts, and has a part of their outputs, which its gradient comes from";
+
 /// Whether there is a preset for exactly this model_type.
 bool has_preset(const std::string& model_type);
 /// Throws    ConfigError: an unknown name.
@@ -59,7 +68,9 @@ RuleSet preset_rules(const std::string& name);
 RuleSet tp_plan_rules(const std::vector<std::pair<std::string, std::string>>& tp_plan, const PartitionModel& model);
 RuleSet config_rules(const TensorParallelOptions& options, const PartitionModel& model);
 RuleSet heuristic_rules(const PartitionModel& model);
-/// Token embeddings and output heads, behind all others.
-std::vector<Rule> vocabulary_rules(const RuleSet& rules);
+/// Token embeddings, output heads and norms of single heads, behind all others.
+std::vector<Rule> common_rules(const RuleSet& rules);
+/// Throws    ConfigError: a norm over all heads together, of which each rank would have some.
+void check_head_norms(const PartitionModel& model);
 
 }  // namespace trireme::tensor

@@ -12,6 +12,7 @@ struct Style {
   const char* name;
   Rule rule = {};
   bool is_of_module = false;  ///< says something about a module around parameters, and nothing about these
+  TensorExchange output = TensorExchange::kNone;  ///< of such a module
 };
 
 const std::vector<Style>& styles() {
@@ -31,13 +32,13 @@ const std::vector<Style>& styles() {
        {.cutting = Cutting::kNone, .sums_gradient = true, .why = "each rank uses it on its own tokens"}},
       {"replicated_with_grad_allreduce",
        {.cutting = Cutting::kNone, .sums_gradient = true, .why = "each rank uses it on its own heads or features"}},
-      {"all_reduce", {}, true},
+      {"all_reduce", {}, true, TensorExchange::kAllReduce},
       {"local_params", {}, true},
       {"replicate", {.cutting = Cutting::kNone, .why = "all of it is used on every rank"}},
       {"local_colwise", {.cutting = Cutting::kColumn, .exchanges = false}},
       {"local_rowwise", {.cutting = Cutting::kRow, .exchanges = false}},
       {"local_packed_rowwise", {.cutting = Cutting::kRow, .sub_count = 2, .exchanges = false}},
-      {"gather", {}, true},
+      {"gather", {}, true, TensorExchange::kAllReduce},
   };
   return all;
 }
@@ -89,8 +90,9 @@ RuleSet tp_plan_rules(const std::vector<std::pair<std::string, std::string>>& tp
     const Style& style = style_of(key, name);
     if (style.is_of_module) {
       if (!names_module(key, model))
-        throw ConfigError(
-            str("tensor_parallel: tp_plan[\"", key, "\"]=\"", name, "\" names no module with parameters"));
+        throw ConfigError(str("tensor_parallel: tp_plan[\"", key, "\"]=\"", name,
+                              "\" names no module with parameters; give a module's name"));
+      rules.modules.push_back({.name = key, .output = style.output});
       continue;
     }
     Rule rule = style.rule;
@@ -98,6 +100,7 @@ RuleSet tp_plan_rules(const std::vector<std::pair<std::string, std::string>>& tp
     rule.matches = [key = key](const std::string& parameter) {
       return is_named(key, parameter) || is_named(key, parent_of(parameter));
     };
+    rule.is_noted = true;
     rules.rules.push_back(std::move(rule));
   }
   return rules;

@@ -71,6 +71,7 @@ struct PartitionPlan {
   int ranks = 1;
   std::string source;                                 ///< of the rules
   std::vector<PartitionedParameter> parameters = {};  ///< in the model's order
+  std::vector<TensorUse> modules = {};                ///< around parameters, by the name that the tp_plan gives them
   std::vector<std::string> notes = {};                ///< rules that are not used
 };
 
@@ -81,6 +82,7 @@ struct LayerSpec {
   /// How one dim divides into matrices, each of which is cut: sizes, or one number that counts equal ones.
   std::vector<int64_t> sub_sizes = {};
   int64_t sub_count = 0;
+  int64_t inputs = -1;                              ///< the other dim of such a weight; -1: any
   std::optional<int> partition_dim = std::nullopt;  ///< default: 0 of columns, 1 of rows
   std::vector<std::string> model_types = {};        ///< empty: of every model
   bool gather_output = false;
