@@ -64,8 +64,8 @@ RuleSet heuristic_rules(const PartitionModel& model) {
     if (parameters[i].shape.size() != 2 || !name.ends_with(".weight") || block.empty()) continue;
     if (has(kRouters, leaf) || has(kLatents, leaf)) continue;
     const bool is_attention = is_in_attention(name);
-    const bool is_row =
-        has(kRows, leaf) || (is_attention && has(kAttentionRows, leaf)) || is_before_norm(parameters, i);
+    const bool is_row = has(kRows, leaf) || (is_attention && has(kAttentionRows, leaf)) ||
+                        (model.is_ordered && is_before_norm(parameters, i));
     (is_row ? rows : columns).insert(name);
     (is_row ? parts_with_rows : parts_with_columns)
         .insert(block + (is_attention ? ", attention" : ", beside attention"));

@@ -439,6 +439,14 @@ TEST(Heuristics, TakeAMatrixBeforeANormForARow) {
   EXPECT_EQ(parameter_of(plan, "intermediate.dense.weight").kind, PartitionKind::kColumn);
 }
 
+TEST(Heuristics, DoNotReadAnOrderOffNamesThatHaveNone) {
+  PartitionModel model = model_of(family("bert"));
+  model.model_type = "";
+  model.is_ordered = false;
+  EXPECT_SAYS(refusal([&] { return make_partition_plan(model, {.autotp_size = 2}); }),
+              "bert.encoder.layer.0, beside attention");
+}
+
 TEST(Heuristics, LeaveRoutersAndWhatIsInNoBlockWhole) {
   EXPECT_EQ(parameter_of(guess("mixtral"), "1.block_sparse_moe.gate.weight").kind, PartitionKind::kReplicated);
   EXPECT_EQ(parameter_of(guess("bert"), "transform.dense.weight").kind, PartitionKind::kReplicated);

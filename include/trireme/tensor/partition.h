@@ -30,6 +30,7 @@ struct PartitionModel {
   int64_t heads = 0;            ///< of queries; 0: unknown, and no attention is cut
   int64_t key_value_heads = 0;  ///< 0: as many as `heads`
   std::vector<NamedShape> parameters = {};
+  bool is_ordered = true;  ///< `parameters` are in the order in which their layers run
 };
 
 /// How a parameter is cut.
