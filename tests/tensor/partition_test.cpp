@@ -96,6 +96,8 @@ TEST(Partition, ARankTakesWhatItMakes) {
         SCOPED_TRACE(str(pair.column, " and ", pair.row, " of ", family.preset, " on ", ranks, " ranks"));
         const PartitionedParameter &column = find(plan, pair.column), &row = find(plan, pair.row);
         const int64_t outputs = column.parts[0].shape[cut_dim(column)], inputs = row.parts[0].shape[cut_dim(row)];
+        ASSERT_EQ(outputs % (pair.count * pair.matrices), 0);
+        ASSERT_EQ(inputs % pair.count, 0);
         const int64_t matrix = outputs / pair.matrices;
         for (int rank = 0; rank < ranks; ++rank) {
           std::map<int64_t, int64_t> made, taken;  // elements of each head
@@ -136,6 +138,17 @@ TEST(Partition, UnevenHeadsAndMoreRanksThanKeyValueHeadsFollowTheClosedForm) {
   EXPECT_EQ(intervals(k, 2), (std::vector<Interval>{{4, 8}}));
   EXPECT_TRUE(k.sums_gradient);
   EXPECT_FALSE(q.sums_gradient);
+}
+
+TEST(Partition, KeyValueHeadsThatAreNotSharedEvenlyTakeTheirQueryHeadsWithThem) {
+  PartitionModel model = model_of(family("llama"));
+  model.key_value_heads = 3;
+  for (NamedShape& parameter : model.parameters)
+    if (parameter.shape.front() == 8) parameter.shape.front() = 12;
+  const PartitionPlan plan = make_partition_plan(model, {.autotp_size = 2});
+  EXPECT_EQ(intervals(find(plan, "k_proj.weight"), 0), (std::vector<Interval>{{0, 8}}));
+  EXPECT_EQ(intervals(find(plan, "q_proj.weight"), 0), (std::vector<Interval>{{0, 16}}));
+  EXPECT_EQ(intervals(find(plan, "o_proj.weight"), 1), (std::vector<Interval>{{16, 24}}));
 }
 
 TEST(Partition, OneKeyValueHeadIsWholeOnEachRank) {
@@ -228,9 +241,12 @@ TEST(Partition, ColumnsAddUpInputGradientsAndRowsOutputs) {
             (TensorUse{.name = "model.layers.0.mlp.down_proj.weight", .output = TensorExchange::kAllReduce}));
 }
 
-TEST(Partition, OneRankHasAllOfEverything) {
-  for (const PartitionedParameter& parameter : preset_plan(family("llama"), 1).parameters)
+TEST(Partition, OneRankHasAllOfEverythingAndExchangesNothing) {
+  for (const PartitionedParameter& parameter : preset_plan(family("llama"), 1).parameters) {
     EXPECT_EQ(parameter.parts, (std::vector<TensorPart>{{.shape = parameter.parts.front().shape}}));
+    EXPECT_EQ(parameter.kind, PartitionKind::kReplicated);
+    EXPECT_EQ(parameter.uses, (std::vector<TensorUse>{{.name = parameter.name}}));
+  }
 }
 
 TEST(PartitionRefuses, MoreRanksThanHeadsFeaturesOrTokens) {
