@@ -48,15 +48,21 @@ const std::set<std::string> kLatents = {"q_a_proj", "kv_a_proj_with_mqa"};
 const std::set<std::string> kUnknowable = {"deberta", "deberta-v2", "flaubert", "fsmt", "gpt2",
                                            "led",     "longformer", "xlm",      "xlnet"};
 
-}  // namespace
+struct Column {
+  std::string name;
+  std::string part;  ///< of its block
+  int64_t outputs = 0;
+};
 
-RuleSet heuristic_rules(const PartitionModel& model) {
-  RuleSet rules{.source = "heuristics"};
-  if (has(kUnknowable, model.model_type))
-    throw ConfigError(str("tensor_parallel: heuristics do not know how to cut a model of type ", model.model_type,
-                          "; give preset_model or partition_config"),
-                      ErrorCode::kUnsupported);
-  std::set<std::string> columns, rows, parts_with_columns, parts_with_rows, blocks_with_experts;
+struct Found {
+  std::vector<Column> columns = {};
+  std::set<std::string> rows = {};
+  std::map<std::string, std::set<int64_t>> inputs = {};  ///< of the rows of each part of a block
+  std::set<std::string> blocks_with_experts = {};
+};
+
+Found look_at(const PartitionModel& model) {
+  Found found;
   const auto& parameters = model.parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const std::string& name = parameters[i].name;
@@ -66,24 +72,63 @@ RuleSet heuristic_rules(const PartitionModel& model) {
     const bool is_attention = is_in_attention(name);
     const bool is_row = has(kRows, leaf) || (is_attention && has(kAttentionRows, leaf)) ||
                         (model.is_ordered && is_before_norm(parameters, i));
-    (is_row ? rows : columns).insert(name);
-    (is_row ? parts_with_rows : parts_with_columns)
-        .insert(block + (is_attention ? ", attention" : ", beside attention"));
-    if (name.find(".experts.") != std::string::npos) blocks_with_experts.insert(block);
+    const std::string part = block + (is_attention ? ", attention" : ", beside attention");
+    if (is_row) {
+      found.rows.insert(name);
+      found.inputs[part].insert(parameters[i].shape[1]);
+    } else {
+      found.columns.push_back({name, part, parameters[i].shape[0]});
+    }
+    if (name.find(".experts.") != std::string::npos) found.blocks_with_experts.insert(block);
   }
-  for (const std::string& part : parts_with_columns)
-    if (!parts_with_rows.contains(part))
-      throw ConfigError(str("tensor_parallel: heuristics find no layer in `", part,
-                            "`, that takes the features of its others; give preset_model or partition_config"));
-  if (rows.empty())
-    throw ConfigError(
-        "tensor_parallel: heuristics find no numbered blocks of layers; give preset_model or partition_config");
+  return found;
+}
+
+[[noreturn]] void refuse_guess(const std::string& what) {
+  throw ConfigError(str("tensor_parallel: heuristics ", what, "; give preset_model or partition_config"));
+}
+
+/// Whether two matrices stand in it, each with as many outputs as a row takes. A column that no row fits is refused.
+bool is_packed(const Found& found, const Column& column) {
+  const auto rows = found.inputs.find(column.part);
+  if (rows == found.inputs.end())
+    refuse_guess(str("find no layer in `", column.part, "`, that takes the features of its others"));
+  const std::string leaf = leaf_of(module_of(column.name));
+  if (is_in_attention(column.name)) {
+    if (!head_units(leaf)) refuse_guess(str("do not know which heads are in `", column.name, "`"));
+    return false;
+  }
+  if (rows->second.contains(column.outputs)) return false;
+  const bool is_pair = column.outputs % 2 == 0 && rows->second.contains(column.outputs / 2);
+  if (!is_pair || leaf != "gate_up_proj")
+    refuse_guess(str("find no layer that takes the ", column.outputs, " features of `", column.name, "`"));
+  return true;
+}
+
+}  // namespace
+
+RuleSet heuristic_rules(const PartitionModel& model) {
+  RuleSet rules{.source = "heuristics"};
+  if (has(kUnknowable, model.model_type))
+    throw ConfigError(str("tensor_parallel: heuristics do not know how to cut a model of type ", model.model_type,
+                          "; give preset_model or partition_config"),
+                      ErrorCode::kUnsupported);
+  const Found found = look_at(model);
+  const std::set<std::string>& rows = found.rows;
+  std::set<std::string> columns, packed;
+  for (const Column& column : found.columns) (is_packed(found, column) ? packed : columns).insert(column.name);
+  const std::set<std::string>& blocks_with_experts = found.blocks_with_experts;
+  if (rows.empty()) refuse_guess("find no numbered blocks of layers");
   rules.rules.push_back({.text = "heuristics: its name, or a norm behind it",
                          .matches = [rows](const std::string& name) { return rows.contains(name); },
                          .cutting = Cutting::kRow});
   rules.rules.push_back({.text = "heuristics: a matrix of a block",
                          .matches = [columns](const std::string& name) { return columns.contains(name); },
                          .cutting = Cutting::kColumn});
+  rules.rules.push_back({.text = "heuristics: two matrices in one, of a block",
+                         .matches = [packed](const std::string& name) { return packed.contains(name); },
+                         .cutting = Cutting::kColumn,
+                         .sub_count = 2});
   rules.rules.push_back({.text = "heuristics: a router of experts",
                          .matches =
                              [blocks_with_experts](const std::string& name) {

@@ -17,19 +17,22 @@ bool is_one_of(const std::string& text, std::initializer_list<const char*> texts
   return std::any_of(texts.begin(), texts.end(), [&](const char* one) { return text == one; });
 }
 
-/// By whose name a weight in an attention module is cut.
-Units units_of(const Rule& rule, std::string name) {
+/// "q_proj" of "layers.0.self_attn.q_proj.weight".
+std::string layer_of(std::string name) {
+  if (name.ends_with(".weight") || name.ends_with(".bias")) name.resize(name.rfind('.'));
+  return name.substr(name.rfind('.') + 1);
+}
+
+Units units_of(const Rule& rule, const std::string& name) {
   if (rule.units) return *rule.units;
   if (!is_in_attention(name)) return Units::kFeatures;
-  if (name.ends_with(".weight") || name.ends_with(".bias")) name.resize(name.rfind('.'));
-  const size_t dot = name.rfind('.');
-  const std::string leaf = name.substr(dot + 1);
   if (rule.cutting == Cutting::kRow) return Units::kHeads;
-  if (is_one_of(leaf, {"k_proj", "v_proj", "key", "value", "k", "v"})) return Units::kKeyValueHeads;
-  if (is_one_of(leaf, {"q_proj", "query", "q", "q_b_proj", "kv_b_proj"})) return Units::kHeads;
-  if (leaf == "query_key_value") return Units::kGroupedQkv;
-  if (is_one_of(leaf, {"qkv_proj", "c_attn", "Wqkv", "W_pack"})) return Units::kStackedQkv;
-  return Units::kFeatures;
+  const std::string leaf = layer_of(name);
+  if (const auto units = head_units(leaf)) return *units;
+  // Keys and values in one matrix: in which order, the name does not tell.
+  if (leaf.find("kv") == std::string::npos) return Units::kHeads;
+  if (rule.sub_count > 0 || !rule.sub_sizes.empty()) return Units::kKeyValueHeads;
+  throw ConfigError("its name does not tell how keys and values stand in it; give a shape, such as [2, -1]");
 }
 
 int64_t total(const Cut& cut) {
@@ -291,10 +294,11 @@ class Partitioner {
       throw ConfigError(str("queries, keys and values of ", sizes[0], ", ", sizes[1], " and ", sizes[2], " are no ",
                             heads_.queries, ", ", heads_.key_values, " and ", heads_.key_values,
                             " heads of one size; give their sizes"));
+    const bool has_one_unit = units == Units::kHeads || units == Units::kKeyValueHeads;
     std::vector<Cut> cuts;
     for (size_t i = 0; i < sizes.size(); ++i)
       cuts.push_back(is_qkv ? cut_units(sizes[i], i == 0 ? Units::kHeads : Units::kKeyValueHeads)
-                            : cut_units(sizes[i], units == Units::kHeads ? units : Units::kFeatures));
+                            : cut_units(sizes[i], has_one_unit ? units : Units::kFeatures));
     return stack(sizes, cuts);
   }
 
@@ -376,6 +380,14 @@ std::string generic(const std::string& name) {
     }
   }
   return text;
+}
+
+std::optional<Units> head_units(const std::string& leaf) {
+  if (is_one_of(leaf, {"k_proj", "v_proj", "key", "value", "k", "v"})) return Units::kKeyValueHeads;
+  if (is_one_of(leaf, {"q_proj", "query", "q", "q_b_proj", "kv_b_proj"})) return Units::kHeads;
+  if (leaf == "query_key_value") return Units::kGroupedQkv;
+  if (is_one_of(leaf, {"qkv_proj", "c_attn", "Wqkv", "W_pack"})) return Units::kStackedQkv;
+  return std::nullopt;
 }
 
 bool is_in_attention(const std::string& name) {

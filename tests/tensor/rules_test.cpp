@@ -470,6 +470,39 @@ TEST(Heuristics, RefuseAnAttentionWithoutARowBesideAnMlpThatHasOne) {
   EXPECT_SAYS(refusal([&] { return make_partition_plan(model, {.autotp_size = 2}); }), "model.layers.0, attention");
 }
 
+TEST(Heuristics, CutEachOfTwoMatricesInOneAndRefuseWhatNoRowTakes) {
+  PartitionModel model = model_of(family("llama"));
+  model.model_type = "";
+  NamedShape& up = model.parameters[6];
+  up = {.name = "model.layers.0.mlp.gate_up_proj.weight", .shape = {80, 24}};
+  EXPECT_EQ(slice(make_partition_plan(model, {.autotp_size = 2}), "gate_up_proj.weight", 1),
+            (std::vector<Interval>{{20, 40}, {60, 80}}));
+  up.name = "model.layers.0.mlp.both.weight";
+  EXPECT_SAYS(refusal([&] { return make_partition_plan(model, {.autotp_size = 2}); }), "80 features of `" + up.name);
+  up = {.name = "model.layers.0.self_attn.in_proj.weight", .shape = {72, 24}};
+  EXPECT_SAYS(refusal([&] { return make_partition_plan(model, {.autotp_size = 2}); }),
+              "which heads are in `" + up.name);
+}
+
+TEST(PartitionConfig, AnAttentionsKeysAndValuesInOneMatrixNeedAShape) {
+  PartitionModel model = model_of(family("llama"));
+  model.parameters.push_back({.name = "model.layers.0.self_attn.kv_proj.weight", .shape = {16, 24}});
+  const auto with = [&](const std::string& shape) {
+    return config_plan(model, R"({"layer_specs": [{"patterns": [".*kv_proj\\.weight$"])" + shape + "}]}");
+  };
+  EXPECT_SAYS(refusal([&] { return with(""); }), "give a shape");
+  EXPECT_EQ(slice(with(R"(, "shape": [2, -1])"), "kv_proj.weight", 1), (std::vector<Interval>{{4, 8}, {12, 16}}));
+}
+
+TEST(PartitionConfig, AnAttentionsLayerOfAnotherNameIsCutByHeads) {
+  PartitionModel model = model_of(family("llama"));
+  model.parameters.push_back({.name = "model.layers.0.self_attn.g_proj.weight", .shape = {6, 24}});
+  const std::string text = R"({"layer_specs": [{"patterns": [".*g_proj\\.weight$"]}]})";
+  EXPECT_EQ(slice(config_plan(model, text), "g_proj.weight", 1), (std::vector<Interval>{{3, 6}}));
+  model.parameters.back().shape[0] = 7;
+  EXPECT_SAYS(refusal([&] { return config_plan(model, text); }), "does not divide by 6 attention heads");
+}
+
 TEST(Heuristics, ARouterAddsUpItsGradientWhereItsExpertsAreCut) {
   EXPECT_TRUE(parameter_of(guess("mixtral"), "1.block_sparse_moe.gate.weight").sums_gradient);
   EXPECT_FALSE(parameter_of(guess("mixtral"), "0.mlp.gate.weight").sums_gradient);
