@@ -491,7 +491,11 @@ TEST(PartitionConfig, AnAttentionsKeysAndValuesInOneMatrixNeedAShape) {
     return config_plan(model, R"({"layer_specs": [{"patterns": [".*kv_proj\\.weight$"])" + shape + "}]}");
   };
   EXPECT_SAYS(refusal([&] { return with(""); }), "give a shape");
-  EXPECT_EQ(slice(with(R"(, "shape": [2, -1])"), "kv_proj.weight", 1), (std::vector<Interval>{{4, 8}, {12, 16}}));
+  TensorParallelOptions options{.autotp_size = 3, .partition_config = config_of(R"({"layer_specs": [
+    {"patterns": [".*kv_proj\\.weight$"], "shape": [2, -1]}]})")};  // ranks 0 and 1 share a head
+  const PartitionPlan plan = make_partition_plan(model, options);
+  EXPECT_EQ(slice(plan, "kv_proj.weight", 1), (std::vector<Interval>{{0, 4}, {8, 12}}));
+  EXPECT_EQ(slice(plan, "kv_proj.weight", 2), (std::vector<Interval>{{4, 8}, {12, 16}}));
 }
 
 TEST(PartitionConfig, AnAttentionsLayerOfAnotherNameIsCutByHeads) {

@@ -114,7 +114,7 @@ struct TensorParallelOptions {
 
 /// The values of `preset_model`.
 const std::vector<std::string>& preset_names();
-/// The styles of a tp_plan that are executed.
+/// The styles of a tp_plan that have a meaning here.
 const std::vector<std::string>& tp_plan_styles();
 
 /// `model_type` and head counts of a Hugging Face config.json, without parameters.
