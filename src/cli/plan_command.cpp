@@ -1,11 +1,11 @@
-// `trireme plan`: what a run does on each axis, and its pipelines' schedule, before anything runs.
+// `trireme plan`: what a run does on each axis, the slices of a model on the tensor axis, and pipelines' schedules,
+// before anything runs.
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <charconv>
 #include <iomanip>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,17 +13,20 @@
 
 #include "cli/command.h"
 #include "cli/flags.h"
+#include "cli/model_parameters.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "cli/train_setup.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/json.h"
 #include "trireme/config/source.h"
 #include "trireme/config/torch_scheduler.h"
 #include "trireme/models/language_model.h"
 #include "trireme/parallel/plan.h"
 #include "trireme/schedule/schedule.h"
 #include "trireme/schedule/simulate.h"
+#include "trireme/tensor/partition.h"
 
 namespace trireme::cli {
 namespace {
@@ -33,6 +36,7 @@ constexpr const char* kPlanFooter =
     "schedule computes them apart, a dot an idle stage.\n\n"
     "Examples:\n"
     "  trireme plan --config ds_config.json --model llama-130m --world 8\n"
+    "  trireme plan --tp 4 --model llama-130m\n"
     "  trireme plan --schedule 1f1b --stages 4 --micro-batches 8\n"
     "  trireme plan --schedule zb-h1 --stages 8 --micro-batches 24 --times 18.5,18.1,9.3,0.6 --svg zb-h1.svg\n"
     "  trireme plan --schedule interleaved --chunks 2 --stages 4 --micro-batches 8 --streams";
@@ -44,6 +48,9 @@ struct PlanFlags {
   std::string model;
   std::optional<int> world;
   std::optional<int> rank;
+  std::optional<int> tp;
+  std::string preset;
+  std::string partition_config;
   std::string schedule;
   std::optional<int> stages;
   std::optional<int> micro_batches;
@@ -71,13 +78,26 @@ void declare(CLI::App& app, PlanFlags& flags) {
   app.add_option("--config", flags.config, "DeepSpeed JSON, or YAML of Accelerate: the plan of all axes of such a run")
       ->type_name("FILE")
       ->group("Run");
-  app.add_option("--model", flags.model, "with --config: built-in model, or a config.json in Hugging Face's form")
-      ->type_name("NAME|FILE")
+  app.add_option(
+         "--model", flags.model,
+         "with --config or --tp: built-in model, or a config.json in Hugging Face's form; with --tp also a folder "
+         "of any family's, with safetensors")
+      ->type_name("NAME|FILE|DIR")
       ->group("Run");
   add_whole(app, "--world", flags.world, "with --config: number of ranks (default: 1)", {.most = 100'000})
       ->group("Run");
   add_whole(app, "--rank", flags.rank, "with --config: whose plan it is (default: 0)", {.least = 0, .most = 99'999})
       ->group("Run");
+  add_whole(app, "--tp", flags.tp, "ranks that share each layer: the slices of the --model's parameters, and why",
+            {.most = 100'000})
+      ->group("Tensor axis");
+  app.add_option("--preset", flags.preset, "with --tp: the family whose rules hold (default: by the model's type)")
+      ->type_name("NAME")
+      ->group("Tensor axis");
+  app.add_option("--partition-config", flags.partition_config,
+                 "with --tp: JSON of DeepSpeed's tensor_parallel.partition_config, which stands before all other rules")
+      ->type_name("FILE")
+      ->group("Tensor axis");
   app.add_option("--schedule", flags.schedule, "1f1b, inference, gpipe, interleaved, zb-h1, zb-v or dualpipe-v")
       ->check(one_of(pipeline::schedule_names()))
       ->type_name("NAME")
@@ -188,25 +208,6 @@ std::string text_of(const pipeline::Schedule& schedule, const PlanFlags& flags) 
                              summary_of(schedule, timeline));
 }
 
-/// Of all layers; those of one type have the same.
-std::vector<ParameterSpec> parameters_of(const ModelOptions& model, at::ScalarType dtype) {
-  std::vector<ParameterSpec> specs;
-  std::map<std::string, std::vector<ParameterSpec>> of_types;
-  bool has_tied = false;
-  for (const ModelLayer& layer : language_model_layers(model, /*seq=*/1)) {
-    if (layer.is_tied && std::exchange(has_tied, true)) continue;
-    const auto [type, is_new] = of_types.try_emplace(layer.type);
-    if (is_new)
-      for (const auto& item : layer.make()->named_parameters())
-        type->second.push_back({.name = item.key(), .shape = item.value().sizes().vec(), .dtype = dtype});
-    for (ParameterSpec spec : type->second) {
-      spec.name = str(layer.name, ".", spec.name);
-      specs.push_back(std::move(spec));
-    }
-  }
-  return specs;
-}
-
 Config config_of(const PlanFlags& flags) {
   ConfigSource source = read_input([&] { return read_source(flags.config); });
   (void)take_torch_scheduler(source.options);
@@ -235,8 +236,31 @@ std::string text_of_run(const PlanFlags& flags) {
   return str(text, "\n", text_of(schedule, flags));
 }
 
+/// The slices of a model's parameters.
+std::string text_of_tensor_axis(const PlanFlags& flags) {
+  for (const auto& [name, is_given] : {std::pair{"--config", !flags.config.empty()},
+                                       {"--schedule", !flags.schedule.empty()},
+                                       {"--stages", flags.stages.has_value()},
+                                       {"--micro-batches", flags.micro_batches.has_value()},
+                                       {"--world", flags.world.has_value()},
+                                       {"--rank", flags.rank.has_value()}})
+    if (is_given) throw ConfigError(str(name, " is not for --tp, which plans the tensor axis alone; leave one out"));
+  if (flags.model.empty()) throw ConfigError("--model is required with --tp (see trireme plan --help)");
+  const ModelToPartition of = model_to_partition(flags.model);
+  TensorParallelOptions options{.autotp_size = *flags.tp, .preset_model = flags.preset, .tp_plan = of.tp_plan};
+  if (!flags.partition_config.empty())
+    options.partition_config = read_input([&] { return partition_config_from(read_json(flags.partition_config)); });
+  return partition_text(make_partition_plan(of.model, options));
+}
+
 int run_plan(const PlanFlags& flags) {
-  print_result(flags.config.empty() ? text_of(schedule_of(flags), flags) : text_of_run(flags));
+  for (const auto& [name, is_given] :
+       {std::pair{"--preset", !flags.preset.empty()}, {"--partition-config", !flags.partition_config.empty()}})
+    if (is_given && !flags.tp) throw ConfigError(str(name, " is for the tensor axis; give --tp, or leave it out"));
+  if (flags.tp)
+    print_result(text_of_tensor_axis(flags));
+  else
+    print_result(flags.config.empty() ? text_of(schedule_of(flags), flags) : text_of_run(flags));
   return kDone;
 }
 

@@ -1,6 +1,7 @@
 // Flags, help and error lines, without starting anything.
 #include "cli/command.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <filesystem>
 
 #include "tests/cli/program.h"
+#include "trireme/checkpoint/safetensors.h"
 #include "trireme/models/language_model.h"
 
 namespace trireme::cli {
@@ -387,6 +389,57 @@ TEST(PlanCommand, PrintsTheScheduleOfAConfigurationsPipelines) {
   EXPECT_NE(said.out.find("  pipe      2, position 0; ranks 0,1\n"), std::string::npos) << said.out;
   const std::string alone = say({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2"}).out;
   EXPECT_TRUE(said.out.ends_with("\n  pager\n\n" + alone)) << said.out;
+}
+
+TEST(PlanCommand, PrintsTheSlicesOfTheTensorAxisOfABuiltInModel) {
+  const auto said = say({"plan", "--tp", "4", "--model", "gpt2"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_TRUE(said.out.starts_with("tensor axis of 4 ranks; rules of preset gpt2, by model_type\n")) << said.out;
+  // 12 heads of 64: rank 1 has three of each third.
+  EXPECT_NE(said.out.find("  transformer.h.*.attn.c_attn.weight [768, 2304], 12 of them\n"), std::string::npos);
+  EXPECT_NE(said.out.find("    rank 1     dim 1: 192-384, 960-1152, 1728-1920, [768, 576]\n"), std::string::npos);
+  EXPECT_NE(said.out.find("tied to lm_head.weight\n"), std::string::npos) << said.out;
+}
+
+TEST(PlanCommand, PrintsTheSlicesOfAFolderOfAnyFamily) {
+  const TemporaryFolder folder;
+  folder.write("config.json", R"({"model_type": "gpt_neox", "num_attention_heads": 3})");
+  const std::string attention = "gpt_neox.layers.0.attention.";
+  write_safetensors(folder.path() / "model.safetensors", {{attention + "query_key_value.weight", at::zeros({36, 12})},
+                                                          {attention + "dense.weight", at::zeros({12, 12})}});
+  const auto said = say({"plan", "--tp", "2", "--model", folder.path().string()});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_NE(said.out.find("    rank 0     dim 0: 0-24, [24, 12]\n"), std::string::npos) << said.out;
+  const std::string config =
+      folder.write("rules.json", R"({"layer_specs": [{"patterns": [".*dense\\.weight$"], "partition_type": "row"}]})");
+  const auto ruled = say({"plan", "--tp", "3", "--model", folder.path().string(), "--partition-config", config});
+  EXPECT_NE(ruled.out.find("rules of partition_config\n"), std::string::npos) << ruled.out << ruled.err;
+  EXPECT_NE(ruled.out.find("    rank 2     dim 1: 8-12, [12, 4]\n"), std::string::npos) << ruled.out;
+}
+
+TEST(PlanCommand, KnowsTheTiedHeadAndThePlanOfAFolder) {
+  const TemporaryFolder folder;
+  folder.write("config.json", R"({"model_type": "new", "num_attention_heads": 2, "architectures": ["NewForCausalLM"],
+    "base_model_tp_plan": {"layers.*.mlp.up": "colwise"}})");
+  write_safetensors(folder.path() / "model.safetensors", {{"model.embed_tokens.weight", at::zeros({10, 4})},
+                                                          {"model.layers.0.mlp.up.weight", at::zeros({6, 4})}});
+  const auto said = say({"plan", "--tp", "2", "--model", folder.path().string()});
+  EXPECT_NE(said.out.find("rules of the model's tp_plan"), std::string::npos) << said.out << said.err;
+  EXPECT_NE(said.out.find("tied to lm_head.weight"), std::string::npos) << said.out;
+  folder.write("config.json", R"({"model_type": "new", "num_attention_heads": 2, "tie_word_embeddings": false,
+    "architectures": ["NewForCausalLM"], "base_model_tp_plan": {"layers.*.mlp.up": "colwise"}})");
+  EXPECT_EQ(say({"plan", "--tp", "2", "--model", folder.path().string()}).out.find("tied to"), std::string::npos);
+}
+
+TEST(PlanCommand, RefusesWhatTheTensorAxisCannotBe) {
+  expect_wrong_use({"plan", "--tp", "2"}, "trireme plan: --model is required with --tp (see trireme plan --help)");
+  expect_wrong_use({"plan", "--preset", "llama"},
+                   "trireme plan: --preset is for the tensor axis; give --tp, or leave it out");
+  expect_wrong_use({"plan", "--tp", "2", "--model", "gpt2", "--world", "4"},
+                   "trireme plan: --world is not for --tp, which plans the tensor axis alone; leave one out");
+  const TemporaryFolder empty;
+  EXPECT_EQ(say({"plan", "--tp", "2", "--model", empty.path().string()}).exit_code,
+            say({"plan", "--tp", "2"}).exit_code);
 }
 
 TEST(PlanCommand, RefusesWhatARunIsRefused) {

@@ -1,0 +1,28 @@
+// Names and shapes of a model's parameters, before it is made.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "trireme/models/language_model.h"
+#include "trireme/pager/layout/layout.h"
+#include "trireme/tensor/partition.h"
+
+namespace trireme::cli {
+
+/// Of all layers of a built-in model; a tied parameter once.
+std::vector<ParameterSpec> parameters_of(const ModelOptions& model, at::ScalarType dtype);
+
+/// What rules of the tensor axis need to know of a built-in model, of a config.json, or of a folder with a config.json
+/// and safetensors, which may be of any family.
+///
+/// Throws    ConfigError: an unknown name, a file that is missing or unsupported.
+struct ModelToPartition {
+  PartitionModel model;
+  std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< of its config.json: `base_model_tp_plan`
+};
+ModelToPartition model_to_partition(const std::string& name_or_path);
+
+}  // namespace trireme::cli
