@@ -239,27 +239,26 @@ class Attention(nn.Module):
 def tokens(number):
     ids = torch.randint(0, 32, (2, 10), generator=torch.Generator().manual_seed(number))
     return {"input_ids": ids, "labels": ids.roll(-1, 1)}
-for stage in range(4):
-    for attention in ("ulysses", "ring"):
-        net, plain = make(Attention), make(Attention)
-        engine, *_ = deepspeed.initialize(model=net, config={
-            "train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2, "trireme": {"sequence_attention": attention},
-            "zero_optimization": {"stage": stage}, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})
-        own, worst = torch.optim.SGD(plain.parameters(), lr=0.5), 0.0
-        for step in range(3):
-            whole = tokens(step)
-            loss = engine(**(engine.cut(**whole) if step % 2 else whole))
-            engine.backward(loss)
-            own.zero_grad()
-            expected = plain(**whole)
-            expected.backward()
-            worst = max(worst, differ([loss.detach()], [expected.detach()]), differ(map(deepspeed.utils.safe_get_full_grad, net.parameters()),
-                                                                                    [parameter.grad for parameter in plain.parameters()]))
-            nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-            engine.step(), own.step()
-        result[f"{attention}, ZeRO {stage}"] = max(worst, differ(weights(net), plain.parameters()))
-        engine.destroy()
-""", 8)
+for stage, attention in ((0, "ulysses"), (1, "ring"), (2, "ulysses"), (3, "ring"), (3, "ulysses")):
+    net, plain = make(Attention), make(Attention)
+    engine, *_ = deepspeed.initialize(model=net, config={
+        "train_micro_batch_size_per_gpu": 2, "sequence_parallel_size": 2, "trireme": {"sequence_attention": attention},
+        "zero_optimization": {"stage": stage}, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})
+    own, worst = torch.optim.SGD(plain.parameters(), lr=0.5), 0.0
+    for step in range(3):
+        whole = tokens(step)
+        loss = engine(**(engine.cut(**whole) if step % 2 else whole))
+        engine.backward(loss)
+        own.zero_grad()
+        expected = plain(**whole)
+        expected.backward()
+        worst = max(worst, differ([loss.detach()], [expected.detach()]), differ(map(deepspeed.utils.safe_get_full_grad, net.parameters()),
+                                                                                [parameter.grad for parameter in plain.parameters()]))
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        engine.step(), own.step()
+    result[f"{attention}, ZeRO {stage}"] = max(worst, differ(weights(net), plain.parameters()))
+    engine.destroy()
+""", 5)
 
 
 class Refusals(Case):
