@@ -284,7 +284,11 @@ class StageRunner::Impl {
   std::string failed_in_;     ///< the instruction that ended the engine
 };
 
-std::set<std::string> names_of_copies(const StageModel& model) { return names_of_copies(model.ties, *model.module); }
+std::set<std::string> names_of_copies(const StageModel& model) {
+  if (!model.module)
+    throw ConfigError("StageModel: `module` is null; give one, without parameters where the stage's parts have none");
+  return names_of_copies(model.ties, *model.module);
+}
 
 StageRunner::StageRunner(Training& training, const Grid& grid, StageModel model, const PipelineOptions& options)
     : impl_(std::make_unique<Impl>(training, grid, std::move(model), options)) {}

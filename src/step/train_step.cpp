@@ -42,6 +42,14 @@ TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
 
 TrainStep::~TrainStep() = default;
 
+void refuse_destroyed(const char* call) {
+  throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
+}
+
+void TrainStep::require_there(const char* call) const {
+  if (pager_ == nullptr) refuse_destroyed(call);
+}
+
 void TrainStep::choose_decider() {
   const PrecisionOptions& precision = options_.precision;
   const bool has_scale = optimizer_ && precision.needs_loss_scale();
@@ -71,12 +79,17 @@ void TrainStep::choose_decider() {
   decider_ = by_host ? make_host_decider(rules) : make_device_decider(pager_->device(), rules, takes_decisions);
 }
 
-void TrainStep::require_no_optimizer(const char* call) const {
-  if (optimizer_) throw StateError(str(call, ": there is an optimizer already; make a new engine for another one"));
+void TrainStep::require_ready_for_optimizer() const {
+  require_there("set_optimizer");
+  if (optimizer_) throw StateError("set_optimizer: there is an optimizer already; make a new engine for another one");
+  if (options_.precision.needs_loss_scale() && window_.passes(pager_->gradients_so_far()) > 0)
+    throw StateError(
+        "set_optimizer: this window has gradients without the loss scale that fp16 begins with here; call zero_grad() "
+        "first, or set_optimizer() before the window's first backward pass");
 }
 
 void TrainStep::set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyperparameters hyperparameters) {
-  require_no_optimizer("set_optimizer");
+  require_ready_for_optimizer();
   optimizer_ = std::move(optimizer);
   hyperparameters_ = std::move(hyperparameters);
   choose_decider();
@@ -91,6 +104,7 @@ at::Tensor TrainStep::scale(const at::Tensor& output) const {
 
 void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const std::vector<at::Tensor>& gradients,
                               const PassOptions& options) {
+  require_there("backward");
   window_.begin_pass();
   const CallerScope caller("backward");
   std::optional<ScaledPasses::Scope> scaled;
@@ -124,6 +138,7 @@ StepReport TrainStep::end_window() {
 }
 
 void TrainStep::require_steppable() const {
+  require_there("step");
   if (!optimizer_) throw StateError("step: there is no optimizer; give one at initialization, or by set_optimizer()");
   if (window_.deferral() == nullptr) return;
   throw StateError(str("step: inside a ", window_.deferral(), "() scope, where nothing is reduced; let it end first"));
@@ -198,6 +213,7 @@ void TrainStep::finish(int64_t samples, int64_t micro_steps) {
 }
 
 void TrainStep::step_without_gradients() {
+  require_there("step_without_gradients");
   require_no_window("step_without_gradients");
   const CallerScope caller("step_without_gradients");
   ClosedWindow window = pager_->close_window();
@@ -207,6 +223,7 @@ void TrainStep::step_without_gradients() {
 }
 
 void TrainStep::zero_grad() {
+  require_there("zero_grad");
   const CallerScope caller("zero_grad");
   if (is_host(pager_->device())) shards_.barrier();  // a rank that is in another method is named here
   ClosedWindow window = pager_->close_window();
@@ -246,6 +263,7 @@ void TrainStep::require_no_window(const char* call) const {
 }
 
 void TrainStep::set_batch(int64_t micro_batch_size, int64_t accumulation_steps) {
+  require_there("set_batch");
   options_.micro_batch_size = micro_batch_size;
   options_.accumulation_steps = accumulation_steps;
   pager_->set_gradient_factor(1.0 / static_cast<double>(accumulation_steps));

@@ -144,7 +144,7 @@ void Training::install(PreparedOptimizer prepared) {
 
 void Training::set_optimizer(const OptimizerChoice& choice) {
   condition_.require_intact("set_optimizer");
-  step_->require_no_optimizer("set_optimizer");
+  step_->require_ready_for_optimizer();
   if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
   const CallerScope caller("set_optimizer");
   const WithoutInterception own_operators;

@@ -1,11 +1,12 @@
 #include "trireme/training/condition.h"
 
 #include "trireme/base/error.h"
+#include "trireme/step/train_step.h"
 
 namespace trireme {
 
 void Condition::require_there(const char* call) const {
-  if (is_destroyed_) throw StateError(str(call, ": the engine was destroyed; initialize() a new one"));
+  if (is_destroyed_) refuse_destroyed(call);
 }
 
 void Condition::require_alive(const char* call) const {

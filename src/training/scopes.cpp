@@ -5,10 +5,14 @@
 
 namespace trireme {
 
-NoSync::NoSync(Training& training) : training_(training) { training_.step().defer("no_sync"); }
+NoSync::NoSync(Training& training) : training_(training) {
+  training_.condition().require_there("no_sync");
+  training_.step().defer("no_sync");
+}
 NoSync::~NoSync() { training_.step().defer(nullptr); }
 
 CoalescedReduction::CoalescedReduction(Training& training) : training_(training) {
+  training_.condition().require_there("coalesce_grad_reduction");
   training_.step().defer("coalesce_grad_reduction");
 }
 CoalescedReduction::~CoalescedReduction() { end(); }

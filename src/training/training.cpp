@@ -15,11 +15,13 @@ Pager& Training::pager() const {
 }
 
 ForwardScope Training::begin_forward() {
+  condition_.require_there("forward");
   forward_checks_->begin();
   return {*forward_checks_, config_.batch.train_micro_batch_size_per_gpu, config_.precision, pager_->device().type()};
 }
 
 void Training::set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps) {
+  condition_.require_there(call);
   step_->require_no_window(call);
   config_.batch = {.train_batch_size = micro_batch_size * accumulation_steps * config_.degrees.data,
                    .train_micro_batch_size_per_gpu = micro_batch_size,

@@ -657,6 +657,16 @@ TEST(PipelineErrors, NameWhatIsWrongBeforeAnythingChanges) {
   EXPECT_SAYS(text, "a layer of the user's");
 }
 
+TEST(PipelineErrors, NameAStageWithoutAModule) {
+  run_ranks(2, [](Rank& rank) {
+    StageModel model;
+    model.parts = {[](c10::IValue value) { return value; }};
+    const Topology topology({{"pipe", 2}, {"data", 1}});
+    EXPECT_SAYS(error_of<ConfigError>([&] { const PipelineEngine engine(rank.world(), topology, model, {}); }),
+                "StageModel: `module` is null; give one");
+  });
+}
+
 TEST(PipelineErrors, NameTheInstructionThatWaitsForAStageThatHangs) {
   Recipe recipe{.stages = 2};
   recipe.change_layers = [](std::vector<LayerSpec> layers) {

@@ -7,7 +7,10 @@
 #include <ATen/ops/ones_like.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +21,7 @@
 #include "tests/support/run_ranks.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
+#include "trireme/training/scopes.h"
 
 namespace trireme {
 namespace {
@@ -128,6 +132,61 @@ TEST(Training, RefusesAnOptimizerThatCannotTrainBeforeAnythingIsChanged) {
     EXPECT_SAYS(error_of<StateError>([&] { training.set_optimizer(adam()); }), "there is an optimizer already");
     training.destroy();
     EXPECT_SAYS(error_of<StateError>([&] { training.set_optimizer(adam()); }), "the engine was destroyed");
+  });
+}
+
+TEST(Training, RefusesCallsAfterDestroyByName) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const TrainedModel model = make_mlp();
+    TrainingOptions options = options_of(kVariants[2]);
+    options.config.optimizer = adam().optimizer;
+    Training training(rank.world(), *model.module, options);
+    backward(training, model, rank, 0);
+    EXPECT_TRUE(training.step().step().ended_window);
+    training.destroy();
+
+    const auto expect_refused = [](const char* call, const std::function<void()>& run) {
+      EXPECT_SAYS(error_of<StateError>(run), std::string(call) + ": the engine was destroyed");
+    };
+    const at::Tensor loss = at::ones({1}).requires_grad_().sum();
+    TrainStep& step = training.step();
+    expect_refused("forward", [&] { (void)training.begin_forward(); });
+    expect_refused("set_train_batch_size", [&] { training.set_batch("set_train_batch_size", 1, 2); });
+    expect_refused("no_sync", [&] { const NoSync scope(training); });
+    expect_refused("coalesce_grad_reduction", [&] { const CoalescedReduction scope(training); });
+    expect_refused("backward", [&] {
+      step.backward_from({torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)}, {});
+    });
+    expect_refused("step", [&] { step.step(); });
+    expect_refused("step", [&] { step.end_window(); });
+    expect_refused("zero_grad", [&] { step.zero_grad(); });
+    expect_refused("step_without_gradients", [&] { step.step_without_gradients(); });
+    EXPECT_EQ(step.global_steps(), 1);
+  });
+}
+
+TEST(Training, RefusesAnOptimizerAmongGradientsWithoutItsLossScale) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    torch::manual_seed(0);
+    torch::nn::Linear net(4, 2);
+    TrainingOptions options = options_of(kVariants[1]);
+    options.config.precision.weight_dtype = at::kHalf;
+    options.config.precision.loss_scale.loss_scale = 1024;
+    Training training(rank.world(), *net, options);
+    const auto pass = [&] {
+      const at::Tensor loss = training.step().scale(net->forward(at::ones({1, 4}, at::kHalf)).sum());
+      training.step().backward_from({torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)}, {});
+      return safe_get_full_grad(net->weight).value();
+    };
+    const at::Tensor gradient = pass();
+    EXPECT_SAYS(error_of<StateError>([&] { training.set_optimizer(adam()); }), "call zero_grad() first");
+    EXPECT_TRUE(at::equal(safe_get_full_grad(net->weight).value(), gradient));
+    training.step().zero_grad();
+    training.set_optimizer(adam());
+    EXPECT_EQ(training.step().loss_scale(), 1024);
+    EXPECT_TRUE(at::equal(pass(), gradient));
+    EXPECT_TRUE(training.step().step().ended_window);
+    training.destroy();
   });
 }
 

@@ -105,6 +105,7 @@ class StageRunner {
 };
 
 /// Names of the parameters of `model.module` that are copies of what another part owns: InitializeOptions::unmanaged.
+/// Throws    ConfigError: there is no module.
 std::set<std::string> names_of_copies(const StageModel& model);
 
 }  // namespace trireme

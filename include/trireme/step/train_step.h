@@ -49,6 +49,9 @@ struct TrainStepOptions {
   PrecisionOptions precision = {};
 };
 
+/// Throws StateError that names `call`: the parameters were given back to their module.
+[[noreturn]] void refuse_destroyed(const char* call);
+
 /// The core of an Engine, and of anything else that trains: a pipeline's stage, a program that calls
 /// optimizer.step(). All methods belong to the thread that made it.
 class TrainStep {
@@ -60,10 +63,11 @@ class TrainStep {
   TrainStep& operator=(const TrainStep&) = delete;
 
   /// The optimizer by which step() updates from now on, and its hyperparameters.
-  /// Throws    as require_no_optimizer().
+  /// Throws    as require_ready_for_optimizer().
   void set_optimizer(std::unique_ptr<ShardedOptimizer> optimizer, Hyperparameters hyperparameters);
-  /// Throws StateError that names `call`: there is an optimizer already.
-  void require_no_optimizer(const char* call) const;
+  /// Throws StateError: there is an optimizer already; in fp16, whose loss scale comes with an optimizer, this window
+  /// has gradients without it.
+  void require_ready_for_optimizer() const;
 
   /// The root for backward(): `output` in fp32 times the loss scale where something computes in fp16, else `output`.
   /// Throws    as check_has_graph().
@@ -137,10 +141,12 @@ class TrainStep {
   void resume(const TrainStepState& state);
 
   ShardedOptimizer* optimizer() const { return optimizer_.get(); }
-  /// Frees the optimizer; groups, pager and buffers are not used any more. What was counted can still be asked for.
+  /// Frees the optimizer; groups, pager and buffers are not used any more. What was counted can still be asked for;
+  /// what needs them throws as refuse_destroyed().
   void release();
 
  private:
+  void require_there(const char* call) const;
   void choose_decider();
   void update(ClosedWindow& window, const at::Tensor& sum_of_squares);
   void give_up(ClosedWindow& window);

@@ -9,7 +9,7 @@ class Training;
 /// step(), reduces the sum. See Engine::no_sync().
 class [[nodiscard]] NoSync {
  public:
-  /// `training` outlives this. Throws StateError: inside another such scope.
+  /// `training` outlives this. Throws StateError: inside another such scope; after destroy().
   explicit NoSync(Training& training);
   ~NoSync();
   NoSync(const NoSync&) = delete;

@@ -72,14 +72,15 @@ class Training {
   Condition& condition() { return condition_; }
   const Condition& condition() const { return condition_; }
 
-  /// Opens a forward of the module. Throws StateError: at ZeRO stage 3 with gather="copy", in another thread.
+  /// Opens a forward of the module. Throws StateError: after destroy(); at ZeRO stage 3 with gather="copy", in another
+  /// thread.
   ForwardScope begin_forward();
   /// What updates the parameters from the next step on. Collective.
   ///
-  /// Throws    before anything is changed: StateError: there is an optimizer already, or a step was taken; ConfigError: it is
-  ///           empty, cannot be stepped, or nothing can be trained.
+  /// Throws    before anything is changed: StateError: as TrainStep::require_ready_for_optimizer(), or after destroy();
+  ///           ConfigError: it is empty, cannot be stepped, or nothing can be trained.
   void set_optimizer(const OptimizerChoice& choice);
-  /// Between two windows. `call` is named in StateError where this is none.
+  /// Between two windows. `call` is named in StateError where this is none, and after destroy().
   void set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps);
 
   /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag, at the end of a window:

@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-from ..errors import ConfigError, UnsupportedError
+from ..errors import ConfigError, StateError, UnsupportedError
 from ..log import logger
 from . import client_state
 from .optimizer_copy import fill, set_momentum
@@ -106,6 +106,8 @@ def group_parameters(model, model_parameters, over_stages):
     if groups is None:
         groups = [{"params": list(names)}]
     if not any(over_stages(any(group["params"] for group in groups))):
+        if model_parameters is None:
+            raise ConfigError("initialize: the model has no parameter, so there is nothing to train; give it one")
         raise ConfigError("model_parameters holds no parameter: is it a generator that was used up? Pass list(model.parameters())")
     seen = set()
     for index, group in enumerate(groups):
@@ -214,6 +216,10 @@ class EngineOptimizer(torch.optim.Optimizer):
         if client is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(client, name)
+
+    def __reduce_ex__(self, protocol):
+        raise StateError("an engine's optimizer cannot be pickled or copied; its hyperparameters are in state_dict(), and the engine's save_checkpoint() "
+                         "saves its states")
 
     def _call(self, name):
         with self._engine.client_steps.calling(name):
