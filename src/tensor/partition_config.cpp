@@ -56,9 +56,9 @@ bool is_size(const Json& json) {
 }
 
 /// [2, -1] or [[q, kv, kv], -1]: at partition_dim a number of equal matrices, or their sizes.
-void read_shape(const Json& shape, const std::string& at, LayerSpec& spec) {
+void read_shape(const Json& shape, const std::string& at, TensorLayerSpec& spec) {
   const std::string key = at + ".shape";
-  const int dim = spec.partition_dim.value_or(spec.type == LayerSpec::Type::kRow ? 1 : 0);
+  const int dim = spec.partition_dim.value_or(spec.type == TensorLayerSpec::Type::kRow ? 1 : 0);
   if (!shape.is_array() || shape.empty()) refuse(key, shape, "a list such as [2, -1]");
   if (dim >= static_cast<int>(shape.size())) refuse(key, shape, str("an entry for partition_dim=", dim));
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -82,18 +82,18 @@ void read_shape(const Json& shape, const std::string& at, LayerSpec& spec) {
   if (spec.sub_count < 1) refuse(str(key, "[", dim, "]"), shape[dim], "how many matrices there are, at partition_dim");
 }
 
-LayerSpec layer_spec_from(const Json& json, const std::string& at) {
+TensorLayerSpec layer_spec_from(const Json& json, const std::string& at) {
   check_keys(
       json, at,
       {"patterns", "partition_type", "shape", "partition_dim", "model_types", "gather_output", "grad_allreduce"});
-  LayerSpec spec;
+  TensorLayerSpec spec;
   read_texts(json, at, "patterns", spec.patterns);
   if (spec.patterns.empty()) throw ConfigError(str(at, ".patterns: expected at least one pattern"));
   if (const Json* type = find(json, "partition_type")) {
     if (*type == Json("row"))
-      spec.type = LayerSpec::Type::kRow;
+      spec.type = TensorLayerSpec::Type::kRow;
     else if (*type == Json("skip"))
-      spec.type = LayerSpec::Type::kSkip;
+      spec.type = TensorLayerSpec::Type::kSkip;
     else if (*type != Json("column"))
       refuse(at + ".partition_type", *type, "column, row or skip");
   }
@@ -135,7 +135,7 @@ PartitionConfig partition_config_from(const Json& json) {
 namespace tensor {
 namespace {
 
-bool is_for(const LayerSpec& spec, const std::string& model_type) {
+bool is_for(const TensorLayerSpec& spec, const std::string& model_type) {
   const auto lower = [](std::string text) {
     for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
     return text;
@@ -154,7 +154,7 @@ RuleSet config_rules(const TensorParallelOptions& options, const PartitionModel&
                 .embedding_dim = config.embedding_partition_dim,
                 .head_patterns = config.lm_head_patterns};
   for (size_t i = 0; i < config.layer_specs.size(); ++i) {
-    const LayerSpec& spec = config.layer_specs[i];
+    const TensorLayerSpec& spec = config.layer_specs[i];
     if (!is_for(spec, model.model_type)) continue;
     for (const std::string& pattern : spec.patterns) {
       const std::string key = str("layer_specs[", i, "]");
@@ -167,8 +167,8 @@ RuleSet config_rules(const TensorParallelOptions& options, const PartitionModel&
                 .gathers_output = spec.gather_output,
                 .sums_gradient = spec.grad_allreduce,
                 .is_needed = true};
-      if (spec.type == LayerSpec::Type::kColumn) rule.cutting = Cutting::kColumn;
-      if (spec.type == LayerSpec::Type::kRow) rule.cutting = Cutting::kRow;
+      if (spec.type == TensorLayerSpec::Type::kColumn) rule.cutting = Cutting::kColumn;
+      if (spec.type == TensorLayerSpec::Type::kRow) rule.cutting = Cutting::kRow;
       rules.rules.push_back(std::move(rule));
     }
   }

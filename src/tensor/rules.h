@@ -28,7 +28,7 @@ struct Rule {
   std::optional<Units> units = std::nullopt;  ///< default: by the name
   bool is_transposed = false;                 ///< a matrix [inputs, outputs], as GPT-2 has them
   std::optional<int> dim = std::nullopt;      ///< default: that of outputs or inputs
-  std::vector<int64_t> sub_sizes = {};        ///< as LayerSpec has them
+  std::vector<int64_t> sub_sizes = {};        ///< as TensorLayerSpec has them
   int64_t sub_count = 0;
   int64_t inputs = -1;
   bool gathers_output = false;

@@ -225,8 +225,8 @@ TEST(PartitionConfig, HasTheDefaultsOfDeepSpeed) {
   EXPECT_EQ(config.tp_size, 0);
   EXPECT_EQ(config.embedding_partition_dim, 1);
   EXPECT_EQ(config.lm_head_patterns, (std::vector<std::string>{"lm_head", "embed_out"}));
-  const LayerSpec& spec = config.layer_specs.at(0);
-  EXPECT_EQ(spec.type, LayerSpec::Type::kColumn);
+  const TensorLayerSpec& spec = config.layer_specs.at(0);
+  EXPECT_EQ(spec.type, TensorLayerSpec::Type::kColumn);
   EXPECT_FALSE(spec.gather_output || spec.grad_allreduce || spec.partition_dim || spec.sub_count);
   EXPECT_TRUE(spec.sub_sizes.empty() && spec.model_types.empty());
 }

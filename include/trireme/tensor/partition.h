@@ -77,7 +77,7 @@ struct PartitionPlan {
 };
 
 /// Entry of `partition_config.layer_specs`.
-struct LayerSpec {
+struct TensorLayerSpec {
   std::vector<std::string> patterns;  ///< regular expressions, from a name's beginning on
   enum class Type { kColumn, kRow, kSkip } type = Type::kColumn;
   /// How one dim divides into matrices, each of which is cut: sizes, or one number that counts equal ones.
@@ -92,7 +92,7 @@ struct LayerSpec {
 
 /// DeepSpeed's `partition_config`: its keys and defaults.
 struct PartitionConfig {
-  std::vector<LayerSpec> layer_specs = {};
+  std::vector<TensorLayerSpec> layer_specs = {};
   bool use_default_specs = true;    ///< behind them those of preset_model, where it is set
   bool strict_mode = false;         ///< a matrix without a rule is an error
   int tp_size = 0;                  ///< 0: autotp_size
