@@ -1,4 +1,4 @@
-"""Lines of prose that are longer than COLUMNS. Used by count_concepts."""
+"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts."""
 import io
 import re
 import tokenize
@@ -6,6 +6,7 @@ import tokenize
 from sources import cpp_files
 
 COLUMNS = 120
+_NO_NOUN = re.compile(r"\s*(?:///?|#|\"\"\")\s*(?:What|Of|Who|Whose|By what)\s")
 _FOLDERS = ("docs", "benchmarks", "examples", "python", "src", "include", "tests", "tools")
 
 
@@ -35,6 +36,23 @@ def _words_of_python(text):
                 before = token.type
     except (tokenize.TokenError, SyntaxError):
         return  # a file with an error in it has no more prose
+
+
+def _beginnings(text, begins):
+    """The first lines of runs of comments, each of which is a line that matches `begins`."""
+    before = False
+    for line in text.splitlines():
+        is_comment = re.match(begins, line) is not None
+        if is_comment and not before:
+            yield line
+        before = is_comment
+
+
+def comments_without_noun(root):
+    """{language: comments that begin with "What", "Of" or "Who"}, in the product and its tests."""
+    kinds = {"C++": (r"\s*//", cpp_files(root, *_FOLDERS)), "Python": (r"\s*(?:#|\"\"\")", _python_files(root))}
+    return {kind: sum(_NO_NOUN.match(line) is not None for path in paths for line in _beginnings(path.read_text(), begins))
+            for kind, (begins, paths) in kinds.items()}
 
 
 def _python_files(root):

@@ -252,6 +252,11 @@ class Engine {
                                                                    ["3", "comments", "and", "docstrings", "of", "Python"]])
         self.assertEqual(lists["lines of the product"], [["2", "C++"], ["7", "Python"]])
 
+    def test_comments_that_begin_without_a_noun_are_counted_once(self):
+        lists, _ = self.report({"src/base/a.cpp": "/// What a rank has.\n/// Who waits\nint a;  ///< of a\n// The rest.\n// What follows.\n\n  // Of one.\n",
+                                "python/trireme/a.py": '"""What a rank has.\n\nOf it."""\nB = "What"\n# Whose it is\n# Of two\n\n# The end\n'})
+        self.assertEqual(lists["comments that begin without a noun"], [["2", "C++"], ["2", "Python"]])
+
 
 if __name__ == "__main__":
     unittest.main()
