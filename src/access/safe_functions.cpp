@@ -11,7 +11,7 @@ namespace trireme {
 
 namespace {
 
-/// What a call reads or writes. Gradients are there without an optimizer.
+/// The subject of a call. Gradients are there without an optimizer.
 enum class Subject : uint8_t { kStates, kGradient };
 
 /// A parameter of an engine, as one call was given it.

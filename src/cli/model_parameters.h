@@ -12,11 +12,11 @@
 
 namespace trireme::cli {
 
-/// Of all layers of a built-in model; a tied parameter once.
+/// The parameters of all layers of a built-in model, a tied one once.
 std::vector<ParameterSpec> parameters_of(const ModelOptions& model, at::ScalarType dtype);
 
-/// What rules of the tensor axis need to know of a built-in model, of a config.json, or of a folder with a config.json
-/// and safetensors, which may be of any family.
+/// A built-in model, a config.json, or a folder of any family with a config.json and safetensors, as rules of the
+/// tensor axis see it.
 ///
 /// Throws    ConfigError: an unknown name, a file that is missing or unsupported.
 struct ModelToPartition {

@@ -126,7 +126,7 @@ void declare(CLI::App& app, PlanFlags& flags) {
   app.footer(kPlanFooter);
 }
 
-/// Of stages, micro-batches and chunks: a larger plan takes minutes and gigabytes.
+/// The largest product of stages, micro-batches and chunks: a larger plan takes minutes and gigabytes.
 constexpr int64_t kMostOfPlan = 1'000'000;
 
 pipeline::Schedule schedule_of(const PlanFlags& flags) {

@@ -20,7 +20,7 @@ Config resolved_config(const InitializeOptions& options, int world_size) {
   if (std::holds_alternative<std::monostate>(options.config)) return default_config(world_size, options.degrees);
   if (const auto* path = std::get_if<std::filesystem::path>(&options.config))
     return read_config(*path, world_size, options.degrees);
-  // What a file would be refused for is refused here too.
+  // A Config is refused for the same reasons as a file.
   Config config = std::get<Config>(options.config);
   config.degrees = parse_config(to_text(config), world_size, config.degrees).degrees;
   return config;

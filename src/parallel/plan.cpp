@@ -16,7 +16,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-/// Of axes that are there; `expert` stands within "data".
+/// The axes that are there; `expert` stands within "data".
 constexpr const char* kAxes[] = {"pipe", "data", "sequence"};
 
 void check_axes(const Topology& ranks) {

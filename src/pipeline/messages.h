@@ -33,7 +33,7 @@ class Messages {
   /// Kinds of messages, each of which has shapes of its own: an evaluation's need no gradients.
   static int activation_of(int part, bool is_trained) { return 3 * part + (is_trained ? 0 : 1); }
   static int gradient_of(int part) { return 3 * part + 2; }
-  /// Which message.
+  /// The name of a message.
   struct Key {
     int kind;
     int micro_batch;

@@ -21,7 +21,7 @@
 
 namespace trireme {
 
-/// What passes are for.
+/// The purpose of a run of passes.
 struct WorkMode {
   bool trains = false;
   bool computes_loss = false;
@@ -58,7 +58,7 @@ class StageWork {
 
   /// The sum over micro-batches so far, [] fp32; undefined where this stage computes no loss.
   const at::Tensor& loss() const { return loss_; }
-  /// Of the last part, by micro-batch.
+  /// The last part's outputs, by micro-batch.
   std::vector<c10::IValue> take_outputs() { return std::exchange(outputs_, {}); }
   /// By chunk: the most micro-batches whose activations were held at once.
   const std::vector<int>& peak_buffers() const { return peak_buffers_; }

@@ -1,4 +1,4 @@
-// What a program has changed in its optimizer's parameter groups.
+// Changes that a program has made in its optimizer's parameter groups.
 #pragma once
 
 #include <cstddef>

@@ -113,7 +113,7 @@ Config config_from_json(const Json& json, int world_size, const Degrees& degrees
 /// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
 Config default_config(int world_size, const Degrees& degrees = {});
 
-/// What the plan of all axes depends on (trireme/parallel/plan.h).
+/// The options on which the plan of all axes depends (trireme/parallel/plan.h).
 ParallelOptions parallel_options(const Config& config);
 
 /// Every option, spelled out, in the same dialect: config_from_json(to_json(c), world_size, c.degrees) == c.

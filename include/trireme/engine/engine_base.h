@@ -13,8 +13,8 @@
 
 namespace trireme {
 
-/// What one can ask of an engine, and change, whoever runs its forward, backward and step: Engine does by its caller's
-/// hand, PipelineEngine by a schedule.
+/// The questions and changes that every engine takes. A program runs the forward, backward and step of an Engine
+/// itself; a schedule runs those of a PipelineEngine.
 ///
 /// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it:
 /// only there are the module's operators seen, so at ZeRO stage 3 with gather="copy" no other thread can compute with
@@ -33,7 +33,7 @@ class EngineBase {
   /// Sequence parallelism of this engine; null where samples are not cut.
   SequenceParallel* sequence() const { return training_.passes().sequence.get(); }
 
-  /// By what losses are multiplied now; 1 where nothing computes in fp16.
+  /// The factor by which losses are multiplied now; 1 where nothing computes in fp16.
   double loss_scale() const { return training_.step().loss_scale().value_or(1); }
   /// Lets a client's optimizer change the weights between two windows, as its step() would, without gradients: no step
   /// is counted. Collective. Throws StateError: no optimizer, or inside a window.
@@ -49,7 +49,8 @@ class EngineBase {
   std::optional<bool> was_step_applied_if_known() const { return training_.step().applied_if_known(); }
   /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
   std::optional<double> get_global_grad_norm() const { return training_.step().outcome().norm; }
-  /// Of the next step, in a parameter group (ConfigError: there is none such). 0 without an optimizer.
+  /// The learning rate of the next step, in a parameter group (ConfigError: there is none such). 0 without an
+  /// optimizer.
   double get_lr(size_t group = 0) const;
   /// For the next step, in every group, or in one; a schedule sets its own again after it.
   void set_lr(double lr, std::optional<size_t> group = {});
@@ -103,7 +104,8 @@ class EngineBase {
   const Config& config() const { return training_.config(); }
   /// The ranks over which ZeRO shards: with the same module, and different samples or parts of them.
   Group& group() const { return training_.groups().shards; }
-  /// Of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the same part.
+  /// The place of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the
+  /// same part.
   DataPlace data_place() const { return training_.groups().plan.place; }
   Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()
   /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: nothing did.

@@ -49,7 +49,7 @@ struct OffloadOptions {
   std::string device = "cpu";
 };
 
-/// What a Training over `world_size` ranks is made with. Throws ConfigError and IoError as read_config().
+/// The options of a Training over `world_size` ranks. Throws ConfigError and IoError as read_config().
 TrainingOptions resolve(const InitializeOptions& options, int world_size);
 
 }  // namespace trireme

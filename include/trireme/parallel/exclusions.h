@@ -47,7 +47,7 @@ struct Exclusion {
 inline constexpr const char* kNoScope =
     "no_sync(), coalesce_grad_reduction(): a schedule says when gradients are reduced, so a PipelineEngine has no such "
     "scope";
-/// Of a row whose error has other causes too.
+/// The text of a row whose error has other causes too.
 inline constexpr const char* kNoLayers =
     "`trireme.recompute` = \"full\": module '{}' does not say where its layers begin: it has no list of modules of one "
     "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "

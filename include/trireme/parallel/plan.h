@@ -1,4 +1,4 @@
-// What every axis of a run does to each parameter, gradient, pass, group and sample: one pure value, made once.
+// The plan of all axes as one pure value: the effect of each axis on parameters, gradients, passes, groups and samples.
 //
 //   const ParallelPlan plan = make_plan(topology_of(degrees, 8), /*rank=*/3, {.degrees = degrees, .pager = {.stage =
 //   3}}); plan.shards.of(3);      // the ranks that hold the other shards of rank 3's parameters plan.mean_over; // by
@@ -23,7 +23,7 @@
 
 namespace trireme {
 
-/// Of all modules, the options that axes depend on.
+/// The options of all modules on which axes depend.
 struct ParallelOptions {
   Degrees degrees = {};
   PagerPolicy pager = {};
@@ -50,7 +50,7 @@ struct RankGroups {
   const std::vector<int>& of(int rank) const;
 };
 
-/// What becomes of one parameter.
+/// One parameter under the plan.
 struct PlannedParameter {
   std::string name;
   bool trainable = true;

@@ -1,4 +1,4 @@
-// Which parameter of a model is cut how over the ranks of the axis "tensor", and why: rules in, one pure value out.
+// Partition rules of tensor parallelism: how each parameter is cut over the ranks of the axis "tensor", and why.
 //
 //   const PartitionPlan plan = make_partition_plan(model, {.autotp_size = 4, .preset_model = "llama"});
 //   plan.parameters[3].parts[1];  // the slice of the second rank
@@ -24,7 +24,7 @@ struct NamedShape {
   std::vector<std::string> tied = {};  ///< other names of the same tensor
 };
 
-/// What rules need to know of a model.
+/// The facts of a model that rules need.
 struct PartitionModel {
   std::string model_type = {};  ///< of Hugging Face's config.json: "llama"; "": unknown
   int64_t heads = 0;            ///< of queries; 0: unknown, and no attention is cut
@@ -47,7 +47,7 @@ const char* name_of(PartitionKind kind) noexcept;
 
 enum class TensorExchange { kNone, kAllReduce, kGather, kSplit };
 
-/// What the ranks exchange where a layer uses a parameter.
+/// The exchanges of ranks where a layer uses a parameter.
 struct TensorUse {
   std::string name;                                        ///< of the parameter there
   TensorExchange input = TensorExchange::kNone;            ///< of the layer, in forward

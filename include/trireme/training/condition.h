@@ -18,7 +18,7 @@ class Condition {
   void mark_destroyed() { is_destroyed_ = true; }
   /// Nothing but destroy() works from now on.
   void fail(std::string why) { failure_ = std::move(why); }
-  /// What ended it; empty: nothing did.
+  /// The error that ended it; empty: none did.
   const std::string& failure() const { return failure_; }
   /// A load ended half-way; a whole one mends that.
   void tear(std::string why) { torn_load_ = std::move(why); }

@@ -1,4 +1,4 @@
-// What is different while a forward of the trained module runs.
+// The scope of one forward of the trained module.
 #pragma once
 
 #include <ATen/core/Tensor.h>

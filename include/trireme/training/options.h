@@ -16,7 +16,7 @@
 
 namespace trireme {
 
-/// What updates the parameters.
+/// The optimizer of the parameters.
 struct OptimizerChoice {
   std::optional<OptimizerOptions> optimizer = {};  ///< one of Trireme's
   /// Parameters with hyperparameters of their own, such as no weight decay for biases and norms.

@@ -39,8 +39,8 @@ struct TrainingValues;
 ///
 /// An optimizer comes with the configuration, later by set_optimizer(), or never: backward passes need none.
 ///
-/// What says Collective is called by all ranks in the same order. Use it from the thread that made it: only there are
-/// the module's operators seen.
+/// A method that says Collective is called by all ranks in the same order. Use it from the thread that made it: only
+/// there are the module's operators seen.
 class Training {
  public:
   /// Takes `module`'s parameters and buffers over; rank 0's values become everybody's. With Degrees::sequence above 1
@@ -75,7 +75,7 @@ class Training {
   /// Opens a forward of the module. Throws StateError: after destroy(); at ZeRO stage 3 with gather="copy", in another
   /// thread.
   ForwardScope begin_forward();
-  /// What updates the parameters from the next step on. Collective.
+  /// Sets the optimizer of the next steps. Collective.
   ///
   /// Throws    before anything is changed: StateError: as TrainStep::require_ready_for_optimizer(), or after destroy();
   ///           ConfigError: it is empty, cannot be stepped, or nothing can be trained.
