@@ -125,6 +125,7 @@ class Scripts(unittest.TestCase):
                 ('  Could not find a package configuration file provided by "CLI11" with any of\n', "apt-get install libcli11-dev"),
                 ("  Could NOT find GTest (missing: GTEST_LIBRARY)\n", "apt-get install libgtest-dev"),
                 ("  No CMAKE_CXX_COMPILER could be found.\n", "apt-get install g++"),
+                ('CMake Error: No such configure preset in /a: "release"\n', "PRESET=release is no preset of this project: choose one of those above"),
                 ("  Could NOT find Threads (missing: Threads_FOUND)\n", "CMake finds no Threads: install its Debian package, then"),
                 ("/usr/bin/python3 has no torch. Install it\n", "make clean")):
             with self.subTest(printed=printed):
