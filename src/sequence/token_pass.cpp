@@ -14,30 +14,8 @@
 
 namespace trireme::sequence {
 
-c10::IValue& argument(OperatorCall& call, size_t index) {
-  return call.stack[call.stack.size() - call.traits.arguments + index];
-}
-
 bool contains(c10::ArrayRef<int64_t> dims, int64_t dim) {
   return std::find(dims.begin(), dims.end(), dim) != dims.end();
-}
-
-c10::IValue value_of(const OperatorCall& call, const char* name) {
-  const auto index = call.op.schema().argumentIndexWithName(name);
-  return index ? call.arguments()[static_cast<size_t>(*index)] : c10::IValue();
-}
-
-std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims) {
-  std::vector<int64_t> result;
-  for (const char* name : {"dim", "dims", "dim0", "dim1", "dimension", "axis0", "axis1"}) {
-    const c10::IValue value = value_of(call, name);
-    if (value.isInt()) result.push_back(value.toInt());
-    if (value.isIntList())
-      for (const int64_t dim : value.toIntVector()) result.push_back(dim);
-  }
-  for (int64_t& dim : result)
-    if (dim < 0) dim += dims;
-  return result;
 }
 
 at::Tensor selector_of(const Found& mask) {
@@ -507,11 +485,6 @@ at::Tensor TokenPass::part(const at::Tensor& whole, const Sharding& like, c10::A
   at::Tensor result = part_of(whole, sharding);
   table_.add(result, sharding);
   return result;
-}
-
-void TokenPass::give(OperatorCall& call, std::vector<c10::IValue> results) {
-  torch::jit::drop(call.stack, call.traits.arguments);
-  for (c10::IValue& result : results) call.stack.push_back(std::move(result));
 }
 
 void TokenPass::add(const at::Tensor& tensor, const Found& like, int64_t dim) {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/activations/call_arguments.h"
 #include "trireme/activations/sharding.h"
 #include "trireme/comm/group.h"
 #include "trireme/intercept.h"
@@ -168,7 +169,6 @@ class TokenPass : public Pass {
   /// This rank's part of `whole`, whose tokens run along `dims` of it; the whole itself, as a total, where `dims` is
   /// empty.
   at::Tensor part(const at::Tensor& whole, const Sharding& like, c10::ArrayRef<int64_t> dims);
-  void give(OperatorCall& call, std::vector<c10::IValue> results);
   void add(const at::Tensor& tensor, const Found& like, int64_t dim);
   template <class DimOf>
   void add_results(const OperatorCall& call, const Found& like, const DimOf& dim_of) {
@@ -195,16 +195,10 @@ class TokenPass : public Pass {
   InterceptScope scope_;
 };
 
-/// Argument `index` of `call`, to be replaced.
-c10::IValue& argument(OperatorCall& call, size_t index);
 /// The mask of a new selection by `mask`.
 at::Tensor selector_of(const Found& mask);
 /// Whether two tensors of selected tokens have the same ones, in one order.
 bool is_same_selection(const Sharding& one, const Sharding& other);
-/// The dims that the operator names, of a tensor of `dims` dims; empty where it names none.
-std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
-/// The value of the argument `name` of the schema; None where there is none.
-c10::IValue value_of(const OperatorCall& call, const char* name);
 bool contains(c10::ArrayRef<int64_t> dims, int64_t dim);
 /// Operators whose arguments are sizes, which a program computes from the lengths that it sees.
 bool takes_sizes(const std::string& name);
@@ -216,7 +210,5 @@ inline int64_t from_right(const Found& argument) { return argument.tensor.dim() 
 at::Tensor of_sizes(const std::string& name, const at::Tensor& tensor, at::IntArrayRef sizes);
 /// The same elements in a storage of their own, which keeps that of `tensor`: they are known as other tokens.
 at::Tensor in_own_storage(const at::Tensor& tensor);
-/// Whether `call` writes argument 0.
-inline bool writes_first(const OperatorCall& call) { return (call.traits.written & 1) != 0; }
 
 }  // namespace trireme::sequence

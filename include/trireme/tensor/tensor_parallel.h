@@ -1,0 +1,66 @@
+// Tensor parallelism: each rank of a group has slices of a model's matrices, with any model, unmodified.
+//
+//   trireme::TensorParallel parallel(group);
+//   parallel.add(weight, parts);              // `weight` has this rank's part of parts[0].shape
+//   auto loss = model(batch);                 // of all slices, on every rank
+//
+// The main idea: a tensor is whole on every rank, or one of its dims is cut over the ranks. Which it is follows from
+// the arguments of the operator that computes it. A product over a dim that is cut is a part of a sum, which the ranks
+// add up; a whole tensor that meets slices is entered, so that its gradient is summed over the ranks. What is not known
+// of slices runs on whole tensors, which are gathered; an operator without a row in trireme/operators is refused.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "trireme/base/tensor_part.h"
+#include "trireme/comm/group.h"
+
+namespace trireme {
+
+/// Models of this thread compute on slices of the parameters that add() got while it lives. Construct and destroy on
+/// the same thread; graphs run backward meanwhile.
+///
+/// Gradients of whole parameters are whole and the same on every rank; those of slices are of their own elements, also
+/// where other ranks have some of them, too.
+///
+/// Requires  ranks of the group run the same operators on the same inputs, with the same random numbers.
+/// Cost      a linear layer cut by outputs and the next by inputs: one all-reduce of activations in forward, one in
+///           backward. Cross entropy over a vocabulary that is cut: three numbers for each token.
+/// Throws    from an operator, StateError with the operator and the fix: nothing is known of it, and it has an argument
+///           that is cut; it writes into a copy of other ranks' elements.
+/// Source    Megatron-LM, arXiv:1909.08053. Test: tensor_pass_test.cpp.
+class [[nodiscard]] TensorParallel {
+ public:
+  explicit TensorParallel(Group& group);
+  ~TensorParallel();
+  TensorParallel(const TensorParallel&) = delete;
+  TensorParallel& operator=(const TensorParallel&) = delete;
+
+  /// `parameter` is this rank's of `parts`, one for each rank. `gathers_output`: outputs of its layer are whole.
+  ///
+  /// Throws    ShapeError: `parameter` is not of that part.
+  void add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output = false);
+
+  /// From now on sizes and places that operators get are of whole tensors: a program that reads whole_sizes() for the
+  /// sizes of a part computes on wholes, and never sees what a rank has. Otherwise they may be of either.
+  void speak_of_wholes();
+  /// Whether only the ranks together have `tensor`.
+  bool is_part(const at::Tensor& tensor);
+  /// The sizes of the whole that `tensor` is a slice of. Nothing: it is none, or a graph runs backward.
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
+  at::Tensor gather(const at::Tensor& tensor);
+  /// Before the backward pass of `loss`. Throws StateError: it is a slice.
+  void check_loss(const at::Tensor& loss);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,43 @@
+// Which tensors are cut over the ranks of a tensor group: parameters, and what operators compute from them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "tensor/slices.h"
+#include "trireme/intercept/storage_table.h"
+
+namespace trireme::tensor {
+
+/// What is known of a tensor.
+struct CutTensor {
+  DimCut cut = {};
+  /// A parameter whose layer gives whole outputs.
+  bool gathers_output = false;
+  /// Not cut, but a copy of other ranks' elements in place of a view: what is written into it would be lost.
+  bool is_copy = false;
+  /// A view of a tensor that is cut, made where no operator was seen.
+  bool is_unknown = false;
+};
+
+/// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one.
+class CutTable {
+ public:
+  bool is_empty() const { return storages_.size() == 0; }
+  std::optional<CutTensor> find(const at::Tensor& tensor);
+  void add(const at::Tensor& tensor, CutTensor known);
+  /// Forgets the views of a storage, such as those of a parameter that goes.
+  void forget(const at::Tensor& tensor);
+
+ private:
+  struct View {
+    int64_t offset;
+    std::vector<int64_t> sizes, strides;
+    CutTensor known;
+  };
+  StorageTable<std::vector<View>> storages_;
+};
+
+}  // namespace trireme::tensor

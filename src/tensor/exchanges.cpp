@@ -1,0 +1,239 @@
+#include "tensor/exchanges.h"
+
+#include <ATen/TensorIndexing.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "trireme/base/error.h"
+
+namespace trireme::tensor {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct Exchange final : torch::CustomClassHolder {
+  Exchange(Group& group, DimCut cut) : group(group), cut(std::move(cut)) {}
+  Group& group;
+  DimCut cut;
+};
+using ExchangePointer = c10::intrusive_ptr<Exchange>;
+
+ExchangePointer exchange(Group& group, DimCut cut = {}) { return c10::make_intrusive<Exchange>(group, std::move(cut)); }
+
+ExchangePointer saved(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
+}
+
+void save(AutogradContext* context, const ExchangePointer& exchange) {
+  context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
+}
+
+at::Tensor all_reduced(const at::Tensor& part, Group& group, ReduceOp op = ReduceOp::kSum) {
+  at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
+  group.all_reduce(result, op).wait();
+  return result;
+}
+
+/// The dim as [.., outer, slices, ..].
+at::Tensor unfolded(const at::Tensor& tensor, const DimCut& cut, int64_t size) {
+  return tensor.unflatten(cut.dim, {cut.outer, size});
+}
+
+at::Tensor all_gathered(const at::Tensor& slice, const DimCut& cut, Group& group) {
+  const RankSlices& slices = *cut.slices;
+  const int64_t own = slices.local(group.rank());
+  int64_t most = 0;
+  for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, slices.local(rank));
+  const int64_t numel = own == 0 ? 0 : slice.numel() / own * most;
+  at::Tensor sent = slice.contiguous().flatten();
+  if (own != most) {
+    sent = at::empty({numel}, slice.options());
+    sent.narrow(0, 0, slice.numel()).copy_(slice.contiguous().flatten());
+  }
+  const at::Tensor all = at::empty({group.size(), numel}, slice.options());
+  group.all_gather(all.flatten(), sent.detach()).wait();
+  std::vector<int64_t> sizes = slice.sizes().vec();
+  sizes[static_cast<size_t>(cut.dim)] = cut.whole_size();
+  const at::Tensor whole = at::empty(sizes, slice.options());
+  const at::Tensor places = unfolded(whole, cut, slices.whole);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    sizes[static_cast<size_t>(cut.dim)] = cut.local_size(rank);
+    const int64_t local = slices.local(rank);
+    const at::Tensor part = unfolded(all[rank].narrow(0, 0, slice.numel() / own * local).view(sizes), cut, local);
+    int64_t at = 0;
+    for (const Interval& one : slices.of_rank[static_cast<size_t>(rank)]) {
+      places.narrow(cut.dim + 1, one.begin, one.size()).copy_(part.narrow(cut.dim + 1, at, one.size()));
+      at += one.size();
+    }
+  }
+  return whole;
+}
+
+struct Enter : Function<Enter> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& whole, const ExchangePointer& exchange) {
+    save(context, exchange);
+    return whole.view_as(whole);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {all_reduced(gradients[0], saved(context)->group), {}};
+  }
+};
+
+struct Sum : Function<Sum> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& part, const ExchangePointer& exchange) {
+    return all_reduced(part, exchange->group);
+  }
+  static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
+};
+
+/// The gradient of an element goes to the first rank that has it: of shared ones each rank's is a part.
+struct Gather : Function<Gather> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const ExchangePointer& exchange) {
+    save(context, exchange);
+    return all_gathered(slice, exchange->cut, exchange->group);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ExchangePointer of = saved(context);
+    const int rank = of->group.rank();
+    const RankSlices& slices = *of->cut.slices;
+    at::Tensor own = slice_of(gradients[0], of->cut, rank);
+    if (!slices.overlaps()) return {own, {}};
+    const at::Tensor kept = at::zeros_like(own, at::MemoryFormat::Contiguous);
+    const int64_t local = slices.local(rank);
+    const at::Tensor to = unfolded(kept, of->cut, local), from = unfolded(own, of->cut, local);
+    for (const Interval& one : slices.first_of(rank)) {
+      const Interval at = slices.local_range(one.begin, one.end, rank);
+      to.narrow(of->cut.dim + 1, at.begin, at.size()).copy_(from.narrow(of->cut.dim + 1, at.begin, at.size()));
+    }
+    return {kept, {}};
+  }
+};
+
+struct Share : Function<Share> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const ExchangePointer& exchange) {
+    save(context, exchange);
+    return slice.view_as(slice);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ExchangePointer of = saved(context);
+    const DimCut& cut = of->cut;
+    std::vector<int64_t> sizes = gradients[0].sizes().vec();
+    sizes[static_cast<size_t>(cut.dim)] = cut.whole_size();
+    const at::Tensor whole = at::zeros(sizes, gradients[0].options());
+    const int rank = of->group.rank();
+    const at::Tensor to = unfolded(whole, cut, cut.slices->whole);
+    const at::Tensor from = unfolded(gradients[0], cut, cut.slices->local(rank));
+    int64_t at = 0;
+    for (const Interval& one : cut.slices->of_rank[static_cast<size_t>(rank)]) {
+      to.narrow(cut.dim + 1, one.begin, one.size()).copy_(from.narrow(cut.dim + 1, at, one.size()));
+      at += one.size();
+    }
+    of->group.all_reduce(whole).wait();
+    return {slice_of(whole, cut, rank).contiguous(), {}};
+  }
+};
+
+// --- cross entropy ---
+
+struct ClassOptions {
+  int64_t ignored;
+  double smoothing;
+};
+
+/// Place of each target in this rank's columns, 0 where it is on another rank, and whether it is here.
+std::pair<at::Tensor, at::Tensor> places_of(const at::Tensor& targets, const DimCut& cut, int rank) {
+  at::Tensor places = at::zeros_like(targets), here = at::zeros(targets.sizes(), targets.options().dtype(at::kBool));
+  int64_t before = 0;
+  for (const Interval& one : cut.slices->of_rank[static_cast<size_t>(rank)]) {
+    const at::Tensor inside = targets.ge(one.begin).logical_and(targets.lt(one.end));
+    places = at::where(inside, targets - (one.begin - before), places);
+    here = here.logical_or(inside);
+    before += one.size();
+  }
+  return {places, here};
+}
+
+struct CrossEntropy : Function<CrossEntropy> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
+                            const ExchangePointer& exchange, int64_t ignored, double smoothing) {
+    Group& group = exchange->group;
+    const DimCut& cut = exchange->cut;
+    const auto [places, here] = places_of(targets, cut, group.rank());
+    const at::Tensor wide = logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor greatest = all_reduced(wide.amax(1), group, ReduceOp::kMax);
+    at::Tensor shifted = wide - greatest.unsqueeze(1);
+    const at::Tensor picked = shifted.gather(1, places.unsqueeze(1)).squeeze(1).masked_fill(here.logical_not(), 0);
+    std::vector<at::Tensor> sums = {picked};
+    if (smoothing > 0) sums.push_back(shifted.sum(1));
+    at::Tensor weights = shifted.exp_();
+    sums.push_back(weights.sum(1));
+    const at::Tensor all = all_reduced(at::stack(sums), group);
+    const at::Tensor total = all[all.size(0) - 1];
+    const at::Tensor normalizer = total.log();
+    at::Tensor losses = normalizer - all[0];
+    if (smoothing > 0)
+      losses = losses * (1 - smoothing) + (normalizer - all[1] / static_cast<double>(cut.whole_size())) * smoothing;
+    const at::Tensor is_ignored = targets.eq(ignored);
+    weights.div_(total.unsqueeze(1));
+    context->save_for_backward({weights, places, here, is_ignored});
+    context->saved_data["smoothing"] = smoothing;
+    context->saved_data["classes"] = cut.whole_size();
+    context->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
+    return losses.masked_fill(is_ignored, 0).to(logits.scalar_type());
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list kept = context->get_saved_variables();
+    const at::Tensor &weights = kept[0], &places = kept[1], &here = kept[2], &is_ignored = kept[3];
+    const double smoothing = context->saved_data["smoothing"].toDouble();
+    const auto classes = static_cast<double>(context->saved_data["classes"].toInt());
+    at::Tensor gradient = weights.clone();
+    if (smoothing > 0) gradient.sub_(smoothing / classes);
+    const at::Tensor hit = here.to(gradient.scalar_type()).mul(smoothing - 1).unsqueeze(1);
+    gradient.scatter_add_(1, places.unsqueeze(1), hit);
+    const at::Tensor of_losses = gradients[0].to(gradient.scalar_type()).masked_fill(is_ignored, 0).unsqueeze(1);
+    gradient.mul_(of_losses);
+    return {gradient.to(static_cast<at::ScalarType>(context->saved_data["dtype"].toInt())), {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor slice_of(const at::Tensor& whole, const DimCut& cut, int rank) {
+  const std::vector<Interval>& own = cut.slices->of_rank[static_cast<size_t>(rank)];
+  if (cut.outer == 1 && own.size() == 1) return whole.narrow(cut.dim, own[0].begin, own[0].size());
+  const at::Tensor places = unfolded(whole, cut, cut.slices->whole);
+  std::vector<at::Tensor> parts;
+  for (const Interval& one : own) parts.push_back(places.narrow(cut.dim + 1, one.begin, one.size()));
+  return (parts.size() == 1 ? parts[0] : at::cat(parts, cut.dim + 1)).flatten(cut.dim, cut.dim + 1);
+}
+
+at::Tensor entered(const at::Tensor& whole, Group& group) { return Enter::apply(whole, exchange(group)); }
+at::Tensor summed(const at::Tensor& part, Group& group) { return Sum::apply(part, exchange(group)); }
+at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, Group& group) {
+  return Gather::apply(slice, exchange(group, cut));
+}
+at::Tensor shared(const at::Tensor& slice, const DimCut& cut, Group& group) {
+  return Share::apply(slice, exchange(group, cut));
+}
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const DimCut& cut, int64_t ignored,
+                         double label_smoothing, Group& group) {
+  return CrossEntropy::apply(logits, targets, exchange(group, cut), ignored, label_smoothing);
+}
+
+}  // namespace trireme::tensor

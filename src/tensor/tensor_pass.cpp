@@ -1,0 +1,255 @@
+#include "tensor/tensor_pass.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "tensor/exchanges.h"
+#include "trireme/base/error.h"
+#include "trireme/intercept/transforms.h"
+
+namespace trireme::tensor {
+namespace {
+
+constexpr size_t kMostEntered = 4;
+
+/// Operators of libtorch that are made of rows, and read no sizes but to arrange dims.
+constexpr std::array<std::string_view, 8> kOpened = {"aten::einsum",       "aten::tensordot", "aten::inner",
+                                                     "aten::outer",        "aten::kron",      "aten::addbmm",
+                                                     "aten::chain_matmul", "aten::meshgrid"};
+
+/// Roles of which results share the argument's memory.
+bool gives_views(const OperatorCall& call) {
+  const auto& returns = call.op.schema().returns();
+  return std::any_of(returns.begin(), returns.end(),
+                     [](const c10::Argument& result) { return result.alias_info() != nullptr; });
+}
+
+bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+}  // namespace
+
+TensorPass::TensorPass(Group& group) : group_(group), scope_(InterceptScope::Watch::kWrites, this) {
+  RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(group.rank()) + 1);
+}
+
+TensorPass::~TensorPass() { RankContext::of_this_thread().streams().set_slice(0); }
+
+void TensorPass::run(OperatorCall& call, Next next) {
+  const bool is_forward = torch::autograd::get_current_graph_task_id() == -1 || at::GradMode::is_enabled();
+  if (!is_forward || table_.is_empty()) return next(call);
+  CutArguments found = find_arguments(call);
+  if (found.empty()) return next(call);
+  run_found(call, next, std::move(found));
+}
+
+CutArguments TensorPass::find_arguments(const OperatorCall& call) {
+  CutArguments found;
+  for (size_t i = 0; i < call.traits.arguments; ++i)
+    for_each_tensor(call.arguments().slice(i, 1), [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      const bool is_hidden = !tensor.unsafeGetTensorImpl()->unsafe_storage();
+      const at::Tensor& inner = is_hidden ? under_transforms(tensor) : tensor;
+      auto known = table_.find(inner);
+      if (!known) return;
+      if (is_hidden && !inner.is_same(tensor) && !known->is_copy)
+        refuse(call, inner, "is inside of torch.func's vmap() or grad(), and works on a part",
+               "write the batch dim out, and call backward()");
+      if (known->is_unknown)
+        refuse(call, tensor, "gets a view whose dims are not known", "make views by libtorch's operators");
+      if (known->is_copy) {
+        if (i < 64 && (call.traits.written >> i & 1) != 0)
+          refuse(call, tensor, "writes into a copy of other ranks' elements", "write by torch.where() instead");
+        return;
+      }
+      found.push_back({i, tensor, std::move(known->cut), known->gathers_output});
+    });
+  return found;
+}
+
+void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
+  for (CutArgument& one : found) {  // parameters of which other ranks have elements, too
+    if (!one.tensor.is_leaf() || !asks_gradient(one.tensor) || !one.cut.slices->overlaps()) continue;
+    if (!call.arguments()[one.index].isTensor() || (one.index < 64 && (call.traits.written >> one.index & 1) != 0))
+      continue;
+    one.tensor = next.run(call, [&] { return shared(one.tensor, one.cut, group_); });
+    argument(call, one.index) = one.tensor;
+  }
+  if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
+  if (const OperatorRule* const rule = rules_(call.op))
+    run_known(call, next, *rule, found);
+  else
+    run_without_rule(call, next, found);
+}
+
+void TensorPass::run_known(OperatorCall& call, Next next, const OperatorRule& rule, const CutArguments& found) {
+  switch (rule.role) {
+    case OperatorRole::kNone:
+    case OperatorRole::kNew:
+      return next(call);
+    case OperatorRole::kEach:
+      return run_each(call, next, found);
+    case OperatorRole::kCopy:
+      return run_copy(call, next, found);
+    case OperatorRole::kView:
+      return run_view(call, next, found);
+    case OperatorRole::kRepeat:
+      return run_repeat(call, next, found);
+    case OperatorRole::kPart:
+      return run_part(call, next, found);
+    case OperatorRole::kReduction:
+    case OperatorRole::kScan:
+      return run_along(call, next, found);
+    case OperatorRole::kCat:
+      return run_cat(call, next, found, /*is_stack=*/false);
+    case OperatorRole::kStack:
+      return run_cat(call, next, found, /*is_stack=*/true);
+    case OperatorRole::kPad:
+      return run_pad(call, next, found);
+    case OperatorRole::kProduct:
+      return run_product(call, next, found);
+    case OperatorRole::kLookup:
+      return run_lookup(call, next, found);
+    case OperatorRole::kNorm:
+      return run_norm(call, next, found);
+    case OperatorRole::kAttention:
+      return run_attention(call, next, found);
+    case OperatorRole::kClassLoss:
+      return run_class_loss(call, next, found);
+    case OperatorRole::kTriangle:
+      return run_triangle(call, next, found);
+    default:
+      return run_whole(call, next, found);
+  }
+}
+
+/// Nothing is known of it; some are made of operators of which all is known.
+void TensorPass::run_without_rule(OperatorCall& call, Next next, const CutArguments& found) {
+  const std::string& name = call.op.schema().name();
+  if (!call.traits.composite || call.traits.random)
+    refuse(call, found[0].tensor, "is not known to tensor parallelism, and has an argument",
+           "gather it first (engine.gather(tensor)), or leave its parameter whole (partition_config, "
+           "\"partition_type\": \"skip\")");
+  if (std::find(kOpened.begin(), kOpened.end(), name) == kOpened.end()) return run_whole(call, next, found);
+  struct Opened {
+    std::vector<std::string>& names;
+    ~Opened() { names.pop_back(); }
+  };
+  opened_.push_back(name);
+  const Opened opened{opened_};
+  next.open(call);
+}
+
+/// Right whatever the operator does, as long as it writes nothing.
+void TensorPass::run_whole(OperatorCall& call, Next next, const CutArguments& found) {
+  for (const CutArgument& one : found)
+    if (one.index < 64 && (call.traits.written >> one.index & 1) != 0)
+      refuse(call, one.tensor, "writes across slices, into",
+             "write into whole tensors, or along dims that are not cut");
+  const bool views = gives_views(call);
+  const auto whole_of = [&](const at::Tensor& tensor) {
+    for (const CutArgument& one : found)
+      if (one.tensor.is_same(tensor)) return next.run(call, [&] { return whole(one); });
+    return tensor;
+  };
+  for (size_t i = 0; i < call.traits.arguments; ++i) {
+    if (std::none_of(found.begin(), found.end(), [&](const CutArgument& one) { return one.index == i; })) continue;
+    c10::IValue& value = argument(call, i);
+    if (value.isTensor()) {
+      c10::IValue made = whole_of(value.toTensor());
+      argument(call, i) = std::move(made);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(whole_of(tensor));
+      argument(call, i) = std::move(list);
+    } else {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList().vec())
+        list.push_back(tensor ? std::optional(whole_of(*tensor)) : std::nullopt);
+      argument(call, i) = std::move(list);
+    }
+  }
+  next(call);
+  if (!views) return;
+  for_each_tensor(call.results(), [&](const at::Tensor& result) {
+    if (result.defined() && result.has_storage()) table_.add(result, {.is_copy = true});
+  });
+}
+
+// --- what handlers are made of ---
+
+std::vector<int64_t> TensorPass::whole_sizes_of(const CutArgument& one) const {
+  std::vector<int64_t> sizes = one.tensor.sizes().vec();
+  sizes[static_cast<size_t>(one.cut.dim)] = one.cut.whole_size();
+  return sizes;
+}
+
+std::optional<std::vector<int64_t>> TensorPass::whole_sizes(const at::Tensor& tensor) {
+  if (torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled()) return {};
+  const auto known = find(tensor);
+  if (!known || known->is_copy || known->is_unknown) return {};
+  return whole_sizes_of({0, tensor, known->cut});
+}
+
+at::Tensor TensorPass::enter(const at::Tensor& tensor) {
+  if (!tensor.defined() || !asks_gradient(tensor)) return tensor;
+  for (const Entered& one : entered_)
+    if (one.whole._unsafe_get_target() == tensor.unsafeGetTensorImpl() && !one.whole.expired() &&
+        one.version == tensor._version())
+      return one.result;
+  if (entered_.size() >= kMostEntered) entered_.erase(entered_.begin());
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  at::Tensor result = entered(tensor, group_);
+  entered_.push_back({Weak(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version()), result});
+  return result;
+}
+
+at::Tensor TensorPass::take(const at::Tensor& tensor, const DimCut& cut) {
+  return slice_of(enter(tensor), cut, group_.rank());
+}
+
+at::Tensor TensorPass::whole(const CutArgument& one) { return gathered(one.tensor, one.cut, group_); }
+
+at::Tensor TensorPass::recut(const CutArgument& one, const DimCut& cut) {
+  const std::vector<Interval>& asked = cut.slices->of_rank[static_cast<size_t>(group_.rank())];
+  if (one.cut.has_same_slices(cut)) return one.tensor;
+  bool is_inside = one.cut.outer == cut.outer && one.cut.slices->whole == cut.slices->whole;
+  for (int rank = 0; is_inside && rank < group_.size(); ++rank)
+    for (const Interval& part : cut.slices->of_rank[static_cast<size_t>(rank)])
+      is_inside = is_inside && one.cut.slices->local_range(part.begin, part.end, rank).size() == part.size();
+  if (!is_inside) return take(whole(one), cut);
+  RankSlices local{.whole = one.cut.slices->local(group_.rank()),
+                   .of_rank = std::vector<std::vector<Interval>>(static_cast<size_t>(group_.size()))};
+  for (const Interval& part : asked)
+    local.of_rank[static_cast<size_t>(group_.rank())].push_back(
+        one.cut.slices->local_range(part.begin, part.end, group_.rank()));
+  return slice_of(one.tensor,
+                  {.dim = one.cut.dim, .outer = cut.outer, .slices = std::make_shared<RankSlices>(std::move(local))},
+                  group_.rank());
+}
+
+at::Tensor TensorPass::beside(const OperatorCall& call, const at::Tensor& tensor, int64_t place,
+                              const CutArgument& lead) {
+  if (!tensor.defined() || tensor.dim() < place) return enter(tensor);
+  const int64_t dim = tensor.dim() - place;
+  if (tensor.size(dim) == 1) return enter(tensor);
+  if (tensor.size(dim) == lead.cut.whole_size()) return take(tensor, cut_along(lead.cut, dim));
+  refuse(call, lead.tensor, str("joins ", tensor.sizes(), ", which is not cut, with a part"),
+         str("make it of the whole's size, ", lead.cut.whole_size(), " in dim ", dim));
+}
+
+std::string TensorPass::name_of(const OperatorCall& call) const {
+  return opened_.empty() ? call.op.schema().name() : str(opened_.front(), " (", call.op.schema().name(), ")");
+}
+
+void TensorPass::refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
+                        const std::string& fix) const {
+  throw StateError(str(name_of(call), " ", reason, ": ", tensor.sizes(), " is a slice of rank ", group_.rank(),
+                       " of group '", group_.name(), "'; ", fix));
+}
+
+}  // namespace trireme::tensor

@@ -1,0 +1,145 @@
+// The pass that runs operators on this rank's slices, so that results are those of whole tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tensor/cut_table.h"
+#include "trireme/activations/call_arguments.h"
+#include "trireme/comm/group.h"
+#include "trireme/intercept.h"
+#include "trireme/operators/rules.h"
+
+namespace trireme::tensor {
+
+/// An argument of an operator, or a tensor of a list among its arguments, that is cut.
+struct CutArgument {
+  size_t index;
+  at::Tensor tensor;
+  DimCut cut;
+  bool gathers_output = false;
+
+  int64_t from_right() const { return tensor.dim() - cut.dim; }  ///< as broadcasting counts dims
+};
+using CutArguments = std::vector<CutArgument>;
+
+/// Handlers by an operator's role. Each runs the operator in one of three ways: on this rank's slices, and the result
+/// is cut, too; on slices, and ranks add the results up; on whole tensors, which are gathered. Each decision is by
+/// schemas and shapes, which are alike on all ranks.
+class TensorPass : public Pass {
+ public:
+  explicit TensorPass(Group& group);
+  ~TensorPass() override;
+  TensorPass(const TensorPass&) = delete;
+  TensorPass& operator=(const TensorPass&) = delete;
+
+  PassOrder order() const override { return PassOrder::kTensor; }
+  void run(OperatorCall& call, Next next) override;
+
+  void add(const at::Tensor& tensor, CutTensor known) { table_.add(tensor, std::move(known)); }
+  /// Nothing where `tensor` is not cut, or on another thread than this pass's.
+  std::optional<CutTensor> find(const at::Tensor& tensor) {
+    return std::this_thread::get_id() == thread_ ? table_.find(tensor) : std::nullopt;
+  }
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
+  void speak_of_wholes() { speaks_of_wholes_ = true; }
+  void forget_entered() { entered_.clear(); }
+
+ private:
+  CutArguments find_arguments(const OperatorCall& call);
+  void run_found(OperatorCall& call, Next next, CutArguments found);
+  void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const CutArguments& found);
+  void run_without_rule(OperatorCall& call, Next next, const CutArguments& found);
+  void run_whole(OperatorCall& call, Next next, const CutArguments& found);
+
+  // each.cpp
+  void run_each(OperatorCall& call, Next next, const CutArguments& found);
+  void run_along(OperatorCall& call, Next next, const CutArguments& found);
+  void run_repeat(OperatorCall& call, Next next, const CutArguments& found);
+  void run_cat(OperatorCall& call, Next next, const CutArguments& found, bool is_stack);
+  void run_pad(OperatorCall& call, Next next, const CutArguments& found);
+  void run_triangle(OperatorCall& call, Next next, const CutArguments& found);
+  void run_norm(OperatorCall& call, Next next, const CutArguments& found);
+  void run_copy(OperatorCall& call, Next next, const CutArguments& found);
+
+  // views.cpp
+  void run_view(OperatorCall& call, Next next, const CutArguments& found);
+  void run_part(OperatorCall& call, Next next, const CutArguments& found);
+  struct Sized {
+    std::vector<int64_t> local;
+    DimCut cut;
+  };
+  std::optional<Sized> sized(const CutArgument& one, const std::vector<int64_t>& asked) const;
+  std::optional<std::vector<Interval>> pieces_of(const OperatorCall& call, const CutArgument& one) const;
+  Interval piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked) const;
+
+  // products.cpp
+  void run_product(OperatorCall& call, Next next, const CutArguments& found);
+  void run_lookup(OperatorCall& call, Next next, const CutArguments& found);
+  void run_attention(OperatorCall& call, Next next, const CutArguments& found);
+  void run_class_loss(OperatorCall& call, Next next, const CutArguments& found);
+  struct Factor;
+  void run_sum(OperatorCall& call, Next next, Factor& left, Factor& right);
+  void run_columns(OperatorCall& call, Next next, Factor& left, Factor& right);
+  void run_batches(OperatorCall& call, Next next, Factor& left, Factor& right);
+  at::Tensor heads_for(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
+                       const CutArgument& query, bool& is_by_query);
+
+  // Helpers of the handlers.
+  /// Whether sizes and places among the arguments are whole ones. Code of libtorch's own reads a slice's.
+  bool takes_wholes() const { return speaks_of_wholes_ && opened_.empty(); }
+  std::vector<int64_t> whole_sizes_of(const CutArgument& one) const;
+  DimCut cut_along(const DimCut& like, int64_t dim) const {
+    return {.dim = dim, .outer = like.outer, .slices = like.slices};
+  }
+  /// `tensor`, which every rank has, for use beside slices.
+  at::Tensor enter(const at::Tensor& tensor);
+  /// This rank's slice of `tensor`, which every rank has.
+  at::Tensor take(const at::Tensor& tensor, const DimCut& cut);
+  /// This rank's slice by `cut` of a tensor that is cut otherwise along the same dim.
+  at::Tensor recut(const CutArgument& one, const DimCut& cut);
+  at::Tensor whole(const CutArgument& one);
+  /// `tensor` beside a slice whose dim, counted from the right, is `place`: cut there, or entered.
+  at::Tensor beside(const OperatorCall& call, const at::Tensor& tensor, int64_t place, const CutArgument& lead);
+  void add_cut(const at::Tensor& tensor, DimCut cut) {
+    if (tensor.defined()) table_.add(tensor, {.cut = std::move(cut)});
+  }
+  template <class DimOf>
+  void add_results(const OperatorCall& call, const DimCut& like, const DimOf& dim_of) {
+    for_each_tensor(call.results(), [&](const at::Tensor& result) {
+      if (result.defined()) add_cut(result, cut_along(like, dim_of(result)));
+    });
+  }
+  /// Argument `index` is replaced by what `make` computes, seen by the passes behind this one.
+  template <class Make>
+  void replace(OperatorCall& call, Next next, size_t index, const Make& make) {
+    argument(call, index) = next.run(call, make);
+  }
+  std::string name_of(const OperatorCall& call) const;
+  [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
+                           const std::string& fix) const;
+
+  /// A whole tensor that has entered, so that a second layer does not sum its gradient again.
+  struct Entered {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> whole;
+    uint32_t version;
+    at::Tensor result;
+  };
+
+  Group& group_;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  CutTable table_;
+  OperatorRules rules_;
+  std::vector<std::string> opened_;  // composite operators around the one that runs, outermost first
+  std::vector<Entered> entered_;     // the last ones
+  bool speaks_of_wholes_ = false;
+  InterceptScope scope_;
+};
+
+}  // namespace trireme::tensor

@@ -1,0 +1,448 @@
+// Programs of libtorch operators train on slices of their parameters as one rank trains on whole ones.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/nll_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
+#include "trireme/intercept.h"
+#include "trireme/recompute/recompute.h"
+#include "trireme/tensor/tensor_parallel.h"
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kBatch = 2, kLength = 5, kHidden = 24, kHeads = 6, kHeadSize = 4, kVocab = 18;
+constexpr double kTolerance = 1e-5;
+
+using Weights = std::map<std::string, at::Tensor>;
+
+/// How a weight is cut: `dim` of `sections` equal matrices, in steps of `grain`.
+struct Slicing {
+  int dim;
+  int64_t sections = 1, grain = 1;
+  bool gathers_output = false;
+  int64_t shared_by = 1;  ///< neighbouring ranks that have the same
+};
+
+struct Program {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  std::map<std::string, Slicing> cuts;
+  std::function<at::Tensor(const Weights&)> loss = {};
+};
+
+std::vector<TensorPart> parts_of(const std::vector<int64_t>& shape, const Slicing& slicing, int ranks) {
+  const int64_t size = shape[static_cast<size_t>(slicing.dim)], section = size / slicing.sections;
+  const int64_t units = section / slicing.grain, holders = ranks / slicing.shared_by;
+  std::vector<TensorPart> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    TensorPart part{.shape = shape, .dim = slicing.dim};
+    const int64_t holder = rank / slicing.shared_by;
+    for (int64_t i = 0; i < slicing.sections; ++i)
+      part.intervals.push_back({i * section + units * holder / holders * slicing.grain,
+                                i * section + units * (holder + 1) / holders * slicing.grain});
+    parts.push_back(canonical(part));
+  }
+  return parts;
+}
+
+at::Tensor part_of(const at::Tensor& whole, const TensorPart& part) {
+  if (part.dim < 0) return whole.clone();
+  std::vector<at::Tensor> pieces;
+  for (const Interval& one : part.intervals) pieces.push_back(whole.narrow(part.dim, one.begin, one.size()));
+  return at::cat(pieces, part.dim);
+}
+
+Weights whole_weights(const Program& program) {
+  const at::Generator generator = at::detail::createCPUGenerator(7);
+  Weights weights;
+  for (const auto& [name, shape] : program.shapes) weights[name] = at::randn(shape, generator) * 0.4;
+  return weights;
+}
+
+struct Outcome {
+  at::Tensor loss;
+  Weights gradients;
+};
+
+Outcome train(const Program& program, Weights weights) {
+  Outcome outcome;
+  for (auto& [name, weight] : weights) weight.requires_grad_();
+  const at::Tensor loss = program.loss(weights);
+  torch::autograd::backward({loss}, {});
+  for (auto& [name, weight] : weights)
+    outcome.gradients[name] = weight.grad().defined() ? weight.grad() : at::zeros_like(weight);
+  outcome.loss = loss.detach();
+  return outcome;
+}
+
+double error_of(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& whole) {
+  if (actual.sizes() != expected.sizes()) return 1e9;
+  return ((actual - expected).norm() / whole.norm().clamp_min(1e-6)).item<double>();
+}
+
+/// Losses and gradients on `ranks` ranks are those of one.
+void expect_same(const Program& program, int ranks, bool speaks_of_wholes = false) {
+  const Outcome expected = train(program, whole_weights(program));
+  std::mutex mutex;
+  run_ranks(ranks, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    if (speaks_of_wholes) parallel.speak_of_wholes();
+    Weights weights = whole_weights(program);
+    std::map<std::string, TensorPart> own;
+    for (auto& [name, weight] : weights) {
+      const auto cut = program.cuts.find(name);
+      if (cut == program.cuts.end()) continue;
+      const auto parts = parts_of(program.shapes.at(name), cut->second, ranks);
+      own[name] = parts[static_cast<size_t>(rank.id())];
+      weight = part_of(weight, own[name]).contiguous();
+      parallel.add(weight, parts, cut->second.gathers_output);
+    }
+    const Outcome actual = train(program, weights);
+    const std::lock_guard lock(mutex);
+    EXPECT_LT(error_of(actual.loss, expected.loss, expected.loss), kTolerance)
+        << "rank " << rank.id() << " loss " << actual.loss << " expected " << expected.loss;
+    for (const auto& [name, gradient] : actual.gradients) {
+      const at::Tensor& whole = expected.gradients.at(name);
+      const at::Tensor wanted = own.contains(name) ? part_of(whole, own[name]) : whole;
+      EXPECT_LT(error_of(gradient, wanted, whole), kTolerance) << "rank " << rank.id() << ", gradient of " << name;
+    }
+  });
+}
+
+void expect_same(const Program& program) {
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE("ranks " + std::to_string(ranks));
+    expect_same(program, ranks);
+    expect_same(program, ranks, /*speaks_of_wholes=*/true);
+  }
+}
+
+at::Tensor input(int64_t seed = 3) {
+  return at::randn({kBatch, kLength, kHidden}, at::detail::createCPUGenerator(static_cast<uint64_t>(seed)));
+}
+at::Tensor tokens() { return at::randint(kVocab, {kBatch, kLength}, at::detail::createCPUGenerator(5), at::kLong); }
+at::Tensor squares(const at::Tensor& x) { return x.pow(2).sum(); }
+at::Tensor heads_of(const at::Tensor& x) { return x.unflatten(-1, {-1, kHeadSize}).transpose(1, 2); }
+
+TEST(TensorPass, ColumnsThenRows) {
+  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}},
+                          {"up_bias", {2 * kHidden}},
+                          {"down", {kHidden, 2 * kHidden}},
+                          {"down_bias", {kHidden}},
+                          {"norm", {kHidden}}},
+               .cuts = {{"up", {0}}, {"up_bias", {0}}, {"down", {1}}},
+               .loss = [](const Weights& w) {
+                 at::Tensor x = at::rms_norm(input(), {kHidden}, w.at("norm"), 1e-5);
+                 x = x +
+                     at::linear(at::gelu(at::linear(x, w.at("up"), w.at("up_bias"))), w.at("down"), w.at("down_bias"));
+                 return squares(x);
+               }});
+}
+
+/// As C++'s torch::nn::Linear has it.
+TEST(TensorPass, ProductsWithTransposedWeights) {
+  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}},
+                          {"up_bias", {2 * kHidden}},
+                          {"down", {kHidden, 2 * kHidden}},
+                          {"down_bias", {kHidden}}},
+               .cuts = {{"up", {0}}, {"up_bias", {0}}, {"down", {1}}},
+               .loss = [](const Weights& w) {
+                 at::Tensor x = input().view({-1, kHidden});
+                 x = at::addmm(w.at("up_bias"), x, w.at("up").t());
+                 at::Tensor y = at::gelu(x.view({kBatch, kLength, -1})).matmul(w.at("down").t());
+                 y += w.at("down_bias");
+                 return squares(y);
+               }});
+}
+
+Program attention(int64_t key_heads, const std::function<at::Tensor(at::Tensor, at::Tensor, at::Tensor)>& attend,
+                  int64_t shared_by = 1) {
+  const int64_t keys = key_heads * kHeadSize;
+  return {.shapes = {{"q", {kHidden, kHidden}},
+                     {"k", {keys, kHidden}},
+                     {"v_bias", {keys}},
+                     {"v", {keys, kHidden}},
+                     {"o", {kHidden, kHidden}},
+                     {"q_norm", {kHeadSize}},
+                     {"in", {kHidden}}},
+          .cuts = {{"q", {0, 1, kHeadSize}},
+                   {"k", {0, 1, kHeadSize, false, shared_by}},
+                   {"v_bias", {0, 1, kHeadSize, false, shared_by}},
+                   {"v", {0, 1, kHeadSize, false, shared_by}},
+                   {"o", {1, 1, kHeadSize}}},
+          .loss = [attend](const Weights& w) {
+            const at::Tensor x = at::layer_norm(input(), {kHidden}, w.at("in"));
+            const at::Tensor q = at::rms_norm(at::linear(x, w.at("q")).unflatten(-1, {-1, kHeadSize}), {kHeadSize},
+                                              w.at("q_norm"), 1e-5);
+            const at::Tensor attended = attend(q.transpose(1, 2), heads_of(at::linear(x, w.at("k"))),
+                                               heads_of(at::linear(x, w.at("v"), w.at("v_bias"))));
+            return squares(x + at::linear(attended.transpose(1, 2).flatten(2), w.at("o")));
+          }};
+}
+
+at::Tensor by_operator(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return at::scaled_dot_product_attention(q, k, v, {}, 0, /*is_causal=*/true, {}, /*enable_gqa=*/true);
+}
+at::Tensor by_products(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const at::Tensor mask = at::randn({kLength, kLength}, at::detail::createCPUGenerator(9));
+  return at::matmul(at::softmax(at::matmul(q, k.transpose(-2, -1)) * 0.5 + mask, -1), v);
+}
+
+TEST(TensorPass, AttentionOnOwnHeads) {
+  expect_same(attention(kHeads, by_operator));
+  expect_same(attention(kHeads, by_products));
+}
+
+TEST(TensorPass, FewerKeyHeads) {
+  expect_same(attention(3, by_operator), 3);
+  expect_same(attention(2, by_operator), 2);
+  // Heads 0 to 2 attend with keys 0 and 1, heads 3 to 5 with keys 1 and 2: keys are cut otherwise.
+  expect_same(attention(3, by_operator), 2);
+  // One key head for all ranks, which each have it.
+  expect_same(attention(1, by_operator, /*shared_by=*/2), 2);
+  expect_same(attention(1, by_operator, /*shared_by=*/3), 3);
+}
+
+TEST(TensorPass, RepeatedKeyHeads) {
+  const auto expanded = [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    const auto repeat = [&](const at::Tensor& x) {
+      const int64_t heads = x.size(1);
+      return x.unsqueeze(2)
+          .expand({kBatch, heads, 2, kLength, kHeadSize})
+          .reshape({kBatch, heads * 2, kLength, kHeadSize});
+    };
+    return by_products(q, repeat(k), repeat(v));
+  };
+  expect_same(attention(3, expanded), 3);
+  const auto interleaved = [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return by_products(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1));
+  };
+  expect_same(attention(3, interleaved), 3);
+  expect_same(attention(3, interleaved), 2);
+}
+
+/// Sizes of the whole, written down by the program.
+TEST(TensorPass, ConstantsOfTheWhole) {
+  Program program = attention(kHeads, by_operator);
+  program.loss = [](const Weights& w) {
+    const at::Tensor x = input();
+    const auto heads = [&](const char* name) {
+      return at::linear(x, w.at(name)).view({kBatch, -1, kHeads, kHeadSize}).transpose(1, 2);
+    };
+    const at::Tensor attended = by_operator(heads("q") * w.at("q_norm"), heads("k"), heads("v"));
+    return squares(at::linear(attended.transpose(1, 2).reshape({kBatch, kLength, kHidden}), w.at("o")) * w.at("in") +
+                   w.at("v_bias").sum());
+  };
+  expect_same(program);
+  // Batches and heads in one dim.
+  program.loss = [](const Weights& w) {
+    const at::Tensor x = input();
+    const auto heads = [&](const char* name) {
+      return at::linear(x, w.at(name))
+          .view({kBatch, kLength, kHeads, kHeadSize})
+          .transpose(1, 2)
+          .reshape({kBatch * kHeads, kLength, kHeadSize});
+    };
+    const at::Tensor alibi = at::arange(kBatch * kHeads, at::kFloat).view({kBatch * kHeads, 1, 1}) * 0.1;
+    const at::Tensor scores = at::baddbmm(alibi, heads("q"), heads("k").transpose(1, 2), 1, 1);
+    const at::Tensor attended = at::bmm(at::softmax(scores, -1), heads("v")).view({kBatch, kHeads, kLength, kHeadSize});
+    return squares(at::linear(attended.transpose(1, 2).reshape({kBatch, kLength, kHidden}), w.at("o")) * w.at("in") +
+                   w.at("v_bias").mean() + w.at("q_norm").sum());
+  };
+  expect_same(program);
+}
+
+Program packed(const std::function<std::vector<at::Tensor>(const at::Tensor&)>& divide) {
+  return {.shapes = {{"qkv", {3 * kHidden, kHidden}}, {"bias", {3 * kHidden}}, {"o", {kHidden, kHidden}}},
+          .cuts = {{"qkv", {0, 3, kHeadSize}}, {"bias", {0, 3, kHeadSize}}, {"o", {1, 1, kHeadSize}}},
+          .loss = [divide](const Weights& w) {
+            const at::Tensor x = input();
+            const std::vector<at::Tensor> parts = divide(at::linear(x, w.at("qkv"), w.at("bias")));
+            const at::Tensor attended = by_operator(heads_of(parts[0]), heads_of(parts[1]), heads_of(parts[2]));
+            return squares(x + at::linear(attended.transpose(1, 2).flatten(2), w.at("o")));
+          }};
+}
+
+TEST(TensorPass, PackedProjections) {
+  expect_same(packed([](const at::Tensor& x) { return x.chunk(3, -1); }));
+  expect_same(packed([](const at::Tensor& x) { return x.split(kHidden, -1); }));
+  expect_same(packed([](const at::Tensor& x) { return x.split_with_sizes({kHidden, kHidden, kHidden}, 2); }));
+  expect_same(packed([](const at::Tensor& x) {
+    return std::vector{x.slice(-1, 0, kHidden), x.slice(-1, kHidden, 2 * kHidden), x.slice(-1, 2 * kHidden)};
+  }));
+  // Sizes that the program has read, of this rank.
+  const Program local = packed([](const at::Tensor& x) {
+    const int64_t size = x.size(-1) / 3;
+    return std::vector{x.narrow(-1, 0, size), x.narrow(-1, size, size), x.narrow(-1, 2 * size, size)};
+  });
+  expect_same(local, 2);
+  expect_same(local, 3);
+  const Program stacked = packed([](const at::Tensor& x) {
+    const at::Tensor apart = x.view({kBatch, kLength, 3, kHeads, kHeadSize}).permute({2, 0, 1, 3, 4});
+    return std::vector{apart[0].flatten(2), apart[1].flatten(2), apart[2].flatten(2)};
+  });
+  expect_same(stacked);
+}
+
+/// Query, key and value of each head stand side by side.
+TEST(TensorPass, InterleavedProjections) {
+  Program program = packed({});
+  program.cuts = {{"qkv", {0, 1, 3 * kHeadSize}}, {"bias", {0, 1, 3 * kHeadSize}}, {"o", {1, 1, kHeadSize}}};
+  program.loss = [](const Weights& w) {
+    const at::Tensor x = input();
+    const at::Tensor qkv =
+        at::linear(x, w.at("qkv"), w.at("bias")).view({kBatch, kLength, -1, 3 * kHeadSize}).transpose(1, 2);
+    const auto parts = qkv.chunk(3, -1);
+    return squares(at::linear(by_operator(parts[0], parts[1], parts[2]).transpose(1, 2).flatten(2), w.at("o")));
+  };
+  expect_same(program);
+}
+
+Program language_model(double smoothing, bool is_tied = false) {
+  Program program{.shapes = {{"table", {kVocab, kHidden}}, {"head", {kVocab, kHidden}}, {"norm", {kHidden}}},
+                  .cuts = {{"table", {0}}, {"head", {0}}}};
+  if (is_tied) {
+    program.shapes.erase("head");
+    program.cuts.erase("head");
+  }
+  program.loss = [smoothing, is_tied](const Weights& w) {
+    const at::Tensor x = at::embedding(w.at("table"), tokens()) * w.at("norm");
+    const at::Tensor logits = at::linear(x, w.at(is_tied ? "table" : "head"));
+    at::Tensor labels = tokens().clone();
+    labels.select(1, 2).fill_(-100);
+    return at::cross_entropy_loss(logits.slice(1, 0, -1).reshape({-1, kVocab}), labels.slice(1, 1).reshape(-1), {},
+                                  at::Reduction::Mean, -100, smoothing);
+  };
+  return program;
+}
+
+TEST(TensorPass, VocabularyParallelLanguageModel) {
+  expect_same(language_model(0));
+  expect_same(language_model(0.1));
+  expect_same(language_model(0, /*is_tied=*/true));
+}
+
+TEST(TensorPass, OtherLossesGatherLogits) {
+  Program program = language_model(0);
+  program.loss = [](const Weights& w) {
+    const at::Tensor logits = at::linear(at::embedding(w.at("table"), tokens()) * w.at("norm"), w.at("head"));
+    const at::Tensor logs = at::log_softmax(logits.view({-1, kVocab}), -1);
+    return at::nll_loss(logs, tokens().view(-1)) + logits.logsumexp(-1).mean() * 0.01 + logits.select(-1, 3).mean();
+  };
+  expect_same(program);
+}
+
+TEST(TensorPass, VectorsOfAnEmbeddingAreCut) {
+  Program program = language_model(0);
+  program.cuts = {{"table", {1}}, {"head", {0, 1, 1, /*gathers_output=*/true}}};
+  expect_same(program);
+  program.cuts = {{"table", {1, 1, 1, /*gathers_output=*/true}}, {"head", {1}}};
+  expect_same(program);
+}
+
+TEST(TensorPass, WhatIsNotKnownOfSlicesRunsOnWholes) {
+  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}},
+                          {"norm", {2 * kHidden}},
+                          {"down", {kHidden, 2 * kHidden}},
+                          {"other", {kHidden, kHidden}}},
+               .cuts = {{"up", {0}}, {"down", {1}}, {"other", {0}}},
+               .loss = [](const Weights& w) {
+                 at::Tensor y = at::linear(input(), w.at("up"));
+                 y = at::layer_norm(y, {2 * kHidden}, w.at("norm"));  // over features that are cut
+                 y = y + y.mean(-1, true) + y.flip(-1) + y.roll(3, -1) + y.cumsum(-1) * 0.01;
+                 at::Tensor z = at::linear(y.softmax(-1), w.at("down"));  // whole features meet rows
+                 z = at::einsum("bsh,oh->bso", {z, w.at("other")});
+                 return squares(z) + squares(w.at("other").t().matmul(w.at("other"))) + w.at("up").norm();
+               }});
+}
+
+TEST(TensorPass, JoinsOfSlices) {
+  expect_same({.shapes = {{"a", {kHidden, kHidden}},
+                          {"b", {kHidden, kHidden}},
+                          {"c", {kHidden}},
+                          {"o", {kHidden, 2 * kHidden}},
+                          {"p", {kHidden, kHidden}}},
+               .cuts = {{"a", {0}}, {"b", {0}}, {"o", {1}}, {"p", {1}}},
+               .loss = [](const Weights& w) {
+                 const at::Tensor a = at::linear(input(), w.at("a")), b = at::linear(input(4), w.at("b"));
+                 const at::Tensor both = at::stack({a, b}), joined = at::cat({a, b}, 1);
+                 const at::Tensor wide = at::cat({a, b + w.at("c")}, -1);
+                 return squares(at::linear(both * w.at("c"), w.at("p"))) + squares(at::linear(joined, w.at("p"))) +
+                        squares(at::linear(wide, w.at("o"))) + (a * input(6)).sum() + std::get<0>(a.max(-1)).sum();
+               }});
+}
+
+TEST(TensorPass, Recomputation) {
+  Program program = attention(kHeads, by_operator);
+  const auto plain = program.loss;
+  program.loss = [plain](const Weights& w) {
+    const auto body = [&](const at::Tensor& scale) { return plain(w) * scale; };
+    const at::Tensor one = at::ones({}, at::TensorOptions().requires_grad(true));
+    return recompute({.name = "all"}, body, one);
+  };
+  expect_same(program, 2);
+}
+
+TEST(TensorPass, RefusesByName) {
+  run_ranks(2, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    const at::Tensor weight = at::randn({4, 8}).requires_grad_();
+    parallel.add(weight, parts_of({8, 8}, {0}, 2));
+    const auto text_of = [](const auto& body) -> std::string {
+      try {
+        body();
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const at::Tensor y = at::linear(at::randn({3, 8}), weight);
+    EXPECT_NE(text_of([&] {
+                (void)y.as_strided({3, 2}, {8, 2});
+              }).find("aten::as_strided is not known"),
+              std::string::npos);
+    EXPECT_NE(text_of([&] { (void)(y * at::randn({3, 4})); }).find("aten::mul joins [3, 4]"), std::string::npos);
+    EXPECT_NE(text_of([&] { y.detach().flip(-1).select(1, 0).fill_(0); }), "x");
+    EXPECT_NE(text_of([&] { y.detach().select(1, 0).fill_(0); }).find("writes into a copy"), std::string::npos);
+    EXPECT_NE(text_of([&] { parallel.check_loss(y); }).find("backward: the loss is a slice"), std::string::npos);
+    EXPECT_NE(text_of([&] {
+                parallel.add(at::zeros({5, 8}), parts_of({8, 8}, {0}, 2));
+              }).find("add: [5, 8] is not"),
+              std::string::npos);
+  });
+}
+
+}  // namespace
+}  // namespace trireme
