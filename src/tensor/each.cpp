@@ -1,6 +1,7 @@
 // Operators on elements, and along dims that are not cut.
 #include <algorithm>
 
+#include "tensor/exchanges.h"
 #include "tensor/tensor_pass.h"
 #include "trireme/base/error.h"
 
@@ -43,11 +44,18 @@ void TensorPass::run_copy(OperatorCall& call, Next next, const CutArguments& fou
 /// Reductions and scans along dims that are not cut; the others' on whole tensors.
 void TensorPass::run_along(OperatorCall& call, Next next, const CutArguments& found) {
   const CutArgument one = found[0];
-  const bool is_boolean_dim = value_of(call, "dim").isNone() && value_of(call, "dims").isNone();
+  const bool names_none = value_of(call, "dim").isNone() && value_of(call, "dims").isNone();
   std::vector<int64_t> dims = named_dims(call, one.tensor.dim());
   if (const std::string& name = call.op.schema().name(); name == "aten::msort") dims = {0};
   const bool is_along = std::find(dims.begin(), dims.end(), one.cut.dim) != dims.end();
-  if (found.size() > 1 || one.index != 0 || dims.empty() || is_boolean_dim || is_along)
+  if (found.size() == 1 && one.index == 0 && call.op.schema().name() == "aten::sum" && (is_along || dims.empty()) &&
+      !one.cut.slices->overlaps()) {  // of parts
+    next(call);
+    const at::Tensor part = call.results()[0].toTensor();
+    call.stack.back() = next.run(call, [&] { return summed(part, group_); });
+    return;
+  }
+  if (found.size() > 1 || one.index != 0 || dims.empty() || names_none || is_along)
     return run_whole(call, next, found);
   if (call.traits.random) call.stream = RandomStream::kSlice;
   const int64_t dropped = std::count_if(dims.begin(), dims.end(), [&](int64_t dim) { return dim < one.cut.dim; });

@@ -1,5 +1,6 @@
 // Matrix products, lookups, attention and cross entropy.
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/index_select.h>
@@ -128,7 +129,8 @@ void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& ri
     const at::Tensor sum = summed(part, group_);
     const size_t term = right.is_weight ? 2 : 0;
     const bool has_term = right.is_weight ? call.arguments()[2].isTensor() : left.index == 1;
-    return has_term ? sum + call.arguments()[term].toTensor() : sum;
+    // Autocast has chosen the sum's dtype.
+    return has_term ? sum + call.arguments()[term].toTensor().to(sum.scalar_type()) : sum;
   });
   give(call, {result});
 }
@@ -309,7 +311,9 @@ void TensorPass::run_class_loss(OperatorCall& call, Next next, const CutArgument
     if (is_class.is_cpu() && !is_class.all().item<bool>())
       throw ShapeError(str("aten::cross_entropy_loss: a target is none of ", one.cut.slices->whole, " classes, nor ",
                            ignored, ", which is ignored"));
-    const at::Tensor losses = cross_entropy(one.tensor, targets, one.cut, ignored, smoothing, group_);
+    const bool widens = at::autocast::is_autocast_enabled(one.tensor.device().type());  // as autocast has losses
+    const at::Tensor logits = widens ? one.tensor.to(at::kFloat) : one.tensor;
+    const at::Tensor losses = cross_entropy(logits, targets, one.cut, ignored, smoothing, group_);
     if (reduction == at::Reduction::None) return losses;
     const at::Tensor sum = losses.sum();
     return reduction == at::Reduction::Sum ? sum : sum / is_ignored.logical_not().sum().to(sum.scalar_type());
