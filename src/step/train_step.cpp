@@ -32,6 +32,7 @@ TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
       buffers_(parts.buffers),
       optimizer_(std::move(parts.optimizer)),
       hyperparameters_(std::move(parts.hyperparameters)),
+      prove_(std::move(parts.prove)),
       options_(options),
       agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &shards_)) {
   choose_decider();
@@ -153,6 +154,7 @@ StepReport TrainStep::close(bool has_backward, int64_t micro_steps) {
   require_gradients(agreement, window);
   if (!has_backward) tell_missing_backward();
   try {
+    if (prove_) prove_();
     update(window, agreement.sum_of_squares);
   } catch (const CommError&) {
     throw;  // the group is dead, and with it every collective

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -37,6 +38,9 @@ struct TrainStepParts {
   Buffers& buffers;
   std::unique_ptr<ShardedOptimizer> optimizer = {};  ///< null: set_optimizer() gives one before a step(), or never
   Hyperparameters hyperparameters;
+  /// Looks at the gradients of a closed window before it is updated; empty: nobody does. The step ends by what it
+  /// throws, on every rank of the model.
+  std::function<void()> prove = {};
 };
 
 struct TrainStepOptions {
@@ -165,6 +169,7 @@ class TrainStep {
   Buffers& buffers_;
   std::unique_ptr<ShardedOptimizer> optimizer_;
   Hyperparameters hyperparameters_;
+  std::function<void()> prove_;
   TrainStepOptions options_;
   std::unique_ptr<StepDecider> decider_;
   std::unique_ptr<StepAgreement> agreement_;

@@ -1,0 +1,35 @@
+// The proof that ranks which have the same parameter compute the same gradient of it.
+#pragma once
+
+#include <vector>
+
+#include "trireme/comm/group.h"
+#include "trireme/pager/pager.h"
+#include "trireme/tensor/partition.h"
+
+namespace trireme {
+
+/// Compares gradients over a tensor group before the first update. Of a parameter that ranks have whole each computes
+/// the whole gradient: where one has another, a sum over the axis is missing, or these ranks got other batches or other
+/// random numbers. Two numbers stand for a gradient: its norm, and its product with a fixed vector.
+class GradientProof {
+ public:
+  /// All outlive this. `shards` are the ranks over which parameters are sharded, `tensor` those that share layers.
+  GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan);
+
+  /// Of the gradients of a closed window; nothing where it has been shown, or where some gradient is not finite.
+  /// Collective over the model.
+  ///
+  /// Cost      once a pass over the gradients, and 16 bytes for each parameter over both groups.
+  /// Throws    StateError, on every rank of the tensor group, that names the parameter and the ranks.
+  void show();
+
+ private:
+  Pager& pager_;
+  Group& shards_;
+  Group& tensor_;
+  std::vector<const PartitionedParameter*> parameters_;  ///< as the pager has them
+  bool is_shown_ = false;
+};
+
+}  // namespace trireme
