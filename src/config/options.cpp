@@ -461,6 +461,84 @@ void add_checkpoint(Table& table) {
       "parallel_write.pipeline_stage": false})");
 }
 
+/// Whether a layer's matrices are cut. What is no number is refused elsewhere.
+bool cuts_layers(const Document& file, const Config& config) {
+  const auto is_degree = [&](const char* key) {
+    const Json* json = file.find(key);
+    return json != nullptr && json->is_number() && json->get<double>() > 1;
+  };
+  return config.degrees.tensor > 1 || is_degree("tensor_parallel.autotp_size") ||
+         is_degree("tensor_parallel.tp.tp_size") || is_degree("tensor_parallel.partition_config.tp_size");
+}
+
+/// The row where layers are cut; elsewhere the key is checked.
+ConfigRow where_layers_are_cut(ConfigRow row, const Json& normal) {
+  row.read = [read = row.read, path = row.path, normal](Document& file, Config& config) {
+    if (cuts_layers(file, config))
+      read(file, config);
+    else
+      (void)differs(file, path, normal);
+  };
+  return row;
+}
+
+ValueType<std::string> preset() {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const std::string& name : preset_names()) names.emplace_back(name, name);
+  ValueType<std::string> type = choice<std::string>(names);
+  type.write = [](const std::string& name) { return name.empty() ? Json() : Json(name); };
+  return type;
+}
+
+ConfigRow partition_config() {
+  const std::string path = "tensor_parallel.partition_config";
+  return {.path = path,
+          .type = "an object",
+          .standard = "`null`",
+          .doc = "rules of one's own, before `preset_model` ([tensor](tensor.md)); `tp_size` inside as `autotp_size`",
+          .read =
+              [path](Document& file, Config& config) {
+                const Json* json = file.find(path);
+                if (json == nullptr) return;
+                try {
+                  config.tensor.partition_config = partition_config_from(*json);
+                } catch (const ConfigError& error) {
+                  file.refuse(path, error.what(), error.code());
+                }
+              },
+          .write = [](const Config& config) -> std::optional<Json> {
+            const auto& rules = config.tensor.partition_config;
+            return rules ? to_json(*rules) : Json();
+          },
+          .is_open = true};
+}
+
+void add_tensor(Table& table) {
+  table.section = "tensor_parallel.";
+  table.resolved(
+      "autotp_size", integer(kCount), [](const Config& c) { return int64_t{c.tensor.autotp_size}; }, "`0`",
+      "so many neighbouring ranks have slices of each layer's matrices ([tensor](tensor.md)); 0 and 1: one");
+  table.works("preset_model", preset(), at<&Config::tensor, &TensorParallelOptions::preset_model>,
+              "the rules of a family; without it those of the model's own type, or heuristics");
+  table.rows.push_back(partition_config());
+  table.resolved("tp.tp_size", integer(kCount), nullptr, "`1`", "another word for `autotp_size`");
+  table.works("tp.tp_grain_size", integer(kPositive), at<&Config::tensor, &TensorParallelOptions::tp_grain_size>,
+              "features and tokens are cut in steps of so many");
+  const auto no_meaning = [&](const char* key, const Json& normal, const char* doc) {
+    table.rows.push_back(where_layers_are_cut(trireme::no_meaning<Config>(table.section + key, normal, doc), normal));
+  };
+  no_meaning("dtype", nullptr, "weights have the dtype of `bf16` and `fp16`");
+  no_meaning("tp_overlap_comm", false, "a rank waits for the others' parts where it needs their sum");
+  no_meaning("keep_module_on_host", false, "the model is where the program has it");
+  const auto refused = [&](const char* key, const Json& normal, const char* fix) {
+    table.rows.push_back(where_layers_are_cut(trireme::refused<Config>(table.section + key, normal, "", fix), normal));
+  };
+  refused("kernel_inject", false, "it is for inference; ");
+  refused("injection_policy_tuple", nullptr, "write `partition_config`, or ");
+  refused("tp.mpu", nullptr, "`autotp_size` makes the groups; ");
+  refused("tp.tp_group", nullptr, "`autotp_size` makes the groups; ");
+}
+
 void add_rest(Table& table) {
   table.section = "";
   table.resolved(
@@ -494,10 +572,7 @@ void add_rest(Table& table) {
   table.refused("", R"({"fp32_allreduce": false, "sparse_gradients": false, "disable_allgather": false,
       "dump_state": false, "wall_clock_breakdown": false, "memory_breakdown": false, "graph_harvesting": false,
       "use_data_before_expert_parallelism": false})");
-  table.switched("tensor_parallel.", R"({"autotp_size": 0, "dtype": null, "tp_overlap_comm": false,
-      "partition_config": null, "preset_model": null, "keep_module_on_host": false, "kernel_inject": false,
-      "injection_policy_tuple": null})");
-  table.refused("tensor_parallel.tp.", R"({"tp_size": 1, "tp_grain_size": 1, "mpu": null, "tp_group": null})");
+  add_tensor(table);
   table.section = "compile.";
   table.resolved("deepcompile", flag(), nullptr, "`false`", "with `passes` = `[\"autosp\"]` alone");
   table.resolved("passes", texts(), nullptr, "`null`",

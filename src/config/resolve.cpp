@@ -12,6 +12,8 @@
 namespace trireme {
 namespace {
 
+constexpr IntegerRange kTensorRanks = {
+    .min = 0, .max = std::numeric_limits<int32_t>::max(), .words = "an integer from 0 to 2147483647"};
 constexpr double kForwardOfStep = 1.0 / 3;  // of the multiply-adds of forward and backward
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
@@ -102,6 +104,30 @@ void take_autosp(Document& file, Config& config, int world_size) {
     config.recompute = {.mode = RecomputeMode::kSelective, .selective = {.extra_compute = kForwardOfStep}};
 }
 
+/// The ranks that share a layer's matrices, by the keys that say so; 1 says nothing. Returns the key; "": none.
+std::string take_tensor_degree(Document& file, Config& config) {
+  const char* const keys[] = {"tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size",
+                              "tensor_parallel.partition_config.tp_size"};
+  std::string first;
+  int& degree = config.degrees.tensor;
+  const int programs = degree;
+  for (const char* key : keys) {
+    const auto given = static_cast<int>(file.integer_or(key, 0, kTensorRanks));
+    if (given <= 1) continue;
+    if (!first.empty() && given != degree)
+      file.refuse(key, str("`", file.path_of(key), "` = ", given, " and `", file.path_of(first), "` = ", degree,
+                           "; let them agree, or remove one of the two"));
+    if (programs != 1 && programs != given)
+      file.refuse(key, str("`", file.path_of(key), "` = ", given, ", and the program's tensor degree is ", programs,
+                           "; remove the key, or set it to that"));
+    if (first.empty()) first = key;
+    degree = given;
+  }
+  config.tensor.autotp_size = degree > 1 ? degree : 0;
+  if (config.tensor.partition_config) config.tensor.partition_config->tp_size = 0;
+  return first;
+}
+
 /// A degree under the name by which it was given; empty where it cuts nothing.
 std::string said(const Document& file, const std::string& key, const char* member, int degree) {
   if (degree == 1) return "";
@@ -111,7 +137,7 @@ std::string said(const Document& file, const std::string& key, const char* membe
 /// The degrees of the program; the data degree is the world over the others.
 void resolve_degrees(Document& file, Config& config, int world_size) {
   Degrees& degrees = config.degrees;
-  const char* last_key = "";
+  std::string last_key;
   const auto take = [&](const char* name, int& degree, const char* programs) {
     if (!file.has(name)) return;
     const auto given = static_cast<int>(file.integer_or(name, 1, kPositive));
@@ -123,6 +149,8 @@ void resolve_degrees(Document& file, Config& config, int world_size) {
   };
   take("pipeline.stages", degrees.pipe, "stages are");
   take("sequence_parallel_size", degrees.sequence, "sequence degree is");
+  const std::string tensor_key = take_tensor_degree(file, config);
+  if (!tensor_key.empty()) last_key = tensor_key;
   take_autosp(file, config, world_size);
   const int64_t model = int64_t{degrees.pipe} * degrees.tensor * degrees.sequence;
   if (std::min({degrees.pipe, degrees.tensor, degrees.sequence, degrees.expert, degrees.replicas}) < 1)
@@ -130,9 +158,9 @@ void resolve_degrees(Document& file, Config& config, int world_size) {
                         ", expert ", degrees.expert, ", replicas ", degrees.replicas, "; each is 1 or more"));
   if (world_size % model != 0) {
     std::string product;
-    for (const std::string& factor :
-         {said(file, "pipeline.stages", "degrees.pipe", degrees.pipe), said(file, "", "degrees.tensor", degrees.tensor),
-          said(file, "sequence_parallel_size", "degrees.sequence", degrees.sequence)})
+    for (const std::string& factor : {said(file, "pipeline.stages", "degrees.pipe", degrees.pipe),
+                                      said(file, tensor_key, "degrees.tensor", degrees.tensor),
+                                      said(file, "sequence_parallel_size", "degrees.sequence", degrees.sequence)})
       if (!factor.empty()) product += (product.empty() ? "" : " times ") + factor;
     file.refuse(last_key, str(product, " must divide the ", world_size, " ranks; change it, or the number of ranks"));
   }
@@ -315,7 +343,8 @@ void resolve(Document& file, Config& config, int world_size) {
     keys.insert(keys.end(), more.begin(), more.end());
     return keys;
   };
-  step({"data_parallel_size", "sequence_parallel_size", "compile", "pipeline.stages"},
+  step({"data_parallel_size", "sequence_parallel_size", "compile", "pipeline.stages", "tensor_parallel.autotp_size",
+        "tensor_parallel.tp.tp_size", "tensor_parallel.partition_config"},
        [&] { resolve_degrees(file, config, world_size); });
   step(modes, [&] { resolve_modes(file, precision); });
   step(with(modes, {"fp16"}), [&] { check_loss_scale(file, precision); });
@@ -332,7 +361,8 @@ void resolve(Document& file, Config& config, int world_size) {
   step({"trireme.unit_patterns"}, [&] { check_unit_patterns(file, config); });
   step({"zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"},
        [&] { resolve_offload(file, config.pager); });
-  step({"zero_optimization", "data_parallel_size", "sequence_parallel_size", "compile", "pipeline"},
+  step({"zero_optimization", "data_parallel_size", "sequence_parallel_size", "compile", "pipeline",
+        "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", "tensor_parallel.partition_config"},
        [&] { resolve_replicas(file, config); });
   step({"zero_optimization.allgather_bucket_size"}, [&] { check_allgather_bucket(file); });
   step({"trireme.recompute"}, [&] { check_recompute(file, config); });

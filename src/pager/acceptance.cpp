@@ -118,7 +118,8 @@ ParameterSpec spec_of(const NamedParameter& parameter) {
   check(parameter);
   const at::Tensor& tensor = parameter.tensor;
   return {parameter.name,         tensor.sizes().vec(),          tensor.scalar_type(),
-          tensor.requires_grad(), parameter.communication_dtype, parameter.mesh};
+          tensor.requires_grad(), parameter.communication_dtype, parameter.mesh,
+          parameter.part,         parameter.is_counted};
 }
 
 void check_manageable(const Group& group, const std::vector<NamedParameter>& parameters, const PagerPolicy& policy) {
@@ -149,7 +150,7 @@ std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, 
     storage->set_resizable(false);
     const Placement& placement = layout.placement(static_cast<int>(i));
     managed.push_back({std::move(parameter.name), std::move(parameter.tensor), layout.unit_of[i], placement.begin,
-                       placement.numel, nullptr});
+                       placement.numel, nullptr, /*written=*/false, parameter.is_counted});
   }
   return managed;
 }

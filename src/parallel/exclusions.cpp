@@ -25,6 +25,8 @@ bool is_on(Feature feature, const ParallelOptions& options) {
       return options.degrees.pipe > 1;
     case Feature::kSequence:
       return options.degrees.sequence > 1;
+    case Feature::kTensor:
+      return options.degrees.tensor > 1;
     default:
       return false;
   }
@@ -44,6 +46,14 @@ const std::vector<Exclusion>& exclusions() {
       {kReplicas, kDeterministic, beside_replicas("`deterministic`", "whose sums would depend on their number")},
       {kStatesOverReplicas, kOffload, beside_replicas("offloading", "and states over replicas stay on the device")},
       {kReplicas, kSequence, beside_replicas("`sequence_parallel_size`", "which is not there yet")},
+      {kReplicas, kTensor, beside_replicas("`tensor_parallel.autotp_size`", "which is not there yet")},
+      {kPipeline, kTensor,
+       "axes \"pipe\" of {} and \"tensor\" of {} ranks: a pipeline's stages are not cut into slices yet; make one of "
+       "the "
+       "two 1"},
+      {kSequence, kTensor,
+       "axes \"sequence\" of {} and \"tensor\" of {} ranks: layers in slices do not take parts of sequences yet; make "
+       "one of the two 1"},
       {kPipeline, kSequence,
        "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one of "
        "the two 1"},
@@ -54,6 +64,19 @@ const std::vector<Exclusion>& exclusions() {
        Call::kInitialize, ErrorCode::kConfig},
       {kRecomputeLayers, kPipeline, kNoLayers, Call::kInitialize, ErrorCode::kConfig},
       {kLeafModules, kPipeline, kNoLeafModule, Call::kInitialize, ErrorCode::kConfig},
+      {kTensor, kInit,
+       "initialize: zero::Init has sharded parameter '{}', and with tensor_parallel (autotp_size={}) slices are made "
+       "of "
+       "whole parameters yet; leave zero::Init out",
+       Call::kInitialize},
+      {kTensor, kMatrixOptimizer,
+       "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank has slices; use "
+       "another "
+       "optimizer, such as AdamW",
+       Call::kInitialize},
+      {kTensor, kCheckpoint,
+       "{} with tensor_parallel (autotp_size={}) is not there yet; save, load and export at autotp_size 1", Call::kStep,
+       ErrorCode::kState},
       {kRecomputeByCall, kSequence, kMadeByLength, Call::kForward, ErrorCode::kState},
       {kRingAttention, kDevice, kRingRefusal, Call::kForward, ErrorCode::kState},
       {kDeterministic, kCoalesced, kReducedOnce, Call::kBackward, ErrorCode::kState},

@@ -17,17 +17,23 @@ namespace {
 using Names = std::vector<std::string>;
 
 /// The axes that are there; `expert` stands within "data".
-constexpr const char* kAxes[] = {"pipe", "data", "sequence"};
+constexpr const char* kAxes[] = {"pipe", "data", "sequence", "tensor"};
 
 void check_axes(const Topology& ranks) {
   for (const Axis& axis : ranks.axes())
     if (axis.size > 1 && std::find(std::begin(kAxes), std::end(kAxes), axis.name) == std::end(kAxes))
       throw ConfigError(str("axis \"", axis.name, "\" of ", axis.size,
-                            " ranks is not there yet; use \"pipe\", \"data\" and \"sequence\""),
+                            " ranks is not there yet; use \"pipe\", \"data\", \"sequence\" and \"tensor\""),
                         ErrorCode::kUnsupported);
-  if (ranks.size_of("pipe") == 1 || ranks.size_of("sequence") == 1) return;
-  const Exclusion& row = exclusion_of(Feature::kPipeline, Feature::kSequence);
-  throw ConfigError(filled(row.text, {str(ranks.size_of("pipe")), str(ranks.size_of("sequence"))}), row.code);
+  const std::pair<Feature, const char*> exclusive[] = {
+      {Feature::kPipeline, "pipe"}, {Feature::kSequence, "sequence"}, {Feature::kTensor, "tensor"}};
+  for (size_t i = 0; i < std::size(exclusive); ++i)
+    for (size_t j = i + 1; j < std::size(exclusive); ++j) {
+      const int one = ranks.size_of(exclusive[i].second), other = ranks.size_of(exclusive[j].second);
+      if (one == 1 || other == 1) continue;
+      const Exclusion& row = exclusion_of(exclusive[i].first, exclusive[j].first);
+      throw ConfigError(filled(row.text, {str(one), str(other)}), row.code);
+    }
 }
 
 /// The ranks are laid out as the degrees have it.
@@ -44,6 +50,9 @@ void check_degrees(const Degrees& degrees, const Topology& ranks) {
     if (name == std::string_view("sequence"))
       throw ConfigError(str("sequence_parallel_size=", degree, ", and the grid has ", size,
                             " ranks on the axis \"sequence\"; make the two the same"));
+    if (name == std::string_view("tensor"))
+      throw ConfigError(str("tensor_parallel.autotp_size=", degree, ", and the grid has ", size,
+                            " ranks on the axis \"tensor\"; make the two the same"));
     throw ConfigError(str("degrees.", name, "=", degree, " is not there yet; leave it 1"), ErrorCode::kUnsupported);
   }
 }
@@ -66,7 +75,7 @@ Topology with_replicas(const Topology& ranks, int replicas) {
   for (const Axis& axis : ranks.axes()) {
     if (axis.name == "data")
       split(axis.size);
-    else if (axis.name == "pipe" || axis.name == "sequence")
+    else if (axis.name == "pipe" || axis.name == "sequence" || axis.name == "tensor")
       axes.push_back(axis);
   }
   if (!ranks.has("data")) split(1);
@@ -94,6 +103,7 @@ std::vector<PlannedPass> passes_of(const ParallelPlan& plan, const ParallelOptio
     passes.push_back({PassOrder::kSequence,
                       options.sequence_attention == SequenceAttention::kRing ? "sequence, ring" : "sequence, Ulysses",
                       plan.sequence.axes});
+  if (plan.size_of("tensor") > 1) passes.push_back({PassOrder::kTensor, "tensor", plan.tensor.axes});
   if (options.computes_in_tiles) passes.push_back({PassOrder::kTiles, "tiles"});
   if (options.recomputes_selectively) passes.push_back({PassOrder::kRecompute, "recompute"});
   passes.push_back({PassOrder::kTouch, "pager", options.pager.stage == 3 ? plan.shards.axes : Names{}});
@@ -111,13 +121,16 @@ int position_in(const std::vector<int>& ranks, int rank) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-std::string rule_of(const ParallelPlan& plan, int stage, bool trainable) {
+std::string rule_of(const ParallelPlan& plan, int stage, const ParameterSpec& spec) {
   static constexpr const char* kByStage[] = {"ZeRO 0: every rank keeps all of it",
                                              "ZeRO 1: optimizer states are sharded",
                                              "ZeRO 2: gradients and optimizer states are sharded",
                                              "ZeRO 3: weights, gradients and optimizer states are sharded"};
-  if (!trainable) return stage == 3 ? "frozen, ZeRO 3: weights are sharded" : "frozen: every rank keeps all of it";
-  return str(kByStage[stage], plan.states_over_replicas ? ", the last two over replicas too" : "");
+  const std::string cut =
+      spec.part.dim >= 0 ? str("cut along dim ", spec.part.dim, " over \"tensor\"; of a slice, ") : "";
+  if (!spec.trainable)
+    return str(cut, stage == 3 ? "frozen, ZeRO 3: weights are sharded" : "frozen: every rank keeps all of it");
+  return str(cut, kByStage[stage], plan.states_over_replicas ? ", the last two over replicas too" : "");
 }
 
 std::vector<PlannedParameter> parameters_of(const ParallelPlan& plan, const PagerPolicy& policy,
@@ -136,7 +149,7 @@ std::vector<PlannedParameter> parameters_of(const ParallelPlan& plan, const Page
     PlannedParameter& parameter = parameters.emplace_back();
     parameter.name = specs[i].name;
     parameter.trainable = specs[i].trainable;
-    parameter.why = rule_of(plan, policy.stage, specs[i].trainable);
+    parameter.why = rule_of(plan, policy.stage, specs[i]);
     parameter.held = policy.stage == 3 ? part_of(unit, i, shard * unit.shard_numel, unit.shard_numel) : all;
     if (policy.stage == 3) parameter.weights_over = plan.shards.axes;
     if (!specs[i].trainable) continue;
@@ -186,7 +199,8 @@ std::string over(const Names& axes) {
 void print_groups(std::ostream& text, const ParallelPlan& plan) {
   const std::pair<const char*, const RankGroups&> kinds[] = {
       {"step together", plan.model},           {"add gradients", plan.sums},     {"hold all shards", plan.shards},
-      {"hold the same shards", plan.replicas}, {"share samples", plan.sequence}, {"are a pipeline", plan.stages}};
+      {"hold the same shards", plan.replicas}, {"share samples", plan.sequence}, {"share layers", plan.tensor},
+      {"are a pipeline", plan.stages}};
   if (plan.topology.size() > 1) text << "ranks that, together with this one,\n";
   for (const auto& [what, groups] : kinds)
     if (groups.size() > 1)
@@ -236,11 +250,13 @@ const std::vector<int>& RankGroups::of(int rank) const {
 }
 
 Topology topology_of(const Degrees& degrees, int world) {
-  if (int64_t{degrees.pipe} * degrees.data * degrees.sequence != world) return Topology({{"data", world}});
+  if (int64_t{degrees.pipe} * degrees.data * degrees.sequence * degrees.tensor != world)
+    return Topology({{"data", world}});
   std::vector<Axis> axes;
   if (degrees.pipe > 1) axes.push_back({"pipe", degrees.pipe});
   axes.push_back({"data", degrees.data});
   if (degrees.sequence > 1) axes.push_back({"sequence", degrees.sequence});
+  if (degrees.tensor > 1) axes.push_back({"tensor", degrees.tensor});
   return Topology(std::move(axes));
 }
 
@@ -253,11 +269,12 @@ ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& o
   const Topology& topology = plan.topology;
   for (const Axis& axis : topology.axes())
     plan.axes.push_back({axis.name, axis.size, topology.position_of(rank, axis.name)});
-  plan.model = groups_along(topology, {"pipe", "replica", "shard", "sequence"});
+  plan.model = groups_along(topology, {"pipe", "replica", "shard", "sequence", "tensor"});
   plan.sums = groups_along(topology, {"replica", "shard", "sequence"});
   plan.shards = groups_along(topology, {"shard", "sequence"});
   plan.replicas = groups_along(topology, {"replica"});
   plan.sequence = groups_along(topology, {"sequence"});
+  plan.tensor = groups_along(topology, {"tensor"});
   plan.stages = groups_along(topology, {"pipe"});
   plan.place = {.rank = ranks.position_of(rank, "data"), .size = ranks.size_of("data")};
   plan.states_over_replicas = options.states_over_replicas && options.degrees.replicas > 1;

@@ -112,7 +112,40 @@ TensorLayerSpec layer_spec_from(const Json& json, const std::string& at) {
   return spec;
 }
 
+/// The shape that read_shape() reads as `spec` has it; null: none.
+Json shape_of(const TensorLayerSpec& spec) {
+  if (spec.sub_sizes.empty() && spec.sub_count == 0) return nullptr;
+  const int dim = spec.partition_dim.value_or(spec.type == TensorLayerSpec::Type::kRow ? 1 : 0);
+  Json shape = Json::array();
+  for (int before = 0; before < dim; ++before) shape.push_back(1);
+  shape.push_back(spec.sub_sizes.empty() ? Json(spec.sub_count) : Json(spec.sub_sizes));
+  if (spec.inputs >= 0) shape.push_back(spec.inputs);
+  return shape;
+}
+
+Json json_of(const TensorLayerSpec& spec) {
+  static constexpr const char* kTypes[] = {"column", "row", "skip"};
+  return {{"patterns", spec.patterns},
+          {"partition_type", kTypes[static_cast<int>(spec.type)]},
+          {"partition_dim", spec.partition_dim ? Json(*spec.partition_dim) : Json()},
+          {"shape", shape_of(spec)},
+          {"model_types", spec.model_types},
+          {"gather_output", spec.gather_output},
+          {"grad_allreduce", spec.grad_allreduce}};
+}
+
 }  // namespace
+
+Json to_json(const PartitionConfig& config) {
+  Json specs = Json::array();
+  for (const TensorLayerSpec& spec : config.layer_specs) specs.push_back(json_of(spec));
+  return {{"layer_specs", specs},
+          {"use_default_specs", config.use_default_specs},
+          {"strict_mode", config.strict_mode},
+          {"tp_size", config.tp_size},
+          {"embedding_partition_dim", config.embedding_partition_dim},
+          {"lm_head_patterns", config.lm_head_patterns}};
+}
 
 PartitionConfig partition_config_from(const Json& json) {
   check_keys(

@@ -21,10 +21,12 @@ TrainingGroups on_device(TrainingGroups groups, c10::Device device) {
   Group& shards = served(groups.shards);
   Group& model = &groups.model == &groups.shards ? shards : served(groups.model);
   Group* const sequence = groups.sequence != nullptr ? &served(*groups.sequence) : nullptr;
+  Group* const tensor = groups.tensor != nullptr ? &served(*groups.tensor) : nullptr;
   return {.plan = std::move(groups.plan),
           .shards = shards,
           .model = model,
           .sequence = sequence,
+          .tensor = tensor,
           .stages = groups.stages,
           .topology = std::move(groups.topology),
           .grid = std::move(groups.grid),
@@ -37,11 +39,13 @@ TrainingGroups host_groups_of(const Grid& grid, ParallelPlan plan) {
   for (const char* axis : {"data", "sequence"})
     if (topology.has(axis)) shards.emplace_back(axis);
   Group* const sequence = plan.sequence.size() > 1 ? &grid.along({"sequence"}) : nullptr;
+  Group* const tensor = plan.tensor.size() > 1 ? &grid.along({"tensor"}) : nullptr;
   Group* const stages = plan.stages.size() > 1 ? &grid.along({"pipe"}) : nullptr;
   return {.plan = std::move(plan),
           .shards = grid.along(shards),
           .model = grid.world(),
           .sequence = sequence,
+          .tensor = tensor,
           .stages = stages,
           .topology = topology.axes()};
 }
@@ -53,10 +57,11 @@ TrainingGroups groups_of(const Grid& grid, const ParallelOptions& options, c10::
 }
 
 TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Device device) {
-  const Degrees whole_models = {.data = options.degrees.data, .sequence = options.degrees.sequence};
+  const Degrees whole_models = {
+      .data = options.degrees.data, .tensor = options.degrees.tensor, .sequence = options.degrees.sequence};
   const Topology topology = topology_of(whole_models, world.size());
   ParallelPlan plan = make_plan(topology, world.rank(), options);
-  if (plan.sequence.size() == 1)
+  if (plan.sequence.size() == 1 && plan.tensor.size() == 1)
     return on_device({.plan = std::move(plan), .shards = world, .model = world, .topology = topology.axes()}, device);
   auto grid = std::make_unique<Grid>(world, topology);
   TrainingGroups groups = host_groups_of(*grid, std::move(plan));

@@ -75,7 +75,8 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("sequence_attention":"ulysses","poison":false,"register_buffers":false,"recompute":"none",)"
       R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"}},)"
       R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"sequence_parallel_size":1,"deterministic":false,)"
-      R"("steps_per_print":0})");
+      R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
+      R"("tp":{"tp_grain_size":1}}})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
@@ -237,8 +238,8 @@ TEST(KnownSections, AreRefusedByNameWhenTheyAreOn) {
        "`tensorboard.enabled` = true is not there yet; remove it or set it to false"},
       {R"("flops_profiler": {"enabled": true})",
        "`flops_profiler.enabled` = true is not there yet; remove it or set it to false"},
-      {R"("tensor_parallel": {"tp": {"tp_size": 2}})",
-       "`tensor_parallel.tp.tp_size` = 2 is not there yet; remove it or set it to 1"},
+      {R"("tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}}, "dump_state": true)",
+       "`dump_state` = true is not there yet; remove it or set it to false"},
       {R"("compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}})",
        "`compression_training` = {\"weight_quantization\":{\"shared_parameters\":{\"enabled\":true}}} is not there "
        "yet; remove "

@@ -5,6 +5,8 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "tests/pager/models.h"
 #include "tests/pager/training.h"
 #include "trireme/base/error.h"
@@ -140,6 +142,29 @@ TEST_P(Hybrid, TheNormCountsEachElementOnce) {
     pager.end_backward();
     ClosedWindow window = pager.close_window();
     EXPECT_EQ(squares_of_all(rank, window), 70 * 4 + 30);
+    window.meet();
+    window.open();
+  });
+}
+
+// Other ranks hold the same elements and count them. All parameters stand in one unit.
+TEST_P(Hybrid, TheNormLeavesOutWhatIsNotCounted) {
+  run_ranks(kRanks, [&](Rank& rank) {
+    const Square square(rank.world());
+    std::vector<NamedParameter> parameters;
+    for (const auto& [name, numel, is_counted] : {std::tuple("a", 30, true), {"b", 50, false}, {"c", 70, true}})
+      parameters.push_back({.name = name, .tensor = at::ones({numel}).requires_grad_(), .is_counted = is_counted});
+    Pager pager(rank.world(), {square.hybrid(GetParam().states_over_replicas)}, parameters, GetParam().sharding.policy);
+    EXPECT_FALSE(pager.parameters()[1].is_counted);
+    at::Tensor loss;
+    for (const NamedParameter& parameter : parameters) {
+      const at::Tensor sum = parameter.tensor.sum() * 2;
+      loss = loss.defined() ? loss + sum : sum;
+    }
+    loss.backward();
+    pager.end_backward();
+    ClosedWindow window = pager.close_window();
+    EXPECT_EQ(squares_of_all(rank, window), (30 + 70) * 4);
     window.meet();
     window.open();
   });

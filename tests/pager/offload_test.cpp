@@ -10,6 +10,7 @@
 
 #include "tests/support/error_of.h"
 #include "tests/support/fake_device/fake_device.h"
+#include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/device/pinned_arena.h"
@@ -79,6 +80,50 @@ TEST_P(PagerOffload, GradientsAndWeightsOfTheHostAreThoseOfTheDevice) {
       },
       1, GetParam());
   EXPECT_EQ(record.races(), std::vector<std::string>());
+}
+
+// One unit each of what is counted, what is not, and both.
+TEST(PagerOnDevices, TheNormLeavesOutWhatIsNotCounted) {
+  struct Case {
+    int stage;
+    double offload_ratio;
+  };
+  for (const Case& which : {Case{0, 0}, Case{1, 0}, Case{2, 0}, Case{3, 0}, Case{2, 1}, Case{3, 1}}) {
+    run_ranks(2, [&](Rank& rank) {
+      const auto group = make_fake_nccl_group(rank.world(), fake_device(rank.id()));
+      const at::TensorOptions options = at::TensorOptions().device(fake_device(rank.id()));
+      std::vector<NamedParameter> parameters;
+      const auto add = [&](const char* name, bool is_counted) {
+        parameters.push_back({.name = name,
+                              .tensor = at::full({kOffloadNumel}, 1.0, options).requires_grad_(),
+                              .is_counted = is_counted});
+      };
+      add("0.weight", true);
+      add("1.weight", false);
+      for (const char* name : {"2.a", "2.c"}) add(name, true);
+      for (const char* name : {"2.b", "2.d"}) add(name, false);
+      PagerPolicy policy;
+      policy.stage = which.stage;
+      policy.offload_ratio = which.offload_ratio;
+      policy.units.merge_below_bytes = 0;
+      Pager pager(*group, parameters, policy);
+      std::vector<at::Tensor> tensors;
+      for (const NamedParameter& parameter : parameters) tensors.push_back(parameter.tensor);
+      ClosedWindow window = backward_of_sums(pager, tensors, 3);
+      at::Tensor squares = window.squares_on_device();
+      ASSERT_EQ(squares.numel(), 3);
+      group->all_reduce(squares).wait();
+      EXPECT_NEAR(squares[0].item<double>(), 9.0 * kOffloadNumel, 1e-9) << which.stage << which.offload_ratio;
+      EXPECT_EQ(squares[1].item<double>(), 0) << which.stage << which.offload_ratio;
+      EXPECT_NEAR(squares[2].item<double>(), 2 * 9.0 * kOffloadNumel, 1e-9) << which.stage << which.offload_ratio;
+      window.meet();
+      for (const OwnedSlice& slice : pager.owned()) {
+        pager.await_owned(slice.unit);
+        window.publish(slice.unit);
+      }
+      window.open();
+    });
+  }
 }
 
 // Nothing but the marks says that a use after backward is over before the new weights come.

@@ -20,13 +20,14 @@ using Ranks = std::vector<int>;
 
 /// A layout of ranks that is not refused.
 struct Case {
-  int pipe, replicas, shards, sequence;
+  int pipe, replicas, shards, sequence, tensor = 1;
   Degrees degrees() const {
-    return {.data = replicas * shards, .pipe = pipe, .sequence = sequence, .replicas = replicas};
+    return {.data = replicas * shards, .pipe = pipe, .tensor = tensor, .sequence = sequence, .replicas = replicas};
   }
-  int world() const { return pipe * replicas * shards * sequence; }
+  int world() const { return pipe * replicas * shards * sequence * tensor; }
   std::string name() const {
-    return str("pipe ", pipe, ", replicas ", replicas, ", shards ", shards, ", sequence ", sequence);
+    return str("pipe ", pipe, ", replicas ", replicas, ", shards ", shards, ", sequence ", sequence, ", tensor ",
+               tensor);
   }
 };
 
@@ -37,6 +38,8 @@ std::vector<Case> cases() {
       for (const int shards : {1, 2, 5})
         for (const int sequence : {1, 2, 4})
           if ((pipe == 1 && replicas == 1) || sequence == 1) all.push_back({pipe, replicas, shards, sequence});
+  for (const int shards : {1, 2, 5})
+    for (const int tensor : {2, 3}) all.push_back({1, 1, shards, 1, tensor});
   return all;
 }
 
@@ -100,6 +103,7 @@ TEST(ParallelPlan, EachKindOfGroupIsAPartitionOfTheRanks) {
     expect_partition(plan.shards, one.world(), one.shards * one.sequence, one.name());
     expect_partition(plan.replicas, one.world(), one.replicas, one.name());
     expect_partition(plan.sequence, one.world(), one.sequence, one.name());
+    expect_partition(plan.tensor, one.world(), one.tensor, one.name());
     expect_partition(plan.stages, one.world(), one.pipe, one.name());
     for (int rank = 0; rank < one.world(); ++rank) {
       const Ranks& group = plan.shards.of(rank);
@@ -128,6 +132,8 @@ TEST(ParallelPlan, NeighboursShareSamplesAndHoldTheShardsOfOneReplica) {
     const auto are_together = [](const RankGroups& groups, int a, int b) { return groups.of(a) == groups.of(b); };
     for (int rank = 0; rank + 1 < one.world(); ++rank) {
       const int shards = one.shards * one.sequence;
+      EXPECT_EQ(are_together(plans[0].tensor, rank, rank + 1), (rank + 1) % one.tensor != 0) << one.name();
+      if (one.tensor > 1) continue;
       EXPECT_EQ(are_together(plans[0].sequence, rank, rank + 1), (rank + 1) % one.sequence != 0) << one.name();
       EXPECT_EQ(are_together(plans[0].shards, rank, rank + 1), (rank + 1) % shards != 0) << one.name();
     }
@@ -139,6 +145,19 @@ TEST(ParallelPlan, NeighboursShareSamplesAndHoldTheShardsOfOneReplica) {
       EXPECT_EQ(plan.place.size, one.replicas * one.shards);
       EXPECT_LT(plan.place.rank, plan.place.size);
       for (const int other : plan.stages.of(plan.rank)) EXPECT_EQ(plans[other].place.rank, plan.place.rank);
+    }
+  }
+}
+
+// Ranks that share layers have the same samples, and each of them its own ZeRO group, of its place among them.
+TEST(ParallelPlan, RanksOfOneLayerHaveTheSameSamplesAndOtherSlices) {
+  for (const Case& one : cases()) {
+    const std::vector<ParallelPlan> plans = plans_of(one, policy_of(3));
+    for (const ParallelPlan& plan : plans) {
+      for (const int other : plan.tensor.of(plan.rank)) EXPECT_EQ(plans[other].place.rank, plan.place.rank);
+      for (const int other : plan.sums.of(plan.rank))
+        EXPECT_EQ(plan.topology.position_of(other, "tensor"), plan.topology.position_of(plan.rank, "tensor"));
+      EXPECT_EQ(plan.mean_over, one.replicas * one.shards * one.sequence) << one.name();
     }
   }
 }
@@ -241,17 +260,18 @@ TEST(ParallelPlan, TheOrderOfAxesDecidesWhoIsNeighbour) {
 }
 
 TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
-  for (const int sequence : {1, 2})
+  for (const auto& [sequence, tensor] : {std::pair{1, 1}, {2, 1}, {1, 2}})
     for (const bool tiles : {false, true})
       for (const bool recomputes : {false, true}) {
-        const Degrees degrees{.data = 2, .sequence = sequence};
-        const ParallelPlan plan = make_plan(topology_of(degrees, 2 * sequence), 0,
+        const Degrees degrees{.data = 2, .tensor = tensor, .sequence = sequence};
+        const ParallelPlan plan = make_plan(topology_of(degrees, 2 * sequence * tensor), 0,
                                             {.degrees = degrees,
                                              .pager = policy_of(3),
                                              .recomputes_selectively = recomputes,
                                              .computes_in_tiles = tiles});
         std::vector<PassOrder> expected;
         if (sequence > 1) expected.push_back(PassOrder::kSequence);
+        if (tensor > 1) expected.push_back(PassOrder::kTensor);
         if (tiles) expected.push_back(PassOrder::kTiles);
         if (recomputes) expected.push_back(PassOrder::kRecompute);
         expected.push_back(PassOrder::kTouch);
@@ -264,12 +284,20 @@ TEST(ParallelPlan, PassesStandInTheOrderOfTheChain) {
 }
 
 TEST(ParallelPlan, RefusesAxesAndDegreesByName) {
-  EXPECT_EQ(refusal_of(Topology({{"data", 2}, {"tensor", 2}}), {.degrees = {.data = 2, .tensor = 2}}),
-            "axis \"tensor\" of 2 ranks is not there yet; use \"pipe\", \"data\" and \"sequence\"");
+  EXPECT_EQ(refusal_of(Topology({{"data", 2}, {"other", 2}}), {.degrees = {.data = 2}}),
+            "axis \"other\" of 2 ranks is not there yet; use \"pipe\", \"data\", \"sequence\" and \"tensor\"");
   EXPECT_EQ(refusal_of(Topology({{"data", 4}}), {.degrees = {.data = 4, .expert = 2}}),
             "degrees.expert=2 is not there yet; leave it 1");
-  EXPECT_EQ(refusal_of(topology_of({.data = 2, .tensor = 2}, 4), {.degrees = {.data = 2, .tensor = 2}}),
-            "degrees.tensor=2 is not there yet; leave it 1");
+  EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.data = 2, .tensor = 2}}),
+            "tensor_parallel.autotp_size=2, and the grid has 1 ranks on the axis \"tensor\"; make the two the same");
+  EXPECT_EQ(
+      refusal_of(Topology({{"pipe", 2}, {"tensor", 3}}), {.degrees = {.pipe = 2, .tensor = 3}}),
+      "axes \"pipe\" of 2 and \"tensor\" of 3 ranks: a pipeline's stages are not cut into slices yet; make one of "
+      "the two 1");
+  EXPECT_EQ(
+      refusal_of(Topology({{"sequence", 2}, {"tensor", 3}}), {.degrees = {.tensor = 3, .sequence = 2}}),
+      "axes \"sequence\" of 2 and \"tensor\" of 3 ranks: layers in slices do not take parts of sequences yet; make "
+      "one of the two 1");
   EXPECT_EQ(refusal_of(Topology({{"data", 2}}), {.degrees = {.pipe = 2}}),
             "degrees.pipe=2, and this engine's ranks have 1 on the axis \"pipe\"; train a PipelineModule, which cuts a "
             "model into stages, or leave it 1");
@@ -303,6 +331,11 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
          options.pager.offload_ratio = 0.5;
        }},
       {{Feature::kReplicas, Feature::kSequence}, [](ParallelOptions& options) { options.degrees.sequence = 2; }},
+      {{Feature::kReplicas, Feature::kTensor}, [](ParallelOptions& options) { options.degrees.tensor = 2; }},
+      {{Feature::kPipeline, Feature::kTensor},
+       [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .tensor = 2}; }},
+      {{Feature::kSequence, Feature::kTensor},
+       [](ParallelOptions& options) { options.degrees = {.data = 1, .tensor = 2, .sequence = 2}; }},
       {{Feature::kPipeline, Feature::kSequence},
        [](ParallelOptions& options) { options.degrees = {.data = 1, .pipe = 2, .sequence = 2}; }},
   };
@@ -313,9 +346,10 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
     switched_on.at({row.one, row.other})(options);
     const Degrees& degrees = options.degrees;
     ASSERT_EQ(first_exclusion(options), &row) << row.text;
-    const std::string expected =
-        row.one == Feature::kPipeline ? filled(row.text, {"2", "2"}) : filled(row.text, {"degrees.replicas=2", "2"});
-    EXPECT_EQ(refusal_of(topology_of(degrees, degrees.data * degrees.pipe * degrees.sequence), options), expected);
+    const bool is_of_replicas = row.one == Feature::kReplicas || row.one == Feature::kStatesOverReplicas;
+    const std::string expected = filled(row.text, {is_of_replicas ? "degrees.replicas=2" : "2", "2"});
+    const int world = degrees.data * degrees.pipe * degrees.sequence * degrees.tensor;
+    EXPECT_EQ(refusal_of(topology_of(degrees, world), options), expected);
   }
 }
 
@@ -347,6 +381,41 @@ TEST(ParallelPlan, IsPrinted) {
             "    weights    whole on each rank\n"
             "passes over operators, outermost first\n"
             "  pager\n");
+}
+
+TEST(ParallelPlan, OfSlicesIsPrinted) {
+  const Degrees degrees{.data = 2, .tensor = 2};
+  std::vector<ParameterSpec> specs = {{.name = "norm", .shape = {3}, .is_counted = false},
+                                      {.name = "up", .shape = {2, 3}, .part = {{4, 3}, 0, {{2, 4}}}}};
+  const ParallelPlan plan = make_plan(topology_of(degrees, 4), 1, {.degrees = degrees, .pager = policy_of(1)}, specs);
+  EXPECT_EQ(
+      plan_text(plan),
+      "rank 1 of 4\n\n"
+      "axes\n"
+      "  replica   1, position 0\n"
+      "  shard     2, position 0; ranks 0,2 1,3\n"
+      "  tensor    2, position 1; ranks 0,1 2,3\n"
+      "ranks that, together with this one,\n"
+      "  step together         0-3\n"
+      "  add gradients         1,3\n"
+      "  hold all shards       1,3\n"
+      "  share layers          0,1\n"
+      "samples\n"
+      "  place 0 of 2\n"
+      "parameters\n"
+      "  1 parameter, such as norm; ZeRO 1: optimizer states are sharded\n"
+      "    weights    whole on each rank\n"
+      "    gradients  whole on each rank\n"
+      "    states     sharded along shard\n"
+      "    sum        of gradients along shard, divided by 2\n"
+      "  1 parameter, such as up; cut along dim 0 over \"tensor\"; of a slice, ZeRO 1: optimizer states are sharded\n"
+      "    weights    whole on each rank\n"
+      "    gradients  whole on each rank\n"
+      "    states     sharded along shard\n"
+      "    sum        of gradients along shard, divided by 2\n"
+      "passes over operators, outermost first\n"
+      "  tensor, along tensor\n"
+      "  pager\n");
 }
 
 TEST(ParallelPlan, OfManyRanksIsPrintedInShort) {

@@ -19,6 +19,7 @@
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
 #include "trireme/sequence/sequence_parallel.h"
+#include "trireme/tensor/partition.h"
 #include "trireme/topology.h"
 
 namespace trireme {
@@ -67,6 +68,8 @@ struct Config {
   bool states_over_replicas = false;
   /// Read where Degrees::sequence is above 1.
   SequenceAttention sequence_attention = SequenceAttention::kUlysses;
+  /// `autotp_size` is Degrees::tensor, and 0 where that is 1; `tp_plan` is the program's and empty here.
+  TensorParallelOptions tensor;
   BatchSizes batch;
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
   std::optional<OptimizerOptions> optimizer;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trireme/base/exact_sum.h"
+#include "trireme/base/tensor_part.h"
 #include "trireme/comm/group.h"
 #include "trireme/pager/layout/layout.h"
 #include "trireme/pager/layout/policy.h"
@@ -26,6 +27,8 @@ struct NamedParameter {
   at::Tensor tensor;
   at::ScalarType communication_dtype = at::ScalarType::Undefined;  ///< as ParameterSpec's
   int mesh = 0;                                                    ///< number of its ShardMesh
+  TensorPart part = {};                                            ///< as ParameterSpec's
+  bool is_counted = true;                                          ///< as ParameterSpec's
 };
 
 /// Gradients from this rank's backward passes since the window opened.
@@ -181,7 +184,8 @@ class [[nodiscard]] ClosedWindow {
   const std::vector<bool>& written() const { return written_; }
 
   /// This rank's part of the sum of squares over all gradients: every element is counted by one rank of the pager's
-  /// group. Local; until the first publish(). For parameters on the host.
+  /// group, and by none where another group counts its parameter (ParameterSpec::is_counted). Local; until the first
+  /// publish(). For parameters on the host.
   ExactSum squares() const;
   /// squares() of parameters on a device, which the host does not read: [owned().size()] fp64 there, by unit.
   at::Tensor squares_on_device() const;

@@ -22,6 +22,7 @@ enum class Feature : uint8_t {
   kOffload,
   kPipeline,
   kSequence,
+  kTensor,
   kRingAttention,
   kDevice,          ///< parameters on a GPU
   kSeparateMemory,  ///< ranks that do not share memory
@@ -32,6 +33,9 @@ enum class Feature : uint8_t {
   kLeafModules,
   kParameterGroups,
   kClientOptimizer,
+  kMatrixOptimizer,  ///< one that looks at whole parameters: Lamb, Muon
+  kInit,             ///< parameters that zero::Init has sharded
+  kCheckpoint,       ///< saves, loads and exports
 };
 
 /// Calls of a run, in their order.

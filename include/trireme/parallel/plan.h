@@ -57,8 +57,9 @@ struct PlannedParameter {
   /// Axes over which its weights, its gradient, and its masters and optimizer states are sharded; none: every rank has
   /// them whole. A frozen parameter has no gradient and no states.
   std::vector<std::string> weights_over, gradient_over, states_over;
-  /// Elements of its own flattening: those whose weights this rank holds between two uses, and those that it updates.
-  /// Those of the ranks along `weights_over`, or along `states_over`, are a partition of all.
+  /// Elements of its own flattening, of the rank's slice where "tensor" cuts it: those whose weights this rank holds
+  /// between two uses, and those that it updates. Those of the ranks along `weights_over`, or along `states_over`, are
+  /// a partition of all.
   Interval held, updated;
   /// Axes along which ranks' gradients are parts of one sum.
   std::vector<std::string> gradient_sum;
@@ -80,10 +81,11 @@ struct ParallelPlan {
   std::vector<PlannedAxis> axes = {};  ///< of `topology`, in its order
 
   RankGroups model = {};     ///< all ranks: they step together
-  RankGroups sums = {};      ///< the ranks of one stage, whose gradients are added up
+  RankGroups sums = {};      ///< the ranks of one stage and one place on "tensor", whose gradients are added up
   RankGroups shards = {};    ///< within `sums`: the ranks that hold all shards of the parameters together
   RankGroups replicas = {};  ///< within `sums`: the ranks that hold the same shards
   RankGroups sequence = {};  ///< within `shards`: the ranks that share samples
+  RankGroups tensor = {};    ///< the ranks that have slices of the same layers, and the same samples
   RankGroups stages = {};    ///< one rank of each stage
 
   DataPlace place = {};  ///< of this rank's samples
@@ -96,9 +98,9 @@ struct ParallelPlan {
   int size_of(std::string_view axis) const { return topology.size_of(axis); }
 };
 
-/// The topology of a job of `world` ranks by its degrees: "pipe", "data" and "sequence", the last varying fastest, the
-/// first and the last where they are above 1. All ranks are data-parallel where the three do not multiply to `world`;
-/// make_plan() refuses such degrees.
+/// The topology of a job of `world` ranks by its degrees: "pipe", "data", "sequence" and "tensor", the last varying
+/// fastest, all but "data" where they are above 1. All ranks are data-parallel where the four do not multiply to
+/// `world`; make_plan() refuses such degrees.
 Topology topology_of(const Degrees& degrees, int world);
 
 /// The plan of rank `rank` of `ranks`, and of `parameters`: those of its stage, or of all stages to see what becomes of

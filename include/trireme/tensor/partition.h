@@ -27,7 +27,7 @@ struct NamedShape {
 /// The facts of a model that rules need.
 struct PartitionModel {
   std::string model_type = {};  ///< of Hugging Face's config.json: "llama"; "": unknown
-  int64_t heads = 0;            ///< of queries; 0: unknown, and no attention is cut
+  int64_t heads = 0;            ///< of queries; 0: unknown, and attention is cut into equal features
   int64_t key_value_heads = 0;  ///< 0: as many as `heads`
   std::vector<NamedShape> parameters = {};
   bool is_ordered = true;  ///< `parameters` are in the order in which their layers run
@@ -88,6 +88,7 @@ struct TensorLayerSpec {
   std::vector<std::string> model_types = {};        ///< empty: of every model
   bool gather_output = false;
   bool grad_allreduce = false;
+  bool operator==(const TensorLayerSpec&) const = default;
 };
 
 /// DeepSpeed's `partition_config`: its keys and defaults.
@@ -98,10 +99,13 @@ struct PartitionConfig {
   int tp_size = 0;                  ///< 0: autotp_size
   int embedding_partition_dim = 1;  ///< 0: tokens, 1: vectors; of a tied embedding always tokens
   std::vector<std::string> lm_head_patterns = {"lm_head", "embed_out"};
+  bool operator==(const PartitionConfig&) const = default;
 };
 
 /// Throws    ConfigError naming the key: an unknown one, a wrong value, a shape that is none.
 PartitionConfig partition_config_from(const Json& json);
+/// Every key, spelled out: partition_config_from(to_json(c)) == c.
+Json to_json(const PartitionConfig& config);
 
 /// The section `tensor_parallel`, as far as rules go.
 struct TensorParallelOptions {
@@ -110,6 +114,7 @@ struct TensorParallelOptions {
   std::optional<PartitionConfig> partition_config = std::nullopt;
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< module or parameter ("*": a number) to style
   int64_t tp_grain_size = 1;                                      ///< features and tokens are cut by so many
+  bool operator==(const TensorParallelOptions&) const = default;
 };
 
 /// The values of `preset_model`.

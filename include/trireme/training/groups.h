@@ -18,16 +18,20 @@ struct TrainingGroups {
   Group& shards;                    ///< over which ZeRO shards: ParallelPlan::sums
   Group& model;                     ///< all ranks that step together, `shards` or more
   Group* sequence = nullptr;        ///< ranks that share samples; null: every rank has its own
+  Group* tensor = nullptr;          ///< ranks that have slices of the same layers; null: layers are not cut
   Group* stages = nullptr;          ///< one rank of each stage; null: the model has one
   std::vector<Axis> topology = {};  ///< of `model`
   std::unique_ptr<Grid> grid = {};  ///< owner of groups; null: the caller has them
   /// Owners of groups that serve the parameters' device, and of those that make_meshes() has split.
   std::vector<std::unique_ptr<Group>> own = {};
+
+  /// The ranks that have the same layers, slices of them or all: of several stages there are no slices yet.
+  Group& stage() const { return tensor != nullptr ? model : shards; }
 };
 
 /// Collective where `device` needs groups of its own. Throws as make_plan().
 TrainingGroups groups_of(const Grid& grid, const ParallelOptions& options, c10::Device device);
-/// Those of a world without a grid. Collective where samples are cut, too.
+/// Those of a world without a grid. Collective where samples or layers are cut, too.
 TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Device device);
 
 /// The meshes over which parameters are sharded. Collective where there are replicas.

@@ -1,11 +1,11 @@
 #include "pager/gradients/leaving_gradients.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
 
+#include "pager/gradients/counted_norm.h"
 #include "pager/gradients/store.h"
 
 namespace trireme {
@@ -18,7 +18,8 @@ constexpr size_t kUnderWay = 2;
 }  // namespace
 
 LeavingGradients::LeavingGradients(const StoreContext& context, int mesh)
-    : device_(context.device),
+    : context_(context),
+      device_(context.device),
       offload_(context.offload),
       stream_(context.offload.is_empty() ? c10::Device(c10::kCPU) : context.device),
       places_(context.layout.units.size()) {
@@ -66,7 +67,7 @@ void LeavingGradients::finish() {
 }
 
 void LeavingGradients::measure(int unit, const at::Tensor& gradients) {
-  norm(unit).copy_(at::_foreach_norm({gradients}, 2, at::kDouble)[0]);
+  norm(unit).copy_(counted_norm(context_, unit, gradients));
 }
 
 void LeavingGradients::forget_oldest() {

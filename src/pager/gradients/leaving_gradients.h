@@ -47,6 +47,7 @@ class LeavingGradients {
   void measure(int unit, const at::Tensor& gradients);
   void forget_oldest();
 
+  const StoreContext context_;
   const c10::Device device_;
   Offload& offload_;
   SideStream stream_;

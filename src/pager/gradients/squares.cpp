@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include "pager/gradients/counted_norm.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -16,7 +17,7 @@ ExactSum squares_on_host(const StoreContext& context, const GradientStores& grad
   ExactSum squares;
   for (int i = 0; i < static_cast<int>(context.parameters.size()); ++i) {
     const GradientStore& store = *gradients[context.unit(context.parameters[i].unit).mesh];
-    if (store.touched(i)) store.add_squares(i, squares);
+    if (context.parameters[i].is_counted && store.touched(i)) store.add_squares(i, squares);
   }
   return squares;
 }
@@ -36,8 +37,12 @@ at::Tensor squares_on_device(const StoreContext& context, const std::vector<Owne
     if (!counts) norms.back() = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(context.device));
     if (norms.back().defined()) continue;
     const bool is_whole = slice.gradients.numel() > unit.piece_numel();
-    shards.push_back(is_whole ? slice.gradients.narrow(0, context.piece_begin(slice.unit), unit.piece_numel())
-                              : slice.gradients);
+    const at::Tensor mine =
+        is_whole ? slice.gradients.narrow(0, context.piece_begin(slice.unit), unit.piece_numel()) : slice.gradients;
+    if (is_all_counted(context, slice.unit))
+      shards.push_back(mine);
+    else
+      norms.back() = counted_norm(context, slice.unit, mine);
   }
   if (!shards.empty()) {
     const std::vector<at::Tensor> of_shards = at::_foreach_norm(shards, 2, at::kDouble);

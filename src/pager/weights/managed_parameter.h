@@ -58,7 +58,8 @@ struct ManagedParameter {
   int64_t begin = 0;  ///< in elements of the unit's flat buffer
   int64_t numel = 0;
   std::shared_ptr<ParameterStorage> owner;
-  bool written = false;  ///< by the user, since the window opened
+  bool written = false;    ///< by the user, since the window opened
+  bool is_counted = true;  ///< as ParameterSpec's
 
   c10::StorageImpl& storage() const { return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
   size_t itemsize() const { return tensor.element_size(); }
