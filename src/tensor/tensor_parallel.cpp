@@ -1,10 +1,15 @@
 #include "trireme/tensor/tensor_parallel.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
 #include <utility>
 
 #include "tensor/exchanges.h"
 #include "tensor/tensor_pass.h"
 #include "trireme/base/error.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 
@@ -47,6 +52,25 @@ at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
   const auto known = impl_->find(tensor);
   if (!known || known->is_copy || known->is_unknown) return tensor;
   return tensor::gathered(tensor, known->cut, impl_->group());
+}
+
+std::optional<size_t> TensorParallel::first_difference(const std::vector<int64_t>& values) {
+  const WithoutInterception own_operators;
+  Group& group = impl_->group();
+  const auto count = static_cast<int64_t>(values.size());
+  const at::Tensor counts = at::empty({group.size()}, at::kLong);
+  group.all_gather(counts, at::tensor({count}, at::kLong)).wait();
+  const int64_t fewest = counts.min().item<int64_t>();
+  if (fewest > 0) {
+    const at::Tensor own = at::tensor(values, at::kLong).narrow(0, 0, fewest);
+    const at::Tensor all = at::empty({group.size(), fewest}, at::kLong);
+    group.all_gather(all.flatten(), own.contiguous()).wait();
+    const at::Tensor differs = all.ne(all[0]).any(0);
+    for (int64_t i = 0; i < fewest; ++i)
+      if (differs[i].item<bool>()) return static_cast<size_t>(i);
+  }
+  if (counts.max().item<int64_t>() != fewest) return static_cast<size_t>(fewest);
+  return {};
 }
 
 void TensorParallel::check_loss(const at::Tensor& loss) {

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -55,6 +56,9 @@ class [[nodiscard]] TensorParallel {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
   at::Tensor gather(const at::Tensor& tensor);
+  /// The first of `values` that is another one on another rank of the group, or where they are more there; nothing: all
+  /// ranks have the same. Collective.
+  std::optional<size_t> first_difference(const std::vector<int64_t>& values);
   /// Before the backward pass of `loss`. Throws StateError: it is a slice.
   void check_loss(const at::Tensor& loss);
 

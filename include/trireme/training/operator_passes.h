@@ -3,13 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "trireme/config/config.h"
 #include "trireme/pager/pager.h"
 #include "trireme/recompute/selective.h"
 #include "trireme/recompute/tiled.h"
 #include "trireme/sequence/sequence_parallel.h"
+#include "trireme/tensor/tensor_parallel.h"
 #include "trireme/training/groups.h"
 
 namespace trireme {
@@ -17,15 +21,23 @@ namespace trireme {
 /// They live as long as the Training, because losses are computed outside of forward().
 struct OperatorPasses {
   OperatorPasses() = default;
-  /// `pager` and `groups` outlive this.
-  OperatorPasses(const Config& config, const Pager& pager, const TrainingGroups& groups);
+  /// `pager` and `groups` outlive this. `tensor` knows the slices of layers that are cut; null: none are.
+  OperatorPasses(const Config& config, const Pager& pager, const TrainingGroups& groups,
+                 std::unique_ptr<TensorParallel> tensor);
   /// Before the backward pass of `loss`. Throws StateError: gradients would be of a part of it.
   void check_loss(const at::Tensor& loss) const;
+
+  /// From now on the program speaks of whole tensors where it has parts, as SequenceParallel and TensorParallel say.
+  void speak_of_wholes() const;
+  /// Whether only some ranks together have `tensor`.
+  bool is_part(const at::Tensor& tensor) const;
+  std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) const;
 
   // Null: the configuration does not ask for it.
   std::unique_ptr<SelectiveRecompute> recompute;
   std::unique_ptr<TiledComputation> tiled;
   std::unique_ptr<SequenceParallel> sequence;
+  std::unique_ptr<TensorParallel> tensor;
 };
 
 }  // namespace trireme
