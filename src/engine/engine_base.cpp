@@ -36,6 +36,8 @@ TrainingOptions resolve(const InitializeOptions& options, int world_size) {
           .present_buffers = options.present_buffers,
           .unmanaged = options.unmanaged,
           .aliases = options.aliases,
+          .partition_model = options.partition_model,
+          .tp_plan = options.tp_plan,
           .knows_micro_batch = !std::holds_alternative<std::monostate>(options.config)};
 }
 

@@ -34,6 +34,9 @@ struct InitializeOptions {
   std::set<std::string> unmanaged = {};
   /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
   std::map<std::string, std::string> aliases = {};
+  /// With Degrees::tensor above 1: as TrainingOptions has them.
+  std::optional<PartitionModel> partition_model = {};
+  std::vector<std::pair<std::string, std::string>> tp_plan = {};
 };
 
 struct BackwardOptions {

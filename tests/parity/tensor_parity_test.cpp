@@ -1,0 +1,20 @@
+// A C++ Llama on slices of its layers trains as on one rank.
+#include "tests/parity/tensor_parity.h"
+
+namespace trireme::tensor_parity {
+namespace {
+
+TEST(TensorParity, EveryStage) {
+  for (const int stage : {0, 1, 2, 3}) expect_parity(1, 2, stage);
+  for (const int stage : {0, 3}) expect_parity(2, 2, stage);
+}
+
+/// Two ranks for each key/value head; 29 tokens and 50 features are cut unevenly.
+TEST(TensorParity, MoreRanksThanKeyHeads) { expect_parity(1, 4, 1); }
+
+TEST(TensorParity, TiedEmbeddings) { expect_parity(1, 2, 3, {.is_tied = true}); }
+
+TEST(TensorParity, HeadsThatNobodyHasTold) { expect_parity(1, 2, 2, {.knows_heads = false}); }
+
+}  // namespace
+}  // namespace trireme::tensor_parity
