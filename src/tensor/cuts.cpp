@@ -81,6 +81,14 @@ Cut cut_features(int64_t extent, int ranks, int64_t grain) {
   return cut;
 }
 
+Cut cut_equally(int64_t extent, int ranks) {
+  if (extent % ranks != 0)
+    throw ConfigError(str("the number of heads is unknown, so ", ranks, " ranks have equal shares, and a dim of ",
+                          extent,
+                          " does not divide by them; give num_attention_heads, or use another number of ranks"));
+  return scaled(even(ranks, ranks), extent / ranks);
+}
+
 Cut cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks) {
   if (heads.queries <= 0)
     throw ConfigError("attention is cut by heads, and their number is unknown; give num_attention_heads");

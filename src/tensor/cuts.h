@@ -41,6 +41,11 @@ HeadCut cut_heads(const Heads& heads, int ranks);
 /// Throws    ConfigError: a rank would have none.
 Cut cut_features(int64_t extent, int ranks, int64_t grain);
 
+/// The same for each rank: of heads whose number is unknown. The operators of an attention show whether heads are
+/// whole.
+/// Throws    ConfigError: `extent` does not divide by `ranks`.
+Cut cut_equally(int64_t extent, int ranks);
+
 /// Throws    ConfigError: heads are unknown, or do not fit `extent`, or are fewer than ranks.
 Cut cut_by_heads(int64_t extent, Units units, const Heads& heads, int ranks);
 

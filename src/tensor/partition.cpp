@@ -113,6 +113,9 @@ std::string why_of(const Rule& rule, Units units, const Heads& heads) {
   if (rule.gathers_output) return "outputs, which are gathered: any of them may stand on any rank";
   if (rule.splits_input) return "inputs, of which each rank takes its own from the whole";
   const bool is_row = rule.cutting == Cutting::kRow;
+  if (heads.queries == 0 && units != Units::kFeatures)
+    return is_row ? "takes the features of the rank's own heads, whose number is unknown: equal shares"
+                  : "equal shares, each of whole heads, whose number is unknown";
   switch (units) {
     case Units::kHeads:
       return is_row ? str("takes the outputs of the rank's own heads, of ", heads.queries)
@@ -272,8 +275,10 @@ class Partitioner {
   }
 
   Cut cut_units(int64_t extent, Units units) const {
-    return units == Units::kFeatures ? cut_features(extent, ranks_, grain_)
-                                     : cut_by_heads(extent, units, heads_, ranks_);
+    if (units == Units::kFeatures) return cut_features(extent, ranks_, grain_);
+    const bool is_of_one_kind = units == Units::kHeads || units == Units::kKeyValueHeads;
+    return heads_.queries == 0 && is_of_one_kind ? cut_equally(extent, ranks_)
+                                                 : cut_by_heads(extent, units, heads_, ranks_);
   }
 
   /// Matrices one behind the other. Three in an attention are its queries, keys and values.
@@ -427,7 +432,8 @@ void check_head_norms(const PartitionModel& model) {
     if (!is_head_norm(norm.name)) continue;
     const std::string attention = norm.name.substr(0, norm.name.rfind('.', norm.name.rfind('.') - 1) + 1);
     for (const NamedShape& queries : model.parameters)
-      if (queries.name == attention + "q_proj.weight" && queries.shape.front() == norm.shape.front() && model.heads > 1)
+      if (queries.name == attention + "q_proj.weight" && queries.shape.front() == norm.shape.front() &&
+          model.heads != 1)
         throw ConfigError(str("tensor_parallel: `", norm.name,
                               "` is a norm over all heads, of which a rank has some; "
                               "give a partition_config with gather_output for the layers before it"),

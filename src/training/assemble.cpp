@@ -7,6 +7,7 @@
 #include "training/optimizer_choice.h"
 #include "training/recompute_layers.h"
 #include "training/stage_tensors.h"
+#include "training/tensor_slices.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -60,6 +61,12 @@ TrainStepOptions step_options(const Config& config) {
           .precision = config.precision};
 }
 
+void check_degree(const Config& config) {
+  if (config.tensor.autotp_size > 1 && config.tensor.autotp_size != config.degrees.tensor)
+    throw ConfigError(str("tensor_parallel.autotp_size=", config.tensor.autotp_size,
+                          ", and degrees.tensor=", config.degrees.tensor, "; let them agree"));
+}
+
 c10::Device device_of(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) return parameter.device();
   return c10::Device(c10::kCPU);
@@ -87,14 +94,16 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   const WithoutInterception own_operators;
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(options);
-  check(choice);
+  check(choice, groups_.plan.tensor.size());
+  check_degree(config_);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
   const WholeModel model = whole_model(groups_.stages, specs);
   PreparedOptimizer prepared = prepare(choice, model, specs.size());
   const PagerPolicy policy = policy_for(config_, groups_.plan, module);
   check_manageable(groups_.shards, tensors.parameters, policy);
-  check_same_model(groups_.shards, tensors);
+  check_same_model(groups_.stage(), tensors);
+  if (groups_.tensor != nullptr) partition_ = plan_slices(groups_, tensors, options);
   try_client(groups_.model, choice, specs, device_of(module));
   if (!options.output.empty() && groups_.model.rank() == 0) write_resolved(config_, options.output);
 
@@ -113,6 +122,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
 void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options,
                       PagerPolicy policy) {
   cast_tensors(tensors, config_.precision);
+  if (partition_) cut_parameters(*groups_.tensor, *partition_, tensors.parameters);
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);
@@ -120,7 +130,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
       std::make_unique<Pager>(groups_.shards, make_meshes(groups_), std::move(tensors.parameters), std::move(policy));
   give_back_freed_memory();  // the whole model's; malloc would keep it
   buffers_ = std::make_unique<Buffers>(
-      groups_.shards, pager_->device(),
+      groups_.stage(), pager_->device(),
       [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); });
   const ScheduleOptions schedule = config_.scheduler.value_or(ScheduleOptions{});
   step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.shards,
@@ -148,7 +158,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
   const CallerScope caller("set_optimizer");
   const WithoutInterception own_operators;
-  check(choice);
+  check(choice, groups_.plan.tensor.size());
   const std::vector<ParameterSpec>& specs = pager_->parameters();
   PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());
@@ -160,7 +170,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
 
 /// Memory for saves in the background, before the first one.
 void Training::reserve_save() {
-  if (!config_.checkpoint.async_save) return;
+  if (!config_.checkpoint.async_save || partition_) return;
   if (!saver_) saver_ = std::make_unique<AsyncSaver>(groups_.model);
   saver_->reserve(saved_state(/*with_frozen=*/true));
 }

@@ -188,6 +188,7 @@ StateTree Training::saved_state(bool with_frozen) {
 
 SavedCheckpoint Training::save(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
   condition_.require_intact("save_checkpoint");
+  require_whole_layers("save_checkpoint");
   const CallerScope caller("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
@@ -215,6 +216,7 @@ std::optional<SavedCheckpoint> Training::wait_for_save() { return saver_ ? saver
 std::optional<LoadedState> Training::load(const std::filesystem::path& directory,
                                           const LoadCheckpointOptions& options) {
   condition_.require_alive("load_checkpoint");
+  require_whole_layers("load_checkpoint");
   const CallerScope caller("load_checkpoint");
   if (is_host(pager_->device())) groups_.model.barrier();  // a rank that is in another method is named here
   ShardedOptimizer* const optimizer = step_->optimizer();

@@ -31,6 +31,7 @@ at::Tensor to_first_stage(Group* stages, int stage, const ParameterSpec& spec, a
 
 void Training::export_weights(const std::filesystem::path& directory, const SaveModelOptions& options) {
   condition_.require_intact("save_16bit_model");
+  require_whole_layers("save_16bit_model");
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);

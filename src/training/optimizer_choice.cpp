@@ -11,8 +11,14 @@
 
 namespace trireme {
 
-void check(const OptimizerChoice& choice) {
-  if (choice.optimizer) check_optimizer(*choice.optimizer);
+void check(const OptimizerChoice& choice, int tensor_ranks) {
+  if (choice.optimizer) {
+    check_optimizer(*choice.optimizer);
+    const OptimizerKind kind = choice.optimizer->kind;
+    const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
+    if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
+      throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
+  }
   if (!choice.client) return;
   if (choice.optimizer)
     throw ConfigError(str("client_optimizer: the configuration has the optimizer ",

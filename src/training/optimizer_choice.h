@@ -12,8 +12,9 @@
 
 namespace trireme {
 
-/// Throws ConfigError: two optimizers, or options out of range.
-void check(const OptimizerChoice& choice);
+/// Throws ConfigError: two optimizers, options out of range, or an optimizer of whole parameters where layers are cut
+/// over `tensor_ranks`.
+void check(const OptimizerChoice& choice, int tensor_ranks);
 
 /// A choice by this rank's parameters.
 struct PreparedOptimizer {

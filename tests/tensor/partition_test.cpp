@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -261,13 +263,51 @@ TEST(PartitionRefuses, MoreRanksThanHeadsFeaturesOrTokens) {
 }
 
 TEST(PartitionRefuses, HeadsThatAreUnknownOrDoNotFit) {
+  for (const char* name : {"bloom", "gpt2", "phi3"}) {
+    PartitionModel fused = model_of(family(name));
+    fused.heads = fused.key_value_heads = 0;
+    EXPECT_TEXT(error_of(fused, {.autotp_size = 2}), "num_attention_heads");
+  }
   PartitionModel model = model_of(family("llama"));
-  model.heads = model.key_value_heads = 0;
-  EXPECT_TEXT(error_of(model, {.autotp_size = 2}), "num_attention_heads");
-  model.heads = 5;
+  model.heads = 5, model.key_value_heads = 0;
   EXPECT_TEXT(error_of(model, {.autotp_size = 2}), "does not divide by 5");
   model.heads = 6, model.key_value_heads = 4;
   EXPECT_TEXT(error_of(model, {.autotp_size = 2}), "6 attention heads do not divide by 4");
+}
+
+TEST(Partition, OfHeadsThatAreUnknownIsInEqualShares) {
+  for (const char* name : {"llama", "bert", "t5"}) {
+    const PartitionModel known = model_of(family(name));
+    PartitionModel model = known;
+    model.heads = model.key_value_heads = 0;
+    const PartitionPlan plan = make_partition_plan(model, {.autotp_size = 2, .preset_model = name});
+    const PartitionPlan expected = make_partition_plan(known, {.autotp_size = 2, .preset_model = name});
+    for (size_t i = 0; i < plan.parameters.size(); ++i) {
+      const PartitionedParameter& parameter = plan.parameters[i];
+      EXPECT_EQ(parameter.parts, expected.parameters[i].parts) << parameter.name;  // two ranks divide these heads
+      EXPECT_EQ(parameter.kind, expected.parameters[i].kind) << parameter.name;
+      EXPECT_EQ(parameter.uses, expected.parameters[i].uses) << parameter.name;
+      if (parameter.name.ends_with("q_proj.weight")) {
+        EXPECT_TEXT(parameter.why, "whose number is unknown");
+      }
+    }
+    EXPECT_TEXT(error_of(model, {.autotp_size = 5, .preset_model = name}), "give num_attention_heads");
+  }
+}
+
+// A norm over all queries of a rank is another one than over all of them.
+TEST(PartitionRefuses, ANormOverAllHeadsWhateverTheirNumber) {
+  PartitionModel model = model_of(family("llama"));
+  const auto queries = std::find_if(model.parameters.begin(), model.parameters.end(),
+                                    [](const NamedShape& one) { return one.name.ends_with("q_proj.weight"); });
+  ASSERT_NE(queries, model.parameters.end());
+  std::string name = queries->name;
+  name.replace(name.find("q_proj"), 6, "q_norm");
+  model.parameters.push_back({name, {queries->shape.front()}});
+  for (const int64_t heads : {int64_t{0}, model.heads}) {
+    model.heads = heads;
+    EXPECT_TEXT(error_of(model, {.autotp_size = 2}), "a norm over all heads");
+  }
 }
 
 TEST(Presets, AreFoundWhateverTheirCaseAndByModelType) {

@@ -13,6 +13,7 @@
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/config/config.h"
 #include "trireme/optim/options.h"
+#include "trireme/tensor/partition.h"
 
 namespace trireme {
 
@@ -42,6 +43,10 @@ struct TrainingOptions {
   std::set<std::string> unmanaged = {};
   /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
   std::map<std::string, std::string> aliases = {};
+  /// With Degrees::tensor above 1: type and head counts of the model, by which its layers are cut; its parameters are
+  /// the module's. Nothing: unknown.
+  std::optional<PartitionModel> partition_model = {};
+  std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< as TensorParallelOptions::tp_plan
   bool knows_micro_batch = true;  ///< the program has said how many samples a micro-batch has
 };
 

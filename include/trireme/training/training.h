@@ -15,6 +15,7 @@
 #include "trireme/config/config.h"
 #include "trireme/pager/pager.h"
 #include "trireme/step/train_step.h"
+#include "trireme/tensor/partition.h"
 #include "trireme/training/condition.h"
 #include "trireme/training/forward.h"
 #include "trireme/training/groups.h"
@@ -44,18 +45,20 @@ struct TrainingValues;
 class Training {
  public:
   /// Takes `module`'s parameters and buffers over; rank 0's values become everybody's. With Degrees::sequence above 1
-  /// neighbouring ranks of `group` share samples. Collective.
+  /// neighbouring ranks of `group` share samples. With Degrees::tensor above 1 they share samples and layers:
+  /// parameters become slices of rank 0's, and stay that after destroy(). Collective.
   ///
   /// Requires  `group` and `module` outlive this, or its destroy(). bf16 and fp16 cast floating parameters once.
   /// Throws    before the module is changed: ConfigError that names a key, or a parameter or buffer that cannot be
   ///           managed, or is not the same on all ranks, and why.
   Training(Group& group, torch::nn::Module& module, const TrainingOptions& options);
   /// The same along the axes of a grid: ranks along "data" take different samples, those along "sequence" the tokens of
-  /// the same ones, and those along "pipe" train the other stages of a model of which `module` is one. Steps, norms and
-  /// checkpoints are the whole model's. Collective over the world.
+  /// the same ones, those along "tensor" have slices of the same layers, and those along "pipe" train the other stages
+  /// of a model of which `module` is one. Steps, norms and checkpoints are the whole model's. Collective over the
+  /// world.
   ///
   /// Requires  the names of parameters and buffers differ from stage to stage.
-  /// Throws    ConfigError too: another axis longer than 1, or "pipe" and "sequence" both; degrees that are
+  /// Throws    ConfigError too: another axis longer than 1, or two of "pipe", "sequence" and "tensor"; degrees that are
   ///           not the grid's.
   Training(const Grid& grid, torch::nn::Module& module, const TrainingOptions& options);
   /// Local. Released parameters (ZeRO stage 3) cannot be read afterwards; destroy() gives them back.
@@ -65,6 +68,8 @@ class Training {
 
   const Config& config() const { return config_; }
   const TrainingGroups& groups() const { return groups_; }
+  /// How layers are cut over the ranks of groups().tensor; null: they are not.
+  const PartitionPlan* partition() const { return partition_ ? &*partition_ : nullptr; }
   Pager& pager() const;  ///< throws StateError after destroy()
   /// Backward passes, steps, and all that they count.
   TrainStep& step() const { return *step_; }
@@ -109,6 +114,8 @@ class Training {
   void publish_all(ClosedWindow& window);
   StateTree state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values = {});
   StateTree saved_state(bool with_frozen);
+  /// Throws StateError that names `call`: layers are cut.
+  void require_whole_layers(const char* call) const;
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
                    const LoadCheckpointOptions& options);
@@ -117,6 +124,7 @@ class Training {
   Config config_;
   Condition condition_;
   TrainingGroups groups_;
+  std::optional<PartitionPlan> partition_;      ///< nothing: layers are not cut
   size_t first_parameter_ = 0;                  ///< in the list of the whole model's
   std::map<std::string, std::string> aliases_;  ///< other name of a tied parameter -> the name it is managed under
   std::unique_ptr<Buffers> buffers_;

@@ -1,0 +1,149 @@
+#include "training/tensor_slices.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/pattern.h"
+#include "trireme/comm/agreement.h"
+#include "trireme/comm/call_scopes.h"
+#include "trireme/intercept.h"
+#include "trireme/parallel/exclusions.h"
+
+namespace trireme {
+
+namespace {
+
+PartitionModel model_of(const ModuleTensors& tensors, const TrainingOptions& options) {
+  PartitionModel model = options.partition_model.value_or(PartitionModel{});
+  model.parameters.clear();
+  for (const NamedParameter& parameter : tensors.parameters) {
+    NamedShape& shape = model.parameters.emplace_back(NamedShape{parameter.name, parameter.tensor.sizes().vec()});
+    for (const auto& [other, name] : tensors.aliases)
+      if (name == parameter.name) shape.tied.push_back(other);
+  }
+  return model;
+}
+
+TensorParallelOptions rules_of(const TrainingOptions& options, int ranks) {
+  TensorParallelOptions rules = options.config.tensor;
+  rules.autotp_size = ranks;
+  rules.tp_plan = options.tp_plan;
+  return rules;
+}
+
+void refuse_sharded(const std::vector<NamedParameter>& parameters, int ranks) {
+  for (const NamedParameter& parameter : parameters)
+    if (StorageHandle::owner_of(*parameter.tensor.storage().unsafeGetStorageImpl()) != nullptr) {
+      const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kInit);
+      throw ConfigError(filled(row.text, {parameter.name, str(ranks)}), row.code);
+    }
+}
+
+/// Two ranks have either the same elements of a parameter, which one of them counts, or none in common.
+void refuse_overlaps(const PartitionedParameter& parameter, const PartitionModel& model) {
+  const std::vector<TensorPart>& parts = parameter.parts;
+  for (size_t one = 0; one < parts.size(); ++one)
+    for (size_t other = one + 1; other < parts.size(); ++other) {
+      if (parts[one] == parts[other] || intersect(parts[one], parts[other]).empty()) continue;
+      const int64_t heads = model.key_value_heads > 0 ? model.key_value_heads : model.heads;
+      throw ConfigError(
+          str("tensor_parallel.autotp_size=", parts.size(), ": ranks ", one, " and ", other, " share a part of '",
+              parameter.name, "' (", part_text(parts[one]), " and ", part_text(parts[other]),
+              "), whose gradient is not counted once yet; choose a degree that "
+              "divides the ",
+              heads, " key/value heads"),
+          ErrorCode::kUnsupported);
+    }
+}
+
+/// A line for each parameter.
+std::string text_of(const PartitionPlan& plan) {
+  std::string text;
+  for (const PartitionedParameter& parameter : plan.parameters) {
+    text += str("'", parameter.name, "' ", name_of(parameter.kind), parameter.sums_gradient ? ", added up" : "");
+    for (const TensorPart& part : parameter.parts) text += str("; ", part.dim < 0 ? "all" : part_text(part));
+    text += "\n";
+  }
+  return text;
+}
+
+std::string digest_of(const std::string& text) { return str(XXH3_64bits(text.data(), text.size())); }
+
+/// The first line of `mine` that `other` has otherwise.
+std::string first_difference(const std::string& mine, const std::string& other) {
+  std::istringstream mine_lines(mine), other_lines(other);
+  std::string line, other_line;
+  while (std::getline(mine_lines, line))
+    if (!std::getline(other_lines, other_line) || line != other_line) return line;
+  return "the number of parameters";
+}
+
+void check_agreement(Group& model, const std::string& text) {
+  const std::vector<std::string> digests = gather_or_throw(model, [&] { return digest_of(text); });
+  const auto differs = std::find_if(digests.begin(), digests.end(), [&](const auto& one) { return one != digests[0]; });
+  if (differs == digests.end()) return;
+  const std::vector<std::string> texts = gather_or_throw(model, [&] { return text; });
+  const auto rank = static_cast<size_t>(differs - digests.begin());
+  throw ConfigError(str("initialize: ranks 0 and ", rank, " would cut the model differently, first ",
+                        first_difference(texts[rank], texts[0]), " (as rank ", rank,
+                        " does); give every rank the same partition_model and tp_plan"));
+}
+
+at::Tensor slice_of(const at::Tensor& whole, const TensorPart& part) {
+  std::vector<at::Tensor> pieces;
+  for (const Interval& own : part.intervals) pieces.push_back(whole.narrow(part.dim, own.begin, own.size()));
+  return at::cat(pieces, part.dim).contiguous();
+}
+
+/// Whether no rank before `rank` has the same elements.
+bool is_first_holder(const std::vector<TensorPart>& parts, int rank) {
+  return std::find(parts.begin(), parts.end(), parts[rank]) == parts.begin() + rank;
+}
+
+}  // namespace
+
+PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options) {
+  const CallerScope caller("initialize");
+  const SubjectScope subject("the tensor_parallel plan");
+  const int ranks = groups.tensor->size();
+  PartitionPlan plan;
+  all_or_throw(groups.model, [&] {
+    refuse_sharded(tensors.parameters, ranks);
+    const PartitionModel model = model_of(tensors, options);
+    plan = make_partition_plan(model, rules_of(options, ranks));
+    for (const PartitionedParameter& parameter : plan.parameters) refuse_overlaps(parameter, model);
+  });
+  check_agreement(groups.model, text_of(plan));
+  return plan;
+}
+
+void cut_parameters(Group& tensor, const PartitionPlan& plan, std::vector<NamedParameter>& parameters) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    NamedParameter& parameter = parameters[i];
+    const std::vector<TensorPart>& parts = plan.parameters[i].parts;
+    const SubjectScope subject(parameter.name);
+    // The first rank's memory is read alone: it may be a file's.
+    const at::Tensor own = parameter.tensor.detach();
+    const at::Tensor whole = tensor.rank() == 0 ? own : at::empty_like(own);
+    tensor.broadcast(whole, 0).wait();
+    const TensorPart& part = parts[tensor.rank()];
+    if (part.dim >= 0) {
+      parameter.part = part;
+      parameter.tensor.set_data(slice_of(whole, part));
+    } else if (tensor.rank() != 0) {
+      parameter.tensor.set_data(whole);
+    }
+    parameter.is_counted = is_first_holder(parts, tensor.rank());
+  }
+}
+
+}  // namespace trireme
