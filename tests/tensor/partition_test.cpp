@@ -269,7 +269,7 @@ TEST(PartitionRefuses, HeadsThatAreUnknownOrDoNotFit) {
     EXPECT_TEXT(error_of(fused, {.autotp_size = 2}), "num_attention_heads");
   }
   PartitionModel model = model_of(family("llama"));
-  model.heads = 5;
+  model.heads = 5, model.key_value_heads = 0;
   EXPECT_TEXT(error_of(model, {.autotp_size = 2}), "does not divide by 5");
   model.heads = 6, model.key_value_heads = 4;
   EXPECT_TEXT(error_of(model, {.autotp_size = 2}), "6 attention heads do not divide by 4");
@@ -287,7 +287,9 @@ TEST(Partition, OfHeadsThatAreUnknownIsInEqualShares) {
       EXPECT_EQ(parameter.parts, expected.parameters[i].parts) << parameter.name;  // two ranks divide these heads
       EXPECT_EQ(parameter.kind, expected.parameters[i].kind) << parameter.name;
       EXPECT_EQ(parameter.uses, expected.parameters[i].uses) << parameter.name;
-      if (parameter.name.ends_with("q_proj.weight")) EXPECT_TEXT(parameter.why, "whose number is unknown");
+      if (parameter.name.ends_with("q_proj.weight")) {
+        EXPECT_TEXT(parameter.why, "whose number is unknown");
+      }
     }
     EXPECT_TEXT(error_of(model, {.autotp_size = 5, .preset_model = name}), "give num_attention_heads");
   }
