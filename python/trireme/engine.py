@@ -12,6 +12,7 @@ from .device import local_device
 from .errors import Error, ShapeError, StateError
 from .log import logger
 from .sequences import batches
+from .tensor.inputs import SameInputs
 from .training import optimizers, plan as plans, schedules
 from .training.model_files import ModelFiles
 from .watch import beside, clipping, earlier_engines, late_parameters
@@ -72,6 +73,7 @@ class Engine(ModelFiles, torch.nn.Module):
         self._cut_by = [key for key, degree in degrees.items() if degree > 1]
         if self._cut_by:
             wholes.watch(self.core)
+        self._same_inputs = SameInputs(self.core)
         if plan.torch_section is not None:
             self._resolved["scheduler"] = plan.torch_section
         self.optimizer = self._engine_optimizer(plan.groups, plan.client) if plan.has_optimizer else None
@@ -157,6 +159,8 @@ class Engine(ModelFiles, torch.nn.Module):
                 scope.look_at(tensors[0])
             if self._cut_by:
                 eager.check(self.module, self._cut_by)
+            if self._tensor_size > 1:
+                self._same_inputs.check(inputs, kwargs)
             if self._sequence_size > 1:
                 inputs, kwargs = self._own_tokens(inputs, kwargs)
             if self._casts_inputs:
