@@ -13,6 +13,7 @@ from .errors import Error, ShapeError, StateError
 from .log import logger
 from .sequences import batches
 from .tensor.inputs import SameInputs
+from .tensor.model_facts import facts_of
 from .training import optimizers, plan as plans, schedules
 from .training.model_files import ModelFiles
 from .watch import beside, clipping, earlier_engines, late_parameters
@@ -95,7 +96,8 @@ class Engine(ModelFiles, torch.nn.Module):
         core.check_models(self.world, self.module, read)
 
     def _make_core(self, read, groups, make_client, output):
-        return core.Engine(self.world, self.module, read, groups, make_client, output)
+        facts = facts_of(self.module) if configs.tensor_degree(self._resolved) > 1 else None
+        return core.Engine(self.world, self.module, read, groups, make_client, output, facts)
 
     def over_stages(self, value):
         """`value` of each stage of a pipeline: without one, [value]. Collective over the stages."""
