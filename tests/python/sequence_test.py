@@ -121,7 +121,7 @@ class AutoSP(Case):
     except deepspeed.errors.UnsupportedError as error:
         result = str(error)
 """, as_deepspeed=True)
-        self.assertIn("hides attention from sequence parallelism", result)
+        self.assertIn("hides operators from sequence and tensor parallelism; leave it eager, or set sequence_parallel_size to 1", result)
 
 
 class Batches(Case):
@@ -222,11 +222,11 @@ class Wholes(Case):
         "so its backward() would give this rank's gradient alone": lambda: Sum.apply(x),
         "tokens that another mask selected": lambda: x[even] + x[~even],
         "aten::einsum": lambda: torch.einsum("bsd,s->bd", x, torch.ones(24)),
-        "numpy: (2, 24, 6) are activations": lambda: x.detach().numpy(),
-        "__deepcopy__: (2, 24) is a part of a sequence": lambda: copy.deepcopy(ids),
-        "__reduce_ex__: (2, 24) is a part": lambda: pickle.dumps(ids),
+        "numpy: (2, 24, 6) is a tensor of which this rank has a part; read numbers": lambda: x.detach().numpy(),
+        "__deepcopy__: (2, 24) is a tensor of which this rank has a part": lambda: copy.deepcopy(ids),
+        "__reduce_ex__: (2, 24) is a tensor of which": lambda: pickle.dumps(ids),
         "a storage has this rank's elements alone": lambda: ids.untyped_storage(),
-        "storage_offset: (1, 24) is a part": lambda: ids[1:].storage_offset(),
+        "storage_offset: (1, 24) is a tensor of which": lambda: ids[1:].storage_offset(),
         "joins [2, 12, 6]": lambda: x + torch.ones(1, 1, 6).expand(2, 12, 6),
         "which is not sharded, a part": lambda: torch.zeros(2, 12, 6).add_(x),
     }.items()}

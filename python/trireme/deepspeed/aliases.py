@@ -50,6 +50,8 @@ _LONGER = {
     "utils.z3_leaf_module": "utils.leaf_modules",
     "zero.partition_parameters": "zero",
 }
+# Names that modules of the other rooms had.
+_MOVED = {"sequences.wholes": "activations.wholes"}
 _BUILDERS = "ops.op_builder"  # every module in it is this one
 
 
@@ -91,6 +93,8 @@ def _of_this_package(fullname):
     if not fullname.startswith("trireme."):
         return None
     name = fullname.removeprefix("trireme.")
+    if name in _MOVED:
+        return f"trireme.{_MOVED[name]}"
     real = real_name(name) or (name if name.partition(".")[0] in _HERE else None)
     return real and f"trireme.deepspeed.{real}"
 

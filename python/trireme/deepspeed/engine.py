@@ -204,11 +204,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         self.training_dataloader = self.deepspeed_io(dataset, collate_fn=collate_fn)
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
-        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples are cut over ranks. Raises UnsupportedError: a schedule, compiled autograd."""
+        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples or layers are cut. Raises UnsupportedError: a schedule, compiled autograd."""
         if schedule is not None or compiled_autograd_enabled:
             raise UnsupportedError("compile(schedule=…, compiled_autograd_enabled=…) is not there yet; leave it out")
-        if self._sequence_size > 1:
-            logger.info("compile: sequence parallelism works on the operators of an eager model, which is left so")
+        if self._cut_by:
+            logger.info("compile: sequence and tensor parallelism work on the operators of an eager model, which is left so")
         elif not self.is_compiled:
             self.module.compile(backend=backend, **(compile_kwargs or {}))
 
