@@ -34,6 +34,12 @@ std::vector<std::pair<std::string, std::string>> tp_plan_of(const py::object& fa
   return facts.attr("tp_plan").cast<std::vector<std::pair<std::string, std::string>>>();
 }
 
+void set_facts(InitializeOptions& options, const py::object& facts) {
+  if (facts.is_none()) return;
+  options.partition_model = partition_model_of(facts);
+  options.tp_plan = tp_plan_of(facts);
+}
+
 void bind_tensor(py::module_& module) {
   module.def("partition_text", &text_of_partition, py::arg("facts"), py::arg("parameters"), py::arg("ranks"),
              py::arg("preset_model"), py::arg("partition_config"));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "python/bindings.h"
+#include "trireme/engine/options.h"
 #include "trireme/tensor/partition.h"
 
 namespace trireme::python {
@@ -15,12 +16,7 @@ namespace trireme::python {
 std::optional<PartitionModel> partition_model_of(const py::object& facts);
 std::vector<std::pair<std::string, std::string>> tp_plan_of(const py::object& facts);
 
-/// Tells an engine's options, of a library whose engines cut layers, what rules need. None: nothing.
-template <typename Options>
-void set_facts(Options& options, const py::object& facts) {
-  if (facts.is_none()) return;
-  if constexpr (requires { options.partition_model; }) options.partition_model = partition_model_of(facts);
-  if constexpr (requires { options.tp_plan; }) options.tp_plan = tp_plan_of(facts);
-}
+/// Tells an engine's options what rules need. None: nothing.
+void set_facts(InitializeOptions& options, const py::object& facts);
 
 }  // namespace trireme::python

@@ -26,9 +26,6 @@ void Training::require_whole_layers(const char* call) const {
 
 ForwardScope Training::begin_forward() {
   condition_.require_there("forward");
-  if (partition_)
-    throw StateError(str("forward: with tensor_parallel (autotp_size=", partition_->ranks,
-                         ") operators do not know slices yet; train at autotp_size 1"));
   forward_checks_->begin();
   return {*forward_checks_, config_.batch.train_micro_batch_size_per_gpu, config_.precision, pager_->device().type()};
 }

@@ -370,7 +370,7 @@ TEST(SlicesAreRefused, OfWhatInitHasSharded) {
   });
 }
 
-TEST(SlicesAreRefused, InForwardsAndCheckpointsUntilTheyAreThere) {
+TEST(SlicesAreRefused, InCheckpointsUntilTheyAreThere) {
   run_ranks(2, [](Rank& rank) {
     const auto module = make_part(llama_shapes(), 3);
     TrainingOptions options = options_of({.tensor = 2, .variant = kVariants[1]});
@@ -382,7 +382,6 @@ TEST(SlicesAreRefused, InForwardsAndCheckpointsUntilTheyAreThere) {
     expect("save_checkpoint", [&] { (void)training.save("nowhere", {}); });
     expect("load_checkpoint", [&] { (void)training.load("nowhere", {}); });
     expect("save_16bit_model", [&] { training.export_weights("nowhere", {}); });
-    EXPECT_SAYS(error_of<StateError>([&] { (void)training.begin_forward(); }), "operators do not know slices yet");
     training.destroy();
   });
 }
