@@ -22,20 +22,30 @@ Config resolved_config(const InitializeOptions& options, int world_size) {
     return read_config(*path, world_size, options.degrees);
   // A Config is refused for the same reasons as a file.
   Config config = std::get<Config>(options.config);
-  config.degrees = parse_config(to_text(config), world_size, config.degrees).degrees;
+  const Config resolved = parse_config(to_text(config), world_size, config.degrees);
+  config.degrees = resolved.degrees;
+  config.tensor.autotp_size = resolved.tensor.autotp_size;
   return config;
 }
 
 }  // namespace
 
 TrainingOptions resolve(const InitializeOptions& options, int world_size) {
-  return {.config = resolved_config(options, world_size),
+  Config config = resolved_config(options, world_size);
+  // A Training cuts parameters; the operators of a forward over slices are missing.
+  if (const int ranks = config.degrees.tensor; ranks > 1)
+    throw ConfigError(str("tensor_parallel.autotp_size=", ranks,
+                          " is not there yet for engines: operators do not know slices; set it to 1"),
+                      ErrorCode::kUnsupported);
+  return {.config = std::move(config),
           .parameter_groups = options.parameter_groups,
           .client_optimizer = options.client_optimizer,
           .output = options.output,
           .present_buffers = options.present_buffers,
           .unmanaged = options.unmanaged,
           .aliases = options.aliases,
+          .partition_model = options.partition_model,
+          .tp_plan = options.tp_plan,
           .knows_micro_batch = !std::holds_alternative<std::monostate>(options.config)};
 }
 

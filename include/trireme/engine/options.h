@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -34,6 +35,9 @@ struct InitializeOptions {
   std::set<std::string> unmanaged = {};
   /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
   std::map<std::string, std::string> aliases = {};
+  /// As TrainingOptions has them.
+  std::optional<PartitionModel> partition_model = {};
+  std::vector<std::pair<std::string, std::string>> tp_plan = {};
 };
 
 struct BackwardOptions {
