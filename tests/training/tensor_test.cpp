@@ -1,5 +1,5 @@
-// Layers that are cut over ranks: slices, steps and norms against one process. Gradients are given by hand, as the
-// operators of a forward over slices would make them.
+// Layers that are cut over ranks: slices, steps and norms against one process. The loss gives each parameter any
+// gradient.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
@@ -22,6 +22,8 @@
 
 #include "tests/parity/cases.h"
 #include "tests/support/error_of.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/pager/init/init.h"
@@ -115,6 +117,8 @@ struct Run {
   at::ScalarType dtype = at::kFloat;
   int accumulation = 1;
   bool is_deterministic = false;
+  bool is_on_device = false;
+  double offload_ratio = 0;
   OptimizerOptions optimizer = {.lr = 1e-2};
 
   int world() const { return tensor * data; }
@@ -125,6 +129,7 @@ TrainingOptions options_of(const Run& run) {
   TrainingOptions options{.config = default_config(run.world(), degrees), .partition_model = llama_facts()};
   options.config.pager = harsh_policy(run.variant);
   options.config.pager.deterministic = run.is_deterministic;
+  options.config.pager.offload_ratio = run.offload_ratio;
   options.config.gradient_clipping = run.clipping;
   options.config.batch.gradient_accumulation_steps = run.accumulation;
   options.config.batch.train_batch_size = int64_t{run.data} * run.accumulation;
@@ -147,7 +152,7 @@ void backward(Training& training, const std::vector<int64_t>& samples) {
       gradient = gradient.defined() ? gradient + one : one;
     }
     const at::Tensor parameter = training.pager().whole(static_cast<int>(i));
-    const at::Tensor term = (parameter.to(at::kFloat) * cut(gradient, part)).sum();
+    const at::Tensor term = (parameter.to(at::kFloat) * gradient.to(parameter.device())).sum();  // on slices
     loss = loss.defined() ? loss + term : term;
   }
   loss = training.step().scale(loss);
@@ -165,7 +170,7 @@ struct Result {
 Tensors weights_of(Training& training) {
   Tensors weights;
   for (size_t i = 0; i < training.pager().parameters().size(); ++i)
-    weights[training.pager().parameters()[i].name] = training.pager().whole(static_cast<int>(i)).detach().clone();
+    weights[training.pager().parameters()[i].name] = training.pager().whole(static_cast<int>(i)).detach().cpu().clone();
   return weights;
 }
 
@@ -180,7 +185,12 @@ Result train(const Run& run, int samples_per_step) {
   run_ranks(run.world(), [&](Rank& rank) {
     at::set_num_threads(1);
     const auto module = make_llama_part(7 + rank.id());  // rank 0's values count
-    Training training(rank.world(), *module, options_of(run));
+    std::unique_ptr<Group> group;
+    if (run.is_on_device) {
+      move_to_fake(*module, fake_device(rank.id()));
+      if (run.world() > 1) group = make_fake_nccl_group(rank.world(), fake_device(rank.id()));
+    }
+    Training training(group ? *group : rank.world(), *module, options_of(run));
     result.first[rank.id()] = weights_of(training);
     const int place = rank.id() / run.tensor;
     for (int step = 0; step < kSteps; ++step) {
@@ -198,7 +208,8 @@ Result train(const Run& run, int samples_per_step) {
     EXPECT_EQ(training.partition() != nullptr, run.tensor > 1);
     EXPECT_EQ(training.groups().tensor != nullptr, run.tensor > 1);
     training.destroy();
-    for (const auto& item : module->named_parameters()) result.weights[rank.id()][item.key()] = item.value().detach();
+    for (const auto& item : module->named_parameters())
+      result.weights[rank.id()][item.key()] = item.value().detach().cpu();
     result.buffers[rank.id()] = module->named_buffers()["table"][0].item<double>();
   });
   return result;
@@ -281,6 +292,17 @@ INSTANTIATE_TEST_SUITE_P(Tensor, SlicesAt, ::testing::ValuesIn(kVariants), [](co
   std::erase(name, ' ');
   return name;
 });
+
+// Units hold what is counted and what is not; of offloaded ones the norm is measured as they leave.
+TEST(Slices, OfADeviceTrainLikeOneProcess) {
+  for (const int variant : {0, 2, 4})
+    for (const double offload_ratio : {0.0, 1.0}) {
+      if (variant == 0 && offload_ratio > 0) continue;
+      expect_as_one_process(
+          {.tensor = 2, .data = 2, .variant = kVariants[variant], .is_on_device = true, .offload_ratio = offload_ratio},
+          2e-5);
+    }
+}
 
 // The squares of all gradients of the model, each once, by a plain sum.
 TEST(Slices, CountEachGradientOnce) {
