@@ -215,14 +215,16 @@ Result train(const Run& run, int samples_per_step) {
   return result;
 }
 
+/// Ranks have slices of `whole`, or where `is_joined` all of it.
 void expect_slices(const Run& run, const Tensors& whole, const std::vector<Tensors>& got, const PartitionPlan& plan,
-                   double tolerance) {
+                   double tolerance, bool is_joined) {
   size_t cut_ones = 0;
   for (int rank = 0; rank < run.world(); ++rank)
     for (const PartitionedParameter& parameter : plan.parameters) {
       const TensorPart& part = parameter.parts[rank % run.tensor];
       cut_ones += part.dim >= 0;
-      const at::Tensor expected = cut(whole.at(parameter.name), part), found = got[rank].at(parameter.name);
+      const at::Tensor expected = is_joined ? whole.at(parameter.name) : cut(whole.at(parameter.name), part),
+                       found = got[rank].at(parameter.name);
       ASSERT_EQ(found.sizes(), expected.sizes()) << parameter.name;
       const bool is_right =
           tolerance == 0 ? at::equal(found, expected) : at::allclose(found, expected, tolerance, tolerance);
@@ -252,8 +254,8 @@ void expect_as_one_process(Run run, double tolerance) {
     const Result alone =
         train({.variant = kVariants[0], .clipping = clipping, .dtype = run.dtype, .optimizer = run.optimizer}, samples);
     const Result got = train(run, samples);
-    expect_slices(run, alone.first[0], got.first, got.plan, 0);
-    expect_slices(run, alone.weights[0], got.weights, got.plan, tolerance);
+    expect_slices(run, alone.first[0], got.first, got.plan, 0, /*is_joined=*/false);
+    expect_slices(run, alone.weights[0], got.weights, got.plan, tolerance, /*is_joined=*/true);  // by destroy()
     expect_alike(run, got.weights, got.plan);
     for (int rank = 0; rank < run.world(); ++rank) {
       EXPECT_EQ(got.buffers[rank], 7) << rank;
