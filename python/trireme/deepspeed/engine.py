@@ -10,7 +10,7 @@ from ..errors import ConfigError, UnsupportedError
 from ..log import logger
 from ..training import schedules
 from ..training.optimizer_copy import fill
-from . import autosp, missing_members
+from . import autosp, autotp, missing_members
 from .engine_getters import EngineGetters
 from .optimizer_kinds import engine_optimizer
 from .runtime import lr_schedules
@@ -27,13 +27,14 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     # pylint: disable=too-many-public-methods
 
-    def __init__(self, model, config, **options):
-        origin, self._given = configs.origin_of(config), configs.without_auto(configs.read(config))
+    def __init__(self, model, config, *, mpu=None, **options):
+        origin, given = configs.origin_of(config), config if isinstance(config, dict) else configs.read(config)
+        self._given = configs.without_auto(configs.read(autotp.merged(given, mpu)))
         configs.check_filled(self._given, origin)
         super().__init__(model, self._given, origin=origin, **options)
         for name in self.core.leaf_modules:
             set_z3_leaf_module(model.get_submodule(name), True)
-        groups_of_ranks.set_sequence_size(self._sequence_size)
+        groups_of_ranks.set_degrees(self._sequence_size, self._tensor_size)
         self.training_dataloader = None
 
     def _library_config(self, config):
@@ -146,13 +147,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.core.data_size, doc="Ranks, or groups of ranks, that take different samples.")
-    seq_dp_world_size = property(lambda self: self.world.size, doc="Ranks over which ZeRO shards.")
+    seq_dp_world_size = property(lambda self: self.world.size // self._tensor_size, doc="Ranks over which ZeRO shards.")
     sequence_parallel_size = property(lambda self: self._sequence_size, doc="Ranks that share samples.")
     loaded_checkpoint_dp_world_size = property(lambda self: self.loaded_data_size)
     seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())
     _dp_rank = property(lambda self: self.core.data_rank)
     _drops_last = False  # micro-batch of a data set, where it is smaller
-    mp_world_size = property(lambda self: 1)
+    mp_world_size = property(lambda self: self._tensor_size, doc="Ranks that share each layer.")
     config = property(lambda self: self._given)
     loss_scale = property(lambda self: self.core.loss_scale)
 
