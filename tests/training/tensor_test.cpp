@@ -7,6 +7,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/variable.h>
@@ -26,6 +27,7 @@
 #include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
+#include "trireme/intercept/random_streams.h"
 #include "trireme/pager/init/init.h"
 #include "trireme/training/training.h"
 
@@ -304,6 +306,23 @@ TEST(Slices, OfADeviceTrainLikeOneProcess) {
           {.tensor = 2, .data = 2, .variant = kVariants[variant], .is_on_device = true, .offload_ratio = offload_ratio},
           2e-5);
     }
+}
+
+// Dropout of what all ranks of a layer compute alike must drop the same elements.
+TEST(Slices, DrawTheSameNumbersForTheSameSamples) {
+  std::vector<at::Tensor> drawn(4);
+  run_ranks(4, [&](Rank& rank) {
+    manual_seed(rank.id());
+    const auto module = make_llama_part(3);
+    Training training(rank.world(), *module,
+                      options_of({.tensor = 2, .data = 2, .variant = kVariants[2], .is_deterministic = true}));
+    training.step().start_micro_batch(0);
+    drawn[rank.id()] = at::rand({4});
+    training.destroy();
+  });
+  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
+  EXPECT_TRUE(at::equal(drawn[2], drawn[3]));
+  EXPECT_FALSE(at::equal(drawn[0], drawn[2]));
 }
 
 // The squares of all gradients of the model, each once, by a plain sum.
