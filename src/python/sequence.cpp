@@ -31,16 +31,18 @@ void bind_sequences(EngineBaseClass& engine) {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
              return whole.defined() ? std::optional(whole) : std::nullopt;
            })
-      .def("check_same_inputs",
-           [](const EngineBase& engine, const std::vector<int64_t>& values) -> std::optional<size_t> {
-             return engine.tensor() != nullptr ? engine.tensor()->first_difference(values) : std::nullopt;
-           },
-           py::arg("values"), py::call_guard<py::gil_scoped_release>())
-      .def("gather",
-           [](const EngineBase& engine, const at::Tensor& tensor) {
-             return engine.tensor() != nullptr ? engine.tensor()->gather(tensor) : tensor;
-           },
-           py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "check_same_inputs",
+          [](const EngineBase& engine, const std::vector<int64_t>& values) -> std::optional<size_t> {
+            return engine.tensor() != nullptr ? engine.tensor()->first_difference(values) : std::nullopt;
+          },
+          py::arg("values"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "gather",
+          [](const EngineBase& engine, const at::Tensor& tensor) {
+            return engine.tensor() != nullptr ? engine.tensor()->gather(tensor) : tensor;
+          },
+          py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
       .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
            py::arg("dim"));
 }

@@ -57,9 +57,8 @@ void CutTable::add(const at::Tensor& tensor, CutTensor known) {
     storages_.set(tensor.storage(), {std::move(made)});
     return;
   }
-  std::erase_if(*views, [&](const View& view) {
-    return view.looks_like(tensor) && (view.tensor.expired() || view.is(tensor));
-  });
+  std::erase_if(
+      *views, [&](const View& view) { return view.looks_like(tensor) && (view.tensor.expired() || view.is(tensor)); });
   views->push_back(std::move(made));
 }
 

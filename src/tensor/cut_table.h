@@ -23,8 +23,9 @@ struct CutTensor {
   bool is_unknown = false;
 };
 
-/// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one. Two that
-/// look alike and mean different dims, such as one head of a batch and the batch of one head, are told apart as objects.
+/// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one. Two
+/// that look alike and mean different dims, such as one head of a batch and the batch of one head, are told apart as
+/// objects.
 class CutTable {
  public:
   bool is_empty() const { return storages_.size() == 0; }

@@ -142,7 +142,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .hyperparameters = Hyperparameters({}, schedule),
                                                      .prove = proof()},
                                       step_options(config_));
-  passes_ = OperatorPasses(config_, *pager_, groups_, partition_ ? tensor_pass(*groups_.tensor, *partition_, slices_) : nullptr);
+  passes_ = OperatorPasses(config_, *pager_, groups_,
+                           partition_ ? tensor_pass(*groups_.tensor, *partition_, slices_) : nullptr);
   access_ = std::make_unique<ParameterAccess>(*pager_, nullptr);
 }
 
