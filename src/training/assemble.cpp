@@ -181,7 +181,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
 
 /// Memory for saves in the background, before the first one.
 void Training::reserve_save() {
-  if (!config_.checkpoint.async_save || partition_) return;
+  if (!config_.checkpoint.async_save) return;
   if (!saver_) saver_ = std::make_unique<AsyncSaver>(groups_.model);
   saver_->reserve(saved_state(/*with_frozen=*/true));
 }

@@ -3,11 +3,8 @@
 #include "training/forward_checks.h"
 #include "training/tensor_slices.h"
 #include "trireme/access/parameter_access.h"
-#include "trireme/base/error.h"
-#include "trireme/base/pattern.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
-#include "trireme/parallel/exclusions.h"
 
 namespace trireme {
 
@@ -18,17 +15,8 @@ Pager& Training::pager() const {
   return *pager_;
 }
 
-void Training::require_whole_layers(const char* call) const {
-  if (!partition_) return;
-  const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kCheckpoint);
-  throw StateError(filled(row.text, {call, str(partition_->ranks)}));
-}
-
 ForwardScope Training::begin_forward() {
   condition_.require_there("forward");
-  if (partition_)
-    throw StateError(str("forward: with tensor_parallel (autotp_size=", partition_->ranks,
-                         ") operators do not know slices yet; train at autotp_size 1"));
   forward_checks_->begin();
   return {*forward_checks_, config_.batch.train_micro_batch_size_per_gpu, config_.precision, pager_->device().type()};
 }
