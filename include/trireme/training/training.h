@@ -111,6 +111,7 @@ class Training {
   void install(PreparedOptimizer prepared);
   void manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options, PagerPolicy policy);
   std::function<void()> proof();
+  std::unique_ptr<ParameterAccess> make_access(ShardedOptimizer* optimizer) const;
   void reserve_save();
   void take_user_writes();
   void publish_all(ClosedWindow& window);
