@@ -2,17 +2,24 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/state_names.h"
+#include "trireme/comm/parts.h"
 
 namespace trireme {
 
-ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale)
-    : pager_(pager), optimizer_(optimizer), loss_scale_(std::move(loss_scale)), states_(pager.parameters().size()) {
+ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale,
+                                 CutLayers layers)
+    : pager_(pager),
+      optimizer_(optimizer),
+      loss_scale_(std::move(loss_scale)),
+      layers_(std::move(layers)),
+      states_(pager.parameters().size()) {
   pager_.set_companion(this);
   if (optimizer_ == nullptr) return;
   std::map<std::string, int> index;
@@ -76,16 +83,34 @@ at::Tensor ParameterAccess::gather(int parameter, const Part& part) const {
   return whole;
 }
 
+at::Tensor ParameterAccess::join(int parameter, const at::Tensor& own) const {
+  const at::Tensor slice = own.view(spec(parameter).shape);
+  return layers_.ranks != nullptr ? join_parts(*layers_.ranks, layers_.parts[parameter], slice) : slice;
+}
+
+at::Tensor ParameterAccess::cut(int parameter, const at::Tensor& full) const {
+  return cut_part(full, spec(parameter).model_part()).view(-1);
+}
+
+bool ParameterAccess::on_any_slice(bool condition) const {
+  if (layers_.ranks == nullptr) return condition;
+  const at::Tensor any = at::full({1}, condition ? 1 : 0, at::kInt);
+  layers_.ranks->all_reduce(any, ReduceOp::kMax).wait();
+  return any.item<int>() != 0;
+}
+
 void ParameterAccess::settle() {
   const std::vector<bool> written = pager_.settle_writes();
   if (optimizer_ != nullptr) optimizer_->refresh_masters(written);
 }
 
-void ParameterAccess::set_value(int parameter, const at::Tensor& weight, const at::Tensor& value) {
+void ParameterAccess::set_value(int parameter, const at::Tensor& weight, const at::Tensor& full) {
   const at::NoGradGuard no_grad;
-  // As a user would: an operator that writes the whole weight on every rank. The master then knows more digits.
-  at::Tensor(weight).copy_(value.view(weight.sizes()));
+  // As a user would: an operator that writes the whole weight on every rank, and of which slices take their elements.
+  // The master then knows more digits.
+  at::Tensor(weight).copy_(full);
   settle();
+  const at::Tensor value = cut(parameter, full);
   const auto& states = states_[parameter];
   if (const auto master = states.find("master"); master != states.end()) {
     const Part& part = master->second;

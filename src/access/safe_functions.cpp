@@ -1,7 +1,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
+#include <vector>
 
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
@@ -18,7 +20,7 @@ enum class Subject : uint8_t { kStates, kGradient };
 class Place {
  public:
   Place(const at::Tensor& parameter, const char* call, Subject subject = Subject::kStates)
-      : caller_(call), weight_(parameter), call_(call) {
+      : caller_(call), call_(call) {
     const auto place = find_managed(parameter);
     auto* access = place ? dynamic_cast<ParameterAccess*>(place->pager->companion()) : nullptr;
     if (access == nullptr)
@@ -68,16 +70,17 @@ class Place {
   }
 
   at::Tensor full(const ParameterAccess::Part& part) const {
-    return access_->gather(index_, part).view(weight_.sizes());
+    return access_->join(index_, access_->gather(index_, part));
   }
   static at::Tensor local(const ParameterAccess::Part& part) { return part.data.to(at::kFloat, false, /*copy=*/true); }
 
-  /// `value`, which must have the parameter's shape, as fp32 [numel].
+  /// `value`, which must have the shape of the model's parameter, in fp32.
   at::Tensor checked(const at::Tensor& value) const {
-    if (!value.defined() || value.sizes() != weight_.sizes())
-      throw ShapeError(str(call_, ": parameter '", spec().name, "' has the shape ", weight_.sizes(),
+    const std::vector<int64_t> shape = spec().model_part().shape;
+    if (!value.defined() || value.sizes() != at::IntArrayRef(shape))
+      throw ShapeError(str(call_, ": parameter '", spec().name, "' has the shape ", at::IntArrayRef(shape),
                            ", got a value of ", value.defined() ? str(value.sizes()) : "no shape"));
-    return value.detach().to(at::kFloat).contiguous().view(-1);
+    return value.detach().to(at::kFloat);
   }
   at::Tensor checked_local(const at::Tensor& value, const ParameterAccess::Part& part) const {
     if (!value.defined() || value.numel() != part.data.numel() || value.dim() != 1)
@@ -88,17 +91,21 @@ class Place {
 
   /// Where nothing is reduced: what this rank alone has summed.
   std::optional<at::Tensor> gradient_of_this_rank() const {
-    std::optional<at::Tensor> sum = access_->pager().sum_of_this_rank(index_);
-    if (sum) sum = sum->view(weight_.sizes()).div_(access_->loss_scale());
-    return sum;
+    const std::optional<at::Tensor> sum = access_->pager().sum_of_this_rank(index_);
+    if (!access_->on_any_slice(sum.has_value())) return std::nullopt;
+    const at::Tensor own =
+        sum ? *sum
+            : at::zeros({spec().numel()}, at::TensorOptions().dtype(at::kFloat).device(access_->pager().device()));
+    return access_->join(index_, own).div_(access_->loss_scale());
   }
   at::Tensor full_gradient() const { return full(access_->gradient(index_)).div_(access_->loss_scale()); }
   void write_gradient(const at::Tensor& whole) const {
     write(access_->gradient(index_), whole * access_->loss_scale());
     access_->pager().gradient_written(index_);
   }
-  static void write(const ParameterAccess::Part& part, const at::Tensor& whole) {
-    at::Tensor(part.data).copy_(whole.narrow(0, part.begin, part.data.numel()));
+  /// This rank's elements of `whole`, in the shape of the model's parameter, become those of `part`.
+  void write(const ParameterAccess::Part& part, const at::Tensor& whole) const {
+    at::Tensor(part.data).copy_(access_->cut(index_, whole).narrow(0, part.begin, part.data.numel()));
   }
 
  protected:
@@ -107,7 +114,6 @@ class Place {
  private:
   const at::NoGradGuard no_grad_;
   const CallerScope caller_;
-  const at::Tensor weight_;
   const char* const call_;
   ParameterAccess* access_ = nullptr;
   int index_ = 0;
@@ -154,7 +160,7 @@ void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& val
 
 void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {
   const WritablePlace place(parameter, "safe_set_full_optimizer_state");
-  Place::write(place.state(state), place.checked(value));
+  place.write(place.state(state), place.checked(value));
 }
 
 void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value) {
@@ -188,7 +194,7 @@ void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& va
   ParameterAccess& access = place.access();
   ParameterAccess::Part part = access.value(place.index());
   part.data = place.checked_local(value, part);
-  access.set_value(place.index(), parameter, access.gather(place.index(), part));
+  access.set_value(place.index(), parameter, access.join(place.index(), access.gather(place.index(), part)));
 }
 
 void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {

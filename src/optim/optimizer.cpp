@@ -79,8 +79,8 @@ class ShardedOptimizer::Impl {
     for (const ClientState& state : client_states_) {
       const Portion& portion = client_portions_[state.part];
       const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
-      slices.push_back(
-          {optimizer_state_name(state.name, parameter.name), {parameter.shape}, portion.parameter_begin, state.tensor});
+      slices.push_back({optimizer_state_name(state.name, parameter.name), parameter.model_part(),
+                        portion.parameter_begin, state.tensor});
     }
     return slices;
   }

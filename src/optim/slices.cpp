@@ -125,7 +125,7 @@ void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string
                              const at::Tensor& flat) const {
   TensorSlice& slice = slices.emplace_back();
   slice.name = name;
-  slice.part.shape = pager_.parameters()[portion.parameter].shape;
+  slice.part = pager_.parameters()[portion.parameter].model_part();
   slice.begin = portion.parameter_begin;
   slice.data = flat.narrow(0, portion.slice_begin, portion.numel);
 }

@@ -74,9 +74,6 @@ const std::vector<Exclusion>& exclusions() {
        "another "
        "optimizer, such as AdamW",
        Call::kInitialize},
-      {kTensor, kCheckpoint,
-       "{} with tensor_parallel (autotp_size={}) is not there yet; save, load and export at autotp_size 1", Call::kStep,
-       ErrorCode::kState},
       {kRecomputeByCall, kSequence, kMadeByLength, Call::kForward, ErrorCode::kState},
       {kRingAttention, kDevice, kRingRefusal, Call::kForward, ErrorCode::kState},
       {kDeterministic, kCoalesced, kReducedOnce, Call::kBackward, ErrorCode::kState},

@@ -144,7 +144,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                       step_options(config_));
   passes_ = OperatorPasses(config_, *pager_, groups_,
                            partition_ ? tensor_pass(*groups_.tensor, *partition_, slices_) : nullptr);
-  access_ = std::make_unique<ParameterAccess>(*pager_, nullptr);
+  access_ = make_access(nullptr);
 }
 
 /// Of gradients, before the first update; empty: no two ranks have the same parameter but by its shards.
@@ -160,8 +160,16 @@ void Training::install(PreparedOptimizer prepared) {
   Hyperparameters hyperparameters = hyperparameters_of(prepared, optimizer.get());
   step_->set_optimizer(std::move(optimizer), std::move(hyperparameters));
   access_.reset();  // before another one takes its place in the pager
-  access_ = std::make_unique<ParameterAccess>(*pager_, step_->optimizer(),
-                                              [this] { return step_->loss_scale().value_or(1); });
+  access_ = make_access(step_->optimizer());
+}
+
+std::unique_ptr<ParameterAccess> Training::make_access(ShardedOptimizer* optimizer) const {
+  CutLayers layers{.ranks = groups_.tensor};
+  if (partition_)
+    for (const PartitionedParameter& parameter : partition_->parameters) layers.parts.push_back(parameter.parts);
+  std::function<double()> loss_scale;
+  if (optimizer != nullptr) loss_scale = [this] { return step_->loss_scale().value_or(1); };
+  return std::make_unique<ParameterAccess>(*pager_, optimizer, std::move(loss_scale), std::move(layers));
 }
 
 void Training::set_optimizer(const OptimizerChoice& choice) {
@@ -182,7 +190,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
 
 /// Memory for saves in the background, before the first one.
 void Training::reserve_save() {
-  if (!config_.checkpoint.async_save || partition_) return;
+  if (!config_.checkpoint.async_save) return;
   if (!saver_) saver_ = std::make_unique<AsyncSaver>(groups_.model);
   saver_->reserve(saved_state(/*with_frozen=*/true));
 }

@@ -42,7 +42,7 @@ void append_weights(StateTree& state, const Pager& pager, bool with_frozen, cons
   const auto slice_of = [&](int index, int64_t begin, const at::Tensor& data) {
     const ParameterSpec& parameter = pager.parameters()[index];
     return TensorSlice{.name = weight_name(parameter.name),
-                       .part = {parameter.shape},
+                       .part = parameter.model_part(),
                        .begin = begin,
                        .data = data,
                        .store = nullptr,
@@ -82,6 +82,18 @@ std::vector<std::string> values_of_parameters(const Pager& pager, const ShardedO
     texts.push_back(to_text(values[i]));
   }
   return texts;
+}
+
+/// Elements that several ranks of a group that shares layers have are those of the rank that counts them.
+void leave_to_others(StateTree& state, const Pager& pager) {
+  std::set<std::string> elsewhere;
+  for (const ParameterSpec& parameter : pager.parameters())
+    if (!parameter.is_counted) elsewhere.insert(parameter.name);
+  for (TensorSlice& slice : state.tensors) {
+    if (!elsewhere.contains(std::string(parse_state_name(slice.name).parameter))) continue;
+    slice.begin = 0;
+    slice.data = slice.data.narrow(0, 0, 0);
+  }
 }
 
 /// Names of the weights that the checkpoint was saved without.
@@ -181,14 +193,14 @@ StateTree Training::state(bool with_frozen, bool with_optimizer, const std::vect
 StateTree Training::saved_state(bool with_frozen) {
   StateTree state = this->state(with_frozen, /*with_optimizer=*/true,
                                 values_of_parameters(*pager_, step_->optimizer(), aliases_, first_parameter_));
+  if (partition_) leave_to_others(state, *pager_);
   // Buffers agree at every boundary; inside a window rank 0's count.
-  if (groups_.shards.rank() == 0) append(state.tensors, buffers_->slices());
+  if (groups_.stage().rank() == 0) append(state.tensors, buffers_->slices());
   return host_copy(std::move(state));
 }
 
 SavedCheckpoint Training::save(const std::filesystem::path& directory, const SaveCheckpointOptions& options) {
   condition_.require_intact("save_checkpoint");
-  require_whole_layers("save_checkpoint");
   const CallerScope caller("save_checkpoint");
   if (directory.empty())
     throw ConfigError("save_checkpoint: the directory is empty; name the folder that holds the checkpoints");
@@ -216,7 +228,6 @@ std::optional<SavedCheckpoint> Training::wait_for_save() { return saver_ ? saver
 std::optional<LoadedState> Training::load(const std::filesystem::path& directory,
                                           const LoadCheckpointOptions& options) {
   condition_.require_alive("load_checkpoint");
-  require_whole_layers("load_checkpoint");
   const CallerScope caller("load_checkpoint");
   if (is_host(pager_->device())) groups_.model.barrier();  // a rank that is in another method is named here
   ShardedOptimizer* const optimizer = step_->optimizer();

@@ -10,11 +10,17 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/export.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/comm/parts.h"
 #include "trireme/training/training.h"
 
 namespace trireme {
 
 namespace {
+
+/// A parameter of which this rank's group has `own` in parts, as rank 0 needs it; `own` in other groups.
+at::Tensor to_whole(Group& tensor, const std::vector<TensorPart>& parts, const at::Tensor& own) {
+  return tensor.world_rank(0) == 0 ? join_parts(tensor, parts, own) : own;
+}
 
 /// `whole`, a tensor of stage `stage`, as rank 0 of all stages needs it: sent there, undefined on the others.
 at::Tensor to_first_stage(Group* stages, int stage, const ParameterSpec& spec, at::Tensor whole) {
@@ -31,7 +37,6 @@ at::Tensor to_first_stage(Group* stages, int stage, const ParameterSpec& spec, a
 
 void Training::export_weights(const std::filesystem::path& directory, const SaveModelOptions& options) {
   condition_.require_intact("save_16bit_model");
-  require_whole_layers("save_16bit_model");
   if (directory.empty())
     throw ConfigError("save_16bit_model: the directory is empty; name the folder that the weights go into");
   check_export_format(options.name);
@@ -45,8 +50,11 @@ void Training::export_weights(const std::filesystem::path& directory, const Save
       std::erase_if(here.aliases, [&](const auto& alias) { return alias.second == spec.name; });
       continue;
     }
-    here.tensors.push_back(spec);
-    mine.emplace(spec.name, [this, i] { return pager_->whole(static_cast<int>(i)).detach(); });
+    here.tensors.push_back({spec.name, spec.model_part().shape, spec.dtype});
+    mine.emplace(spec.name, [this, i] {
+      const at::Tensor own = pager_->whole(static_cast<int>(i)).detach();
+      return partition_ ? to_whole(*groups_.tensor, partition_->parameters[i].parts, own) : own;
+    });
   }
   for (const NamedBuffer& buffer : buffers_->all()) {
     here.tensors.push_back({buffer.name, buffer.tensor.sizes().vec(), buffer.tensor.scalar_type()});

@@ -1,9 +1,7 @@
 #include "training/tensor_slices.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "trireme/base/pattern.h"
 #include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/comm/parts.h"
 #include "trireme/intercept.h"
 #include "trireme/parallel/exclusions.h"
 
@@ -98,12 +97,6 @@ void check_agreement(Group& model, const std::string& text) {
                         " does); give every rank the same partition_model and tp_plan"));
 }
 
-at::Tensor slice_of(const at::Tensor& whole, const TensorPart& part) {
-  std::vector<at::Tensor> pieces;
-  for (const Interval& own : part.intervals) pieces.push_back(whole.narrow(part.dim, own.begin, own.size()));
-  return at::cat(pieces, part.dim).contiguous();
-}
-
 /// Whether no rank before `rank` has the same elements.
 bool is_first_holder(const std::vector<TensorPart>& parts, int rank) {
   return std::find(parts.begin(), parts.end(), parts[rank]) == parts.begin() + rank;
@@ -137,9 +130,9 @@ void cut_parameters(Group& tensor, const PartitionPlan& plan, std::vector<NamedP
     const at::Tensor whole = tensor.rank() == 0 ? own : at::empty_like(own);
     tensor.broadcast(whole, 0).wait();
     const TensorPart& part = parts[tensor.rank()];
+    parameter.part = part;
     if (part.dim >= 0) {
-      parameter.part = part;
-      parameter.tensor.set_data(slice_of(whole, part));
+      parameter.tensor.set_data(cut_part(whole, part));
     } else if (tensor.rank() != 0) {
       parameter.tensor.set_data(whole);
     }
@@ -153,16 +146,7 @@ void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector
     const TensorPart& part = plan.parameters[i].parts[tensor.rank()];
     if (part.dim < 0) continue;
     const SubjectScope subject(parameters[i].name);
-    const at::Tensor own = parameters[i].tensor.detach();
-    const at::Tensor whole = at::zeros(part.shape, own.options());
-    int64_t at = 0;
-    if (is_first_holder(plan.parameters[i].parts, tensor.rank()))
-      for (const Interval& one : part.intervals) {
-        whole.narrow(part.dim, one.begin, one.size()).copy_(own.narrow(part.dim, at, one.size()));
-        at += one.size();
-      }
-    tensor.all_reduce(whole).wait();  // of one rank's elements and zeros
-    parameters[i].tensor.set_data(whole);
+    parameters[i].tensor.set_data(join_parts(tensor, plan.parameters[i].parts, parameters[i].tensor.detach()));
   }
 }
 

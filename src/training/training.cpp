@@ -3,11 +3,8 @@
 #include "training/forward_checks.h"
 #include "training/tensor_slices.h"
 #include "trireme/access/parameter_access.h"
-#include "trireme/base/error.h"
-#include "trireme/base/pattern.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
-#include "trireme/parallel/exclusions.h"
 
 namespace trireme {
 
@@ -16,12 +13,6 @@ Training::~Training() = default;
 Pager& Training::pager() const {
   condition_.require_there("pager");
   return *pager_;
-}
-
-void Training::require_whole_layers(const char* call) const {
-  if (!partition_) return;
-  const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kCheckpoint);
-  throw StateError(filled(row.text, {call, str(partition_->ranks)}));
 }
 
 ForwardScope Training::begin_forward() {

@@ -1,31 +1,21 @@
-// Layers that are cut over ranks: slices, steps and norms against one process. The loss gives each parameter any
-// gradient.
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/TensorOperators.h>
+// Layers that are cut over ranks: slices, steps and norms against one process.
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand.h>
-#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
 
 #include <cmath>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tests/parity/cases.h"
 #include "tests/support/error_of.h"
 #include "tests/support/fake_device/fake_device.h"
 #include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/run_ranks.h"
+#include "tests/training/slices.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept/random_streams.h"
 #include "trireme/pager/init/init.h"
@@ -33,133 +23,6 @@
 
 namespace trireme::slices {
 namespace {
-
-using namespace testing;
-
-using Tensors = std::map<std::string, at::Tensor>;
-using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
-
-constexpr int kSteps = 3;
-constexpr int64_t kHeads = 4, kKeyValueHeads = 2;
-
-/// Of a Llama; over four ranks, vocabulary and MLP are cut unevenly, and each key and value head has two ranks.
-Shapes llama_shapes() {
-  Shapes shapes = {{"model.embed_tokens.weight", {10, 8}}};
-  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
-    const Shapes more = {{layer + "self_attn.q_proj.weight", {8, 8}}, {layer + "self_attn.q_proj.bias", {8}},
-                         {layer + "self_attn.k_proj.weight", {4, 8}}, {layer + "self_attn.v_proj.weight", {4, 8}},
-                         {layer + "self_attn.o_proj.weight", {8, 8}}, {layer + "mlp.gate_proj.weight", {50, 8}},
-                         {layer + "mlp.up_proj.weight", {50, 8}},     {layer + "mlp.down_proj.weight", {8, 50}},
-                         {layer + "input_layernorm.weight", {8}},     {layer + "post_attention_layernorm.weight", {8}}};
-    shapes.insert(shapes.end(), more.begin(), more.end());
-  }
-  shapes.push_back({"model.norm.weight", {8}});
-  return shapes;
-}
-
-PartitionModel llama_facts() { return {.model_type = "llama", .heads = kHeads, .key_value_heads = kKeyValueHeads}; }
-
-/// Parameters of any names, without operators.
-class Part : public torch::nn::Module {
- public:
-  void add(const std::string& path, const at::Tensor& value) {
-    const size_t dot = path.find('.');
-    if (dot == std::string::npos) {
-      register_parameter(path, value.clone());
-      return;
-    }
-    inside(path.substr(0, dot)).add(path.substr(dot + 1), value);
-  }
-  void tie(const std::string& name, const at::Tensor& parameter) {
-    inside(name.substr(0, name.find('.'))).register_parameter(name.substr(name.find('.') + 1), parameter);
-  }
-
- private:
-  Part& inside(const std::string& name) {
-    if (!parts_.contains(name)) parts_[name] = register_module(name, std::make_shared<Part>());
-    return *parts_[name];
-  }
-  std::map<std::string, std::shared_ptr<Part>> parts_;
-};
-
-std::shared_ptr<Part> make_part(const Shapes& shapes, uint64_t seed) {
-  auto part = std::make_shared<Part>();
-  const at::Generator generator = at::detail::createCPUGenerator(seed);
-  for (const auto& [name, shape] : shapes) part->add(name, at::randn(shape, generator));
-  part->register_buffer("table", at::full({3}, static_cast<double>(seed)));
-  return part;
-}
-
-/// The tied Llama, with a frozen norm.
-std::shared_ptr<Part> make_llama_part(uint64_t seed) {
-  auto part = make_part(llama_shapes(), seed);
-  part->tie("lm_head.weight", part->named_parameters()["model.embed_tokens.weight"]);
-  part->named_parameters()["model.norm.weight"].requires_grad_(false);
-  return part;
-}
-
-/// Of the gradient that a data-parallel rank's micro-batch gives, whole, by name.
-at::Tensor gradient_of(const std::string& name, const std::vector<int64_t>& shape, int64_t sample) {
-  return at::randn(shape, at::detail::createCPUGenerator(1000 * sample + std::hash<std::string>()(name) % 1000));
-}
-
-/// The elements of `whole` that a rank has.
-at::Tensor cut(const at::Tensor& whole, const TensorPart& part) {
-  if (part.dim < 0) return whole;
-  std::vector<at::Tensor> pieces;
-  for (const Interval& own : part.intervals) pieces.push_back(whole.slice(part.dim, own.begin, own.end));
-  return at::cat(pieces, part.dim);
-}
-
-struct Run {
-  int tensor = 1;
-  int data = 1;
-  Variant variant = {};
-  double clipping = 0;
-  at::ScalarType dtype = at::kFloat;
-  int accumulation = 1;
-  bool is_deterministic = false;
-  bool is_on_device = false;
-  double offload_ratio = 0;
-  OptimizerOptions optimizer = {.lr = 1e-2};
-
-  int world() const { return tensor * data; }
-};
-
-TrainingOptions options_of(const Run& run) {
-  const Degrees degrees{.tensor = run.tensor};
-  TrainingOptions options{.config = default_config(run.world(), degrees), .partition_model = llama_facts()};
-  options.config.pager = harsh_policy(run.variant);
-  options.config.pager.deterministic = run.is_deterministic;
-  options.config.pager.offload_ratio = run.offload_ratio;
-  options.config.gradient_clipping = run.clipping;
-  options.config.batch.gradient_accumulation_steps = run.accumulation;
-  options.config.batch.train_batch_size = int64_t{run.data} * run.accumulation;
-  options.config.precision.weight_dtype = run.dtype;
-  if (run.dtype == at::kHalf) options.config.precision.loss_scale.loss_scale = 64;
-  options.config.optimizer = run.optimizer;
-  return options;
-}
-
-/// A backward pass whose gradients are the mean of `samples`', in slices.
-void backward(Training& training, const std::vector<int64_t>& samples) {
-  at::Tensor loss;
-  const std::vector<ParameterSpec>& specs = training.pager().parameters();
-  for (size_t i = 0; i < specs.size(); ++i) {
-    if (!specs[i].trainable) continue;
-    const TensorPart part = specs[i].part.shape.empty() ? TensorPart{specs[i].shape} : specs[i].part;
-    at::Tensor gradient;
-    for (const int64_t sample : samples) {
-      const at::Tensor one = gradient_of(specs[i].name, part.shape, sample) / static_cast<double>(samples.size());
-      gradient = gradient.defined() ? gradient + one : one;
-    }
-    const at::Tensor parameter = training.pager().whole(static_cast<int>(i));
-    const at::Tensor term = (parameter.to(at::kFloat) * gradient.to(parameter.device())).sum();  // on slices
-    loss = loss.defined() ? loss + term : term;
-  }
-  loss = training.step().scale(loss);
-  training.step().backward_from({torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)}, {});
-}
 
 struct Result {
   std::vector<Tensors> weights;            ///< after training, by rank
@@ -169,15 +32,8 @@ struct Result {
   PartitionPlan plan;
 };
 
-Tensors weights_of(Training& training) {
-  Tensors weights;
-  for (size_t i = 0; i < training.pager().parameters().size(); ++i)
-    weights[training.pager().parameters()[i].name] = training.pager().whole(static_cast<int>(i)).detach().cpu().clone();
-  return weights;
-}
-
 /// Samples are the same whatever the run: those of all data-parallel ranks and micro-batches of a step.
-Result train(const Run& run, int samples_per_step) {
+Result train(const TrainingRun& run, int samples_per_step) {
   Result result;
   result.weights.resize(run.world());
   result.first.resize(run.world());
@@ -217,9 +73,8 @@ Result train(const Run& run, int samples_per_step) {
   return result;
 }
 
-/// Ranks have slices of `whole`, or where `is_joined` all of it.
-void expect_slices(const Run& run, const Tensors& whole, const std::vector<Tensors>& got, const PartitionPlan& plan,
-                   double tolerance, bool is_joined) {
+void expect_slices(const TrainingRun& run, const Tensors& whole, const std::vector<Tensors>& got,
+                   const PartitionPlan& plan) {
   size_t cut_ones = 0;
   for (int rank = 0; rank < run.world(); ++rank)
     for (const PartitionedParameter& parameter : plan.parameters) {
@@ -228,26 +83,24 @@ void expect_slices(const Run& run, const Tensors& whole, const std::vector<Tenso
       const at::Tensor expected = is_joined ? whole.at(parameter.name) : cut(whole.at(parameter.name), part),
                        found = got[rank].at(parameter.name);
       ASSERT_EQ(found.sizes(), expected.sizes()) << parameter.name;
-      const bool is_right =
-          tolerance == 0 ? at::equal(found, expected) : at::allclose(found, expected, tolerance, tolerance);
-      EXPECT_TRUE(is_right) << parameter.name << ", rank " << rank;
+      EXPECT_TRUE(at::equal(found, expected)) << parameter.name << ", rank " << rank;
     }
   EXPECT_EQ(cut_ones, run.world() * 17);  // all but the norms
 }
 
-/// Ranks that have the same elements have the same bits.
-void expect_alike(const Run& run, const std::vector<Tensors>& got, const PartitionPlan& plan) {
-  for (const PartitionedParameter& parameter : plan.parameters)
-    for (int one = 0; one < run.world(); ++one)
-      for (int other = 0; other < one; ++other) {
-        if (parameter.parts[one % run.tensor] != parameter.parts[other % run.tensor]) continue;
-        EXPECT_TRUE(at::equal(got[one].at(parameter.name), got[other].at(parameter.name)))
-            << parameter.name << ", ranks " << other << " and " << one;
-      }
+/// What ranks have after destroy(): the same whole weights.
+void expect_wholes(const Tensors& whole, const std::vector<Tensors>& got, double tolerance) {
+  for (const auto& [name, expected] : whole)
+    for (size_t rank = 0; rank < got.size(); ++rank) {
+      const at::Tensor found = got[rank].at(name);
+      ASSERT_EQ(found.sizes(), expected.sizes()) << name;
+      EXPECT_TRUE(at::allclose(found, expected, tolerance, tolerance)) << name << ", rank " << rank;
+      EXPECT_TRUE(at::equal(found, got[0].at(name))) << name << ", rank " << rank;
+    }
 }
 
 /// `run` against one process, at clipping that bites and without.
-void expect_as_one_process(Run run, double tolerance) {
+void expect_as_one_process(TrainingRun run, double tolerance) {
   const int samples = run.data * run.accumulation;
   for (const double clipping : {0.0, 0.5}) {
     run.clipping = clipping;
@@ -256,9 +109,8 @@ void expect_as_one_process(Run run, double tolerance) {
     const Result alone =
         train({.variant = kVariants[0], .clipping = clipping, .dtype = run.dtype, .optimizer = run.optimizer}, samples);
     const Result got = train(run, samples);
-    expect_slices(run, alone.first[0], got.first, got.plan, 0, /*is_joined=*/false);
-    expect_slices(run, alone.weights[0], got.weights, got.plan, tolerance, /*is_joined=*/true);  // by destroy()
-    expect_alike(run, got.weights, got.plan);
+    expect_slices(run, alone.first[0], got.first, got.plan);
+    expect_wholes(alone.weights[0], got.weights, tolerance);
     for (int rank = 0; rank < run.world(); ++rank) {
       EXPECT_EQ(got.buffers[rank], 7) << rank;
       for (int step = 0; step < kSteps; ++step) {
@@ -410,22 +262,6 @@ TEST(SlicesAreRefused, OfWhatInitHasSharded) {
     const auto make = [&] { Training(rank.world(), *module, options); };
     EXPECT_SAYS(error_of<ConfigError>(make),
                 "initialize: zero::Init has sharded parameter 'model.embed_tokens.weight'");
-  });
-}
-
-TEST(SlicesAreRefused, InCheckpointsUntilTheyAreThere) {
-  run_ranks(2, [](Rank& rank) {
-    const auto module = make_part(llama_shapes(), 3);
-    TrainingOptions options = options_of({.tensor = 2, .variant = kVariants[1]});
-    options.config.checkpoint.async_save = true;
-    Training training(rank.world(), *module, options);
-    const auto expect = [](const std::string& text, const std::function<void()>& run) {
-      EXPECT_SAYS(error_of<StateError>(run), text + " with tensor_parallel (autotp_size=2) is not there yet");
-    };
-    expect("save_checkpoint", [&] { (void)training.save("nowhere", {}); });
-    expect("load_checkpoint", [&] { (void)training.load("nowhere", {}); });
-    expect("save_16bit_model", [&] { training.export_weights("nowhere", {}); });
-    training.destroy();
   });
 }
 

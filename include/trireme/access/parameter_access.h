@@ -1,11 +1,13 @@
 // What training holds of one parameter, whole or this rank's part of it: fp32 value, optimizer states, gradient.
 //
-// The functions find the engine by the parameter alone. Names are DeepSpeed's. "Full" tensors have the parameter's
-// shape, "local" ones are [n], the n elements (0 or more) of the parameter's flattening that this rank updates. All
-// values are fp32, and copies. At every ZeRO stage; at stage 0 every rank updates, and so holds, everything.
+// The functions find the engine by the parameter alone. Names are DeepSpeed's. "Full" tensors have the shape of the
+// model's parameter, also where layers are cut and this rank's has a slice of it. "Local" ones are [n], the n elements
+// (0 or more) of the flattening of this rank's parameter that it updates. All values are fp32, and copies. At every
+// ZeRO stage; at stage 0 every rank updates, and so holds, everything.
 //
 // Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
-// What they are given is the same on every rank, but for the values of local setters.
+// What they are given is the same on every rank, but for the values of local setters; where layers are cut, ranks that
+// have the same elements give these the same values.
 //
 // A frozen parameter has no master, states or gradient: getters return nothing for it, so that a loop over all
 // parameters of a model needs no condition.
@@ -37,7 +39,8 @@ std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter);
 std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
 /// The mean over ranks and micro-batches so far, without a loss scale, before clipping; nothing for a parameter that no
 /// rank used. Inside of no_sync() and coalesce_grad_reduction(), where nothing is reduced: this rank's sum since the
-/// last reduction, each micro-batch counted as in the mean of the window; not collective then.
+/// last reduction, each micro-batch counted as in the mean of the window; collective then over the ranks that share
+/// layers alone.
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter);
 
 /// The 16-bit weight becomes `value` rounded.
@@ -54,11 +57,17 @@ void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& va
 void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state);
 void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value);
 
-/// Full gradient (fp32) and parameter -> the gradient to take instead.
+/// Full gradient (fp32) and parameter (this rank's slice, where layers are cut) -> the full gradient to take instead.
 using GradientUpdate = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& parameter)>;
 /// safe_set_full_grad(p, update(safe_get_full_grad(p), p)) for each of `parameters`, with the reductions done once;
 /// those that are frozen or that no rank used are left out. `update` gives the same on every rank.
 void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters, const GradientUpdate& update);
+
+/// Ranks that have slices of the same layers.
+struct CutLayers {
+  Group* ranks = nullptr;                           ///< null: each rank has all of every layer
+  std::vector<std::vector<TensorPart>> parts = {};  ///< by parameter of the pager, then by rank
+};
 
 /// What the functions above work on, one per engine, which owns it.
 class ParameterAccess final : public PagerCompanion {
@@ -66,7 +75,8 @@ class ParameterAccess final : public PagerCompanion {
   /// `loss_scale` says by what losses are multiplied now; empty: by nothing.
   ///
   /// Requires  all outlive this; `optimizer` may be null.
-  ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale = {});
+  ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale = {},
+                  CutLayers layers = {});
   ~ParameterAccess() override;
   ParameterAccess(const ParameterAccess&) = delete;
   ParameterAccess& operator=(const ParameterAccess&) = delete;
@@ -84,10 +94,17 @@ class ParameterAccess final : public PagerCompanion {
   /// As the pager holds it: times loss_scale().
   Part gradient(int parameter) const;
   double loss_scale() const { return loss_scale_ ? loss_scale_() : 1; }
-  /// Assembles every rank's part, as fp32 [numel]. Collective.
+  /// Assembles every rank's part of this rank's parameter, as fp32 [numel]. Collective.
   at::Tensor gather(int parameter, const Part& part) const;
-  /// `value` [numel] in fp32 becomes the parameter's, here and, rounded, in `weight`. Collective.
-  void set_value(int parameter, const at::Tensor& weight, const at::Tensor& value);
+  /// The model's parameter of which this rank's has the values `own` [numel], in its shape. Collective where layers are
+  /// cut.
+  at::Tensor join(int parameter, const at::Tensor& own) const;
+  /// Elements of a tensor in the shape of the model's parameter that this rank's parameter has, [numel].
+  at::Tensor cut(int parameter, const at::Tensor& full) const;
+  /// Whether it is so on any of the ranks that share layers. Collective where layers are cut.
+  bool on_any_slice(bool condition) const;
+  /// `full`, fp32 in the shape of the model's parameter, becomes its value, here and, rounded, in `weight`. Collective.
+  void set_value(int parameter, const at::Tensor& weight, const at::Tensor& full);
   /// Users' writes reach the shards and the masters. Collective.
   void settle();
 
@@ -101,6 +118,7 @@ class ParameterAccess final : public PagerCompanion {
   Pager& pager_;
   ShardedOptimizer* optimizer_;
   std::function<double()> loss_scale_;
+  CutLayers layers_;
   std::vector<std::map<std::string, Part>> states_;  ///< by parameter: "master" and optimizer states
 };
 

@@ -35,7 +35,6 @@ enum class Feature : uint8_t {
   kClientOptimizer,
   kMatrixOptimizer,  ///< one that looks at whole parameters: Lamb, Muon
   kInit,             ///< parameters that zero::Init has sharded
-  kCheckpoint,       ///< saves, loads and exports
 };
 
 /// Calls of a run, in their order.

@@ -111,13 +111,12 @@ class Training {
   void install(PreparedOptimizer prepared);
   void manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options, PagerPolicy policy);
   std::function<void()> proof();
+  std::unique_ptr<ParameterAccess> make_access(ShardedOptimizer* optimizer) const;
   void reserve_save();
   void take_user_writes();
   void publish_all(ClosedWindow& window);
   StateTree state(bool with_frozen, bool with_optimizer, const std::vector<std::string>& parameter_values = {});
   StateTree saved_state(bool with_frozen);
-  /// Throws StateError that names `call`: layers are cut.
-  void require_whole_layers(const char* call) const;
   std::string values_text(const SaveCheckpointOptions& options) const;
   void take_values(const TrainingValues& values, const std::vector<int64_t>& step_counts,
                    const LoadCheckpointOptions& options);

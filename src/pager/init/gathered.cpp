@@ -6,6 +6,7 @@
 #include "pager/storage/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/pager/pager.h"
 
 namespace trireme::zero {
 
@@ -22,6 +23,17 @@ void check_modifier(const HeldStorage& storage, int rank) {
   if (rank < 0 || rank >= group.size())
     throw ConfigError(str("GatheredParameters: modifier_rank=", rank, " is no rank of group '", group.name(),
                           "', which has ", group.size(), "; use 0 to ", group.size() - 1));
+}
+
+/// Where layers are cut no rank has values for all ranks.
+void refuse_slice(const at::Tensor& tensor, int modifier_rank) {
+  const auto place = find_managed(tensor);
+  if (!place) return;
+  const ParameterSpec& spec = place->pager->parameters()[place->parameter];
+  if (spec.part.shape.empty()) return;
+  throw StateError(str("GatheredParameters: modifier_rank=", modifier_rank, ": parameter '", spec.name,
+                       "' is of an engine with tensor_parallel, whose ranks have slices, so the values of one rank are "
+                       "not everybody's; write it by safe_set_full_fp32_param(), or load a checkpoint"));
 }
 
 void check_parameter(const at::Tensor& tensor, const char* call) {
@@ -82,7 +94,10 @@ GatheredParameters::GatheredParameters(const std::vector<at::Tensor>& parameters
     }
     if (!seen.insert(storage.get()).second) continue;  // tied
     storage->check(kind);
-    if (options.modifier_rank) check_modifier(*storage, *options.modifier_rank);
+    if (options.modifier_rank) {
+      check_modifier(*storage, *options.modifier_rank);
+      refuse_slice(parameter, *options.modifier_rank);
+    }
     held.push_back(parameter);
   }
   const CallerScope caller("GatheredParameters");

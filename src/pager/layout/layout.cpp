@@ -132,6 +132,8 @@ int64_t ParameterSpec::numel() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
+TensorPart ParameterSpec::model_part() const { return part.shape.empty() ? TensorPart{shape} : part; }
+
 std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
   std::vector<Portion> portions;
   for (const Placement& placement : unit.parameters) {

@@ -28,6 +28,8 @@ struct GatheredOptions {
 
 /// While it lives, parameters are whole: their data may be read directly, and with a modifier_rank written, by
 /// operators or through data_ptr(). At every ZeRO stage; before initialize() too, for what zero::Init has sharded.
+/// Where tensor_parallel cuts layers a parameter is this rank's slice, here too: safe_get_full_fp32_param() joins
+/// slices.
 ///
 ///   zero::GatheredParameters whole({net->head->weight}, {.modifier_rank = 0});
 ///   if (rank == 0) torch::nn::init::normal_(net->head->weight);
@@ -39,9 +41,9 @@ struct GatheredOptions {
 /// Cost      memory for the whole parameters on every rank (without modifier_rank none where they are whole anyway);
 ///           close() broadcasts their bytes.
 /// Throws    StateError that names the parameter: it is in another scope, and one of the two has a modifier_rank; a write
-///           by an operator without modifier_rank, when it happens. ConfigError: no such rank. Tensors that nobody
-///           shards are whole as they are; a modifier_rank other than 0 is a StateError for them (initialize() takes
-///           rank 0's).
+///           by an operator without modifier_rank, when it happens; a modifier_rank where layers are cut. ConfigError:
+///           no such rank. Tensors that nobody shards are whole as they are; a modifier_rank other than 0 is a
+///           StateError for them (initialize() takes rank 0's).
 class [[nodiscard]] GatheredParameters {
  public:
   explicit GatheredParameters(const std::vector<at::Tensor>& parameters, const GatheredOptions& options = {});

@@ -25,6 +25,8 @@ struct ParameterSpec {
   /// Norms of the whole model count it here; false: another rank has the same elements and counts them.
   bool is_counted = true;
   int64_t numel() const;
+  /// `part`, or all of `shape` where it has none.
+  TensorPart model_part() const;
 };
 
 /// Over how many ranks the parameters of a ShardMesh are cut.

@@ -1,0 +1,25 @@
+// Tensors of which each rank of a group has a part.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "trireme/base/tensor_part.h"
+#include "trireme/comm/group.h"
+
+namespace trireme {
+
+/// The elements of `whole` that are in `part`, contiguous; perhaps `whole` itself.
+///
+/// Requires  `whole` has the shape `part.shape`, and `part` some elements.
+at::Tensor cut_part(const at::Tensor& whole, const TensorPart& part);
+
+/// The whole tensor of which each rank of `group` has `own`, the part `parts[rank]`, bit for bit; of ranks that have
+/// the same part the first one's. Perhaps `own` itself, where all ranks have all of it. Collective.
+///
+/// Requires  `parts` are the same or disjoint, and together the tensor; `own` is contiguous.
+/// Cost      memory for the whole tensor and for the largest part, on every rank.
+at::Tensor join_parts(Group& group, const std::vector<TensorPart>& parts, const at::Tensor& own);
+
+}  // namespace trireme

@@ -1,0 +1,161 @@
+// Trainings whose layers are cut over ranks, with a loss that gives each parameter any gradient.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/parity/cases.h"
+#include "trireme/training/training.h"
+
+namespace trireme::slices {
+
+using namespace testing;
+
+using Tensors = std::map<std::string, at::Tensor>;
+using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+
+inline constexpr int kSteps = 3;
+inline constexpr int64_t kHeads = 4, kKeyValueHeads = 2;
+
+/// Of a Llama; over four ranks, vocabulary and MLP are cut unevenly, and each key and value head has two ranks.
+inline Shapes llama_shapes() {
+  Shapes shapes = {{"model.embed_tokens.weight", {10, 8}}};
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    const Shapes more = {{layer + "self_attn.q_proj.weight", {8, 8}}, {layer + "self_attn.q_proj.bias", {8}},
+                         {layer + "self_attn.k_proj.weight", {4, 8}}, {layer + "self_attn.v_proj.weight", {4, 8}},
+                         {layer + "self_attn.o_proj.weight", {8, 8}}, {layer + "mlp.gate_proj.weight", {50, 8}},
+                         {layer + "mlp.up_proj.weight", {50, 8}},     {layer + "mlp.down_proj.weight", {8, 50}},
+                         {layer + "input_layernorm.weight", {8}},     {layer + "post_attention_layernorm.weight", {8}}};
+    shapes.insert(shapes.end(), more.begin(), more.end());
+  }
+  shapes.push_back({"model.norm.weight", {8}});
+  return shapes;
+}
+
+inline PartitionModel llama_facts() {
+  return {.model_type = "llama", .heads = kHeads, .key_value_heads = kKeyValueHeads};
+}
+
+/// Parameters of any names, without operators.
+class Part : public torch::nn::Module {
+ public:
+  void add(const std::string& path, const at::Tensor& value) {
+    const size_t dot = path.find('.');
+    if (dot == std::string::npos) {
+      register_parameter(path, value.clone());
+      return;
+    }
+    inside(path.substr(0, dot)).add(path.substr(dot + 1), value);
+  }
+  void tie(const std::string& name, const at::Tensor& parameter) {
+    inside(name.substr(0, name.find('.'))).register_parameter(name.substr(name.find('.') + 1), parameter);
+  }
+
+ private:
+  Part& inside(const std::string& name) {
+    if (!parts_.contains(name)) parts_[name] = register_module(name, std::make_shared<Part>());
+    return *parts_[name];
+  }
+  std::map<std::string, std::shared_ptr<Part>> parts_;
+};
+
+inline std::shared_ptr<Part> make_part(const Shapes& shapes, uint64_t seed) {
+  auto part = std::make_shared<Part>();
+  const at::Generator generator = at::detail::createCPUGenerator(seed);
+  for (const auto& [name, shape] : shapes) part->add(name, at::randn(shape, generator));
+  part->register_buffer("table", at::full({3}, static_cast<double>(seed)));
+  return part;
+}
+
+/// The tied Llama, with a frozen norm.
+inline std::shared_ptr<Part> make_llama_part(uint64_t seed) {
+  auto part = make_part(llama_shapes(), seed);
+  part->tie("lm_head.weight", part->named_parameters()["model.embed_tokens.weight"]);
+  part->named_parameters()["model.norm.weight"].requires_grad_(false);
+  return part;
+}
+
+/// Of the gradient that a data-parallel rank's micro-batch gives, whole, by name.
+inline at::Tensor gradient_of(const std::string& name, const std::vector<int64_t>& shape, int64_t sample) {
+  return at::randn(shape, at::detail::createCPUGenerator(1000 * sample + std::hash<std::string>()(name) % 1000));
+}
+
+/// The elements of `whole` that a rank has.
+inline at::Tensor cut(const at::Tensor& whole, const TensorPart& part) {
+  if (part.dim < 0) return whole;
+  std::vector<at::Tensor> pieces;
+  for (const Interval& own : part.intervals) pieces.push_back(whole.slice(part.dim, own.begin, own.end));
+  return at::cat(pieces, part.dim);
+}
+
+struct TrainingRun {
+  int tensor = 1;
+  int data = 1;
+  Variant variant = {};
+  double clipping = 0;
+  at::ScalarType dtype = at::kFloat;
+  int accumulation = 1;
+  bool is_deterministic = false;
+  bool is_on_device = false;
+  double offload_ratio = 0;
+  OptimizerOptions optimizer = {.lr = 1e-2};
+
+  int world() const { return tensor * data; }
+};
+
+inline TrainingOptions options_of(const TrainingRun& run) {
+  const Degrees degrees{.tensor = run.tensor};
+  TrainingOptions options{.config = default_config(run.world(), degrees), .partition_model = llama_facts()};
+  options.config.pager = harsh_policy(run.variant);
+  options.config.pager.deterministic = run.is_deterministic;
+  options.config.pager.offload_ratio = run.offload_ratio;
+  options.config.gradient_clipping = run.clipping;
+  options.config.batch.gradient_accumulation_steps = run.accumulation;
+  options.config.batch.train_batch_size = int64_t{run.data} * run.accumulation;
+  options.config.precision.weight_dtype = run.dtype;
+  if (run.dtype == at::kHalf) options.config.precision.loss_scale.loss_scale = 64;
+  options.config.optimizer = run.optimizer;
+  return options;
+}
+
+/// A backward pass whose gradients are the mean of `samples`', in slices.
+inline void backward(Training& training, const std::vector<int64_t>& samples) {
+  at::Tensor loss;
+  const std::vector<ParameterSpec>& specs = training.pager().parameters();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].trainable) continue;
+    const TensorPart part = specs[i].model_part();
+    at::Tensor gradient;
+    for (const int64_t sample : samples) {
+      const at::Tensor one = gradient_of(specs[i].name, part.shape, sample) / static_cast<double>(samples.size());
+      gradient = gradient.defined() ? gradient + one : one;
+    }
+    const at::Tensor parameter = training.pager().whole(static_cast<int>(i));
+    const at::Tensor term = (parameter.to(at::kFloat) * gradient.to(parameter.device())).sum();
+    loss = loss.defined() ? loss + term : term;
+  }
+  loss = training.step().scale(loss);
+  training.step().backward_from({torch::autograd::impl::gradient_edge(loss)}, {at::ones_like(loss)}, {});
+}
+
+inline Tensors weights_of(Training& training) {
+  Tensors weights;
+  for (size_t i = 0; i < training.pager().parameters().size(); ++i)
+    weights[training.pager().parameters()[i].name] = training.pager().whole(static_cast<int>(i)).detach().cpu().clone();
+  return weights;
+}
+
+}  // namespace trireme::slices
