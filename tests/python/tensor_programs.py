@@ -18,6 +18,58 @@ _GROUPED = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, 
                 pad_token_id=0, use_cache=False)
 _NO_DROPOUT = dict(hidden_dropout=0, attention_dropout=0)
 
+
+class Attention(torch.nn.Module):
+    """Of a model that is no transformers', with queries, keys and values in one matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed, self.out = torch.nn.Linear(HIDDEN, 3 * HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x, mask):
+        batch, length, _ = x.shape
+        query, key, value = (part.view(batch, length, -1, 8).transpose(1, 2) for part in self.mixed(x).chunk(3, -1))
+        scores = (query @ key.transpose(-1, -2) / 8 ** 0.5).masked_fill(mask == 0, float("-inf"))
+        return self.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(torch.nn.Module):
+    """A layer of such a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = torch.nn.LayerNorm(HIDDEN), Attention(), torch.nn.LayerNorm(HIDDEN)
+        self.into, self.out_of = torch.nn.Linear(HIDDEN, 50), torch.nn.Linear(50, HIDDEN)
+
+    def forward(self, x, mask):
+        x = x + self.attention(self.norm1(x), mask)
+        return x + self.out_of(torch.tanh(self.into(self.norm2(x))))
+
+
+class Own(torch.nn.Module):
+    """A language model as a program writes it, whose partition_config stands in OPTIONS."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(VOCABULARY, HIDDEN), torch.nn.Parameter(torch.randn(1, 32, HIDDEN) * 0.02)
+        self.blocks, self.norm = torch.nn.ModuleList(Block() for _ in range(2)), torch.nn.LayerNorm(HIDDEN)
+
+    def forward(self, input_ids, attention_mask, labels):
+        length = input_ids.shape[1]
+        x = self.tokens(input_ids) + self.places[:, :length]
+        mask = torch.ones(length, length).tril()[None, None] * attention_mask[:, None, None]
+        for block in self.blocks:
+            x = block(x, mask)
+        logits = self.norm(x) @ self.tokens.weight.t()
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss)
+
+
+def _recomputed(model):
+    model.gradient_checkpointing_enable()
+    return model
+
+
 FAMILIES = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_GROUPED)),
     "llama_with_biases": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_GROUPED, attention_bias=True, mlp_bias=True,
@@ -44,6 +96,20 @@ FAMILIES = {
         d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0, use_cache=False, decoder_start_token_id=0)),
     "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(
         hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, use_cache=False, **_NO_DROPOUT)),
+    # What programs do with them.
+    "eager_attention": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, attn_implementation="eager")),
+    "recomputed": lambda: _recomputed(FAMILIES["llama_with_biases"]()),
+    "accumulated": lambda: FAMILIES["gpt2"](),
+    "under_init": lambda: FAMILIES["llama"](),
+    "own": Own,
+}
+# Options of the configuration beside those of config().
+OPTIONS = {
+    "accumulated": {"gradient_accumulation_steps": 2},
+    "own": {"tensor_parallel": {"partition_config": {"layer_specs": [
+        {"patterns": [r"blocks\.\d+\.attention\.mixed\.weight"], "shape": [3, -1]},
+        {"patterns": [r"blocks\.\d+\.into\.weight"]},
+        {"patterns": [r"blocks\.\d+\.(attention\.out|out_of)\.weight"], "partition_type": "row"}]}}},
 }
 
 
@@ -83,10 +149,11 @@ def plain(family):
     return losses, norms, gradients, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def config(tensor, stage, ranks, **more):
-    result = {"train_micro_batch_size_per_gpu": SAMPLES * tensor // ranks, "gradient_clipping": CLIPPING, "zero_optimization": {"stage": stage},
-              "optimizer": {"type": "AdamW", "params": ADAMW}, **more}
-    return result if tensor == 1 else {**result, "tensor_parallel": {"autotp_size": tensor, **more.get("tensor_parallel", {})}}
+def config(tensor, stage, ranks, tensor_parallel=None, **more):
+    """Of an engine that takes the samples of a batch in one step."""
+    result = {"train_micro_batch_size_per_gpu": SAMPLES * tensor // ranks // more.get("gradient_accumulation_steps", 1), "gradient_clipping": CLIPPING,
+              "zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": ADAMW}, **more}
+    return result if tensor == 1 else {**result, "tensor_parallel": {"autotp_size": tensor, **(tensor_parallel or {})}}
 
 
 # Mistakes that a comparison must see: what each does to an engine's model and batches.
@@ -99,17 +166,25 @@ PLANTED = {
 
 def engines(family, tensor, stage, ranks, planted=None):
     """As plain(), by an engine over all ranks; None of parameters without a gradient."""
-    model = build(family)
+    options = config(tensor, stage, ranks, **OPTIONS.get(family, {}))
+    with trireme.zero.Init(config_dict_or_path=options, enabled=family == "under_init" and stage == 3):
+        model = build(family)
     if planted:
         PLANTED[planted](model)
-    engine, *_ = trireme.initialize(model=model, config=config(tensor, stage, ranks))
+    engine, *_ = trireme.initialize(model=model, config=options)
     data = engine.get_data_parallel_rank(), engine.dp_world_size
     assert data[1] == ranks // tensor, f"{data[1]} ranks take other samples, of {ranks} with {tensor} for each layer"
     losses, norms, gradients = [], [], {}
     for step in range(STEPS):
-        loss = engine(**batch(step, *data)).loss
-        engine.backward(loss)
-        losses.append(loss.item())
+        found = []
+        for micro in range(engine.gradient_accumulation_steps()):
+            if micro:
+                engine.step()
+            part = {name: tensor.chunk(engine.gradient_accumulation_steps())[micro] for name, tensor in batch(step, *data).items()}
+            loss = engine(**part).loss
+            engine.backward(loss)
+            found.append(loss.item())
+        losses.append(sum(found) / len(found))
         if step == 0:
             gradients = {name: trireme.utils.safe_get_full_grad(p) for name, p in model.named_parameters()}
         engine.step()
