@@ -5,6 +5,7 @@
 import functools
 import sys
 
+import peft
 import torch
 import torch.distributed as dist
 import transformers
@@ -65,6 +66,15 @@ class Own(torch.nn.Module):
         return transformers.modeling_outputs.CausalLMOutput(loss=loss)
 
 
+def _adapted(model):
+    """With LoRA on some of its layers, beside which the others are frozen."""
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
 def _recomputed(model):
     model.gradient_checkpointing_enable()
     return model
@@ -100,6 +110,8 @@ FAMILIES = {
     "eager_attention": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, attn_implementation="eager")),
     "recomputed": lambda: _recomputed(FAMILIES["llama_with_biases"]()),
     "accumulated": lambda: FAMILIES["gpt2"](),
+    "adapted": lambda: _adapted(FAMILIES["llama"]()),
+    "adapted_gpt2": lambda: _adapted(FAMILIES["gpt2"]()),
     "under_init": lambda: FAMILIES["llama"](),
     "own": Own,
 }
@@ -186,10 +198,10 @@ def engines(family, tensor, stage, ranks, planted=None):
             found.append(loss.item())
         losses.append(sum(found) / len(found))
         if step == 0:
-            gradients = {name: trireme.utils.safe_get_full_grad(p) for name, p in model.named_parameters()}
+            gradients = {name: trireme.utils.safe_get_full_grad(p) for name, p in model.named_parameters() if p.requires_grad}
         engine.step()
         norms.append(engine.get_global_grad_norm())
-    weights = {name: trireme.utils.safe_get_full_fp32_param(p).detach().clone() for name, p in model.named_parameters()}
+    weights = {name: trireme.utils.safe_get_full_fp32_param(p).detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     engine.destroy()
     after = {name: p.detach() for name, p in model.named_parameters()}
     losses = torch.tensor(losses, dtype=torch.float64)
@@ -217,7 +229,8 @@ def differences(family, tensor, stage, planted=None):
     numbers = lambda one: {str(step): torch.tensor([value], dtype=torch.float64) for step, value in enumerate(one)}
     total = torch.stack([gradient.norm() for gradient in expected[2].values()]).norm().item()
     own = {"losses": _apart(numbers(found[0]), numbers(expected[0])), "norms": _apart(numbers(found[1]), numbers(expected[1])),
-           "gradients": _apart(found[2], expected[2], SMALLEST * total), "weights": _apart(found[3], expected[3]), "after destroy()": _apart(found[4], expected[3])}
+           "gradients": _apart(found[2], expected[2], SMALLEST * total), "weights": _apart(found[3], {name: expected[3][name] for name in expected[2]}),
+           "after destroy()": _apart(found[4], expected[3])}
     every = [None] * ranks
     dist.all_gather_object(every, own)
     return {kind: max(one[kind] for one in every) for kind in own}
