@@ -172,7 +172,7 @@ _WHOLES = """
     def refusal(call):
         try:
             return f"ran: {call()}"
-        except (trireme.errors.StateError, trireme.errors.ShapeError) as error:
+        except (trireme.errors.StateError, trireme.errors.ShapeError, trireme.errors.UnsupportedError) as error:
             return str(error)
 """
 
@@ -209,6 +209,8 @@ class Wholes(Case):
         told = self.on_ranks(2, _WHOLES + """
     s, picked = x.shape[1], x[ids > 4]
     even = engine.cut(input_ids=torch.arange(24).expand(2, 24))["input_ids"] % 2 == 0
+    parameter = x.detach()
+    trireme.parameters.number(None, "", parameter)  # as an engine does of those that it cuts
     class Sum(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.sum())
         backward = staticmethod(lambda ctx, gradient: gradient)
@@ -229,6 +231,8 @@ class Wholes(Case):
         "storage_offset: (1, 24) is a tensor of which": lambda: ids[1:].storage_offset(),
         "joins [2, 12, 6]": lambda: x + torch.ones(1, 1, 6).expand(2, 12, 6),
         "which is not sharded, a part": lambda: torch.zeros(2, 12, 6).add_(x),
+        "no rank can write it for all": lambda: trireme.zero.GatheredParameters(parameter, modifier_rank=0),
+        "ran: (False, None)": lambda: (trireme.parameters.is_numbered(ids), trireme.parameters.numbered(ids)),
     }.items()}
 """)
         for text, refusal in told.items():

@@ -5,6 +5,7 @@
 import functools
 import sys
 
+import peft
 import torch
 import torch.distributed as dist
 import transformers
@@ -17,6 +18,67 @@ SMALLEST = 1e-4
 _GROUPED = dict(hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=50, vocab_size=VOCABULARY,
                 pad_token_id=0, use_cache=False)
 _NO_DROPOUT = dict(hidden_dropout=0, attention_dropout=0)
+
+
+class Attention(torch.nn.Module):
+    """Of a model that is no transformers', with queries, keys and values in one matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed, self.out = torch.nn.Linear(HIDDEN, 3 * HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x, mask):
+        batch, length, _ = x.shape
+        query, key, value = (part.view(batch, length, -1, 8).transpose(1, 2) for part in self.mixed(x).chunk(3, -1))
+        scores = (query @ key.transpose(-1, -2) / 8 ** 0.5).masked_fill(mask == 0, float("-inf"))
+        return self.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(torch.nn.Module):
+    """A layer of such a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = torch.nn.LayerNorm(HIDDEN), Attention(), torch.nn.LayerNorm(HIDDEN)
+        self.into, self.out_of = torch.nn.Linear(HIDDEN, 50), torch.nn.Linear(50, HIDDEN)
+
+    def forward(self, x, mask):
+        x = x + self.attention(self.norm1(x), mask)
+        return x + self.out_of(torch.tanh(self.into(self.norm2(x))))
+
+
+class Own(torch.nn.Module):
+    """A language model as a program writes it, whose partition_config stands in OPTIONS."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(VOCABULARY, HIDDEN), torch.nn.Parameter(torch.randn(1, 32, HIDDEN) * 0.02)
+        self.blocks, self.norm = torch.nn.ModuleList(Block() for _ in range(2)), torch.nn.LayerNorm(HIDDEN)
+
+    def forward(self, input_ids, attention_mask, labels):
+        length = input_ids.shape[1]
+        x = self.tokens(input_ids) + self.places[:, :length]
+        mask = torch.ones(length, length).tril()[None, None] * attention_mask[:, None, None]
+        for block in self.blocks:
+            x = block(x, mask)
+        logits = self.norm(x) @ self.tokens.weight.t()
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss)
+
+
+def _adapted(model):
+    """With LoRA on some of its layers, beside which the others are frozen."""
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
+def _recomputed(model):
+    model.gradient_checkpointing_enable()
+    return model
+
 
 FAMILIES = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_GROUPED)),
@@ -44,6 +106,22 @@ FAMILIES = {
         d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0, use_cache=False, decoder_start_token_id=0)),
     "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(
         hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, use_cache=False, **_NO_DROPOUT)),
+    # What programs do with them.
+    "eager_attention": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, attn_implementation="eager")),
+    "recomputed": lambda: _recomputed(FAMILIES["llama_with_biases"]()),
+    "accumulated": lambda: FAMILIES["gpt2"](),
+    "adapted": lambda: _adapted(FAMILIES["llama"]()),
+    "adapted_gpt2": lambda: _adapted(FAMILIES["gpt2"]()),
+    "under_init": lambda: FAMILIES["llama"](),
+    "own": Own,
+}
+# Options of the configuration beside those of config().
+OPTIONS = {
+    "accumulated": {"gradient_accumulation_steps": 2},
+    "own": {"tensor_parallel": {"partition_config": {"layer_specs": [
+        {"patterns": [r"blocks\.\d+\.attention\.mixed\.weight"], "shape": [3, -1]},
+        {"patterns": [r"blocks\.\d+\.into\.weight"]},
+        {"patterns": [r"blocks\.\d+\.(attention\.out|out_of)\.weight"], "partition_type": "row"}]}}},
 }
 
 
@@ -83,10 +161,11 @@ def plain(family):
     return losses, norms, gradients, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def config(tensor, stage, ranks, **more):
-    result = {"train_micro_batch_size_per_gpu": SAMPLES * tensor // ranks, "gradient_clipping": CLIPPING, "zero_optimization": {"stage": stage},
-              "optimizer": {"type": "AdamW", "params": ADAMW}, **more}
-    return result if tensor == 1 else {**result, "tensor_parallel": {"autotp_size": tensor, **more.get("tensor_parallel", {})}}
+def config(tensor, stage, ranks, tensor_parallel=None, **more):
+    """Of an engine that takes the samples of a batch in one step."""
+    result = {"train_micro_batch_size_per_gpu": SAMPLES * tensor // ranks // more.get("gradient_accumulation_steps", 1), "gradient_clipping": CLIPPING,
+              "zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": ADAMW}, **more}
+    return result if tensor == 1 else {**result, "tensor_parallel": {"autotp_size": tensor, **(tensor_parallel or {})}}
 
 
 # Mistakes that a comparison must see: what each does to an engine's model and batches.
@@ -99,22 +178,30 @@ PLANTED = {
 
 def engines(family, tensor, stage, ranks, planted=None):
     """As plain(), by an engine over all ranks; None of parameters without a gradient."""
-    model = build(family)
+    options = config(tensor, stage, ranks, **OPTIONS.get(family, {}))
+    with trireme.zero.Init(config_dict_or_path=options, enabled=family == "under_init" and stage == 3):
+        model = build(family)
     if planted:
         PLANTED[planted](model)
-    engine, *_ = trireme.initialize(model=model, config=config(tensor, stage, ranks))
+    engine, *_ = trireme.initialize(model=model, config=options)
     data = engine.get_data_parallel_rank(), engine.dp_world_size
     assert data[1] == ranks // tensor, f"{data[1]} ranks take other samples, of {ranks} with {tensor} for each layer"
     losses, norms, gradients = [], [], {}
     for step in range(STEPS):
-        loss = engine(**batch(step, *data)).loss
-        engine.backward(loss)
-        losses.append(loss.item())
+        found = []
+        for micro in range(engine.gradient_accumulation_steps()):
+            if micro:
+                engine.step()
+            part = {name: tensor.chunk(engine.gradient_accumulation_steps())[micro] for name, tensor in batch(step, *data).items()}
+            loss = engine(**part).loss
+            engine.backward(loss)
+            found.append(loss.item())
+        losses.append(sum(found) / len(found))
         if step == 0:
-            gradients = {name: trireme.utils.safe_get_full_grad(p) for name, p in model.named_parameters()}
+            gradients = {name: trireme.utils.safe_get_full_grad(p) for name, p in model.named_parameters() if p.requires_grad}
         engine.step()
         norms.append(engine.get_global_grad_norm())
-    weights = {name: trireme.utils.safe_get_full_fp32_param(p).detach().clone() for name, p in model.named_parameters()}
+    weights = {name: trireme.utils.safe_get_full_fp32_param(p).detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     engine.destroy()
     after = {name: p.detach() for name, p in model.named_parameters()}
     losses = torch.tensor(losses, dtype=torch.float64)
@@ -142,7 +229,8 @@ def differences(family, tensor, stage, planted=None):
     numbers = lambda one: {str(step): torch.tensor([value], dtype=torch.float64) for step, value in enumerate(one)}
     total = torch.stack([gradient.norm() for gradient in expected[2].values()]).norm().item()
     own = {"losses": _apart(numbers(found[0]), numbers(expected[0])), "norms": _apart(numbers(found[1]), numbers(expected[1])),
-           "gradients": _apart(found[2], expected[2], SMALLEST * total), "weights": _apart(found[3], expected[3]), "after destroy()": _apart(found[4], expected[3])}
+           "gradients": _apart(found[2], expected[2], SMALLEST * total), "weights": _apart(found[3], {name: expected[3][name] for name in expected[2]}),
+           "after destroy()": _apart(found[4], expected[3])}
     every = [None] * ranks
     dist.all_gather_object(every, own)
     return {kind: max(one[kind] for one in every) for kind in own}

@@ -40,6 +40,12 @@ def sizes_of_whole(tensor):
     return None
 
 
+def storage_of(tensor):
+    """Its storage, which of a part has this rank's elements; for this package alone."""
+    read = torch.Tensor.untyped_storage
+    return getattr(read, "trireme_original", read)(tensor)
+
+
 def _is_part(value):
     return isinstance(value, torch.Tensor) and sizes_of_whole(value) is not None
 
