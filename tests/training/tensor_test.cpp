@@ -80,8 +80,7 @@ void expect_slices(const TrainingRun& run, const Tensors& whole, const std::vect
     for (const PartitionedParameter& parameter : plan.parameters) {
       const TensorPart& part = parameter.parts[rank % run.tensor];
       cut_ones += part.dim >= 0;
-      const at::Tensor expected = is_joined ? whole.at(parameter.name) : cut(whole.at(parameter.name), part),
-                       found = got[rank].at(parameter.name);
+      const at::Tensor expected = cut(whole.at(parameter.name), part), found = got[rank].at(parameter.name);
       ASSERT_EQ(found.sizes(), expected.sizes()) << parameter.name;
       EXPECT_TRUE(at::equal(found, expected)) << parameter.name << ", rank " << rank;
     }
