@@ -11,7 +11,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 }
 
 bool is_same(const CutTensor& one, const CutTensor& other) {
-  if (one.is_copy || other.is_copy) return one.is_copy == other.is_copy;
+  if (!one.is_cut() || !other.is_cut()) return one.is_cut() == other.is_cut();
   return one.cut.dim == other.cut.dim && one.cut.has_same_slices(other.cut);
 }
 
@@ -40,7 +40,7 @@ std::optional<CutTensor> CutTable::find(const at::Tensor& tensor) {
     found = &view;
   }
   if (found != nullptr && is_unique) return found->known;
-  if (!views->empty() && views->front().known.is_copy) return CutTensor{.is_copy = true};
+  if (!views->empty() && !views->front().known.is_cut()) return views->front().known;
   return CutTensor{.is_unknown = true};
 }
 

@@ -21,6 +21,10 @@ struct CutTensor {
   bool is_copy = false;
   /// A view of a tensor that is cut, made where no operator was seen.
   bool is_unknown = false;
+  /// Not cut, but the ranks' sum over this many elements of a slice, and over so many of the whole; 0: it is none.
+  int64_t local_count = 0, whole_count = 0;
+
+  bool is_cut() const { return cut.slices != nullptr; }
 };
 
 /// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one. Two

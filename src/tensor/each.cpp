@@ -50,9 +50,17 @@ void TensorPass::run_along(OperatorCall& call, Next next, const CutArguments& fo
   const bool is_along = std::find(dims.begin(), dims.end(), one.cut.dim) != dims.end();
   if (found.size() == 1 && one.index == 0 && call.op.schema().name() == "aten::sum" && (is_along || dims.empty()) &&
       !one.cut.slices->overlaps()) {  // of parts
+    CutTensor sum{.local_count = 1, .whole_count = 1};
+    for (int64_t dim = 0; dim < one.tensor.dim(); ++dim) {
+      if (!dims.empty() && std::find(dims.begin(), dims.end(), dim) == dims.end()) continue;
+      sum.local_count *= one.tensor.size(dim);
+      sum.whole_count *= dim == one.cut.dim ? one.cut.whole_size() : one.tensor.size(dim);
+    }
     next(call);
     const at::Tensor part = call.results()[0].toTensor();
-    call.stack.back() = next.run(call, [&] { return summed(part, group_); });
+    const at::Tensor result = next.run(call, [&] { return summed(part, exchanges_, name_of(call)); });
+    if (!takes_wholes()) table_.add(result, std::move(sum));
+    call.stack.back() = result;
     return;
   }
   if (found.size() > 1 || one.index != 0 || dims.empty() || names_none || is_along) return run_whole(call, next, found);

@@ -1,12 +1,13 @@
 #include "tensor/exchanges.h"
 
-#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -14,10 +15,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/intercept.h"
 
 namespace trireme::tensor {
 namespace {
@@ -27,13 +30,21 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 struct Exchange final : torch::CustomClassHolder {
-  Exchange(Group& group, DimCut cut) : group(group), cut(std::move(cut)) {}
-  Group& group;
+  Exchange(SharedExchanges exchanges, std::string what, DimCut cut)
+      : exchanges(std::move(exchanges)), what(std::move(what)), cut(std::move(cut)) {}
+  Group& group() const { return exchanges->group(); }
+  at::Tensor all_reduced(const at::Tensor& part, const char* pass, ReduceOp op = ReduceOp::kSum) const {
+    return exchanges->all_reduce(part, str(what, pass), op);
+  }
+  SharedExchanges exchanges;
+  std::string what;
   DimCut cut;
 };
 using ExchangePointer = c10::intrusive_ptr<Exchange>;
 
-ExchangePointer exchange(Group& group, DimCut cut = {}) { return c10::make_intrusive<Exchange>(group, std::move(cut)); }
+ExchangePointer exchange(const SharedExchanges& exchanges, const std::string& what, DimCut cut = {}) {
+  return c10::make_intrusive<Exchange>(exchanges, what, std::move(cut));
+}
 
 ExchangePointer saved(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<Exchange>(context->saved_data["exchange"].toCapsule());
@@ -43,11 +54,8 @@ void save(AutogradContext* context, const ExchangePointer& exchange) {
   context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
 }
 
-at::Tensor all_reduced(const at::Tensor& part, Group& group, ReduceOp op = ReduceOp::kSum) {
-  at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
-  group.all_reduce(result, op).wait();
-  return result;
-}
+constexpr const char* kForward = " in forward";
+constexpr const char* kBackward = " in backward";
 
 /// The dim as [.., outer, slices, ..].
 at::Tensor unfolded(const at::Tensor& tensor, const DimCut& cut, int64_t size) {
@@ -90,13 +98,13 @@ struct Enter : Function<Enter> {
     return whole.view_as(whole);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {all_reduced(gradients[0], saved(context)->group), {}};
+    return {saved(context)->all_reduced(gradients[0], kBackward), {}};
   }
 };
 
 struct Sum : Function<Sum> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& part, const ExchangePointer& exchange) {
-    return all_reduced(part, exchange->group);
+    return exchange->all_reduced(part, kForward);
   }
   static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
 };
@@ -105,11 +113,11 @@ struct Sum : Function<Sum> {
 struct Gather : Function<Gather> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const ExchangePointer& exchange) {
     save(context, exchange);
-    return all_gathered(slice, exchange->cut, exchange->group);
+    return exchange->exchanges->all_gather(slice, exchange->cut, str(exchange->what, kForward));
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const ExchangePointer of = saved(context);
-    const int rank = of->group.rank();
+    const int rank = of->group().rank();
     const RankSlices& slices = *of->cut.slices;
     at::Tensor own = slice_of(gradients[0], of->cut, rank);
     if (!slices.overlaps()) return {own, {}};
@@ -135,7 +143,7 @@ struct Share : Function<Share> {
     std::vector<int64_t> sizes = gradients[0].sizes().vec();
     sizes[static_cast<size_t>(cut.dim)] = cut.whole_size();
     const at::Tensor whole = at::zeros(sizes, gradients[0].options());
-    const int rank = of->group.rank();
+    const int rank = of->group().rank();
     const at::Tensor to = unfolded(whole, cut, cut.slices->whole);
     const at::Tensor from = unfolded(gradients[0], cut, cut.slices->local(rank));
     int64_t at = 0;
@@ -143,8 +151,8 @@ struct Share : Function<Share> {
       to.narrow(cut.dim + 1, one.begin, one.size()).copy_(from.narrow(cut.dim + 1, at, one.size()));
       at += one.size();
     }
-    of->group.all_reduce(whole).wait();
-    return {slice_of(whole, cut, rank).contiguous(), {}};
+    const at::Tensor sum = of->all_reduced(whole, kBackward);
+    return {slice_of(sum, cut, rank).contiguous(), {}};
   }
 };
 
@@ -171,18 +179,17 @@ std::pair<at::Tensor, at::Tensor> places_of(const at::Tensor& targets, const Dim
 struct CrossEntropy : Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
                             const ExchangePointer& exchange, int64_t ignored, double smoothing) {
-    Group& group = exchange->group;
     const DimCut& cut = exchange->cut;
-    const auto [places, here] = places_of(targets, cut, group.rank());
+    const auto [places, here] = places_of(targets, cut, exchange->group().rank());
     const at::Tensor wide = logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-    const at::Tensor greatest = all_reduced(wide.amax(1), group, ReduceOp::kMax);
+    const at::Tensor greatest = exchange->all_reduced(wide.amax(1), kForward, ReduceOp::kMax);
     at::Tensor shifted = wide - greatest.unsqueeze(1);
     const at::Tensor picked = shifted.gather(1, places.unsqueeze(1)).squeeze(1).masked_fill(here.logical_not(), 0);
     std::vector<at::Tensor> sums = {picked};
     if (smoothing > 0) sums.push_back(shifted.sum(1));
     at::Tensor weights = shifted.exp_();
     sums.push_back(weights.sum(1));
-    const at::Tensor all = all_reduced(at::stack(sums), group);
+    const at::Tensor all = exchange->all_reduced(at::stack(sums), kForward);
     const at::Tensor total = all[all.size(0) - 1];
     const at::Tensor normalizer = total.log();
     at::Tensor losses = normalizer - all[0];
@@ -222,18 +229,89 @@ at::Tensor slice_of(const at::Tensor& whole, const DimCut& cut, int rank) {
   return (parts.size() == 1 ? parts[0] : at::cat(parts, cut.dim + 1)).flatten(cut.dim, cut.dim + 1);
 }
 
-at::Tensor entered(const at::Tensor& whole, Group& group) { return Enter::apply(whole, exchange(group)); }
-at::Tensor summed(const at::Tensor& part, Group& group) { return Sum::apply(part, exchange(group)); }
-at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, Group& group) {
-  return Gather::apply(slice, exchange(group, cut));
+at::Tensor entered(const at::Tensor& whole, const SharedExchanges& exchanges, const std::string& what) {
+  return Enter::apply(whole, exchange(exchanges, what));
 }
-at::Tensor shared(const at::Tensor& slice, const DimCut& cut, Group& group) {
-  return Share::apply(slice, exchange(group, cut));
+at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, const std::string& what) {
+  return Sum::apply(part, exchange(exchanges, what));
+}
+at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+                    const std::string& what) {
+  return Gather::apply(slice, exchange(exchanges, what, cut));
+}
+at::Tensor shared(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+                  const std::string& what) {
+  return Share::apply(slice, exchange(exchanges, what, cut));
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const DimCut& cut, int64_t ignored,
-                         double label_smoothing, Group& group) {
-  return CrossEntropy::apply(logits, targets, exchange(group, cut), ignored, label_smoothing);
+                         double label_smoothing, const SharedExchanges& exchanges) {
+  return CrossEntropy::apply(logits, targets, exchange(exchanges, "aten::cross_entropy_loss", cut), ignored,
+                             label_smoothing);
+}
+
+at::Tensor Exchanges::all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op) {
+  at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
+  group_.all_reduce(result, op).wait();
+  if (is_recording_) record(what, part, result, op == ReduceOp::kSum);
+  return result;
+}
+
+at::Tensor Exchanges::all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what) {
+  const at::Tensor whole = all_gathered(slice, cut, group_);
+  if (is_recording_) record(what, whole, whole, /*is_sum=*/false);
+  return whole;
+}
+
+void Exchanges::record(const std::string& what, const at::Tensor& part, const at::Tensor& result, bool is_sum) {
+  constexpr size_t kMost = 1 << 14;
+  if (entries_.size() == kMost) return;
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  const at::Tensor wide = result.to(at::kDouble).flatten();
+  const at::Tensor vector = at::arange(wide.numel(), wide.options()).mul_(0.7).add_(0.3).sin_();
+  // Each rank's part is exact; the sum is rounded once to its dtype.
+  const double tolerance = at::isFloatingType(result.scalar_type()) && result.element_size() < 4 ? 2e-2 : 1e-4;
+  entries_.push_back({.what = what,
+                      .part = is_sum ? part.to(at::kDouble).flatten().dot(vector).item<double>() : 0,
+                      .result = wide.dot(vector).item<double>(),
+                      .norm = wide.norm().item<double>(),
+                      .is_sum = is_sum,
+                      .tolerance = tolerance});
+}
+
+std::string Exchanges::problem() {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  const at::Tensor count = at::full({1}, static_cast<int64_t>(entries_.size()), at::kLong);
+  group_.all_reduce(count, ReduceOp::kMin).wait();
+  const auto most = count.item<int64_t>();
+  constexpr int64_t kNumbers = 3;
+  at::Tensor own = at::zeros({most, kNumbers}, at::kDouble),
+             all = at::empty({group_.size(), most, kNumbers}, at::kDouble);
+  for (int64_t i = 0; i < most; ++i) {
+    const Entry& entry = entries_[static_cast<size_t>(i)];
+    own[i][0] = entry.part;
+    own[i][1] = entry.result;
+    own[i][2] = entry.norm;
+  }
+  if (most > 0) group_.all_gather(all.flatten(), own.flatten()).wait();
+  std::string problem;
+  for (int64_t i = 0; i < most && problem.empty(); ++i) {
+    const Entry& entry = entries_[static_cast<size_t>(i)];
+    const at::Tensor numbers = all.select(1, i);
+    const double norm = numbers.select(1, 2).max().item<double>();
+    if (!std::isfinite(norm)) continue;
+    const at::Tensor expected = entry.is_sum ? numbers.select(1, 0).sum() : numbers[0][1];
+    const double apart = numbers.select(1, 1).sub(expected).abs().max().item<double>();
+    if (apart > entry.tolerance * norm + 1e-30)
+      problem = str(entry.what, ": ",
+                    entry.is_sum ? "what ranks got is not the sum of their parts" : "ranks got other tensors", ", ",
+                    apart, " of a norm of ", norm);
+  }
+  is_recording_ = false;
+  entries_.clear();
+  return problem;
 }
 
 }  // namespace trireme::tensor

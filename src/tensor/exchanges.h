@@ -6,19 +6,59 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "tensor/slices.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::tensor {
 
+/// What ranks exchange, with a record of it until it is proved: of each sum the product with a fixed vector before and
+/// after, which must add up over the ranks.
+class Exchanges {
+ public:
+  explicit Exchanges(Group& group) : group_(group) {}
+
+  Group& group() const { return group_; }
+  /// `what`: the operator, for texts.
+  at::Tensor all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op = ReduceOp::kSum);
+  at::Tensor all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what);
+  /// `whole` is the same on every rank, or the record has a problem.
+  void see(const at::Tensor& whole, const std::string& what) {
+    if (is_recording_ && whole.is_floating_point()) record(what, whole, whole, /*is_sum=*/false);
+  }
+  /// The first exchange of the record whose result is not that of all ranks' parts, "" without one; ends the record.
+  /// Collective.
+  std::string problem();
+
+ private:
+  struct Entry {
+    std::string what;
+    double part, result, norm;
+    bool is_sum;
+    double tolerance;
+  };
+  void record(const std::string& what, const at::Tensor& part, const at::Tensor& result, bool is_sum);
+
+  Group& group_;
+  bool is_recording_ = true;
+  std::vector<Entry> entries_;
+};
+using SharedExchanges = std::shared_ptr<Exchanges>;
+
 /// `whole`, from which each rank goes on to compute a part: its gradient is the sum of the ranks'.
-at::Tensor entered(const at::Tensor& whole, Group& group);
+at::Tensor entered(const at::Tensor& whole, const SharedExchanges& exchanges, const std::string& what);
 /// The sum of the ranks' parts of a sum, on every rank. Cost: one all-reduce.
-at::Tensor summed(const at::Tensor& part, Group& group);
+at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, const std::string& what);
 /// The tensor of which each rank has `slice`, on every rank. Cost: one all-gather.
-at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, Group& group);
+at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+                    const std::string& what);
 /// `slice` of a parameter, some elements of which other ranks have too, with a gradient to which all of them add.
-at::Tensor shared(const at::Tensor& slice, const DimCut& cut, Group& group);
+at::Tensor shared(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+                  const std::string& what);
 
 /// This rank's slice of `whole`; a view where one interval of a dim is asked for. Local.
 at::Tensor slice_of(const at::Tensor& whole, const DimCut& cut, int rank);
@@ -28,6 +68,6 @@ at::Tensor slice_of(const at::Tensor& whole, const DimCut& cut, int rank);
 ///
 /// Cost      three numbers for each of N, and the greatest logit; logits are not gathered.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const DimCut& cut, int64_t ignored,
-                         double label_smoothing, Group& group);
+                         double label_smoothing, const SharedExchanges& exchanges);
 
 }  // namespace trireme::tensor

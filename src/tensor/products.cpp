@@ -108,7 +108,7 @@ void TensorPass::run_product(OperatorCall& call, Next next, const CutArguments& 
   if (right.found != nullptr && right.found->gathers_output && right.role == Role::kColumns) {
     const at::Tensor result = call.results()[0].toTensor();
     const auto known = table_.find(result);
-    call.stack.back() = next.run(call, [&] { return gathered(result, known->cut, group_); });
+    call.stack.back() = next.run(call, [&] { return gathered(result, known->cut, exchanges_, name_of(call)); });
   }
 }
 
@@ -126,7 +126,7 @@ void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& ri
   const at::Tensor result = next.run(call, [&] {
     const at::Tensor a = fit(left, true), b = fit(right, false);
     const at::Tensor part = right.is_weight ? at::linear(a, b) : at::matmul(a, b);
-    const at::Tensor sum = summed(part, group_);
+    const at::Tensor sum = summed(part, exchanges_, name_of(call));
     const size_t term = right.is_weight ? 2 : 0;
     const bool has_term = right.is_weight ? call.arguments()[2].isTensor() : left.index == 1;
     // Autocast has chosen the sum's dtype.
@@ -200,7 +200,7 @@ void TensorPass::run_lookup(OperatorCall& call, Next next, const CutArguments& f
     const at::Tensor result = call.results()[0].toTensor();
     const DimCut cut = cut_along(one.cut, result.dim() - 1);
     if (one.gathers_output)
-      call.stack.back() = next.run(call, [&] { return gathered(result, cut, group_); });
+      call.stack.back() = next.run(call, [&] { return gathered(result, cut, exchanges_, name_of(call)); });
     else
       add_cut(result, cut);
     return;
@@ -221,7 +221,7 @@ void TensorPass::run_lookup(OperatorCall& call, Next next, const CutArguments& f
       throw ShapeError(str("aten::embedding: an index is outside of the table of ", one.cut.slices->whole, " rows"));
     const int64_t own_padding = padding < 0 ? -1 : one.cut.slices->place_of(padding, group_.rank()).value_or(-1);
     const at::Tensor rows = at::embedding(one.tensor, places, own_padding);
-    return summed(rows.masked_fill(is_here.logical_not().unsqueeze(-1), 0), group_);
+    return summed(rows.masked_fill(is_here.logical_not().unsqueeze(-1), 0), exchanges_, name_of(call));
   });
   give(call, {result});
 }
@@ -313,7 +313,7 @@ void TensorPass::run_class_loss(OperatorCall& call, Next next, const CutArgument
                            ignored, ", which is ignored"));
     const bool widens = at::autocast::is_autocast_enabled(one.tensor.device().type());  // as autocast has losses
     const at::Tensor logits = widens ? one.tensor.to(at::kFloat) : one.tensor;
-    const at::Tensor losses = cross_entropy(logits, targets, one.cut, ignored, smoothing, group_);
+    const at::Tensor losses = cross_entropy(logits, targets, one.cut, ignored, smoothing, exchanges_);
     if (reduction == at::Reduction::None) return losses;
     const at::Tensor sum = losses.sum();
     return reduction == at::Reduction::Sum ? sum : sum / is_ignored.logical_not().sum().to(sum.scalar_type());

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
+#include <cmath>
 #include <utility>
 
 #include "tensor/exchanges.h"
@@ -13,10 +14,18 @@
 
 namespace trireme {
 
+namespace {
+
+// Ranks compute a loss of the same sums by the same kernels.
+constexpr double kOfLoss = 1e-4;
+
+}  // namespace
+
 class TensorParallel::Impl final : public tensor::TensorPass {
  public:
   explicit Impl(Group& group) : TensorPass(group), group_(group) {}
   Group& group() const { return group_; }
+  bool has_compared_loss = false;
 
  private:
   Group& group_;
@@ -41,7 +50,7 @@ void TensorParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 
 bool TensorParallel::is_part(const at::Tensor& tensor) {
   const auto known = impl_->find(tensor);
-  return known && !known->is_copy;
+  return known && (known->is_cut() || known->is_unknown);
 }
 
 std::optional<std::vector<int64_t>> TensorParallel::whole_sizes(const at::Tensor& tensor) {
@@ -50,8 +59,8 @@ std::optional<std::vector<int64_t>> TensorParallel::whole_sizes(const at::Tensor
 
 at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
   const auto known = impl_->find(tensor);
-  if (!known || known->is_copy || known->is_unknown) return tensor;
-  return tensor::gathered(tensor, known->cut, impl_->group());
+  if (!known || !known->is_cut()) return tensor;
+  return tensor::gathered(tensor, known->cut, impl_->exchanges(), "gather");
 }
 
 std::optional<size_t> TensorParallel::first_difference(const std::vector<int64_t>& values) {
@@ -73,10 +82,27 @@ std::optional<size_t> TensorParallel::first_difference(const std::vector<int64_t
   return {};
 }
 
+std::string TensorParallel::exchange_problem() { return impl_->exchanges()->problem(); }
+
 void TensorParallel::check_loss(const at::Tensor& loss) {
   impl_->forget_entered();
   if (is_part(loss))
     throw StateError("backward: the loss is a slice of a tensor; take the sum() or mean() of all of it");
+  if (impl_->has_compared_loss || !loss.defined() || loss.numel() != 1) return;
+  const WithoutInterception own_operators;
+  Group& group = impl_->group();
+  const at::Tensor own = loss.detach().to(at::kDouble).cpu().view({1}), all = at::empty({group.size()}, at::kDouble);
+  group.all_gather(all, own).wait();
+  const double first = all[0].item<double>();
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const double other = all[rank].item<double>();
+    if (std::isfinite(first) != std::isfinite(other) || std::abs(first - other) > kOfLoss * std::abs(first))
+      throw StateError(str("backward: the loss is ", first, " on rank 0 and ", other, " on rank ", rank, " of group '",
+                           group.name(),
+                           "', on the axis \"tensor\", whose ranks share layers and so have one loss; "
+                           "give them the same batches and random numbers, and compute by libtorch's operators"));
+  }
+  impl_->has_compared_loss = std::isfinite(first);
 }
 
 }  // namespace trireme

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -33,7 +34,8 @@ bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled()
 
 }  // namespace
 
-TensorPass::TensorPass(Group& group) : group_(group), scope_(InterceptScope::Watch::kWrites, this) {
+TensorPass::TensorPass(Group& group)
+    : group_(group), exchanges_(std::make_shared<Exchanges>(group)), scope_(InterceptScope::Watch::kWrites, this) {
   RankContext::of_this_thread().streams().set_slice(static_cast<uint64_t>(group.rank()) + 1);
 }
 
@@ -44,6 +46,7 @@ void TensorPass::run(OperatorCall& call, Next next) {
   if (!is_forward || table_.is_empty()) return next(call);
   CutArguments found = find_arguments(call);
   if (found.empty()) return next(call);
+  running_ = call.op.schema().name();
   run_found(call, next, std::move(found));
 }
 
@@ -61,6 +64,7 @@ CutArguments TensorPass::find_arguments(const OperatorCall& call) {
                "write the batch dim out, and call backward()");
       if (known->is_unknown)
         refuse(call, tensor, "gets a view whose dims are not known", "make views by libtorch's operators");
+      if (known->local_count > 0) return check_count(call, i, *known);
       if (known->is_copy) {
         if (i < 64 && (call.traits.written >> i & 1) != 0)
           refuse(call, tensor, "writes into a copy of other ranks' elements", "write by torch.where() instead");
@@ -76,7 +80,7 @@ void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
     if (!one.tensor.is_leaf() || !asks_gradient(one.tensor) || !one.cut.slices->overlaps()) continue;
     if (!call.arguments()[one.index].isTensor() || (one.index < 64 && (call.traits.written >> one.index & 1) != 0))
       continue;
-    one.tensor = next.run(call, [&] { return shared(one.tensor, one.cut, group_); });
+    one.tensor = next.run(call, [&] { return shared(one.tensor, one.cut, exchanges_, running_); });
     argument(call, one.index) = one.tensor;
   }
   if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
@@ -191,19 +195,21 @@ std::vector<int64_t> TensorPass::whole_sizes_of(const CutArgument& one) const {
 std::optional<std::vector<int64_t>> TensorPass::whole_sizes(const at::Tensor& tensor) {
   if (torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled()) return {};
   const auto known = find(tensor);
-  if (!known || known->is_copy || known->is_unknown) return {};
+  if (!known || !known->is_cut()) return {};
   return whole_sizes_of({0, tensor, known->cut});
 }
 
 at::Tensor TensorPass::enter(const at::Tensor& tensor) {
-  if (!tensor.defined() || !asks_gradient(tensor)) return tensor;
+  if (!tensor.defined()) return tensor;
+  exchanges_->see(tensor, running_);
+  if (!asks_gradient(tensor)) return tensor;
   for (const Entered& one : entered_)
     if (one.whole._unsafe_get_target() == tensor.unsafeGetTensorImpl() && !one.whole.expired() &&
         one.version == tensor._version())
       return one.result;
   if (entered_.size() >= kMostEntered) entered_.erase(entered_.begin());
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  at::Tensor result = entered(tensor, group_);
+  at::Tensor result = entered(tensor, exchanges_, running_);
   entered_.push_back({Weak(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version()), result});
   return result;
 }
@@ -212,7 +218,7 @@ at::Tensor TensorPass::take(const at::Tensor& tensor, const DimCut& cut) {
   return slice_of(enter(tensor), cut, group_.rank());
 }
 
-at::Tensor TensorPass::whole(const CutArgument& one) { return gathered(one.tensor, one.cut, group_); }
+at::Tensor TensorPass::whole(const CutArgument& one) { return gathered(one.tensor, one.cut, exchanges_, running_); }
 
 at::Tensor TensorPass::recut(const CutArgument& one, const DimCut& cut) {
   const std::vector<Interval>& asked = cut.slices->of_rank[static_cast<size_t>(group_.rank())];
@@ -240,6 +246,26 @@ at::Tensor TensorPass::beside(const OperatorCall& call, const at::Tensor& tensor
   if (tensor.size(dim) == lead.cut.whole_size()) return take(tensor, cut_along(lead.cut, dim));
   refuse(call, lead.tensor, str("joins ", tensor.sizes(), ", which is not cut, with a part"),
          str("make it of the whole's size, ", lead.cut.whole_size(), " in dim ", dim));
+}
+
+/// A program that reads sizes of a slice divides a sum over all ranks by the number of its own elements.
+void TensorPass::check_count(const OperatorCall& call, size_t index, const CutTensor& sum) const {
+  const std::string& name = call.op.schema().name();
+  const bool divides = name.starts_with("aten::div") || name.starts_with("aten::true_divide");
+  if ((!divides && !name.starts_with("aten::mul")) || sum.local_count == sum.whole_count) return;
+  for (size_t i = 0; i < std::min<size_t>(call.traits.arguments, 2); ++i) {
+    const c10::IValue& value = call.arguments()[i];
+    const bool is_number = value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 &&
+                           value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+    if (i == index || (!is_number && !value.isScalar())) continue;
+    const WithoutInterception unseen;
+    const double number = is_number ? value.toTensor().item<double>() : value.toScalar().toDouble();
+    const double count = divides ? number : 1 / number;
+    if (std::abs(count - static_cast<double>(sum.local_count)) > 1e-6 * count) continue;
+    throw StateError(str(name_of(call), " divides a sum over the ", sum.whole_count,
+                         " elements of a tensor that is cut by ", sum.local_count, ", the number that rank ",
+                         group_.rank(), " of group '", group_.name(), "' has; use mean(), or the whole's number"));
+  }
 }
 
 std::string TensorPass::name_of(const OperatorCall& call) const {

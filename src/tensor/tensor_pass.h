@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/cut_table.h"
+#include "tensor/exchanges.h"
 #include "trireme/activations/call_arguments.h"
 #include "trireme/comm/group.h"
 #include "trireme/intercept.h"
@@ -50,6 +51,7 @@ class TensorPass : public Pass {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void speak_of_wholes() { speaks_of_wholes_ = true; }
   void forget_entered() { entered_.clear(); }
+  const SharedExchanges& exchanges() const { return exchanges_; }
 
  private:
   CutArguments find_arguments(const OperatorCall& call);
@@ -121,6 +123,7 @@ class TensorPass : public Pass {
   void replace(OperatorCall& call, Next next, size_t index, const Make& make) {
     argument(call, index) = next.run(call, make);
   }
+  void check_count(const OperatorCall& call, size_t index, const CutTensor& sum) const;
   std::string name_of(const OperatorCall& call) const;
   [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
                            const std::string& fix) const;
@@ -133,6 +136,8 @@ class TensorPass : public Pass {
   };
 
   Group& group_;
+  const SharedExchanges exchanges_;
+  std::string running_;  // the operator that is looked at
   const std::thread::id thread_ = std::this_thread::get_id();
   CutTable table_;
   OperatorRules rules_;

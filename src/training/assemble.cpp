@@ -150,7 +150,9 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
 /// Of gradients, before the first update; empty: no two ranks have the same parameter but by its shards.
 std::function<void()> Training::proof() {
   if (!partition_) return {};
-  return [proof = std::make_shared<GradientProof>(*pager_, groups_.shards, *groups_.tensor, *partition_)] {
+  return [this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes that are made after the step
+    if (!proof)
+      proof = std::make_shared<GradientProof>(*pager_, groups_.shards, *groups_.tensor, *partition_, *passes_.tensor);
     proof->show();
   };
 }

@@ -21,10 +21,19 @@ namespace {
 // rounding. A missing sum is of the gradient's size.
 constexpr double kOfOwnNorm = 1e-3, kOfAllNorms = 1e-6;
 
+/// A number for what a rank has of a parameter.
+double place_of(const TensorPart& part) {
+  double place = part.dim + 2;
+  for (const Interval& one : part.intervals)
+    place = place * 31 + static_cast<double>(one.begin % 8191) * 7 + static_cast<double>(one.end % 8191);
+  return std::fmod(place, 1 << 20);
+}
+
 }  // namespace
 
-GradientProof::GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan)
-    : pager_(pager), shards_(shards), tensor_(tensor) {
+GradientProof::GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan,
+                             TensorParallel& pass)
+    : pager_(pager), shards_(shards), tensor_(tensor), pass_(pass) {
   for (const ParameterSpec& spec : pager.parameters()) {
     const auto planned = std::find_if(plan.parameters.begin(), plan.parameters.end(),
                                       [&](const PartitionedParameter& one) { return one.name == spec.name; });
@@ -37,7 +46,7 @@ void GradientProof::show() {
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(parameters_.size());
-  const at::Tensor own = at::zeros({count, 2}, at::kDouble);  // sum of squares, product
+  const at::Tensor own = at::zeros({count, 3}, at::kDouble);  // sum of squares, product, place of the slice
   for (const OwnedSlice& slice : pager_.owned()) {
     pager_.await_owned(slice.unit);
     for (const Portion& portion :
@@ -52,11 +61,27 @@ void GradientProof::show() {
       own[portion.parameter][1] += gradient.mul(vector).sum().cpu();
     }
   }
+  for (int64_t i = 0; i < count; ++i) own[i][2] = place_of(pager_.parameters()[static_cast<size_t>(i)].part);
+  const at::Tensor places = own.select(1, 2).clone();
   shards_.all_reduce(own).wait();
-  const at::Tensor all = at::empty({tensor_.size(), count, 2}, at::kDouble);
+  for (int64_t i = 0; i < count; ++i)
+    if (own[i][2].item<double>() != places[i].item<double>() * shards_.size())
+      throw StateError(str("step: ranks of group '", shards_.name(), "', which add up gradients of \"",
+                           pager_.parameters()[static_cast<size_t>(i)].name,
+                           "\", have other slices of it; ranks at one place of the axis \"tensor\" have the same"));
+  const at::Tensor all = at::empty({tensor_.size(), count, 3}, at::kDouble);
   tensor_.all_gather(all.flatten(), own.flatten()).wait();
   if (!all.isfinite().all().item<bool>()) return;  // a step that is skipped
   is_shown_ = true;
+  // Ranks of other tensor groups may have found one, too.
+  const std::string problem = pass_.exchange_problem();
+  const at::Tensor has_problem = at::zeros({1}, at::kLong);
+  if (!problem.empty()) has_problem.fill_(1);
+  shards_.all_reduce(has_problem, ReduceOp::kMax).wait();
+  if (has_problem.item<int64_t>() != 0)
+    throw StateError(str("step: an exchange over group '", tensor_.name(), "', on the axis \"tensor\", is wrong: ",
+                         problem.empty() ? std::string("other ranks of the model name it") : problem,
+                         ". No weight has changed"));
   const auto numbers = all.accessor<double, 3>();
   const double all_norm = std::sqrt(all.select(2, 0).sum(1).max().item<double>());
   for (int64_t i = 0; i < count; ++i) {

@@ -6,16 +6,19 @@
 #include "trireme/comm/group.h"
 #include "trireme/pager/pager.h"
 #include "trireme/tensor/partition.h"
+#include "trireme/tensor/tensor_parallel.h"
 
 namespace trireme {
 
 /// Compares gradients over a tensor group before the first update. Of a parameter that ranks have whole each computes
 /// the whole gradient: where one has another, a sum over the axis is missing, or these ranks got other batches or other
-/// random numbers. Two numbers stand for a gradient: its norm, and its product with a fixed vector.
+/// random numbers. Two numbers stand for a gradient: its norm, and its product with a fixed vector. Each exchange of
+/// the first step is shown to be what it is called, too: the vector's products with ranks' parts add up to that with
+/// the sum.
 class GradientProof {
  public:
   /// All outlive this. `shards` are the ranks over which parameters are sharded, `tensor` those that share layers.
-  GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan);
+  GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan, TensorParallel& pass);
 
   /// Of the gradients of a closed window; nothing where it has been shown, or where some gradient is not finite.
   /// Collective over the model.
@@ -28,6 +31,7 @@ class GradientProof {
   Pager& pager_;
   Group& shards_;
   Group& tensor_;
+  TensorParallel& pass_;
   std::vector<const PartitionedParameter*> parameters_;  ///< as the pager has them
   bool is_shown_ = false;
 };

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "trireme/base/tensor_part.h"
@@ -59,7 +60,12 @@ class [[nodiscard]] TensorParallel {
   /// The first of `values` that is another one on another rank of the group, or where they are more there; nothing: all
   /// ranks have the same. Collective.
   std::optional<size_t> first_difference(const std::vector<int64_t>& values);
-  /// Before the backward pass of `loss`. Throws StateError: it is a slice.
+  /// The first exchange so far whose result is not that of all ranks' parts, with its operator; "" where all are right.
+  /// From now on none is recorded. Collective.
+  std::string exchange_problem();
+  /// Before the backward pass of `loss`; the first one compares it over the group. Collective then.
+  ///
+  /// Throws    StateError on every rank: it is a slice, or another number on another rank.
   void check_loss(const at::Tensor& loss);
 
  private:
