@@ -135,6 +135,7 @@ TEST_P(SlicesIn, CheckpointsLoadIntoAnyOtherCut) {
                                     {.tensor = 2, .data = 2, .variant = kVariants[2]},
                                     {.data = 4, .variant = kVariants[3]},
                                     {.tensor = 4, .variant = kVariants[3]},
+                                    {.tensor = 4, .data = 2, .variant = kVariants[2]},
                                     {.tensor = 2, .data = 2, .variant = kVariants[4]}};
   for (TrainingRun& run : chain) run.dtype = GetParam();
   const Saved saved = train_and_save(chain[0], folder.path(), "0");
