@@ -15,6 +15,7 @@ from ._build import TORCH_VERSION as _TORCH_VERSION, VERSION as __version__
 from ._native import core as _core
 from .deepspeed import accelerator, checkpoint, checkpointing, comm, launcher, missing as _missing, ops, runtime, utils, zero
 from .deepspeed.accelerator import get_accelerator
+from .deepspeed.autotp import set_autotp_mode, tp_model_init
 from .deepspeed.comm import init_distributed
 from .deepspeed.engine import DeepSpeedEngine
 from .deepspeed.initialize import add_config_arguments, initialize

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .tensor.model_facts import ModelFacts
+
 # --- messages and waiting ---------------------------------------------------------------------------------------------
 
 def set_log_sink(sink: Callable[[int, str], None] | None) -> None:
@@ -269,13 +271,19 @@ class EngineBase:
         """(tag, client state as JSON text), or None where there is no checkpoint."""
     def save_16bit_model(self, directory: str, name: str, exclude_frozen_parameters: bool) -> bool: ...
 
+# --- layers that ranks share -------------------------------------------------------------------------------------------
+
+def partition_text(facts: ModelFacts, parameters: Sequence[tuple[str, Sequence[int], Sequence[str]]], ranks: int, preset_model: str,
+                   partition_config: str) -> str:
+    """How rules cut each of `parameters` (name, sizes, other names). `partition_config`: JSON text, or "". Raises ConfigError."""
+
 # --- zero.Init, and single parameters ---------------------------------------------------------------------------------
 
 class Engine(EngineBase):
     """trireme::Engine over a Python module, which the caller keeps."""
 
     def __init__(self, world: World, module: torch.nn.Module, config: Config, groups: Sequence[Mapping[str, Any]],
-                 make_client: Callable[[list[Tensor], list[str]], _PartOptimizer] | None, output: str) -> None: ...
+                 make_client: Callable[[list[Tensor], list[str]], _PartOptimizer] | None, output: str, facts: ModelFacts | None = None) -> None: ...
 
     def forward_scope(self) -> ForwardContext: ...
     def backward(self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor: ...

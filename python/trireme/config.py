@@ -100,6 +100,11 @@ def without_auto(section, depth=0):
     return {key: without_auto(value, depth + 1) for key, value in section.items() if depth == 0 or value != "auto"}
 
 
+def tensor_degree(options):
+    """Ranks that share each layer, of resolved options."""
+    return max(1, (options.get("tensor_parallel") or {}).get("autotp_size") or 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Resolved:
     """A configuration, read once for the ranks of the job."""

@@ -7,10 +7,13 @@ from torch.utils import _pytree
 
 from . import agreement, config as configs, parameters, ranks
 from ._native import core
+from .activations import eager, wholes
 from .device import local_device
-from .errors import Error, ShapeError, StateError, UnsupportedError
+from .errors import Error, ShapeError, StateError
 from .log import logger
 from .sequences import batches
+from .tensor.inputs import SameInputs
+from .tensor.model_facts import facts_of
 from .training import optimizers, plan as plans, schedules
 from .training.model_files import ModelFiles
 from .watch import beside, clipping, earlier_engines, late_parameters
@@ -66,9 +69,12 @@ class Engine(ModelFiles, torch.nn.Module):
         for parameter in self.module.parameters():
             parameters.number(self.module, "", parameter)
         self._casts_inputs = bool(self._resolved.get("fp16", {}).get("auto_cast"))
-        self._sequence_size = self._resolved["sequence_parallel_size"]
-        if self._sequence_size > 1:
-            batches.watch(self.core)
+        self._sequence_size, self._tensor_size = self._resolved["sequence_parallel_size"], configs.tensor_degree(self._resolved)
+        degrees = {"sequence_parallel_size": self._sequence_size, "tensor_parallel.autotp_size": self._tensor_size}
+        self._cut_by = [key for key, degree in degrees.items() if degree > 1]
+        if self._cut_by:
+            wholes.watch(self.core)
+        self._same_inputs = SameInputs(self.core)
         if plan.torch_section is not None:
             self._resolved["scheduler"] = plan.torch_section
         self.optimizer = self._engine_optimizer(plan.groups, plan.client) if plan.has_optimizer else None
@@ -90,7 +96,8 @@ class Engine(ModelFiles, torch.nn.Module):
         core.check_models(self.world, self.module, read)
 
     def _make_core(self, read, groups, make_client, output):
-        return core.Engine(self.world, self.module, read, groups, make_client, output)
+        facts = facts_of(self.module) if configs.tensor_degree(self._resolved) > 1 else None
+        return core.Engine(self.world, self.module, read, groups, make_client, output, facts)
 
     def over_stages(self, value):
         """`value` of each stage of a pipeline: without one, [value]. Collective over the stages."""
@@ -152,21 +159,31 @@ class Engine(ModelFiles, torch.nn.Module):
             tensors = [value for value in _pytree.tree_leaves((inputs, kwargs)) if isinstance(value, torch.Tensor)]
             if tensors:
                 scope.look_at(tensors[0])
+            if self._cut_by:
+                eager.check(self.module, self._cut_by)
+            if self._tensor_size > 1:
+                self._same_inputs.check(inputs, kwargs)
             if self._sequence_size > 1:
-                if self.is_compiled:
-                    raise UnsupportedError("forward: the module is compiled by torch.compile(), which hides attention from sequence parallelism; "
-                                           "leave it eager, or set sequence_parallel_size to 1")
                 inputs, kwargs = self._own_tokens(inputs, kwargs)
             if self._casts_inputs:
                 cast = lambda value: scope.input(value) if isinstance(value, torch.Tensor) else value
                 inputs, kwargs = _pytree.tree_map(cast, (inputs, kwargs))
             try:
-                with batches.forward_of(self.core) if self._sequence_size > 1 else contextlib.nullcontext():
+                with self._cutting() if self._cut_by else contextlib.nullcontext():
                     return self.module(*inputs, **kwargs)
             except RuntimeError as error:
                 if type(error) is RuntimeError:  # libtorch's, not one of ours
                     scope.explain(str(error), [tensor.dtype for tensor in tensors])
                 raise
+
+    @contextlib.contextmanager
+    def _cutting(self):
+        """While it lasts, the module computes on parts."""
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(eager.forward_of(self._cut_by))
+            if self._sequence_size > 1:
+                scopes.enter_context(batches.forward_of(self.core))
+            yield
 
     def _own_tokens(self, inputs, kwargs):
         """Arguments of forward() with this rank's tokens in place of whole batches."""
@@ -182,9 +199,9 @@ class Engine(ModelFiles, torch.nn.Module):
         try:
             return self.core.backward(loss, retain_graph, create_graph, scale_wrt_gas)
         except RuntimeError as error:
-            if self._sequence_size > 1 and type(error) is RuntimeError:  # libtorch's, not one of ours
+            if self._cut_by and type(error) is RuntimeError:  # libtorch's, not one of ours
                 raise StateError(f"backward: {error}; the backward() of a function of the program's own (torch.autograd.Function) gets gradients of this "
-                                 "rank's tokens: take sizes from them, not from what forward() has kept") from error
+                                 "rank's tokens, heads or features: take sizes from them, not from what forward() has kept") from error
             raise
 
     def scale(self, loss):

@@ -2,6 +2,8 @@
 import itertools
 import weakref
 
+from .activations import wholes
+
 _numbers, _known = itertools.count(), {}  # (number, parameter) by storage: what state_dict() gives is not the parameter itself
 
 
@@ -33,4 +35,4 @@ def numbered(tensor):
 
 
 def _storage_of(tensor):
-    return tensor.untyped_storage()._cdata  # pylint: disable=protected-access
+    return wholes.storage_of(tensor)._cdata  # pylint: disable=protected-access

@@ -215,6 +215,23 @@ Config config_of(const PlanFlags& flags) {
   return config_from_source(source, flags.world.value_or(1));
 }
 
+/// `parameters` of `model` become the slices of the rank at `position` on the axis "tensor".
+void cut(std::vector<ParameterSpec>& parameters, const std::string& model, const Config& config, int position) {
+  const ModelToPartition of = model_to_partition(model);
+  TensorParallelOptions rules = config.tensor;
+  rules.tp_plan = of.tp_plan;
+  const PartitionPlan plan = make_partition_plan(of.model, rules);
+  for (ParameterSpec& spec : parameters) {
+    const auto found = std::find_if(plan.parameters.begin(), plan.parameters.end(),
+                                    [&](const PartitionedParameter& one) { return one.name == spec.name; });
+    TRIREME_CHECK(found != plan.parameters.end(), "no slices of ", spec.name);
+    const TensorPart& part = found->parts[position];
+    if (part.dim < 0) continue;
+    spec.part = part;
+    spec.shape = local_shape(part);
+  }
+}
+
 /// The plan of a run, and the schedule of its pipelines.
 std::string text_of_run(const PlanFlags& flags) {
   if (!flags.schedule.empty() || flags.stages || flags.micro_batches || flags.chunks)
@@ -227,8 +244,10 @@ std::string text_of_run(const PlanFlags& flags) {
   std::vector<ParameterSpec> parameters;
   if (!flags.model.empty())
     parameters = parameters_of(read_input([&] { return model_options(flags.model); }), config.precision.weight_dtype);
-  std::string text =
-      plan_text(make_plan(topology_of(config.degrees, world), rank, parallel_options(config), parameters));
+  const Topology topology = topology_of(config.degrees, world);
+  if (config.degrees.tensor > 1 && !parameters.empty())
+    cut(parameters, flags.model, config, topology.position_of(rank, "tensor"));
+  std::string text = plan_text(make_plan(topology, rank, parallel_options(config), parameters));
   if (config.degrees.pipe == 1) return text;
   const auto schedule = pipeline::make_schedule(config.pipeline.schedule, config.degrees.pipe,
                                                 static_cast<int>(config.batch.gradient_accumulation_steps),

@@ -22,7 +22,9 @@ Config resolved_config(const InitializeOptions& options, int world_size) {
     return read_config(*path, world_size, options.degrees);
   // A Config is refused for the same reasons as a file.
   Config config = std::get<Config>(options.config);
-  config.degrees = parse_config(to_text(config), world_size, config.degrees).degrees;
+  const Config resolved = parse_config(to_text(config), world_size, config.degrees);
+  config.degrees = resolved.degrees;
+  config.tensor.autotp_size = resolved.tensor.autotp_size;
   return config;
 }
 

@@ -5,6 +5,7 @@
 #include "python/client_optimizer.h"
 #include "python/hyperparameters.h"
 #include "python/module_mirror.h"
+#include "python/tensor.h"
 #include "trireme/training/model_agreement.h"
 
 namespace trireme::python {
@@ -34,8 +35,9 @@ ParameterGroup parameter_group(const py::dict& group) {
 
 std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& world, const py::object& module,
                                           const Config& config, const std::vector<py::dict>& groups,
-                                          const py::object& make_client, const std::string& output) {
-  const InitializeOptions options = options_of(module, config, groups, make_client, output);
+                                          const py::object& make_client, const std::string& output,
+                                          const py::object& facts) {
+  const InitializeOptions options = options_of(module, config, groups, make_client, output, facts);
   const auto mirror = mirror_with_layers(module);
   return share_engine([&] { return new ModuleEngine(world, mirror, options); });
 }
@@ -264,12 +266,13 @@ void set_hyperparameters(EngineBase& engine, const GroupChanges& changes) {
 }
 
 InitializeOptions options_of(const py::object& module, const Config& config, const std::vector<py::dict>& groups,
-                             const py::object& make_client, const std::string& output) {
+                             const py::object& make_client, const std::string& output, const py::object& facts) {
   InitializeOptions options;
   options.config = config;
   for (const py::dict& group : groups) options.parameter_groups.push_back(parameter_group(group));
   if (!make_client.is_none()) options.client_optimizer = client_optimizer_factory(make_client);
   options.output = output;
+  set_facts(options, facts);
   options.present_buffers = [held = shared(module)] {
     const py::gil_scoped_acquire gil;
     return persistent_buffers(*held);
@@ -288,7 +291,7 @@ void bind_engine(py::module_& module) {
   EngineClass engine(module, "Engine", py::multiple_inheritance(),
                      "trireme::Engine over a Python module, which the caller keeps.");
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
-             py::arg("make_client"), py::arg("output"));
+             py::arg("make_client"), py::arg("output"), py::arg("facts") = py::none());
   bind_passes(engine);
 }
 

@@ -1,4 +1,4 @@
-// Sequence parallelism of an engine over a Python module.
+// Parts of samples and layers, of an engine over a Python module.
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/engine.h"
@@ -22,22 +22,27 @@ py::tuple cut(EngineBase& engine, const std::optional<at::Tensor>& input_ids, co
 void bind_sequences(EngineBaseClass& engine) {
   engine
       .def("is_part",
-           [](const EngineBase& engine, const at::Tensor& tensor) {
-             return engine.sequence() != nullptr && engine.sequence()->is_part(tensor);
-           })
+           [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().is_part(tensor); })
       .def("whole_sizes",
-           [](const EngineBase& engine, const at::Tensor& tensor) {
-             return engine.sequence() != nullptr ? engine.sequence()->whole_sizes(tensor) : std::nullopt;
-           })
-      .def("speak_of_wholes",
-           [](const EngineBase& engine) {
-             if (engine.sequence() != nullptr) engine.sequence()->speak_of_wholes();
-           })
+           [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
+      .def("speak_of_wholes", [](const EngineBase& engine) { engine.passes().speak_of_wholes(); })
       .def("whole_of",
            [](const EngineBase& engine, const at::Tensor& part) -> std::optional<at::Tensor> {
              const at::Tensor whole = engine.sequence() != nullptr ? engine.sequence()->whole_of(part) : at::Tensor();
              return whole.defined() ? std::optional(whole) : std::nullopt;
            })
+      .def(
+          "check_same_inputs",
+          [](const EngineBase& engine, const std::vector<int64_t>& values) -> std::optional<size_t> {
+            return engine.tensor() != nullptr ? engine.tensor()->first_difference(values) : std::nullopt;
+          },
+          py::arg("values"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "gather",
+          [](const EngineBase& engine, const at::Tensor& tensor) {
+            return engine.tensor() != nullptr ? engine.tensor()->gather(tensor) : tensor;
+          },
+          py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
       .def("cut", &cut, py::arg("input_ids"), py::arg("labels"), py::arg("position_ids"), py::arg("attention_mask"),
            py::arg("dim"));
 }

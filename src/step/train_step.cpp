@@ -37,7 +37,7 @@ TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
       agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &shards_)) {
   choose_decider();
   set_batch(options.micro_batch_size, options.accumulation_steps);
-  if (pager_->policy().deterministic) streams_.emplace(shards_, place_, pager_->device());
+  if (pager_->policy().deterministic) streams_.emplace(model_, place_, pager_->device());
   seed_micro_batch();
 }
 

@@ -1,5 +1,6 @@
 #include "tensor/cut_table.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace trireme::tensor {
@@ -16,36 +17,48 @@ bool is_same(const CutTensor& one, const CutTensor& other) {
 
 }  // namespace
 
+bool CutTable::View::looks_like(const at::Tensor& other) const {
+  return other.storage_offset() == offset && other.sizes() == at::IntArrayRef(sizes) &&
+         other.strides() == at::IntArrayRef(strides);
+}
+
+bool CutTable::View::is(const at::Tensor& other) const {
+  return tensor._unsafe_get_target() == other.unsafeGetTensorImpl() && !tensor.expired();
+}
+
 std::optional<CutTensor> CutTable::find(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   c10::StorageImpl* const storage = storage_of(tensor);
   const std::vector<View>* const views = storage != nullptr ? storages_.find(storage) : nullptr;
   if (views == nullptr) return {};
-  for (const View& view : *views)
-    if (tensor.storage_offset() == view.offset && tensor.sizes() == at::IntArrayRef(view.sizes) &&
-        tensor.strides() == at::IntArrayRef(view.strides))
-      return view.known;
+  const View* found = nullptr;
+  bool is_unique = true;
+  for (const View& view : *views) {
+    if (!view.looks_like(tensor)) continue;
+    if (view.is(tensor)) return view.known;
+    is_unique = is_unique && (found == nullptr || is_same(found->known, view.known));
+    found = &view;
+  }
+  if (found != nullptr && is_unique) return found->known;
   if (!views->empty() && views->front().known.is_copy) return CutTensor{.is_copy = true};
   return CutTensor{.is_unknown = true};
 }
 
 void CutTable::add(const at::Tensor& tensor, CutTensor known) {
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   View made{.offset = tensor.storage_offset(),
             .sizes = tensor.sizes().vec(),
             .strides = tensor.strides().vec(),
-            .known = std::move(known)};
+            .known = std::move(known),
+            .tensor = Weak(tensor.getIntrusivePtr())};
   c10::StorageImpl* const storage = storage_of(tensor);
   std::vector<View>* const views = storages_.find(storage);
   if (views == nullptr || tensor.storage().use_count() == 1) {
     storages_.set(tensor.storage(), {std::move(made)});
     return;
   }
-  for (View& view : *views)
-    if (view.offset == made.offset && view.sizes == made.sizes && view.strides == made.strides) {
-      // Two views that look alike and mean different dims: a rank has one element of each.
-      if (!is_same(view.known, made.known)) view.known = {.is_unknown = true};
-      return;
-    }
+  std::erase_if(
+      *views, [&](const View& view) { return view.looks_like(tensor) && (view.tensor.expired() || view.is(tensor)); });
   views->push_back(std::move(made));
 }
 

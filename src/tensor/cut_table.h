@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <optional>
 #include <vector>
@@ -22,7 +23,9 @@ struct CutTensor {
   bool is_unknown = false;
 };
 
-/// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one.
+/// A tensor is known by its storage and its place in it: offset, sizes and strides. Views are added one by one. Two
+/// that look alike and mean different dims, such as one head of a batch and the batch of one head, are told apart as
+/// objects.
 class CutTable {
  public:
   bool is_empty() const { return storages_.size() == 0; }
@@ -36,6 +39,10 @@ class CutTable {
     int64_t offset;
     std::vector<int64_t> sizes, strides;
     CutTensor known;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+
+    bool looks_like(const at::Tensor& other) const;
+    bool is(const at::Tensor& other) const;
   };
   StorageTable<std::vector<View>> storages_;
 };

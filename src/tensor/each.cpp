@@ -55,8 +55,7 @@ void TensorPass::run_along(OperatorCall& call, Next next, const CutArguments& fo
     call.stack.back() = next.run(call, [&] { return summed(part, group_); });
     return;
   }
-  if (found.size() > 1 || one.index != 0 || dims.empty() || names_none || is_along)
-    return run_whole(call, next, found);
+  if (found.size() > 1 || one.index != 0 || dims.empty() || names_none || is_along) return run_whole(call, next, found);
   if (call.traits.random) call.stream = RandomStream::kSlice;
   const int64_t dropped = std::count_if(dims.begin(), dims.end(), [&](int64_t dim) { return dim < one.cut.dim; });
   const bool is_written = writes_first(call);

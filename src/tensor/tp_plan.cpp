@@ -1,5 +1,6 @@
 // The tp_plan of a transformers model: the name of a module or parameter, with "*" for a number, and a style.
 #include <algorithm>
+#include <string_view>
 
 #include "tensor/rules.h"
 #include "trireme/base/error.h"
@@ -62,11 +63,28 @@ const Style& style_of(const std::string& key, const std::string& name) {
   throw ConfigError(str(where, "unknown style; there are ", known, ".", did_you_mean(name, tp_plan_styles())));
 }
 
-/// `name` or its end from a dot on, with its numbers or with "*" in their place.
+/// The part of a dotted name that stands before `end`.
+std::string_view last_part(const std::string& name, size_t end) {
+  const size_t dot = end == 0 ? std::string::npos : name.rfind('.', end - 1);
+  const size_t begin = dot == std::string::npos ? 0 : dot + 1;
+  return std::string_view(name).substr(begin, end - begin);
+}
+
+bool is_number(std::string_view part) {
+  return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// `key` is `name` or its end from a dot on; "*" of it stands for a number.
 bool is_named(const std::string& key, const std::string& name) {
-  for (const std::string& one : {name, generic(name)})
-    if (one == key || one.ends_with("." + key)) return true;
-  return false;
+  size_t key_end = key.size(), end = name.size();
+  while (true) {
+    const std::string_view wanted = last_part(key, key_end), part = last_part(name, end);
+    if (part != wanted && !(wanted == "*" && is_number(part))) return false;
+    if (wanted.size() == key_end) return true;
+    if (part.size() == end) return false;
+    key_end -= wanted.size() + 1;
+    end -= part.size() + 1;
+  }
 }
 
 std::string parent_of(const std::string& name) {

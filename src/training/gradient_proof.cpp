@@ -16,8 +16,8 @@
 namespace trireme {
 namespace {
 
-// Ranks that run the same kernels on the same numbers get the same bits. Where memory lies elsewhere a kernel may add in
-// another order: far below this part of a gradient's norm, and of all gradients' norm where a gradient is 0 but for
+// Ranks that run the same kernels on the same numbers get the same bits. Where memory lies elsewhere a kernel may add
+// in another order: far below this part of a gradient's norm, and of all gradients' norm where a gradient is 0 but for
 // rounding. A missing sum is of the gradient's size.
 constexpr double kOfOwnNorm = 1e-3, kOfAllNorms = 1e-6;
 
@@ -43,11 +43,11 @@ void GradientProof::show() {
     for (const Portion& portion :
          portions_of(pager_.layout().units[slice.unit], slice.begin, slice.gradients.numel())) {
       const at::Tensor gradient = slice.gradients.narrow(0, portion.slice_begin, portion.numel).to(at::kDouble);
-      const at::Tensor vector = at::arange(portion.parameter_begin, portion.parameter_begin + portion.numel,
-                                           gradient.options())
-                                    .mul_(0.7)
-                                    .add_(portion.parameter)
-                                    .sin_();
+      const at::Tensor vector =
+          at::arange(portion.parameter_begin, portion.parameter_begin + portion.numel, gradient.options())
+              .mul_(0.7)
+              .add_(portion.parameter)
+              .sin_();
       own[portion.parameter][0] += gradient.square().sum().cpu();
       own[portion.parameter][1] += gradient.mul(vector).sum().cpu();
     }
@@ -69,12 +69,14 @@ void GradientProof::show() {
       const double other = std::sqrt(std::min(numbers[first][i][0], numbers[rank][i][0]));
       const double difference = std::max(norm - other, std::abs(numbers[first][i][1] - numbers[rank][i][1]));
       if (difference <= kOfOwnNorm * norm + kOfAllNorms * all_norm) continue;
-      throw StateError(str(
-          "step: ranks ", first, " and ", rank, " of group '", tensor_.name(), "', on the axis \"tensor\", have the "
-          "same elements of \"", parameters_[static_cast<size_t>(i)]->name, "\" and other gradients of them, of norms ",
-          std::sqrt(numbers[first][i][0]), " and ", std::sqrt(numbers[rank][i][0]),
-          "; they get the same batches and random numbers, and what uses it on slices runs by libtorch's operators "
-          "inside of this engine's forward. No weight has changed"));
+      throw StateError(
+          str("step: ranks ", first, " and ", rank, " of group '", tensor_.name(),
+              "', on the axis \"tensor\", have the "
+              "same elements of \"",
+              parameters_[static_cast<size_t>(i)]->name, "\" and other gradients of them, of norms ",
+              std::sqrt(numbers[first][i][0]), " and ", std::sqrt(numbers[rank][i][0]),
+              "; they get the same batches and random numbers, and what uses it on slices runs by libtorch's operators "
+              "inside of this engine's forward. No weight has changed"));
     }
   }
 }

@@ -380,6 +380,19 @@ TEST(PlanCommand, PrintsThePlanOfAllAxesOfAConfiguration) {
             "  pager\n");
 }
 
+TEST(PlanCommand, PrintsSlicesOfAConfiguration) {
+  const TemporaryFolder folder;
+  const std::string slices = folder.write("slices.json", R"({
+    "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}})");
+  const auto said = say({"plan", "--config", slices, "--model", "llama-3m", "--world", "4", "--rank", "3"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  for (const char* text :
+       {"  share layers          2,3\n", "  hold all shards       1,3\n",
+        "  21 parameters, such as model.embed_tokens.weight; cut along dim 0 over \"tensor\"; of a slice, ",
+        "  9 parameters, such as model.layers.0.input_layernorm.weight; ZeRO 3: ", "  tensor, along tensor\n"})
+    EXPECT_NE(said.out.find(text), std::string::npos) << text << said.out;
+}
+
 TEST(PlanCommand, PrintsTheScheduleOfAConfigurationsPipelines) {
   const TemporaryFolder folder;
   const std::string stages = folder.write("stages.json", R"({

@@ -278,7 +278,7 @@ TEST(Degrees, OtherThanDataAreRefusedByName) {
     const auto refused = [&](const Degrees& degrees) {
       return error_of<ConfigError>([&] { Engine engine(rank.world(), *net, {.degrees = degrees}); });
     };
-    EXPECT_SAYS(refused({.tensor = 2}), "degrees.tensor=2 is not there yet; leave it 1");
+    EXPECT_SAYS(refused({.expert = 2}), "degrees.expert=2 is not there yet; leave it 1");
     EXPECT_SAYS(refused({.pipe = 2}),
                 "degrees.pipe=2, and this engine's ranks have 1 on the axis \"pipe\"; train a "
                 "PipelineModule, which cuts a model into stages, or leave it 1");

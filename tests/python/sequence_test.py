@@ -121,7 +121,7 @@ class AutoSP(Case):
     except deepspeed.errors.UnsupportedError as error:
         result = str(error)
 """, as_deepspeed=True)
-        self.assertIn("hides attention from sequence parallelism", result)
+        self.assertIn("hides operators from sequence and tensor parallelism; leave it eager, or set sequence_parallel_size to 1", result)
 
 
 class Batches(Case):
@@ -172,7 +172,7 @@ _WHOLES = """
     def refusal(call):
         try:
             return f"ran: {call()}"
-        except (trireme.errors.StateError, trireme.errors.ShapeError) as error:
+        except (trireme.errors.StateError, trireme.errors.ShapeError, trireme.errors.UnsupportedError) as error:
             return str(error)
 """
 
@@ -209,6 +209,8 @@ class Wholes(Case):
         told = self.on_ranks(2, _WHOLES + """
     s, picked = x.shape[1], x[ids > 4]
     even = engine.cut(input_ids=torch.arange(24).expand(2, 24))["input_ids"] % 2 == 0
+    parameter = x.detach()
+    trireme.parameters.number(None, "", parameter)  # as an engine does of those that it cuts
     class Sum(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.sum())
         backward = staticmethod(lambda ctx, gradient: gradient)
@@ -222,13 +224,15 @@ class Wholes(Case):
         "so its backward() would give this rank's gradient alone": lambda: Sum.apply(x),
         "tokens that another mask selected": lambda: x[even] + x[~even],
         "aten::einsum": lambda: torch.einsum("bsd,s->bd", x, torch.ones(24)),
-        "numpy: (2, 24, 6) are activations": lambda: x.detach().numpy(),
-        "__deepcopy__: (2, 24) is a part of a sequence": lambda: copy.deepcopy(ids),
-        "__reduce_ex__: (2, 24) is a part": lambda: pickle.dumps(ids),
+        "numpy: (2, 24, 6) is a tensor of which this rank has a part; read numbers": lambda: x.detach().numpy(),
+        "__deepcopy__: (2, 24) is a tensor of which this rank has a part": lambda: copy.deepcopy(ids),
+        "__reduce_ex__: (2, 24) is a tensor of which": lambda: pickle.dumps(ids),
         "a storage has this rank's elements alone": lambda: ids.untyped_storage(),
-        "storage_offset: (1, 24) is a part": lambda: ids[1:].storage_offset(),
+        "storage_offset: (1, 24) is a tensor of which": lambda: ids[1:].storage_offset(),
         "joins [2, 12, 6]": lambda: x + torch.ones(1, 1, 6).expand(2, 12, 6),
         "which is not sharded, a part": lambda: torch.zeros(2, 12, 6).add_(x),
+        "no rank can write it for all": lambda: trireme.zero.GatheredParameters(parameter, modifier_rank=0),
+        "ran: (False, None)": lambda: (trireme.parameters.is_numbered(ids), trireme.parameters.numbered(ids)),
     }.items()}
 """)
         for text, refusal in told.items():

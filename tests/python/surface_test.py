@@ -293,7 +293,7 @@ with contextlib.redirect_stdout(io.StringIO()) as told:
     deepspeed.zero.estimate_zero2_model_states_mem_needs_all_cold(7_500_000_000, num_gpus_per_node=8)
     estimate_zero3_model_states_mem_needs_all_live(model(), num_gpus_per_node=2)
 result["needs"] = [line in told.getvalue() for line in ("Model with 7500M total params.", "Trireme, stage 3, on each of 2 ranks")]
-names = ["init_inference", "InferenceEngine", "tp_model_init", "zero.TiledLinear"]
+names = ["init_inference", "InferenceEngine", "revert_transformer_layer", "zero.TiledLinear"]
 def get(name):
     found = deepspeed
     for part in name.split("."): found = getattr(found, part)
@@ -322,7 +322,7 @@ result["errors"] = [
         self.assertEqual(result["clone"], 8)
         self.assertEqual(result["move"], ["torch.float64", "torch.float64", "c"])
         self.assertEqual(result["needs"], [True, True])
-        self.assertEqual(result["stubs"], ["deepspeed.init_inference", "deepspeed.InferenceEngine", "deepspeed.tp_model_init",
+        self.assertEqual(result["stubs"], ["deepspeed.init_inference", "deepspeed.InferenceEngine", "deepspeed.revert_transformer_layer",
                                            "deepspeed.zero.TiledLinear"])
         self.assertEqual(result["stub types"], ["UnsupportedError", "ConfigError", "Error", "ValueError"])
         self.assertEqual((result["isinstance"], result["unknown"]), (False, [False, False]))

@@ -200,6 +200,20 @@ TEST(TpPlan, ThatNamesNothingIsRefusedAndOneKeyThatNamesNothingIsNoted) {
   EXPECT_SAYS(plan.notes[0], "tp_plan: model.layers.*.ffn, colwise");
 }
 
+// A model in a list of modules has a number of its own before those that "*" stands for.
+TEST(TpPlan, AStarIsAnyNumberAndANumberThatOneAlone) {
+  PartitionModel model = model_of(family("llama"));
+  for (NamedShape& parameter : model.parameters) parameter.name = "models.0." + parameter.name;
+  Plan tp_plan = llama_plan();
+  for (auto& [key, style] : tp_plan) key = "models.0." + key;
+  const PartitionPlan plan = make_partition_plan(model, {.autotp_size = 2, .tp_plan = tp_plan});
+  EXPECT_EQ(plan.notes, std::vector<std::string>());
+  EXPECT_EQ(parameter_of(plan, "layers.0.self_attn.o_proj.weight").kind, PartitionKind::kRow);
+  for (auto& [key, style] : tp_plan) key.replace(0, 8, "models.1");
+  EXPECT_SAYS(refusal([&] { return make_partition_plan(model, {.autotp_size = 2, .tp_plan = tp_plan}); }),
+              "no rule of the model's tp_plan matches a parameter");
+}
+
 constexpr const char* kCustom = R"({
   "use_default_specs": false,
   "layer_specs": [

@@ -1,5 +1,4 @@
-// Trainings whose layers are cut over ranks, with gradients that are given by hand: those that the operators of a
-// forward over slices would make.
+// Trainings whose layers are cut over ranks, with a loss that gives each parameter any gradient.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,7 +18,6 @@
 #include <vector>
 
 #include "tests/parity/cases.h"
-#include "trireme/intercept.h"
 #include "trireme/training/training.h"
 
 namespace trireme::slices {
@@ -113,6 +111,8 @@ struct TrainingRun {
   at::ScalarType dtype = at::kFloat;
   int accumulation = 1;
   bool is_deterministic = false;
+  bool is_on_device = false;
+  double offload_ratio = 0;
   OptimizerOptions optimizer = {.lr = 1e-2};
 
   int world() const { return tensor * data; }
@@ -123,6 +123,7 @@ inline TrainingOptions options_of(const TrainingRun& run) {
   TrainingOptions options{.config = default_config(run.world(), degrees), .partition_model = llama_facts()};
   options.config.pager = harsh_policy(run.variant);
   options.config.pager.deterministic = run.is_deterministic;
+  options.config.pager.offload_ratio = run.offload_ratio;
   options.config.gradient_clipping = run.clipping;
   options.config.batch.gradient_accumulation_steps = run.accumulation;
   options.config.batch.train_batch_size = int64_t{run.data} * run.accumulation;
@@ -144,9 +145,8 @@ inline void backward(Training& training, const std::vector<int64_t>& samples) {
       const at::Tensor one = gradient_of(specs[i].name, part.shape, sample) / static_cast<double>(samples.size());
       gradient = gradient.defined() ? gradient + one : one;
     }
-    const WithoutInterception by_hand;  // nothing adds up over the ranks
     const at::Tensor parameter = training.pager().whole(static_cast<int>(i));
-    const at::Tensor term = (parameter.to(at::kFloat) * cut(gradient, part)).sum();
+    const at::Tensor term = (parameter.to(at::kFloat) * gradient.to(parameter.device())).sum();
     loss = loss.defined() ? loss + term : term;
   }
   loss = training.step().scale(loss);
@@ -156,7 +156,7 @@ inline void backward(Training& training, const std::vector<int64_t>& samples) {
 inline Tensors weights_of(Training& training) {
   Tensors weights;
   for (size_t i = 0; i < training.pager().parameters().size(); ++i)
-    weights[training.pager().parameters()[i].name] = training.pager().whole(static_cast<int>(i)).detach().clone();
+    weights[training.pager().parameters()[i].name] = training.pager().whole(static_cast<int>(i)).detach().cpu().clone();
   return weights;
 }
 

@@ -1,6 +1,7 @@
 // Layers that are cut over ranks: slices, steps and norms against one process.
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/rand.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,9 +12,12 @@
 #include <vector>
 
 #include "tests/support/error_of.h"
+#include "tests/support/fake_device/fake_device.h"
+#include "tests/support/fake_device/fake_nccl.h"
 #include "tests/support/run_ranks.h"
 #include "tests/training/slices.h"
 #include "trireme/base/error.h"
+#include "trireme/intercept/random_streams.h"
 #include "trireme/pager/init/init.h"
 #include "trireme/training/training.h"
 
@@ -39,7 +43,12 @@ Result train(const TrainingRun& run, int samples_per_step) {
   run_ranks(run.world(), [&](Rank& rank) {
     at::set_num_threads(1);
     const auto module = make_llama_part(7 + rank.id());  // rank 0's values count
-    Training training(rank.world(), *module, options_of(run));
+    std::unique_ptr<Group> group;
+    if (run.is_on_device) {
+      move_to_fake(*module, fake_device(rank.id()));
+      if (run.world() > 1) group = make_fake_nccl_group(rank.world(), fake_device(rank.id()));
+    }
+    Training training(group ? *group : rank.world(), *module, options_of(run));
     result.first[rank.id()] = weights_of(training);
     const int place = rank.id() / run.tensor;
     for (int step = 0; step < kSteps; ++step) {
@@ -57,7 +66,8 @@ Result train(const TrainingRun& run, int samples_per_step) {
     EXPECT_EQ(training.partition() != nullptr, run.tensor > 1);
     EXPECT_EQ(training.groups().tensor != nullptr, run.tensor > 1);
     training.destroy();
-    for (const auto& item : module->named_parameters()) result.weights[rank.id()][item.key()] = item.value().detach();
+    for (const auto& item : module->named_parameters())
+      result.weights[rank.id()][item.key()] = item.value().detach().cpu();
     result.buffers[rank.id()] = module->named_buffers()["table"][0].item<double>();
   });
   return result;
@@ -137,6 +147,34 @@ INSTANTIATE_TEST_SUITE_P(Tensor, SlicesAt, ::testing::ValuesIn(kVariants), [](co
   std::erase(name, ' ');
   return name;
 });
+
+// Units hold what is counted and what is not; of offloaded ones the norm is measured as they leave.
+TEST(Slices, OfADeviceTrainLikeOneProcess) {
+  for (const int variant : {0, 2, 4})
+    for (const double offload_ratio : {0.0, 1.0}) {
+      if (variant == 0 && offload_ratio > 0) continue;
+      expect_as_one_process(
+          {.tensor = 2, .data = 2, .variant = kVariants[variant], .is_on_device = true, .offload_ratio = offload_ratio},
+          2e-5);
+    }
+}
+
+// Dropout of what all ranks of a layer compute alike must drop the same elements.
+TEST(Slices, DrawTheSameNumbersForTheSameSamples) {
+  std::vector<at::Tensor> drawn(4);
+  run_ranks(4, [&](Rank& rank) {
+    manual_seed(rank.id());
+    const auto module = make_llama_part(3);
+    Training training(rank.world(), *module,
+                      options_of({.tensor = 2, .data = 2, .variant = kVariants[2], .is_deterministic = true}));
+    training.step().start_micro_batch(0);
+    drawn[rank.id()] = at::rand({4});
+    training.destroy();
+  });
+  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
+  EXPECT_TRUE(at::equal(drawn[2], drawn[3]));
+  EXPECT_FALSE(at::equal(drawn[0], drawn[2]));
+}
 
 // The squares of all gradients of the model, each once, by a plain sum.
 TEST(Slices, CountEachGradientOnce) {

@@ -31,7 +31,11 @@ class EngineBase {
   /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
   SequenceInputs cut(const SequenceInputs& whole);
   /// Sequence parallelism of this engine; null where samples are not cut.
-  SequenceParallel* sequence() const { return training_.passes().sequence.get(); }
+  SequenceParallel* sequence() const { return passes().sequence.get(); }
+  /// Tensor parallelism of this engine; null where layers are not cut.
+  TensorParallel* tensor() const { return passes().tensor.get(); }
+  /// The passes over the model's operators; none after destroy().
+  const OperatorPasses& passes() const { return training_.passes(); }
 
   /// The factor by which losses are multiplied now; 1 where nothing computes in fp16.
   double loss_scale() const { return training_.step().loss_scale().value_or(1); }

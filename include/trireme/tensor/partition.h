@@ -131,8 +131,8 @@ PartitionModel partition_model_from(const Json& config);
 /// heads aside, which are cut over the vocabulary. Biases follow their weights.
 ///
 /// Ensures   Ranks' parts are a partition of each parameter that is cut, except that ranks which share a key/value head
-///           have it each. No rank is without a part of it, and no head is split, save where outputs are gathered; heads
-///           whose number is unknown are in equal shares, which a run must find whole.
+///           have it each. No rank is without a part of it, and no head is split, save where outputs are gathered;
+///           heads whose number is unknown are in equal shares, which a run must find whole.
 /// Throws    ConfigError: an unknown preset or style; a pattern that is no regular expression or matches nothing; more
 ///           ranks than heads, features or tokens; sizes that do not fit the heads or the sub-parameters.
 PartitionPlan make_partition_plan(const PartitionModel& model, const TensorParallelOptions& options);

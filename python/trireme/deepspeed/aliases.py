@@ -20,6 +20,7 @@ _LONGER = {
     "compile.passes.sp_compile": "autosp",
     "constants": "comm",
     "git_version_info_installed": "git_version_info",
+    "module_inject.layers": "autotp",
     "ops.adagrad.cpu_adagrad": "ops.adagrad",
     "ops.adam.cpu_adam": "ops.adam",
     "ops.adam.fused_adam": "ops.adam",
@@ -32,6 +33,9 @@ _LONGER = {
     "runtime.config_utils": "runtime.sections",
     "runtime.dataloader": "utils.programs",
     "runtime.precision_config": "runtime.sections",
+    "runtime.tensor_parallel": "autotp",
+    "runtime.tensor_parallel.config": "autotp",
+    "runtime.tensor_parallel.init_utils": "autotp",
     "runtime.zero": "zero",
     "runtime.zero.config": "runtime.sections",
     "runtime.zero.leaf_module_config": "runtime.sections",
@@ -50,6 +54,8 @@ _LONGER = {
     "utils.z3_leaf_module": "utils.leaf_modules",
     "zero.partition_parameters": "zero",
 }
+# Names that modules of the other rooms had.
+_MOVED = {"sequences.wholes": "activations.wholes"}
 _BUILDERS = "ops.op_builder"  # every module in it is this one
 
 
@@ -91,6 +97,8 @@ def _of_this_package(fullname):
     if not fullname.startswith("trireme."):
         return None
     name = fullname.removeprefix("trireme.")
+    if name in _MOVED:
+        return f"trireme.{_MOVED[name]}"
     real = real_name(name) or (name if name.partition(".")[0] in _HERE else None)
     return real and f"trireme.deepspeed.{real}"
 

@@ -10,7 +10,7 @@ from ..errors import ConfigError, UnsupportedError
 from ..log import logger
 from ..training import schedules
 from ..training.optimizer_copy import fill
-from . import autosp, missing_members
+from . import autosp, autotp, missing_members
 from .engine_getters import EngineGetters
 from .optimizer_kinds import engine_optimizer
 from .runtime import lr_schedules
@@ -27,13 +27,14 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
 
     # pylint: disable=too-many-public-methods
 
-    def __init__(self, model, config, **options):
-        origin, self._given = configs.origin_of(config), configs.without_auto(configs.read(config))
+    def __init__(self, model, config, *, mpu=None, **options):
+        origin, given = configs.origin_of(config), config if isinstance(config, dict) else configs.read(config)
+        self._given = configs.without_auto(configs.read(autotp.merged(given, mpu)))
         configs.check_filled(self._given, origin)
         super().__init__(model, self._given, origin=origin, **options)
         for name in self.core.leaf_modules:
             set_z3_leaf_module(model.get_submodule(name), True)
-        groups_of_ranks.set_sequence_size(self._sequence_size)
+        groups_of_ranks.set_degrees(self._sequence_size, self._tensor_size)
         self.training_dataloader = None
 
     def _library_config(self, config):
@@ -146,13 +147,13 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     local_rank = property(lambda self: self.world.local_rank)
     world_size = property(lambda self: self.world.size)
     dp_world_size = property(lambda self: self.core.data_size, doc="Ranks, or groups of ranks, that take different samples.")
-    seq_dp_world_size = property(lambda self: self.world.size, doc="Ranks over which ZeRO shards.")
+    seq_dp_world_size = property(lambda self: self.world.size // self._tensor_size, doc="Ranks over which ZeRO shards.")
     sequence_parallel_size = property(lambda self: self._sequence_size, doc="Ranks that share samples.")
     loaded_checkpoint_dp_world_size = property(lambda self: self.loaded_data_size)
     seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())
     _dp_rank = property(lambda self: self.core.data_rank)
     _drops_last = False  # micro-batch of a data set, where it is smaller
-    mp_world_size = property(lambda self: 1)
+    mp_world_size = property(lambda self: self._tensor_size, doc="Ranks that share each layer.")
     config = property(lambda self: self._given)
     loss_scale = property(lambda self: self.core.loss_scale)
 
@@ -204,11 +205,11 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         self.training_dataloader = self.deepspeed_io(dataset, collate_fn=collate_fn)
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
-        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples are cut over ranks. Raises UnsupportedError: a schedule, compiled autograd."""
+        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples or layers are cut. Raises UnsupportedError: a schedule, compiled autograd."""
         if schedule is not None or compiled_autograd_enabled:
             raise UnsupportedError("compile(schedule=…, compiled_autograd_enabled=…) is not there yet; leave it out")
-        if self._sequence_size > 1:
-            logger.info("compile: sequence parallelism works on the operators of an eager model, which is left so")
+        if self._cut_by:
+            logger.info("compile: sequence and tensor parallelism work on the operators of an eager model, which is left so")
         elif not self.is_compiled:
             self.module.compile(backend=backend, **(compile_kwargs or {}))
 

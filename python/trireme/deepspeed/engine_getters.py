@@ -30,7 +30,7 @@ _OFF = dict.fromkeys(("autotuning_enabled", "checkpoint_writer_enabled", "compil
                       "is_deepcompile_enabled", "optimizer_legacy_fusion", "random_ltd_enabled", "super_offload", "use_node_local_storage",
                       "uses_parallelization_pass_only", "fp16_master_weights_and_gradients", "bf16_master_weights_and_gradients",
                       "bf16_optimizer_states", "zero_nvme_offload_optimizer", "load_universal_checkpoint"), False)
-_OFF |= {"autotp_size": 0, "autotuning_end_profile_step": 5, "autotuning_metric": "throughput", "autotuning_profile_model_info": False,
+_OFF |= {"autotuning_end_profile_step": 5, "autotuning_metric": "throughput", "autotuning_profile_model_info": False,
          "autotuning_start_profile_step": 3, "curriculum_learning_config": {"enabled": False}, "flops_profiler_detailed": True,
          "flops_profiler_module_depth": -1, "flops_profiler_output_file": None, "flops_profiler_profile_step": 1,
          "flops_profiler_recompute_fwd_factor": 0.0, "flops_profiler_top_modules": 1, "zenflow_config": None}
@@ -159,6 +159,10 @@ class EngineGetters:
 
     def clip_fp32_gradients(self):
         """Nothing: step() clips by `gradient_clipping`."""
+
+    def autotp_size(self):
+        """Ranks that share each layer, as the configuration says; 0: it says nothing."""
+        return (self.config.get("tensor_parallel") or {}).get("autotp_size", 0)
 
     def collect_python_gc(self):
         """gc.collect()."""

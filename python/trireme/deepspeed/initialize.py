@@ -56,6 +56,7 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require grad.
     training_data     a dataset: the third value returned is a DataLoader over this rank's part of it; train_batch() of a pipeline takes it.
     lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
+    mpu               an object with Megatron's getters of the tensor axis, which the configuration's `tensor_parallel` must fit.
     config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
 
     An engine that `model` has already ends, which is told. Returns (engine, optimizer, dataloader, lr_scheduler).
@@ -65,15 +66,17 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     _check_arguments(model, training_data)
     if config is not None and config_params is not None:
         raise errors.ConfigError("initialize: config and config_params are two names of one argument; give one of them")
-    if mpu is not None or mesh_param is not None:
-        raise errors.UnsupportedError("initialize(mpu=…, mesh_param=…): model parallelism is not there yet; leave it out")
+    if mesh_param is not None:
+        raise errors.UnsupportedError(f"initialize(mesh_param={mesh_param!r}) is not there yet; leave it out, and set sequence_parallel_size")
+    kind = _engine_of(model)
+    assert mpu is None or kind is DeepSpeedEngine, "mpu must be None with pipeline parallelism"
     if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]:
         raise errors.UnsupportedError(f"initialize: parameter '{sharded[0]}' is a DTensor, as fully_shard() or a tensor-parallel plan makes them; "
                                       "such programs are not there yet: leave it out, ZeRO stage 3 shards parameters itself")
     config = _choose(config if config is not None else config_params, args)
     comm.init_distributed(dist_init_required=dist_init_required, distributed_port=distributed_port)
     with earlier_engines.thawed(model):
-        engine = _engine_of(model)(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
+        engine = kind(model, config, mpu=mpu, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler)
     if training_data is not None:
         engine.take_training_data(training_data, collate_fn)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler

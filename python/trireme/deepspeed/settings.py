@@ -78,8 +78,8 @@ class EngineSettings:
         return self.core.data_rank
 
     def get_model_parallel_rank(self):
-        """0."""
-        return 0
+        """Place of this rank among those that share layers."""
+        return self.world.rank % self.mp_world_size
 
     get_tensor_parallel_rank = get_model_parallel_rank
 

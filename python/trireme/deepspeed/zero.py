@@ -8,6 +8,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .. import config as configs
 from .._native import core
+from ..activations import wholes
 from ..errors import ConfigError, ShapeError, UnsupportedError
 from ..parameters import in_order, is_numbered, number, numbered
 from . import comm, missing
@@ -143,6 +144,14 @@ def _are_loaded(tensors):
     return all(owner is not tensor and getattr(owner, "_is_hf_initialized", False) for tensor, owner in owners)
 
 
+def _check_wholes(tensors):
+    """Raises UnsupportedError: one rank cannot write a tensor of which it has a part."""
+    for tensor in tensors:
+        if (sizes := wholes.sizes_of_whole(tensor)) is not None:
+            raise UnsupportedError(f"GatheredParameters(modifier_rank=…): {tuple(sizes)} is a tensor of which each rank has a part, so that no rank can write it "
+                                   "for all; write it on every rank alike, such as by load_state_dict(), or before initialize()")
+
+
 class GatheredParameters:
     """While it lasts, `params` (a tensor, a module or an iterable of tensors) are whole and may be read directly. Collective.
 
@@ -155,6 +164,8 @@ class GatheredParameters:
         tensors = _tensors_of(params) if enabled else []
         if modifier_rank is not None and _are_loaded(tensors):
             tensors = []
+        if modifier_rank is not None:
+            _check_wholes(tensors)
         self._scope = core.GatheredContext(tensors, modifier_rank) if enabled else None
 
     def __enter__(self):

@@ -8,7 +8,6 @@ import sys
 import torch
 
 from ..errors import StateError
-from . import wholes
 
 # Arguments of forward() that Hugging Face names, one number or vector for each token.
 _TOKEN_INPUTS = ("input_ids", "inputs_embeds", "labels", "position_ids", "attention_mask", "token_type_ids", "decoder_input_ids",
@@ -17,35 +16,15 @@ _OF_CUT = ("input_ids", "labels", "position_ids", "attention_mask")
 _current = contextvars.ContextVar("trireme_sequence", default=None)
 
 
-def watch(core):
-    """Prepares the process for an engine whose samples are cut. Once for each engine."""
-    wholes.watch(core)
-    torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which nothing can look into
-
-
 @contextlib.contextmanager
 def forward_of(core):
     """While it lives, transformers makes masks from the padding of all tokens."""
     _take_masks()
-    _watch_compilation()
     token = _current.set(core)
     try:
         yield
     finally:
         _current.reset(token)
-
-
-def _watch_compilation():
-    """torch.compile() inside of a forward() is refused by name: it guards sizes without Python."""
-    callbacks = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    if callbacks is not None and _refuse_to_compile not in callbacks.start_callbacks:
-        callbacks.register_start_callback(_refuse_to_compile)
-
-
-def _refuse_to_compile(*_):
-    if _current.get() is not None:
-        raise StateError("torch.compile(): sizes of parts of sequences are the whole's for Python and this rank's for compiled code; leave functions that meet "
-                         "activations eager while an engine cuts samples, or set sequence_parallel_size to 1")
 
 
 def _take_masks():

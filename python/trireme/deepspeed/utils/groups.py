@@ -1,4 +1,5 @@
-"""The groups of ranks: neighbours share samples (sequence parallelism), the others are data parallel; every other kind has one rank."""
+"""The groups of ranks: neighbours share layers (tensor parallelism), groups of them samples (sequence parallelism), the others are data parallel;
+every other kind has one rank."""
 import torch.distributed as dist
 
 from ..missing import names_of
@@ -10,8 +11,8 @@ __getattr__ = names_of(__name__, """
 
 mpu = mesh_device = None
 _own_group = None
-_sequence_size = 1
-_made = {}  # torch.distributed's groups, by axis and sequence size
+_sequence_size = _tensor_size = 1
+_made = {}  # torch.distributed's groups, by their ranks
 
 
 def initialize(ep_size=1, mpu=None):  # pylint: disable=redefined-outer-name
@@ -37,16 +38,23 @@ def _alone():
     return _own_group
 
 
-def set_sequence_size(size):
-    """The newest engine's sequence_parallel_size."""
-    global _sequence_size  # pylint: disable=global-statement
-    _sequence_size = size
+def set_degrees(sequence, tensor):
+    """The newest engine's: ranks that share samples, and that share layers."""
+    global _sequence_size, _tensor_size  # pylint: disable=global-statement
+    _sequence_size, _tensor_size = sequence, tensor
 
 
 def _ranks_along(axis, rank):
-    """Ascending; `rank` is one of them."""
-    place = rank % _sequence_size
-    return list(range(place, _size(), _sequence_size)) if axis == "data" else list(range(rank - place, rank - place + _sequence_size))
+    """Of "tensor", "sequence", "data", or "shards" of the last two. Ascending; `rank` is one of them."""
+    stride, size = {"tensor": (1, _tensor_size), "sequence": (_tensor_size, _sequence_size), "data": (_model_size(), _size() // _model_size()),
+                    "shards": (_tensor_size, _size() // _tensor_size)}[axis]
+    first = rank - rank // stride % size * stride
+    return list(range(first, first + size * stride, stride))
+
+
+def _model_size():
+    """Ranks that together take one sample through all layers."""
+    return _sequence_size * _tensor_size
 
 
 def _group_along(axis):
@@ -55,11 +63,11 @@ def _group_along(axis):
         return dist.group.WORLD
     if len(_ranks_along(axis, 0)) == 1:
         return _alone()
-    if (axis, _sequence_size) not in _made:
-        all_ranks = sorted({tuple(_ranks_along(axis, rank)) for rank in range(_size())})
+    all_ranks = tuple(sorted({tuple(_ranks_along(axis, rank)) for rank in range(_size())}))
+    if all_ranks not in _made:
         groups = {ranks: dist.new_group(list(ranks)) for ranks in all_ranks}
-        _made[axis, _sequence_size] = groups[tuple(_ranks_along(axis, _rank()))]
-    return _made[axis, _sequence_size]
+        _made[all_ranks] = groups[tuple(_ranks_along(axis, _rank()))]
+    return _made[all_ranks]
 
 
 def get_data_parallel_group():
@@ -69,12 +77,12 @@ def get_data_parallel_group():
 
 def get_data_parallel_rank():
     """Place of this rank's samples."""
-    return _rank() // _sequence_size
+    return _rank() // _model_size()
 
 
 def get_data_parallel_world_size():
     """Groups of ranks that take different samples."""
-    return _size() // _sequence_size
+    return _size() // _model_size()
 
 
 def _get_data_parallel_group_ranks():
@@ -86,7 +94,7 @@ def _get_sequence_parallel_group():
 
 
 def _get_sequence_parallel_rank():
-    return _rank() % _sequence_size
+    return _rank() // _tensor_size % _sequence_size
 
 
 def _get_sequence_parallel_world_size():
@@ -94,39 +102,62 @@ def _get_sequence_parallel_world_size():
 
 
 def _get_sequence_data_parallel_group():
-    return dist.group.WORLD
+    return _group_along("shards")
+
+
+def _get_sequence_data_parallel_rank():
+    return _rank() // _tensor_size
+
+
+def _get_sequence_data_parallel_world_size():
+    return _size() // _tensor_size
 
 
 def get_model_parallel_group():
-    """This rank alone. Collective when it is first called."""
-    return _alone()
+    """Ranks that share layers, as torch.distributed's group. Collective when it is first called."""
+    return _group_along("tensor")
 
 
 def get_model_parallel_rank():
-    """0."""
-    return 0
+    """Place of this rank among those that share layers."""
+    return _rank() % _tensor_size
 
 
 def get_model_parallel_world_size():
-    """1."""
-    return 1
+    """Ranks that share each layer."""
+    return _tensor_size
 
 
 def get_tensor_model_parallel_src_rank():
-    """This rank."""
-    return _rank()
+    """The first of the ranks that share layers with this one."""
+    return _rank() - _rank() % _tensor_size
 
 
 def _get_broadcast_src_rank():
+    return _rank() % _tensor_size
+
+
+def _one(*_, **__):
+    return 1
+
+
+def _zero():
     return 0
 
 
 _get_data_parallel_group, _get_data_parallel_rank = get_data_parallel_group, get_data_parallel_rank
 _get_data_parallel_world_size = get_data_parallel_world_size
-_get_sequence_data_parallel_rank, _get_sequence_data_parallel_world_size = _rank, _size
 get_tensor_model_parallel_group = get_model_parallel_group
-get_tensor_model_parallel_rank = _get_expert_parallel_rank = get_model_parallel_rank
+get_tensor_model_parallel_rank = get_model_parallel_rank
 get_tensor_model_parallel_world_size = _get_model_parallel_world_size = get_model_parallel_world_size
-_get_expert_parallel_world_size = get_model_parallel_world_size
-_get_expert_model_parallel_world_size = get_model_parallel_world_size
-bwc_tensor_model_parallel_world_size = bwc_pipeline_parallel_world_size = lambda mpu=None: 1
+_get_expert_parallel_rank = _zero
+_get_expert_parallel_world_size = _get_expert_model_parallel_world_size = bwc_pipeline_parallel_world_size = _one
+
+
+def bwc_tensor_model_parallel_world_size(mpu=None):
+    """Ranks that share each layer, as an mpu tells; 1 without one."""
+    for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
+        getter = getattr(mpu, f"get_{kind}_world_size", None)
+        if getter is not None:
+            return getter()
+    return 1

@@ -1,8 +1,8 @@
-"""A program computes on whole sequences, wherever it looks.
+"""A program computes on whole tensors, wherever it looks.
 
-A part has this rank's tokens. What Python reads off it, sizes and strides, is of the whole sequence, as plain numbers; what it gives
-back, sizes of views, places of tokens and tensors that it makes by a length, is of the whole, too, and the engine's core turns it into
-this rank's. So nothing that a program computes from a length is of one rank.
+A part has this rank's tokens of a sequence, or its heads or features of a layer. What Python reads off it, sizes and strides, is of the
+whole, as plain numbers; what it gives back, sizes of views, places of elements and tensors that it makes by a length, is of the whole, too,
+and the engine's core turns it into this rank's. So nothing that a program computes from a length is of one rank.
 """
 import functools
 import math
@@ -19,9 +19,10 @@ _ALL = slice(None)
 
 
 def watch(core):
-    """Programs read wholes off the parts of `core`, an engine whose samples are cut, from now on."""
+    """Programs read wholes off the parts of `core`, an engine that cuts samples or layers, from now on."""
     if not _cores:
         _take_readers()
+        torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which nothing can look into
     core.speak_of_wholes()
     _cores.add(core)
 
@@ -29,14 +30,20 @@ def watch(core):
 def sizes_of_whole(tensor):
     """The sizes of the tensor that `tensor` is a part of; None where it is no part.
 
-    Raises  StateError: they are not known, since the tokens' dim went into others.
+    Raises  StateError: they are not known, since the dim that is cut went into others.
     """
     for core in list(_cores):
         if (sizes := core.whole_sizes(tensor)) is not None:
             if -1 in sizes:
-                raise StateError("a size is read off a part of a sequence whose tokens went into other dims; keep tokens in a dim of their own")
+                raise StateError("a size is read off a part whose cut dim went into others; keep tokens, heads and features in dims of their own")
             return sizes
     return None
+
+
+def storage_of(tensor):
+    """Its storage, which of a part has this rank's elements; for this package alone."""
+    read = torch.Tensor.untyped_storage
+    return getattr(read, "trireme_original", read)(tensor)
 
 
 def _is_part(value):
@@ -77,7 +84,8 @@ def _take_readers():
     for name in ("tolist", "numpy", "__array__"):
         _replace(torch.Tensor, name, functools.partial(_read_of_whole, name))
     for name in ("__deepcopy__", "__reduce_ex__", "__dlpack__"):
-        _replace(torch.Tensor, name, functools.partial(_refused, name, "a copy of a part is not known as a part; use clone(), or copy the batch before cut()"))
+        _replace(torch.Tensor, name, functools.partial(_refused, name, "a copy of a part is not known as a part; use clone(), "
+                                                         "copy a batch before it is cut, and save a model by the engine"))
     for name in ("untyped_storage", "storage", "_typed_storage", "storage_offset"):
         _replace(torch.Tensor, name, functools.partial(_refused, name, "a storage has this rank's elements alone; read sizes from shape or nbytes"))
     for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):  # pylint: disable=protected-access
@@ -184,14 +192,14 @@ def _read_of_whole(name, original):
             if hasattr(numbers, "setflags"):
                 numbers.setflags(write=False)  # what is written into it would be lost
             return numbers
-        raise StateError(f"{name}: {tuple(self.shape)} are activations of which this rank has some tokens; read numbers from a total, such as sum()")
+        raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part; read numbers from a total, such as sum()")
     return read
 
 
 def _refused(name, reason, original):
     def refused(self, *args, **kwargs):
         if _cores and sizes_of_whole(self) is not None:
-            raise StateError(f"{name}: {tuple(self.shape)} is a part of a sequence, and {reason}")
+            raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part, and {reason}")
         return original(self, *args, **kwargs)
     return refused
 
@@ -202,14 +210,15 @@ def _scripted(original):
         if _cores and any(map(_is_part, (*args, *kwargs.values()))):
             graph = str(getattr(self, "inlined_graph", None) or self.graph)
             if any(reader in graph for reader in ("aten::size(", "aten::numel(", "aten::len(", "aten::stride(", "aten::sym_size")):
-                raise StateError(f"{getattr(self, 'name', 'a function')} of TorchScript reads sizes of a part of a sequence, which are this rank's there; "
+                raise StateError(f"{getattr(self, 'name', 'a function')} of TorchScript reads sizes of a tensor of which this rank has a part, which are "
+                                 "this rank's there; "
                                  "call the Python function that it was made of")
         return original(self, *args, **kwargs)
     return call
 
 
 def _applied(original):
-    """A custom function whose result is of all tokens, of arguments that are parts, has a backward that knows of one rank."""
+    """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank."""
     @functools.wraps(original)
     def apply(cls, *args, **kwargs):
         results = original(cls, *args, **kwargs)
@@ -217,8 +226,8 @@ def _applied(original):
             parts = list(filter(_is_part, args))
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if parts and isinstance(result, torch.Tensor) and result.requires_grad and sizes_of_whole(result) is None:
-                    raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a part of a sequence and its result "
-                                     f"{tuple(result.shape)} is not, so its backward() would give this rank's gradient alone; sum by torch's "
+                    raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a part "
+                                     f"and its result {tuple(result.shape)} is not, so its backward() would give this rank's gradient alone; sum by torch's "
                                      "operators outside of the function")
         return results
 
@@ -286,7 +295,7 @@ def _taken(tensor, index):
             indices.append(part)
             dim += part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
         elif isinstance(part, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(part):  # pylint: disable=protected-access
-            raise StateError(f"an index inside of torch.func's vmap() or grad() takes tokens of {tuple(tensor.shape)}, a part; write the batch dim out")
+            raise StateError(f"an index inside of torch.func's vmap() or grad() takes elements of {tuple(tensor.shape)}, a part; write the batch dim out")
         else:
             view = torch.select(view, dim, operator.index(part))
     while indices and indices[-1] is None:

@@ -1,0 +1,66 @@
+"""Inputs of a forward() over ranks that share layers: they compute on one batch, which each of them must have got."""
+import ctypes
+import hashlib
+
+import torch
+from torch.utils import _pytree
+
+from ..errors import StateError
+
+
+def _key(path):
+    """How a program writes the place of an argument: "labels", "batch[0]"; of positional ones "args[0]"."""
+    first, *others = path
+    text = f"args[{first.idx}]" if isinstance(first, _pytree.SequenceKey) else str(first.key)
+    return text + "".join(str(key) for key in others)
+
+
+def _digest(value):
+    return int.from_bytes(hashlib.sha256(value).digest()[:7], "big")
+
+
+def _checksum(tensor):
+    """Of its bytes, on its own device but for one number."""
+    data = tensor.detach().contiguous()
+    if data.device.type == "cpu":
+        return _digest(ctypes.string_at(data.data_ptr(), data.nbytes) if data.numel() else b"")
+    words = data.reshape(-1).view(torch.uint8).to(torch.int64)
+    places = torch.arange(1, words.numel() + 1, device=data.device)
+    return int((words * (places * 2654435761 % 2147483647)).sum().item()) % (1 << 56)
+
+
+def _tensors(args, kwargs):
+    """[(name, tensor)] of arguments, in the order of names: programs write keywords in any."""
+    found, _ = _pytree.tree_flatten_with_path((args, kwargs))
+    return sorted(((_key(path[1:]), leaf) for path, leaf in found if isinstance(leaf, torch.Tensor)), key=lambda pair: pair[0])
+
+
+class SameInputs:
+    """Looks whether the ranks that share layers call forward() with the same tensors: the first time, and whenever shapes are others."""
+
+    def __init__(self, core):
+        self._core = core
+        self._last = None
+
+    def check(self, args, kwargs):
+        """Collective over the tensor group when it compares.
+
+        Raises  StateError (an AssertionError), on every rank, which names the argument.
+        """
+        leaves = _tensors(args, kwargs)
+        layout = tuple((path, tuple(tensor.shape), str(tensor.dtype)) for path, tensor in leaves)
+        if layout == self._last:
+            return
+        self._last = None
+        if self._core.check_same_inputs([_digest(repr(layout).encode())]) is not None:
+            here = ", ".join(f"{path} {list(shape)}" for path, shape, _ in layout) or "no tensors"
+            self._raise(f"its ranks call forward() with other tensors (here {here})")
+        different = self._core.check_same_inputs([_checksum(tensor) for _, tensor in leaves]) if leaves else None
+        if different is not None:
+            self._raise(f"{layout[different][0]} has other values on another rank")
+        self._last = layout
+
+    @staticmethod
+    def _raise(problem):
+        raise StateError(f"Data inconsistency within the TP group: {problem}. Please check the Dataloader implementation to ensure consistency: ranks of "
+                         "engine.dp_world_size and trireme.utils.groups.get_data_parallel_rank() get batches of their own, those of one tensor group the same")

@@ -1,0 +1,33 @@
+"""Classes of transformers that have a tp_plan are planned, or refused for a reason that is known."""
+import pathlib
+import unittest
+
+import transformers
+from harness import Case, main
+
+HERE = pathlib.Path(__file__).parent
+# Of transformers 5.24.
+PLANNED = 348
+REASONS = {
+    "not built": "transformers cannot make it of a default configuration",
+    'tp_plan[…]="moe_tp_experts": this style is not there yet': "experts",
+    'tp_plan[…]="mla_kv_a_proj": this style is not there yet': "latent attention",
+    "attention is cut by heads, and their number is unknown": "parts of a model have other numbers of heads",
+    "have numbers of their own of": "layers have other numbers of heads",
+}
+
+
+class Plans(Case):
+    @unittest.skipIf(transformers.__version__ < "5", "counts are those of transformers 5.24")
+    def test_every_class_is_planned_or_refused_by_name(self):
+        for ranks in (2, 4):
+            rows = self.on_ranks(0, f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_plans\n"
+                                    f"result = [[name, found, tensor_plans.reason(found)] for name, found in tensor_plans.table({ranks})]", timeout_s=600)
+            others = [[name, found] for name, found, why in rows if why != "ok" and not any(known in why for known in REASONS)]
+            self.assertEqual(others, [])
+            self.assertGreaterEqual(sum(why == "ok" for *_, why in rows), PLANNED)
+            self.assertGreater(len(rows), 550)
+
+
+if __name__ == "__main__":
+    main()

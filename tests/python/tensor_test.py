@@ -1,0 +1,96 @@
+"""Ranks that share layers train as one process does: a Llama at ZeRO 0 and 3. And what compares them sees mistakes."""
+import json
+import pathlib
+import unittest
+
+from harness import Case, RankServer, main
+
+RankServer.imports = ("torch._dynamo", "transformers")
+
+HERE = pathlib.Path(__file__).parent
+PROGRAMS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_programs as programs\n"
+LARGEST = 1e-5
+_HAS_AXIS = "import trireme; result = hasattr(trireme._native.core.EngineBase, 'check_same_inputs')"
+
+
+class Families(Case):
+    """Cases are (family, ranks of a layer, ZeRO stage)."""
+
+    _has_axis = None
+
+    def need_axis(self):
+        """Skips: this library has no axis "tensor"."""
+        if Families._has_axis is None:
+            Families._has_axis = self.on_ranks(0, _HAS_AXIS)
+        if not Families._has_axis:
+            raise unittest.SkipTest("engines of this library do not share layers")
+
+    def compare(self, ranks, cases, planted=None, timeout_s=240):
+        """{case: {kind: [difference, where]}}."""
+        if any(tensor > 1 for _, tensor, _ in cases):
+            self.need_axis()
+        found = self.on_ranks(ranks, PROGRAMS + f"result = [programs.differences(*case, {planted!r}) for case in {cases!r}]", timeout_s=timeout_s)
+        return dict(zip(map(tuple, cases), found))
+
+    def assert_equal_to_plain(self, ranks, cases, **options):
+        for case, differences in self.compare(ranks, cases, **options).items():
+            for kind, (relative, where) in differences.items():
+                with self.subTest(case, ranks=ranks, kind=kind):
+                    self.assertLessEqual(relative, LARGEST, where)
+
+
+class Quick(Families):
+    def test_two_ranks_that_share_layers_train_as_one_process(self):
+        self.assert_equal_to_plain(2, [["llama", 2, 0], ["llama", 2, 3]])
+
+    def test_ranks_that_take_other_samples_train_as_one_process(self):
+        self.assert_equal_to_plain(2, [["gpt2", 1, 0], ["t5", 1, 3]])
+
+    def test_a_small_mistake_is_seen(self):
+        for planted, kinds in (("gradient", {"gradients", "weights"}), ("weight", {"weights"}), ("loss", {"losses", "norms", "gradients"})):
+            (differences,) = self.compare(2, [["llama", 1, 2]], planted).values()
+            for kind in kinds:
+                with self.subTest(planted=planted, kind=kind):
+                    self.assertGreater(differences[kind][0], LARGEST)
+
+    def test_programs_read_whole_sizes_and_are_told_of_other_batches_and_compilation(self):
+        self.need_axis()
+        self.on_ranks(2, PROGRAMS + """
+import json, pathlib, torch, trireme
+def raised(call):
+    try:
+        return call()
+    except Exception as error:
+        return [kind.__name__ for kind in type(error).__mro__] + [str(error)]
+model = programs.build("llama")
+engine, *_ = trireme.initialize(model=model, config=programs.config(2, 0, 2))
+sizes, rank = {}, engine.global_rank
+for name in ("self_attn.q_proj", "mlp.up_proj"):
+    model.get_submodule(f"model.layers.0.{name}").register_forward_hook(lambda module, inputs, output, name=name: sizes.update({name: list(output.shape)}))
+batch = programs.batch(0)
+other = {**batch, "labels": batch["labels"].clone()}
+other["labels"][0, 4] = 3 + rank
+told = [raised(lambda: engine(**other).loss.item()), engine(**batch).loss.item(), sizes, list(model.lm_head.weight.shape), sum(p.numel() for p in model.parameters()),
+        [engine.mp_world_size, engine.autotp_size(), engine.dp_world_size, engine.seq_dp_world_size, engine.get_tensor_parallel_rank(),
+         torch.distributed.get_process_group_ranks(trireme.utils.groups.get_tensor_model_parallel_group())],
+        programs.plain("llama")[0][0], sum(p.numel() for p in programs.build("llama").parameters())]
+engine.compile()
+told.append(engine.is_compiled)
+model.compile(backend="eager")
+told.append(raised(lambda: engine(**batch)))
+pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(told))
+result = None
+""")
+        for rank in range(2):
+            other, loss, sizes, head, parameters, places, plain, all_parameters, is_compiled, compiled = json.loads((self.folder / f"{rank}.json").read_text())
+            self.assertIn("AssertionError", other)
+            self.assertIn("Data inconsistency within the TP group: labels has other values on another rank", other[-1])
+            self.assertAlmostEqual(loss, plain, places=5)
+            self.assertEqual([sizes, head, parameters], [{"self_attn.q_proj": [4, 14, 32], "mlp.up_proj": [4, 14, 50]}, [66, 32], all_parameters])
+            self.assertEqual(places, [2, 2, 1, 1, rank, [0, 1]])
+            self.assertFalse(is_compiled)
+            self.assertIn("set tensor_parallel.autotp_size to 1", compiled[-1])
+
+
+if __name__ == "__main__":
+    main()
