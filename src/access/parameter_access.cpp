@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/state_names.h"
 #include "trireme/comm/parts.h"
+#include "trireme/intercept.h"
 
 namespace trireme {
 
@@ -49,6 +50,13 @@ ParameterAccess::Part ParameterAccess::value(int parameter) const {
   const auto& states = states_[parameter];
   const auto master = states.find("master");
   return master != states.end() ? master->second : part_of(parameter, &OwnedSlice::weights);
+}
+
+at::Tensor ParameterAccess::weight(int parameter) const {
+  const at::Tensor own = pager_.whole(parameter);
+  const WithoutInterception own_operators;
+  const at::Tensor whole = join(parameter, own.detach());
+  return whole.is_alias_of(own) ? whole.clone() : whole;
 }
 
 ParameterAccess::Part ParameterAccess::gradient(int parameter) const {

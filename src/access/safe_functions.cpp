@@ -139,6 +139,11 @@ std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter) 
   return place.full(place.access().value(place.index()));
 }
 
+at::Tensor whole_weight(const at::Tensor& parameter) {
+  const Place place(parameter, "whole_weight", Subject::kGradient);
+  return place.access().weight(place.index());
+}
+
 std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state) {
   const Place place(parameter, "safe_get_full_optimizer_state");
   if (place.is_frozen()) return std::nullopt;

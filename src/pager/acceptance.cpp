@@ -150,7 +150,8 @@ std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, 
     storage->set_resizable(false);
     const Placement& placement = layout.placement(static_cast<int>(i));
     managed.push_back({std::move(parameter.name), std::move(parameter.tensor), layout.unit_of[i], placement.begin,
-                       placement.numel, nullptr, /*written=*/false, parameter.is_counted});
+                       placement.numel, nullptr, /*written=*/false, parameter.is_counted,
+                       /*is_of_cut_layers=*/!parameter.part.shape.empty()});
   }
   return managed;
 }

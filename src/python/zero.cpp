@@ -88,6 +88,11 @@ void update_vectorized(const std::vector<at::Tensor>& parameters, const py::func
   });
 }
 
+/// A copy of a tensor of a module's state. Collective where an engine manages it.
+at::Tensor whole_tensor(const at::Tensor& tensor) {
+  return find_managed(tensor) ? whole_weight(tensor) : tensor.detach().clone();
+}
+
 void bind_mem_needs(py::module_& module) {
   const auto options = [](int gpus_per_node, int nodes, double factor) {
     return MemNeedsOptions{.num_gpus_per_node = gpus_per_node, .num_nodes = nodes, .additional_buffer_factor = factor};
@@ -112,6 +117,7 @@ void bind_zero(py::module_& module) {
   bind_scopes(module);
   bind_mem_needs(module);
   module.def("make_whole", &zero::make_whole, WithoutGil());
+  module.def("whole_tensor", &whole_tensor, WithoutGil());
   module.def("safe_get_full_fp32_param", &safe_get_full_fp32_param, WithoutGil());
   module.def("safe_get_full_optimizer_state", &safe_get_full_optimizer_state, WithoutGil());
   module.def("safe_get_full_grad", &safe_get_full_grad, WithoutGil());

@@ -90,6 +90,7 @@ const std::multimap<std::string, trireme::Feature>& known_features() {
       {"sequence, Ulysses", kSequence},
       {"sequence, ring", kSequence},
       {"sequence, ring", kRingAttention},
+      {"tensor slices", kTensor},
       {"parameter groups", kParameterGroups},
       {"zero::Init", kInit},
       {"Muon", kMatrixOptimizer},
@@ -121,6 +122,8 @@ const std::vector<Deviation>& deviations() {
         made.push_back(
             {one, other, " does not divide the 1 data-parallel ranks",
              "four ranks that are all stages, or have parts of one sequence, leave one that is data-parallel"});
+    for (const char* one : {"MiCS", "hpZ"})
+      made.push_back({one, "tensor slices", "", "two of four ranks are data-parallel, which leaves one replica"});
     for (const char* other : {"pipeline stages", "pipeline, split backward", "pipeline, chunks"})
       made.push_back({"leaf modules", other, "", "each stage has a module of that name"});
     return made;
@@ -157,6 +160,12 @@ std::function<void(Scenario&)> sequence(const char* attention) {
     scenario.has_sequence_parts = true;
     scenario.config["trireme"]["sequence_attention"] = attention;
   };
+}
+
+/// Slices over two ranks, and two of such pairs.
+void slices(Scenario& scenario) {
+  scenario.ranks = 4;
+  scenario.has_slices = true;
 }
 
 std::function<void(Scenario&)> offload(const char* what) {
@@ -206,6 +215,7 @@ const std::vector<Feature>& features() {
       {"pipeline, V of chunks", "axis", kRounding, with(&Scenario::schedule, std::string("zb-v")), kSums},
       {"sequence, Ulysses", "axis", kRounding, sequence("ulysses"), kSums},
       {"sequence, ring", "axis", kRounding, sequence("ring"), kSums},
+      {"tensor slices", "axis", kRounding, slices, kSums},
       {"second engine", "", kNothing, with(&Scenario::has_second_engine, true)},
       {"evaluation between", "", kNothing, with(&Scenario::evaluates_between, true)},
       {"schedule", "", kTraining,
@@ -408,6 +418,7 @@ const Outcome& in_one_process(const Indices& chosen) {
   }
   scenario.ranks = all.ranks;
   scenario.has_sequence_parts = all.has_sequence_parts;
+  scenario.has_slices = all.has_slices;
   scenario.schedule = all.schedule;
   std::string key = str(scenario.micro_batches(), " of ", scenario.data_ranks(scenario.ranks));
   for (const size_t index : without(without(chosen, Change::kNothing), Change::kRounding)) key += str(" ", index);
@@ -580,6 +591,36 @@ TEST_P(Compose, TrainsAsOneProcessOrIsRefused) {
 const auto kName = [](const auto& info) { return name_of(info.param); };
 INSTANTIATE_TEST_SUITE_P(Some, Compose, ::testing::ValuesIn(some_combinations()), kName);
 INSTANTIATE_TEST_SUITE_P(Slow, Compose, ::testing::ValuesIn(combinations()), kName);
+
+/// The places of features in the table.
+Indices indices_of(const std::vector<std::string>& names) {
+  Indices chosen;
+  for (const std::string& name : names) chosen.push_back(index_of(name));
+  std::sort(chosen.begin(), chosen.end());
+  return chosen;
+}
+
+// What pairs do not show: shards of slices that are saved, offloaded, recomputed or the program's own to update.
+TEST(ComposeSlices, WithMoreThanOneOtherFeatureTrainAsOneProcess) {
+  const std::vector<std::vector<std::string>> all = {
+      {"ZeRO 1", "no_sync", "parameter groups", "evaluation between", "resume"},
+      {"ZeRO 1", "fp16", "deterministic", "recompute by call", "resume, resharded"},
+      {"ZeRO 2", "autocast", "recompute selectively", "tiled", "resume"},
+      {"ZeRO 2", "bf16", "16-bit messages", "offloaded optimizer", "resume, resharded"},
+      {"ZeRO 3, shared", "bf16", "client optimizer", "tiled", "asynchronous save"},
+      {"ZeRO 3, shared", "fp16", "recompute layers", "second engine", "mapped files"},
+      {"ZeRO 3, copy", "client optimizer", "recompute layers", "coalesced", "resume, resharded"},
+      {"ZeRO 3, copy", "bf16", "offloaded parameters", "recompute selectively", "resume, resharded"},
+      {"ZeRO 3, copy", "GPU (stand-in)", "schedule", "leaf modules", "asynchronous save"}};
+  for (std::vector<std::string> names : all) {
+    names.emplace_back("tensor slices");
+    const Indices chosen = indices_of(names);
+    SCOPED_TRACE(name_of(chosen));
+    const Result& result = result_of(chosen);
+    ASSERT_EQ(result.refusal, "");
+    EXPECT_EQ(difference_from(result.outcome, in_one_process(chosen), tolerance_of(chosen)), "");
+  }
+}
 
 TEST(ComposeCheck, AnotherGradientNormLossOrWeightIsFound) {
   const Outcome plain = result_of({}).outcome;

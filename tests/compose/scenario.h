@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/optim/sgd.h>
 
 #include <functional>
@@ -64,6 +65,7 @@ struct Scenario {
   bool evaluates_between = false;       ///< a forward without gradients after each step
   bool has_second_engine = false;       ///< another model trains in between, sharded and recomputed
   bool has_sequence_parts = false;      ///< each rank has some tokens of each sample
+  bool has_slices = false;              ///< each two neighbouring ranks have slices of the same layers
   std::string schedule = {};            ///< of a pipeline, a stage on each rank; empty: no pipeline
   Scope scope = Scope::kNone;
   Checkpoint checkpoint = Checkpoint::kNone;
@@ -71,7 +73,10 @@ struct Scenario {
   Scenario();
   bool is_in_stages() const { return !schedule.empty(); }
   /// Ranks that have micro-batches of their own, where `world` ranks train.
-  int data_ranks(int world) const { return is_in_stages() || has_sequence_parts ? 1 : world; }
+  int data_ranks(int world) const {
+    if (has_slices && world > 1) return world / 2;
+    return is_in_stages() || has_sequence_parts ? 1 : world;
+  }
   int micro_batches() const { return ranks * kAccumulation; }
 };
 
@@ -134,6 +139,23 @@ class Notes {
   std::vector<std::map<std::string, std::map<int, at::Tensor>>> steps_;
 };
 
+/// The flat gradient of a parameter of which two ranks have slices, each with one more rank that has a shard of it.
+inline at::Tensor joined(const Notes& notes, size_t step, const PartitionedParameter& parameter) {
+  const at::Tensor whole = at::zeros(parameter.parts[0].shape);
+  for (int rank = 0; rank < 2; ++rank) {
+    const TensorPart& part = parameter.parts[rank];
+    const at::Tensor slice =
+        notes.whole(step, parameter.name, local_numel(part), {rank, rank + 2}).view(local_shape(part));
+    if (part.dim < 0) whole.copy_(slice);
+    int64_t begin = 0;
+    for (const Interval& own : part.intervals) {
+      whole.narrow(part.dim, own.begin, own.size()).copy_(slice.narrow(part.dim, begin, own.size()));
+      begin += own.size();
+    }
+  }
+  return whole.flatten();
+}
+
 /// torch::optim's SGD, which tells its gradients.
 class NotedSgd final : public torch::optim::SGD {
  public:
@@ -166,6 +188,7 @@ inline Config config_of(const Scenario& scenario, int ranks) {
   json["gradient_accumulation_steps"] = kAccumulation * ranks / scenario.data_ranks(ranks);
   if (scenario.is_in_stages() && ranks > 1) json["pipeline"] = {{"stages", ranks}};
   if (scenario.has_sequence_parts) json["sequence_parallel_size"] = ranks;
+  if (scenario.has_slices && ranks > 1) json["tensor_parallel"] = {{"autotp_size", 2}};
   Config config = config_from_json(json, ranks, {}, "ds_config.json");
   config.pager.poison = true;
   config.pager.live_bytes = 0;
@@ -178,6 +201,7 @@ class OpenEngine final : public Engine {
  public:
   using Engine::begin_forward;
   using Engine::Engine;
+  using Engine::training;
 };
 
 /// A model and its engine on one rank.
@@ -187,6 +211,8 @@ class Training {
   virtual EngineBase& engine() = 0;
   /// This rank's part of the model.
   virtual const torch::nn::Module& module() const = 0;
+  /// How layers are cut; null: they are not.
+  virtual const PartitionPlan* partition() const { return nullptr; }
   /// One window. Returns the mean loss of all micro-batches.
   virtual double step(int number) = 0;
   virtual void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) = 0;
@@ -211,6 +237,9 @@ inline std::shared_ptr<LlamaImpl> model_of(const Scenario& scenario, Group& worl
 
 inline InitializeOptions options_of(const Scenario& scenario, const Group& world, Notes& notes) {
   InitializeOptions options{.config = config_of(scenario, world.size()), .parameter_groups = scenario.parameter_groups};
+  options.partition_model = PartitionModel{.model_type = "llama",
+                                           .heads = small_llama().num_attention_heads,
+                                           .key_value_heads = small_llama().num_key_value_heads};
   if (scenario.has_client_optimizer)
     options.client_optimizer = [&notes, rank = world.rank()](const std::vector<at::Tensor>& parts,
                                                              const std::vector<std::string>& names) {
@@ -230,6 +259,7 @@ class WholeTraining final : public Training {
 
   EngineBase& engine() override { return engine_; }
   const torch::nn::Module& module() const override { return *model_; }
+  const PartitionPlan* partition() const override { return engine_.training().partition(); }
   void load_checkpoint(const std::filesystem::path& folder, const std::string& tag) override {
     engine_.load_checkpoint(folder, {.tag = tag});
   }
@@ -408,6 +438,7 @@ inline void save_again_on_one_rank(const Scenario& scenario, const std::filesyst
   other.config["zero_optimization"] = {{"stage", 1}};
   other.config.erase("trireme");
   other.has_sequence_parts = false;
+  other.has_slices = false;
   Notes notes;
   run_ranks(1, [&](Rank& rank) {
     const auto training = make_training(other, rank.world(), 0, notes);
@@ -459,6 +490,7 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
   FakeRecord device_record;
   Notes notes;
   std::mutex mutex;
+  std::optional<PartitionPlan> slices;
   outcome.steps.resize(end);
   run_ranks(scenario.ranks,
             [&](Rank& rank) {
@@ -466,6 +498,8 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
               std::optional<SecondTraining> second;
               const auto training = make_training(scenario, rank.world(), rank.id(), notes);
               if (scenario.has_second_engine) second.emplace(rank.world());
+              if (scenario.has_slices != (training->partition() != nullptr))
+                throw Error(ErrorCode::kInternal, "layers are cut, or not, as nobody has asked");
               prepare(*training, rank.id());
               for (int number = begin; number < end; ++number) {
                 if (second) second->step(number);
@@ -480,6 +514,7 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
               finish(*training, rank.id());
               training->engine().destroy();
               const std::lock_guard lock(mutex);
+              if (training->partition() != nullptr) slices = *training->partition();
               if (rank.id() == 0 || scenario.is_in_stages())
                 for (const auto& [name, tensor] : parameters_of(training->module()))
                   outcome.parameters[name] = tensor.cpu();
@@ -489,7 +524,10 @@ inline void train_part(const Scenario& scenario, int begin, int end, const Look&
     throw Error(ErrorCode::kInternal, "not ordered: " + races[0]);
   for (int number = begin; number < end; ++number) {
     StepRecord& record = outcome.steps[number];
-    if (scenario.has_client_optimizer)
+    if (scenario.has_client_optimizer && slices)
+      for (const PartitionedParameter& parameter : slices->parameters)
+        record.gradients[parameter.name] = joined(notes, number - begin, parameter).view(parameter.parts.front().shape);
+    else if (scenario.has_client_optimizer)
       for (const auto& [name, tensor] : outcome.parameters)
         if (name != "lm_head.weight")
           record.gradients[name] =

@@ -30,7 +30,8 @@ using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 inline constexpr int kSteps = 3;
 inline constexpr int64_t kHeads = 4, kKeyValueHeads = 2;
 
-/// Of a Llama; over four ranks, vocabulary and MLP are cut unevenly, and each key and value head has two ranks.
+/// Of a Llama; over four ranks, vocabulary and MLP are cut unevenly, and each key and value head has two ranks. Every
+/// rank has all `scales`, and data-parallel ranks share these otherwise on one tensor-parallel rank than on another.
 inline Shapes llama_shapes() {
   Shapes shapes = {{"model.embed_tokens.weight", {10, 8}}};
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
@@ -38,7 +39,8 @@ inline Shapes llama_shapes() {
                          {layer + "self_attn.k_proj.weight", {4, 8}}, {layer + "self_attn.v_proj.weight", {4, 8}},
                          {layer + "self_attn.o_proj.weight", {8, 8}}, {layer + "mlp.gate_proj.weight", {50, 8}},
                          {layer + "mlp.up_proj.weight", {50, 8}},     {layer + "mlp.down_proj.weight", {8, 50}},
-                         {layer + "input_layernorm.weight", {8}},     {layer + "post_attention_layernorm.weight", {8}}};
+                         {layer + "input_layernorm.weight", {8}},     {layer + "post_attention_layernorm.weight", {8}},
+                         {layer + "mixer.scales", {100, 8}}};
     shapes.insert(shapes.end(), more.begin(), more.end());
   }
   shapes.push_back({"model.norm.weight", {8}});

@@ -135,6 +135,7 @@ TEST_P(SlicesIn, CheckpointsLoadIntoAnyOtherCut) {
                                     {.tensor = 2, .data = 2, .variant = kVariants[2]},
                                     {.data = 4, .variant = kVariants[3]},
                                     {.tensor = 4, .variant = kVariants[3]},
+                                    {.tensor = 4, .data = 2, .variant = kVariants[2]},
                                     {.tensor = 2, .data = 2, .variant = kVariants[4]}};
   for (TrainingRun& run : chain) run.dtype = GetParam();
   const Saved saved = train_and_save(chain[0], folder.path(), "0");
@@ -396,6 +397,11 @@ TEST_P(SlicesShown, AreSetAsTheModelsParameters) {
       if (name == kFrozen) continue;
       EXPECT_TRUE(at::equal(*safe_get_full_grad(job.parameter(name)), numbers(shape, 0.25))) << name;
     }
+    for (const auto& [name, shape] : llama_shapes())
+      if (name != kFrozen) {
+        EXPECT_TRUE(at::equal(whole_weight(job.parameter(name)), numbers(shape, 0.5))) << name;
+      }
+    EXPECT_EQ(whole_weight(job.parameter(kFrozen)).sizes(), at::IntArrayRef({8}));
     const at::Tensor query = job.parameter("model.layers.0.self_attn.q_proj.weight");
     EXPECT_SAYS(error_of<ShapeError>([&] { safe_set_full_fp32_param(query, at::zeros_like(query)); }),
                 "'model.layers.0.self_attn.q_proj.weight' has the shape [8, 8], got a value of [4, 8]");

@@ -35,6 +35,8 @@ namespace trireme {
 
 /// The fp32 master; of an fp32 parameter its weights. What users wrote into the weight counts.
 std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter);
+/// The weight itself, in its own dtype; of a frozen parameter and without an optimizer, too.
+at::Tensor whole_weight(const at::Tensor& parameter);
 /// A state by the name that it has in checkpoints, such as "exp_avg".
 std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
 /// The mean over ranks and micro-batches so far, without a loss scale, before clipping; nothing for a parameter that no
@@ -88,6 +90,8 @@ class ParameterAccess final : public PagerCompanion {
   };
 
   Part value(int parameter) const;
+  /// A copy of the weight, in the shape of the model's parameter. Collective.
+  at::Tensor weight(int parameter) const;
   Part state(int parameter, const std::string& state) const;
   /// As ShardedOptimizer has them.
   const std::vector<std::string>& state_names(int parameter) const { return optimizer_->state_names(parameter); }

@@ -232,9 +232,9 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if exclude_frozen_parameters and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
                 continue
-            with core.GatheredContext([tensor], None):
-                if result is not None:
-                    result[name] = tensor.detach().clone()
+            whole = core.whole_tensor(tensor)
+            if result is not None:
+                result[name] = whole
         return result
 
     _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict

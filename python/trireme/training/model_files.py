@@ -2,7 +2,7 @@
 import os
 
 from .._native import core
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedError
 from . import client_state as client_states
 
 # Keys that an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and groups.
@@ -49,9 +49,13 @@ class ModelFiles:
         0's parameters become everybody's. The optimizer follows the weights.
 
         Returns (its path, client_state), or (None, None) where there is none.
-        Raises  CheckpointError: one that does not fit or is damaged; names what.
+        Raises  CheckpointError: one that does not fit or is damaged; names what. UnsupportedError: custom_load_fn where ranks share layers.
         """
         _check_folder("load_checkpoint", "load_dir", load_dir)
+        ranks = (self.resolved_config.get("tensor_parallel") or {}).get("autotp_size", 0)
+        if custom_load_fn is not None and ranks > 1:
+            raise UnsupportedError(f"load_checkpoint(custom_load_fn=…): with tensor_parallel (autotp_size={ranks}) a rank has slices of parameters, "
+                                   "which a program does not fill; leave custom_load_fn out, or fill the module before initialize()")
         if self.optimizer is not None:
             self.optimizer.push()  # what a checkpoint does not hold stays as the program has it
         loaded = self.core.load_checkpoint(os.fspath(load_dir), "" if tag is None else str(tag), custom_load_fn is None,

@@ -6,7 +6,6 @@
 #include "pager/storage/held_storage.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/call_scopes.h"
-#include "trireme/pager/pager.h"
 
 namespace trireme::zero {
 
@@ -26,13 +25,10 @@ void check_modifier(const HeldStorage& storage, int rank) {
 }
 
 /// Where layers are cut no rank has values for all ranks.
-void refuse_slice(const at::Tensor& tensor, int modifier_rank) {
-  const auto place = find_managed(tensor);
-  if (!place) return;
-  const ParameterSpec& spec = place->pager->parameters()[place->parameter];
-  if (spec.part.shape.empty()) return;
-  throw StateError(str("GatheredParameters: modifier_rank=", modifier_rank, ": parameter '", spec.name,
-                       "' is of an engine with tensor_parallel, whose ranks have slices, so the values of one rank are "
+void refuse_slice(const HeldStorage& storage, int modifier_rank) {
+  if (!storage.is_of_cut_layers()) return;
+  throw StateError(str("GatheredParameters: modifier_rank=", modifier_rank, ": ", storage.label(),
+                       " is of an engine with tensor_parallel, whose ranks have slices, so the values of one rank are "
                        "not everybody's; write it by safe_set_full_fp32_param(), or load a checkpoint"));
 }
 
@@ -96,7 +92,7 @@ GatheredParameters::GatheredParameters(const std::vector<at::Tensor>& parameters
     storage->check(kind);
     if (options.modifier_rank) {
       check_modifier(*storage, *options.modifier_rank);
-      refuse_slice(parameter, *options.modifier_rank);
+      refuse_slice(*storage, *options.modifier_rank);
     }
     held.push_back(parameter);
   }

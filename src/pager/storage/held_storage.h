@@ -36,6 +36,8 @@ class HeldStorage : public ManagedStorage {
   virtual std::string label() const = 0;
   /// The ranks that hold it; null once the manager is gone: the bytes are then what they are.
   virtual const ShardMesh* mesh() const = 0;
+  /// Whether ranks of other groups have slices of the same layers, so that what one rank writes is not everybody's.
+  virtual bool is_of_cut_layers() const { return false; }
   /// The identity of its manager, the same for all storages of one.
   virtual const void* manager() const = 0;
   /// Bytes that were spread become everybody's authoritative ones; once per manager. Collective.

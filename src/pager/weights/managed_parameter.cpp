@@ -24,6 +24,10 @@ const ShardMesh* ParameterStorage::mesh() const {
   return store_ != nullptr ? &store_->mesh_of_parameter(parameter_) : nullptr;
 }
 
+bool ParameterStorage::is_of_cut_layers() const {
+  return store_ != nullptr && store_->parameter(parameter_).is_of_cut_layers;
+}
+
 void ParameterStorage::make_whole(Hold hold) { store_->hold(parameter_, hold == Hold::kModify); }
 void ParameterStorage::release() noexcept { store_->let_go(parameter_); }
 c10::StorageImpl& ParameterStorage::bytes() { return store_->parameter(parameter_).storage(); }

@@ -36,6 +36,7 @@ class ParameterStorage final : public HeldStorage {
   int parameter() const { return parameter_; }
   std::string label() const override;
   const ShardMesh* mesh() const override;
+  bool is_of_cut_layers() const override;
   const void* manager() const override { return store_; }
   void settle() override;
   /// Memory that must live as long as the storage points into it.
@@ -60,6 +61,7 @@ struct ManagedParameter {
   std::shared_ptr<ParameterStorage> owner;
   bool written = false;    ///< by the user, since the window opened
   bool is_counted = true;  ///< as ParameterSpec's
+  bool is_of_cut_layers = false;
 
   c10::StorageImpl& storage() const { return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
   size_t itemsize() const { return tensor.element_size(); }

@@ -20,7 +20,7 @@ struct ParameterSpec {
   /// A 16-bit dtype in which gradients travel between ranks; Undefined and fp32: the one in which they are kept.
   at::ScalarType communication_dtype = at::ScalarType::Undefined;
   int mesh = 0;  ///< index into the list of MeshSize
-  /// The part of the model's parameter that this is; without a shape: all of it.
+  /// The part of the model's parameter that this is; without a shape: all of it, and no layer of the model is cut.
   TensorPart part = {};
   /// Norms of the whole model count it here; false: another rank has the same elements and counts them.
   bool is_counted = true;
