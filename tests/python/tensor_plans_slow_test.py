@@ -12,7 +12,7 @@ REASONS = {
     "not built": "transformers cannot make it of a default configuration",
     'tp_plan[…]="moe_tp_experts": this style is not there yet': "experts",
     'tp_plan[…]="mla_kv_a_proj": this style is not there yet': "latent attention",
-    "attention is cut by heads, and their number is unknown": "parts of a model have other numbers of heads",
+    "do not divide into": "parts of a model have other numbers of heads, and their features do not divide",
     "have numbers of their own of": "layers have other numbers of heads",
 }
 

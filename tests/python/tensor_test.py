@@ -10,25 +10,13 @@ RankServer.imports = ("torch._dynamo", "transformers")
 HERE = pathlib.Path(__file__).parent
 PROGRAMS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_programs as programs\n"
 LARGEST = 1e-5
-_HAS_AXIS = "import trireme; result = hasattr(trireme._native.core.EngineBase, 'check_same_inputs')"
 
 
 class Families(Case):
     """Cases are (family, ranks of a layer, ZeRO stage)."""
 
-    _has_axis = None
-
-    def need_axis(self):
-        """Skips: this library has no axis "tensor"."""
-        if Families._has_axis is None:
-            Families._has_axis = self.on_ranks(0, _HAS_AXIS)
-        if not Families._has_axis:
-            raise unittest.SkipTest("engines of this library do not share layers")
-
     def compare(self, ranks, cases, planted=None, timeout_s=240):
         """{case: {kind: [difference, where]}}."""
-        if any(tensor > 1 for _, tensor, _ in cases):
-            self.need_axis()
         found = self.on_ranks(ranks, PROGRAMS + f"result = [programs.differences(*case, {planted!r}) for case in {cases!r}]", timeout_s=timeout_s)
         return dict(zip(map(tuple, cases), found))
 
@@ -54,7 +42,6 @@ class Quick(Families):
                     self.assertGreater(differences[kind][0], LARGEST)
 
     def test_programs_read_whole_sizes_and_are_told_of_other_batches_and_compilation(self):
-        self.need_axis()
         self.on_ranks(2, PROGRAMS + """
 import json, pathlib, torch, trireme
 def raised(call):
