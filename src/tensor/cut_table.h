@@ -5,6 +5,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tensor/slices.h"
@@ -15,6 +16,7 @@ namespace trireme::tensor {
 /// What is known of a tensor.
 struct CutTensor {
   DimCut cut = {};
+  std::string parameter = {};  ///< its name; "": it is computed
   /// A parameter whose layer gives whole outputs.
   bool gathers_output = false;
   /// Not cut, but a copy of other ranks' elements in place of a view: what is written into it would be lost.

@@ -112,6 +112,53 @@ void TensorPass::run_product(OperatorCall& call, Next next, const CutArguments& 
   }
 }
 
+/// Labels tell what becomes of a dim that is cut: it stays in the result, or is summed over.
+void TensorPass::run_einsum(OperatorCall& call, Next next, const CutArguments& found) {
+  std::string equation = call.arguments()[0].toStringRef();
+  equation.erase(std::remove(equation.begin(), equation.end(), ' '), equation.end());
+  const std::vector<at::Tensor> tensors = call.arguments()[1].toTensorVector();
+  const size_t arrow = equation.find("->");
+  std::vector<std::string> labels = {""};
+  for (const char letter : equation.substr(0, arrow)) letter == ',' ? (void)labels.emplace_back() : labels.back().push_back(letter);
+  bool is_plain = arrow != equation.npos && equation.find('.') == equation.npos && labels.size() == tensors.size();
+  for (size_t i = 0; is_plain && i < tensors.size(); ++i)
+    is_plain = static_cast<int64_t>(labels[i].size()) == tensors[i].dim();
+  if (!is_plain) return run_whole(call, next, found);
+  const auto index_of = [&](const at::Tensor& tensor) {
+    return static_cast<size_t>(
+        std::find_if(tensors.begin(), tensors.end(), [&](const at::Tensor& one) { return one.is_same(tensor); }) -
+        tensors.begin());
+  };
+  const CutArgument lead = found[0];
+  const char label = labels[index_of(lead.tensor)][static_cast<size_t>(lead.cut.dim)];
+  const std::string output = equation.substr(arrow + 2);
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    if (std::count(labels[i].begin(), labels[i].end(), label) > 1) return run_whole(call, next, found);
+    const size_t at = labels[i].find(label);
+    const auto known = std::find_if(found.begin(), found.end(),
+                                    [&](const CutArgument& one) { return one.tensor.is_same(tensor); });
+    const bool is_cut = known != found.end();
+    if (at != std::string::npos) {
+      const int64_t size = is_cut && known->cut.dim == static_cast<int64_t>(at) ? known->cut.whole_size() : tensor.size(static_cast<int64_t>(at));
+      if (size != lead.cut.whole_size()) return run_whole(call, next, found);  // of size 1, which broadcasts
+    }
+    parts.push_back(next.run(call, [&] {
+      const DimCut cut = at != std::string::npos ? cut_along(lead.cut, static_cast<int64_t>(at)) : DimCut{};
+      if (is_cut && cut.slices && known->cut.dim == cut.dim) return recut(*known, cut);
+      const at::Tensor all = is_cut ? whole(*known) : tensor;
+      return cut.slices ? take(all, cut) : enter(all);
+    }));
+  }
+  argument(call, 1) = c10::List<at::Tensor>(parts);
+  next(call);
+  const at::Tensor result = call.results()[0].toTensor();
+  const size_t stays = output.find(label);
+  if (stays != std::string::npos) return add_cut(result, cut_along(lead.cut, static_cast<int64_t>(stays)));
+  call.stack.back() = next.run(call, [&] { return summed(result, exchanges_, name_of(call)); });
+}
+
 /// Each rank's product is a part of the sum. A term is added once, to the sum.
 void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& right) {
   const CutArgument& lead = left.role == Factor::Role::kSum ? *left.found : *right.found;

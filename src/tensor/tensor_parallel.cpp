@@ -34,7 +34,8 @@ class TensorParallel::Impl final : public tensor::TensorPass {
 TensorParallel::TensorParallel(Group& group) : impl_(std::make_unique<Impl>(group)) {}
 TensorParallel::~TensorParallel() = default;
 
-void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output) {
+void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output,
+                         const std::string& name) {
   Group& group = impl_->group();
   const TensorPart& own = parts.at(static_cast<size_t>(group.rank()));
   if (own.dim < 0) return;
@@ -43,7 +44,12 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
   auto slices = std::make_shared<tensor::RankSlices>();
   slices->whole = own.shape[static_cast<size_t>(own.dim)];
   for (const TensorPart& part : parts) slices->of_rank.push_back(part.intervals);
-  impl_->add(parameter, {.cut = {.dim = own.dim, .slices = std::move(slices)}, .gathers_output = gathers_output});
+  tensor::CutTensor known;
+  known.cut.dim = own.dim;
+  known.cut.slices = std::move(slices);
+  known.parameter = name;
+  known.gathers_output = gathers_output;
+  impl_->add(parameter, std::move(known));
 }
 
 void TensorParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
@@ -88,7 +94,7 @@ void TensorParallel::check_loss(const at::Tensor& loss) {
   impl_->forget_entered();
   if (is_part(loss))
     throw StateError("backward: the loss is a slice of a tensor; take the sum() or mean() of all of it");
-  if (impl_->has_compared_loss || !loss.defined() || loss.numel() != 1) return;
+  if (!loss.defined() || loss.numel() != 1 || (impl_->has_compared_loss && !loss.device().is_cpu())) return;
   const WithoutInterception own_operators;
   Group& group = impl_->group();
   const at::Tensor own = loss.detach().to(at::kDouble).cpu().view({1}), all = at::empty({group.size()}, at::kDouble);

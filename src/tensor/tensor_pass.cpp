@@ -4,9 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
 #include <utility>
 
 #include "tensor/exchanges.h"
@@ -17,11 +15,6 @@ namespace trireme::tensor {
 namespace {
 
 constexpr size_t kMostEntered = 4;
-
-/// Operators of libtorch that are made of rows, and read no sizes but to arrange dims.
-constexpr std::array<std::string_view, 8> kOpened = {"aten::einsum",       "aten::tensordot", "aten::inner",
-                                                     "aten::outer",        "aten::kron",      "aten::addbmm",
-                                                     "aten::chain_matmul", "aten::meshgrid"};
 
 /// Roles of which results share the argument's memory.
 bool gives_views(const OperatorCall& call) {
@@ -131,21 +124,13 @@ void TensorPass::run_known(OperatorCall& call, Next next, const OperatorRule& ru
   }
 }
 
-/// Nothing is known of it; some are made of operators of which all is known.
+/// Code of libtorch's own, of which nothing is known but that it is made of other operators, runs on wholes.
 void TensorPass::run_without_rule(OperatorCall& call, Next next, const CutArguments& found) {
-  const std::string& name = call.op.schema().name();
-  if (!call.traits.composite || call.traits.random)
-    refuse(call, found[0].tensor, "is not known to tensor parallelism, and has an argument",
-           "gather it first (engine.gather(tensor)), or leave its parameter whole (partition_config, "
-           "\"partition_type\": \"skip\")");
-  if (std::find(kOpened.begin(), kOpened.end(), name) == kOpened.end()) return run_whole(call, next, found);
-  struct Opened {
-    std::vector<std::string>& names;
-    ~Opened() { names.pop_back(); }
-  };
-  opened_.push_back(name);
-  const Opened opened{opened_};
-  next.open(call);
+  if (call.op.schema().name() == "aten::einsum") return run_einsum(call, next, found);
+  if (call.traits.composite && !call.traits.random) return run_whole(call, next, found);
+  refuse(call, found[0].tensor, "is not known to tensor parallelism, and has an argument",
+         "gather it first (engine.gather(tensor)), or leave the parameter whole that it is computed from "
+         "(partition_config, \"partition_type\": \"skip\")");
 }
 
 /// Right whatever the operator does, as long as it writes nothing.
@@ -268,14 +253,15 @@ void TensorPass::check_count(const OperatorCall& call, size_t index, const CutTe
   }
 }
 
-std::string TensorPass::name_of(const OperatorCall& call) const {
-  return opened_.empty() ? call.op.schema().name() : str(opened_.front(), " (", call.op.schema().name(), ")");
-}
+std::string TensorPass::name_of(const OperatorCall& call) const { return call.op.schema().name(); }
 
 void TensorPass::refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
-                        const std::string& fix) const {
-  throw StateError(str(name_of(call), " ", reason, ": ", tensor.sizes(), " is a slice of rank ", group_.rank(),
-                       " of group '", group_.name(), "'; ", fix));
+                        const std::string& fix) {
+  const auto known = table_.find(tensor);
+  const std::string& parameter = known ? known->parameter : std::string();
+  throw StateError(str(name_of(call), " ", reason, ": ", tensor.sizes(), " is a slice", parameter.empty() ? "" : " of \"",
+                       parameter, parameter.empty() ? "" : "\"", ", that of rank ", group_.rank(), " of group '",
+                       group_.name(), "'; ", fix));
 }
 
 }  // namespace trireme::tensor

@@ -79,10 +79,11 @@ class TensorPass : public Pass {
   };
   std::optional<Sized> sized(const CutArgument& one, const std::vector<int64_t>& asked) const;
   std::optional<std::vector<Interval>> pieces_of(const OperatorCall& call, const CutArgument& one) const;
-  Interval piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked) const;
+  Interval piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked);
 
   // products.cpp
   void run_product(OperatorCall& call, Next next, const CutArguments& found);
+  void run_einsum(OperatorCall& call, Next next, const CutArguments& found);
   void run_lookup(OperatorCall& call, Next next, const CutArguments& found);
   void run_attention(OperatorCall& call, Next next, const CutArguments& found);
   void run_class_loss(OperatorCall& call, Next next, const CutArguments& found);
@@ -94,8 +95,8 @@ class TensorPass : public Pass {
                        const CutArgument& query, bool& is_by_query);
 
   // Helpers of the handlers.
-  /// Whether sizes and places among the arguments are whole ones. Code of libtorch's own reads a slice's.
-  bool takes_wholes() const { return speaks_of_wholes_ && opened_.empty(); }
+  /// Whether sizes and places among the arguments are whole ones.
+  bool takes_wholes() const { return speaks_of_wholes_; }
   std::vector<int64_t> whole_sizes_of(const CutArgument& one) const;
   DimCut cut_along(const DimCut& like, int64_t dim) const {
     return {.dim = dim, .outer = like.outer, .slices = like.slices};
@@ -126,7 +127,7 @@ class TensorPass : public Pass {
   void check_count(const OperatorCall& call, size_t index, const CutTensor& sum) const;
   std::string name_of(const OperatorCall& call) const;
   [[noreturn]] void refuse(const OperatorCall& call, const at::Tensor& tensor, const std::string& reason,
-                           const std::string& fix) const;
+                           const std::string& fix);
 
   /// A whole tensor that has entered, so that a second layer does not sum its gradient again.
   struct Entered {
@@ -141,7 +142,6 @@ class TensorPass : public Pass {
   const std::thread::id thread_ = std::this_thread::get_id();
   CutTable table_;
   OperatorRules rules_;
-  std::vector<std::string> opened_;  // composite operators around the one that runs, outermost first
   std::vector<Entered> entered_;     // the last ones
   bool speaks_of_wholes_ = false;
   InterceptScope scope_;

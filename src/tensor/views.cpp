@@ -258,7 +258,7 @@ void TensorPass::run_part(OperatorCall& call, Next next, const CutArguments& fou
 
 /// The stretch of the whole that a program means, which may have read the sizes of this rank's slice: whole sections of
 /// it, such as the keys of a packed projection, stand for the whole's.
-Interval TensorPass::piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked) const {
+Interval TensorPass::piece_of_whole(const OperatorCall& call, const CutArgument& one, const Interval& asked) {
   if (takes_wholes()) return asked;
   const RankSlices& slices = *one.cut.slices;
   const std::vector<Interval>& own = slices.of_rank[static_cast<size_t>(group_.rank())];

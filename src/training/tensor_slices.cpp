@@ -157,7 +157,7 @@ std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& 
     const PartitionedParameter& planned = plan.parameters[i];
     const bool gathers = std::any_of(planned.uses.begin(), planned.uses.end(),
                                      [](const TensorUse& use) { return use.output == TensorExchange::kGather; });
-    pass->add(parameters[i].tensor, planned.parts, gathers);
+    pass->add(parameters[i].tensor, planned.parts, gathers, planned.name);
   }
   return pass;
 }

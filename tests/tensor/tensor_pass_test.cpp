@@ -397,6 +397,24 @@ TEST(TensorPass, WhatIsNotKnownOfSlicesRunsOnWholes) {
                }});
 }
 
+TEST(TensorPass, ProductsByLabels) {
+  const auto grouped = [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    const int64_t groups = 3, per_group = kHeads / groups;
+    const at::Tensor queries = q.reshape({kBatch, groups, per_group, kLength, kHeadSize});
+    const at::Tensor scores = at::einsum("bghqd,bgkd->bghqk", {queries, k});
+    return at::einsum("bghqk,bgkd->bghqd", {scores.softmax(-1), v}).reshape({kBatch, kHeads, kLength, kHeadSize});
+  };
+  expect_same(attention(3, grouped), 3, /*speaks_of_wholes=*/true);
+  expect_same(attention(3, grouped), 3);
+  expect_same({.shapes = {{"w", {kHeads, kHidden, kHeadSize}}, {"o", {kHeads, kHeadSize, kHidden}}, {"n", {kHeadSize}}},
+               .cuts = {{"w", {0}}, {"o", {0}}},
+               .loss = [](const Weights& w) {
+                 const at::Tensor x = at::einsum("bsh,nhd->bnsd", {input(), w.at("w")});
+                 const at::Tensor y = at::einsum("bnsd,nde,d->bse", {x.tanh(), w.at("o"), w.at("n")});
+                 return squares(y) + at::einsum("nhd->hd", {w.at("w")}).exp().sum() * 0.01;
+               }});
+}
+
 TEST(TensorPass, JoinsOfSlices) {
   expect_same({.shapes = {{"a", {kHidden, kHidden}},
                           {"b", {kHidden, kHidden}},

@@ -44,9 +44,11 @@ class [[nodiscard]] TensorParallel {
   TensorParallel& operator=(const TensorParallel&) = delete;
 
   /// `parameter` is this rank's of `parts`, one for each rank. `gathers_output`: outputs of its layer are whole.
+  /// Texts call it `name`.
   ///
   /// Throws    ShapeError: `parameter` is not of that part.
-  void add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output = false);
+  void add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output = false,
+           const std::string& name = {});
 
   /// From now on sizes and places that operators get are of whole tensors: a program that reads whole_sizes() for the
   /// sizes of a part computes on wholes, and never sees what a rank has. Otherwise they may be of either.
@@ -63,7 +65,8 @@ class [[nodiscard]] TensorParallel {
   /// The first exchange so far whose result is not that of all ranks' parts, with its operator; "" where all are right.
   /// From now on none is recorded. Collective.
   std::string exchange_problem();
-  /// Before the backward pass of `loss`; the first one compares it over the group. Collective then.
+  /// Before the backward pass of `loss`, a number, which is compared over the group: on a device the first one alone.
+  /// Collective then.
   ///
   /// Throws    StateError on every rank: it is a slice, or another number on another rank.
   void check_loss(const at::Tensor& loss);
