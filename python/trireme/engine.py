@@ -254,6 +254,11 @@ class Engine(ModelFiles, torch.nn.Module):
     resolved_config = property(lambda self: self._resolved, doc="Every option, spelled out.")
     is_compiled = property(lambda self: self.module._compiled_call_impl is not None)  # pylint: disable=protected-access
 
+    def gather(self, tensor):
+        """The whole of an activation or parameter of which each rank that shares layers has a slice, on all of these; differentiable.
+        `tensor` itself where it is whole. Collective over the ranks that share layers."""
+        return self.core.gather(tensor)
+
     def destroy(self):
         """Gives the module plain, whole parameters again. Collective. The engine is spent; a second call does nothing."""
         if not self.is_spent:

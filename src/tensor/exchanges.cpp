@@ -54,6 +54,14 @@ void save(AutogradContext* context, const ExchangePointer& exchange) {
   context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
 }
 
+/// Gradients of gradients would go through exchanges that do not know of them.
+void refuse_graph(const std::string& what) {
+  if (!at::GradMode::is_enabled()) return;
+  throw StateError(str("backward: create_graph=True through ", what,
+                       " on slices of a layer; gradients of gradients are not there with tensor_parallel, leave "
+                       "create_graph out or set autotp_size to 1"));
+}
+
 constexpr const char* kForward = " in forward";
 constexpr const char* kBackward = " in backward";
 
@@ -98,15 +106,21 @@ struct Enter : Function<Enter> {
     return whole.view_as(whole);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {saved(context)->all_reduced(gradients[0], kBackward), {}};
+    const ExchangePointer of = saved(context);
+    refuse_graph(of->what);
+    return {of->all_reduced(gradients[0], kBackward), {}};
   }
 };
 
 struct Sum : Function<Sum> {
-  static at::Tensor forward(AutogradContext*, const at::Tensor& part, const ExchangePointer& exchange) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const ExchangePointer& exchange) {
+    save(context, exchange);
     return exchange->all_reduced(part, kForward);
   }
-  static variable_list backward(AutogradContext*, const variable_list& gradients) { return {gradients[0], {}}; }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_graph(saved(context)->what);
+    return {gradients[0], {}};
+  }
 };
 
 /// The gradient of an element goes to the first rank that has it: of shared ones each rank's is a part.

@@ -276,9 +276,10 @@ class Partitioner {
 
   Cut cut_units(int64_t extent, Units units) const {
     if (units == Units::kFeatures) return cut_features(extent, ranks_, grain_);
-    const bool is_of_one_kind = units == Units::kHeads || units == Units::kKeyValueHeads;
-    return heads_.queries == 0 && is_of_one_kind ? cut_equally(extent, ranks_)
-                                                 : cut_by_heads(extent, units, heads_, ranks_);
+    if (heads_.queries > 0) return cut_by_heads(extent, units, heads_, ranks_);
+    // A run finds out where heads begin. Sections that are no thirds are gathered there.
+    if (units != Units::kStackedQkv || extent % 3 != 0) return cut_equally(extent, ranks_);
+    return stack({extent / 3, extent / 3, extent / 3}, std::vector<Cut>(3, cut_equally(extent / 3, ranks_)));
   }
 
   /// Matrices one behind the other. Three in an attention are its queries, keys and values.
@@ -294,8 +295,8 @@ class Partitioner {
     for (const int64_t size : sizes) sum += size;
     if (sum != extent) throw ConfigError(str("the shape's sizes add up to ", sum, ", and its dim has ", extent));
     const bool is_qkv = sizes.size() == 3 && (units == Units::kStackedQkv || units == Units::kGroupedQkv);
-    if (is_qkv &&
-        (heads_.queries <= 0 || sizes[0] * heads_.key_values != sizes[1] * heads_.queries || sizes[1] != sizes[2]))
+    if (is_qkv && heads_.queries > 0 &&
+        (sizes[0] * heads_.key_values != sizes[1] * heads_.queries || sizes[1] != sizes[2]))
       throw ConfigError(str("queries, keys and values of ", sizes[0], ", ", sizes[1], " and ", sizes[2], " are no ",
                             heads_.queries, ", ", heads_.key_values, " and ", heads_.key_values,
                             " heads of one size; give their sizes"));

@@ -69,6 +69,13 @@ at::Tensor TensorParallel::gather(const at::Tensor& tensor) {
   return tensor::gathered(tensor, known->cut, impl_->exchanges(), "gather");
 }
 
+at::Tensor TensorParallel::gather_like(const at::Tensor& tensor, const at::Tensor& slice) {
+  const auto known = impl_->find(slice);
+  if (!known || !known->is_cut() || tensor.sizes() != slice.sizes())
+    throw StateError(str("gather: ", tensor.sizes(), " is not cut as ", slice.sizes(), " is"));
+  return tensor::gathered(tensor, known->cut, impl_->exchanges(), "gather");
+}
+
 std::optional<size_t> TensorParallel::first_difference(const std::vector<int64_t>& values) {
   const WithoutInterception own_operators;
   Group& group = impl_->group();

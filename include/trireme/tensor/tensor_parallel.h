@@ -59,6 +59,10 @@ class [[nodiscard]] TensorParallel {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
   at::Tensor gather(const at::Tensor& tensor);
+  /// The whole of `tensor`, which is cut as `slice` is, such as its gradient. Collective.
+  ///
+  /// Throws    StateError: `slice` is none, or of other sizes.
+  at::Tensor gather_like(const at::Tensor& tensor, const at::Tensor& slice);
   /// The first of `values` that is another one on another rank of the group, or where they are more there; nothing: all
   /// ranks have the same. Collective.
   std::optional<size_t> first_difference(const std::vector<int64_t>& values);

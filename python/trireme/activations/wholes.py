@@ -93,6 +93,12 @@ def _take_readers():
     checks = getattr(torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", {})
     if "default" in checks:
         checks["default"] = _metadata
+    for name in ("register_hook", "retain_grad", "register_post_accumulate_grad_hook"):
+        _replace(torch.Tensor, name, functools.partial(_refused, name, "so is its gradient, which has this rank's elements alone and sizes of its own: "
+                                                         "use trireme.utils.safe_get_full_grad() of parameters, torch.autograd.grad() of activations"))
+    for name in ("setup_input_hook", "setup_output_hook"):
+        _replace(torch.utils.hooks.BackwardHook, name, _hooked)
+    _replace(torch.autograd, "grad", _differentiated)
     if not hasattr(torch.autograd.Function.apply, "trireme_original"):
         torch.autograd.Function.apply = classmethod(_applied(torch.autograd.Function.apply.__func__))
 
@@ -192,7 +198,8 @@ def _read_of_whole(name, original):
             if hasattr(numbers, "setflags"):
                 numbers.setflags(write=False)  # what is written into it would be lost
             return numbers
-        raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part; read numbers from a total, such as sum()")
+        raise StateError(f"{name}: {tuple(self.shape)} is a tensor of which this rank has a part; read numbers from a total, such as sum(), or of features "
+                         "and heads from engine.gather(tensor)")
     return read
 
 
@@ -217,6 +224,26 @@ def _scripted(original):
     return call
 
 
+def _hooked(original):
+    """A backward hook of a module gets gradients of its inputs or outputs."""
+    def hooked(self, args):
+        if _cores and any(map(_is_part, args if isinstance(args, tuple) else (args,))):
+            raise StateError(f"register_full_backward_hook: {type(self.module).__name__} computes on a part of a tensor, whose gradient has this rank's "
+                             "elements alone; hook a module around it, whose inputs and outputs are whole")
+        return original(self, args)
+    return hooked
+
+
+def _differentiated(original):
+    """Gradients of slices of a layer come whole."""
+    def grad(outputs, inputs, *args, **kwargs):
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        slices = {index: core for index, tensor in enumerate(given) for core in list(_cores) if _cores and core.is_slice(tensor)}
+        found = original(outputs, inputs, *args, **kwargs)
+        return tuple(slices[i].gather_like(one, given[i]) if i in slices and one is not None else one for i, one in enumerate(found)) if slices else found
+    return grad
+
+
 def _applied(original):
     """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank."""
     @functools.wraps(original)
@@ -224,6 +251,10 @@ def _applied(original):
         results = original(cls, *args, **kwargs)
         if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
             parts = list(filter(_is_part, args))
+            if any(core.is_slice(part) for part in parts for core in list(_cores)):
+                raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a slice, and so is the "
+                                 "gradient that its backward() gets, in which norms, sums and sizes are this rank's; write it by torch's operators, or "
+                                 "leave the parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\")")
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if parts and isinstance(result, torch.Tensor) and result.requires_grad and sizes_of_whole(result) is None:
                     raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a part "
