@@ -90,9 +90,11 @@ void check_agreement(Group& model, const std::string& text) {
                         " does); give every rank the same partition_model and tp_plan"));
 }
 
-/// Whether no rank before `rank` has the same elements.
-bool is_first_holder(const std::vector<TensorPart>& parts, int rank) {
-  return std::find(parts.begin(), parts.end(), parts[rank]) == parts.begin() + rank;
+/// An element that several ranks have is counted by the first of them.
+void count_once(NamedParameter& parameter, const std::vector<TensorPart>& parts, int rank) {
+  const TensorPart first = first_held(parts, rank);
+  parameter.is_counted = local_numel(first) > 0 || local_numel(parts[rank]) == 0;
+  if (parameter.is_counted && first != canonical(parts[rank])) parameter.counted = first;
 }
 
 /// The values of `tensor`'s first rank, contiguous: of what zero::Init has sharded in its own memory, which is whole until
@@ -149,7 +151,7 @@ void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, con
     const std::vector<TensorPart>& parts = plan.parameters[i].parts;
     const SubjectScope subject(parameter.name);
     parameter.part = parts[rank];
-    parameter.is_counted = is_first_holder(parts, rank);
+    count_once(parameter, parts, rank);
     const bool was_sharded = zero::is_sharded(parameter.tensor);
     at::Tensor slice = cut_part(first_values(*groups.tensor, parameter.tensor.detach()), parts[rank]);
     if (was_sharded) slice = slice.to(dtype_of_weight(parameter.tensor, precision));
