@@ -140,6 +140,30 @@ int64_t local_numel(const TensorPart& part) {
   return product(shape, 0, shape.size());
 }
 
+std::vector<Interval> without(const std::vector<Interval>& from, const std::vector<Interval>& taken) {
+  std::vector<Interval> left;
+  auto next = taken.begin();
+  for (Interval one : from) {
+    while (next != taken.end() && next->end <= one.begin) ++next;
+    for (auto cut = next; cut != taken.end() && cut->begin < one.end; ++cut) {
+      if (cut->begin > one.begin) left.push_back({one.begin, cut->begin});
+      one.begin = std::max(one.begin, cut->end);
+    }
+    if (one.size() > 0) left.push_back(one);
+  }
+  return left;
+}
+
+TensorPart first_held(const std::vector<TensorPart>& parts, int rank) {
+  int dim = 0;
+  for (const TensorPart& part : parts) dim = std::max(dim, part.dim);
+  const TensorPart all = cut_along(parts[static_cast<size_t>(rank)], dim);
+  TensorPart own = all;
+  for (int before = 0; before < rank; ++before)
+    own.intervals = without(own.intervals, cut_along(parts[static_cast<size_t>(before)], dim).intervals);
+  return canonical(own == all ? parts[static_cast<size_t>(rank)] : std::move(own));
+}
+
 std::vector<PartRun> intersect(const TensorPart& a, const TensorPart& b) {
   TRIREME_CHECK(a.shape == b.shape, "parts of tensors of shapes ", shape_text(a.shape), " and ", shape_text(b.shape));
   if (is_whole(a) || is_whole(b)) {
@@ -154,6 +178,23 @@ std::vector<PartRun> intersect(const TensorPart& a, const TensorPart& b) {
     std::swap(run.a_stride, run.b_stride);
   }
   return runs;
+}
+
+std::vector<Interval> places_in(const TensorPart& part, const TensorPart& some) {
+  std::vector<Interval> places;
+  for (const PartRun& run : intersect(part, some))
+    for (int64_t i = 0; i < run.count; ++i) {
+      const int64_t begin = run.a + i * run.a_stride;
+      places.push_back({begin, begin + run.length});
+    }
+  std::sort(places.begin(), places.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  std::vector<Interval> joined;
+  for (const Interval& one : places)
+    if (!joined.empty() && joined.back().end == one.begin)
+      joined.back().end = one.end;
+    else
+      joined.push_back(one);
+  return joined;
 }
 
 std::vector<PartRun> clip(const PartRun& run, const Interval& a_range, const Interval& b_range) {

@@ -45,8 +45,9 @@ std::string describe(const DataSplits& data) {
              describe_skipped(data));
 }
 
-std::string describe_stages(const Degrees& degrees) {
-  return degrees.pipe > 1 ? str(", ", degrees.pipe, " pipeline stages") : "";
+std::string describe_axes(const Degrees& degrees) {
+  return str(degrees.pipe > 1 ? str(", ", degrees.pipe, " pipeline stages") : "",
+             degrees.tensor > 1 ? str(", layers cut over ", degrees.tensor, " ranks") : "");
 }
 
 int64_t largest_of_ranks(Group& group, int64_t value) {
@@ -107,7 +108,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
       progress_output());
   pass_notes_on();
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
-           engine.config().pager.stage, describe_stages(engine.config().degrees), " on ", world.size(),
+           engine.config().pager.stage, describe_axes(engine.config().degrees), " on ", world.size(),
            world.size() == 1 ? " rank (" : " ranks (", device_name(engine.pager().device()), "), ",
            short_name(engine.config().precision.weight_dtype), ", ", engine.train_batch_size(), " x ",
            setup.options.seq, " tokens per step"));

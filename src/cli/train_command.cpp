@@ -35,6 +35,8 @@ constexpr const char* kTrainFooter =
     "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --save-every "
     "100\n"
     "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --resume\n\n"
+    "Pipelines, sequences and layers over several ranks are the configuration's: pipeline.stages,\n"
+    "sequence_parallel_size, tensor_parallel.autotp_size. trireme plan shows what they do to a model.\n"
     "Without --config: AdamW, linear warm-up and cosine decay, ZeRO stage 3. In a configuration, \"auto\" for lr,\n"
     "total_num_steps, warmup_num_steps and the batch size takes the value of the flag.\n"
     "Ctrl-C saves after the current step and ends with code 130; a second one ends at once.\n"
@@ -165,6 +167,7 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
   {
     const QuietLog quiet;
     auto setup = prepare_training(options, ranks);  // so that a mistake is told once, not by every rank
+    check_slices(setup);
     const RunLock tried = take_output(setup);       // rank 0 takes one for the run
   }
   std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe"), "train"};

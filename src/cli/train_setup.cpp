@@ -10,10 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/flags.h"
+#include "cli/model_parameters.h"
 #include "cli/resume_check.h"
 #include "trireme/base/error.h"
 #include "trireme/config/source.h"
 #include "trireme/device/device.h"
+#include "trireme/tensor/partition.h"
 
 namespace trireme::cli {
 namespace {
@@ -173,6 +175,11 @@ RunLock take_output(TrainSetup& setup) {
   RunLock lock = lock_output(setup);
   check_checkpoints(setup);
   return lock;
+}
+
+void check_slices(const TrainSetup& setup) {
+  if (setup.config.degrees.tensor > 1)
+    (void)make_partition_plan(model_to_partition(setup.options.model).model, setup.config.tensor);
 }
 
 TrainSetup prepare_training(const TrainOptions& options, int world_size) {

@@ -37,6 +37,11 @@ struct TrainSetup {
 ///           other, a run in `out` that would be overwritten, or that --resume cannot continue with these flags.
 TrainSetup prepare_training(const TrainOptions& options, int world_size);
 
+/// Makes the plan of slices that each rank will make, where the configuration cuts layers. Local.
+///
+/// Throws    ConfigError, as make_partition_plan().
+void check_slices(const TrainSetup& setup);
+
 /// A key of a configuration that said "auto".
 struct FilledIn {
   std::string key;     ///< its path, such as optimizer.params.lr

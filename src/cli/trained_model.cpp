@@ -12,12 +12,14 @@
 
 #include "cli/evaluate.h"
 #include "cli/init_weights.h"
+#include "trireme/base/json.h"
 #include "trireme/device/device.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/intercept/random_streams.h"
 #include "trireme/models/generate.h"
 #include "trireme/models/language_model.h"
 #include "trireme/pipeline/pipeline_engine.h"
+#include "trireme/tensor/partition.h"
 
 namespace trireme::cli {
 namespace {
@@ -41,13 +43,18 @@ std::shared_ptr<LanguageModel> whole_model(const TrainSetup& setup, c10::Device 
   return model;
 }
 
+/// With the facts of heads where layers are cut.
+InitializeOptions engine_options(const TrainSetup& setup) {
+  return {.config = setup.config, .partition_model = partition_model_from(parse_json(config_json(setup.model), setup.name))};
+}
+
 class ModelOnEveryRank : public TrainedModel {
  public:
   ModelOnEveryRank(const TrainSetup& setup, World& world)
       : setup_(setup),
         device_(seeded_device(setup, world)),
         model_(whole_model(setup, device_)),
-        engine_(*world.group, *model_, {.config = setup.config}) {}
+        engine_(*world.group, *model_, engine_options(setup)) {}
 
   EngineBase& engine() override { return engine_; }
   std::optional<LoadedState> load_checkpoint(const LoadCheckpointOptions& options) override {
@@ -72,7 +79,10 @@ class ModelOnEveryRank : public TrainedModel {
 
   std::string sample() override {
     if (setup_.data.format != DataFormat::kBytes) return "";  // tokens that only their tokenizer can spell
-    return generate_text(*model_, setup_.options.prompt, {.seed = setup_.options.seed});
+    GenerateOptions options{.seed = setup_.options.seed};
+    if (engine_.tensor() != nullptr)
+      options.gather = [this](const at::Tensor& logits) { return engine_.tensor()->gather(logits); };
+    return generate_text(*model_, setup_.options.prompt, options);
   }
 
  private:

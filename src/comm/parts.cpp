@@ -37,13 +37,13 @@ at::Tensor join_parts(Group& group, const std::vector<TensorPart>& parts, const 
   const auto is_whole = [](const TensorPart& part) { return part.dim < 0; };
   if (std::all_of(parts.begin(), parts.end(), is_whole)) return own;
   const at::Tensor whole = at::empty(parts.front().shape, own.options());
-  for (auto part = parts.begin(); part != parts.end(); ++part) {
-    if (std::find(parts.begin(), part, *part) != part) continue;
-    const auto holder = static_cast<int>(part - parts.begin());
+  for (auto holder = static_cast<int>(parts.size()) - 1; holder >= 0; --holder) {
+    const TensorPart& part = parts[static_cast<size_t>(holder)];
+    if (std::find(parts.begin(), parts.begin() + holder, part) != parts.begin() + holder) continue;
     const at::Tensor slice =
-        holder == group.rank() ? own : at::empty(local_shape(*part), own.options().requires_grad(false));
+        holder == group.rank() ? own : at::empty(local_shape(part), own.options().requires_grad(false));
     group.broadcast(slice, holder).wait();
-    place_part(whole, *part, slice);
+    place_part(whole, part, slice);
   }
   return whole;
 }

@@ -57,7 +57,7 @@ int64_t draw(std::vector<double> logits, const GenerateOptions& o, std::mt19937_
 /// Feeds tokens to a model with a bounded number of positions.
 class Reader {
  public:
-  explicit Reader(LanguageModel& model) : model_(model) {}
+  Reader(LanguageModel& model, const GenerateOptions& options) : model_(model), options_(options) {}
 
   /// Logits after the last of `tokens`, of which only those at the end may be new.
   std::vector<double> read(const std::vector<int64_t>& tokens) {
@@ -71,13 +71,19 @@ class Reader {
     }
     const std::vector<int64_t> window(begin, tokens.end());
     const auto tokens_2d = at::tensor(window, at::kLong).unsqueeze(0).to(model_.device());
-    const auto logits = model_.decode(tokens_2d, cache_).to(at::kDouble).cpu().contiguous();
+    const auto own = model_.decode(tokens_2d, cache_);
+    const auto logits = (options_.gather ? options_.gather(own) : own).to(at::kDouble).cpu().contiguous();
+    if (logits.numel() != model_.vocab_size())
+      throw ShapeError(trireme::str("generate: ", logits.numel(), " logits, and the vocabulary is ",
+                                    model_.vocab_size(),
+                                    "; where ranks have slices of layers, set GenerateOptions::gather"));
     const auto* first = logits.const_data_ptr<double>();
     return {first, first + logits.numel()};
   }
 
  private:
   LanguageModel& model_;
+  const GenerateOptions& options_;
   KvCache cache_;
 };
 
@@ -89,7 +95,7 @@ void continue_prompt(LanguageModel& model, std::vector<int64_t> tokens, int64_t 
   check(model, tokens, o);
   const at::NoGradGuard no_grad;
   std::mt19937_64 bits(o.seed);
-  Reader reader(model);
+  Reader reader(model, o);
   for (int64_t i = 0; i < o.max_new_tokens; ++i) {
     auto logits = reader.read(tokens);
     logits.resize(static_cast<size_t>(most));

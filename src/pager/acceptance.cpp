@@ -119,7 +119,7 @@ ParameterSpec spec_of(const NamedParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   return {parameter.name,         tensor.sizes().vec(),          tensor.scalar_type(),
           tensor.requires_grad(), parameter.communication_dtype, parameter.mesh,
-          parameter.part,         parameter.is_counted};
+          parameter.part,         parameter.is_counted,          parameter.counted};
 }
 
 void check_manageable(const Group& group, const std::vector<NamedParameter>& parameters, const PagerPolicy& policy) {
@@ -132,6 +132,17 @@ void check_manageable(const Group& group, const std::vector<NamedParameter>& par
   (void)choose_gather(policy, group, device_of(parameters));
   (void)make_layout(specs, group.size(), policy.units);
 }
+
+namespace {
+
+/// In the flattened parameter.
+std::vector<Interval> counted_elements(const NamedParameter& parameter) {
+  if (!parameter.is_counted) return {};
+  if (parameter.counted.shape.empty()) return {{0, parameter.tensor.numel()}};
+  return places_in(parameter.part, parameter.counted);
+}
+
+}  // namespace
 
 std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, const Layout& layout) {
   std::vector<ManagedParameter> managed;
@@ -149,8 +160,9 @@ std::vector<ManagedParameter> take_over(std::vector<NamedParameter> parameters, 
     // resize_() would reallocate behind our back; libtorch refuses it by name where the storage is not resizable.
     storage->set_resizable(false);
     const Placement& placement = layout.placement(static_cast<int>(i));
+    std::vector<Interval> counted = counted_elements(parameter);
     managed.push_back({std::move(parameter.name), std::move(parameter.tensor), layout.unit_of[i], placement.begin,
-                       placement.numel, nullptr, /*written=*/false, parameter.is_counted,
+                       placement.numel, nullptr, /*written=*/false, std::move(counted),
                        /*is_of_cut_layers=*/!parameter.part.shape.empty()});
   }
   return managed;

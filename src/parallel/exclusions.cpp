@@ -64,11 +64,6 @@ const std::vector<Exclusion>& exclusions() {
        Call::kInitialize, ErrorCode::kConfig},
       {kRecomputeLayers, kPipeline, kNoLayers, Call::kInitialize, ErrorCode::kConfig},
       {kLeafModules, kPipeline, kNoLeafModule, Call::kInitialize, ErrorCode::kConfig},
-      {kTensor, kInit,
-       "initialize: zero::Init has sharded parameter '{}', and with tensor_parallel (autotp_size={}) slices are made "
-       "of "
-       "whole parameters yet; leave zero::Init out",
-       Call::kInitialize},
       {kTensor, kMatrixOptimizer,
        "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank has slices; use "
        "another "

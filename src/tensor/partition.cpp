@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "tensor/cuts.h"
 #include "tensor/rules.h"
+#include "tensor/wrapped_layers.h"
 #include "trireme/base/error.h"
 #include "trireme/base/suggest.h"
 
@@ -167,6 +169,13 @@ bool is_head_norm(const std::string& name) {
   return false;
 }
 
+/// Rules name parameters of a model with and without peft around it.
+bool is_for(const Rule& rule, const std::string& name) {
+  if (rule.matches(name)) return true;
+  const std::string_view prefix = kPeftPrefix;
+  return name.starts_with(prefix) && rule.matches(name.substr(prefix.size()));
+}
+
 class Partitioner {
  public:
   Partitioner(const PartitionModel& model, int ranks, int64_t grain, RuleSet rules)
@@ -195,12 +204,12 @@ class Partitioner {
       name.replace(name.size() - 4, 4, "weight");
     const Rule* first = nullptr;
     for (size_t i = 0; i < rules_.rules.size(); ++i) {
-      if (!rules_.rules[i].matches(name)) continue;
+      if (!is_for(rules_.rules[i], name)) continue;
       was_used_[i] = true;
       if (!first) first = &rules_.rules[i];
     }
     for (size_t i = 0; i < behind_.size() && !first; ++i)
-      if (behind_[i].matches(name)) first = &behind_[i];
+      if (is_for(behind_[i], name)) first = &behind_[i];
     return first;
   }
 
@@ -468,9 +477,12 @@ PartitionPlan make_partition_plan(const PartitionModel& model, const TensorParal
   if (options.tp_grain_size < 1)
     throw ConfigError(str("tensor_parallel.tp.tp_grain_size=", options.tp_grain_size, ": expected at least 1"));
   std::vector<std::string> notes;
-  tensor::RuleSet rules = tensor::choose(model, options, notes);
+  const tensor::WrappedLayers wrapped(model);
+  const PartitionModel unwrapped = wrapped.unwrapped(model);
+  tensor::RuleSet rules = tensor::choose(unwrapped, options, notes);
   PartitionPlan plan =
-      tensor::Partitioner(model, tensor::ranks_of(options), options.tp_grain_size, std::move(rules)).plan();
+      tensor::Partitioner(unwrapped, tensor::ranks_of(options), options.tp_grain_size, std::move(rules)).plan();
+  wrapped.wrap(plan, model);
   plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
   return plan;
 }

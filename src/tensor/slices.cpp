@@ -49,19 +49,7 @@ bool RankSlices::overlaps() const {
 
 std::vector<Interval> RankSlices::first_of(int rank) const {
   Intervals left = of_rank[static_cast<size_t>(rank)];
-  for (int before = 0; before < rank; ++before)
-    for (const Interval& taken : of_rank[static_cast<size_t>(before)]) {
-      Intervals rest;
-      for (const Interval& one : left) {
-        if (one.end <= taken.begin || one.begin >= taken.end) {
-          append(rest, one);
-          continue;
-        }
-        append(rest, {one.begin, taken.begin});
-        append(rest, {taken.end, one.end});
-      }
-      left = std::move(rest);
-    }
+  for (int before = 0; before < rank; ++before) left = without(left, of_rank[static_cast<size_t>(before)]);
   return left;
 }
 

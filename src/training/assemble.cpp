@@ -121,8 +121,9 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
 /// From here on the module's parameters are the pager's.
 void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const TrainingOptions& options,
                       PagerPolicy policy) {
+  // First, since a cast makes parameters whole that zero::Init has sharded.
+  if (partition_) cut_parameters(groups_, *partition_, config_.precision, tensors.parameters);
   cast_tensors(tensors, config_.precision);
-  if (partition_) cut_parameters(*groups_.tensor, *partition_, tensors.parameters);
   aliases_ = std::move(tensors.aliases);
   aliases_.insert(options.aliases.begin(), options.aliases.end());
   const TensorSet parameters = parameters_of(tensors);

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -15,7 +16,7 @@
 #include "trireme/comm/call_scopes.h"
 #include "trireme/comm/parts.h"
 #include "trireme/intercept.h"
-#include "trireme/parallel/exclusions.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme {
 
@@ -37,14 +38,6 @@ TensorParallelOptions rules_of(const TrainingOptions& options, int ranks) {
   rules.autotp_size = ranks;
   rules.tp_plan = options.tp_plan;
   return rules;
-}
-
-void refuse_sharded(const std::vector<NamedParameter>& parameters, int ranks) {
-  for (const NamedParameter& parameter : parameters)
-    if (StorageHandle::owner_of(*parameter.tensor.storage().unsafeGetStorageImpl()) != nullptr) {
-      const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kInit);
-      throw ConfigError(filled(row.text, {parameter.name, str(ranks)}), row.code);
-    }
 }
 
 /// Two ranks have either the same elements of a parameter, which one of them counts, or none in common.
@@ -97,10 +90,39 @@ void check_agreement(Group& model, const std::string& text) {
                         " does); give every rank the same partition_model and tp_plan"));
 }
 
-/// Whether no rank before `rank` has the same elements.
-bool is_first_holder(const std::vector<TensorPart>& parts, int rank) {
-  return std::find(parts.begin(), parts.end(), parts[rank]) == parts.begin() + rank;
+/// An element that several ranks have is counted by the first of them.
+void count_once(NamedParameter& parameter, const std::vector<TensorPart>& parts, int rank) {
+  const TensorPart first = first_held(parts, rank);
+  parameter.is_counted = local_numel(first) > 0 || local_numel(parts[rank]) == 0;
+  if (parameter.is_counted && first != canonical(parts[rank])) parameter.counted = first;
 }
+
+/// The values of `tensor`'s first rank, contiguous: of what zero::Init has sharded in its own memory, which is whole until
+/// another tensor is touched.
+at::Tensor first_values(Group& tensor, const at::Tensor& own) {
+  zero::gather(own);
+  const bool has_memory = tensor.rank() == 0 || zero::is_sharded(own);
+  const at::Tensor whole = (has_memory ? own : at::empty_like(own)).contiguous();
+  tensor.broadcast(whole, 0).wait();
+  return whole;
+}
+
+/// Slices of what zero::Init had sharded, sharded again over the ranks that have the same ones; nothing where there are
+/// no such parameters.
+class ShardedSlices {
+ public:
+  ShardedSlices(Group& shards, const std::vector<NamedParameter>& parameters) {
+    const bool is_needed = std::any_of(parameters.begin(), parameters.end(),
+                                       [](const NamedParameter& one) { return zero::is_sharded(one.tensor); });
+    if (is_needed && shards.size() > 1) scope_.emplace(shards, zero::InitPolicy{.live_bytes = 0});
+  }
+  void add(const at::Tensor& slice) {
+    if (scope_) scope_->adopt(slice);
+  }
+
+ private:
+  std::optional<zero::Init> scope_;
+};
 
 }  // namespace
 
@@ -110,7 +132,6 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   const int ranks = groups.tensor->size();
   PartitionPlan plan;
   all_or_throw(groups.model, [&] {
-    refuse_sharded(tensors.parameters, ranks);
     const PartitionModel model = model_of(tensors, options);
     plan = make_partition_plan(model, rules_of(options, ranks));
     for (const PartitionedParameter& parameter : plan.parameters) refuse_overlaps(parameter, model);
@@ -119,24 +140,24 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   return plan;
 }
 
-void cut_parameters(Group& tensor, const PartitionPlan& plan, std::vector<NamedParameter>& parameters) {
+void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
+                    std::vector<NamedParameter>& parameters) {
   const at::NoGradGuard no_grad;
+  ShardedSlices sharded(groups.shards, parameters);
+  const WithoutInterception own_operators;
+  const int rank = groups.tensor->rank();
   for (size_t i = 0; i < parameters.size(); ++i) {
     NamedParameter& parameter = parameters[i];
     const std::vector<TensorPart>& parts = plan.parameters[i].parts;
     const SubjectScope subject(parameter.name);
-    // The first rank's memory is read alone: it may be a file's.
-    const at::Tensor own = parameter.tensor.detach();
-    const at::Tensor whole = tensor.rank() == 0 ? own : at::empty_like(own);
-    tensor.broadcast(whole, 0).wait();
-    const TensorPart& part = parts[tensor.rank()];
-    parameter.part = part;
-    if (part.dim >= 0) {
-      parameter.tensor.set_data(cut_part(whole, part));
-    } else if (tensor.rank() != 0) {
-      parameter.tensor.set_data(whole);
-    }
-    parameter.is_counted = is_first_holder(parts, tensor.rank());
+    parameter.part = parts[rank];
+    count_once(parameter, parts, rank);
+    const bool was_sharded = zero::is_sharded(parameter.tensor);
+    at::Tensor slice = cut_part(first_values(*groups.tensor, parameter.tensor.detach()), parts[rank]);
+    if (was_sharded) slice = slice.to(dtype_of_weight(parameter.tensor, precision));
+    if (slice.is_alias_of(parameter.tensor)) continue;
+    parameter.tensor.set_data(slice);
+    if (was_sharded) sharded.add(slice);
   }
 }
 

@@ -14,13 +14,15 @@ namespace trireme {
 
 /// How `tensors` are cut over `groups.tensor`, which there is. Changes nothing. Collective over `groups.model`.
 ///
-/// Throws    ConfigError on every rank: as make_partition_plan(); a parameter that zero::Init has sharded, or of which
-///           two ranks share elements and differ in others; ranks with other facts of the model, or another tp_plan.
+/// Throws    ConfigError on every rank: as make_partition_plan(); a parameter of which two ranks share elements and
+///           differ in others; ranks with other facts of the model, or another tp_plan.
 PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options);
 
-/// The values of `tensor`'s first rank become everybody's, and parameters that `plan` cuts this rank's slices: the same
-/// tensor objects of another shape. One whole parameter at a time. Collective over `tensor`.
-void cut_parameters(Group& tensor, const PartitionPlan& plan, std::vector<NamedParameter>& parameters);
+/// The values of the first rank on "tensor" become everybody's, and parameters that `plan` cuts this rank's slices: the same
+/// tensor objects of another shape. One whole parameter at a time. Those that zero::Init has sharded get their dtype of
+/// `precision`, too, and slices stay sharded, over `groups.shards`. Collective over `groups.model`.
+void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
+                    std::vector<NamedParameter>& parameters);
 
 /// Parameters that `plan` cuts become whole again, the same tensor objects. One at a time. Collective over `tensor`.
 void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector<NamedParameter>& parameters);

@@ -143,5 +143,48 @@ TEST(Intersect, MatchesIndexArithmeticForRandomParts) {
   }
 }
 
+TEST(TensorPart, OfSeveralRanksCountsEachElementAtItsFirst) {
+  const std::vector<int64_t> shape = {2, 12, 3};
+  const std::vector<TensorPart> parts = {
+      {shape, 1, {{0, 4}, {8, 9}}}, {shape, 1, {{2, 6}, {8, 10}}}, {shape, 1, {{2, 6}, {8, 10}}}, {shape, 1, {{4, 12}}}};
+  EXPECT_EQ(first_held(parts, 0), parts[0]);
+  EXPECT_EQ(first_held(parts, 1), (TensorPart{shape, 1, {{4, 6}, {9, 10}}}));
+  EXPECT_EQ(first_held(parts, 2), (TensorPart{shape, 1, {}}));
+  EXPECT_EQ(first_held(parts, 3), (TensorPart{shape, 1, {{6, 8}, {10, 12}}}));
+  // Rows of six indices, of three elements each: [4, 6) and [9, 10) are the third, fourth and sixth of them.
+  EXPECT_EQ(places_in(parts[1], first_held(parts, 1)), (std::vector<Interval>{{6, 12}, {15, 18}, {24, 30}, {33, 36}}));
+  EXPECT_EQ(places_in(parts[2], first_held(parts, 2)), (std::vector<Interval>{}));
+  EXPECT_EQ(places_in(parts[0], parts[0]), (std::vector<Interval>{{0, 30}}));
+}
+
+TEST(TensorPart, OfRanksThatHaveAllIsTheFirstOnes) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {4}, {0, 3}}) {
+    const std::vector<TensorPart> parts(2, {shape});
+    EXPECT_EQ(first_held(parts, 0), parts[0]);
+    EXPECT_EQ(local_numel(first_held(parts, 1)), 0);
+  }
+}
+
+TEST(Without, MatchesIndexArithmeticForRandomIntervals) {
+  std::mt19937 random(3);
+  const auto intervals = [&](std::vector<bool>& holds) {
+    std::vector<Interval> made;
+    for (int64_t at = random() % 3; at < 20;) {
+      const int64_t end = std::min<int64_t>(20, at + 1 + random() % 4);
+      for (int64_t i = at; i < end; ++i) holds[i] = true;
+      made.push_back({at, end});
+      at = end + random() % 3;
+    }
+    return made;
+  };
+  for (int i = 0; i < 500; ++i) {
+    std::vector<bool> from(20), taken(20), left(20);
+    const std::vector<Interval> a = intervals(from), b = intervals(taken);
+    for (const Interval& one : without(a, b))
+      for (int64_t index = one.begin; index < one.end; ++index) left[index] = true;
+    for (int64_t index = 0; index < 20; ++index) EXPECT_EQ(left[index], from[index] && !taken[index]);
+  }
+}
+
 }  // namespace
 }  // namespace trireme

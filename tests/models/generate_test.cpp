@@ -111,6 +111,21 @@ TEST(Generate, TextIsOfBytesEvenWhereTheModelWantsATokenBeyond) {
   EXPECT_EQ(generate(wants_more, {'x'}, {.max_new_tokens = 1}), std::vector<int64_t>{299});
 }
 
+/// The logits of a rank that has a half of the vocabulary.
+class Half : public Constant {
+ public:
+  using Constant::Constant;
+  int64_t vocab_size() const override { return 2 * Constant::vocab_size(); }
+};
+
+TEST(Generate, LogitsOfAPartOfTheVocabularyAreGathered) {
+  Half model({0, 1});
+  GenerateOptions options{.max_new_tokens = 2, .temperature = 0};
+  EXPECT_THROW((void)generate(model, {0}, options), ShapeError);
+  options.gather = [](const at::Tensor& own) { return torch::cat({own, own + 1}, -1); };
+  EXPECT_EQ(generate(model, {0}, options), (std::vector<int64_t>{3, 3}));
+}
+
 TEST(Generate, WrongArgumentsAreNamed) {
   auto model = tiny();
   EXPECT_THROW(generate(*model, {}, {}), ShapeError);

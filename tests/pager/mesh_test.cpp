@@ -154,6 +154,11 @@ TEST_P(Hybrid, TheNormLeavesOutWhatIsNotCounted) {
     std::vector<NamedParameter> parameters;
     for (const auto& [name, numel, is_counted] : {std::tuple("a", 30, true), {"b", 50, false}, {"c", 70, true}})
       parameters.push_back({.name = name, .tensor = at::ones({numel}).requires_grad_(), .is_counted = is_counted});
+    // Of rows of 23 elements, nine from the fifth on.
+    parameters.push_back({.name = "d",
+                          .tensor = at::ones({4, 23}).requires_grad_(),
+                          .part = {{4, 40}, 1, {{10, 33}}},
+                          .counted = {{4, 40}, 1, {{14, 20}, {30, 33}}}});
     Pager pager(rank.world(), {square.hybrid(GetParam().states_over_replicas)}, parameters, GetParam().sharding.policy);
     EXPECT_FALSE(pager.parameters()[1].is_counted);
     at::Tensor loss;
@@ -164,7 +169,7 @@ TEST_P(Hybrid, TheNormLeavesOutWhatIsNotCounted) {
     loss.backward();
     pager.end_backward();
     ClosedWindow window = pager.close_window();
-    EXPECT_EQ(squares_of_all(rank, window), (30 + 70) * 4);
+    EXPECT_EQ(squares_of_all(rank, window), (30 + 70 + 4 * 9) * 4);
     window.meet();
     window.open();
   });

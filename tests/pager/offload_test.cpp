@@ -102,6 +102,9 @@ TEST(PagerOnDevices, TheNormLeavesOutWhatIsNotCounted) {
       add("1.weight", false);
       for (const char* name : {"2.a", "2.c"}) add(name, true);
       for (const char* name : {"2.b", "2.d"}) add(name, false);
+      parameters.back().part = {{2 * kOffloadNumel}, 0, {{7, 7 + kOffloadNumel}}};
+      parameters.back().counted = {{2 * kOffloadNumel}, 0, {{10, 12}, {kOffloadNumel, kOffloadNumel + 5}}};
+      parameters.back().is_counted = true;
       PagerPolicy policy;
       policy.stage = which.stage;
       policy.offload_ratio = which.offload_ratio;
@@ -115,7 +118,7 @@ TEST(PagerOnDevices, TheNormLeavesOutWhatIsNotCounted) {
       group->all_reduce(squares).wait();
       EXPECT_NEAR(squares[0].item<double>(), 9.0 * kOffloadNumel, 1e-9) << which.stage << which.offload_ratio;
       EXPECT_EQ(squares[1].item<double>(), 0) << which.stage << which.offload_ratio;
-      EXPECT_NEAR(squares[2].item<double>(), 2 * 9.0 * kOffloadNumel, 1e-9) << which.stage << which.offload_ratio;
+      EXPECT_NEAR(squares[2].item<double>(), 9.0 * (2 * kOffloadNumel + 7), 1e-9) << which.stage << which.offload_ratio;
       window.meet();
       for (const OwnedSlice& slice : pager.owned()) {
         pager.await_owned(slice.unit);

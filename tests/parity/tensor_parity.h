@@ -16,6 +16,7 @@
 #include "tests/support/run_ranks.h"
 #include "trireme/base/json.h"
 #include "trireme/engine/engine.h"
+#include "trireme/pager/init/init.h"
 
 namespace trireme::tensor_parity {
 
@@ -56,6 +57,7 @@ inline Json settings(int data, int tensor, int stage) {
 struct Case {
   bool is_tied = false;
   bool knows_heads = true;
+  bool is_under_init = false;
 };
 
 inline Outcome train(Group& world, const Json& json, const Case& of) {
@@ -64,7 +66,10 @@ inline Outcome train(Group& world, const Json& json, const Case& of) {
   config.pager.poison = true;
   config.pager.live_bytes = 0;
   config.pager.units.merge_below_bytes = 0;
-  const auto net = make_model(of.is_tied);
+  const auto net = [&] {
+    const zero::Init scope(world, {.smallest_bytes = 0, .live_bytes = 0, .enabled = of.is_under_init});
+    return make_model(of.is_tied);
+  }();
   InitializeOptions options{.config = config};
   if (of.knows_heads) options.partition_model = facts();
   Engine engine(world, *net, options);

@@ -14,6 +14,11 @@ TEST(TensorParity, MoreRanksThanKeyHeads) { expect_parity(1, 4, 1); }
 
 TEST(TensorParity, TiedEmbeddings) { expect_parity(1, 2, 3, {.is_tied = true}); }
 
+TEST(TensorParity, UnderInit) {
+  for (const int data : {1, 2}) expect_parity(data, 2, 3, {.is_under_init = true});
+  expect_parity(1, 2, 1, {.is_tied = true, .is_under_init = true});
+}
+
 TEST(TensorParity, HeadsThatNobodyHasTold) { expect_parity(1, 2, 2, {.knows_heads = false}); }
 
 }  // namespace

@@ -66,11 +66,11 @@ class Own(torch.nn.Module):
         return transformers.modeling_outputs.CausalLMOutput(loss=loss)
 
 
-def _adapted(model):
+def _adapted(model, **more):
     """With LoRA on some of its layers, beside which the others are frozen."""
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="CAUSAL_LM"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **more))
     for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "lora_embedding_A" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     return adapted
 
@@ -112,6 +112,9 @@ FAMILIES = {
     "accumulated": lambda: FAMILIES["gpt2"](),
     "adapted": lambda: _adapted(FAMILIES["llama"]()),
     "adapted_gpt2": lambda: _adapted(FAMILIES["gpt2"]()),
+    "adapted_by_dora": lambda: _adapted(FAMILIES["llama_with_biases"](), use_dora=True, modules_to_save=["norm"], target_modules=[
+        "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+    "adapted_vocabulary": lambda: _adapted(FAMILIES["llama"](), modules_to_save=["lm_head"], target_modules=["embed_tokens", "q_proj", "k_proj", "o_proj"]),
     "under_init": lambda: FAMILIES["llama"](),
     "own": Own,
 }

@@ -537,6 +537,77 @@ TEST(HeadNorms, AddUpTheirGradientAndAreRefusedOverAllHeads) {
               "model.layers.0.self_attn.q_norm.weight");
 }
 
+/// `model` inside of peft's: LoRA beside each matrix of an attention, and its head saved as a whole.
+PartitionModel adapted(const PartitionModel& model) {
+  PartitionModel result = model;
+  result.parameters.clear();
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    result.parameters.push_back({.name = "base_model.model." + name, .shape = shape});
+  };
+  for (const NamedShape& parameter : model.parameters) {
+    const std::string& name = parameter.name;
+    const std::string layer = name.substr(0, name.rfind('.')), leaf = name.substr(layer.size());
+    if (name.find("attn") != std::string::npos && parameter.shape.size() == 2) {
+      add(layer + ".base_layer" + leaf, parameter.shape);
+      add(layer + ".lora_A.default.weight", {4, parameter.shape[1]});
+      add(layer + ".lora_B.default.weight", {parameter.shape[0], 4});
+      add(layer + ".lora_magnitude_vector.default.weight", {parameter.shape[0]});
+    } else if (name == "lm_head.weight") {
+      add(layer + ".original_module" + leaf, parameter.shape);
+      add(layer + ".modules_to_save.default" + leaf, parameter.shape);
+    } else {
+      add(name, parameter.shape);
+    }
+  }
+  return result;
+}
+
+/// The plan of adapted(model) cuts what `model`'s cuts, alike, and no adapter.
+void expect_seen_through(const PartitionModel& model, const TensorParallelOptions& options) {
+  const PartitionPlan plain = make_partition_plan(model, options),
+                      plan = make_partition_plan(adapted(model), options);
+  ASSERT_EQ(plan.parameters.size(), adapted(model).parameters.size());
+  EXPECT_EQ(plan.source, plain.source);
+  size_t adapters = 0, heads = 0;
+  for (size_t i = 0; i < plan.parameters.size(); ++i) {
+    const PartitionedParameter& one = plan.parameters[i];
+    EXPECT_EQ(one.name, adapted(model).parameters[i].name);
+    EXPECT_EQ(one.uses.front().name, one.name);
+    std::string name = one.name.substr(std::string("base_model.model.").size());
+    if (name.find(".lora_") != std::string::npos) {
+      ++adapters;
+      EXPECT_EQ(one.kind, PartitionKind::kReplicated) << name;
+      EXPECT_EQ(one.parts, std::vector<TensorPart>(2, {.shape = adapted(model).parameters[i].shape})) << name;
+      EXPECT_SAYS(one.rule, "adapter of base_model.model.");
+      continue;
+    }
+    heads += name.starts_with("lm_head");
+    for (const std::string wrapper : {".base_layer", ".original_module", ".modules_to_save.default"})
+      if (const size_t at = name.find(wrapper); at != std::string::npos) name.erase(at, wrapper.size());
+    const PartitionedParameter& expected = parameter_of(plain, name);
+    EXPECT_EQ(one.kind, expected.kind) << name;
+    EXPECT_EQ(one.parts, expected.parts) << name;
+    EXPECT_EQ(one.rule, expected.rule) << name;
+    EXPECT_EQ(one.sums_gradient, expected.sums_gradient) << name;
+  }
+  EXPECT_GT(adapters, 0u);
+  EXPECT_EQ(heads, 2u);
+}
+
+TEST(Peft, LayersAreCutAsWithoutItAndAdaptersAreWhole) {
+  PartitionModel model = model_of(family("llama"));
+  expect_seen_through(model, {.autotp_size = 2});
+  expect_seen_through(model, {.autotp_size = 2, .tp_plan = llama_plan()});
+  Plan placed;  // as a model of transformers inside of peft's tells it
+  for (const auto& [key, style] : llama_plan()) placed.emplace_back("base_model.model." + key, style);
+  const PartitionPlan plan = make_partition_plan(adapted(model), {.autotp_size = 2, .tp_plan = placed});
+  EXPECT_EQ(slice(plan, "q_proj.base_layer.weight", 1), (std::vector<Interval>{{12, 24}}));
+  expect_seen_through(model, {.autotp_size = 2, .partition_config = config_of(R"({"layer_specs": [
+    {"patterns": ["model\\.layers\\.\\d+\\.self_attn\\.q_proj"]}, {"patterns": [".*o_proj\\.weight$"], "partition_type": "row"}]})")});
+  model.model_type = "";
+  expect_seen_through(model, {.autotp_size = 2});
+}
+
 TEST(PartitionText, SaysRuleSlicesExchangesAndWhy) {
   const std::string text = partition_text(make_partition_plan(model_of(family("llama")), {.autotp_size = 3}));
   EXPECT_SAYS(text, "tensor axis of 3 ranks; rules of preset llama, by model_type");

@@ -113,6 +113,7 @@ struct TrainingRun {
   bool is_deterministic = false;
   bool is_on_device = false;
   double offload_ratio = 0;
+  bool is_under_init = false;
   OptimizerOptions optimizer = {.lr = 1e-2};
 
   int world() const { return tensor * data; }

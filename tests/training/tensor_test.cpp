@@ -32,6 +32,13 @@ struct Result {
   PartitionPlan plan;
 };
 
+/// Rank 0's values count, but ranks that construct together have the same ones.
+std::shared_ptr<Part> make_module(const TrainingRun& run, Rank& rank) {
+  if (!run.is_under_init) return make_llama_part(7 + rank.id());
+  const zero::Init scope(rank.world(), {.smallest_bytes = 0, .live_bytes = 0});
+  return make_llama_part(7);
+}
+
 /// Samples are the same whatever the run: those of all data-parallel ranks and micro-batches of a step.
 Result train(const TrainingRun& run, int samples_per_step) {
   Result result;
@@ -42,7 +49,7 @@ Result train(const TrainingRun& run, int samples_per_step) {
   const int per_pass = samples_per_step / (run.data * run.accumulation);
   run_ranks(run.world(), [&](Rank& rank) {
     at::set_num_threads(1);
-    const auto module = make_llama_part(7 + rank.id());  // rank 0's values count
+    const auto module = make_module(run, rank);
     std::unique_ptr<Group> group;
     if (run.is_on_device) {
       move_to_fake(*module, fake_device(rank.id()));
@@ -140,6 +147,17 @@ TEST_P(SlicesAt, In16BitsTrainLikeOneProcess) {
 TEST_P(SlicesAt, AreDeterministicToo) {
   if (GetParam().stage == 0) return;
   expect_as_one_process({.tensor = 2, .data = 2, .variant = GetParam(), .is_deterministic = true}, 2e-5);
+}
+
+TEST_P(SlicesAt, OfWhatInitHasShardedTrainLikeOneProcess) {
+  for (const auto& [tensor, data] : {std::pair{2, 1}, {2, 2}, {4, 1}})
+    expect_as_one_process({.tensor = tensor, .data = data, .variant = GetParam(), .is_under_init = true}, 2e-5);
+}
+
+TEST_P(SlicesAt, OfWhatInitHasShardedAreCastToo) {
+  TrainingRun run{.tensor = 2, .data = 2, .variant = GetParam(), .dtype = at::kBFloat16, .is_under_init = true};
+  const Result got = train(run, 2), alone = train({.variant = kVariants[0], .dtype = at::kBFloat16}, 2);
+  expect_slices(run, alone.first[0], got.first, got.plan);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tensor, SlicesAt, ::testing::ValuesIn(kVariants), [](const auto& info) {
@@ -248,20 +266,6 @@ TEST(SlicesAreRefused, WithADegreeThatIsNotTheRanks) {
   expect_refused(
       2, llama_shapes(), [](TrainingOptions& options, int) { options.config.tensor.autotp_size = 4; },
       "tensor_parallel.autotp_size=4, and degrees.tensor=2; let them agree");
-}
-
-TEST(SlicesAreRefused, OfWhatInitHasSharded) {
-  run_ranks(2, [](Rank& rank) {
-    std::shared_ptr<Part> module;
-    {
-      const zero::Init scope(rank.world(), {.smallest_bytes = 0, .live_bytes = 0});
-      module = make_part(llama_shapes(), 3);
-    }
-    const TrainingOptions options = options_of({.tensor = 2, .variant = kVariants[1]});
-    const auto make = [&] { Training(rank.world(), *module, options); };
-    EXPECT_SAYS(error_of<ConfigError>(make),
-                "initialize: zero::Init has sharded parameter 'model.embed_tokens.weight'");
-  });
 }
 
 }  // namespace

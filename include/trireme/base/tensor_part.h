@@ -41,6 +41,14 @@ TensorPart canonical(TensorPart part);
 std::vector<int64_t> local_shape(const TensorPart& part);
 int64_t local_numel(const TensorPart& part);
 
+/// The indices of `from` that are not in `taken`; both ascend.
+std::vector<Interval> without(const std::vector<Interval>& from, const std::vector<Interval>& taken);
+
+/// The elements of `parts[rank]` that no part before it has. Of none, a part without intervals.
+///
+/// Requires  parts of one tensor, cut along one dim where they are cut.
+TensorPart first_held(const std::vector<TensorPart>& parts, int rank);
+
 /// `count` stretches of `length` elements that two flattenings share: stretch i begins at a + i * a_stride in the one
 /// and at b + i * b_stride in the other. Both ascend.
 struct PartRun {
@@ -66,5 +74,10 @@ std::vector<PartRun> intersect(const TensorPart& a, const TensorPart& b);
 /// The elements of `run` with places in `a_range` and `b_range`; at most three runs, of which only one has a count
 /// above 1.
 std::vector<PartRun> clip(const PartRun& run, const Interval& a_range, const Interval& b_range);
+
+/// Places of the elements that are in `some`, too, in the row-major flattening of `part`; ascending.
+///
+/// Requires  as intersect().
+std::vector<Interval> places_in(const TensorPart& part, const TensorPart& some);
 
 }  // namespace trireme

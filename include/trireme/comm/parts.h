@@ -16,9 +16,9 @@ namespace trireme {
 at::Tensor cut_part(const at::Tensor& whole, const TensorPart& part);
 
 /// The whole tensor of which each rank of `group` has `own`, the part `parts[rank]`, bit for bit; of ranks that have
-/// the same part the first one's. Perhaps `own` itself, where all ranks have all of it. Collective.
+/// the same elements the first one's. Perhaps `own` itself, where all ranks have all of it. Collective.
 ///
-/// Requires  `parts` are the same or disjoint, and together the tensor; `own` is contiguous.
+/// Requires  `parts` are cut along one dim, and together the tensor; `own` is contiguous.
 /// Cost      memory for the whole tensor and for the largest part, on every rank.
 at::Tensor join_parts(Group& group, const std::vector<TensorPart>& parts, const at::Tensor& own);
 

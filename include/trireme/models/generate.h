@@ -1,7 +1,10 @@
 // Text from a language model, one token after the other.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,8 @@ struct GenerateOptions {
   double temperature = 0.8;  ///< 0: always the likeliest token
   int64_t top_k = 0;         ///< draw among the k likeliest tokens only; 0: among all
   uint64_t seed = 0;         ///< the same seed, model and prompt give the same tokens
+  /// Makes logits whole of which ranks have slices, as TensorParallel::gather() does; empty: they are whole.
+  std::function<at::Tensor(const at::Tensor&)> gather = {};
 };
 
 /// Continues `prompt` and returns the new tokens only.
@@ -21,7 +26,8 @@ struct GenerateOptions {
 /// The random numbers come from `seed` alone, so ranks that hold the same model agree without talking.
 /// Cost      one decode() of one token each; when max_positions() is reached, the last half is read again.
 /// Requires  under sharding, all ranks call it alike.
-/// Throws    ConfigError: an option out of range; ShapeError: an empty prompt, a token outside the vocabulary.
+/// Throws    ConfigError: an option out of range; ShapeError: an empty prompt, a token outside the vocabulary, logits of
+///           a part of it.
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt, const GenerateOptions& options);
 
 /// The same for byte-level models: a document end, then the bytes of `prompt`, are continued up to the next document

@@ -29,6 +29,7 @@ struct NamedParameter {
   int mesh = 0;                                                    ///< number of its ShardMesh
   TensorPart part = {};                                            ///< as ParameterSpec's
   bool is_counted = true;                                          ///< as ParameterSpec's
+  TensorPart counted = {};                                         ///< as ParameterSpec's
 };
 
 /// Gradients from this rank's backward passes since the window opened.
@@ -184,7 +185,7 @@ class [[nodiscard]] ClosedWindow {
   const std::vector<bool>& written() const { return written_; }
 
   /// This rank's part of the sum of squares over all gradients: every element is counted by one rank of the pager's
-  /// group, and by none where another group counts its parameter (ParameterSpec::is_counted). Local; until the first
+  /// group, and by none where another group counts it (ParameterSpec::is_counted). Local; until the first
   /// publish(). For parameters on the host.
   ExactSum squares() const;
   /// squares() of parameters on a device, which the host does not read: [owned().size()] fp64 there, by unit.

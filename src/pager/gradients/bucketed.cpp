@@ -34,11 +34,13 @@ void BucketedGradients::add(Bucket& bucket, int index, const at::Tensor& gradien
 }
 
 void BucketedGradients::add_squares_of(int index, const at::Tensor& sums, int64_t begin, ExactSum& sum) const {
-  const Overlap mine = counted(parameter(index));
-  if (mine.empty()) return;
-  const void* data = element(sums.data_ptr(), mine.begin - begin, sums.element_size());
-  if (policy().deterministic) return trireme::add_squares(data, sums.scalar_type(), mine.numel(), sum);
-  sum.add(sum_of_squares(data, sums.scalar_type(), mine.numel()));
+  for (const Overlap& mine : counted(parameter(index))) {
+    const void* data = element(sums.data_ptr(), mine.begin - begin, sums.element_size());
+    if (policy().deterministic)
+      trireme::add_squares(data, sums.scalar_type(), mine.numel(), sum);
+    else
+      sum.add(sum_of_squares(data, sums.scalar_type(), mine.numel()));
+  }
 }
 
 void BucketedGradients::multiply(const at::Tensor& reduced, double factor) {

@@ -93,10 +93,9 @@ class OneSidedGradients final : public GradientStore {
 
   void add_squares(int index, ExactSum& sum) const override {
     // The squares of the gradients that were folded last; replicas have added to them.
-    if (replica_sums_.are_there())
-      sum.add(squares_of(index, counted(parameter(index))));
-    else if (mesh().counts_in_norm)
-      sum.add(states_[index].sum_of_squares);
+    if (!replica_sums_.are_there() && mesh().counts_in_norm && parameter(index).is_all_counted())
+      return sum.add(states_[index].sum_of_squares);
+    for (const Overlap& mine : counted(parameter(index))) sum.add(squares_of(index, mine));
   }
   at::Tensor owned(int index) override { return piece_of(index, shards_[index]); }
 

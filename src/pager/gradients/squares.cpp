@@ -17,7 +17,7 @@ ExactSum squares_on_host(const StoreContext& context, const GradientStores& grad
   ExactSum squares;
   for (int i = 0; i < static_cast<int>(context.parameters.size()); ++i) {
     const GradientStore& store = *gradients[context.unit(context.parameters[i].unit).mesh];
-    if (context.parameters[i].is_counted && store.touched(i)) store.add_squares(i, squares);
+    if (store.touched(i)) store.add_squares(i, squares);
   }
   return squares;
 }

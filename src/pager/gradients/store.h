@@ -81,11 +81,11 @@ class GradientStore {
     return overlap(managed, shard_begin(managed.unit), shard_begin(managed.unit) + unit(managed.unit).shard_numel);
   }
   /// The elements of `managed` whose squares this rank adds to the norm: over all ranks each element once.
-  Overlap counted(const ManagedParameter& managed) const {
+  std::vector<Overlap> counted(const ManagedParameter& managed) const {
     const bool is_cut = unit(managed.unit).pieces > 1;
     if (!mesh().counts_in_norm || (!is_cut && mesh().replica() != 0)) return {};
     const int64_t begin = context_.piece_begin(managed.unit);
-    return overlap(managed, begin, begin + unit(managed.unit).piece_numel());
+    return counted_within(managed, overlap(managed, begin, begin + unit(managed.unit).piece_numel()));
   }
   /// A flag of each rank becomes the largest of the mesh. `group` has the ranks of the mesh's shards.
   void agree(std::vector<uint8_t>& flags, Group& group) const {

@@ -23,7 +23,8 @@ namespace trireme::zero {
 /// One tensor's storage: whole (`data` set), or only this rank's part of its bytes (`shard`).
 class InitStorage final : public HeldStorage {
  public:
-  InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage);
+  /// Of operator `serial`.
+  InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage, uint64_t serial);
   ~InitStorage() override;
   void before_access(Access access) override;
   /// Ends the management: the storage gets its whole bytes as ordinary memory. Collective.
@@ -35,13 +36,13 @@ class InitStorage final : public HeldStorage {
   std::string label() const override;
   const ShardMesh* mesh() const override;
   const void* manager() const override { return store_.get(); }
-  uint64_t last_serial = 0;
+  uint64_t last_serial;
   std::list<InitStorage*>::iterator position;  // in the store's list of whole ones, coldest first
 
   void shard();
+  void touch(uint64_t serial, Access access);
 
  private:
-  void touch(uint64_t serial, Access access);
   void make_whole(Access access);
   void make_whole(Hold) override { touch(/*serial=*/0, Access::kRead); }
   void release() noexcept override;
@@ -61,16 +62,17 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
  public:
   Store(Group& group, const InitPolicy& policy) : mesh{.shards = group}, policy(policy) {}
 
-  void adopt(const at::Tensor& tensor) {
+  /// What operator `serial` made; 0: none did.
+  void adopt(const at::Tensor& tensor, uint64_t serial) {
     if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return;
     c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
     const auto bytes = static_cast<int64_t>(storage.nbytes());
     if (bytes < policy.smallest_bytes || !storage.resizable() || StorageHandle::owner_of(storage) != nullptr) return;
     largest_bytes_ = std::max(largest_bytes_, bytes);
-    auto owner = std::make_shared<InitStorage>(shared_from_this(), storage);
+    auto owner = std::make_shared<InitStorage>(shared_from_this(), storage, serial);
     void* data = storage.mutable_data();
     StorageHandle::point(storage, data, bytes, owner);
-    make_room(bytes, serial());
+    make_room(bytes, serial);
     add(*owner);
   }
 
@@ -119,9 +121,11 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
   int64_t largest_bytes_ = 0;
 };
 
-InitStorage::InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage)
-    : store_(std::move(store)), storage_(storage), bytes_(static_cast<int64_t>(storage.nbytes())) {
-  last_serial = Init::Store::serial();
+InitStorage::InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage, uint64_t serial)
+    : last_serial(serial),
+      store_(std::move(store)),
+      storage_(storage),
+      bytes_(static_cast<int64_t>(storage.nbytes())) {
   // From now on the storage only points at these bytes.
   std::swap(data_, storage._mutable_data_ptr_no_checks());
   storage.set_data_ptr_noswap(c10::DataPtr(data_.get(), c10::Device(c10::kCPU)));
@@ -262,8 +266,7 @@ Init::Init(Group& group, const InitPolicy& policy) {
   // glibc raises this threshold by itself as soon as a large block is freed, unless it was set.
   ++open_here;
   if (open_scopes++ == 0) mallopt(M_MMAP_THRESHOLD, 64 << 10);
-  pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor); },
-                                         policy.dtype);
+  pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor, Store::serial()); }, policy.dtype);
   scope_ = std::make_unique<InterceptScope>(InterceptScope::Watch::kAll, pass_.get());
 }
 
@@ -280,12 +283,29 @@ Init::~Init() {
 
 bool Init::is_open() { return open_here > 0; }
 
+void Init::adopt(const at::Tensor& tensor) {
+  if (store_) store_->adopt(tensor, /*serial=*/0);
+}
+
 int64_t Init::peak_live_bytes() const { return store_ ? store_->peak_live_bytes : 0; }
 
+namespace {
+
+InitStorage* init_storage_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  return dynamic_cast<InitStorage*>(StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl()));
+}
+
+}  // namespace
+
+bool is_sharded(const at::Tensor& tensor) { return init_storage_of(tensor) != nullptr; }
+
+void gather(const at::Tensor& tensor) {
+  if (InitStorage* storage = init_storage_of(tensor)) storage->touch(/*serial=*/0, Access::kRead);
+}
+
 void make_whole(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  auto* owner = StorageHandle::owner_of(*tensor.storage().unsafeGetStorageImpl());
-  if (auto* storage = dynamic_cast<InitStorage*>(owner)) storage->hand_back();
+  if (InitStorage* storage = init_storage_of(tensor)) storage->hand_back();
 }
 
 }  // namespace trireme::zero

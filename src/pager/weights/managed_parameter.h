@@ -10,6 +10,7 @@
 
 #include "pager/storage/held_storage.h"
 #include "trireme/base/error.h"
+#include "trireme/base/tensor_part.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/layout/layout.h"
 #include "trireme/pager/layout/shard_mesh.h"
@@ -59,13 +60,15 @@ struct ManagedParameter {
   int64_t begin = 0;  ///< in elements of the unit's flat buffer
   int64_t numel = 0;
   std::shared_ptr<ParameterStorage> owner;
-  bool written = false;    ///< by the user, since the window opened
-  bool is_counted = true;  ///< as ParameterSpec's
+  bool written = false;  ///< by the user, since the window opened
+  /// Of its flattening, the elements that norms of the whole model count here; ascending.
+  std::vector<Interval> counted;
   bool is_of_cut_layers = false;
 
   c10::StorageImpl& storage() const { return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
   size_t itemsize() const { return tensor.element_size(); }
   size_t bytes() const { return static_cast<size_t>(numel) * itemsize(); }
+  bool is_all_counted() const { return counted.size() == 1 && counted.front().size() == numel; }
   /// [numel], its bytes as they stand in memory, which must be there.
   at::Tensor flat() const { return tensor.detach().as_strided({numel}, {1}, 0); }
 };
@@ -79,6 +82,16 @@ struct Overlap {
 };
 inline Overlap overlap(const ManagedParameter& parameter, int64_t begin, int64_t end) {
   return {std::max(parameter.begin, begin), std::min(parameter.begin + parameter.numel, end)};
+}
+
+/// The stretches of `part`, elements of `parameter`, that norms count here.
+inline std::vector<Overlap> counted_within(const ManagedParameter& parameter, const Overlap& part) {
+  std::vector<Overlap> counted;
+  for (const Interval& one : parameter.counted) {
+    const Overlap both{std::max(parameter.begin + one.begin, part.begin), std::min(parameter.begin + one.end, part.end)};
+    if (!both.empty()) counted.push_back(both);
+  }
+  return counted;
 }
 
 /// A flat tensor over memory that `keep` keeps alive.

@@ -54,6 +54,9 @@ class [[nodiscard]] Init {
   /// Whether an enabled scope is open on this thread.
   static bool is_open();
 
+  /// Shards `tensor`, which was made elsewhere, as if an operator had made it here.
+  void adopt(const at::Tensor& tensor);
+
   /// Most bytes that whole tensors held at once on this rank.
   int64_t peak_live_bytes() const;
 
@@ -65,6 +68,12 @@ class [[nodiscard]] Init {
 
   friend class InitStorage;
 };
+
+/// Whether an Init scope sharded `tensor`, which may be whole at present. Local.
+bool is_sharded(const at::Tensor& tensor);
+
+/// Makes `tensor` whole until another one is touched, if an Init scope sharded it. Collective over the scope's group.
+void gather(const at::Tensor& tensor);
 
 /// Gives `tensor` whole, unmanaged memory again if an Init scope sharded it. Collective over the scope's group.
 void make_whole(const at::Tensor& tensor);

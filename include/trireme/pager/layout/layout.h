@@ -24,6 +24,9 @@ struct ParameterSpec {
   TensorPart part = {};
   /// Norms of the whole model count it here; false: another rank has the same elements and counts them.
   bool is_counted = true;
+  /// Where other ranks have some of its elements and count these: the part of the model's parameter that is counted
+  /// here. Without a shape: all of it, or none, as `is_counted` says.
+  TensorPart counted = {};
   int64_t numel() const;
   /// `part`, or all of `shape` where it has none.
   TensorPart model_part() const;

@@ -1,0 +1,92 @@
+// `trireme train` on ranks that share layers.
+#include <gtest/gtest.h>
+
+#include "tests/cli/train_runs.h"
+
+namespace trireme::cli {
+namespace {
+
+class TrainSlices : public TrainProgram {
+ protected:
+  TrainSlices() {
+    model_ = folder_.write("grouped.json", R"({"model_type": "llama", "vocab_size": 256, "hidden_size": 32,
+        "intermediate_size": 50, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "tie_word_embeddings": true})");
+  }
+
+  /// A configuration of steps of eight samples, in which `tensor` ranks share layers.
+  std::string config(int tensor, int stage) const {
+    return folder_.write(str("tensor", tensor, "stage", stage, ".json"),
+                         str(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )",
+                             stage, R"(}, "tensor_parallel": {"autotp_size": )", tensor, "}}"));
+  }
+
+  std::vector<std::string> run(const std::string& out, const std::string& config, const std::string& ranks,
+                               const std::vector<std::string>& more = {}) const {
+    auto words = with(train(out, {"--steps", "6", "--save-every", "3", "--keep", "0", "--config", config}), "--ranks",
+                      ranks);
+    const auto batch = std::find(words.begin(), words.end(), "--batch");
+    words.erase(batch, std::next(batch, 2));
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  void expect_losses(const std::string& out, const std::vector<double>& expected) const {
+    const auto losses = numbers_of(out, "loss");
+    ASSERT_EQ(losses.size(), expected.size());
+    for (size_t step = 0; step < expected.size(); ++step) EXPECT_NEAR(losses[step], expected[step], 1e-5) << step;
+  }
+
+  double validation_loss(const ProgramResult& done) const { return std::stod(done.last_line().substr(16)); }
+};
+
+// Each data-parallel rank gets its own samples, and the ranks of a layer the same ones.
+TEST_F(TrainSlices, TrainAndGoOnAsWholeModelsDo) {
+  const auto whole = run_program(run("whole", config(1, 0), "1"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const auto expected = numbers_of("whole", "loss");
+  ASSERT_EQ(expected.size(), 6u);
+  for (const auto& [out, tensor, stage, ranks] :
+       {std::tuple{"two", 2, 3, "2"}, {"four", 4, 1, "4"}, {"both", 2, 3, "4"}}) {
+    SCOPED_TRACE(out);
+    const auto done = run_program(run(out, config(tensor, stage), ranks));
+    ASSERT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_NE(done.err.find(str("layers cut over ", tensor, " ranks on ", ranks, " ranks")), std::string::npos)
+        << done.err;
+    expect_losses(out, expected);
+    EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
+  }
+  // Whole, and over more ranks, from where two ranks that shared layers were.
+  for (const auto& [out, tensor, ranks] : {std::tuple{"whole again", 1, "2"}, {"more", 4, "4"}}) {
+    SCOPED_TRACE(out);
+    cut("two", out, 3);
+    const auto done = run_program(run(out, config(tensor, 3), ranks, {"--resume"}));
+    ASSERT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_NE(done.err.find("continues after step 3"), std::string::npos) << done.err;
+    expect_losses(out, expected);
+  }
+  EXPECT_EQ(saved_weights("more").size(), saved_weights("whole").size());
+}
+
+TEST_F(TrainSlices, SampleAsWholeModelsDo) {
+  auto words = [&](const std::string& out, int tensor, const std::string& ranks) {
+    return with(run(out, config(tensor, 3), ranks, {"--lr", "0", "--prompt", "line"}), "--steps", "1");
+  };
+  const auto whole = run_program(words("whole", 1, "1")), cut = run_program(words("cut", 2, "2"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  EXPECT_NE(whole.out.find("sample:"), std::string::npos) << whole.out;
+  EXPECT_EQ(cut.out, whole.out);
+}
+
+TEST_F(TrainSlices, AreRefusedBeforeAnythingIsWritten) {
+  const auto done = run_program(run("refused", config(8, 3), "8"));
+  EXPECT_EQ(done.exit_code, 2);
+  EXPECT_NE(done.err.find("heads"), std::string::npos) << done.err;
+  EXPECT_EQ(done.err.find("[rank"), std::string::npos) << done.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "refused/metrics.jsonl"));
+}
+
+}  // namespace
+}  // namespace trireme::cli
