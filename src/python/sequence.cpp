@@ -37,6 +37,16 @@ void bind_sequences(EngineBaseClass& engine) {
             return engine.tensor() != nullptr ? engine.tensor()->first_difference(values) : std::nullopt;
           },
           py::arg("values"), py::call_guard<py::gil_scoped_release>())
+      .def("is_slice",
+           [](const EngineBase& engine, const at::Tensor& tensor) {
+             return engine.tensor() != nullptr && engine.tensor()->is_part(tensor);
+           })
+      .def(
+          "gather_like",
+          [](const EngineBase& engine, const at::Tensor& tensor, const at::Tensor& slice) {
+            return engine.tensor()->gather_like(tensor, slice);
+          },
+          py::arg("tensor"), py::arg("slice"), py::call_guard<py::gil_scoped_release>())
       .def(
           "gather",
           [](const EngineBase& engine, const at::Tensor& tensor) {
