@@ -168,7 +168,7 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
     const QuietLog quiet;
     auto setup = prepare_training(options, ranks);  // so that a mistake is told once, not by every rank
     check_slices(setup);
-    const RunLock tried = take_output(setup);       // rank 0 takes one for the run
+    const RunLock tried = take_output(setup);  // rank 0 takes one for the run
   }
   std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
   program.insert(program.end(), invocation.arguments.begin(), invocation.arguments.end());

@@ -45,7 +45,8 @@ std::shared_ptr<LanguageModel> whole_model(const TrainSetup& setup, c10::Device 
 
 /// With the facts of heads where layers are cut.
 InitializeOptions engine_options(const TrainSetup& setup) {
-  return {.config = setup.config, .partition_model = partition_model_from(parse_json(config_json(setup.model), setup.name))};
+  return {.config = setup.config,
+          .partition_model = partition_model_from(parse_json(config_json(setup.model), setup.name))};
 }
 
 class ModelOnEveryRank : public TrainedModel {

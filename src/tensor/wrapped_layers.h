@@ -12,8 +12,8 @@ namespace trireme::tensor {
 /// Prefix of the names of all parameters of a model inside of peft's.
 inline constexpr const char* kPeftPrefix = "base_model.model.";
 
-/// `x.base_layer.weight`, `x.original_module.weight` and `x.modules_to_save.NAME.weight` were `x.weight`. What else is in
-/// a module with a `base_layer` is its adapter, of which rules know nothing.
+/// `x.base_layer.weight`, `x.original_module.weight` and `x.modules_to_save.NAME.weight` were `x.weight`. What else is
+/// in a module with a `base_layer` is its adapter, of which rules know nothing.
 class WrappedLayers {
  public:
   explicit WrappedLayers(const PartitionModel& model);

@@ -40,7 +40,7 @@ TensorParallelOptions rules_of(const TrainingOptions& options, int ranks) {
   return rules;
 }
 
-/// Two ranks have either the same elements of a parameter, which one of them counts, or none in common.
+/// Two ranks have either the same elements of a parameter, which one of them saves, or none in common.
 void refuse_overlaps(const PartitionedParameter& parameter, const PartitionModel& model) {
   const std::vector<TensorPart>& parts = parameter.parts;
   for (size_t one = 0; one < parts.size(); ++one)
@@ -50,9 +50,8 @@ void refuse_overlaps(const PartitionedParameter& parameter, const PartitionModel
       throw ConfigError(
           str("tensor_parallel.autotp_size=", parts.size(), ": ranks ", one, " and ", other, " share a part of '",
               parameter.name, "' (", part_text(parts[one]), " and ", part_text(parts[other]),
-              "), whose gradient is not counted once yet; choose a degree that "
-              "divides the ",
-              heads, " key/value heads"),
+              "), and checkpoints do not have such parts yet; choose a degree that divides the ", heads,
+              " key/value heads"),
           ErrorCode::kUnsupported);
     }
 }
@@ -97,8 +96,8 @@ void count_once(NamedParameter& parameter, const std::vector<TensorPart>& parts,
   if (parameter.is_counted && first != canonical(parts[rank])) parameter.counted = first;
 }
 
-/// The values of `tensor`'s first rank, contiguous: of what zero::Init has sharded in its own memory, which is whole until
-/// another tensor is touched.
+/// The values of `tensor`'s first rank, contiguous: of what zero::Init has sharded in its own memory, which is whole
+/// until another tensor is touched.
 at::Tensor first_values(Group& tensor, const at::Tensor& own) {
   zero::gather(own);
   const bool has_memory = tensor.rank() == 0 || zero::is_sharded(own);

@@ -18,9 +18,9 @@ namespace trireme {
 ///           differ in others; ranks with other facts of the model, or another tp_plan.
 PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options);
 
-/// The values of the first rank on "tensor" become everybody's, and parameters that `plan` cuts this rank's slices: the same
-/// tensor objects of another shape. One whole parameter at a time. Those that zero::Init has sharded get their dtype of
-/// `precision`, too, and slices stay sharded, over `groups.shards`. Collective over `groups.model`.
+/// The values of the first rank on "tensor" become everybody's, and parameters that `plan` cuts this rank's slices: the
+/// same tensor objects of another shape. One whole parameter at a time. Those that zero::Init has sharded get their
+/// dtype of `precision`, too, and slices stay sharded, over `groups.shards`. Collective over `groups.model`.
 void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, const PrecisionOptions& precision,
                     std::vector<NamedParameter>& parameters);
 

@@ -145,8 +145,10 @@ TEST(Intersect, MatchesIndexArithmeticForRandomParts) {
 
 TEST(TensorPart, OfSeveralRanksCountsEachElementAtItsFirst) {
   const std::vector<int64_t> shape = {2, 12, 3};
-  const std::vector<TensorPart> parts = {
-      {shape, 1, {{0, 4}, {8, 9}}}, {shape, 1, {{2, 6}, {8, 10}}}, {shape, 1, {{2, 6}, {8, 10}}}, {shape, 1, {{4, 12}}}};
+  const std::vector<TensorPart> parts = {{shape, 1, {{0, 4}, {8, 9}}},
+                                         {shape, 1, {{2, 6}, {8, 10}}},
+                                         {shape, 1, {{2, 6}, {8, 10}}},
+                                         {shape, 1, {{4, 12}}}};
   EXPECT_EQ(first_held(parts, 0), parts[0]);
   EXPECT_EQ(first_held(parts, 1), (TensorPart{shape, 1, {{4, 6}, {9, 10}}}));
   EXPECT_EQ(first_held(parts, 2), (TensorPart{shape, 1, {}}));

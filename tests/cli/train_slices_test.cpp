@@ -24,8 +24,8 @@ class TrainSlices : public TrainProgram {
 
   std::vector<std::string> run(const std::string& out, const std::string& config, const std::string& ranks,
                                const std::vector<std::string>& more = {}) const {
-    auto words = with(train(out, {"--steps", "6", "--save-every", "3", "--keep", "0", "--config", config}), "--ranks",
-                      ranks);
+    auto words =
+        with(train(out, {"--steps", "6", "--save-every", "3", "--keep", "0", "--config", config}), "--ranks", ranks);
     const auto batch = std::find(words.begin(), words.end(), "--batch");
     words.erase(batch, std::next(batch, 2));
     words.insert(words.end(), more.begin(), more.end());

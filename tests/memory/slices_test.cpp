@@ -32,9 +32,9 @@ TrainingOptions options_of(int world) {
   options.config.pager.gather = GatherPolicy::kCopy;
   options.config.pager.live_bytes = 1;
   options.config.pager.units.merge_below_bytes = 0;
-  options.config.tensor.partition_config = PartitionConfig{
-      .layer_specs = {{.patterns = {R"(in\d+\.weight)"}},
-                      {.patterns = {R"(out\d+\.weight)"}, .type = TensorLayerSpec::Type::kRow}}};
+  options.config.tensor.partition_config =
+      PartitionConfig{.layer_specs = {{.patterns = {R"(in\d+\.weight)"}},
+                                      {.patterns = {R"(out\d+\.weight)"}, .type = TensorLayerSpec::Type::kRow}}};
   return options;
 }
 

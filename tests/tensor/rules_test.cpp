@@ -564,8 +564,7 @@ PartitionModel adapted(const PartitionModel& model) {
 
 /// The plan of adapted(model) cuts what `model`'s cuts, alike, and no adapter.
 void expect_seen_through(const PartitionModel& model, const TensorParallelOptions& options) {
-  const PartitionPlan plain = make_partition_plan(model, options),
-                      plan = make_partition_plan(adapted(model), options);
+  const PartitionPlan plain = make_partition_plan(model, options), plan = make_partition_plan(adapted(model), options);
   ASSERT_EQ(plan.parameters.size(), adapted(model).parameters.size());
   EXPECT_EQ(plan.source, plain.source);
   size_t adapters = 0, heads = 0;

@@ -122,10 +122,7 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
 };
 
 InitStorage::InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage, uint64_t serial)
-    : last_serial(serial),
-      store_(std::move(store)),
-      storage_(storage),
-      bytes_(static_cast<int64_t>(storage.nbytes())) {
+    : last_serial(serial), store_(std::move(store)), storage_(storage), bytes_(static_cast<int64_t>(storage.nbytes())) {
   // From now on the storage only points at these bytes.
   std::swap(data_, storage._mutable_data_ptr_no_checks());
   storage.set_data_ptr_noswap(c10::DataPtr(data_.get(), c10::Device(c10::kCPU)));
@@ -266,7 +263,8 @@ Init::Init(Group& group, const InitPolicy& policy) {
   // glibc raises this threshold by itself as soon as a large block is freed, unless it was set.
   ++open_here;
   if (open_scopes++ == 0) mallopt(M_MMAP_THRESHOLD, 64 << 10);
-  pass_ = std::make_unique<AdoptResults>([store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor, Store::serial()); }, policy.dtype);
+  pass_ = std::make_unique<AdoptResults>(
+      [store = store_.get()](const at::Tensor& tensor) { store->adopt(tensor, Store::serial()); }, policy.dtype);
   scope_ = std::make_unique<InterceptScope>(InterceptScope::Watch::kAll, pass_.get());
 }
 

@@ -88,7 +88,8 @@ inline Overlap overlap(const ManagedParameter& parameter, int64_t begin, int64_t
 inline std::vector<Overlap> counted_within(const ManagedParameter& parameter, const Overlap& part) {
   std::vector<Overlap> counted;
   for (const Interval& one : parameter.counted) {
-    const Overlap both{std::max(parameter.begin + one.begin, part.begin), std::min(parameter.begin + one.end, part.end)};
+    const Overlap both{std::max(parameter.begin + one.begin, part.begin),
+                       std::min(parameter.begin + one.end, part.end)};
     if (!both.empty()) counted.push_back(both);
   }
   return counted;
