@@ -863,7 +863,7 @@ class Batched(Mlp):
         self.norm = nn.BatchNorm1d(48)
 
     def act(self, x):
-        return self.norm(x.flatten(0, 1)).view(x.shape).relu()
+        return self.norm(x.relu().flatten(0, 1)).view(x.shape)
 
 
 @mlp_variant

@@ -191,7 +191,7 @@ for _name, _more in (("mistral", dict(num_key_value_heads=2, sliding_window=4)),
                      ("glm4", dict(num_key_value_heads=2, head_dim=8)), ("gpt_oss", dict(num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2)), ("codegen", dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32, rotary_dim=4)),
                      ("gptj", dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32, rotary_dim=4)), ("mpt", dict(d_model=HIDDEN, n_layers=2, n_heads=4)), ("gpt_bigcode", dict(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32)),
                      ("mamba", dict(state_size=4)), ("llama4_text", dict(num_key_value_heads=2, head_dim=8, num_local_experts=2, intermediate_size_mlp=48)), ("deepseek_v3", dict(n_routed_experts=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=24)),
-                     ("roberta", dict(is_decoder=True)), ("biogpt", {}), ("xglm", dict(d_model=HIDDEN, num_layers=2, attention_heads=4, ffn_dim=48))):
+                     ("roberta", dict(is_decoder=True)), ("biogpt", {}), ("xglm", dict(d_model=HIDDEN, num_layers=2, attention_heads=4, ffn_dim=48, dropout=0.0, activation_dropout=0.0))):
     hf(f"model_{_name}", functools.partial(_configured, _name, **{**_COMMON, **_more, **{key: 0.0 for key in ("attention_dropout", "resid_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "residual_dropout", "embedding_dropout")}}))
 
 

@@ -482,7 +482,7 @@ def _(self, x):
 
 @mlp("instance norm", 48)
 def _(self, x):
-    return F.instance_norm(x.transpose(1, 2)).transpose(1, 2)
+    return F.instance_norm(x.relu().transpose(1, 2)).transpose(1, 2)
 
 
 @mlp("softmax groups by chunk", 48)
