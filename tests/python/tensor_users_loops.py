@@ -211,18 +211,6 @@ def loss_distilled(tensor, stage):
 
 
 @program
-def loss_distilled_log_target(tensor, stage):
-    teacher = seeded(lambda: Lm(layers=1)).requires_grad_(False)
-
-    def distilled(call, _, ids):
-        logits = call(ids)
-        with torch.no_grad():
-            wanted = teacher(ids.flip(0))
-        return F.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True) / ids.numel()
-    return compare(tensor, stage, small_lm(), distilled)
-
-
-@program
 def loss_distilled_between_engines(tensor, stage):
     """A teacher in an engine of its own."""
     make = lambda: nn.ModuleDict({"student": Lm(layers=1), "teacher": Lm(layers=1)})
