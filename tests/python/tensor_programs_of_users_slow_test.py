@@ -1,0 +1,106 @@
+"""All programs of users, on two and four ranks that share layers, and with data parallel copies; each group of programs is at another ZeRO stage.
+
+    tensor_programs_of_users_slow_test.py PROGRAM Users.test_tensor_users_mlp_4_2     MLPs on four ranks, of which two share layers
+"""
+import importlib
+
+from harness import main
+import tensor_programs_of_users_test as quick
+
+_MODULES = ("tensor_users", "tensor_users_operators", "tensor_users_loops", "tensor_users_families")
+_AT_ONCE = 16
+_HEADS = "heuristics do not know which heads are in"
+_NO_HEADS = "attention is cut by heads, and their number is unknown"
+_NO_ROW = "heuristics find no layer"
+_INSIDE_VMAP = "is inside of torch.func's vmap() or grad()"
+_NOT_KNOWN = "is not known to tensor parallelism"
+_EXPERTS = "this style is not there yet"
+_WHOLE = "looks at whole parameters"
+# What is refused at every degree, and a part of the text.
+REFUSED = {
+    "tensor_users": {
+        **{f"attention_Packed{name}": _HEADS for name in ("Chunk", "Split", "Slices", "Unbind", "Indexed", "TensorSplit", "Unflatten")},
+        "attention_PackedByHead": _NO_HEADS, "attention_PackedByHead_ruled": _NO_HEADS, "attention_PackedByHeadViewed": _NO_HEADS,
+        "attention_PackedByHeadViewed_ruled": _NO_HEADS, "attention_NanoGpt": _NO_HEADS, "attention_NanoGpt_ruled": "give their sizes",
+        "attention_RelativeEmbedding": _HEADS, "attention_RelativeKeys": _HEADS, "attention_TalkingHeads": _HEADS, "attention_OtherNames": _HEADS,
+        "attention_NormOverHeads": "is a norm over all heads", "attention_WrittenHeads": "write by torch.where() instead",
+        "attention_WrittenHeads_ruled": "write by torch.where() instead", "attention_Vmapped": _INSIDE_VMAP, "attention_Vmapped_ruled": _INSIDE_VMAP,
+        "mlp_UnfusedGlu": _NO_ROW, "mlp_Sequence": _NO_ROW, "mlp_Maxout": _NO_ROW, "mlp_Tokens": _NO_ROW, "mlp_SqueezeExcite": _NO_ROW, "mlp_OldNormed": _NO_ROW,
+        "mlp_LowRank": _NO_ROW, "mlp_TiedMatrices": _NO_ROW,
+        "mlp_InPlace": "write by torch.where() instead", "mlp_InPlace_ruled": "write by torch.where() instead",
+        "mlp_Put": "writes across slices", "mlp_Put_ruled": "writes across slices", "mlp_LinearFunction": "sum by torch's operators outside of the function",
+        "mlp_LinearFunction_ruled": "sum by torch's operators outside of the function", "mlp_Recurrent": _NOT_KNOWN, "mlp_Recurrent_ruled": _NOT_KNOWN,
+        "mlp_ThroughNumpy": "is a tensor of which this rank has a part", "mlp_ThroughNumpy_ruled": "is a tensor of which this rank has a part",
+        **{f"mlp_{name}_ruled": "matches no parameter" for name in ("BatchedExperts", "Gated", "TiedMatrices", "Transposed")},
+    },
+    "tensor_users_operators": {
+        "mlp_boolean_write": "writes across slices", "mlp_checkerboard_mask_write": "writes across slices", "mlp_channel_shuffle": _NOT_KNOWN,
+        "lm_embedding_max_norm": _NOT_KNOWN,
+    },
+    "tensor_users_loops": {
+        "loss_margin": _NOT_KNOWN, "loss_margin_tied": _NOT_KNOWN, "loss_masked_logits": "write by torch.where() instead",
+        "loss_masked_logits_tied": "write by torch.where() instead", "loop_lamb": _WHOLE, "loop_muon": _WHOLE, "loop_client_adafactor": "rows and columns of whole matrices",
+        "loop_client_lbfgs": "calls back for the loss", "loop_inner_1": "use fewer ranks", "loop_shared_across": _NO_ROW, "loop_shared_across_ruled": "let them agree",
+        "edit_data_assigned": "was given another storage", "edit_rows": "write by torch.where() instead", "edit_from_other": "writes across slices",
+        "read_tolist": "is a tensor of which this rank has a part", "read_numpy": "is a tensor of which this rank has a part", "read_foreach_norm": _NOT_KNOWN,
+        "loop_compiled": "leave it eager", "loop_compiled_layers": "set tensor_parallel.autotp_size to 1", "loop_timm": _HEADS, "loop_bags": _NO_ROW,
+        "loop_plain_mlp": _NO_ROW, "loop_lstm": "find no numbered blocks", "loop_conv": "find no numbered blocks", "loop_lstm_cut": _NOT_KNOWN, "loop_mamba": _HEADS,
+        "loop_mamba_ruled": "does not divide", "loop_inner_gradient": "a view whose dims are not known",
+    },
+    "tensor_users_families": {
+        "hf_lora_gpt2": "no rule of preset gpt2", "hf_model_mixtral": _EXPERTS, "hf_model_qwen2_moe": _EXPERTS, "hf_model_llama4_text": _EXPERTS,
+        "hf_model_deepseek_v3": _EXPERTS,
+        "hf_model_mpt": _NO_HEADS, "hf_model_gpt_bigcode": "whose gradient is not counted once yet", "hf_model_mamba": _NO_ROW,
+    },
+}
+# What is neither right nor refused by name yet: einsum() over slices, gradients of slices that a program reads, values of parameters that outlive the engine.
+OPEN = {
+    "tensor_users": {"attention_Einsum", "attention_EinsumOfFour", "attention_GroupedViews", "attention_LinearAttention", "attention_EinsumWeights",
+                     "attention_RelativeKeys_ruled", "mlp_CenteredFunction", "mlp_EinsumProducts"},
+    "tensor_users_operators": {"att_tensordot", "att_flatten_batch_heads_einsum", "att_einsum_ellipsis", "att_scan_with_einsum", "mlp_einsum_square",
+                               "mlp_einsum_diag", "mlp_einsum_three", "lm_embedding_sparse"},
+    "tensor_users_loops": {"loop_saliency", "loop_tensor_hooks", "loop_parameter_hooks", "loop_backward_hooks", "checkpoint_consolidated", "gathered_parameters",
+                           "checkpoint_torch_save"},
+    "tensor_users_families": {"hf_resized_after"},
+}
+# What four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a
+# rank has none, three channels, two features.
+REFUSED_ON_FOUR = {"hf_llama_3_3", "hf_gpt2_3_heads", "hf_t5_odd_heads", "loop_vocabulary_3", "loop_vocabulary_3_tied", "edit_rows_of_head", "loop_conv_ruled"}
+
+
+class Users(quick.Programs):
+    """A test for each module and first word of its programs' names."""
+
+
+def _is_open(module, name):
+    return name in OPEN[module] or name.removesuffix("_ruled") in OPEN[module]
+
+
+def _of(module, names, ranks, tensor):
+    def test(self):
+        # Data parallel copies have batch statistics of their own.
+        names_here = [name for name in names if ranks == tensor or not name.startswith("mlp_Batched")]
+        right = [name for name in names_here if name not in REFUSED[module] and not _is_open(module, name)
+                 and (tensor < 4 or not (name in REFUSED_ON_FOUR or name.startswith("mlp_one_each")))]
+        for place in range(0, len(right), _AT_ONCE):
+            self.assert_right(ranks, tensor, place // _AT_ONCE % 4, module, right[place:place + _AT_ONCE], timeout_s=900)
+    return test
+
+
+def _refused(module):
+    def test(self):
+        self.assert_refused(2, 2, 2, module, REFUSED[module])
+    return test
+
+
+for _module in _MODULES:
+    _programs = importlib.import_module(_module).PROGRAMS
+    for _first in sorted({_name.partition("_")[0] for _name in _programs}):
+        _names = [_name for _name in _programs if _name.partition("_")[0] == _first]
+        for _ranks, _tensor in ((2, 2), (4, 4), (4, 2)):
+            setattr(Users, f"test_{_module}_{_first}_{_ranks}_{_tensor}", _of(_module, _names, _ranks, _tensor))
+    setattr(Users, f"test_{_module}_refused", _refused(_module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1410 @@
+"""Programs that users write, each trained by plain PyTorch in one process and by an engine whose ranks share layers; every rank does both.
+
+tensor_programs_of_users_test.py runs them. Attention and MLPs are here, training loops in tensor_users_loops.py.
+"""
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+import trireme
+
+HIDDEN, HEADS, LENGTH, VOCABULARY, BATCH = 32, 4, 10, 50, 3
+# Rounding noise would be most of a gradient that is zero by mathematics, as those of the biases of keys are.
+SMALLEST = 1e-4
+PROGRAMS = {}
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def cut(*patterns, **options):
+    """A rule of partition_config."""
+    return {"patterns": [f"(.*\\.)?{pattern}\\.(weight|bias)$" for pattern in patterns], **options}
+
+
+def rules(*specs):
+    return {"use_default_specs": False, "layer_specs": list(specs)}
+
+
+def column(*patterns, **options):
+    return cut(*patterns, partition_type="column", **options)
+
+
+def row(*patterns, **options):
+    return cut(*patterns, partition_type="row", **options)
+
+
+def tokens(number, vocabulary=VOCABULARY, length=LENGTH):
+    generator = torch.Generator().manual_seed(1000 + number)
+    return (torch.randint(0, vocabulary, (BATCH, length), generator=generator),)
+
+
+def vectors(number, width=HIDDEN):
+    generator = torch.Generator().manual_seed(1000 + number)
+    return torch.randn(BATCH, LENGTH, width, generator=generator), torch.randn(BATCH, LENGTH, width, generator=generator)
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make()
+
+
+def next_token(call, _, ids):
+    logits = call(ids)
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def squares(call, _, x, y):
+    return F.mse_loss(call(x), y)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=3e-3, eps=1e-4, weight_decay=0.1)
+
+
+ADAMW = {"type": "AdamW", "params": {"lr": 3e-3, "eps": 1e-4, "weight_decay": 0.1}}
+
+
+class Differences:
+    """The largest relative difference of each kind, and where."""
+
+    def __init__(self):
+        self.worst = {}
+
+    def see(self, kind, where, one, other, smallest=SMALLEST):
+        if one is None or other is None:
+            relative = 0.0 if one is other else math.inf
+        else:
+            one, other = one.detach().double(), other.detach().double()
+            if one.shape != other.shape:
+                relative, where = math.inf, f"{where}: {list(one.shape)} is not {list(other.shape)}"
+            else:
+                relative = ((one - other).norm() / other.norm().clamp(min=smallest)).item()
+        if not relative <= self.worst.get(kind, [-1.0])[0]:
+            self.worst[kind] = [relative, where]
+
+
+def configuration(tensor, stage, partition_config=None, accumulation=1, optimizer=ADAMW, **more):
+    section = {"autotp_size": tensor, **({"partition_config": partition_config} if partition_config else {})}
+    return {"train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": accumulation, "optimizer": optimizer,
+            "tensor_parallel": section, "zero_optimization": {"stage": stage}, **more}
+
+
+def compare(tensor, stage, make, loss_of=next_token, partition_config=None, batch_of=tokens, steps=3, optimizer_of=adamw, clipping=1.0, between=None,
+            accumulation=1, smallest=SMALLEST, after=None, initialize=None, backward=None, **more):
+    """{kind: [difference, where]} of losses, gradients of the first step and weights."""
+    own, plain = seeded(make), seeded(make)
+    config = configuration(tensor, stage, partition_config, accumulation, **{"gradient_clipping": clipping, **more})
+    engine, *_ = trireme.initialize(model=own, config=config, **(initialize(own) if initialize else {}))
+    copies = engine.dp_world_size
+    copy = engine.global_rank // tensor
+    optimizer = optimizer_of([p for p in plain.parameters() if p.requires_grad])
+    found = Differences()
+    names = {name: parameter for name, parameter in own.named_parameters()}
+    for step in range(steps):
+        optimizer.zero_grad()
+        for micro in range(accumulation):
+            number = (step * accumulation + micro) * copies
+            loss = loss_of(engine, own, *batch_of(number + copy))
+            if backward:
+                backward(engine, loss)
+            else:
+                engine.backward(loss)
+            for other in range(copies):
+                expected = loss_of(plain, plain, *batch_of(number + other))
+                if other == copy:
+                    found.see("loss", f"step {step}", loss, expected)
+                (expected / copies / accumulation).backward()
+            if micro + 1 < accumulation:
+                engine.step()
+        if step == 0:
+            whole = math.sqrt(sum(p.grad.norm().item() ** 2 for p in plain.parameters() if p.grad is not None))
+            for name, parameter in plain.named_parameters():
+                if parameter.requires_grad and parameter.grad is not None:
+                    found.see("gradient", name, trireme.utils.safe_get_full_grad(names[name]), parameter.grad, max(smallest, 1e-3 * whole))
+        nn.utils.clip_grad_norm_(plain.parameters(), clipping)
+        engine.step()
+        optimizer.step()
+        if between:
+            between(engine, own, found, "own") if between.__code__.co_argcount == 4 else between(own)
+            between(plain, plain, found, "plain") if between.__code__.co_argcount == 4 else between(plain)
+    with trireme.zero.GatheredParameters(list(own.parameters())):
+        for name, parameter in plain.named_parameters():
+            found.see("weight", name, names[name], parameter, 1e-2)
+    for name, buffer in plain.named_buffers():
+        if buffer.is_floating_point():
+            found.see("buffer", name, dict(own.named_buffers())[name], buffer)
+    if after:
+        after(engine, own, plain, found)
+    engine.destroy()
+    for name, parameter in plain.named_parameters():
+        found.see("weight after destroy", name, names[name], parameter, 1e-2)
+    return found.worst
+
+
+class Mlp(nn.Module):
+    def __init__(self, inner=48):
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(HIDDEN, inner), nn.Linear(inner, HIDDEN)
+        self.own()
+
+    def own(self):
+        """Other layers."""
+
+    def act(self, x):
+        return F.gelu(x)
+
+    def forward(self, x):
+        return self.down_proj(self.act(self.up_proj(x)))
+
+
+class Attention(nn.Module):
+    heads, groups, size = HEADS, HEADS, 8
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj = nn.Linear(HIDDEN, self.heads * self.size)
+        self.k_proj, self.v_proj = nn.Linear(HIDDEN, self.groups * self.size), nn.Linear(HIDDEN, self.groups * self.size)
+        self.o_proj = nn.Linear(self.heads * self.size, HIDDEN)
+        self.own()
+
+    def own(self):
+        """Other layers."""
+
+    def attend(self, q, k, v):
+        if self.groups != self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.groups, 1) for part in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def project(self, x):
+        b, s, _ = x.shape
+        return (self.q_proj(x).view(b, s, self.heads, self.size).transpose(1, 2), self.k_proj(x).view(b, s, self.groups, self.size).transpose(1, 2),
+                self.v_proj(x).view(b, s, self.groups, self.size).transpose(1, 2))
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        return self.o_proj(self.attend(*self.project(x)).transpose(1, 2).reshape(b, s, self.heads * self.size))
+
+
+class Block(nn.Module):
+    def __init__(self, attention, mlp):
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = nn.LayerNorm(HIDDEN), attention(), nn.LayerNorm(HIDDEN), mlp()
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Lm(nn.Module):
+    """A language model as a program writes it."""
+
+    tied, vocabulary = False, VOCABULARY
+
+    def __init__(self, attention=Attention, mlp=Mlp, layers=2):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(self.vocabulary, HIDDEN)
+        self.layers = nn.ModuleList(Block(attention, mlp) for _ in range(layers))
+        self.norm, self.lm_head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, self.vocabulary, bias=False)
+        if self.tied:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def hidden(self, ids):
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+    def forward(self, ids):
+        return self.lm_head(self.hidden(ids))
+
+
+OF_MLP = (column("up_proj"), row("down_proj"))
+OF_ATTENTION = (column("q_proj", "k_proj", "v_proj"), row("o_proj"))
+OF_LM = rules(*OF_MLP, *OF_ATTENTION)
+
+
+def _of_model(make, partition_config=None, **options):
+    return lambda tensor, stage: compare(tensor, stage, make, partition_config=partition_config, **options)
+
+
+def attention_variant(cls, partition_config="same"):
+    """The class as two programs: by heuristics, and with rules."""
+    PROGRAMS[f"attention_{cls.__name__}"] = _of_model(lambda: Lm(attention=cls))
+    PROGRAMS[f"attention_{cls.__name__}_ruled"] = _of_model(lambda: Lm(attention=cls), OF_LM if partition_config == "same" else partition_config)
+    return cls
+
+
+def mlp_variant(cls, partition_config="same"):
+    PROGRAMS[f"mlp_{cls.__name__}"] = _of_model(lambda: Lm(mlp=cls))
+    PROGRAMS[f"mlp_{cls.__name__}_ruled"] = _of_model(lambda: Lm(mlp=cls), OF_LM if partition_config == "same" else partition_config)
+    return cls
+
+
+# Attention.
+attention_variant(type("Plain", (Attention,), {}))
+
+
+@attention_variant
+class Einsum(Attention):
+    def attend(self, q, k, v):
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(self.size)
+        mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        return torch.einsum("bhqk,bhkd->bhqd", scores.masked_fill(mask, float("-inf")).softmax(-1), v)
+
+
+@attention_variant
+class EinsumOfFour(Attention):
+    def forward(self, x):
+        b, s, _ = x.shape
+        q, k, v = (layer(x).view(b, s, self.heads, self.size) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.size)
+        return self.o_proj(torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2))
+
+
+@attention_variant
+class Bmm(Attention):
+    def attend(self, q, k, v):
+        b, h, s, d = q.shape
+        q, k, v = (part.reshape(b * h, s, d) for part in (q, k, v))
+        mask = torch.full((s, s), float("-inf")).triu(1)
+        return torch.bmm((torch.bmm(q, k.transpose(1, 2)) / d ** 0.5 + mask).softmax(-1), v).view(b, h, s, d)
+
+
+@attention_variant
+class AlibiBaddbmm(Attention):
+    def attend(self, q, k, v):
+        b, h, s, d = q.shape
+        slopes = torch.tensor([2.0 ** (-8 * (i + 1) / self.heads) for i in range(self.heads)])
+        alibi = (slopes[:, None, None] * torch.arange(s)[None, None]).repeat(b, 1, 1)
+        q, k, v = (part.reshape(b * self.heads, s, d) for part in (q, k, v))
+        scores = torch.baddbmm(alibi.expand(-1, s, -1), q, k.transpose(1, 2), beta=1.0, alpha=d ** -0.5)
+        return torch.bmm(scores.softmax(-1), v).view(b, self.heads, s, d)
+
+
+@attention_variant
+class AlibiAdded(Attention):
+    def own(self):
+        self.register_buffer("slopes", torch.tensor([2.0 ** (-i - 1) for i in range(self.heads)]))
+
+    def attend(self, q, k, v):
+        s = q.shape[2]
+        distance = torch.arange(s)[None] - torch.arange(s)[:, None]
+        bias = self.slopes[:, None, None] * distance
+        scores = q @ k.transpose(-1, -2) / self.size ** 0.5 + bias
+        return scores.masked_fill(distance > 0, torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+
+class _Packed(Attention):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.qkv, self.o_proj = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def parts(self, x):
+        return self.qkv(x).chunk(3, -1)
+
+    def project(self, x):
+        b, s, _ = x.shape
+        return tuple(part.reshape(b, s, self.heads, self.size).transpose(1, 2) for part in self.parts(x))
+
+
+OF_PACKED = rules(*OF_MLP, column("qkv", shape=[3, -1], partition_dim=0), row("o_proj"))
+
+
+def packed_variant(cls):
+    return attention_variant(cls, OF_PACKED)
+
+
+packed_variant(type("PackedChunk", (_Packed,), {}))
+
+
+@packed_variant
+class PackedSplit(_Packed):
+    def parts(self, x):
+        return self.qkv(x).split(HIDDEN, dim=2)
+
+
+@packed_variant
+class PackedSlices(_Packed):
+    def parts(self, x):
+        mixed = self.qkv(x)
+        return mixed[..., :HIDDEN], mixed[..., HIDDEN:2 * HIDDEN], mixed[:, :, 2 * HIDDEN:]
+
+
+@packed_variant
+class PackedUnbind(_Packed):
+    def project(self, x):
+        b, s, c = x.shape
+        return self.qkv(x).reshape(b, s, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+@packed_variant
+class PackedIndexed(_Packed):
+    def project(self, x):
+        b, s, c = x.shape
+        qkv = self.qkv(x).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return qkv[0], qkv[1], qkv[2]
+
+
+@packed_variant
+class PackedTensorSplit(_Packed):
+    def parts(self, x):
+        return torch.tensor_split(self.qkv(x), 3, dim=-1)
+
+
+@packed_variant
+class PackedUnflatten(_Packed):
+    def project(self, x):
+        return self.qkv(x).unflatten(-1, (3, self.heads, self.size)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _by_head(cls):
+    return attention_variant(cls, rules(*OF_MLP, column("query_key_value"), row("dense")))
+
+
+@_by_head
+class PackedByHead(Attention):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.query_key_value, self.dense = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        q, k, v = self.query_key_value(x).view(b, s, self.heads, 3 * self.size).transpose(1, 2).chunk(3, -1)
+        return self.dense(self.attend(q, k, v).transpose(1, 2).reshape(b, s, HIDDEN))
+
+
+@_by_head
+class PackedByHeadViewed(PackedByHead):
+    def forward(self, x):
+        b, s, _ = x.shape
+        mixed = self.query_key_value(x).view(b, s, self.heads, 3, self.size)
+        q, k, v = (mixed[..., i, :].transpose(1, 2) for i in range(3))
+        return self.dense(self.attend(q, k, v).transpose(1, 2).reshape(b, s, HIDDEN))
+
+
+@lambda cls: attention_variant(cls, rules(*OF_MLP, column("c_attn", shape=[3, -1], partition_dim=0), row("c_proj")))
+class NanoGpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(HIDDEN, 3 * HIDDEN, bias=False), nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.n_head, self.n_embd = HEADS, HIDDEN
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+
+for heads, groups in ((3, 3), (5, 5), (6, 6), (7, 7), (6, 3), (8, 2), (4, 1), (12, 3)):
+    attention_variant(type(f"Heads{heads}Of{groups}", (Attention,), {"heads": heads, "groups": groups}))
+
+
+@attention_variant
+class GroupedExpanded(Attention):
+    groups = 2
+
+    def attend(self, q, k, v):
+        b, _, s, d = k.shape
+        k, v = (part[:, :, None].expand(b, self.groups, self.heads // self.groups, s, d).reshape(b, self.heads, s, d) for part in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@attention_variant
+class GroupedSdpa(Attention):
+    groups = 2
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@attention_variant
+class GroupedViews(Attention):
+    groups = 2
+
+    def attend(self, q, k, v):
+        b, h, s, d = q.shape
+        q = q.reshape(b, self.groups, self.heads // self.groups, s, d)
+        scores = torch.einsum("bghqd,bgkd->bghqk", q, k) / d ** 0.5
+        return torch.einsum("bghqk,bgkd->bghqd", scores.softmax(-1), v).reshape(b, h, s, d)
+
+
+@attention_variant
+class SharedKey(Attention):
+    groups = 1
+
+    def attend(self, q, k, v):
+        return ((q @ k.transpose(-1, -2)) / self.size ** 0.5).softmax(-1) @ v
+
+
+def _angles(s, d):
+    return torch.outer(torch.arange(s).float(), 1.0 / 10000 ** (torch.arange(0, d, 2).float() / d))
+
+
+@attention_variant
+class RotaryReal(Attention):
+    def attend(self, q, k, v):
+        angles = _angles(q.shape[2], self.size).repeat(1, 2)
+        q, k = (part * angles.cos() + torch.cat((-part[..., self.size // 2:], part[..., :self.size // 2]), -1) * angles.sin() for part in (q, k))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@attention_variant
+class RotaryComplex(Attention):
+    def attend(self, q, k, v):
+        turns = torch.polar(torch.ones(q.shape[2], self.size // 2), _angles(q.shape[2], self.size))
+        q, k = (torch.view_as_real(torch.view_as_complex(part.reshape(*part.shape[:-1], -1, 2)) * turns).flatten(3) for part in (q, k))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@attention_variant
+class RotaryInPlace(Attention):
+    def attend(self, q, k, v):
+        angles = _angles(q.shape[2], self.size)
+        def turn(part):
+            out = torch.empty_like(part)
+            out[..., ::2] = part[..., ::2] * angles.cos() - part[..., 1::2] * angles.sin()
+            out[..., 1::2] = part[..., ::2] * angles.sin() + part[..., 1::2] * angles.cos()
+            return out
+        return F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True)
+
+
+@attention_variant
+class RelativeBias(Attention):
+    def own(self):
+        self.bias = nn.Parameter(torch.randn(self.heads, LENGTH, LENGTH) * 0.1)
+
+    def attend(self, q, k, v):
+        return (q @ k.transpose(-1, -2) / self.size ** 0.5 + self.bias[:, :q.shape[2], :q.shape[2]]).softmax(-1) @ v
+
+
+@attention_variant
+class RelativeEmbedding(Attention):
+    def own(self):
+        self.relative = nn.Embedding(2 * LENGTH, self.heads)
+
+    def attend(self, q, k, v):
+        place = torch.arange(q.shape[2])
+        bias = self.relative(place[None] - place[:, None] + LENGTH).permute(2, 0, 1)[None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+@attention_variant
+class RelativeKeys(Attention):
+    def own(self):
+        self.relative = nn.Embedding(2 * LENGTH, self.size)
+
+    def attend(self, q, k, v):
+        place = torch.arange(q.shape[2])
+        relative = self.relative(place[None] - place[:, None] + LENGTH)
+        scores = q @ k.transpose(-1, -2) + torch.einsum("bhld,lrd->bhlr", q, relative)
+        return (scores / self.size ** 0.5).softmax(-1) @ v
+
+
+@attention_variant
+class Temperature(Attention):
+    def own(self):
+        self.logit_scale = nn.Parameter(torch.log(10 * torch.ones(self.heads, 1, 1)))
+
+    def attend(self, q, k, v):
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        return (scores * torch.clamp(self.logit_scale, max=math.log(100.0)).exp()).softmax(-1) @ v
+
+
+@attention_variant
+class QueryNorm(Attention):
+    def own(self):
+        self.q_norm, self.k_norm = nn.LayerNorm(self.size), nn.RMSNorm(self.size)
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, is_causal=True)
+
+
+@attention_variant
+class NormOverHeads(Attention):
+    def own(self):
+        self.q_norm = nn.LayerNorm(HIDDEN)
+
+    def project(self, x):
+        b, s, _ = x.shape
+        q, k, v = self.q_norm(self.q_proj(x)), self.k_proj(x), self.v_proj(x)
+        return tuple(part.view(b, s, self.heads, self.size).transpose(1, 2) for part in (q, k, v))
+
+
+@attention_variant
+class TalkingHeads(Attention):
+    def own(self):
+        self.talk = nn.Linear(self.heads, self.heads)
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-1, -2) / self.size ** 0.5
+        return self.talk(scores.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v
+
+
+@attention_variant
+class GatedHeads(Attention):
+    def own(self):
+        self.gate = nn.Linear(HIDDEN, self.heads)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        out = self.attend(*self.project(x)) * torch.sigmoid(self.gate(x)).transpose(1, 2)[..., None]
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+@attention_variant
+class HeadScales(Attention):
+    def own(self):
+        self.scales = nn.Parameter(torch.rand(self.heads))
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v) * self.scales.view(1, -1, 1, 1)
+
+
+@attention_variant
+class HeadMask(Attention):
+    def attend(self, q, k, v):
+        mask = torch.ones(self.heads)
+        mask[1] = 0
+        return super().attend(q, k, v) * mask[None, :, None, None]
+
+
+@attention_variant
+class FirstHeads(Attention):
+    """The first two heads see everything, the others what is before."""
+
+    def attend(self, q, k, v):
+        one = F.scaled_dot_product_attention(q[:, :2], k[:, :2], v[:, :2])
+        other = F.scaled_dot_product_attention(q[:, 2:], k[:, 2:], v[:, 2:], is_causal=True)
+        return torch.cat((one, other), 1)
+
+
+@attention_variant
+class WrittenHeads(Attention):
+    def attend(self, q, k, v):
+        out = torch.zeros_like(q)
+        for head in range(self.heads):
+            out[:, head] = F.scaled_dot_product_attention(q[:, head], k[:, head], v[:, head], is_causal=True)
+        return out
+
+
+@attention_variant
+class LinearAttention(Attention):
+    def attend(self, q, k, v):
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        state = torch.cumsum(torch.einsum("bhsd,bhse->bhsde", k, v), 2)
+        return torch.einsum("bhsd,bhsde->bhse", q, state) / torch.einsum("bhsd,bhsd->bhs", q, k.cumsum(2))[..., None]
+
+
+@attention_variant
+class Where(Attention):
+    def attend(self, q, k, v):
+        s = q.shape[2]
+        scores = q @ k.transpose(-1, -2) / self.size ** 0.5
+        return torch.where(torch.ones(s, s, dtype=torch.bool).tril(), scores, torch.tensor(-1e9)).softmax(-1) @ v
+
+
+@attention_variant
+class Cached(Attention):
+    """Keys and values in a cache of all heads that is written in place."""
+
+    def attend(self, q, k, v):
+        b, h, s, d = k.shape
+        keys, values = torch.zeros(b, self.heads, LENGTH, d), torch.zeros(b, self.heads, LENGTH, d)
+        keys[:, :, :s], values[:, :, :s] = k, v
+        return F.scaled_dot_product_attention(q, keys[:, :, :s], values[:, :, :s], is_causal=True)
+
+
+@attention_variant
+class SinkTokens(Attention):
+    """A key and a value that are learnt, for each head."""
+
+    def own(self):
+        self.sink_k, self.sink_v = nn.Parameter(torch.randn(1, self.heads, 1, self.size)), nn.Parameter(torch.randn(1, self.heads, 1, self.size))
+
+    def attend(self, q, k, v):
+        b = q.shape[0]
+        k, v = torch.cat((self.sink_k.expand(b, -1, -1, -1), k), 2), torch.cat((self.sink_v.expand(b, -1, -1, -1), v), 2)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@attention_variant
+class SinkLogits(Attention):
+    def own(self):
+        self.sinks = nn.Parameter(torch.randn(self.heads))
+
+    def attend(self, q, k, v):
+        b, h, s, _ = q.shape
+        scores = q @ k.transpose(-1, -2) / self.size ** 0.5
+        scores = torch.cat((scores, self.sinks.reshape(1, -1, 1, 1).expand(b, -1, s, -1)), -1)
+        return scores.softmax(-1)[..., :-1] @ v
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k):
+        ctx.save_for_backward(q, k)
+        return q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k = ctx.saved_tensors
+        return grad @ k / q.shape[-1] ** 0.5, grad.transpose(-1, -2) @ q / q.shape[-1] ** 0.5
+
+
+@attention_variant
+class OwnFunction(Attention):
+    def attend(self, q, k, v):
+        return _Scores.apply(q, k).softmax(-1) @ v
+
+
+@attention_variant
+class MeanOfHeads(Attention):
+    """The mean of the probabilities over heads feeds the next computation."""
+
+    def attend(self, q, k, v):
+        probabilities = (q @ k.transpose(-1, -2) / self.size ** 0.5).softmax(-1)
+        return probabilities @ v + 0.1 * probabilities.mean(1, keepdim=True) @ v
+
+
+@attention_variant
+class SumOverHeads(Attention):
+    def forward(self, x):
+        b, s, _ = x.shape
+        heads = self.attend(*self.project(x)).transpose(1, 2)
+        weight = self.o_proj.weight.view(HIDDEN, self.heads, self.size)
+        return sum(heads[:, :, h] @ weight[:, h].t() for h in range(self.heads)) + self.o_proj.bias
+
+
+def _of_parameters(cls):
+    names = lambda *names, **options: {"patterns": [f".*attn\\.{name}$" for name in names], **options}
+    return attention_variant(cls, rules(*OF_MLP, names("q_proj", "k_proj", "v_proj", partition_type="column", partition_dim=1),
+                                        names("o_proj", partition_type="row", partition_dim=0)))
+
+
+@_of_parameters
+class EinsumWeights(nn.Module):
+    """Weights of shape (hidden, heads, size), as in JAX programs."""
+
+    def __init__(self):
+        super().__init__()
+        make = lambda *shape: nn.Parameter(torch.randn(*shape) * 0.1)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = make(HIDDEN, 4, 8), make(HIDDEN, 4, 8), make(HIDDEN, 4, 8), make(4, 8, HIDDEN)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bsm,mhd->bhsd", x, w) for w in (self.q_proj, self.k_proj, self.v_proj))
+        return torch.einsum("bhsd,hdm->bsm", F.scaled_dot_product_attention(q, k, v, is_causal=True), self.o_proj)
+
+
+@attention_variant
+class Vmapped(Attention):
+    def attend(self, q, k, v):
+        one = lambda q, k, v: (q @ k.t() / self.size ** 0.5).softmax(-1) @ v
+        return torch.func.vmap(torch.func.vmap(one))(q, k, v)
+
+
+@attention_variant
+class OtherNames(Attention):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = None, None, None, None
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        q, k, v = (layer(x).view(b, s, self.heads, self.size).transpose(1, 2) for layer in (self.wq, self.wk, self.wv))
+        return self.wo(self.attend(q, k, v).transpose(1, 2).reshape(b, s, HIDDEN))
+
+
+PROGRAMS["attention_OtherNames_ruled"] = _of_model(lambda: Lm(attention=OtherNames), rules(*OF_MLP, column("wq", "wk", "wv"), row("wo")))
+
+
+@attention_variant
+class Torchs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
+
+    def forward(self, x):
+        return self.self_attn(x, x, x, need_weights=False)[0]
+
+
+PROGRAMS["attention_Torchs_ruled"] = _of_model(lambda: Lm(attention=Torchs), rules(*OF_MLP))
+PROGRAMS["attention_Torchs_out_row"] = _of_model(lambda: Lm(attention=Torchs), rules(
+    *OF_MLP, {"patterns": [".*in_proj_(weight|bias)"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0}, row("out_proj")))
+
+
+# MLPs.
+mlp_variant(type("Plain", (Mlp,), {}))
+
+
+def _fused(cls):
+    return mlp_variant(cls, rules(*OF_ATTENTION, column("gate_up_proj", shape=[2, -1], partition_dim=0), row("down_proj")))
+
+
+class _Fused(Mlp):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.gate_up_proj, self.down_proj = nn.Linear(HIDDEN, 96), nn.Linear(48, HIDDEN)
+
+
+@_fused
+class FusedChunk(_Fused):
+    def forward(self, x):
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+@_fused
+class FusedGlu(_Fused):
+    def forward(self, x):
+        return self.down_proj(F.glu(self.gate_up_proj(x), dim=-1))
+
+
+@_fused
+class FusedPairs(_Fused):
+    """Gates and values in turns."""
+
+    def forward(self, x):
+        both = self.gate_up_proj(x)
+        return self.down_proj(F.silu(both[..., ::2]) * both[..., 1::2])
+
+
+@mlp_variant
+class UnfusedGlu(Mlp):
+    """up_proj is two matrices, which its name does not tell."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.up_proj, self.down_proj = nn.Linear(HIDDEN, 96), nn.Linear(48, HIDDEN)
+
+    def forward(self, x):
+        a, b = self.up_proj(x).chunk(2, -1)
+        return self.down_proj(F.gelu(a) * b)
+
+
+@lambda cls: mlp_variant(cls, rules(*OF_ATTENTION, column("gate_proj", "up_proj"), row("down_proj")))
+class SwiGlu(Mlp):
+    def own(self):
+        self.gate_proj = nn.Linear(HIDDEN, 48)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+@lambda cls: mlp_variant(cls, rules(*OF_ATTENTION, column("w1", "w3"), row("w2")))
+class LlamaNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w2, self.w3 = nn.Linear(HIDDEN, 45, bias=False), nn.Linear(45, HIDDEN, bias=False), nn.Linear(HIDDEN, 45, bias=False)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+@lambda cls: mlp_variant(cls, rules(*OF_ATTENTION, column("0"), row("2")))
+class Sequence(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(HIDDEN, 45), nn.GELU(), nn.Linear(45, HIDDEN))
+
+
+@lambda cls: mlp_variant(cls, rules(*OF_ATTENTION, column("0"), row("3")))
+class NormedSequence(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(HIDDEN, 44), nn.GELU(), nn.LayerNorm(44), nn.Linear(44, HIDDEN))
+
+
+@mlp_variant
+class NormInside(Mlp):
+    def own(self):
+        self.norm = nn.LayerNorm(48)
+
+    def act(self, x):
+        return F.gelu(self.norm(x))
+
+
+@mlp_variant
+class RmsInside(Mlp):
+    def own(self):
+        self.weight = nn.Parameter(torch.rand(48))
+
+    def act(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+@mlp_variant
+class NnRmsInside(Mlp):
+    def own(self):
+        self.norm = nn.RMSNorm(48)
+
+    def act(self, x):
+        return self.norm(F.relu(x))
+
+
+@mlp_variant
+class Groups(Mlp):
+    def own(self):
+        self.norm = nn.GroupNorm(6, 48)
+
+    def act(self, x):
+        return self.norm(x.transpose(1, 2)).transpose(1, 2).relu()
+
+
+@mlp_variant
+class Batched(Mlp):
+    def own(self):
+        self.norm = nn.BatchNorm1d(48)
+
+    def act(self, x):
+        return self.norm(x.relu().flatten(0, 1)).view(x.shape)
+
+
+@mlp_variant
+class Convolved(Mlp):
+    def own(self):
+        self.conv = nn.Conv1d(48, 48, 3, padding=2)
+
+    def act(self, x):
+        return F.silu(self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2))
+
+
+@mlp_variant
+class DepthwiseConvolved(Mlp):
+    def own(self):
+        self.conv = nn.Conv1d(48, 48, 3, padding=2, groups=48)
+
+    def act(self, x):
+        return F.silu(self.conv(x.transpose(1, 2))[..., :x.shape[1]].transpose(1, 2))
+
+
+@mlp_variant
+class SoftmaxInside(Mlp):
+    def act(self, x):
+        return x.softmax(-1)
+
+
+@mlp_variant
+class LogSoftmaxInside(Mlp):
+    def act(self, x):
+        return F.log_softmax(x, dim=2)
+
+
+@mlp_variant
+class ResidualInside(Mlp):
+    def own(self):
+        self.middle = nn.Linear(48, 48)
+
+    def act(self, x):
+        x = F.gelu(x)
+        return x + F.gelu(self.middle(x))
+
+
+@mlp_variant
+class OutputResidual(Mlp):
+    def forward(self, x):
+        return x + 0.5 * self.down_proj(F.gelu(self.up_proj(x))) + x.mean(-1, keepdim=True)
+
+
+@mlp_variant
+class SameWidth(Mlp):
+    """As many features inside as outside, and the whole is added to the slices."""
+
+    def __init__(self):
+        super().__init__(HIDDEN)
+
+    def forward(self, x):
+        return self.down_proj(F.gelu(self.up_proj(x)) + x)
+
+
+@mlp_variant
+class SameWidthNorm(Mlp):
+    def __init__(self):
+        super().__init__(HIDDEN)
+
+    def own(self):
+        self.ln = nn.LayerNorm(HIDDEN)
+
+    def forward(self, x):
+        return self.down_proj(self.ln(F.gelu(self.up_proj(x)) + x))
+
+
+@mlp_variant
+class Scaled(Mlp):
+    def own(self):
+        self.scale, self.shift = nn.Parameter(torch.rand(48)), nn.Parameter(torch.rand(1, 1, 48))
+
+    def act(self, x):
+        return F.gelu(x * self.scale + self.shift)
+
+
+@mlp_variant
+class Prelu(Mlp):
+    def own(self):
+        self.prelu, self.one = nn.PReLU(48), nn.PReLU()
+
+    def act(self, x):
+        return self.one(self.prelu(x.flatten(0, 1)).view(x.shape))
+
+
+@mlp_variant
+class LearntScalar(Mlp):
+    def own(self):
+        self.beta = nn.Parameter(torch.tensor(1.5))
+
+    def act(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
+@mlp_variant
+class TopK(Mlp):
+    def act(self, x):
+        return torch.where(x >= x.topk(8, -1).values[..., -1:], x, torch.zeros(()))
+
+
+@mlp_variant
+class Largest(Mlp):
+    def act(self, x):
+        return x / (x.abs().amax(-1, keepdim=True) + 1) + x.max(-1, keepdim=True).values
+
+
+@mlp_variant
+class Sorted(Mlp):
+    def act(self, x):
+        return x.sort(-1).values
+
+
+@mlp_variant
+class MeanByShape(Mlp):
+    def act(self, x):
+        return F.relu(x - x.sum(-1, keepdim=True) / x.shape[-1])
+
+
+@mlp_variant
+class StandardByHand(Mlp):
+    def act(self, x):
+        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+
+
+@mlp_variant
+class StandardUnbiased(Mlp):
+    def act(self, x):
+        return x / (x.std(-1, keepdim=True) + 1)
+
+
+@mlp_variant
+class MeanOfAll(Mlp):
+    def act(self, x):
+        return x * x.abs().mean() + x.numel() / 1440 + x.norm()
+
+
+@mlp_variant
+class Unit(Mlp):
+    def act(self, x):
+        return F.normalize(x, dim=-1)
+
+
+@mlp_variant
+class Cosine(Mlp):
+    def act(self, x):
+        return x * F.cosine_similarity(x, x.roll(1, 1), dim=-1)[..., None]
+
+
+@mlp_variant
+class Gram(Mlp):
+    def act(self, x):
+        return (x @ x.transpose(1, 2) / 48).softmax(-1) @ x
+
+
+@mlp_variant
+class Rolled(Mlp):
+    def act(self, x):
+        return x + x.roll(1, -1) + x.flip(-1)
+
+
+@mlp_variant
+class Shuffled(Mlp):
+    def act(self, x):
+        b, s, c = x.shape
+        return x.view(b, s, 4, c // 4).transpose(2, 3).reshape(b, s, c).relu()
+
+
+@mlp_variant
+class Selected(Mlp):
+    def act(self, x):
+        return x[..., torch.arange(47, -1, -1)] * torch.index_select(x, -1, torch.arange(48).roll(5))
+
+
+@mlp_variant
+class EveryOther(Mlp):
+    def act(self, x):
+        return torch.cat((x[..., ::2].relu(), x[..., 1::2].tanh()), -1)
+
+
+@mlp_variant
+class Padded(Mlp):
+    def act(self, x):
+        return F.pad(x[..., :-2], (2, 0)).relu()
+
+
+@mlp_variant
+class Narrowed(Mlp):
+    def act(self, x):
+        return torch.cat((x.narrow(-1, 0, 10).exp(), x[..., 10:]), -1).tanh()
+
+
+@mlp_variant
+class Summed(Mlp):
+    def act(self, x):
+        return x.cumsum(-1).tanh()
+
+
+@mlp_variant
+class Maxout(Mlp):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.up_proj, self.down_proj = nn.Linear(HIDDEN, 96), nn.Linear(48, HIDDEN)
+
+    def act(self, x):
+        return x.view(*x.shape[:-1], 48, 2).max(-1).values
+
+
+@mlp_variant
+class InPlace(Mlp):
+    def act(self, x):
+        x = x.clone()
+        x.mul_(2).add_(1)
+        x[..., 0] = 0
+        x[:, 0, 3:7] += 1
+        return x.relu_()
+
+
+@mlp_variant
+class Put(Mlp):
+    def act(self, x):
+        x = x.clone()
+        x.index_put_((torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([5, 40])), torch.tensor([1.0, 2.0]))
+        return x.masked_fill_(x > 2, 2.0)
+
+
+@mlp_variant
+class Masked(Mlp):
+    def act(self, x):
+        mask = torch.ones(48)
+        mask[::3] = 0
+        return x * mask + x.masked_fill(mask.bool(), 0.0) ** 2
+
+
+@mlp_variant
+class Constant(Mlp):
+    def act(self, x):
+        return x * torch.arange(x.size(-1)) + torch.linspace(0, 1, x.shape[-1]) + x.new_ones(x.shape) + torch.zeros_like(x)
+
+
+@mlp_variant
+class Noise(Mlp):
+    def act(self, x):
+        return x + 0 * torch.randn_like(x) + 0 * torch.rand(x.shape)
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class _Centered(torch.autograd.Function):
+    """Takes the mean over the features in both directions."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.mean(-1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - grad.mean(-1, keepdim=True)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad.flatten(0, 1).sum(0)
+
+
+@mlp_variant
+class SquareFunction(Mlp):
+    def act(self, x):
+        return _Square.apply(x)
+
+
+@mlp_variant
+class StraightThrough(Mlp):
+    def act(self, x):
+        return _Straight.apply(3 * x) + x
+
+
+@mlp_variant
+class CenteredFunction(Mlp):
+    def act(self, x):
+        return _Centered.apply(x)
+
+
+@mlp_variant
+class LinearFunction(Mlp):
+    def forward(self, x):
+        inner = _Linear.apply(x, self.up_proj.weight, self.up_proj.bias)
+        return _Linear.apply(F.gelu(inner), self.down_proj.weight, self.down_proj.bias)
+
+
+@mlp_variant
+class Functional(Mlp):
+    def forward(self, x):
+        inner = torch.matmul(x, self.up_proj.weight.T) + self.up_proj.bias
+        return torch.addmm(self.down_proj.bias, F.gelu(inner).flatten(0, 1), self.down_proj.weight.t()).view(x.shape)
+
+
+@mlp_variant
+class EinsumProducts(Mlp):
+    def forward(self, x):
+        inner = torch.einsum("bsi,oi->bso", x, self.up_proj.weight) + self.up_proj.bias
+        return torch.einsum("bso,io->bsi", inner.relu(), self.down_proj.weight) + self.down_proj.bias
+
+
+@mlp_variant
+class Tokens(Mlp):
+    """A mixer: tokens are mixed while features are cut."""
+
+    def own(self):
+        self.mix = nn.Linear(LENGTH, LENGTH)
+
+    def act(self, x):
+        return self.mix(x.transpose(1, 2)).transpose(1, 2).relu()
+
+
+@mlp_variant
+class Pooled(Mlp):
+    def act(self, x):
+        return x.sigmoid() * x.mean(1, keepdim=True)
+
+
+@mlp_variant
+class SqueezeExcite(Mlp):
+    def own(self):
+        self.squeeze, self.excite = nn.Linear(48, 8), nn.Linear(8, 48)
+
+    def act(self, x):
+        return x * torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean(1, keepdim=True)))))
+
+
+@mlp_variant
+class Quantised(Mlp):
+    def act(self, x):
+        scale = x.detach().abs().max() / 127
+        return x + (torch.round(x / scale) * scale - x).detach()
+
+
+@mlp_variant
+class Normed(Mlp):
+    """Weights under parametrizations."""
+
+    def own(self):
+        self.up_proj = nn.utils.parametrizations.weight_norm(self.up_proj)
+
+
+@mlp_variant
+class Spectral(Mlp):
+    def own(self):
+        self.up_proj = nn.utils.parametrizations.spectral_norm(self.up_proj)
+
+
+@mlp_variant
+class OldNormed(Mlp):
+    def own(self):
+        self.down_proj = nn.utils.weight_norm(self.down_proj)
+
+
+@mlp_variant
+class LowRank(Mlp):
+    def own(self):
+        for layer, name in ((self.up_proj, "up"), (self.down_proj, "down")):
+            layer.requires_grad_(False)
+            setattr(self, f"{name}_a", nn.Linear(layer.in_features, 4, bias=False))
+            setattr(self, f"{name}_b", nn.Linear(4, layer.out_features, bias=False))
+
+    def forward(self, x):
+        inner = F.gelu(self.up_proj(x) + self.up_b(self.up_a(x)))
+        return self.down_proj(inner) + self.down_b(self.down_a(inner))
+
+
+@mlp_variant
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(HIDDEN, 4), nn.ModuleList(Mlp() for _ in range(4))
+
+    def forward(self, x):
+        flat = x.reshape(-1, HIDDEN)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            out.index_add_(0, token, expert(flat[token]) * weights[token, place, None])
+        return out.view(x.shape)
+
+
+@mlp_variant
+class BatchedExperts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(HIDDEN, 4)
+        self.up_proj, self.down_proj = nn.Parameter(torch.randn(4, HIDDEN, 48) * 0.1), nn.Parameter(torch.randn(4, 48, HIDDEN) * 0.1)
+
+    def forward(self, x):
+        inner = torch.einsum("bsi,eio->bseo", x, self.up_proj).relu()
+        out = torch.einsum("bseo,eoi->bsei", inner, self.down_proj)
+        return (out * self.router(x).softmax(-1)[..., None]).sum(2)
+
+
+@mlp_variant
+class BilinearInside(Mlp):
+    def own(self):
+        self.bilinear = nn.Bilinear(48, 48, 48)
+
+    def act(self, x):
+        return self.bilinear(x, x)
+
+
+@mlp_variant
+class Recurrent(Mlp):
+    def own(self):
+        self.lstm = nn.LSTM(48, 48, batch_first=True)
+
+    def act(self, x):
+        return self.lstm(x)[0]
+
+
+@mlp_variant
+class Gated(nn.Module):
+    """A GRU alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(HIDDEN, HIDDEN, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x)[0]
+
+
+@mlp_variant
+class Printed(Mlp):
+    """Python decides by numbers of activations."""
+
+    def act(self, x):
+        if x.abs().max().item() > 1e9 or not torch.isfinite(x).all():
+            raise ValueError
+        factor = float(x.mean()) if bool((x > 0).any()) else 0.0
+        return x * (1 + 0.1 * factor)
+
+
+@mlp_variant
+class ThroughNumpy(Mlp):
+    def act(self, x):
+        return x * float(x.detach().numpy().mean())
+
+
+@mlp_variant
+class Dimension(Mlp):
+    def act(self, x):
+        b, s, c = x.shape
+        assert c == 48 and x.size(-1) == 48 and x.numel() == b * s * 48 and x.stride() == (s * 48, 48, 1) and x.view(-1).shape == (b * s * 48,)
+        return x.relu() / c ** 0.5
+
+
+@mlp_variant
+class Unfolded(Mlp):
+    def act(self, x):
+        return x.unfold(-1, 4, 4).sum(-1).repeat_interleave(4, -1) + x
+
+
+@mlp_variant
+class HeadedMlp(Mlp):
+    def act(self, x):
+        x = x.view(*x.shape[:-1], 8, 6)
+        return F.layer_norm(x, (6,)).flatten(2)
+
+
+@mlp_variant
+class ThirdsMlp(Mlp):
+    def act(self, x):
+        return F.softmax(x.view(*x.shape[:-1], 3, 16), -1).flatten(2)
+
+
+@mlp_variant
+class Outer(Mlp):
+    def own(self):
+        self.side = nn.Linear(HIDDEN, 48)
+
+    def act(self, x):
+        return x
+
+    def forward(self, x):
+        return self.down_proj(self.up_proj(x) * self.side(x))
+
+
+@mlp_variant
+class TwiceUsed(Mlp):
+    def forward(self, x):
+        x = self.down_proj(F.gelu(self.up_proj(x)))
+        return self.down_proj(F.gelu(self.up_proj(x)))
+
+
+@mlp_variant
+class TiedMatrices(nn.Module):
+    """The second matrix is the first one, transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.up_proj = nn.Linear(HIDDEN, 48, bias=False)
+
+    def forward(self, x):
+        return F.gelu(self.up_proj(x)) @ self.up_proj.weight
+
+
+@mlp_variant
+class Transposed(nn.Module):
+    """Both matrices are parameters of (in, out)."""
+
+    def __init__(self):
+        super().__init__()
+        self.w_up, self.w_down = nn.Parameter(torch.randn(HIDDEN, 48) * 0.1), nn.Parameter(torch.randn(48, HIDDEN) * 0.1)
+
+    def forward(self, x):
+        return F.gelu(x @ self.w_up) @ self.w_down
