@@ -119,7 +119,8 @@ void TensorPass::run_einsum(OperatorCall& call, Next next, const CutArguments& f
   const std::vector<at::Tensor> tensors = call.arguments()[1].toTensorVector();
   const size_t arrow = equation.find("->");
   std::vector<std::string> labels = {""};
-  for (const char letter : equation.substr(0, arrow)) letter == ',' ? (void)labels.emplace_back() : labels.back().push_back(letter);
+  for (const char letter : equation.substr(0, arrow))
+    letter == ',' ? (void)labels.emplace_back() : labels.back().push_back(letter);
   bool is_plain = arrow != equation.npos && equation.find('.') == equation.npos && labels.size() == tensors.size();
   for (size_t i = 0; is_plain && i < tensors.size(); ++i)
     is_plain = static_cast<int64_t>(labels[i].size()) == tensors[i].dim();
@@ -137,11 +138,12 @@ void TensorPass::run_einsum(OperatorCall& call, Next next, const CutArguments& f
     const at::Tensor& tensor = tensors[i];
     if (std::count(labels[i].begin(), labels[i].end(), label) > 1) return run_whole(call, next, found);
     const size_t at = labels[i].find(label);
-    const auto known = std::find_if(found.begin(), found.end(),
-                                    [&](const CutArgument& one) { return one.tensor.is_same(tensor); });
+    const auto known =
+        std::find_if(found.begin(), found.end(), [&](const CutArgument& one) { return one.tensor.is_same(tensor); });
     const bool is_cut = known != found.end();
     if (at != std::string::npos) {
-      const int64_t size = is_cut && known->cut.dim == static_cast<int64_t>(at) ? known->cut.whole_size() : tensor.size(static_cast<int64_t>(at));
+      const int64_t size = is_cut && known->cut.dim == static_cast<int64_t>(at) ? known->cut.whole_size()
+                                                                                : tensor.size(static_cast<int64_t>(at));
       if (size != lead.cut.whole_size()) return run_whole(call, next, found);  // of size 1, which broadcasts
     }
     parts.push_back(next.run(call, [&] {

@@ -56,7 +56,10 @@ CutArguments TensorPass::find_arguments(const OperatorCall& call) {
         refuse(call, inner, "is inside of torch.func's vmap() or grad(), and works on a part",
                "write the batch dim out, and call backward()");
       if (known->is_unknown)
-        refuse(call, tensor, "gets a view whose dims are not known", "make views by libtorch's operators");
+        refuse(call, tensor, "gets a view whose dims are not known",
+               torch::autograd::get_current_graph_task_id() == -1
+                   ? "make views by libtorch's operators"
+                   : "gradients of gradients (create_graph=True) are not there with tensor_parallel");
       if (known->local_count > 0) return check_count(call, i, *known);
       if (known->is_copy) {
         if (i < 64 && (call.traits.written >> i & 1) != 0)
@@ -259,9 +262,9 @@ void TensorPass::refuse(const OperatorCall& call, const at::Tensor& tensor, cons
                         const std::string& fix) {
   const auto known = table_.find(tensor);
   const std::string& parameter = known ? known->parameter : std::string();
-  throw StateError(str(name_of(call), " ", reason, ": ", tensor.sizes(), " is a slice", parameter.empty() ? "" : " of \"",
-                       parameter, parameter.empty() ? "" : "\"", ", that of rank ", group_.rank(), " of group '",
-                       group_.name(), "'; ", fix));
+  throw StateError(str(name_of(call), " ", reason, ": ", tensor.sizes(), " is a slice",
+                       parameter.empty() ? "" : " of \"", parameter, parameter.empty() ? "" : "\"", ", that of rank ",
+                       group_.rank(), " of group '", group_.name(), "'; ", fix));
 }
 
 }  // namespace trireme::tensor

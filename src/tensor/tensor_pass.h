@@ -142,7 +142,7 @@ class TensorPass : public Pass {
   const std::thread::id thread_ = std::this_thread::get_id();
   CutTable table_;
   OperatorRules rules_;
-  std::vector<Entered> entered_;     // the last ones
+  std::vector<Entered> entered_;  // the last ones
   bool speaks_of_wholes_ = false;
   InterceptScope scope_;
 };

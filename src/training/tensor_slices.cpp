@@ -123,6 +123,15 @@ class ShardedSlices {
   std::optional<zero::Init> scope_;
 };
 
+/// Whether some layer makes logits by it.
+bool is_output_head(const PartitionedParameter& planned) {
+  const std::vector<std::string> heads = PartitionConfig().lm_head_patterns;
+  return std::any_of(planned.uses.begin(), planned.uses.end(), [&](const TensorUse& use) {
+    return std::any_of(heads.begin(), heads.end(),
+                       [&](const std::string& head) { return use.name.find(head) != std::string::npos; });
+  });
+}
+
 }  // namespace
 
 PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options) {
@@ -175,7 +184,9 @@ std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& 
   auto pass = std::make_unique<TensorParallel>(tensor);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const PartitionedParameter& planned = plan.parameters[i];
-    const bool gathers = std::any_of(planned.uses.begin(), planned.uses.end(),
+    // Logits stay cut: a loss needs three numbers of each token, and what needs them all gathers them.
+    const bool gathers = !is_output_head(planned) &&
+                         std::any_of(planned.uses.begin(), planned.uses.end(),
                                      [](const TensorUse& use) { return use.output == TensorExchange::kGather; });
     pass->add(parameters[i].tensor, planned.parts, gathers, planned.name);
   }

@@ -10,32 +10,32 @@ import tensor_programs_of_users_test as quick
 _MODULES = ("tensor_users", "tensor_users_operators", "tensor_users_loops", "tensor_users_families")
 _AT_ONCE = 16
 _HEADS = "heuristics do not know which heads are in"
-_NO_HEADS = "attention is cut by heads, and their number is unknown"
 _NO_ROW = "heuristics find no layer"
 _INSIDE_VMAP = "is inside of torch.func's vmap() or grad()"
 _NOT_KNOWN = "is not known to tensor parallelism"
 _EXPERTS = "this style is not there yet"
 _WHOLE = "looks at whole parameters"
+_BACKWARD = "write it by torch's operators"
+_HOOK = "so is its gradient, which has this rank's elements alone"
 # What is refused at every degree, and a part of the text.
 REFUSED = {
     "tensor_users": {
         **{f"attention_Packed{name}": _HEADS for name in ("Chunk", "Split", "Slices", "Unbind", "Indexed", "TensorSplit", "Unflatten")},
-        "attention_PackedByHead": _NO_HEADS, "attention_PackedByHead_ruled": _NO_HEADS, "attention_PackedByHeadViewed": _NO_HEADS,
-        "attention_PackedByHeadViewed_ruled": _NO_HEADS, "attention_NanoGpt": _NO_HEADS, "attention_NanoGpt_ruled": "give their sizes",
         "attention_RelativeEmbedding": _HEADS, "attention_RelativeKeys": _HEADS, "attention_TalkingHeads": _HEADS, "attention_OtherNames": _HEADS,
         "attention_NormOverHeads": "is a norm over all heads", "attention_WrittenHeads": "write by torch.where() instead",
         "attention_WrittenHeads_ruled": "write by torch.where() instead", "attention_Vmapped": _INSIDE_VMAP, "attention_Vmapped_ruled": _INSIDE_VMAP,
         "mlp_UnfusedGlu": _NO_ROW, "mlp_Sequence": _NO_ROW, "mlp_Maxout": _NO_ROW, "mlp_Tokens": _NO_ROW, "mlp_SqueezeExcite": _NO_ROW, "mlp_OldNormed": _NO_ROW,
         "mlp_LowRank": _NO_ROW, "mlp_TiedMatrices": _NO_ROW,
         "mlp_InPlace": "write by torch.where() instead", "mlp_InPlace_ruled": "write by torch.where() instead",
-        "mlp_Put": "writes across slices", "mlp_Put_ruled": "writes across slices", "mlp_LinearFunction": "sum by torch's operators outside of the function",
-        "mlp_LinearFunction_ruled": "sum by torch's operators outside of the function", "mlp_Recurrent": _NOT_KNOWN, "mlp_Recurrent_ruled": _NOT_KNOWN,
+        "mlp_Put": "writes across slices", "mlp_Put_ruled": "writes across slices", **{f"{name}{ruled}": _BACKWARD for ruled in ("", "_ruled")
+           for name in ("mlp_LinearFunction", "mlp_SquareFunction", "mlp_CenteredFunction", "attention_OwnFunction")},
+        "mlp_Recurrent": _NOT_KNOWN, "mlp_Recurrent_ruled": _NOT_KNOWN,
         "mlp_ThroughNumpy": "is a tensor of which this rank has a part", "mlp_ThroughNumpy_ruled": "is a tensor of which this rank has a part",
         **{f"mlp_{name}_ruled": "matches no parameter" for name in ("BatchedExperts", "Gated", "TiedMatrices", "Transposed")},
     },
     "tensor_users_operators": {
         "mlp_boolean_write": "writes across slices", "mlp_checkerboard_mask_write": "writes across slices", "mlp_channel_shuffle": _NOT_KNOWN,
-        "lm_embedding_max_norm": _NOT_KNOWN,
+        "lm_embedding_max_norm": _NOT_KNOWN, "mlp_binary_weights_by_Function": _BACKWARD, "mlp_binary_weights_by_Function_ruled": _BACKWARD,
     },
     "tensor_users_loops": {
         "loss_margin": _NOT_KNOWN, "loss_margin_tied": _NOT_KNOWN, "loss_masked_logits": "write by torch.where() instead",
@@ -45,22 +45,20 @@ REFUSED = {
         "read_tolist": "is a tensor of which this rank has a part", "read_numpy": "is a tensor of which this rank has a part", "read_foreach_norm": _NOT_KNOWN,
         "loop_compiled": "leave it eager", "loop_compiled_layers": "set tensor_parallel.autotp_size to 1", "loop_timm": _HEADS, "loop_bags": _NO_ROW,
         "loop_plain_mlp": _NO_ROW, "loop_lstm": "find no numbered blocks", "loop_conv": "find no numbered blocks", "loop_lstm_cut": _NOT_KNOWN, "loop_mamba": _HEADS,
-        "loop_mamba_ruled": "does not divide", "loop_inner_gradient": "a view whose dims are not known",
+        "loop_mamba_ruled": "does not divide", "loop_inner_gradient": "create_graph=True",
+        "loop_tensor_hooks": _HOOK, "loop_parameter_hooks": _HOOK, "loop_backward_hooks": "hook a module around it",
     },
     "tensor_users_families": {
         "hf_lora_gpt2": "no rule of preset gpt2", "hf_model_mixtral": _EXPERTS, "hf_model_qwen2_moe": _EXPERTS, "hf_model_llama4_text": _EXPERTS,
         "hf_model_deepseek_v3": _EXPERTS,
-        "hf_model_mpt": _NO_HEADS, "hf_model_gpt_bigcode": "whose gradient is not counted once yet", "hf_model_mamba": _NO_ROW,
+        "hf_model_gpt_bigcode": "checkpoints do not have such parts yet", "hf_model_mamba": _NO_ROW,
     },
 }
-# What is neither right nor refused by name yet: einsum() over slices, gradients of slices that a program reads, values of parameters that outlive the engine.
+# What is neither right nor refused by name yet: values of parameters that outlive the engine, sparse gradients, embeddings that change their size.
 OPEN = {
-    "tensor_users": {"attention_Einsum", "attention_EinsumOfFour", "attention_GroupedViews", "attention_LinearAttention", "attention_EinsumWeights",
-                     "attention_RelativeKeys_ruled", "mlp_CenteredFunction", "mlp_EinsumProducts"},
-    "tensor_users_operators": {"att_tensordot", "att_flatten_batch_heads_einsum", "att_einsum_ellipsis", "att_scan_with_einsum", "mlp_einsum_square",
-                               "mlp_einsum_diag", "mlp_einsum_three", "lm_embedding_sparse"},
-    "tensor_users_loops": {"loop_saliency", "loop_tensor_hooks", "loop_parameter_hooks", "loop_backward_hooks", "checkpoint_consolidated", "gathered_parameters",
-                           "checkpoint_torch_save"},
+    "tensor_users": set(),
+    "tensor_users_operators": {"lm_embedding_sparse"},
+    "tensor_users_loops": {"checkpoint_consolidated", "gathered_parameters", "checkpoint_torch_save"},
     "tensor_users_families": {"hf_resized_after"},
 }
 # What four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a

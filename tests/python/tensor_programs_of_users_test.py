@@ -58,7 +58,7 @@ class Quick(Programs):
                                                           "penalty_orthogonal_rows", "edit_rows_of_head", "checkpoint_other_degree"])
 
     def test_what_is_not_known_to_be_right_is_refused_by_name(self):
-        self.assert_refused(2, 2, 0, "tensor_users", {"mlp_LinearFunction": "sum by torch's operators outside of the function", "mlp_Put": "writes across slices"})
+        self.assert_refused(2, 2, 0, "tensor_users", {"mlp_LinearFunction": "write it by torch's operators", "mlp_Put": "writes across slices"})
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def text(call):
     try:
         call()
         return ""
-    except trireme.StateError as error:
+    except trireme.errors.StateError as error:
         return str(error)
 class Doubled(torch.autograd.Function):
     @staticmethod

@@ -266,7 +266,7 @@ TEST(PartitionRefuses, HeadsThatAreUnknownOrDoNotFit) {
   for (const char* name : {"bloom", "gpt2", "phi3"}) {
     PartitionModel fused = model_of(family(name));  // a run finds out where heads begin
     fused.heads = fused.key_value_heads = 0;
-    EXPECT_EQ(error_of(fused, {.autotp_size = 2}), "") << name;
+    EXPECT_EQ(error_of(fused, {.autotp_size = 2}), "no error") << name;
     EXPECT_TEXT(error_of(fused, {.autotp_size = 5}), "num_attention_heads");
   }
   PartitionModel model = model_of(family("llama"));
