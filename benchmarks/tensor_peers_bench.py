@@ -44,7 +44,7 @@ def make_one(torch, model):
 
 def make_engine(name, model):
     package = __import__(name)
-    config = {"train_micro_batch_size_per_gpu": SAMPLES, "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 0},
+    config = {"train_micro_batch_size_per_gpu": SAMPLES, "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 0}, "gradient_clipping": 0,
               "optimizer": {"type": "AdamW", "params": ADAMW}}
     engine, *_ = package.initialize(model=model, config=config)
 
