@@ -45,6 +45,7 @@ def join(backend="gloo", timeout=TIMEOUT, *, init_method=None, rank=-1, size=-1)
         _world = _join(backend, timeout)
         made.append(weakref.ref(dist.distributed_c10d._get_default_group()))  # pylint: disable=protected-access
     else:
+        atexit.register(_let_go, os.getpid())
         _world = _join(backend, timeout)
     os.environ.setdefault("RANK", str(_world.rank))
     os.environ.setdefault("WORLD_SIZE", str(_world.size))
@@ -89,6 +90,12 @@ def _join(backend, timeout):
 
 
 # A process that was forked from a rank and ends by sys.exit() calls these as well, but it is no rank: the rank goes on.
+
+
+def _let_go(process):
+    # Of groups that the program has made and leaves standing: their threads get a moment to let go of the last call's tensors.
+    if process == os.getpid() and dist.is_initialized():
+        time.sleep(0.2)
 
 
 def _leave_torch(process, groups):
