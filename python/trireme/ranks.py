@@ -93,7 +93,7 @@ def _join(backend, timeout):
 
 
 def _let_go(process):
-    # Of groups that the program has made and leaves standing: their threads get a moment to let go of the last call's tensors.
+    # Threads of groups that the program has made and leaves standing get a moment to let go of the last call's tensors.
     if process == os.getpid() and dist.is_initialized():
         time.sleep(0.2)
 

@@ -62,6 +62,4 @@ void CutTable::add(const at::Tensor& tensor, CutTensor known) {
   views->push_back(std::move(made));
 }
 
-void CutTable::forget(const at::Tensor& tensor) { storages_.erase(storage_of(tensor)); }
-
 }  // namespace trireme::tensor

@@ -13,7 +13,7 @@
 
 namespace trireme::tensor {
 
-/// What is known of a tensor.
+/// The facts that are known of a tensor.
 struct CutTensor {
   DimCut cut = {};
   std::string parameter = {};  ///< its name; "": it is computed
@@ -37,8 +37,6 @@ class CutTable {
   bool is_empty() const { return storages_.size() == 0; }
   std::optional<CutTensor> find(const at::Tensor& tensor);
   void add(const at::Tensor& tensor, CutTensor known);
-  /// Forgets the views of a storage, such as those of a parameter that goes.
-  void forget(const at::Tensor& tensor);
 
  private:
   struct View {

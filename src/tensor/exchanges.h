@@ -16,7 +16,7 @@
 
 namespace trireme::tensor {
 
-/// What ranks exchange, with a record of it until it is proved: of each sum the product with a fixed vector before and
+/// The exchanges of a group, with a record until they are proved: of each sum the product with a fixed vector before and
 /// after, which must add up over the ranks.
 class Exchanges {
  public:

@@ -55,7 +55,7 @@ std::function<bool(const std::string&)> pattern_matcher(const std::string& patte
 /// "model.layers.*.mlp" of "model.layers.3.mlp".
 std::string generic(const std::string& name);
 
-/// What a layer of this name in an attention has a stretch for; nothing where its name does not tell.
+/// The units for which a layer of this name in an attention has a stretch; nothing where its name does not tell.
 std::optional<Units> head_units(const std::string& leaf);
 /// Whether a module around it is an attention, by its name.
 bool is_in_attention(const std::string& name);

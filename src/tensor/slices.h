@@ -21,7 +21,7 @@ struct RankSlices {
   bool operator==(const RankSlices&) const = default;
   /// Whether some element is on several ranks.
   bool overlaps() const;
-  /// Of what rank `rank` has, the elements that no rank before it has.
+  /// The elements of rank `rank` that no rank before it has.
   std::vector<Interval> first_of(int rank) const;
   /// Of the index `of_whole`, the place in rank `rank`'s slice; nothing: it is not there.
   std::optional<int64_t> place_of(int64_t of_whole, int rank) const;

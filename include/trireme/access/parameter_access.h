@@ -6,8 +6,8 @@
 // ZeRO stage; at stage 0 every rank updates, and so holds, everything.
 //
 // Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
-// What they are given is the same on every rank, but for the values of local setters; where layers are cut, ranks that
-// have the same elements give these the same values.
+// Arguments are the same on every rank, but for the values of local setters; where layers are cut, ranks that have the
+// same elements give these the same values.
 //
 // A frozen parameter has no master, states or gradient: getters return nothing for it, so that a loop over all
 // parameters of a model needs no condition.

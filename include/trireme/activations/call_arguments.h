@@ -1,4 +1,4 @@
-// What handlers of operators on sharded activations read off a call and replace in it.
+// Arguments of a call that handlers of operators on sharded activations read and replace.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -61,7 +61,7 @@ struct ManagedParameter {
   int64_t numel = 0;
   std::shared_ptr<ParameterStorage> owner;
   bool written = false;  ///< by the user, since the window opened
-  /// Of its flattening, the elements that norms of the whole model count here; ascending.
+  /// The elements of its flattening that norms of the whole model count here; ascending.
   std::vector<Interval> counted;
   bool is_of_cut_layers = false;
 
