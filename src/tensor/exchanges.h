@@ -16,8 +16,8 @@
 
 namespace trireme::tensor {
 
-/// The exchanges of a group, with a record until they are proved: of each sum the product with a fixed vector before and
-/// after, which must add up over the ranks.
+/// The exchanges of a group, with a record until they are proved: of each sum the product with a fixed vector before
+/// and after, which must add up over the ranks.
 class Exchanges {
  public:
   explicit Exchanges(Group& group) : group_(group) {}
