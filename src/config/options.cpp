@@ -524,6 +524,8 @@ void add_tensor(Table& table) {
   table.resolved("tp.tp_size", integer(kCount), nullptr, "`1`", "another word for `autotp_size`");
   table.works("tp.tp_grain_size", integer(kPositive), at<&Config::tensor, &TensorParallelOptions::tp_grain_size>,
               "features and tokens are cut in steps of so many");
+  table.works("sequence_parallel", flag(), at<&Config::tensor, &TensorParallelOptions::sequence_parallel>,
+              "ours, Megatron's: norms, dropout and residuals between layers run on some tokens of each rank");
   const auto no_meaning = [&](const char* key, const Json& normal, const char* doc) {
     table.rows.push_back(where_layers_are_cut(trireme::no_meaning<Config>(table.section + key, normal, doc), normal));
   };

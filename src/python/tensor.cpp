@@ -1,9 +1,13 @@
 // Partition rules for a Python model.
 #include "python/tensor.h"
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/tensor/partition_rule.h"
 
 namespace trireme::python {
 namespace {
@@ -20,6 +24,50 @@ std::string text_of_partition(const py::object& facts, const std::vector<Paramet
   if (!partition_config.empty())
     options.partition_config = partition_config_from(parse_json(partition_config, "partition_config"));
   return partition_text(make_partition_plan(model, options));
+}
+
+constexpr const char* kSum = "sum";
+
+int64_t dim_of_result(const std::string& op, const py::handle& dim) {
+  if (py::isinstance<py::int_>(dim)) return dim.cast<int64_t>();
+  if (py::isinstance<py::str>(dim) && dim.cast<std::string>() == kSum) return kSumOfRanks;
+  throw ConfigError(str("the rule for \"", op, "\" gives ", py::repr(dim).cast<std::string>(),
+                        " for a result; expected a dim or \"sum\""));
+}
+
+/// `rule` gives None or ({argument: dim}, [dim of each result or "sum"]).
+void register_rule(const std::string& op, py::object rule) {
+  if (!PyCallable_Check(rule.ptr()))
+    throw ConfigError(str("register_partition_rule: the rule for \"", op, "\" is ", py::repr(rule).cast<std::string>(),
+                          "; expected a function of a call"));
+  // Never freed: passes of other threads, which have not this lock, may hold it last.
+  const py::handle held = rule.release();
+  register_partition_rule(op, [op, held](const PartitionCall& call) -> std::optional<PartitionAnswer> {
+    const py::gil_scoped_acquire gil;
+    const py::object given = held(py::cast(&call, py::return_value_policy::reference));
+    if (given.is_none()) return {};
+    if (!py::isinstance<py::tuple>(given) || py::len(given) != 2)
+      throw ConfigError(str("the rule for \"", op, "\" gives ", py::repr(given).cast<std::string>(),
+                            "; expected None or ({argument: dim}, [dim or \"sum\"])"));
+    PartitionAnswer answer;
+    for (const auto& [index, dim] : py::cast<std::map<size_t, int64_t>>(given[py::int_(0)])) answer.arguments[index] = dim;
+    for (const py::handle dim : given[py::int_(1)]) answer.results.push_back(dim_of_result(op, dim));
+    return answer;
+  });
+}
+
+/// An argument that is no tensor.
+py::object number_of(const PartitionCall& call, size_t index) {
+  const c10::IValue& value = call.argument(index);
+  if (value.isNone()) return py::none();
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isString()) return py::str(value.toStringRef());
+  if (value.isIntList()) return py::cast(value.toIntVector());
+  if (value.isDoubleList()) return py::cast(value.toDoubleVector());
+  throw py::type_error(str(call.name(), ": argument ", index, " is of type ", value.tagKind(),
+                           "; a rule reads numbers, texts and lists of numbers"));
 }
 
 }  // namespace
@@ -43,6 +91,27 @@ void set_facts(InitializeOptions& options, const py::object& facts) {
 void bind_tensor(py::module_& module) {
   module.def("partition_text", &text_of_partition, py::arg("facts"), py::arg("parameters"), py::arg("ranks"),
              py::arg("preset_model"), py::arg("partition_config"));
+  const auto at = [](const PartitionCall& call, size_t index) {
+    if (index >= call.arguments()) throw py::index_error(str(call.name(), " has ", call.arguments(), " arguments"));
+    return index;
+  };
+  py::class_<PartitionCall>(module, "PartitionCall")
+      .def_property_readonly("name", &PartitionCall::name)
+      .def_property_readonly("results", &PartitionCall::results)
+      .def_property_readonly("writes_first", &PartitionCall::writes_first)
+      .def("__len__", &PartitionCall::arguments)
+      .def("is_tensor", [at](const PartitionCall& call, size_t index) { return call.is_tensor(at(call, index)); })
+      .def("cut_dim", [at](const PartitionCall& call, size_t index) { return call.cut_dim(at(call, index)); })
+      .def("sizes",
+           [at](const PartitionCall& call, size_t index) {
+             if (!call.is_tensor(at(call, index))) throw py::type_error(str("argument ", index, " is no tensor"));
+             return call.sizes(index);
+           })
+      .def("value", [at](const PartitionCall& call, size_t index) {
+        if (call.is_tensor(at(call, index))) throw py::type_error(str("argument ", index, " is a tensor"));
+        return number_of(call, index);
+      });
+  module.def("register_partition_rule", &register_rule, py::arg("op"), py::arg("rule"));
 }
 
 }  // namespace trireme::python

@@ -100,6 +100,28 @@ at::Tensor all_gathered(const at::Tensor& slice, const DimCut& cut, Group& group
   return whole;
 }
 
+/// The rows of each rank one behind the other, as long as the longest one.
+at::Tensor reduce_scattered(const at::Tensor& part, const DimCut& cut, Group& group) {
+  int64_t most = 0;
+  for (int rank = 0; rank < group.size(); ++rank) most = std::max(most, cut.local_size(rank));
+  const int64_t row = part.numel() / cut.whole_size();
+  at::Tensor sent = at::empty({group.size(), most * row}, part.options());
+  std::vector<int64_t> sizes = part.sizes().vec();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const int64_t local = cut.local_size(rank);
+    sizes[static_cast<size_t>(cut.dim)] = local;
+    sent[rank].narrow(0, 0, local * row).view(sizes).copy_(slice_of(part, cut, rank));
+    sent[rank].narrow(0, local * row, (most - local) * row).zero_();
+  }
+  const int64_t local = cut.local_size(group.rank());
+  sizes[static_cast<size_t>(cut.dim)] = local;
+  at::Tensor own = at::empty(sizes, part.options());  // no view, so that programs may write into it
+  const at::Tensor received = local == most ? own.flatten() : at::empty({most * row}, part.options());
+  group.reduce_scatter(received, sent.flatten()).wait();
+  if (local != most) own.flatten().copy_(received.narrow(0, 0, local * row));
+  return own;
+}
+
 struct Enter : Function<Enter> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& whole, const ExchangePointer& exchange) {
     save(context, exchange);
@@ -120,6 +142,30 @@ struct Sum : Function<Sum> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_graph(saved(context)->what);
     return {gradients[0], {}};
+  }
+};
+
+struct Scatter : Function<Scatter> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const ExchangePointer& exchange) {
+    save(context, exchange);
+    return exchange->exchanges->reduce_scatter(part, exchange->cut, str(exchange->what, kForward));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ExchangePointer of = saved(context);
+    refuse_graph(of->what);
+    return {of->exchanges->all_gather(gradients[0], of->cut, str(of->what, kBackward)), {}};
+  }
+};
+
+struct GatherAndEnter : Function<GatherAndEnter> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const ExchangePointer& exchange) {
+    save(context, exchange);
+    return exchange->exchanges->all_gather(slice, exchange->cut, str(exchange->what, kForward));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const ExchangePointer of = saved(context);
+    refuse_graph(of->what);
+    return {of->exchanges->reduce_scatter(gradients[0], of->cut, str(of->what, kBackward)), {}};
   }
 };
 
@@ -253,6 +299,14 @@ at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExch
                     const std::string& what) {
   return Gather::apply(slice, exchange(exchanges, what, cut));
 }
+at::Tensor scattered(const at::Tensor& part, const DimCut& cut, const SharedExchanges& exchanges,
+                     const std::string& what) {
+  return Scatter::apply(part, exchange(exchanges, what, cut));
+}
+at::Tensor gathered_and_entered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+                                const std::string& what) {
+  return GatherAndEnter::apply(slice, exchange(exchanges, what, cut));
+}
 at::Tensor shared(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
                   const std::string& what) {
   return Share::apply(slice, exchange(exchanges, what, cut));
@@ -267,30 +321,39 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
 at::Tensor Exchanges::all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op) {
   at::Tensor result = part.clone(at::MemoryFormat::Contiguous);
   group_.all_reduce(result, op).wait();
-  if (is_recording_) record(what, part, result, op == ReduceOp::kSum);
+  if (is_recording_) record(what, op == ReduceOp::kSum ? Kind::kSum : Kind::kAlike, part, result);
   return result;
 }
 
 at::Tensor Exchanges::all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what) {
   const at::Tensor whole = all_gathered(slice, cut, group_);
-  if (is_recording_) record(what, whole, whole, /*is_sum=*/false);
+  if (is_recording_) record(what, Kind::kAlike, whole, whole);
   return whole;
 }
 
-void Exchanges::record(const std::string& what, const at::Tensor& part, const at::Tensor& result, bool is_sum) {
+at::Tensor Exchanges::reduce_scatter(const at::Tensor& part, const DimCut& cut, const std::string& what) {
+  at::Tensor own = reduce_scattered(part, cut, group_);
+  if (is_recording_) record(what, Kind::kSumOfParts, part, own, cut);
+  return own;
+}
+
+void Exchanges::record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
+                       const DimCut& cut) {
   constexpr size_t kMost = 1 << 14;
   if (entries_.size() == kMost) return;
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
   const at::Tensor wide = result.to(at::kDouble).flatten();
-  const at::Tensor vector = at::arange(wide.numel(), wide.options()).mul_(0.7).add_(0.3).sin_();
+  const at::Tensor vector = at::arange(part.numel(), wide.options()).mul_(0.7).add_(0.3).sin_();
+  const at::Tensor of_result =
+      kind == Kind::kSumOfParts ? slice_of(vector.view(part.sizes()), cut, group_.rank()).flatten() : vector;
   // Each rank's part is exact; the sum is rounded once to its dtype.
   const double tolerance = at::isFloatingType(result.scalar_type()) && result.element_size() < 4 ? 2e-2 : 1e-4;
   entries_.push_back({.what = what,
-                      .part = is_sum ? part.to(at::kDouble).flatten().dot(vector).item<double>() : 0,
-                      .result = wide.dot(vector).item<double>(),
+                      .part = kind == Kind::kAlike ? 0 : part.to(at::kDouble).flatten().dot(vector).item<double>(),
+                      .result = wide.dot(of_result).item<double>(),
                       .norm = wide.norm().item<double>(),
-                      .is_sum = is_sum,
+                      .kind = kind,
                       .tolerance = tolerance});
 }
 
@@ -316,11 +379,14 @@ std::string Exchanges::problem() {
     const at::Tensor numbers = all.select(1, i);
     const double norm = numbers.select(1, 2).max().item<double>();
     if (!std::isfinite(norm)) continue;
-    const at::Tensor expected = entry.is_sum ? numbers.select(1, 0).sum() : numbers[0][1];
-    const double apart = numbers.select(1, 1).sub(expected).abs().max().item<double>();
+    const at::Tensor expected = entry.kind == Kind::kAlike ? numbers[0][1] : numbers.select(1, 0).sum();
+    const at::Tensor got = entry.kind == Kind::kSumOfParts ? numbers.select(1, 1).sum() : numbers.select(1, 1);
+    const double apart = got.sub(expected).abs().max().item<double>();
     if (apart > entry.tolerance * norm + 1e-30)
       problem = str(entry.what, ": ",
-                    entry.is_sum ? "what ranks got is not the sum of their parts" : "ranks got other tensors", ", ",
+                    entry.kind == Kind::kAlike ? "ranks got other tensors"
+                                               : "what ranks got is not the sum of their parts",
+                    ", ",
                     apart, " of a norm of ", norm);
   }
   is_recording_ = false;

@@ -26,22 +26,30 @@ class Exchanges {
   /// `what`: the operator, for texts.
   at::Tensor all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op = ReduceOp::kSum);
   at::Tensor all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what);
+  /// This rank's slice of the sum of the ranks' `part`, of which no two ranks have the same element.
+  at::Tensor reduce_scatter(const at::Tensor& part, const DimCut& cut, const std::string& what);
   /// `whole` is the same on every rank, or the record has a problem.
   void see(const at::Tensor& whole, const std::string& what) {
-    if (is_recording_ && whole.is_floating_point()) record(what, whole, whole, /*is_sum=*/false);
+    if (is_recording_ && whole.is_floating_point()) record(what, Kind::kAlike, whole, whole);
   }
   /// The first exchange of the record whose result is not that of all ranks' parts, "" without one; ends the record.
   /// Collective.
   std::string problem();
 
  private:
+  enum class Kind : uint8_t {
+    kSum,         ///< every rank has the sum of the parts
+    kSumOfParts,  ///< the ranks together have it
+    kAlike,       ///< every rank has the same
+  };
   struct Entry {
     std::string what;
     double part, result, norm;
-    bool is_sum;
+    Kind kind;
     double tolerance;
   };
-  void record(const std::string& what, const at::Tensor& part, const at::Tensor& result, bool is_sum);
+  void record(const std::string& what, Kind kind, const at::Tensor& part, const at::Tensor& result,
+              const DimCut& cut = {});
 
   Group& group_;
   bool is_recording_ = true;
@@ -56,6 +64,12 @@ at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, cons
 /// The tensor of which each rank has `slice`, on every rank. Cost: one all-gather.
 at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
                     const std::string& what);
+/// This rank's slice of the sum of the ranks' parts. Cost: one reduce-scatter; in backward one all-gather.
+at::Tensor scattered(const at::Tensor& part, const DimCut& cut, const SharedExchanges& exchanges,
+                     const std::string& what);
+/// entered(gathered(slice)). Cost: one all-gather; in backward one reduce-scatter.
+at::Tensor gathered_and_entered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
+                                const std::string& what);
 /// `slice` of a parameter, some elements of which other ranks have too, with a gradient to which all of them add.
 at::Tensor shared(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
                   const std::string& what);

@@ -33,6 +33,7 @@ struct TensorPass::Factor {
   bool is_weight = false;  ///< of linear(): [columns, sum]
   Role role = Role::kWhole;
   int64_t place = 0;  ///< of its dim that is cut, counted from the right in the product
+  bool has_entered = false;
 
   int64_t sum_dim(bool is_left) const {
     return is_left || is_weight || tensor.dim() == 1 ? tensor.dim() - 1 : tensor.dim() - 2;
@@ -86,6 +87,13 @@ void TensorPass::run_product(OperatorCall& call, Next next, const CutArguments& 
     one.found = nullptr;
     one.role = Role::kWhole;
   };
+  if (left.role == Role::kOthers && right.role == Role::kColumns) {
+    left.tensor = next.run(call, [&] { return enter_whole(*left.found); });
+    argument(call, left.index) = left.tensor;
+    left.found = nullptr;
+    left.role = Role::kWhole;
+    left.has_entered = true;
+  }
   if (left.role != right.role && left.role != Role::kWhole && right.role != Role::kWhole) {
     if (left.role == Role::kSum && right.role == Role::kOthers)
       make_whole(right);
@@ -172,22 +180,29 @@ void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& ri
              str("make it of the whole's size, ", lead.cut.whole_size(), " in dim ", dim));
     return take(one.tensor, cut_along(lead.cut, dim));
   };
-  const at::Tensor result = next.run(call, [&] {
+  const Sum made = next.run(call, [&] {
     const at::Tensor a = fit(left, true), b = fit(right, false);
-    const at::Tensor part = right.is_weight ? at::linear(a, b) : at::matmul(a, b);
-    const at::Tensor sum = summed(part, exchanges_, name_of(call));
+    Sum made = sum(right.is_weight ? at::linear(a, b) : at::matmul(a, b), call);
     const size_t term = right.is_weight ? 2 : 0;
     const bool has_term = right.is_weight ? call.arguments()[2].isTensor() : left.index == 1;
+    if (!has_term) return made;
     // Autocast has chosen the sum's dtype.
-    return has_term ? sum + call.arguments()[term].toTensor().to(sum.scalar_type()) : sum;
+    at::Tensor added = call.arguments()[term].toTensor().to(made.tensor.scalar_type());
+    if (made.cut) {
+      const CutArgument lead{.index = term, .tensor = made.tensor, .cut = *made.cut};
+      added = beside(call, added, lead.from_right(), lead);
+    }
+    made.tensor = made.tensor + added;
+    return made;
   });
-  give(call, {result});
+  give(call, {made.tensor});
+  if (made.cut) add_cut(made.tensor, *made.cut);
 }
 
 /// This rank's columns of the product.
 void TensorPass::run_columns(OperatorCall& call, Next next, Factor& left, Factor& right) {
   const CutArgument lead = *right.found;
-  replace(call, next, left.index, [&] { return enter(left.tensor); });
+  if (!left.has_entered) replace(call, next, left.index, [&] { return enter(left.tensor); });
   const size_t term = right.is_weight ? 2 : 0;
   const bool has_term = right.is_weight ? call.arguments()[2].isTensor() : left.index == 1;
   if (has_term) {
@@ -256,7 +271,7 @@ void TensorPass::run_lookup(OperatorCall& call, Next next, const CutArguments& f
   }
   if (one.cut.outer != 1 || one.cut.slices->overlaps()) return run_whole(call, next, found);
   const int64_t padding = call.arguments()[2].toInt();
-  const at::Tensor result = next.run(call, [&] {
+  const Sum made = next.run(call, [&] {
     at::Tensor places = at::zeros({}, indices.options()).expand_as(indices), is_here;
     int64_t before = 0;
     for (const Interval& part : one.cut.slices->of_rank[static_cast<size_t>(group_.rank())]) {
@@ -270,9 +285,10 @@ void TensorPass::run_lookup(OperatorCall& call, Next next, const CutArguments& f
       throw ShapeError(str("aten::embedding: an index is outside of the table of ", one.cut.slices->whole, " rows"));
     const int64_t own_padding = padding < 0 ? -1 : one.cut.slices->place_of(padding, group_.rank()).value_or(-1);
     const at::Tensor rows = at::embedding(one.tensor, places, own_padding);
-    return summed(rows.masked_fill(is_here.logical_not().unsqueeze(-1), 0), exchanges_, name_of(call));
+    return sum(rows.masked_fill(is_here.logical_not().unsqueeze(-1), 0), call);
   });
-  give(call, {result});
+  give(call, {made.tensor});
+  if (made.cut) add_cut(made.tensor, *made.cut);
 }
 
 // --- attention ---

@@ -54,6 +54,8 @@ void TensorParallel::add(const at::Tensor& parameter, const std::vector<TensorPa
 
 void TensorParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 
+void TensorParallel::shard_tokens() { impl_->shard_tokens(); }
+
 bool TensorParallel::is_part(const at::Tensor& tensor) {
   const auto known = impl_->find(tensor);
   return known && (known->is_cut() || known->is_unknown);

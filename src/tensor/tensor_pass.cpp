@@ -80,6 +80,7 @@ void TensorPass::run_found(OperatorCall& call, Next next, CutArguments found) {
     argument(call, one.index) = one.tensor;
   }
   if (call.traits.random && !value_of(call, "generator").isNone()) return run_whole(call, next, found);
+  if (const auto registered = registered_(call.op)) return run_rule(call, next, found, *registered);
   if (const OperatorRule* const rule = rules_(call.op))
     run_known(call, next, *rule, found);
   else
@@ -91,8 +92,6 @@ void TensorPass::run_known(OperatorCall& call, Next next, const OperatorRule& ru
     case OperatorRole::kNone:
     case OperatorRole::kNew:
       return next(call);
-    case OperatorRole::kEach:
-      return run_each(call, next, found);
     case OperatorRole::kCopy:
       return run_copy(call, next, found);
     case OperatorRole::kView:
@@ -108,22 +107,96 @@ void TensorPass::run_known(OperatorCall& call, Next next, const OperatorRule& ru
       return run_cat(call, next, found, /*is_stack=*/false);
     case OperatorRole::kStack:
       return run_cat(call, next, found, /*is_stack=*/true);
-    case OperatorRole::kPad:
-      return run_pad(call, next, found);
     case OperatorRole::kProduct:
       return run_product(call, next, found);
     case OperatorRole::kLookup:
       return run_lookup(call, next, found);
-    case OperatorRole::kNorm:
-      return run_norm(call, next, found);
     case OperatorRole::kAttention:
       return run_attention(call, next, found);
     case OperatorRole::kClassLoss:
       return run_class_loss(call, next, found);
-    case OperatorRole::kTriangle:
-      return run_triangle(call, next, found);
     default:
-      return run_whole(call, next, found);
+      break;
+  }
+  const PartitionRule* const own = rule_of_role(rule.role);
+  return own != nullptr ? run_rule(call, next, found, *own) : run_whole(call, next, found);
+}
+
+void TensorPass::run_rule(OperatorCall& call, Next next, const CutArguments& found, const PartitionRule& rule) {
+  std::vector<PartitionCall::Cut> cuts(call.traits.arguments);
+  for (const CutArgument& one : found) {
+    if (!call.arguments()[one.index].isTensor()) return run_whole(call, next, found);  // of a list
+    cuts[one.index] = {.dim = one.cut.dim, .size = one.cut.whole_size()};
+  }
+  const std::optional<PartitionAnswer> answer = rule(PartitionCall(call, cuts));
+  if (!answer) return run_whole(call, next, found);
+  run_answer(call, next, found, *answer);
+}
+
+/// On slices along the dims that `answer` names.
+void TensorPass::run_answer(OperatorCall& call, Next next, const CutArguments& found, const PartitionAnswer& answer) {
+  const auto dim_of = [&](size_t index) {
+    const auto named = answer.arguments.find(index);
+    return named != answer.arguments.end() ? named->second : -1;
+  };
+  const auto led = std::find_if(found.begin(), found.end(),
+                                [&](const CutArgument& one) { return dim_of(one.index) == one.cut.dim; });
+  const bool overwrites = writes_first(call);
+  if (led == found.end() || (overwrites && led->index != 0))
+    refuse(call, found[0].tensor, "has a rule that does not name the dim which is cut",
+           "name it in PartitionAnswer::arguments");
+  const CutArgument lead = *led;
+  const bool sums = std::count(answer.results.begin(), answer.results.end(), kSumOfRanks) > 0;
+  if (sums && lead.cut.slices->overlaps()) return run_whole(call, next, found);  // elements would count twice
+  for (size_t i = overwrites ? 1 : 0; i < call.traits.arguments; ++i) {
+    const c10::IValue& value = argument(call, i);
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor tensor = value.toTensor();
+    const auto known = std::find_if(found.begin(), found.end(), [&](const CutArgument& one) { return one.index == i; });
+    const bool is_cut = known != found.end();
+    const DimCut cut = cut_along(lead.cut, dim_of(i));
+    if (is_cut && known->cut.dim == cut.dim && known->cut.has_same_slices(cut)) continue;
+    replace(call, next, i, [&] {
+      if (cut.dim < 0) return is_cut ? enter_whole(*known) : enter(tensor);
+      if (cut.dim >= tensor.dim())
+        refuse(call, lead.tensor, str("has a rule that names dim ", cut.dim, " of ", tensor.sizes()),
+               "name a dim that there is");
+      const bool has_dim = is_cut && known->cut.dim == cut.dim;
+      const int64_t size = has_dim ? known->cut.whole_size() : tensor.size(cut.dim);
+      if (size != cut.whole_size())
+        refuse(call, lead.tensor, str("joins ", tensor.sizes(), ", which is ", is_cut ? "cut otherwise" : "not cut",
+                                      ", with a part"),
+               str("make it of the whole's size, ", cut.whole_size(), " in dim ", cut.dim));
+      return has_dim ? recut(*known, cut) : take(is_cut ? whole(*known) : tensor, cut);
+    });
+  }
+  if (call.traits.random) call.stream = RandomStream::kSlice;
+  next(call);
+  if (!overwrites) add_answer(call, next, lead, answer);
+}
+
+void TensorPass::add_answer(OperatorCall& call, Next next, const CutArgument& lead, const PartitionAnswer& answer) {
+  const size_t count = call.results().size();
+  const auto refuse_results = [&](const std::string& what) {
+    refuse(call, lead.tensor, str("gives ", what, ", which its rule does not say"),
+           "name the dim in which each result is cut in PartitionAnswer::results");
+  };
+  if (answer.results.size() != count) refuse_results(str(count, count == 1 ? " result" : " results"));
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& value = call.stack[call.stack.size() - count + i];
+    if (!value.isTensor()) refuse_results("no tensor");
+    const at::Tensor result = value.toTensor();
+    const int64_t dim = answer.results[i];
+    if (!result.defined()) continue;
+    if (dim == kSumOfRanks) {
+      Sum made = next.run(call, [&] { return sum(result, call); });
+      value = made.tensor;
+      if (made.cut) add_cut(made.tensor, *made.cut);
+      continue;
+    }
+    if (dim < 0 || dim >= result.dim() || result.size(dim) != lead.cut.local_size(group_.rank()))
+      refuse_results(str(result.sizes()));
+    add_cut(result, cut_along(lead.cut, dim));
   }
 }
 
@@ -187,19 +260,49 @@ std::optional<std::vector<int64_t>> TensorPass::whole_sizes(const at::Tensor& te
   return whole_sizes_of({0, tensor, known->cut});
 }
 
+/// What `make` gives of `tensor`, once for all layers that use it.
+template <class Make>
+at::Tensor TensorPass::entered_once(const at::Tensor& tensor, const Make& make) {
+  for (const Entered& one : entered_)
+    if (one.whole._unsafe_get_target() == tensor.unsafeGetTensorImpl() && !one.whole.expired() &&
+        one.version == tensor._version() && one.has_gradient == asks_gradient(tensor))
+      return one.result;
+  std::erase_if(entered_, [](const Entered& one) { return one.whole.expired(); });
+  if (entered_.size() >= kMostEntered) entered_.erase(entered_.begin());
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  at::Tensor result = make();
+  entered_.push_back(
+      {Weak(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version()), asks_gradient(tensor), result});
+  return result;
+}
+
 at::Tensor TensorPass::enter(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   exchanges_->see(tensor, running_);
   if (!asks_gradient(tensor)) return tensor;
-  for (const Entered& one : entered_)
-    if (one.whole._unsafe_get_target() == tensor.unsafeGetTensorImpl() && !one.whole.expired() &&
-        one.version == tensor._version())
-      return one.result;
-  if (entered_.size() >= kMostEntered) entered_.erase(entered_.begin());
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  at::Tensor result = entered(tensor, exchanges_, running_);
-  entered_.push_back({Weak(tensor.getIntrusivePtr()), static_cast<uint32_t>(tensor._version()), result});
-  return result;
+  return entered_once(tensor, [&] { return entered(tensor, exchanges_, running_); });
+}
+
+at::Tensor TensorPass::enter_whole(const CutArgument& one) {
+  if (one.cut.slices->overlaps()) return enter(whole(one));
+  return entered_once(one.tensor, [&] { return gathered_and_entered(one.tensor, one.cut, exchanges_, running_); });
+}
+
+TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call) {
+  const int64_t dim = part.dim() - 2;
+  if (!shards_tokens_ || dim < 0 || part.size(dim) < group_.size() || part.numel() == 0)
+    return {summed(part, exchanges_, name_of(call)), {}};
+  if (!takes_wholes())
+    throw StateError(str(name_of(call), ": tokens are sharded (tensor_parallel.sequence_parallel), and this program reads "
+                         "the sizes of its own; leave sequence_parallel out: only Python programs see whole sizes"));
+  auto slices = std::make_shared<RankSlices>();
+  slices->whole = part.size(dim);
+  for (int rank = 0; rank < group_.size(); ++rank)
+    slices->of_rank.push_back(
+        {{slices->whole * rank / group_.size(), slices->whole * (rank + 1) / group_.size()}});
+  DimCut cut{.dim = dim, .slices = std::move(slices)};
+  at::Tensor own = scattered(part, cut, exchanges_, name_of(call));
+  return {std::move(own), std::move(cut)};
 }
 
 at::Tensor TensorPass::take(const at::Tensor& tensor, const DimCut& cut) {

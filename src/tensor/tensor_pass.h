@@ -12,6 +12,7 @@
 
 #include "tensor/cut_table.h"
 #include "tensor/exchanges.h"
+#include "tensor/rule_table.h"
 #include "trireme/activations/call_arguments.h"
 #include "trireme/comm/group.h"
 #include "trireme/intercept.h"
@@ -50,6 +51,7 @@ class TensorPass : public Pass {
   }
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void speak_of_wholes() { speaks_of_wholes_ = true; }
+  void shard_tokens() { shards_tokens_ = true; }
   void forget_entered() { entered_.clear(); }
   const SharedExchanges& exchanges() const { return exchanges_; }
 
@@ -57,17 +59,16 @@ class TensorPass : public Pass {
   CutArguments find_arguments(const OperatorCall& call);
   void run_found(OperatorCall& call, Next next, CutArguments found);
   void run_known(OperatorCall& call, Next next, const OperatorRule& rule, const CutArguments& found);
+  void run_rule(OperatorCall& call, Next next, const CutArguments& found, const PartitionRule& rule);
+  void run_answer(OperatorCall& call, Next next, const CutArguments& found, const PartitionAnswer& answer);
+  void add_answer(OperatorCall& call, Next next, const CutArgument& lead, const PartitionAnswer& answer);
   void run_without_rule(OperatorCall& call, Next next, const CutArguments& found);
   void run_whole(OperatorCall& call, Next next, const CutArguments& found);
 
-  // each.cpp
-  void run_each(OperatorCall& call, Next next, const CutArguments& found);
+  // along.cpp
   void run_along(OperatorCall& call, Next next, const CutArguments& found);
   void run_repeat(OperatorCall& call, Next next, const CutArguments& found);
   void run_cat(OperatorCall& call, Next next, const CutArguments& found, bool is_stack);
-  void run_pad(OperatorCall& call, Next next, const CutArguments& found);
-  void run_triangle(OperatorCall& call, Next next, const CutArguments& found);
-  void run_norm(OperatorCall& call, Next next, const CutArguments& found);
   void run_copy(OperatorCall& call, Next next, const CutArguments& found);
 
   // views.cpp
@@ -101,13 +102,23 @@ class TensorPass : public Pass {
   DimCut cut_along(const DimCut& like, int64_t dim) const {
     return {.dim = dim, .outer = like.outer, .slices = like.slices};
   }
+  /// The sum of the ranks' `part`, or this rank's tokens of it: the dim before the last, where tokens are sharded.
+  struct Sum {
+    at::Tensor tensor;
+    std::optional<DimCut> cut;
+  };
+  Sum sum(const at::Tensor& part, const OperatorCall& call);
   /// `tensor`, which every rank has, for use beside slices.
   at::Tensor enter(const at::Tensor& tensor);
+  template <class Make>
+  at::Tensor entered_once(const at::Tensor& tensor, const Make& make);
   /// This rank's slice of `tensor`, which every rank has.
   at::Tensor take(const at::Tensor& tensor, const DimCut& cut);
   /// This rank's slice by `cut` of a tensor that is cut otherwise along the same dim.
   at::Tensor recut(const CutArgument& one, const DimCut& cut);
   at::Tensor whole(const CutArgument& one);
+  /// The whole of `one` for use beside slices.
+  at::Tensor enter_whole(const CutArgument& one);
   /// `tensor` beside a slice whose dim, counted from the right, is `place`: cut there, or entered.
   at::Tensor beside(const OperatorCall& call, const at::Tensor& tensor, int64_t place, const CutArgument& lead);
   void add_cut(const at::Tensor& tensor, DimCut cut) {
@@ -133,6 +144,7 @@ class TensorPass : public Pass {
   struct Entered {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> whole;
     uint32_t version;
+    bool has_gradient;
     at::Tensor result;
   };
 
@@ -142,8 +154,10 @@ class TensorPass : public Pass {
   const std::thread::id thread_ = std::this_thread::get_id();
   CutTable table_;
   OperatorRules rules_;
+  RegisteredRules registered_;
   std::vector<Entered> entered_;  // the last ones
   bool speaks_of_wholes_ = false;
+  bool shards_tokens_ = false;
   InterceptScope scope_;
 };
 

@@ -143,8 +143,9 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .hyperparameters = Hyperparameters({}, schedule),
                                                      .prove = proof()},
                                       step_options(config_));
-  passes_ = OperatorPasses(config_, *pager_, groups_,
-                           partition_ ? tensor_pass(*groups_.tensor, *partition_, slices_) : nullptr);
+  passes_ = OperatorPasses(
+      config_, *pager_, groups_,
+      partition_ ? tensor_pass(*groups_.tensor, *partition_, config_.tensor.sequence_parallel, slices_) : nullptr);
   access_ = make_access(nullptr);
 }
 

@@ -45,12 +45,12 @@ inline std::shared_ptr<LlamaImpl> make_model(bool is_tied = false) {
 
 inline PartitionModel facts() { return {.model_type = "llama", .heads = 4, .key_value_heads = 2}; }
 
-inline Json settings(int data, int tensor, int stage) {
+inline Json settings(int data, int tensor, int stage, bool shards_tokens = false) {
   return {{"train_micro_batch_size_per_gpu", 1},
           {"gradient_accumulation_steps", kSamples / data},
           {"gradient_clipping", 0.3},
           {"zero_optimization", {{"stage", stage}}},
-          {"tensor_parallel", {{"autotp_size", tensor}}},
+          {"tensor_parallel", {{"autotp_size", tensor}, {"sequence_parallel", shards_tokens}}},
           {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}, {"eps", 1e-3}}}}}};
 }
 
@@ -58,6 +58,7 @@ struct Case {
   bool is_tied = false;
   bool knows_heads = true;
   bool is_under_init = false;
+  bool shards_tokens = false;
 };
 
 inline Outcome train(Group& world, const Json& json, const Case& of) {
@@ -73,6 +74,7 @@ inline Outcome train(Group& world, const Json& json, const Case& of) {
   InitializeOptions options{.config = config};
   if (of.knows_heads) options.partition_model = facts();
   Engine engine(world, *net, options);
+  if (of.shards_tokens) engine.passes().speak_of_wholes();  // the model reads sizes of its input alone
   Outcome outcome;
   const DataPlace place = engine.data_place();
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -111,7 +113,7 @@ inline void expect_parity(int data, int tensor, int stage, const Case& of = {}) 
   run_ranks(1, [&](Rank& rank) { expected = train(rank.world(), settings(1, 1, 0), of); });
   std::mutex mutex;
   run_ranks(data * tensor, [&](Rank& rank) {
-    const Outcome got = train(rank.world(), settings(data, tensor, stage), of);
+    const Outcome got = train(rank.world(), settings(data, tensor, stage, of.shards_tokens), of);
     const std::lock_guard lock(mutex);
     expect_near(got, expected, 1e-5, data == 1);
   });

@@ -19,6 +19,12 @@ TEST(TensorParity, UnderInit) {
   expect_parity(1, 2, 1, {.is_tied = true, .is_under_init = true});
 }
 
+TEST(TensorParity, ShardedTokens) {
+  for (const int stage : {0, 3}) expect_parity(1, 2, stage, {.shards_tokens = true});
+  expect_parity(1, 4, 1, {.shards_tokens = true});
+  expect_parity(2, 2, 2, {.is_tied = true, .shards_tokens = true});
+}
+
 TEST(TensorParity, HeadsThatNobodyHasTold) { expect_parity(1, 2, 2, {.knows_heads = false}); }
 
 }  // namespace

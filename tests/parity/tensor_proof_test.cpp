@@ -30,7 +30,7 @@ using namespace testing;
 constexpr int64_t kHidden = 16, kHeads = 4, kHeadSize = 4, kVocab = 12, kLength = 6;
 constexpr int kNone = -1;
 
-/// A world whose all-reduces are counted from `begin()` on, and of which one does something else.
+/// A world whose sums are counted from `begin()` on, and of which one does something else.
 class FaultyWorld final : public comm::Backend {
  public:
   enum class Fault { kLeftOut, kMean, kTwice };
@@ -39,11 +39,15 @@ class FaultyWorld final : public comm::Backend {
       : Backend(world.backend().state()), world_(world.backend()), faulty_(faulty), fault_(fault) {}
 
   Pending<void> submit(comm::Request request) override {
-    const bool is_counted = counts_ && request.call.kind == comm::CallKind::kAllReduce;
+    const bool is_scatter = request.call.kind == comm::CallKind::kReduceScatter;
+    const bool is_counted = counts_ && (is_scatter || request.call.kind == comm::CallKind::kAllReduce);
     const bool is_faulty = is_counted && seen++ == faulty_;
     if (!is_faulty) return world_.submit(std::move(request));
-    if (fault_ == Fault::kLeftOut) return {};
     const at::Tensor tensor = request.output;
+    if (fault_ == Fault::kLeftOut) {
+      if (is_scatter) tensor.copy_(request.input.narrow(0, tensor.numel() * info().place.rank, tensor.numel()));
+      return {};
+    }
     world_.submit(std::move(request)).wait();
     if (fault_ == Fault::kTwice) tensor.mul_(2);
     if (fault_ == Fault::kMean) tensor.div_(2);
@@ -99,7 +103,7 @@ class Net : public torch::nn::Module {
   torch::nn::LayerNorm norm{nullptr}, q_norm{nullptr};
 };
 
-Json settings() {
+Json settings(bool shards_tokens) {
   const auto layer = [](const char* pattern, const char* type) {
     return Json{{"patterns", {pattern}}, {"partition_type", type}};
   };
@@ -107,6 +111,7 @@ Json settings() {
           {"optimizer", {{"type", "SGD"}, {"params", {{"lr", 0.1}}}}},
           {"tensor_parallel",
            {{"autotp_size", 2},
+            {"sequence_parallel", shards_tokens},
             {"partition_config",
              {{"use_default_specs", false},
               {"layer_specs",
@@ -115,16 +120,17 @@ Json settings() {
 }
 
 struct Planted {
-  int all_reduce = kNone;
+  int sum = kNone;
   FaultyWorld::Fault fault = FaultyWorld::Fault::kLeftOut;
   std::function<void(Net&, int rank)> in_model = {};
   std::function<void(at::Tensor& tokens, int rank)> in_batch = {};
   std::function<at::Tensor(const at::Tensor& loss, int rank)> in_loss = {};
+  bool shards_tokens = false;
 };
 
 struct Told {
   std::vector<std::string> texts = std::vector<std::string>(2);
-  int all_reduces = 0;
+  int sums = 0;
   bool has_changed = false;
 };
 
@@ -134,14 +140,15 @@ Told step_with(const Planted& planted) {
   run_ranks(2, [&](Rank& rank) {
     RankContext::of_this_thread().streams().use_own_generator(5);
     at::set_num_threads(1);
-    auto backend = std::make_unique<FaultyWorld>(rank.world(), planted.all_reduce, planted.fault);
+    auto backend = std::make_unique<FaultyWorld>(rank.world(), planted.sum, planted.fault);
     FaultyWorld& faults = *backend;
     Group world(std::move(backend));
     Net net;
     draw_weights(net);
-    InitializeOptions options{.config = config_from_json(settings(), 2)};
+    InitializeOptions options{.config = config_from_json(settings(planted.shards_tokens), 2)};
     options.partition_model = PartitionModel{.heads = kHeads, .key_value_heads = kHeads};
     Engine engine(world, net, options);
+    engine.passes().speak_of_wholes();  // the net reads no sizes
     if (planted.in_model) planted.in_model(net, rank.id());
     const at::Tensor before = net.norm->weight.detach().clone();
     faults.begin();
@@ -156,7 +163,7 @@ Told step_with(const Planted& planted) {
     } catch (const StateError& error) {
       told.texts[static_cast<size_t>(rank.id())] = error.what();
     }
-    if (rank.id() == 0) told.all_reduces = faults.seen;
+    if (rank.id() == 0) told.sums = faults.seen;
     if (!before.equal(net.norm->weight)) told.has_changed = true;
   });
   return told;
@@ -164,7 +171,10 @@ Told step_with(const Planted& planted) {
 
 void expect_named(const std::string& what, const Planted& planted, const std::string& name) {
   const Told told = step_with(planted);
-  for (const std::string& text : told.texts) EXPECT_NE(text.find(name), std::string::npos) << what << ": " << text;
+  for (const std::string& text : told.texts) {
+    EXPECT_NE(text, "") << what;
+    EXPECT_NE(text.find(name), std::string::npos) << what << ": " << text;
+  }
   EXPECT_FALSE(told.has_changed) << what;
 }
 
@@ -172,7 +182,7 @@ TEST(TensorProof, NothingIsToldOfWhatIsRight) {
   const Told told = step_with({});
   EXPECT_EQ(told.texts[0], "");
   EXPECT_TRUE(told.has_changed);
-  EXPECT_EQ(told.all_reduces, 8);
+  EXPECT_EQ(told.sums, 8);
 }
 
 /// Sums of forward and backward: of rows, the tied head, norms of heads, layers' inputs.
@@ -181,7 +191,7 @@ TEST(TensorProof, AnExchangeThatIsLeftOutIsNamed) {
       "aten::matmul in forward",      "aten::matmul in forward",  "the loss is",
       "aten::linear in backward",     "aten::matmul in backward", "aten::layer_norm in backward",
       "aten::layer_norm in backward", "aten::matmul in backward"};
-  for (int i = 0; i < 8; ++i) expect_named(str("all-reduce ", i), {.all_reduce = i}, operators[i]);
+  for (int i = 0; i < 8; ++i) expect_named(str("all-reduce ", i), {.sum = i}, operators[i]);
 }
 
 /// What all ranks get alike, and wrong.
@@ -189,7 +199,19 @@ TEST(TensorProof, AnExchangeThatIsNoSumIsNamed) {
   using Fault = FaultyWorld::Fault;
   for (const int i : {0, 2, 3, 5, 7})
     for (const Fault fault : {Fault::kMean, Fault::kTwice})
-      expect_named(str("all-reduce ", i), {.all_reduce = i, .fault = fault}, "is wrong: aten::");
+      expect_named(str("all-reduce ", i), {.sum = i, .fault = fault}, "is wrong: aten::");
+}
+
+/// Sums of which ranks get some tokens each, and those of what all tokens share.
+TEST(TensorProof, ExchangesOfShardedTokensAreNamed) {
+  using Fault = FaultyWorld::Fault;
+  const Told told = step_with({.shards_tokens = true});
+  EXPECT_EQ(told.texts[0], "");
+  EXPECT_TRUE(told.has_changed);
+  ASSERT_GT(told.sums, 6);
+  for (int i = 0; i < told.sums; ++i)
+    for (const Fault fault : {Fault::kLeftOut, Fault::kMean, Fault::kTwice})
+      expect_named(str("sum ", i), {.sum = i, .fault = fault, .shards_tokens = true}, "");
 }
 
 TEST(TensorProof, WhatOneRankDoesAloneIsNamed) {

@@ -1,6 +1,8 @@
 """Models of Hugging Face, each trained by plain PyTorch in one process and by an engine whose ranks share layers; every rank does both.
 
     trireme launch --num_gpus 4 python tests/python/tensor_programs.py FAMILY TENSOR STAGE     prints what differs, on rank 0
+
+"llama@tokens" is a "llama" whose ranks have some tokens each between layers.
 """
 import functools
 import sys
@@ -128,10 +130,21 @@ OPTIONS = {
 }
 
 
+def _base(family):
+    return family.removesuffix("@tokens")
+
+
+def _options(family):
+    options = OPTIONS.get(_base(family), {})
+    if family.endswith("@tokens"):
+        options = {**options, "tensor_parallel": {**options.get("tensor_parallel", {}), "sequence_parallel": True}}
+    return options
+
+
 def build(family):
     """The model, the same everywhere. Biases and norms begin with values that tell them apart."""
     torch.manual_seed(1)
-    model = FAMILIES[family]().train()
+    model = FAMILIES[_base(family)]().train()
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -181,8 +194,8 @@ PLANTED = {
 
 def engines(family, tensor, stage, ranks, planted=None):
     """As plain(), by an engine over all ranks; None of parameters without a gradient."""
-    options = config(tensor, stage, ranks, **OPTIONS.get(family, {}))
-    with trireme.zero.Init(config_dict_or_path=options, enabled=family == "under_init" and stage == 3):
+    options = config(tensor, stage, ranks, **_options(family))
+    with trireme.zero.Init(config_dict_or_path=options, enabled=_base(family) == "under_init" and stage == 3):
         model = build(family)
     if planted:
         PLANTED[planted](model)
@@ -227,7 +240,7 @@ def differences(family, tensor, stage, planted=None):
     """{"losses", "norms", "gradients", "weights", "after destroy()": [the largest relative difference on any rank, where]}. Collective."""
     trireme.init_distributed()
     ranks = trireme.comm.get_world_size()
-    expected = plain(family)
+    expected = plain(_base(family))
     found = engines(family, tensor, stage, ranks, planted)
     numbers = lambda one: {str(step): torch.tensor([value], dtype=torch.float64) for step, value in enumerate(one)}
     total = torch.stack([gradient.norm() for gradient in expected[2].values()]).norm().item()

@@ -13,15 +13,16 @@ class OnRanks(tensor_test.Families):
     """A test for each family."""
 
 
-def _of(family):
+def _of(family, stages):
     def test(self):
         for ranks, tensor in ((2, 2), (4, 4), (4, 2)):
-            self.assert_equal_to_plain(ranks, [[family, tensor, stage] for stage in range(4)], timeout_s=600)
+            self.assert_equal_to_plain(ranks, [[family, tensor, stage] for stage in stages], timeout_s=600)
     return test
 
 
 for _name in _FAMILIES:
-    setattr(OnRanks, f"test_{_name}", _of(_name))
+    setattr(OnRanks, f"test_{_name}", _of(_name, range(4)))
+    setattr(OnRanks, f"test_{_name}_by_tokens", _of(f"{_name}@tokens", (0, 3)))
 
 
 if __name__ == "__main__":

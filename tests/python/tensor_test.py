@@ -29,7 +29,7 @@ class Families(Case):
 
 class Quick(Families):
     def test_two_ranks_that_share_layers_train_as_one_process(self):
-        self.assert_equal_to_plain(2, [["llama", 2, 0], ["llama", 2, 3]])
+        self.assert_equal_to_plain(2, [["llama", 2, 0], ["llama", 2, 3], ["llama@tokens", 2, 3]])
 
     def test_ranks_that_take_other_samples_train_as_one_process(self):
         self.assert_equal_to_plain(2, [["gpt2", 1, 0], ["t5", 1, 3]])

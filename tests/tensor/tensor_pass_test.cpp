@@ -28,6 +28,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/library.h>
 
 #include <functional>
 #include <map>
@@ -39,6 +40,7 @@
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
 #include "trireme/recompute/recompute.h"
+#include "trireme/tensor/partition_rule.h"
 #include "trireme/tensor/tensor_parallel.h"
 
 namespace trireme {
@@ -114,12 +116,13 @@ double error_of(const at::Tensor& actual, const at::Tensor& expected, const at::
 }
 
 /// Losses and gradients on `ranks` ranks are those of one.
-void expect_same(const Program& program, int ranks, bool speaks_of_wholes = false) {
+void expect_same(const Program& program, int ranks, bool speaks_of_wholes = false, bool shards_tokens = false) {
   const Outcome expected = train(program, whole_weights(program));
   std::mutex mutex;
   run_ranks(ranks, [&](Rank& rank) {
     TensorParallel parallel(rank.world());
     if (speaks_of_wholes) parallel.speak_of_wholes();
+    if (shards_tokens) parallel.shard_tokens();
     Weights weights = whole_weights(program);
     std::map<std::string, TensorPart> own;
     for (auto& [name, weight] : weights) {
@@ -147,6 +150,7 @@ void expect_same(const Program& program) {
     SCOPED_TRACE("ranks " + std::to_string(ranks));
     expect_same(program, ranks);
     expect_same(program, ranks, /*speaks_of_wholes=*/true);
+    expect_same(program, ranks, /*speaks_of_wholes=*/true, /*shards_tokens=*/true);
   }
 }
 
@@ -484,6 +488,62 @@ TEST(TensorPass, ExchangesOfABlockAreCounted) {
   });
 }
 
+/// The same bytes where ranks have some tokens each between layers: reduce-scatters in place of halves of all-reduces,
+/// all-gathers in place of the others. A scale of every token has a sum of its gradient.
+TEST(TensorPass, ShardedTokensMoveTheBytesOfWholeOnes) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kTokens = 4, kWide = 2 * kHidden;
+  run_ranks(kRanks, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    parallel.speak_of_wholes();
+    parallel.shard_tokens();
+    const auto add = [&](const std::vector<int64_t>& shape, int dim) {
+      const auto parts = parts_of(shape, {dim}, kRanks);
+      const at::Tensor part = at::ones(local_shape(parts[0])) * 0.1;
+      parallel.add(part, parts);
+      return part.requires_grad_();
+    };
+    const at::Tensor table = add({kVocab, kHidden}, 0);
+    const at::Tensor up = add({kWide, kHidden}, 0), down = add({kHidden, kWide}, 1);
+    const at::Tensor up2 = add({kWide, kHidden}, 0), down2 = add({kHidden, kWide}, 1);
+    const at::Tensor head = add({kVocab, kHidden}, 0);
+    const at::Tensor ids = at::ones({kBatch, kTokens}, at::kLong);
+    const auto sent = [&] { return rank.world().counters().bytes_sent; };
+    const auto block = [](const at::Tensor& x, const at::Tensor& first, const at::Tensor& second) {
+      return x + at::linear(at::gelu(at::linear(at::layer_norm(x, {kHidden}), first)), second);
+    };
+    constexpr int64_t kHalf = (kRanks - 1) * kBatch * kTokens * kHidden * 4 / kRanks;  // of an all-reduce
+    int64_t before = sent();
+    at::Tensor x = at::embedding(table, ids);
+    EXPECT_EQ(x.size(1), kTokens / kRanks);
+    EXPECT_EQ(sent() - before, kHalf);
+    before = sent();
+    x = block(block(x, up, down), up2, down2);
+    EXPECT_EQ(x.size(1), kTokens / kRanks);
+    EXPECT_EQ(sent() - before, 2 * 2 * kHalf);
+    const at::Tensor logits = at::linear(x, head);
+    EXPECT_EQ(logits.sizes(), at::IntArrayRef({kBatch, kTokens, kVocab / kRanks}));
+    const at::Tensor loss = squares(logits);
+    before = sent();
+    torch::autograd::backward({loss}, {});
+    EXPECT_EQ(sent() - before, kHalf * (2 * 2 + 2));
+  });
+}
+
+/// A program that reads sizes of a slice would take its tokens for all.
+TEST(TensorPass, ShardedTokensAreForProgramsThatSeeWholeSizes) {
+  run_ranks(2, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    parallel.shard_tokens();
+    const auto parts = parts_of({kHidden, kHidden}, {1}, 2);
+    const at::Tensor down = at::ones(local_shape(parts[0]));
+    parallel.add(down, parts);
+    EXPECT_THROW((void)at::linear(at::ones({kBatch, 4, kHidden}), down), StateError);
+    parallel.speak_of_wholes();
+    EXPECT_EQ(at::linear(at::ones({kBatch, 4, kHidden}), down).size(1), 2);
+  });
+}
+
 /// Three numbers for each token, in two exchanges; nothing of the vocabulary's size.
 TEST(TensorPass, LogitsAreNeverGathered) {
   constexpr int kRanks = 2;
@@ -498,6 +558,82 @@ TEST(TensorPass, LogitsAreNeverGathered) {
     torch::autograd::backward({loss}, {});
     EXPECT_EQ(rank.world().counters().bytes_sent - before, 2 * (kRanks - 1) * 3 * kBatch * kLength * 4 / kRanks);
   });
+}
+
+/// y = gain * x w^T, as a program's own operator computes it, by its own rule.
+at::Tensor scaled_product(const at::Tensor& x, const at::Tensor& weight, double gain) {
+  return at::matmul(x, weight.t()) * gain;
+}
+TORCH_LIBRARY(tensor_pass_test, library) {
+  library.def("scaled_product(Tensor x, Tensor weight, float gain) -> Tensor", &scaled_product);
+  library.def("unruled(Tensor x, Tensor weight, float gain) -> Tensor", &scaled_product);
+}
+
+at::Tensor call_own(const char* name, const at::Tensor& x, const at::Tensor& weight) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, double)>()
+      .call(x, weight, 0.5);
+}
+
+TEST(TensorPass, OperatorsOfProgramsRunByTheirOwnRules) {
+  constexpr const char* kName = "tensor_pass_test::scaled_product";
+  const Program program = {.shapes = {{"up", {2 * kHidden, kHidden}}, {"down", {kHidden, 2 * kHidden}}, {"n", {kHidden}}},
+                           .cuts = {{"up", {0}}, {"down", {1}}},
+                           .loss = [](const Weights& w) {
+                             const at::Tensor x = input() * w.at("n");
+                             return squares(x + call_own(kName, at::gelu(call_own(kName, x, w.at("up"))), w.at("down")));
+                           }};
+  register_partition_rule(kName, [](const PartitionCall& call) -> std::optional<PartitionAnswer> {
+    const int64_t last = call.dims(0) - 1;
+    if (call.cut_dim(1) == 0) return PartitionAnswer{.arguments = {{1, 0}}, .results = {last}};
+    if (call.cut_dim(1) == 1) return PartitionAnswer{.arguments = {{0, last}, {1, 1}}, .results = {kSumOfRanks}};
+    return {};
+  });
+  expect_same(program);
+  register_partition_rule(kName, [](const PartitionCall&) { return std::optional<PartitionAnswer>(); });
+  expect_same(program);  // gathered
+}
+
+TEST(TensorPass, WrongRulesAreNamed) {
+  constexpr const char* kName = "tensor_pass_test::scaled_product";
+  const auto told_by = [&](const PartitionAnswer& answer) {
+    register_partition_rule(kName, [answer](const PartitionCall&) { return std::optional(answer); });
+    std::string text;
+    run_ranks(2, [&](Rank& rank) {
+      TensorParallel parallel(rank.world());
+      const at::Tensor weight = at::ones({kHidden / 2, kHidden});
+      parallel.add(weight, parts_of({kHidden, kHidden}, {0}, 2));
+      try {
+        (void)call_own(kName, at::ones({3, kHidden}), weight);
+      } catch (const StateError& error) {
+        if (rank.id() == 1) text = error.what();
+      }
+    });
+    return text;
+  };
+  const auto expect_told = [&](const PartitionAnswer& answer, const std::string& part) {
+    const std::string text = told_by(answer);
+    EXPECT_NE(text.find(str(kName, " ", part)), std::string::npos) << text;
+  };
+  expect_told({.arguments = {{1, 1}}, .results = {1}}, "has a rule that does not name the dim which is cut");
+  expect_told({.arguments = {{1, 0}}, .results = {0}}, "gives [3, 12], which its rule does not say");
+  expect_told({.arguments = {{1, 0}}, .results = {}}, "gives 1 result, which its rule does not say");
+  expect_told({.arguments = {{0, 0}, {1, 0}}, .results = {1}}, "joins [3, 24], which is not cut, with a part");
+  expect_told({.arguments = {{0, 5}, {1, 0}}, .results = {1}}, "has a rule that names dim 5 of [3, 24]");
+  EXPECT_EQ(told_by({.arguments = {{1, 0}}, .results = {1}}), "");
+  EXPECT_THROW(register_partition_rule("product", [](const PartitionCall&) { return std::optional<PartitionAnswer>(); }),
+               ConfigError);
+  EXPECT_THROW(register_partition_rule(kName, nullptr), ConfigError);
+}
+
+/// What nobody has written a rule for is refused by name.
+TEST(TensorPass, CompositesWithoutARuleRunOnWholes) {
+  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}},
+               .cuts = {{"up", {0}}},
+               .loss = [](const Weights& w) {
+                 return squares(call_own("tensor_pass_test::unruled", input(), w.at("up")));
+               }});
 }
 
 /// Dropout differs over slices, and agrees where ranks have the same.

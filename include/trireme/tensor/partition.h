@@ -114,6 +114,7 @@ struct TensorParallelOptions {
   std::optional<PartitionConfig> partition_config = std::nullopt;
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< module or parameter ("*": a number) to style
   int64_t tp_grain_size = 1;                                      ///< features and tokens are cut by so many
+  bool sequence_parallel = false;                                 ///< TensorParallel::shard_tokens()
   bool operator==(const TensorParallelOptions&) const = default;
 };
 

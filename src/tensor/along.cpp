@@ -1,4 +1,4 @@
-// Operators on elements, and along dims that are not cut.
+// Operators along dims that are not cut, copies, repetitions and joins.
 #include <algorithm>
 
 #include "tensor/exchanges.h"
@@ -6,32 +6,6 @@
 #include "trireme/base/error.h"
 
 namespace trireme::tensor {
-
-/// Element by element, with broadcasting: every argument is cut as the first one that is, or entered.
-void TensorPass::run_each(OperatorCall& call, Next next, const CutArguments& found) {
-  const CutArgument lead = found[0];
-  const int64_t place = lead.from_right();
-  const bool writes_whole = writes_first(call) && lead.index != 0;
-  const bool is_aligned = std::all_of(found.begin(), found.end(), [&](const CutArgument& one) {
-    return one.from_right() == place && one.cut.whole_size() == lead.cut.whole_size();
-  });
-  if (writes_whole || !is_aligned) return run_whole(call, next, found);
-  if (call.traits.random) call.stream = RandomStream::kSlice;
-  const bool overwrites = writes_first(call);
-  for (size_t i = 0; i < call.traits.arguments; ++i) {
-    const c10::IValue& value = argument(call, i);
-    if (!value.isTensor() || !value.toTensor().defined() || (overwrites && i == 0)) continue;
-    const at::Tensor tensor = value.toTensor();
-    const auto known = std::find_if(found.begin(), found.end(), [&](const CutArgument& one) { return one.index == i; });
-    if (known == found.end())
-      replace(call, next, i, [&] { return beside(call, tensor, place, lead); });
-    else if (!known->cut.has_same_slices(lead.cut))
-      replace(call, next, i, [&] { return recut(*known, cut_along(lead.cut, known->cut.dim)); });
-  }
-  next(call);
-  if (overwrites) return;
-  add_results(call, lead.cut, [&](const at::Tensor& result) { return result.dim() - place; });
-}
 
 /// The same sizes. Another tensor's dtype may be asked for.
 void TensorPass::run_copy(OperatorCall& call, Next next, const CutArguments& found) {
@@ -130,37 +104,6 @@ void TensorPass::run_cat(OperatorCall& call, Next next, const CutArguments& foun
   next(call);
   add_results(call, lead.cut,
               [&](const at::Tensor&) { return lead.cut.dim + (is_stack && along <= lead.cut.dim ? 1 : 0); });
-}
-
-void TensorPass::run_pad(OperatorCall& call, Next next, const CutArguments& found) {
-  const CutArgument one = found[0];
-  const std::vector<int64_t> pad = call.arguments()[1].toIntVector();
-  const auto at = static_cast<size_t>(2 * (one.from_right() - 1));
-  if (at + 1 < pad.size() && (pad[at] != 0 || pad[at + 1] != 0)) return run_whole(call, next, found);
-  next(call);
-  add_results(call, one.cut, [&](const at::Tensor&) { return one.cut.dim; });
-}
-
-void TensorPass::run_triangle(OperatorCall& call, Next next, const CutArguments& found) {
-  const CutArgument one = found[0];
-  if (one.from_right() <= 2) return run_whole(call, next, found);
-  next(call);
-  if (!writes_first(call)) add_results(call, one.cut, [&](const at::Tensor&) { return one.cut.dim; });
-}
-
-/// Over dims that are not cut: weights and biases are the same for every slice.
-void TensorPass::run_norm(OperatorCall& call, Next next, const CutArguments& found) {
-  const CutArgument one = found[0];
-  const auto normalized = static_cast<int64_t>(call.arguments()[1].toIntVector().size());
-  if (found.size() > 1 || one.index != 0 || one.cut.dim >= one.tensor.dim() - normalized)
-    return run_whole(call, next, found);
-  for (size_t i = 2; i < call.traits.arguments; ++i)
-    if (argument(call, i).isTensor() && argument(call, i).toTensor().defined()) {
-      const at::Tensor tensor = argument(call, i).toTensor();
-      replace(call, next, i, [&] { return enter(tensor); });
-    }
-  next(call);
-  add_results(call, one.cut, [&](const at::Tensor&) { return one.cut.dim; });
 }
 
 }  // namespace trireme::tensor
