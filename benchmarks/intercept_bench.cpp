@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include "trireme/intercept.h"
 #include "trireme/pager/pager.h"
 #include "trireme/sequence/sequence_parallel.h"
+#include "trireme/tensor/tensor_parallel.h"
 
 namespace {
 
@@ -62,6 +64,18 @@ struct Paged {
   Pager pager;
 };
 
+/// Parameters of which a group of one rank has slices: all of their rows.
+struct Sliced {
+  explicit Sliced(Group& group) : parallel(group) {
+    for (at::Tensor& weight : weights) {
+      weight = at::ones({8, 8});
+      parallel.add(weight, {{{8, 8}, 0, {{0, 8}}}});
+    }
+  }
+  std::array<at::Tensor, 64> weights;
+  TensorParallel parallel;
+};
+
 class LooksAtNothing final : public Pass {
  public:
   PassOrder order() const override { return PassOrder::kTensor; }
@@ -87,6 +101,7 @@ int main(int argc, char** argv) {
   Times touch{"add [8, 8] of a unit that is whole", {}};
   Times parallel_unused{"add [8, 8], sequence parallelism that has cut nothing", {}};
   Times parallel{"add [8, 8], neither of a sequence that was cut", {}};
+  Times slices{"add [8, 8] beside 64 slices, neither of them", {}};
   LooksAtNothing pass;
   for (int round = 0; round < rounds; ++round) {
     off.ns.push_back(ns_per_call(calls, act));
@@ -105,6 +120,10 @@ int main(int argc, char** argv) {
       const SequenceInputs part = sequence.cut({.input_ids = ids, .labels = ids, .position_ids = ids});
       parallel.ns.push_back(ns_per_call(calls, act));
     }
+    {
+      const Sliced sliced(*groups[0]);
+      slices.ns.push_back(ns_per_call(calls, act));
+    }
     InterceptScope scope(InterceptScope::Watch::kAll);
     all.ns.push_back(ns_per_call(calls, act));
     Paged paged(*groups[0]);
@@ -112,13 +131,14 @@ int main(int argc, char** argv) {
     paged.pager.restore();
   }
   std::printf("ns per operator, one thread, %d rounds of %d calls                min    median\n", rounds, calls);
-  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &touch}) print(*times);
+  for (const Times* times : {&off, &writes, &all, &passed, &parallel_unused, &parallel, &slices, &touch}) print(*times);
   std::printf(
       "interception of an operator that touches nothing managed: %.0f ns (writes watched), %.0f ns (reads too); limit "
       "150\n",
       writes.more_than(off), all.more_than(off));
   std::printf("with a pass that looks at nothing: %.0f ns; limit 200\n", passed.more_than(off));
   std::printf("with sequence parallelism, of tensors that are not sharded: %.0f ns\n", parallel.more_than(off));
+  std::printf("operator beside slices, of tensors that are not cut: %.0f ns; limit 200\n", slices.more_than(off));
   std::printf("a touch of a unit that is whole: %.0f ns; limit 3000\n", touch.more_than(off));
   return 0;
 }

@@ -1,7 +1,9 @@
 // Checkpoints of a Training: what is saved, and how it comes back.
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -84,16 +86,40 @@ std::vector<std::string> values_of_parameters(const Pager& pager, const ShardedO
   return texts;
 }
 
-/// Elements that several ranks of a group that shares layers have are those of the rank that counts them.
-void leave_to_others(StateTree& state, const Pager& pager) {
-  std::set<std::string> elsewhere;
-  for (const ParameterSpec& parameter : pager.parameters())
-    if (!parameter.is_counted) elsewhere.insert(parameter.name);
-  for (TensorSlice& slice : state.tensors) {
-    if (!elsewhere.contains(std::string(parse_state_name(slice.name).parameter))) continue;
+/// The elements of `slice` that `parameter` counts, as a slice of the part that is counted: that keeps their order, so
+/// they stand one behind the other there, too.
+void keep_counted(TensorSlice& slice, const ParameterSpec& parameter) {
+  if (!parameter.is_counted) {
     slice.begin = 0;
     slice.data = slice.data.narrow(0, 0, 0);
+    return;
   }
+  const int64_t first = slice.begin, end = first + slice.data.numel();
+  std::vector<at::Tensor> pieces;
+  int64_t before = 0;  // how many of the counted elements stand before the slice
+  for (const Interval& run : places_in(slice.part, parameter.counted)) {
+    before += std::clamp<int64_t>(first - run.begin, 0, run.size());
+    const int64_t from = std::max(run.begin, first), to = std::min(run.end, end);
+    if (from < to) pieces.push_back(slice.data.narrow(0, from - first, to - from));
+  }
+  slice.part = parameter.counted;
+  slice.begin = before;
+  if (pieces.empty())
+    slice.data = slice.data.narrow(0, 0, 0);
+  else
+    slice.data = pieces.size() == 1 ? pieces.front() : at::cat(pieces);
+}
+
+/// Elements that several ranks of a group that shares layers have are those of the rank that counts them.
+void leave_to_others(StateTree& state, const Pager& pager) {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  std::map<std::string, const ParameterSpec*, std::less<>> shared;
+  for (const ParameterSpec& parameter : pager.parameters())
+    if (!parameter.is_counted || !parameter.counted.shape.empty()) shared[parameter.name] = &parameter;
+  for (TensorSlice& slice : state.tensors)
+    if (const auto found = shared.find(parse_state_name(slice.name).parameter); found != shared.end())
+      keep_counted(slice, *found->second);
 }
 
 /// Names of the weights that the checkpoint was saved without.

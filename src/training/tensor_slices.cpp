@@ -40,22 +40,6 @@ TensorParallelOptions rules_of(const TrainingOptions& options, int ranks) {
   return rules;
 }
 
-/// Two ranks have either the same elements of a parameter, which one of them saves, or none in common.
-void refuse_overlaps(const PartitionedParameter& parameter, const PartitionModel& model) {
-  const std::vector<TensorPart>& parts = parameter.parts;
-  for (size_t one = 0; one < parts.size(); ++one)
-    for (size_t other = one + 1; other < parts.size(); ++other) {
-      if (parts[one] == parts[other] || intersect(parts[one], parts[other]).empty()) continue;
-      const int64_t heads = model.key_value_heads > 0 ? model.key_value_heads : model.heads;
-      throw ConfigError(
-          str("tensor_parallel.autotp_size=", parts.size(), ": ranks ", one, " and ", other, " share a part of '",
-              parameter.name, "' (", part_text(parts[one]), " and ", part_text(parts[other]),
-              "), and checkpoints do not have such parts yet; choose a degree that divides the ", heads,
-              " key/value heads"),
-          ErrorCode::kUnsupported);
-    }
-}
-
 /// A line for each parameter.
 std::string text_of(const PartitionPlan& plan) {
   std::string text;
@@ -140,9 +124,7 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   const int ranks = groups.tensor->size();
   PartitionPlan plan;
   all_or_throw(groups.model, [&] {
-    const PartitionModel model = model_of(tensors, options);
-    plan = make_partition_plan(model, rules_of(options, ranks));
-    for (const PartitionedParameter& parameter : plan.parameters) refuse_overlaps(parameter, model);
+    plan = make_partition_plan(model_of(tensors, options), rules_of(options, ranks));
   });
   check_agreement(groups.model, text_of(plan));
   return plan;

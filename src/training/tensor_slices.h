@@ -14,8 +14,8 @@ namespace trireme {
 
 /// How `tensors` are cut over `groups.tensor`, which there is. Changes nothing. Collective over `groups.model`.
 ///
-/// Throws    ConfigError on every rank: as make_partition_plan(); a parameter of which two ranks share elements and
-///           differ in others; ranks with other facts of the model, or another tp_plan.
+/// Throws    ConfigError on every rank: as make_partition_plan(); ranks with other facts of the model, or another
+///           tp_plan.
 PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& tensors, const TrainingOptions& options);
 
 /// The values of the first rank on "tensor" become everybody's, and parameters that `plan` cuts this rank's slices: the

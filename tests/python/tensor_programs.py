@@ -101,6 +101,9 @@ FAMILIES = {
     "falcon": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(
         hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=8, num_kv_heads=4, new_decoder_architecture=True, vocab_size=VOCABULARY,
         use_cache=False, **_NO_DROPOUT)),
+    "falcon_with_two_keys": lambda: transformers.FalconForCausalLM(transformers.FalconConfig(
+        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=8, num_kv_heads=2, new_decoder_architecture=True, vocab_size=VOCABULARY,
+        use_cache=False, **_NO_DROPOUT)),
     "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(
         hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCABULARY, hidden_dropout_prob=0,
         attention_probs_dropout_prob=0)),

@@ -51,7 +51,7 @@ REFUSED = {
     "tensor_users_families": {
         "hf_lora_gpt2": "no rule of preset gpt2", "hf_model_mixtral": _EXPERTS, "hf_model_qwen2_moe": _EXPERTS, "hf_model_llama4_text": _EXPERTS,
         "hf_model_deepseek_v3": _EXPERTS,
-        "hf_model_gpt_bigcode": "checkpoints do not have such parts yet", "hf_model_mamba": _NO_ROW,
+        "hf_model_mamba": _NO_ROW,
     },
 }
 # What is neither right nor refused by name yet: values of parameters that outlive the engine, sparse gradients, embeddings that change their size.

@@ -5,7 +5,7 @@
 from harness import main
 import tensor_test
 
-_FAMILIES = ("llama", "llama_with_biases", "gpt2", "gpt_neox", "opt", "phi3", "qwen2", "gemma", "falcon", "bert", "t5", "bloom",
+_FAMILIES = ("llama", "llama_with_biases", "gpt2", "gpt_neox", "opt", "phi3", "qwen2", "gemma", "falcon", "falcon_with_two_keys", "bert", "t5", "bloom",
              "eager_attention", "recomputed", "accumulated", "adapted", "adapted_gpt2", "adapted_by_dora", "adapted_vocabulary", "under_init", "own")
 
 

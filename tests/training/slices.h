@@ -51,6 +51,24 @@ inline PartitionModel llama_facts() {
   return {.model_type = "llama", .heads = kHeads, .key_value_heads = kKeyValueHeads};
 }
 
+/// Of a Bloom with two key/value heads: query heads, key and value of each stand together in one matrix. Over four
+/// ranks, two have each key and value, and queries of their own; data-parallel ranks share the second one's queries.
+inline Shapes packed_shapes() {
+  Shapes shapes = {{"transformer.word_embeddings.weight", {10, 8}}};
+  for (const std::string layer : {"transformer.h.0.", "transformer.h.1."}) {
+    const Shapes more = {{layer + "self_attention.query_key_value.weight", {40, 48}},
+                         {layer + "self_attention.query_key_value.bias", {40}},
+                         {layer + "self_attention.dense.weight", {8, 32}},
+                         {layer + "input_layernorm.weight", {8}}};
+    shapes.insert(shapes.end(), more.begin(), more.end());
+  }
+  return shapes;
+}
+
+inline PartitionModel packed_facts() {
+  return {.model_type = "bloom", .heads = 16, .key_value_heads = kKeyValueHeads};
+}
+
 /// Parameters of any names, without operators.
 class Part : public torch::nn::Module {
  public:
@@ -90,6 +108,13 @@ inline std::shared_ptr<Part> make_llama_part(uint64_t seed) {
   return part;
 }
 
+/// Whose last packed bias is frozen.
+inline std::shared_ptr<Part> make_packed_part(uint64_t seed) {
+  auto part = make_part(packed_shapes(), seed);
+  part->named_parameters()["transformer.h.1.self_attention.query_key_value.bias"].requires_grad_(false);
+  return part;
+}
+
 /// Of the gradient that a data-parallel rank's micro-batch gives, whole, by name.
 inline at::Tensor gradient_of(const std::string& name, const std::vector<int64_t>& shape, int64_t sample) {
   return at::randn(shape, at::detail::createCPUGenerator(1000 * sample + std::hash<std::string>()(name) % 1000));
@@ -114,6 +139,7 @@ struct TrainingRun {
   bool is_on_device = false;
   double offload_ratio = 0;
   bool is_under_init = false;
+  bool is_packed = false;  ///< make_packed_part() instead of make_llama_part()
   OptimizerOptions optimizer = {.lr = 1e-2};
 
   int world() const { return tensor * data; }
@@ -121,7 +147,8 @@ struct TrainingRun {
 
 inline TrainingOptions options_of(const TrainingRun& run) {
   const Degrees degrees{.tensor = run.tensor};
-  TrainingOptions options{.config = default_config(run.world(), degrees), .partition_model = llama_facts()};
+  TrainingOptions options{.config = default_config(run.world(), degrees),
+                          .partition_model = run.is_packed ? packed_facts() : llama_facts()};
   options.config.pager = harsh_policy(run.variant);
   options.config.pager.deterministic = run.is_deterministic;
   options.config.pager.offload_ratio = run.offload_ratio;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -38,7 +39,9 @@ using Path = std::filesystem::path;
 class Job {
  public:
   Job(Rank& rank, const TrainingRun& run, uint64_t seed, const std::function<void(TrainingOptions&)>& change = {})
-      : run_(run), place_(rank.id() / run.tensor), module_(make_llama_part(seed + rank.id())) {
+      : run_(run),
+        place_(rank.id() / run.tensor),
+        module_(run.is_packed ? make_packed_part(seed + rank.id()) : make_llama_part(seed + rank.id())) {
     at::set_num_threads(1);
     TrainingOptions options = options_of(run);
     if (change) change(options);
@@ -50,7 +53,7 @@ class Job {
   std::vector<std::string> trained() const {
     std::vector<std::string> names;
     for (const auto& item : module_->named_parameters())
-      if (item.key() != kFrozen && item.key() != "lm_head.weight") names.push_back(item.key());
+      if (item.value().requires_grad() && item.key() != "lm_head.weight") names.push_back(item.key());
     return names;
   }
 
@@ -158,6 +161,70 @@ TEST_P(SlicesIn, CheckpointsLoadIntoAnyOtherCut) {
 
 INSTANTIATE_TEST_SUITE_P(Tensor, SlicesIn, ::testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& info) { return info.param == at::kFloat ? "Fp32" : "Bf16"; });
+
+Tensors tensors_of(const CheckpointSource& source) {
+  TensorReader reader(source);
+  Tensors all;
+  for (size_t i = 0; i < source.manifest.tensors.size(); ++i) {
+    const SavedTensor& saved = source.manifest.tensors[i];
+    const at::Tensor tensor = all[saved.name] = at::empty(saved.shape, saved.dtype);
+    reader.read(i, 0, tensor.numel(), static_cast<std::byte*>(tensor.data_ptr()));
+  }
+  return all;
+}
+
+/// Elements of one tensor in each of its parts, as saved.
+std::vector<int64_t> numels_of_parts(const SavedTensor& saved) {
+  std::vector<int64_t> numels(std::max<size_t>(saved.parts.size(), 1));
+  for (const SavedSlice& slice : saved.slices) numels[slice.part] += slice.numel;
+  return numels;
+}
+
+// Ranks 0 and 1 have rows 16-20 of the packed matrices, 2 and 3 rows 36-40, and rows of their own.
+TEST(SlicesThatMeet, LoadIntoAnyOtherCut) {
+  const std::vector<TrainingRun> chain = {{.tensor = 4, .variant = kVariants[2], .is_packed = true},
+                                          {.tensor = 2, .variant = kVariants[4], .is_packed = true},
+                                          {.tensor = 4, .data = 2, .variant = kVariants[3], .is_packed = true},
+                                          {.tensor = 1, .variant = kVariants[1], .is_packed = true},
+                                          {.tensor = 4, .variant = kVariants[2], .is_packed = true}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const TemporaryFolder folder;
+    TrainingRun first = chain[0];
+    first.dtype = dtype;
+    const Saved saved = train_and_save(first, folder.path(), "0");
+    for (size_t i = 1; i < chain.size(); ++i) {
+      TrainingRun run = chain[i];
+      run.dtype = dtype;
+      SCOPED_TRACE(str(dtype, ", tensor ", run.tensor, ", data ", run.data, ", ", run.variant.name));
+      run_ranks(run.world(), [&](Rank& rank) {
+        Job job(rank, run, 100 * i);
+        ASSERT_TRUE(job.training().load(folder.path(), {.tag = std::to_string(i - 1)}));
+        expect_same(job.whole_state(folder.path()), saved.state);
+        (void)job.training().save(folder.path(), {.tag = std::to_string(i)});
+        job.step(2);
+        const Tensors next = job.end();
+        expect_near(next, saved.next, dtype == at::kFloat ? 2e-5 : 2e-2);
+        if (i + 1 == chain.size()) expect_same(next, saved.next);  // at the first cut again
+      });
+    }
+    // Each element once, in the part of the first rank that has it.
+    const CheckpointSource slices = open_checkpoint(folder.path(), "0"), whole = open_checkpoint(folder.path(), "3");
+    expect_same(tensors_of(slices), tensors_of(whole));
+    size_t checked = 0;
+    for (const SavedTensor& tensor : slices.manifest.tensors)
+      if (tensor.name.ends_with("query_key_value.weight")) {
+        EXPECT_EQ(numels_of_parts(tensor), (std::vector<int64_t>{576, 384, 576, 384})) << tensor.name;
+        EXPECT_EQ(tensor.parts[1], (TensorPart{{40, 48}, 0, {{8, 16}}})) << tensor.name;
+        ++checked;
+      }
+    EXPECT_EQ(checked, dtype == at::kFloat ? 6U : 8U);  // two weights, their moments and masters
+    EXPECT_TRUE(inspect_checkpoint(folder.path(), "0").healthy());
+    (void)consolidate(slices, folder.path() / "from_slices");
+    (void)consolidate(whole, folder.path() / "from_whole");
+    EXPECT_EQ(bytes_of(folder.path() / "from_slices/model.safetensors"),
+              bytes_of(folder.path() / "from_whole/model.safetensors"));
+  }
+}
 
 /// A checkpoint of slices over four ranks, and what one process saves after it has loaded that.
 class SlicesInFiles : public ::testing::Test {
@@ -283,17 +350,6 @@ TEST_F(SlicesInFiles, MayBeSavedInTheBackgroundAndWithoutFrozenParameters) {
   }
 }
 
-Tensors tensors_of(const CheckpointSource& source) {
-  TensorReader reader(source);
-  Tensors all;
-  for (size_t i = 0; i < source.manifest.tensors.size(); ++i) {
-    const SavedTensor& saved = source.manifest.tensors[i];
-    const at::Tensor tensor = all[saved.name] = at::empty(saved.shape, saved.dtype);
-    reader.read(i, 0, tensor.numel(), static_cast<std::byte*>(tensor.data_ptr()));
-  }
-  return all;
-}
-
 TEST(SlicesOfOptimizers, OfTheProgramsOwnLoadIntoAnyOtherCut) {
   const TemporaryFolder folder;
   const auto own = [](TrainingOptions& options) {
@@ -325,21 +381,30 @@ TEST(SlicesOfOptimizers, OfTheProgramsOwnLoadIntoAnyOtherCut) {
   expect_same(tensors_of(last), tensors_of(first));
 }
 
+/// Trains a step, and shows gradients, values and moments in the middle of the next one.
+void look(Job& job, Tensors& shown) {
+  job.step(0);
+  job.backward_of(1);
+  for (const std::string& name : job.trained()) {
+    shown["gradient " + name] = *safe_get_full_grad(job.parameter(name));
+    shown["value " + name] = *safe_get_full_fp32_param(job.parameter(name));
+    shown["first " + name] = *safe_get_full_optimizer_state(job.parameter(name), "exp_avg");
+  }
+  (void)job.training().step().step();
+}
+
+void expect_shown(const Tensors& shown, const Tensors& expected) {
+  ASSERT_FALSE(expected.empty());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_EQ(shown.at(name).sizes(), tensor.sizes()) << name;
+    EXPECT_TRUE(at::allclose(shown.at(name), tensor, 1e-4, 1e-5)) << name;
+  }
+}
+
 class SlicesShown : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(SlicesShown, AsTheModelsParameters) {
   const TrainingRun run{.tensor = 2, .data = 2, .variant = GetParam()};
-  const auto look = [&](Job& job, Tensors& shown) {
-    job.step(0);
-    job.backward_of(1);
-    for (const std::string& name : job.trained()) {
-      shown["gradient " + name] = *safe_get_full_grad(job.parameter(name));
-      shown["value " + name] = *safe_get_full_fp32_param(job.parameter(name));
-      shown["first " + name] = *safe_get_full_optimizer_state(job.parameter(name), "exp_avg");
-    }
-    EXPECT_FALSE(safe_get_full_fp32_param(job.parameter(kFrozen)));
-    (void)job.training().step().step();
-  };
   Tensors expected;
   run_ranks(1, [&](Rank& rank) {
     Job job(rank, {.variant = kVariants[0]}, 7);
@@ -350,9 +415,34 @@ TEST_P(SlicesShown, AsTheModelsParameters) {
     Job job(rank, run, 7);
     Tensors shown;
     look(job, shown);
-    for (const auto& [name, tensor] : expected) {
-      ASSERT_EQ(shown.at(name).sizes(), tensor.sizes()) << name;
-      EXPECT_TRUE(at::allclose(shown.at(name), tensor, 1e-4, 1e-5)) << name;
+    expect_shown(shown, expected);
+    EXPECT_FALSE(safe_get_full_fp32_param(job.parameter(kFrozen)));
+    (void)job.end();
+  });
+}
+
+// Ranks that share a part of a matrix show and set it as one.
+TEST_P(SlicesShown, WherePartsMeet) {
+  const TrainingRun run{.tensor = 4, .variant = GetParam(), .is_packed = true};
+  Tensors expected;
+  run_ranks(1, [&](Rank& rank) {
+    Job job(rank, {.variant = kVariants[0], .is_packed = true}, 7);
+    look(job, expected);
+    (void)job.end();
+  });
+  run_ranks(run.world(), [&](Rank& rank) {
+    Job job(rank, run, 7);
+    Tensors shown;
+    look(job, shown);
+    expect_shown(shown, expected);
+    for (const std::string& name : job.trained()) {
+      const at::Tensor parameter = job.parameter(name);
+      const at::Tensor value = *safe_get_full_fp32_param(parameter) * 2;
+      safe_set_full_fp32_param(parameter, value);
+      safe_set_full_optimizer_state(parameter, value, "exp_avg");
+      EXPECT_TRUE(at::equal(*safe_get_full_fp32_param(parameter), value)) << name;
+      EXPECT_TRUE(at::equal(whole_weight(parameter), value)) << name;
+      EXPECT_TRUE(at::equal(*safe_get_full_optimizer_state(parameter, "exp_avg"), value)) << name;
     }
     (void)job.end();
   });

@@ -236,17 +236,6 @@ TEST(SlicesAreRefused, WithOptimizersOfWholeParameters) {
   });
 }
 
-TEST(SlicesAreRefused, WhereRanksShareAPartOfAMatrix) {
-  const std::string dense = "transformer.h.0.self_attention.dense.weight",
-                    qkv = "transformer.h.0.self_attention.query_key_value.weight";
-  expect_refused(
-      4, {{qkv, {16, 8}}, {dense, {8, 8}}},
-      [](TrainingOptions& options, int) {
-        options.partition_model = PartitionModel{.model_type = "bloom", .heads = 4, .key_value_heads = 2};
-      },
-      "tensor_parallel.autotp_size=4: ranks 0 and 1 share a part of '" + qkv + "'");
-}
-
 TEST(SlicesAreRefused, WhereRanksKnowOtherThings) {
   expect_refused(
       2, llama_shapes(),
