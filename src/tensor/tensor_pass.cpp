@@ -16,11 +16,12 @@ namespace {
 
 constexpr size_t kMostEntered = 4;
 
-/// Roles of which results share the argument's memory.
+/// Operators of which results share an argument's memory. An argument that is written is a result, too, and no view.
 bool gives_views(const OperatorCall& call) {
   const auto& returns = call.op.schema().returns();
-  return std::any_of(returns.begin(), returns.end(),
-                     [](const c10::Argument& result) { return result.alias_info() != nullptr; });
+  return std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
 }
 
 bool asks_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }

@@ -50,7 +50,7 @@ class Programs(Case):
 
 class Quick(Programs):
     def test_attention_and_mlps_of_users(self):
-        self.assert_right(2, 2, 3, "tensor_users", ["attention_PackedUnbind_ruled", "attention_Heads3Of3", "attention_AlibiBaddbmm", "attention_RelativeBias",
+        self.assert_right(2, 2, 3, "tensor_users", ["attention_PackedUnbind_ruled", "attention_Heads3Of3", "attention_AlibiBaddbmm", "attention_RelativeBias", "attention_PiecesOfKeys",
                                                     "mlp_SwiGlu", "mlp_NormInside", "mlp_Experts", "mlp_SoftmaxInside"])
 
     def test_losses_and_loops_of_users(self):

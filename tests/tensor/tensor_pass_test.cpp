@@ -401,6 +401,20 @@ TEST(TensorPass, WhatIsNotKnownOfSlicesRunsOnWholes) {
                }});
 }
 
+/// A program fills a tensor of its own piece by piece, as latent attention makes its keys: what it has written is not taken for a copy.
+TEST(TensorPass, PiecesWrittenIntoAWholeTensor) {
+  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}, {"down", {kHidden, 2 * kHidden}}},
+               .cuts = {{"up", {0}}, {"down", {1}}},
+               .loss = [](const Weights& w) {
+                 const at::Tensor y = at::linear(input(), w.at("up"));
+                 const at::Tensor z = at::empty({kBatch, kLength + 2, 2 * kHidden});
+                 z.narrow(1, 0, kLength).copy_(y);
+                 z.narrow(1, kLength, 1).copy_(y.mean(1, true));
+                 z.select(1, kLength + 1).copy_(at::ones({2 * kHidden}));
+                 return squares(at::linear(z.mul_(2).sin(), w.at("down")));
+               }});
+}
+
 TEST(TensorPass, ProductsByLabels) {
   const auto grouped = [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
     const int64_t groups = 3, per_group = kHeads / groups;
