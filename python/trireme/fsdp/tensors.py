@@ -27,6 +27,9 @@ class Whole(torch.Tensor):
         """A copy, whole and plain. Of a parameter collective."""
         return core.whole_tensor(self)
 
+    def __reduce_ex__(self, protocol):
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # files are read without this package
+
 
 class ShardedParameter(torch.nn.Parameter):
     """A parameter of a wrapped module. Any operator finds it whole; `grad` is this rank's part of the reduced gradient."""
