@@ -12,8 +12,8 @@
 
 `trireme launch --as-fsdp train.py` runs a program with torch's names meaning these.
 """
-from .modules import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method, share_comm_ctx
+from .modules import FSDPModule, UnshardHandle, fully_shard, load_checkpoint, register_fsdp_forward_method, save_checkpoint, share_comm_ctx
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-__all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "fully_shard", "register_fsdp_forward_method",
-           "share_comm_ctx"]
+__all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "fully_shard", "load_checkpoint",
+           "register_fsdp_forward_method", "save_checkpoint", "share_comm_ctx"]

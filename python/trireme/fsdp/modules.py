@@ -191,5 +191,21 @@ def register_fsdp_forward_method(module, method_name):
     module.__dict__[method_name] = sharded
 
 
+def save_checkpoint(model, optimizer, folder, tag=None):
+    """Saves the weights and the states of `optimizer` as folder/tag, by default global_stepN. Collective."""
+    _root_of_model("save_checkpoint", model).save(optimizer, folder, tag)
+
+
+def load_checkpoint(model, optimizer, folder, tag=None):
+    """Goes on where save_checkpoint() has saved, at any number of ranks; False: there is nothing in `folder`. Collective."""
+    return _root_of_model("load_checkpoint", model).load(optimizer, folder, tag)
+
+
+def _root_of_model(call, model):
+    if not isinstance(model, FSDPModule) or model.fsdp_wrap.root().module is not model:
+        raise StateError(f"{call}: give it the model that was given to fully_shard() last")
+    return model.fsdp_wrap.root()
+
+
 def share_comm_ctx(modules):
     """Accepted: roots have nothing to share."""

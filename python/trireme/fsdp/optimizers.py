@@ -65,8 +65,11 @@ def _attach(optimizer, parameters):
     refuse_known(optimizer)
     root = roots.pop()
     _roots[optimizer] = root
+    root.attach(optimizer)
     optimizer.step = types.MethodType(_step, optimizer)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
+    optimizer.state_dict = types.MethodType(_state_dict, optimizer)
+    optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
 
 
 def _step(optimizer, closure=None):
@@ -83,6 +86,22 @@ def _zero_grad(optimizer, set_to_none=True):
     """Drops gradients. Collective."""
     check_none(set_to_none)
     _roots[optimizer].zero_grad()
+
+
+def _state_dict(optimizer):
+    """Hyperparameters, before the first step. Raises UnsupportedError: afterwards."""
+    if _roots[optimizer].has_states(optimizer):
+        raise UnsupportedError("optimizer.state_dict(): states are sharded by the library; save them with the weights by trireme.fsdp.save_checkpoint(model, "
+                               "optimizer, folder)")
+    return type(optimizer).state_dict(optimizer)
+
+
+def _load_state_dict(optimizer, state_dict):
+    """Hyperparameters. Raises UnsupportedError: states."""
+    if state_dict["state"] or _roots[optimizer].has_states(optimizer):
+        raise UnsupportedError("optimizer.load_state_dict(): states are sharded by the library; load what trireme.fsdp.save_checkpoint() has saved by "
+                               "trireme.fsdp.load_checkpoint(model, optimizer, folder)")
+    type(optimizer).load_state_dict(optimizer, state_dict)
 
 
 def check_none(set_to_none):

@@ -46,9 +46,8 @@ def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
                                "not there yet in FSDP programs")
     if not isinstance(reshard_after_forward, (bool, int, type(None))):
         raise ConfigError(f"fully_shard(reshard_after_forward={reshard_after_forward!r}): expected True, False, None or a number of ranks")
-    if mp_policy.param_dtype is not None or mp_policy.output_dtype is not None:
-        raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype and output_dtype are not there yet; leave them out and compute under "
-                               "torch.autocast(device_type, dtype=torch.bfloat16)")
+    if mp_policy.param_dtype not in (None, torch.float32, torch.bfloat16):
+        raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float32 or None; fp16 needs a loss scale")
     if mp_policy.reduce_dtype not in (None, torch.float32):
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): gradients are summed in float32; leave reduce_dtype out")
     return Choice(mesh, reshard_after_forward, mp_policy, offload_policy)
@@ -74,9 +73,10 @@ def configuration(choices, world_size):
         zero["offload_optimizer"] = {"device": "cpu"}
         if zero["stage"] == 3:
             zero["offload_param"] = {"device": "cpu"}
+    dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "fp32"}} if root.precision.param_dtype is torch.bfloat16 else {}
     inner = sorted((name for name in choices if name), key=lambda name: -name.count("."))
     units = {"unit_patterns": [f"^{re.sub('[.]', '[.]', name)}[.]" for name in inner]} if inner else {}
-    return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": units}
+    return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": units, **dtypes}
 
 
 def _is_group(choice):

@@ -1,5 +1,8 @@
 """Root: an outermost wrapped module with what trains it, made when it is first needed; optimizer.step() ends its windows."""
+import weakref
+
 import torch
+from torch.utils import _pytree
 
 from .. import ranks
 from .._native import core
@@ -19,7 +22,9 @@ class Root:
     """Of one tree of wrapped modules. Until engine() nothing is sharded."""
 
     def __init__(self, module):
-        self._module, self._engine, self._optimizer = module, None, None
+        self._module, self._engine = module, None
+        self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
+        self._precision = policies.MixedPrecisionPolicy()
         self._wants_sync, self._defers, self._is_inside = True, False, False
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
@@ -38,8 +43,15 @@ class Root:
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
                 show(parameter, self._get)
-            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard")
-            self._copies = None
+            self._precision = choices[""].precision
+            self._check_precision()
+            values = self._fp32_values()
+            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._made())
+            for parameter, value in values.items():  # masters were made of rounded weights
+                world.broadcast(value)
+                core.safe_set_full_fp32_param(parameter, value)
+            if self._engine.optimizer is not None:
+                self._optimizer = self._made()
             self._follow_sync()
         if self._engine.is_spent:
             raise StateError("this model's ranks have gone; nothing can be computed with it any more")
@@ -48,18 +60,50 @@ class Root:
     def _get(self):
         return self
 
+    def _made(self):
+        """The optimizer that the program has made of this model's parameters; None: none yet."""
+        return self._optimizer if self._optimizer is not None else self._attached and self._attached()
+
+    def attach(self, optimizer):
+        """The program has made an optimizer of this model's parameters."""
+        self._attached = weakref.ref(optimizer)
+
+    def _fp32_values(self):
+        """{parameter: its value}, of those that the engine will round."""
+        if self._precision.param_dtype in (None, torch.float32):
+            return {}
+        return {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()}
+
+    def _check_precision(self):
+        if self._precision.param_dtype in (None, torch.float32):
+            return
+        if self._made() is None:
+            raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
+                             "param_dtype out")
+        if frozen := [name for name, parameter in self._module.named_parameters() if not parameter.requires_grad]:
+            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{frozen[0]}' is frozen, and would lose its fp32 value; cast it to "
+                                   f"{self._precision.param_dtype} yourself is not there either: leave param_dtype out and compute under torch.autocast")
+
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def call(self, module, forward, args, kwargs):
         """forward(*args, **kwargs) of `module`, the root's under the engine's own forward."""
         engine = self.engine()
         if self._is_inside or module is not self._module:
-            return forward(*args, **kwargs)
+            args, kwargs = self._cast((args, kwargs), self._precision.param_dtype if self._precision.cast_forward_inputs else None)
+            return self._cast(forward(*args, **kwargs), self._precision.output_dtype)
         self._is_inside = True
         try:
             return engine(*args, **kwargs)
         finally:
             self._is_inside = False
+
+    @staticmethod
+    def _cast(values, dtype):
+        """Floating tensors of an argument or result, in `dtype`; None: as they are."""
+        if dtype is None:
+            return values
+        return _pytree.tree_map(lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values)
 
     def set_sync(self, is_on):
         """Whether backward passes reduce gradients."""
@@ -185,7 +229,29 @@ class Root:
     def _name(self, parameter):
         return next((name for name, one in self._module.named_parameters() if one is parameter), "?")
 
+    def full_parameter(self, parameter):
+        """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
+        master = core.safe_get_full_fp32_param(parameter) if self.engine().optimizer is not None and parameter.requires_grad else None
+        return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
+
     # --- the step ----------------------------------------------------------------------------------------------------
+
+    def save(self, optimizer, folder, tag):
+        """Weights, optimizer states, counters and generators. Collective."""
+        self.engine()
+        self._use(optimizer)
+        self._engine.save_checkpoint(folder, tag)
+
+    def load(self, optimizer, folder, tag):
+        """What save() has written, at any number of ranks; False: there is none. Collective."""
+        self.engine()
+        self._use(optimizer)
+        self._forget()
+        return self._engine.load_checkpoint(folder, tag)[0] is not None
+
+    def has_states(self, optimizer):
+        """Whether `optimizer` has stepped here, so that its states are the library's."""
+        return self._optimizer is optimizer
 
     def step(self, optimizer):
         """optimizer.step(): the end of the window. Collective."""
@@ -198,11 +264,14 @@ class Root:
         if self._dropped:
             raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
                                    "or keep those out of training by requires_grad_(False)")
-        if self._optimizer is None:
-            engine.set_optimizer(optimizer)
-            self._optimizer = optimizer
-        if self._optimizer is not optimizer:
-            raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")
+        self._use(optimizer)
         engine.step()
         self._forget()
         self._standing.update(self._trained())
+
+    def _use(self, optimizer):
+        if self._optimizer is None:
+            self._engine.set_optimizer(optimizer)
+            self._optimizer = optimizer
+        if self._optimizer is not optimizer:
+            raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")

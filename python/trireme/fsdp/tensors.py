@@ -3,6 +3,7 @@ import torch
 
 from .._native import core
 from ..errors import UnsupportedError
+from ..parameters import numbered
 
 _aten = torch.ops.aten
 # Elements of the result depend on the same elements of the arguments alone, so every rank computes its own.
@@ -25,7 +26,8 @@ class Whole(torch.Tensor):
 
     def full_tensor(self):
         """A copy, whole and plain. Of a parameter collective."""
-        return core.whole_tensor(self)
+        parameter = numbered(self) if core.is_managed(self) else None
+        return core.whole_tensor(self) if parameter is None else parameter.fsdp_root().full_parameter(parameter)
 
     def __reduce_ex__(self, protocol):
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # files are read without this package
@@ -51,8 +53,7 @@ class ShardedParameter(torch.nn.Parameter):
 
     def full_tensor(self):
         """A copy, whole and plain. Collective."""
-        self.fsdp_root().engine()
-        return core.whole_tensor(self)
+        return self.fsdp_root().full_parameter(self)
 
     def to_local(self):
         """A copy of the elements that this rank updates, [n] of the flattened parameter. Collective."""
