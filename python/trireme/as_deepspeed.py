@@ -6,14 +6,13 @@
 Other packages ask for the version of the installed package deepspeed, and for its modules by name: both are answered.
 """
 import importlib.machinery
-import importlib.util
 import os
-import runpy
 import sys
 import types
 
 import trireme
 from trireme.deepspeed.aliases import AliasFinder
+from trireme.programs import run
 
 DEEPSPEED_VERSION = "0.19.8"  # whose surface this is
 # A folder for sys.path in which `deepspeed` is found, and its metadata: processes that are started from here look there, too. The
@@ -56,39 +55,9 @@ def install():
     sys.modules["deepspeed"] = _Deepspeed()
 
 
-def _refuse(complaint, status):
-    """Ends as Python does where it finds no program: with its exit status, and without a traceback."""
-    print(f"python -m trireme.as_deepspeed: {complaint}", file=sys.stderr)
-    sys.exit(status)
-
-
-def _is_module(name):
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            return False
-        raise  # what a package of the name imports
-
-
 def main(words):
     """Runs `SCRIPT …` or `-m MODULE …` as Python would, after install()."""
-    if not words or (words[0] == "-m" and len(words) == 1) or words[0] in ("-h", "--help"):
-        sys.exit("usage: python -m trireme.as_deepspeed [-m MODULE | SCRIPT] [ARGUMENT ...]\n"
-                 "Runs a program with `import deepspeed` meaning trireme.")
-    if words[0] != "-m" and not os.path.exists(words[0]):
-        _refuse(f"script {words[0]}: there is no such file" + ("" if os.path.isabs(words[0]) else f" in {os.getcwd()}") +
-                "; correct its path", status=2)
-    install()
-    if words[0] == "-m":
-        if not _is_module(words[1]):
-            _refuse(f"module {words[1]}: there is none of this name in sys.path; correct it, or set PYTHONPATH to its folder", status=1)
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = words
-    sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
-    runpy.run_path(words[0], run_name="__main__")
+    run(words, "trireme.as_deepspeed", "`import deepspeed` meaning trireme", install)
 
 
 if __name__ == "__main__":

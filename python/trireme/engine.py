@@ -9,7 +9,7 @@ from . import agreement, config as configs, parameters, ranks
 from ._native import core
 from .activations import eager, wholes
 from .device import local_device
-from .errors import Error, ShapeError, StateError
+from .errors import Error, ShapeError, StateError, UnsupportedError
 from .log import logger
 from .sequences import batches
 from .tensor.inputs import SameInputs
@@ -31,6 +31,7 @@ class Engine(ModelFiles, torch.nn.Module):
     """
 
     _stages = 1  # of a pipeline
+    _knows_micro_batch = True  # the program has said how many samples its batches have
 
     def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output=""):
         """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as initialize()'s."""
@@ -39,6 +40,7 @@ class Engine(ModelFiles, torch.nn.Module):
         self.engine_number = next(_numbers)
         self.module = model
         self.world = ranks.world()
+        self._given = config
         plan = plans.plan(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler,
                           over_stages=self.over_stages)
         self._freeze(plan.frozen(model))
@@ -87,6 +89,22 @@ class Engine(ModelFiles, torch.nn.Module):
         self._schedule_wants = schedules.arguments_of(self.client_lr_scheduler)
         late_parameters.watch(self)
         beside.watch()
+
+    def set_optimizer(self, optimizer):
+        """Lets the program's `optimizer` set what the next steps do, where no configuration and no argument has. Collective.
+
+        Raises  ConfigError: it does not fit the model. UnsupportedError: it cannot step here, or leaves out parameters that require gradients.
+        """
+        plan = plans.plan(self.module, self._given, optimizer=optimizer, model_parameters=None, lr_scheduler=None, over_stages=self.over_stages)
+        if left_out := plan.frozen(self.module):
+            raise UnsupportedError(f"optimizer: {len(left_out)} parameters require gradients and are in no group: {', '.join(list(left_out)[:5])}; add them, "
+                                   "or freeze them by requires_grad_(False) before the first forward")
+        read = configs.resolve(self._library_config(plan.config), self.world.size, "optimizer", self._stages)
+        agreement.check(self.world, read.options)
+        client_steps = plan.trial(self.module, self.world.size > 1 and read.options["zero_optimization"]["stage"] > 0)
+        self.core.set_optimizer(read.core, plan.others, client_steps and client_steps.make)
+        self._resolved, self.client_steps, self.client_optimizer = read.options, client_steps, plan.client
+        self.optimizer = self._engine_optimizer(plan.groups, plan.client)
 
     def _library_config(self, config):
         """`config` as the library gets it."""
@@ -157,7 +175,7 @@ class Engine(ModelFiles, torch.nn.Module):
         """The module's forward(), under autocast and with cast inputs where the configuration says so."""
         with self.core.forward_scope() as scope:
             tensors = [value for value in _pytree.tree_leaves((inputs, kwargs)) if isinstance(value, torch.Tensor)]
-            if tensors:
+            if tensors and self._knows_micro_batch:
                 scope.look_at(tensors[0])
             if self._cut_by:
                 eager.check(self.module, self._cut_by)

@@ -29,6 +29,7 @@ void bind_world(py::module_& module);
 void bind_config(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_zero(py::module_& module);
+void bind_gradients(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_schedule(py::module_& module);
 void bind_topology(py::module_& module);

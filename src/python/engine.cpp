@@ -56,6 +56,16 @@ py::dict as_dict(const OptimizerOptions& options) {
   return result;
 }
 
+/// Sets the optimizer of `config`, or the one that `make_client` makes. Collective.
+void set_optimizer(ModuleEngine& engine, const Config& config, const std::vector<py::dict>& groups,
+                   const py::object& make_client) {
+  OptimizerChoice choice{.optimizer = config.optimizer};
+  for (const py::dict& group : groups) choice.parameter_groups.push_back(parameter_group(group));
+  if (!make_client.is_none()) choice.client = client_optimizer_factory(make_client);
+  const py::gil_scoped_release no_gil;
+  engine.set_optimizer(choice);
+}
+
 /// A step with what the program has changed since the last one, by number of the group: (whether it ended a window,
 /// whether the weights changed, None where a device has not told). The host waits for no device.
 py::tuple step(ModuleEngine& engine, const GroupChanges& changes) {
@@ -148,6 +158,17 @@ void bind_passes(EngineClass& engine) {
           py::arg("scale_wrt_gas") = true, WithoutGil())
       .def("scale", &ModuleEngine::scale, WithoutGil())
       .def("step", &step, py::arg("changes"))
+      .def("set_optimizer", &set_optimizer, py::arg("config"), py::arg("groups"), py::arg("make_client"))
+      .def(
+          "defer_reductions",
+          [](ModuleEngine& self, bool on) {
+            self.defer_reductions(on ? "set_requires_gradient_sync(False)" : nullptr);
+          },
+          py::arg("on"), WithoutGil())
+      .def(
+          "reduce_gradients", [](ModuleEngine& self) { self.pager().reduce_now(); }, WithoutGil())
+      .def_property_readonly("gradient_count",
+                             [](const ModuleEngine& self) { return self.pager().gradients_so_far().count; })
       .def("set_gradient_accumulation_boundary", &ModuleEngine::set_gradient_accumulation_boundary)
       .def("forward_scope", [](std::shared_ptr<ModuleEngine> self) { return ForwardContext(std::move(self)); })
       .def("no_sync", [](std::shared_ptr<ModuleEngine> self) { return NoSyncContext(std::move(self)); })

@@ -27,6 +27,10 @@ class ModuleEngine final : private KeptModule, public Engine {
         Engine(group_of(*KeptModule::world), *KeptModule::mirror, options) {}
 
   bool is_forked() const { return world->is_forked(); }
+  /// As Training::set_optimizer(). Collective.
+  void set_optimizer(const OptimizerChoice& choice) { training().set_optimizer(choice); }
+  /// As no_sync(), without a scope and without an optimizer; `scope` is named where a step comes inside.
+  void defer_reductions(const char* scope) { training().step().defer(scope); }
 };
 
 using EngineBaseClass = py::class_<EngineBase, std::shared_ptr<EngineBase>>;

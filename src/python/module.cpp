@@ -24,6 +24,7 @@ PYBIND11_MODULE(_core, module) {
   trireme::python::bind_engine(module);
   trireme::python::bind_pipeline_engine(module);
   trireme::python::bind_zero(module);
+  trireme::python::bind_gradients(module);
   trireme::python::bind_tensor(module);
   trireme::python::bind_checkpoint(module);
 }

@@ -35,7 +35,7 @@ class ClientOptimizer:
         self._group_of = {name_of[p]: g for g, group in enumerate(client.param_groups) for p in group["params"] if p in name_of}
         self._beginnings = Beginnings(client, set(self._parameters))
         self._stepper = lambda: None
-        _refuse_known(client)
+        refuse_known(client)
         try:
             self._layout = _Trial(client, self._beginnings, is_sharded).layout
         except UnsupportedError as error:
@@ -435,7 +435,7 @@ def _refuse_tensors(name, value, optimizers, places, seen):
             _refuse_tensors(name, inner, optimizers, places, seen)
 
 
-def _refuse_known(client):
+def refuse_known(client):
     """Raises UnsupportedError: an optimizer that is known to need more than parts of parameters."""
     reasons = [_NEEDS_MORE[kind.__name__] for kind in type(client).__mro__ if kind.__name__ in _NEEDS_MORE]
     closure = inspect.signature(client.step).parameters.get("closure")

@@ -11,7 +11,7 @@ import torch
 from ..errors import UnsupportedError
 
 # Attributes of an object that schedulers or this package replace; a copy has its class's.
-REPLACED = ("step", "train", "eval")
+REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "train", "eval")
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # the program's functions: a trial does not call them
 
 

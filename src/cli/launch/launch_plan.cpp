@@ -89,27 +89,29 @@ bool is_python(const std::string& word) {
   return name.starts_with("python") && name.find_first_not_of("python0123456789.") == std::string::npos;
 }
 
-// `PYTHON [its flags] -m trireme.as_deepspeed PROGRAM …`, with the Python that the program begins with, if it does.
-std::vector<std::string> as_deepspeed(const LaunchRequest& request, const LaunchMachine& machine) {
+// `PYTHON [its flags] -m trireme.as_NAME PROGRAM …`, with the Python that the program begins with, if it does.
+std::vector<std::string> with_names_of(const std::string& name, const LaunchRequest& request,
+                                       const LaunchMachine& machine) {
   std::vector<std::string> argv = request.program;
   size_t flags_end = 0;
   if (request.kind == ProgramKind::kDetect && is_python(argv[0])) {
     for (flags_end = 1; flags_end < argv.size() && argv[flags_end].starts_with("-"); ++flags_end)
       if (argv[flags_end] == "-m" || argv[flags_end] == "-c") break;
     if (flags_end == argv.size() || argv[flags_end] == "-c")
-      throw ConfigError(
-          "--as-deepspeed: Python needs a script or a module, as in: python3 train.py, or python3 -m package.train");
+      throw ConfigError(str("--as-", name,
+                            ": Python needs a script or a module, as in: python3 train.py, or python3 -m package.train"));
   } else {
     if (request.kind == ProgramKind::kModule) argv.insert(argv.begin(), "-m");
     argv.insert(argv.begin(), {machine.python, "-u"});
     flags_end = 2;
   }
-  argv.insert(argv.begin() + static_cast<std::ptrdiff_t>(flags_end), {"-m", "trireme.as_deepspeed"});
+  argv.insert(argv.begin() + static_cast<std::ptrdiff_t>(flags_end), {"-m", "trireme.as_" + name});
   return argv;
 }
 
 std::vector<std::string> command_line(const LaunchRequest& request, const LaunchMachine& machine) {
-  if (request.as_deepspeed) return as_deepspeed(request, machine);
+  if (request.as_deepspeed) return with_names_of("deepspeed", request, machine);
+  if (request.as_fsdp) return with_names_of("fsdp", request, machine);
   std::vector<std::string> argv = request.program;
   const bool is_script = request.kind == ProgramKind::kDetect && argv[0].ends_with(".py");
   // -u: a rank's output goes through a pipe, and Python would hold it back until it has 8 KiB.

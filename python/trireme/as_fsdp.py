@@ -1,0 +1,40 @@
+"""Lets torch's names of FSDP2 mean trireme.fsdp in one process.
+
+    python -m trireme.as_fsdp script.py …      runs a script, unchanged; with -m MODULE a module
+    trireme.as_fsdp.install()                  in a notebook, before anything imports these names
+"""
+import sys
+
+import torch.distributed.fsdp
+import torch.distributed._composable.fsdp
+
+from trireme import fsdp
+from trireme.errors import UnsupportedError
+from trireme.programs import run
+
+_PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp", "torch.distributed._composable.fsdp.fully_shard",
+           "torch.distributed.fsdp._fully_shard", "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed.fsdp._fully_shard._fsdp_api")
+
+
+def _refuse(self, *args, **kwargs):  # pylint: disable=unused-argument
+    raise UnsupportedError("FullyShardedDataParallel (FSDP1) is not there: call fully_shard() on the layers and then on the model, which trains the same")
+
+
+def install():
+    """From here on the names of torch.distributed.fsdp that trireme.fsdp has are trireme.fsdp's."""
+    for place in _PLACES:
+        module = sys.modules.get(place)
+        for name in fsdp.__all__:
+            if module is not None and hasattr(module, name):
+                setattr(module, name, getattr(fsdp, name))
+    torch.distributed.fsdp.FullyShardedDataParallel.__init__ = _refuse
+
+
+def main(words):
+    """Runs `SCRIPT …` or `-m MODULE …` as Python would, after install()."""
+    run(words, "trireme.as_fsdp", "torch.distributed.fsdp's fully_shard meaning trireme", install)
+
+
+if __name__ == "__main__":
+    from trireme.as_fsdp import main as _main  # not this copy of the module, which is called __main__
+    _main(sys.argv[1:])

@@ -1,0 +1,211 @@
+"""fully_shard(), and the methods that a wrapped module gets."""
+import functools
+import weakref
+
+import torch
+
+from .._native import core
+from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
+from . import optimizers
+from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
+from .root import Root
+from .tensors import Whole, show
+
+_classes = {}  # a module's class with FSDPModule before it
+
+
+class _Wrap:
+    """What one call of fully_shard() has said of a module, and the wrapped module around it."""
+
+    def __init__(self, module, choice):
+        self.choice, self.outer, self._root = choice, None, None
+        self._module = weakref.ref(module)
+
+    def root(self):
+        """The Root of the outermost wrapped module."""
+        if self.outer is not None:
+            return self.outer.root()
+        if self._root is None:
+            self._root = Root(self._module())
+        return self._root
+
+
+def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=MixedPrecisionPolicy(),
+                offload_policy=OffloadPolicy(), ignored_params=None):
+    """Marks `module`, or each of a list, as a unit of sharding; the outermost one is sharded with all inside when it is first used. Returns it.
+
+    Raises  ConfigError: no module, or a container without a forward. StateError: it, or a part of it, is sharded already.
+            UnsupportedError: an argument that is not there yet.
+    """
+    if shard_placement_fn is not None:
+        raise UnsupportedError("fully_shard(shard_placement_fn=…): shards are even parts of a unit's flattened parameters; leave it out")
+    if ignored_params:
+        raise UnsupportedError("fully_shard(ignored_params=…) is not there yet; leave it out, or freeze those parameters by requires_grad_(False)")
+    choice = choice_of(mesh, reshard_after_forward, mp_policy, offload_policy)
+    for one in module if isinstance(module, (list, tuple)) else [module]:
+        _check(one)
+        _wrap(one, choice)
+    optimizers.watch()
+    return module
+
+
+def _check(module):
+    if not isinstance(module, torch.nn.Module):
+        raise ShapeError(f"fully_shard: expected a torch.nn.Module or a list of them, got {type(module).__name__}")
+    if isinstance(module, FSDPModule):
+        raise StateError(f"fully_shard: this {type(module).__name__} was given to fully_shard() already; call it once for each module")
+    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        raise ConfigError(f"fully_shard does not support containers that do not implement forward: {type(module).__name__}; wrap its modules")
+
+
+def _wrap(module, choice):
+    inner = [part.fsdp_wrap for part in module.modules() if isinstance(part, FSDPModule)]
+    if any(wrap.root().is_sharded for wrap in inner):
+        raise StateError("fully_shard: a part of this module has been used, and so sharded, already; call fully_shard() on the layers, then on the model, "
+                         "before the first forward")
+    wrap = _Wrap(module, choice)
+    for part in inner:
+        if part.outer is None:
+            part.outer = wrap
+    for parameter in module.parameters():
+        show(parameter, wrap.root)
+    module.__dict__["fsdp_wrap"] = wrap
+    module.__class__ = _class_of(type(module))
+
+
+def _class_of(kind):
+    if kind not in _classes:
+        _classes[kind] = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    return _classes[kind]
+
+
+class UnshardHandle:
+    """What unshard(async_op=True) returns."""
+
+    def wait(self):
+        """Nothing is left to wait for: operators gather what they touch."""
+
+
+class FSDPModule:
+    """Methods of a module that was given to fully_shard(); its class comes after this one."""
+
+    def __new__(cls, *args, **kwargs):
+        """A module of the original class, as slices of an nn.Sequential are made."""
+        original = cls.__mro__[2]
+        made = original.__new__(original, *args, **kwargs)
+        made.__init__(*args, **kwargs)
+        return made
+
+    def __call__(self, *args, **kwargs):
+        return self._fsdp_root().call(self, super().__call__, args, kwargs)
+
+    def _fsdp_root(self):
+        return self.fsdp_wrap.root()
+
+    def state_dict(self, *args, **kwargs):
+        """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first."""
+        self._fsdp_root().engine()
+        state = super().state_dict(*args, **kwargs)
+        for name, value in state.items():
+            if type(value) is torch.Tensor and core.is_managed(value):
+                state[name] = value.as_subclass(Whole)
+        return state
+
+    def zero_grad(self, set_to_none=True):
+        """Drops gradients, all of the root's. Raises UnsupportedError: of a part alone; set_to_none=False."""
+        optimizers.check_none(set_to_none)
+        root = self._fsdp_root()
+        if root.module is not self:
+            raise UnsupportedError("zero_grad() of a layer alone is not there; call it on the model, or on the optimizer")
+        root.zero_grad()
+
+    def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
+        """Whether backward passes reduce gradients, from the next one on. Raises UnsupportedError: of a part alone."""
+        root = self._fsdp_root()
+        if root.module is not self or not recurse:
+            raise UnsupportedError("set_requires_gradient_sync: of a layer alone is not there; call it on the model that was given to fully_shard() last, "
+                                   "with recurse=True")
+        root.set_sync(bool(requires_gradient_sync))
+
+    def set_is_last_backward(self, is_last_backward):
+        """Accepted: a backward pass ends its own reductions."""
+
+    def set_modules_to_forward_prefetch(self, modules):
+        """Accepted: what comes next is known from the step before."""
+
+    set_modules_to_backward_prefetch = set_modules_to_forward_prefetch
+
+    def unshard(self, async_op=False):
+        """Accepted: operators gather what they touch."""
+        self._fsdp_root().engine()
+        return UnshardHandle() if async_op else None
+
+    def reshard(self):
+        """Accepted: units are released when they are no longer used."""
+
+    def __deepcopy__(self, memo):
+        raise StateError("a model that was given to fully_shard() cannot be copied; copy it before, or take state_dict()")
+
+    def __reduce_ex__(self, protocol):
+        raise StateError("a model that was given to fully_shard() cannot be pickled; save state_dict()")
+
+
+def _refused(name, fix):
+    def refuse(self, *args, **kwargs):  # pylint: disable=unused-argument
+        raise UnsupportedError(f"FSDPModule.{name}() is not there yet; {fix}")
+
+    refuse.__name__, refuse.__doc__ = name, "Raises UnsupportedError."
+    return refuse
+
+
+for _name, _fix in {
+        "set_requires_all_reduce": "call set_requires_gradient_sync()",
+        "set_reshard_after_forward": "give fully_shard() the argument reshard_after_forward",
+        "set_reshard_after_backward": "leave it out: units are released when they are no longer used",
+        "set_gradient_divide_factor": "gradients are means over ranks; multiply the loss",
+        "set_reduce_scatter_divide_factor": "gradients are means over ranks; multiply the loss",
+        "set_force_sum_reduction_for_comms": "leave it out",
+        "set_custom_all_gather": "leave it out",
+        "set_custom_reduce_scatter": "leave it out",
+        "set_all_reduce_hook": "leave it out",
+        "set_post_optim_event": "leave it out",
+        "set_unshard_in_backward": "leave it out",
+        "set_allocate_memory_from_process_group_for_comm": "leave it out",
+}.items():
+    setattr(FSDPModule, _name, _refused(_name, _fix))
+
+
+def register_fsdp_forward_method(module, method_name):
+    """Lets another method of a wrapped module be called as its forward. Nothing where the module is not wrapped."""
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ConfigError(f"register_fsdp_forward_method: {type(module).__name__} has no method '{method_name}'; correct the name")
+    method = getattr(module, method_name)
+
+    @functools.wraps(method)
+    def sharded(*args, **kwargs):
+        module.fsdp_wrap.root().engine()
+        return method(*args, **kwargs)
+
+    module.__dict__[method_name] = sharded
+
+
+def save_checkpoint(model, optimizer, folder, tag=None):
+    """Saves the weights and the states of `optimizer` as folder/tag, by default global_stepN. Collective."""
+    _root_of_model("save_checkpoint", model).save(optimizer, folder, tag)
+
+
+def load_checkpoint(model, optimizer, folder, tag=None):
+    """Goes on where save_checkpoint() has saved, at any number of ranks; False: there is nothing in `folder`. Collective."""
+    return _root_of_model("load_checkpoint", model).load(optimizer, folder, tag)
+
+
+def _root_of_model(call, model):
+    if not isinstance(model, FSDPModule) or model.fsdp_wrap.root().module is not model:
+        raise StateError(f"{call}: give it the model that was given to fully_shard() last")
+    return model.fsdp_wrap.root()
+
+
+def share_comm_ctx(modules):
+    """Accepted: roots have nothing to share."""

@@ -1,0 +1,117 @@
+"""Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms of all gradients."""
+import functools
+import types
+import weakref
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..errors import StateError, UnsupportedError
+from ..training.client_optimizer import refuse_known
+from ..training.optimizers import EngineOptimizer
+from .tensors import Gradient, ShardedParameter, Whole
+
+_roots = weakref.WeakKeyDictionary()  # by optimizer
+_is_watching = False
+
+
+def watch():
+    """From here on optimizers that are made of wrapped modules' parameters are looked after."""
+    global _is_watching  # pylint: disable=global-statement
+    if _is_watching:
+        return
+    _is_watching = True
+    add = torch.optim.Optimizer.add_param_group
+
+    @functools.wraps(add)
+    def add_and_attach(self, param_group):
+        add(self, param_group)
+        _attach(self, self.param_groups[-1]["params"])
+
+    torch.optim.Optimizer.add_param_group = add_and_attach
+    register_optimizer_step_pre_hook(_refuse_stranger)
+    total = clip_grad._get_total_norm  # pylint: disable=protected-access
+
+    @functools.wraps(total)
+    def total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if not any(isinstance(one, Gradient) for one in tensors):
+            return total(tensors, norm_type, error_if_nonfinite, foreach)
+        return _total_norm(tensors, float(norm_type), error_if_nonfinite)
+
+    clip_grad._get_total_norm = total_norm  # pylint: disable=protected-access
+
+
+def _total_norm(gradients, norm_type, error_if_nonfinite):
+    if not all(isinstance(one, Gradient) for one in gradients):
+        raise UnsupportedError("clip_grad_norm_: gradients of sharded and of other parameters together; clip those of each alone")
+    roots = {one.parameter.fsdp_root() for one in gradients}
+    if len(roots) > 1:
+        raise UnsupportedError("clip_grad_norm_: gradients of several models; clip those of each alone")
+    norm = roots.pop().norm(gradients, norm_type)
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped.")
+    return norm.as_subclass(Whole)
+
+
+def _attach(optimizer, parameters):
+    roots = {parameter.fsdp_root() for parameter in parameters if isinstance(parameter, ShardedParameter)}
+    if not roots or isinstance(optimizer, EngineOptimizer):
+        return
+    if len(roots | {_roots.get(optimizer)} - {None}) > 1:
+        raise UnsupportedError(f"optimizer: {type(optimizer).__name__} has parameters of several models that were given to fully_shard(); call fully_shard() on "
+                               "the module that holds them all, last, or make an optimizer of each")
+    refuse_known(optimizer)
+    root = roots.pop()
+    _roots[optimizer] = root
+    root.attach(optimizer)
+    optimizer.step = types.MethodType(_step, optimizer)
+    optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
+    optimizer.state_dict = types.MethodType(_state_dict, optimizer)
+    optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
+
+
+def _step(optimizer, closure=None):
+    """The end of a window. Collective."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    _roots[optimizer].step(optimizer)
+    return loss
+
+
+def _zero_grad(optimizer, set_to_none=True):
+    """Drops gradients. Collective."""
+    check_none(set_to_none)
+    _roots[optimizer].zero_grad()
+
+
+def _state_dict(optimizer):
+    """Hyperparameters, before the first step. Raises UnsupportedError: afterwards."""
+    if _roots[optimizer].has_states(optimizer):
+        raise UnsupportedError("optimizer.state_dict(): states are sharded by the library; save them with the weights by trireme.fsdp.save_checkpoint(model, "
+                               "optimizer, folder)")
+    return type(optimizer).state_dict(optimizer)
+
+
+def _load_state_dict(optimizer, state_dict):
+    """Hyperparameters. Raises UnsupportedError: states."""
+    if state_dict["state"] or _roots[optimizer].has_states(optimizer):
+        raise UnsupportedError("optimizer.load_state_dict(): states are sharded by the library; load what trireme.fsdp.save_checkpoint() has saved by "
+                               "trireme.fsdp.load_checkpoint(model, optimizer, folder)")
+    type(optimizer).load_state_dict(optimizer, state_dict)
+
+
+def check_none(set_to_none):
+    """Raises UnsupportedError: gradients of zeros."""
+    if not set_to_none:
+        raise UnsupportedError("zero_grad(set_to_none=False): gradients of zeros are not kept; leave the argument out")
+
+
+def _refuse_stranger(optimizer, _args, _kwargs):
+    if optimizer in _roots or isinstance(optimizer, EngineOptimizer):
+        return
+    if any(isinstance(parameter, ShardedParameter) for group in optimizer.param_groups for parameter in group["params"]):
+        raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard(); make it of model.parameters() after that")

@@ -1,0 +1,98 @@
+"""The arguments of fully_shard(), and the configuration of the engine that they ask for."""
+import dataclasses
+import re
+
+import torch
+
+from ..errors import ConfigError, UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of a module's computation and of its gradients' reduction."""
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+
+@dataclasses.dataclass
+class OffloadPolicy:
+    """No offloading."""
+
+
+@dataclasses.dataclass
+class CPUOffloadPolicy(OffloadPolicy):
+    """Shards and optimizer states stand in host memory."""
+
+    pin_memory: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The arguments of one call of fully_shard()."""
+
+    mesh: object = None
+    reshard_after_forward: bool | int | None = None
+    precision: MixedPrecisionPolicy = MixedPrecisionPolicy()
+    offload: OffloadPolicy = dataclasses.field(default_factory=OffloadPolicy)
+
+
+def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
+    """A Choice. Raises UnsupportedError, ConfigError: what no engine can do; names the argument."""
+    if mesh is not None and mesh.ndim > 2:
+        raise UnsupportedError(f"fully_shard(mesh=…): the mesh has {mesh.ndim} dims; give it one (shards), or two (replicas, shards): other axes are "
+                               "not there yet in FSDP programs")
+    if not isinstance(reshard_after_forward, (bool, int, type(None))):
+        raise ConfigError(f"fully_shard(reshard_after_forward={reshard_after_forward!r}): expected True, False, None or a number of ranks")
+    if mp_policy.param_dtype not in (None, torch.float32, torch.bfloat16):
+        raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float32 or None; fp16 needs a loss scale")
+    if mp_policy.reduce_dtype not in (None, torch.float32):
+        raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): gradients are summed in float32; leave reduce_dtype out")
+    return Choice(mesh, reshard_after_forward, mp_policy, offload_policy)
+
+
+def configuration(choices, world_size):
+    """The library's configuration for {name of a wrapped module: Choice}; the root's name is "".
+
+    Raises  UnsupportedError, ConfigError: modules that want different things, or a mesh of other ranks.
+    """
+    root = choices[""]
+    zero = {"stage": 2 if _keeps_parameters(choices) else 3, **_mesh_options(root.mesh, world_size)}
+    for name, choice in choices.items():
+        for field in ("mesh", "precision", "offload"):
+            if getattr(choice, field) != getattr(root, field):
+                raise UnsupportedError(f"fully_shard: '{name}' and the root have different {field} arguments; give every call the same")
+    groups = {choice.reshard_after_forward for choice in choices.values() if _is_group(choice)}
+    if len(groups) > 1:
+        raise UnsupportedError(f"fully_shard(reshard_after_forward=…): modules ask for groups of {sorted(groups)} ranks; give every call the same number")
+    if groups and world_size > 1:
+        zero["zero_hpz_partition_size"] = groups.pop()
+    if isinstance(root.offload, CPUOffloadPolicy):
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if zero["stage"] == 3:
+            zero["offload_param"] = {"device": "cpu"}
+    dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "fp32"}} if root.precision.param_dtype is torch.bfloat16 else {}
+    inner = sorted((name for name in choices if name), key=lambda name: -name.count("."))
+    units = {"unit_patterns": [f"^{re.sub('[.]', '[.]', name)}[.]" for name in inner]} if inner else {}
+    return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": units, **dtypes}
+
+
+def _is_group(choice):
+    return isinstance(choice.reshard_after_forward, int) and not isinstance(choice.reshard_after_forward, bool)
+
+
+def _keeps_parameters(choices):
+    """Whether every module is to stay whole from forward to backward; the root alone always may."""
+    inner = [choice.reshard_after_forward for name, choice in choices.items() if name] or [choices[""].reshard_after_forward]
+    return all(reshard is False for reshard in inner)
+
+
+def _mesh_options(mesh, world_size):
+    if mesh is None:
+        return {}
+    if mesh.mesh.flatten().tolist() != list(range(world_size)):
+        raise UnsupportedError(f"fully_shard(mesh=…): the mesh has the ranks {mesh.mesh.flatten().tolist()} of {world_size}; give it all ranks in "
+                               "order: other axes are not there yet in FSDP programs")
+    return {"mics_shard_size": mesh.size(1)} if mesh.ndim == 2 and mesh.size(0) > 1 else {}

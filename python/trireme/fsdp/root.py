@@ -1,0 +1,277 @@
+"""Root: an outermost wrapped module with what trains it, made when it is first needed; optimizer.step() ends its windows."""
+import weakref
+
+import torch
+from torch.utils import _pytree
+
+from .. import ranks
+from .._native import core
+from ..engine import Engine
+from ..errors import StateError, UnsupportedError
+from . import policies
+from .tensors import Gradient, show
+
+
+class _ProgramEngine(Engine):
+    """Of a program that says nothing about its batches."""
+
+    _knows_micro_batch = False
+
+
+class Root:
+    """Of one tree of wrapped modules. Until engine() nothing is sharded."""
+
+    def __init__(self, module):
+        self._module, self._engine = module, None
+        self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
+        self._precision = policies.MixedPrecisionPolicy()
+        self._wants_sync, self._defers, self._is_inside = True, False, False
+        self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
+        self._standing = set()  # parameters whose gradient of the last step the program has not dropped
+        self._dropped = set()  # and those of this window that it has
+        self._copies = None
+
+    module = property(lambda self: self._module)
+    is_sharded = property(lambda self: self._engine is not None, doc="Whether there is an engine.")
+
+    def engine(self):
+        """The engine; the first call shards. Collective then."""
+        if self._engine is None:
+            choices = {name: module.fsdp_wrap.choice for name, module in self._module.named_modules() if hasattr(module, "fsdp_wrap")}
+            world = ranks.world()
+            for name, parameter in self._module.named_parameters():
+                if parameter.is_meta:
+                    raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
+                show(parameter, self._get)
+            self._precision = choices[""].precision
+            self._check_precision()
+            values = self._fp32_values()
+            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._made())
+            for parameter, value in values.items():  # masters were made of rounded weights
+                world.broadcast(value)
+                core.safe_set_full_fp32_param(parameter, value)
+            if self._engine.optimizer is not None:
+                self._optimizer = self._made()
+            self._follow_sync()
+        if self._engine.is_spent:
+            raise StateError("this model's ranks have gone; nothing can be computed with it any more")
+        return self._engine
+
+    def _get(self):
+        return self
+
+    def _made(self):
+        """The optimizer that the program has made of this model's parameters; None: none yet."""
+        return self._optimizer if self._optimizer is not None else self._attached and self._attached()
+
+    def attach(self, optimizer):
+        """The program has made an optimizer of this model's parameters."""
+        self._attached = weakref.ref(optimizer)
+
+    def _fp32_values(self):
+        """{parameter: its value}, of those that the engine will round."""
+        if self._precision.param_dtype in (None, torch.float32):
+            return {}
+        return {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()}
+
+    def _check_precision(self):
+        if self._precision.param_dtype in (None, torch.float32):
+            return
+        if self._made() is None:
+            raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
+                             "param_dtype out")
+        if frozen := [name for name, parameter in self._module.named_parameters() if not parameter.requires_grad]:
+            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{frozen[0]}' is frozen, and would lose its fp32 value; cast it to "
+                                   f"{self._precision.param_dtype} yourself is not there either: leave param_dtype out and compute under torch.autocast")
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    def call(self, module, forward, args, kwargs):
+        """forward(*args, **kwargs) of `module`, the root's under the engine's own forward."""
+        engine = self.engine()
+        if self._is_inside or module is not self._module:
+            args, kwargs = self._cast((args, kwargs), self._precision.param_dtype if self._precision.cast_forward_inputs else None)
+            return self._cast(forward(*args, **kwargs), self._precision.output_dtype)
+        self._is_inside = True
+        try:
+            return engine(*args, **kwargs)
+        finally:
+            self._is_inside = False
+
+    @staticmethod
+    def _cast(values, dtype):
+        """Floating tensors of an argument or result, in `dtype`; None: as they are."""
+        if dtype is None:
+            return values
+        return _pytree.tree_map(lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values)
+
+    def set_sync(self, is_on):
+        """Whether backward passes reduce gradients."""
+        self._wants_sync = is_on
+        if self._engine is not None:
+            self._follow_sync()
+
+    def _follow_sync(self):
+        if self._defers == self._wants_sync:
+            self._engine.core.defer_reductions(not self._wants_sync)
+            self._defers = not self._wants_sync
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def gradient_of(self, parameter):
+        """parameter.grad. Collective when first called after a backward pass."""
+        if self._engine is None or not parameter.requires_grad or parameter in self._dropped:
+            return None
+        if parameter in self._standing:
+            raise StateError(f"parameter.grad of '{self._name(parameter)}': optimizer.step() has taken this gradient; read it before the step, or call "
+                             "optimizer.zero_grad() after it")
+        count = self._engine.core.gradient_count
+        if self._defers:
+            if self._reduced not in (0, count):
+                raise StateError(f"parameter.grad of '{self._name(parameter)}': set_requires_gradient_sync(False) is on and later backward passes have "
+                                 "added to it; read it after a backward pass with True")
+            return self._gradients.get(parameter) if self._reduced else None
+        if count == 0:
+            return None
+        if count != self._reduced:
+            self._engine.core.reduce_gradients()
+            self._reduced = count
+            self._gradients = {}
+        if parameter not in self._gradients:
+            own = core.gradient_part(parameter)
+            self._gradients[parameter] = None if own is None else Gradient(parameter, own)
+        return self._gradients[parameter]
+
+    def set_gradient(self, parameter, value):
+        """parameter.grad = value."""
+        if value is None:
+            self._drop(parameter)
+            return
+        now = self.gradient_of(parameter)
+        if not isinstance(value, Gradient) or value.parameter is not parameter or now is None:
+            raise UnsupportedError(f"parameter.grad = …: '{self._name(parameter)}' takes a gradient that was computed of its own parameter.grad, or None; "
+                                   "write into parameter.grad in place")
+        if value is not now:
+            now.copy_(value)
+
+    def _drop(self, parameter):
+        self._standing.discard(parameter)
+        if self._engine is None or self._engine.core.gradient_count == 0:
+            return
+        self._dropped.add(parameter)
+        if all(p in self._dropped for p in self._trained() if self.gradient_of(p) is not None):
+            self.zero_grad()
+
+    def _trained(self):
+        return [p for p in self._module.parameters() if p.requires_grad]
+
+    def zero_grad(self):
+        """Drops all gradients. Collective where there are some."""
+        if self._engine is not None and self._engine.core.gradient_count:
+            self._engine.zero_grad()
+        self._forget()
+
+    def _forget(self):
+        self._reduced, self._gradients = 0, {}
+        self._standing.clear()
+        self._dropped.clear()
+
+    def written(self, parameter):
+        """The program has written the gradient of `parameter` in place."""
+        core.gradient_written(parameter)
+
+    def full(self, gradient):
+        """A Gradient, whole. Collective."""
+        if gradient.is_live:
+            return core.safe_get_full_grad(gradient.parameter)
+        live = self.gradient_of(gradient.parameter)
+        kept = live.own.clone()
+        live.own.copy_(gradient.own)
+        try:
+            return core.safe_get_full_grad(gradient.parameter)
+        finally:
+            live.own.copy_(kept)
+
+    def reduce(self, own, join):
+        """The sum, max or min of a number of every rank, where each element of a gradient counts once. Collective."""
+        return self._total(own, join).to(own.dtype)
+
+    def _total(self, own, join):
+        total = own.detach().reshape(1).to(torch.float64, copy=True)
+        ranks.world().all_reduce(total, join)
+        return total[0] / self._copies_of_elements() if join == "sum" else total[0]
+
+    def norm(self, gradients, norm_type):
+        """The norm over all elements of `gradients`. Collective."""
+        parts = [gradient.own for gradient in gradients if gradient.own.numel()]
+        if norm_type == float("inf"):
+            return self._total(torch.stack([part.abs().max() for part in parts]).max() if parts else torch.zeros(()), "max").float()
+        if norm_type <= 0:
+            raise UnsupportedError(f"the norm of order {norm_type} of sharded gradients is not there; take one above 0 or \"inf\"")
+        powers = [part.double().abs().pow(norm_type).sum() for part in parts]
+        return self._total(sum(powers, torch.zeros((), dtype=torch.float64)), "sum").pow(1 / norm_type).float()
+
+    def _copies_of_elements(self):
+        """How many ranks hold each element of the gradients: more than one where shards have replicas."""
+        if self._copies is None:
+            trained = self._trained()
+            held = torch.tensor([float(sum(core.owned_numel(p) for p in trained))], dtype=torch.float64)
+            ranks.world().all_reduce(held, "sum")
+            self._copies = round(held.item() / sum(p.numel() for p in trained))
+        return self._copies
+
+    def local_parameter(self, parameter):
+        """This rank's elements of a parameter, a copy. Collective."""
+        if not parameter.requires_grad:
+            raise UnsupportedError(f"to_local() of the frozen parameter '{self._name(parameter)}' is not there; take full_tensor()")
+        return core.own_weight(parameter)
+
+    def _name(self, parameter):
+        return next((name for name, one in self._module.named_parameters() if one is parameter), "?")
+
+    def full_parameter(self, parameter):
+        """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
+        master = core.safe_get_full_fp32_param(parameter) if self.engine().optimizer is not None and parameter.requires_grad else None
+        return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
+
+    # --- the step ----------------------------------------------------------------------------------------------------
+
+    def save(self, optimizer, folder, tag):
+        """Weights, optimizer states, counters and generators. Collective."""
+        self.engine()
+        self._use(optimizer)
+        self._engine.save_checkpoint(folder, tag)
+
+    def load(self, optimizer, folder, tag):
+        """What save() has written, at any number of ranks; False: there is none. Collective."""
+        self.engine()
+        self._use(optimizer)
+        self._forget()
+        return self._engine.load_checkpoint(folder, tag)[0] is not None
+
+    def has_states(self, optimizer):
+        """Whether `optimizer` has stepped here, so that its states are the library's."""
+        return self._optimizer is optimizer
+
+    def step(self, optimizer):
+        """optimizer.step(): the end of the window. Collective."""
+        if self._module.fsdp_wrap.outer is not None:
+            raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard() of the whole model; make it after that")
+        engine = self.engine()
+        if self._standing:
+            raise StateError("optimizer.step(): gradients of the step before were not dropped; call optimizer.zero_grad() after each step: those "
+                             "gradients have gone, so they cannot be added to")
+        if self._dropped:
+            raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
+                                   "or keep those out of training by requires_grad_(False)")
+        self._use(optimizer)
+        engine.step()
+        self._forget()
+        self._standing.update(self._trained())
+
+    def _use(self, optimizer):
+        if self._optimizer is None:
+            self._engine.set_optimizer(optimizer)
+            self._optimizer = optimizer
+        if self._optimizer is not optimizer:
+            raise UnsupportedError("optimizer.step(): this model is stepped by another optimizer already; put all parameters into the groups of one")

@@ -1,0 +1,135 @@
+"""The tensors that an FSDP program sees: parameters, their gradients, and what state_dict() gives."""
+import torch
+
+from .._native import core
+from ..errors import UnsupportedError
+from ..parameters import numbered
+
+_aten = torch.ops.aten
+# Elements of the result depend on the same elements of the arguments alone, so every rank computes its own.
+_ELEMENTWISE = {_aten.mul, _aten.mul_, _aten.div, _aten.div_, _aten.add, _aten.add_, _aten.sub, _aten.sub_, _aten.neg, _aten.abs, _aten.pow, _aten.sqrt,
+                _aten.square, _aten.zero_, _aten.fill_, _aten.copy_, _aten.clone, _aten.detach, _aten.alias, _aten.isnan, _aten.isinf, _aten.clamp,
+                _aten.clamp_, _aten.clamp_min_, _aten.clamp_max_, _aten.nan_to_num, _aten.nan_to_num_, _aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt,
+                _aten.ge, _aten._to_copy, _aten.zeros_like, _aten.logical_not, _aten.logical_or, _aten.logical_and}
+# Whole reductions: (of this rank's elements, or of none; how ranks' results are joined).
+_REDUCTIONS = {_aten.sum: (lambda own: own.sum(), "sum"), _aten.mean: (lambda own: own.sum(), "sum"),
+               _aten.any: (lambda own: own.any(), "max"), _aten.all: (lambda own: own.all(), "min"),
+               _aten.max: (lambda own: own.max() if own.numel() else torch.full((), -torch.inf), "max"),
+               _aten.min: (lambda own: own.min() if own.numel() else torch.full((), torch.inf), "min")}
+_NORMS = {_aten.linalg_vector_norm, _aten.norm}
+
+
+class Whole(torch.Tensor):
+    """A tensor of which every rank has all, or gets all by any operator; with DTensor's methods."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pylint: disable=protected-access
+
+    def full_tensor(self):
+        """A copy, whole and plain. Of a parameter collective."""
+        parameter = numbered(self) if core.is_managed(self) else None
+        return core.whole_tensor(self) if parameter is None else parameter.fsdp_root().full_parameter(parameter)
+
+    def __reduce_ex__(self, protocol):
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # files are read without this package
+
+
+class ShardedParameter(torch.nn.Parameter):
+    """A parameter of a wrapped module. Any operator finds it whole; `grad` is this rank's part of the reduced gradient."""
+
+    fsdp_root = None  # a function that gives the Root
+
+    @property
+    def grad(self):
+        """A Gradient; None: no rank's backward passes gave one. Collective when first read after a backward pass."""
+        return self.fsdp_root().gradient_of(self)
+
+    @grad.setter
+    def grad(self, value):
+        self.fsdp_root().set_gradient(self, value)
+
+    @grad.deleter
+    def grad(self):
+        self.fsdp_root().set_gradient(self, None)
+
+    def full_tensor(self):
+        """A copy, whole and plain. Collective."""
+        return self.fsdp_root().full_parameter(self)
+
+    def to_local(self):
+        """A copy of the elements that this rank updates, [n] of the flattened parameter. Collective."""
+        root = self.fsdp_root()
+        root.engine()
+        return root.local_parameter(self)
+
+
+def show(parameter, root):
+    """Makes `parameter` a ShardedParameter, the same object. Raises UnsupportedError: it is a tensor of another class."""
+    if type(parameter) not in (torch.nn.Parameter, ShardedParameter):
+        raise UnsupportedError(f"fully_shard: a parameter of shape {tuple(parameter.shape)} is a {type(parameter).__name__}; only plain torch.nn.Parameter are "
+                               "sharded: take those of subclasses, such as quantised or distributed ones, as buffers, or out of the module")
+    parameter.__class__ = ShardedParameter
+    parameter.fsdp_root = root
+
+
+class Gradient(torch.Tensor):
+    """This rank's elements of a parameter's reduced gradient, with the shape of the whole.
+
+    Operators by element and whole reductions work; others are refused by name. Writes in place change what the optimizer sees.
+    """
+
+    @staticmethod
+    def __new__(cls, parameter, own, is_live=True):
+        made = torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=own.dtype, device=own.device)  # pylint: disable=protected-access
+        made.parameter, made.own, made.is_live = parameter, own, is_live
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pylint: disable=protected-access
+
+    def __repr__(self, **_):
+        return f"Gradient(shape={list(self.shape)}, {self.own.numel()} elements here)"
+
+    def to_local(self):
+        """This rank's elements, [n] of the flattened gradient: the memory that the optimizer reads."""
+        return self.own
+
+    def full_tensor(self):
+        """A copy, whole and plain. Collective."""
+        return self.parameter.fsdp_root().full(self)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        packet, kwargs = func.overloadpacket, kwargs or {}
+        gradients = [arg for arg in args if isinstance(arg, Gradient)]
+        first = gradients[0] if gradients else None
+        if first is not None and packet in _ELEMENTWISE and all(map(first.goes_with, args)):
+            return first.by_element(func, args, kwargs)
+        root = first.parameter.fsdp_root() if first is not None else None
+        if root is not None and packet in _NORMS and len(gradients) == 1 and _is_whole_norm(args):
+            return root.norm([first], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
+        if root is not None and packet in _REDUCTIONS and len(args) == 1 and not kwargs.get("keepdim"):
+            compute, join = _REDUCTIONS[packet]
+            total = root.reduce(compute(first.own), join)
+            return (total / first.numel() if packet is _aten.mean else total).as_subclass(Whole)
+        raise UnsupportedError(f"{func} of a gradient of which this rank has a part ({[tuple(one.shape) for one in gradients]}): operators by element, norms, "
+                               "sum(), mean(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
+
+    def goes_with(self, arg):
+        """Whether an operator by element may have `arg` beside this gradient."""
+        if isinstance(arg, Gradient):
+            return arg.parameter is self.parameter
+        return not isinstance(arg, torch.Tensor) or arg.dim() == 0
+
+    def by_element(self, func, args, kwargs):
+        """func on this rank's elements."""
+        own = [arg.own if isinstance(arg, Gradient) else arg for arg in args]
+        result = func(*own, **{name: value for name, value in kwargs.items() if name != "memory_format"})
+        if not func._schema.is_mutable:  # pylint: disable=protected-access
+            return Gradient(self.parameter, result, is_live=False)
+        written = args[0]
+        if isinstance(written, Gradient) and written.is_live:
+            written.parameter.fsdp_root().written(written.parameter)
+        return written
+
+
+def _is_whole_norm(args):
+    return len(args) < 3 or args[2] in (None, []) or not args[2]

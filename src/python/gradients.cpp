@@ -1,0 +1,58 @@
+// What a program that steps its own optimizer sees of gradients: this rank's part of each, reduced.
+#include "python/engine.h"
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
+#include "trireme/intercept.h"
+
+namespace trireme::python {
+namespace {
+
+struct Place {
+  ParameterAccess& access;
+  int parameter;
+};
+
+Place place_of(const at::Tensor& parameter, const char* call) {
+  const auto place = find_managed(parameter);
+  auto* access = place ? dynamic_cast<ParameterAccess*>(place->pager->companion()) : nullptr;
+  if (access == nullptr) throw StateError(str(call, ": this tensor is no parameter of a living engine"));
+  return {*access, place->parameter};
+}
+
+/// After reduce_gradients(): the elements that this rank updates, [n] of the flattened parameter, the memory that the
+/// next step reads; nothing where no rank's backward passes gave any.
+std::optional<at::Tensor> gradient_part(const at::Tensor& parameter) {
+  const auto [access, index] = place_of(parameter, "gradient_part");
+  if (!access.spec(index).trainable || !access.pager().has_gradient(index)) return std::nullopt;
+  return access.gradient(index).data;
+}
+
+void gradient_written(const at::Tensor& parameter) {
+  const auto [access, index] = place_of(parameter, "gradient_written");
+  access.pager().gradient_written(index);
+}
+
+/// A copy of the elements of a trainable parameter that this rank updates. Collective.
+at::Tensor own_weight(const at::Tensor& parameter) {
+  const auto [access, index] = place_of(parameter, "own_weight");
+  const WithoutInterception own_operators;
+  access.settle();
+  return access.value(index).data.clone();
+}
+
+int64_t owned_numel(const at::Tensor& parameter) {
+  const auto [access, index] = place_of(parameter, "owned_numel");
+  return access.gradient(index).data.numel();
+}
+
+}  // namespace
+
+void bind_gradients(py::module_& module) {
+  module.def("is_managed", [](const at::Tensor& tensor) { return find_managed(tensor).has_value(); });
+  module.def("gradient_part", &gradient_part, WithoutGil());
+  module.def("gradient_written", &gradient_written, WithoutGil());
+  module.def("own_weight", &own_weight, WithoutGil());
+  module.def("owned_numel", &owned_numel);
+}
+
+}  // namespace trireme::python
