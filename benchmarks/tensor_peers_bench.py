@@ -1,9 +1,10 @@
 """Step time of one Hugging Face Llama whose layers two ranks share: Trireme beside DTensor and DeepSpeed's AutoTP, interleaved in one run.
 
-  tensor_peers_bench.py [--systems one,trireme,dtensor,autotp] [--rounds 3] [--steps 4] [--smoke]
+  tensor_peers_bench.py [--systems one,trireme,dtensor,autotp] [--rounds 3] [--steps 4] [--limit-s 300] [--smoke]
 
 one is a single rank of plain PyTorch, half of whose time is what two ranks without any exchange would take. dtensor is
-torch's parallelize_module() with column and row styles, and loss_parallel(). autotp takes part where deepspeed can be imported. Each rank has one
+torch's parallelize_module() with column and row styles, and loss_parallel(). autotp takes part where deepspeed can be imported; it compiles
+operators of its own the first time (TORCH_EXTENSIONS_DIR keeps them). A system that does not run is named with its reason. Each rank has one
 thread; batches, AdamW and fp32 are alike. Needs transformers.
 """
 import argparse
@@ -118,6 +119,7 @@ def main():
     parser.add_argument("--systems", default="one,trireme,dtensor,autotp")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--limit-s", type=int, default=300, help="for one system in one round")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, once")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -125,7 +127,7 @@ def main():
         return run_rank(json.loads(arguments.rank_of))
     systems = arguments.systems.split(",")
     if "autotp" in systems and importlib.util.find_spec("deepspeed") is None:
-        print("deepspeed is not installed (pip install deepspeed): left out")
+        print("autotp      did not run: deepspeed is not installed (pip install deepspeed)")
         systems.remove("autotp")
     if arguments.smoke:
         arguments.rounds = arguments.steps = 1
@@ -133,9 +135,9 @@ def main():
     for _ in range(arguments.rounds):
         for system in systems:
             try:
-                results[system].append(run_ranks(__file__, dict(system=system, steps=arguments.steps, smoke=arguments.smoke)))
+                results[system].append(run_ranks(__file__, dict(system=system, steps=arguments.steps, smoke=arguments.smoke), limit_s=arguments.limit_s))
             except PeerFailed as error:
-                print(f"{system:10}  failed: {error}", flush=True)
+                print(f"{system:10}  did not run: {error}", flush=True)
     base = min((second for row in results[systems[0]] for second in row["seconds"]), default=float("nan"))
     for system, rows in results.items():
         seconds = [second for row in rows for second in row["seconds"]]

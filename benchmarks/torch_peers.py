@@ -196,19 +196,19 @@ class PeerFailed(Exception):
     pass
 
 
-def run_ranks(script, case, size=2):
+def run_ranks(script, case, size=2, limit_s=900):
     """The JSON that rank 0 of `size` processes of `script --rank-of CASE` printed. A peer that fails is run once more: a crash of
-    its own now and then is no failure of the benchmark. Raises PeerFailed."""
+    its own now and then is no failure of the benchmark. Raises PeerFailed, after `limit_s` too."""
     try:
-        return _run_ranks_once(script, case, size)
+        return _run_ranks_once(script, case, size, limit_s)
     except PeerFailed as error:
         if case["system"] == "trireme":
             raise
         print(f"{case['system']} failed and is run once more: {error}", flush=True)
-        return _run_ranks_once(script, case, size)
+        return _run_ranks_once(script, case, size, limit_s)
 
 
-def _run_ranks_once(script, case, size):
+def _run_ranks_once(script, case, size, limit_s):
     accelerator = {} if case.get("gpu") else dict(DS_ACCELERATOR="cpu")
     environment = dict(os.environ, **accelerator, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
                        MASTER_PORT=str(free_port()), PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo",
@@ -217,7 +217,13 @@ def _run_ranks_once(script, case, size):
     with tempfile.TemporaryFile("w+") as log:  # the peers' many warnings are shown only where one failed
         ranks = [subprocess.Popen(command, env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)),
                                   stdout=subprocess.PIPE, stderr=log, text=True) for rank in range(size)]
-        outputs = [rank.communicate(timeout=900)[0] for rank in ranks]
+        try:
+            outputs = [rank.communicate(timeout=limit_s)[0] for rank in ranks]
+        except subprocess.TimeoutExpired as error:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+            raise PeerFailed(f"no end in {limit_s} s") from error
         if any(rank.returncode for rank in ranks):
             log.seek(0)
             raise PeerFailed(f"exit statuses {[rank.returncode for rank in ranks]}\n{log.read()[-2000:]}")

@@ -123,9 +123,7 @@ PartitionPlan plan_slices(const TrainingGroups& groups, const ModuleTensors& ten
   const SubjectScope subject("the tensor_parallel plan");
   const int ranks = groups.tensor->size();
   PartitionPlan plan;
-  all_or_throw(groups.model, [&] {
-    plan = make_partition_plan(model_of(tensors, options), rules_of(options, ranks));
-  });
+  all_or_throw(groups.model, [&] { plan = make_partition_plan(model_of(tensors, options), rules_of(options, ranks)); });
   check_agreement(groups.model, text_of(plan));
   return plan;
 }
