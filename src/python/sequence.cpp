@@ -17,8 +17,8 @@ py::tuple cut(EngineBase& engine, const std::optional<at::Tensor>& input_ids, co
   return py::make_tuple(part.input_ids, part.labels, part.position_ids, part.attention_mask);
 }
 
-/// A class of tensors whose __getitem__ Python replaces becomes a sequence, which no tensor is: torch.tensor() would look
-/// into the tensors without dims of a list.
+/// A class of tensors whose __getitem__ Python replaces becomes a sequence, which no tensor is: torch.tensor() would
+/// look into the tensors without dims of a list.
 void forget_sequence(const py::type& tensors) {
   if (PySequenceMethods* const slots = reinterpret_cast<PyTypeObject*>(tensors.ptr())->tp_as_sequence)
     slots->sq_item = nullptr;

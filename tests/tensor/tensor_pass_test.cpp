@@ -397,7 +397,8 @@ TEST(TensorPass, WhatIsNotKnownOfSlicesRunsOnWholes) {
                }});
 }
 
-/// A program fills a tensor of its own piece by piece, as latent attention makes its keys: what it has written is not taken for a copy.
+/// A program fills a tensor of its own piece by piece, as latent attention makes its keys: what it has written is not
+/// taken for a copy.
 TEST(TensorPass, PiecesWrittenIntoAWholeTensor) {
   expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}, {"down", {kHidden, 2 * kHidden}}},
                .cuts = {{"up", {0}}, {"down", {1}}},
