@@ -17,6 +17,13 @@ py::tuple cut(EngineBase& engine, const std::optional<at::Tensor>& input_ids, co
   return py::make_tuple(part.input_ids, part.labels, part.position_ids, part.attention_mask);
 }
 
+/// A class of tensors whose __getitem__ Python replaces becomes a sequence, which no tensor is: torch.tensor() would
+/// look into the tensors without dims of a list.
+void forget_sequence(const py::type& tensors) {
+  if (PySequenceMethods* const slots = reinterpret_cast<PyTypeObject*>(tensors.ptr())->tp_as_sequence)
+    slots->sq_item = nullptr;
+}
+
 }  // namespace
 
 void bind_sequences(EngineBaseClass& engine) {
@@ -25,6 +32,7 @@ void bind_sequences(EngineBaseClass& engine) {
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().is_part(tensor); })
       .def("whole_sizes",
            [](const EngineBase& engine, const at::Tensor& tensor) { return engine.passes().whole_sizes(tensor); })
+      .def_static("forget_sequence", &forget_sequence)
       .def("speak_of_wholes", [](const EngineBase& engine) { engine.passes().speak_of_wholes(); })
       .def("whole_of",
            [](const EngineBase& engine, const at::Tensor& part) -> std::optional<at::Tensor> {

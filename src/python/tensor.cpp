@@ -50,7 +50,8 @@ void register_rule(const std::string& op, py::object rule) {
       throw ConfigError(str("the rule for \"", op, "\" gives ", py::repr(given).cast<std::string>(),
                             "; expected None or ({argument: dim}, [dim or \"sum\"])"));
     PartitionAnswer answer;
-    for (const auto& [index, dim] : py::cast<std::map<size_t, int64_t>>(given[py::int_(0)])) answer.arguments[index] = dim;
+    for (const auto& [index, dim] : py::cast<std::map<size_t, int64_t>>(given[py::int_(0)]))
+      answer.arguments[index] = dim;
     for (const py::handle dim : given[py::int_(1)]) answer.results.push_back(dim_of_result(op, dim));
     return answer;
   });

@@ -383,11 +383,10 @@ std::string Exchanges::problem() {
     const at::Tensor got = entry.kind == Kind::kSumOfParts ? numbers.select(1, 1).sum() : numbers.select(1, 1);
     const double apart = got.sub(expected).abs().max().item<double>();
     if (apart > entry.tolerance * norm + 1e-30)
-      problem = str(entry.what, ": ",
-                    entry.kind == Kind::kAlike ? "ranks got other tensors"
-                                               : "what ranks got is not the sum of their parts",
-                    ", ",
-                    apart, " of a norm of ", norm);
+      problem =
+          str(entry.what, ": ",
+              entry.kind == Kind::kAlike ? "ranks got other tensors" : "what ranks got is not the sum of their parts",
+              ", ", apart, " of a norm of ", norm);
   }
   is_recording_ = false;
   entries_.clear();

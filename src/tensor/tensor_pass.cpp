@@ -165,8 +165,8 @@ void TensorPass::run_answer(OperatorCall& call, Next next, const CutArguments& f
       const bool has_dim = is_cut && known->cut.dim == cut.dim;
       const int64_t size = has_dim ? known->cut.whole_size() : tensor.size(cut.dim);
       if (size != cut.whole_size())
-        refuse(call, lead.tensor, str("joins ", tensor.sizes(), ", which is ", is_cut ? "cut otherwise" : "not cut",
-                                      ", with a part"),
+        refuse(call, lead.tensor,
+               str("joins ", tensor.sizes(), ", which is ", is_cut ? "cut otherwise" : "not cut", ", with a part"),
                str("make it of the whole's size, ", cut.whole_size(), " in dim ", cut.dim));
       return has_dim ? recut(*known, cut) : take(is_cut ? whole(*known) : tensor, cut);
     });
@@ -294,13 +294,13 @@ TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call
   if (!shards_tokens_ || dim < 0 || part.size(dim) < group_.size() || part.numel() == 0)
     return {summed(part, exchanges_, name_of(call)), {}};
   if (!takes_wholes())
-    throw StateError(str(name_of(call), ": tokens are sharded (tensor_parallel.sequence_parallel), and this program reads "
+    throw StateError(str(name_of(call),
+                         ": tokens are sharded (tensor_parallel.sequence_parallel), and this program reads "
                          "the sizes of its own; leave sequence_parallel out: only Python programs see whole sizes"));
   auto slices = std::make_shared<RankSlices>();
   slices->whole = part.size(dim);
   for (int rank = 0; rank < group_.size(); ++rank)
-    slices->of_rank.push_back(
-        {{slices->whole * rank / group_.size(), slices->whole * (rank + 1) / group_.size()}});
+    slices->of_rank.push_back({{slices->whole * rank / group_.size(), slices->whole * (rank + 1) / group_.size()}});
   DimCut cut{.dim = dim, .slices = std::move(slices)};
   at::Tensor own = scattered(part, cut, exchanges_, name_of(call));
   return {std::move(own), std::move(cut)};

@@ -76,7 +76,7 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"}},)"
       R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"sequence_parallel_size":1,"deterministic":false,)"
       R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
-      R"("tp":{"tp_grain_size":1}}})");
+      R"("tp":{"tp_grain_size":1},"sequence_parallel":false}})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {

@@ -12,6 +12,7 @@ import traceback
 import warnings
 
 import torch
+import torch.distributed as dist
 import transformers
 import trireme
 
@@ -204,6 +205,27 @@ def _images(config):
     return (SAMPLES, getattr(part, "num_channels", None) or 3, height, width)
 
 
+def _with_images(model, step):
+    """Arguments with images, of every number of tokens that an image may take: which one is right only the model knows."""
+    config, accepted = model.config, inspect.signature(model.forward).parameters
+    token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+    if not token or "pixel_values" not in accepted or not hasattr(config, "vision_config"):
+        return
+    generator = torch.Generator().manual_seed(50 + step)
+    samples, channels, *sizes = _images(config)
+    more = {"image_grid_thw": torch.tensor([[1, 4, 4]] * samples)} if "image_grid_thw" in accepted else {"image_sizes": torch.tensor([sizes] * samples)}
+    pixels = [(samples, channels, *sizes), (samples, 1, channels, *sizes), (16 * samples, 3 * 2 * 8 * 8), (16 * samples, 3 * 8 * 8)]
+    for shape in pixels[2:] if "image_grid_thw" in accepted else pixels[:2]:
+        for count in (4, 16, 1, 17, 64, 8, 256):
+            ids = torch.randint(3, 80, (samples, LENGTH + count), generator=generator)
+            ids[:, 2:2 + count] = token
+            types = (ids == token).long()
+            batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.masked_fill(types == 1, -100),
+                     "pixel_values": torch.randn(shape, generator=generator), "mm_token_type_ids": types, "token_type_ids": types}
+            for given in ({**batch, **more}, batch) if any(name in accepted for name in more) else (batch,):
+                yield {name: value for name, value in given.items() if name in accepted or name == "labels"}
+
+
 def _batches(model, step):
     """Arguments of forward(), the likeliest first."""
     generator = torch.Generator().manual_seed(20 + step)
@@ -224,7 +246,7 @@ def _batches(model, step):
                   {"input_features": noise(SAMPLES, frames, bins)}, {"input_values": noise(SAMPLES, 1600)}, {"input_values": noise(SAMPLES, 1, 1600)},
                   {"inputs_embeds": noise(SAMPLES, LENGTH, 64)}, {"hidden_states": noise(SAMPLES, LENGTH, 64)},
                   {"hidden_states": noise(16, 3 * 2 * 8 * 8), "grid_thw": torch.tensor([[1, 4, 4]])}]
-    found = []
+    found = list(_with_images(model, step))
     for candidate in candidates:
         given = {name: value for name, value in candidate.items() if name in accepted or "input_ids" in candidate and name == "labels" and "kwargs" in accepted
                  and type(model).__name__.endswith(("ForCausalLM", "ForConditionalGeneration"))}
@@ -331,21 +353,19 @@ def tiny(configuration, names):
 
 
 def _apart(found, expected, smallest):
-    worst = (0.0, "")
+    """{name: how far tensors are apart, relative to norms}."""
+    result = {}
     for name, value in expected.items():
         other = found.get(name)
-        if other is None or other.shape != value.shape:
-            return float("inf"), f"{name}: {None if other is None else list(other.shape)} in place of {list(value.shape)}"
-        relative = ((other - value).norm() / value.norm().clamp(min=smallest)).item()
-        if not relative <= worst[0]:
-            worst = (relative, name)
-    return worst
+        alike = other is not None and other.shape == value.shape
+        result[name] = ((other - value).norm() / value.norm().clamp(min=smallest)).item() if alike else float("inf")
+    return result
 
 
-def compared(model, batches, expected, tensor=2, stage=3):
-    """{"losses", "gradients", "weights": (the largest relative difference, where)} of an engine beside `expected`."""
-    config = {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_clipping": CLIPPING, "zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": ADAMW},
-              "tensor_parallel": {"autotp_size": tensor}}
+def compared(model, batches, expected, tensor, stage):
+    """{"losses", "gradients", "weights": {name: the relative difference}} of an engine beside `expected`."""
+    config = {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_clipping": CLIPPING, "zero_optimization": {"stage": stage},
+              "optimizer": {"type": "AdamW", "params": ADAMW}, "tensor_parallel": {"autotp_size": tensor}}
     engine, *_ = trireme.initialize(model=model, config=config)
     losses, gradients = [], {}
     for step in range(STEPS):
@@ -359,28 +379,30 @@ def compared(model, batches, expected, tensor=2, stage=3):
     weights = {name: trireme.utils.safe_get_full_fp32_param(p).detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     engine.destroy()
     numbers = lambda one: {str(step): torch.tensor([value]) for step, value in enumerate(one)}
-    total = torch.stack([gradient.norm() for gradient in expected[1].values()]).norm().item()
-    extra = {name: gradient for name, gradient in gradients.items() if gradient is not None and name not in expected[1] and gradient.abs().max() > 0}
-    return {"losses": _apart(numbers(losses), numbers(expected[0]), 1e-12), "gradients": _apart(gradients, expected[1], SMALLEST * total),
-            "gradients of none": (float("inf"), next(iter(extra))) if extra else (0.0, ""), "weights": _apart(weights, {name: expected[2][name] for name in expected[1]}, 1e-3)}
+    none = {name: 1.0 for name, gradient in gradients.items() if gradient is not None and name not in expected[1] and gradient.abs().max() > 0}
+    return {"losses": _apart(numbers(losses), numbers(expected[0]), 1e-12), "gradients": _apart(gradients, expected[1], SMALLEST * _total(expected[1])),
+            "gradients where there are none": none, "weights": _apart(weights, {name: expected[2][name] for name in expected[1]}, 1e-3)}
+
+
+def _total(gradients):
+    return torch.stack([gradient.norm() for gradient in gradients.values()]).norm().item()
 
 
 def _rounding(model, batches, expected):
     """{name: how far a gradient goes, relative to its norm, when weights change by their last bits}, by plain PyTorch."""
-    total = torch.stack([gradient.norm() for gradient in expected[1].values()]).norm().item()
     found = dict.fromkeys(expected[1], 0.0)
     for seed in range(3):
         moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in moved.parameters():
                 parameter.mul_(1 + torch.randint(-1, 2, parameter.shape, generator=generator) * torch.finfo(torch.float32).eps / 2)
-        for name, gradient in _trained(moved, batches, 1)[1].items():
-            away = (gradient - expected[1][name]).norm() / expected[1][name].norm().clamp(min=SMALLEST * total)
-            found[name] = max(found[name], away.item())
+        for name, away in _apart(_trained(moved, batches, 1)[1], expected[1], SMALLEST * _total(expected[1])).items():
+            found[name] = max(found[name], away)
     return found
 
 
 def _verdict(model, batches, expected, tensor, stage):
+    """{"what": "alike", "refused", "DIFFERENT" or "crash", "why"}, of the rank that has the worst."""
     before = copy.deepcopy(model)
     try:
         apart = compared(model, batches, expected, tensor, stage)
@@ -388,10 +410,14 @@ def _verdict(model, batches, expected, tensor, stage):
         return {"what": "refused", "why": str(error)}
     except Exception as error:  # pylint: disable=broad-exception-caught
         return {"what": "crash", "why": _brief(error) + "\n" + traceback.format_exc()[-1500:]}
-    worst = {kind: value for kind, value in apart.items() if not value[0] <= LARGEST}
-    if list(worst) == ["gradients"] and worst["gradients"][0] <= ROUNDINGS * _rounding(before, batches, expected).get(worst["gradients"][1], 0.0):
-        worst = {}
-    return {"what": "DIFFERENT" if worst else "alike", "why": worst or max(value[0] for value in apart.values())}
+    worst = {f"{kind} of {name}": away for kind, found in apart.items() for name, away in found.items() if not away <= LARGEST}
+    if worst and all(kind.startswith("gradients of ") for kind in worst):
+        rounding = _rounding(before, batches, expected)
+        worst = {kind: away for kind, away in worst.items() if not away <= ROUNDINGS * rounding[kind.removeprefix("gradients of ")]}
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, worst)
+    worst = next(filter(None, every), {})
+    return {"what": "DIFFERENT" if worst else "alike", "why": worst or max(away for found in apart.values() for away in found.values())}
 
 
 def _left_whole(model):

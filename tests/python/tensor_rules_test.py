@@ -37,7 +37,7 @@ _PROGRAM = """
 
     LAYERS = [{"patterns": ["up.weight"]}, {"patterns": ["down.weight"], "partition_type": "row"}]
     def config(**more):
-        return {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.3}},
+        return {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.0, "optimizer": {"type": "SGD", "params": {"lr": 0.3}},
                 "tensor_parallel": {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": LAYERS}, **more}}
     def train(**more):
         net = Net()
@@ -82,9 +82,10 @@ class Rules(Case):
     result += [train(), seen[:2]]
 """)
         self.assertIn("rules_test::scaled_product is not known to tensor parallelism", unruled)
-        for numbers in (found, by_tokens, on_wholes):
+        for way, numbers in (("by the rule", found), ("by tokens", by_tokens), ("on wholes", on_wholes)):
             for one, other in zip(numbers, expected, strict=True):
-                self.assertAlmostEqual(one, other, delta=1e-5)
+                with self.subTest(way):
+                    self.assertAlmostEqual(one, other, delta=1e-5)
         self.assertEqual(seen, [["rules_test::scaled_product", 3, 1, True, False, 0.5, [16, 8]], ["rules_test::scaled_product", 3, 1, True, False, 2.0, [8, 16]]])
 
     def test_what_a_rule_gets_wrong_is_named(self):

@@ -124,6 +124,18 @@ result = None
             self.assertFalse(is_compiled)
             self.assertIn("set tensor_parallel.autotp_size to 1", compiled[-1])
 
+    def test_lists_of_tensors_are_read_as_without_an_engine(self):
+        result = self.on_ranks(2, PROGRAMS + """
+import torch, trireme
+engine, *_ = trireme.initialize(model=programs.build("llama"), config=programs.config(2, 0, 2))
+numbers = [torch.tensor(3), torch.nn.Parameter(torch.tensor(1.5))]
+made = torch.tensor(numbers)
+weight = engine.module.lm_head.weight
+result = [made.tolist(), str(made.dtype), torch.tensor([numbers, numbers]).shape,
+          list(weight[0].shape), len(weight), len([row for row in torch.eye(3)])]
+""")
+        self.assertEqual(result, [[3.0, 1.5], "torch.float32", [2, 2], [32], 66, 3])
+
     def test_gradients_of_slices_come_whole_or_who_would_see_them_is_refused(self):
         result = self.on_ranks(2, PROGRAMS + """
 import torch, trireme

@@ -401,7 +401,8 @@ TEST(TensorPass, WhatIsNotKnownOfSlicesRunsOnWholes) {
                }});
 }
 
-/// A program fills a tensor of its own piece by piece, as latent attention makes its keys: what it has written is not taken for a copy.
+/// A program fills a tensor of its own piece by piece, as latent attention makes its keys: what it has written is not
+/// taken for a copy.
 TEST(TensorPass, PiecesWrittenIntoAWholeTensor) {
   expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}, {"down", {kHidden, 2 * kHidden}}},
                .cuts = {{"up", {0}}, {"down", {1}}},
@@ -592,12 +593,13 @@ at::Tensor call_own(const char* name, const at::Tensor& x, const at::Tensor& wei
 
 TEST(TensorPass, OperatorsOfProgramsRunByTheirOwnRules) {
   constexpr const char* kName = "tensor_pass_test::scaled_product";
-  const Program program = {.shapes = {{"up", {2 * kHidden, kHidden}}, {"down", {kHidden, 2 * kHidden}}, {"n", {kHidden}}},
-                           .cuts = {{"up", {0}}, {"down", {1}}},
-                           .loss = [](const Weights& w) {
-                             const at::Tensor x = input() * w.at("n");
-                             return squares(x + call_own(kName, at::gelu(call_own(kName, x, w.at("up"))), w.at("down")));
-                           }};
+  const Program program = {
+      .shapes = {{"up", {2 * kHidden, kHidden}}, {"down", {kHidden, 2 * kHidden}}, {"n", {kHidden}}},
+      .cuts = {{"up", {0}}, {"down", {1}}},
+      .loss = [](const Weights& w) {
+        const at::Tensor x = input() * w.at("n");
+        return squares(x + call_own(kName, at::gelu(call_own(kName, x, w.at("up"))), w.at("down")));
+      }};
   register_partition_rule(kName, [](const PartitionCall& call) -> std::optional<PartitionAnswer> {
     const int64_t last = call.dims(0) - 1;
     if (call.cut_dim(1) == 0) return PartitionAnswer{.arguments = {{1, 0}}, .results = {last}};
@@ -636,16 +638,15 @@ TEST(TensorPass, WrongRulesAreNamed) {
   expect_told({.arguments = {{0, 0}, {1, 0}}, .results = {1}}, "joins [3, 24], which is not cut, with a part");
   expect_told({.arguments = {{0, 5}, {1, 0}}, .results = {1}}, "has a rule that names dim 5 of [3, 24]");
   EXPECT_EQ(told_by({.arguments = {{1, 0}}, .results = {1}}), "");
-  EXPECT_THROW(register_partition_rule("product", [](const PartitionCall&) { return std::optional<PartitionAnswer>(); }),
-               ConfigError);
+  EXPECT_THROW(
+      register_partition_rule("product", [](const PartitionCall&) { return std::optional<PartitionAnswer>(); }),
+      ConfigError);
   EXPECT_THROW(register_partition_rule(kName, nullptr), ConfigError);
 }
 
 /// What nobody has written a rule for is refused by name.
 TEST(TensorPass, CompositesWithoutARuleRunOnWholes) {
-  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}},
-               .cuts = {{"up", {0}}},
-               .loss = [](const Weights& w) {
+  expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}}, .cuts = {{"up", {0}}}, .loss = [](const Weights& w) {
                  return squares(call_own("tensor_pass_test::unruled", input(), w.at("up")));
                }});
 }

@@ -65,9 +65,7 @@ inline Shapes packed_shapes() {
   return shapes;
 }
 
-inline PartitionModel packed_facts() {
-  return {.model_type = "bloom", .heads = 16, .key_value_heads = kKeyValueHeads};
-}
+inline PartitionModel packed_facts() { return {.model_type = "bloom", .heads = 16, .key_value_heads = kKeyValueHeads}; }
 
 /// Parameters of any names, without operators.
 class Part : public torch::nn::Module {

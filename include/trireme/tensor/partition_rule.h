@@ -64,7 +64,8 @@ struct PartitionAnswer {
   std::vector<int64_t> results;
 };
 
-/// Pure: by the operator and sizes, which are alike on all ranks. Nothing: it runs on whole tensors, which are gathered.
+/// Pure: by the operator and sizes, which are alike on all ranks. Nothing: it runs on whole tensors, which are
+/// gathered.
 using PartitionRule = std::function<std::optional<PartitionAnswer>(const PartitionCall&)>;
 
 /// From now on `rule` says how the operator runs that is named as in "mine::product" or, for one overload, as in

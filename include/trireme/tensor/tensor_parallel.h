@@ -54,8 +54,8 @@ class [[nodiscard]] TensorParallel {
   /// sizes of a part computes on wholes, and never sees what a rank has. Otherwise they may be of either.
   void speak_of_wholes();
   /// From now on the sum of a layer cut by inputs leaves each rank some of its tokens, of the dim before the last:
-  /// norms, dropout and residuals between layers run on these. The next layer cut by outputs gathers them. As many bytes
-  /// as without.
+  /// norms, dropout and residuals between layers run on these. The next layer cut by outputs gathers them. As many
+  /// bytes as without.
   ///
   /// Requires  speak_of_wholes(): a program that reads the sizes of a part would take its tokens for all. Refused.
   /// Source    Korthikanti et al., arXiv:2205.05198.

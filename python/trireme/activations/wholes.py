@@ -22,9 +22,17 @@ def watch(core):
     """Programs read wholes off the parts of `core`, an engine that cuts samples or layers, from now on."""
     if not _cores:
         _take_readers()
+        for kind in _and_below(torch.Tensor):
+            core.forget_sequence(kind)
         torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which nothing can look into
     core.speak_of_wholes()
     _cores.add(core)
+
+
+def _and_below(kind):
+    yield kind
+    for one in type.__subclasses__(kind):
+        yield from _and_below(one)
 
 
 def sizes_of_whole(tensor):
