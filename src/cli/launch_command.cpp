@@ -69,10 +69,11 @@ void declare(CLI::App& app, LaunchFlags& flags) {
                "PROGRAM is a Python module: python3 -u -m PROGRAM (TRIREME_PYTHON names another Python)")
       ->excludes(no_python)
       ->group("Program");
-  auto* as_deepspeed = app.add_flag("--as-deepspeed", request.as_deepspeed,
-               "PROGRAM is Python, and `import deepspeed` in it means trireme (Hugging Face's packages too)")
-      ->excludes(no_python)
-      ->group("Program");
+  auto* as_deepspeed =
+      app.add_flag("--as-deepspeed", request.as_deepspeed,
+                   "PROGRAM is Python, and `import deepspeed` in it means trireme (Hugging Face's packages too)")
+          ->excludes(no_python)
+          ->group("Program");
   app.add_flag("--as-fsdp", request.as_fsdp,
                "PROGRAM is Python, and `fully_shard` of torch.distributed.fsdp in it means trireme's")
       ->excludes(no_python, as_deepspeed)

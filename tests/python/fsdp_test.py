@@ -156,7 +156,7 @@ result["refused"] = raised(lambda: part[0])
             self.assertLessEqual(one, 1e-6)
         self.assertEqual(result["shape"], [[13, 8], True, True, False])
         self.assertEqual(result["pieces"], [104, 104])
-        self.assertIn("UnsupportedError: aten.select.int of a gradient of which this rank has a part", result["refused"])
+        self.assertIn("UnsupportedError: aten.select.int of gradients of which this rank has parts, of shapes [(13, 8)]", result["refused"])
 
     def test_gives_state_dicts_of_wholes_and_loads_them(self):
         result = self.ran("""
@@ -193,7 +193,8 @@ result = {name: raised(make) for name, make in {
     "LBFGS": lambda: torch.optim.LBFGS(parameters), "Muon": lambda: torch.optim.Muon([p for p in parameters if p.dim() == 2]),
     "Adafactor": lambda: torch.optim.Adafactor(parameters), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
     "ignored": lambda: fully_shard(net(), ignored_params={parameters[0]}), "placement": lambda: fully_shard(net(), shard_placement_fn=len),
-    "bf16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "fp16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)),
+    "no optimizer": lambda: loss_of(sharded(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), *own(0)),
     "layer": lambda: model.layers[0].set_requires_gradient_sync(False), "hook": lambda: model.set_all_reduce_hook(None),
     "zeros": lambda: torch.optim.SGD(parameters, lr=1).zero_grad(set_to_none=False), "method": lambda: register_fsdp_forward_method(model, "nonsense")}.items()}
 early = net()
@@ -230,7 +231,7 @@ result["new data"] = raised(optimizer.step)
         for name, words in {"LBFGS": "UnsupportedError: optimizer: LBFGS calls back for the loss", "Muon": "UnsupportedError: optimizer: Muon wants whole matrices",
                             "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "twice": "FSDPNet was given to fully_shard() already",
                             "list": "containers that do not implement forward", "ignored": "ignored_params", "placement": "shard_placement_fn",
-                            "bf16": "param_dtype", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
+                            "fp16": "fp16 needs a loss scale", "no optimizer": "make it before the first forward", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
                             "method": "no method 'nonsense'", "early": "the optimizer was made before fully_shard()", "part": "are in no group: word.weight",
                             "data": "write into parameter.grad in place", "read late": "optimizer.step() has taken this gradient",
                             "no zero_grad": "call optimizer.zero_grad() after each step", "some dropped": "for some parameters but not for all",
@@ -247,6 +248,103 @@ def freeze(model):
 result = compared(change=freeze)
 """)
         self.assert_same(result)
+
+    def test_computes_in_bf16_as_torchs_fully_shard(self):
+        result = self.ran("""
+import torch.distributed.fsdp as theirs
+def run(fsdp):
+    model, policy = net(), fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.layers: fsdp.fully_shard(layer, mp_policy=policy)
+    fsdp.fully_shard(model, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    told = []
+    for step in range(5):
+        tokens, labels = own(step)
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        told += [mean(loss), float(norm.full_tensor())]
+        optimizer.step()
+        optimizer.zero_grad()
+    return told, weights(model), str(logits.dtype)
+import trireme.fsdp
+(found, ours, dtype), (expected, torchs, other_dtype) = run(trireme.fsdp), run(theirs)
+result = {"told": [found, expected], "far": farthest(ours, torchs), "dtypes": [dtype, other_dtype, str(ours["word.weight"].dtype), str(torchs["word.weight"].dtype)]}
+""")
+        self.assert_close(*result["told"])
+        self.assertLessEqual(result["far"], 1e-6)
+        self.assertEqual(result["dtypes"], ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"])
+
+    def test_shards_over_some_ranks_and_replicates_over_others(self):
+        result = self.ran("""
+from torch.distributed.device_mesh import init_device_mesh
+ranks.join()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+result = {"hsdp": compared(options={"mesh": mesh}, clip=0.05), "groups": compared(options={"reshard_after_forward": 2}, clip=0.05)}
+""", ranks=4)
+        for name, one in result.items():
+            with self.subTest(name):
+                self.assert_same(one)
+
+    def test_continues_from_a_checkpoint_and_keeps_what_torch_has_no_place_for(self):
+        result = self.ran("""
+def go(model, optimizer, steps):
+    for step in steps:
+        loss_of(model, *own(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+model = sharded(net())
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+go(model, optimizer, range(3))
+result = {"refused": raised(optimizer.state_dict)}
+save_checkpoint(model, optimizer, folder)
+go(model, optimizer, range(3, 6))
+with torch.device("meta"): again = Net()  # made on no device, wrapped, and filled afterwards
+sharded(again)
+again.to_empty(device="cpu")
+for p in again.parameters(): nn.init.zeros_(p)
+again.head.weight = again.word.weight
+other = torch.optim.Adam(again.parameters(), lr=0.05)
+result["there"] = load_checkpoint(again, other, folder)
+go(again, other, range(3, 6))
+result["far"] = farthest(weights(model), weights(again))
+""")
+        self.assertIn("save_checkpoint(model, optimizer, folder)", result["refused"])
+        self.assertTrue(result["there"])
+        self.assertEqual(result["far"], 0)
+
+    def test_serves_checkpointed_and_compiled_layers_closures_and_dcps_state_dicts(self):
+        result = self.ran("""
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+def change(model):
+    if "wrap" in mode: model.layers[0] = checkpoint_wrapper(model.layers[0])
+    if "compile" in mode: model.layers[1].compile(backend="aot_eager")
+mode = "wrap"
+result = {"wrapped": compared(change=change)}
+mode = "compile"
+result["compiled"] = compared(change=change)
+model = sharded(net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = loss_of(model, *own(0))
+    loss.backward()
+    return loss
+result["closure"] = [mean(optimizer.step(closure)) for _ in range(2)]
+options, here = StateDictOptions(full_state_dict=True, cpu_offload=True), weights(model)
+result["gotten"] = farthest(get_model_state_dict(model, options=options), here) if ranks.world().rank == 0 else get_model_state_dict(model, options=options)
+set_model_state_dict(model, {name: value + 1 for name, value in here.items()}, options=options)
+result["set"] = farthest(weights(model), {name: value + 1 for name, value in here.items()})
+optimizer.zero_grad()
+result["scaler"] = raised(lambda: [(scaler := torch.amp.GradScaler("cpu")).scale(loss_of(model, *own(0))).backward(), scaler.step(optimizer)])
+""")
+        self.assert_same(result["wrapped"])
+        self.assert_same(result["compiled"])
+        self.assertLess(result["closure"][1], result["closure"][0])
+        self.assertEqual([result["gotten"], result["set"]], [0, 0])
+        self.assertIn("UnsupportedError: torch.amp.GradScaler", result["scaler"])
 
     def test_runs_a_program_of_torchs_fully_shard_unchanged_with_its_outcome(self):
         program, ours, theirs = _PROGRAMS / "train.py", self.folder / "ours.pt", self.folder / "theirs.pt"

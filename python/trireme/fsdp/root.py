@@ -45,13 +45,13 @@ class Root:
                 show(parameter, self._get)
             self._precision = choices[""].precision
             self._check_precision()
-            values = self._fp32_values()
-            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._made())
+            if self._rounds():
+                self._optimizer = self._attached()
+            values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
+            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._optimizer)
             for parameter, value in values.items():  # masters were made of rounded weights
                 world.broadcast(value)
                 core.safe_set_full_fp32_param(parameter, value)
-            if self._engine.optimizer is not None:
-                self._optimizer = self._made()
             self._follow_sync()
         if self._engine.is_spent:
             raise StateError("this model's ranks have gone; nothing can be computed with it any more")
@@ -60,29 +60,25 @@ class Root:
     def _get(self):
         return self
 
-    def _made(self):
-        """The optimizer that the program has made of this model's parameters; None: none yet."""
-        return self._optimizer if self._optimizer is not None else self._attached and self._attached()
-
     def attach(self, optimizer):
         """The program has made an optimizer of this model's parameters."""
         self._attached = weakref.ref(optimizer)
 
-    def _fp32_values(self):
-        """{parameter: its value}, of those that the engine will round."""
-        if self._precision.param_dtype in (None, torch.float32):
-            return {}
-        return {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()}
+    def _rounds(self):
+        """Whether modules compute with rounded weights; their fp32 values are the optimizer's then."""
+        return self._precision.param_dtype is torch.bfloat16
 
     def _check_precision(self):
-        if self._precision.param_dtype in (None, torch.float32):
+        if not self._rounds():
             return
-        if self._made() is None:
+        optimizer = self._attached and self._attached()
+        if optimizer is None:
             raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
                              "param_dtype out")
-        if frozen := [name for name, parameter in self._module.named_parameters() if not parameter.requires_grad]:
-            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{frozen[0]}' is frozen, and would lose its fp32 value; cast it to "
-                                   f"{self._precision.param_dtype} yourself is not there either: leave param_dtype out and compute under torch.autocast")
+        stepped = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if others := [name for name, parameter in self._module.named_parameters() if parameter not in stepped]:
+            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{others[0]}' is frozen or not the optimizer's, and would lose its fp32 value; "
+                                   "leave param_dtype out and compute under torch.autocast, or train it")
 
     # --- forward -----------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The tensors that an FSDP program sees: parameters, their gradients, and what state_dict() gives."""
 import torch
+from torch.utils import _pytree
 
 from .._native import core
 from ..errors import UnsupportedError
@@ -110,7 +111,10 @@ class Gradient(torch.Tensor):
             compute, join = _REDUCTIONS[packet]
             total = root.reduce(compute(first.own), join)
             return (total / first.numel() if packet is _aten.mean else total).as_subclass(Whole)
-        raise UnsupportedError(f"{func} of a gradient of which this rank has a part ({[tuple(one.shape) for one in gradients]}): operators by element, norms, "
+        shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
+        if "amp" in str(func):
+            raise UnsupportedError(f"torch.amp.GradScaler ({func}) is not there for sharded gradients; leave it out: bfloat16 needs no loss scale")
+        raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element, norms, "
                                "sum(), mean(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
 
     def goes_with(self, arg):

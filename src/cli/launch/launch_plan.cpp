@@ -98,8 +98,8 @@ std::vector<std::string> with_names_of(const std::string& name, const LaunchRequ
     for (flags_end = 1; flags_end < argv.size() && argv[flags_end].starts_with("-"); ++flags_end)
       if (argv[flags_end] == "-m" || argv[flags_end] == "-c") break;
     if (flags_end == argv.size() || argv[flags_end] == "-c")
-      throw ConfigError(str("--as-", name,
-                            ": Python needs a script or a module, as in: python3 train.py, or python3 -m package.train"));
+      throw ConfigError(str(
+          "--as-", name, ": Python needs a script or a module, as in: python3 train.py, or python3 -m package.train"));
   } else {
     if (request.kind == ProgramKind::kModule) argv.insert(argv.begin(), "-m");
     argv.insert(argv.begin(), {machine.python, "-u"});
