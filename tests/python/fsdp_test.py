@@ -104,6 +104,7 @@ class Fsdp(Case):
     def test_trains_as_plain_pytorch(self):
         result = self.ran("""
 result = {"tied": compared(), "untied": compared(tied=False), "kept": compared(options={"reshard_after_forward": False}),
+          "offloaded": compared(options={"offload_policy": CPUOffloadPolicy()}),
           "sgd": compared(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
           "steps itself": compared(lambda p: torch.optim.NAdam(p, lr=0.01)), "amsgrad": compared(lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True))}
 """)
@@ -142,7 +143,7 @@ result = {"same": [far(part.full_tensor(), whole), far(part.norm(), whole.norm()
 pieces, weight = torch.tensor([part.to_local().numel(), ours.word.weight.to_local().numel()]), ours.word.weight.to_local().double().sum().reshape(1)
 ranks.world().all_reduce(pieces); ranks.world().all_reduce(weight)
 result["pieces"], result["weight"] = pieces.tolist(), far(weight, plain.word.weight.double().sum())
-part.mul_(0.5)
+part.detach().mul_(0.5)
 result["halved"] = far(ours.word.weight.grad.full_tensor(), whole / 2)
 ours.word.weight.grad = ours.word.weight.grad * 4
 result["assigned"] = far(ours.word.weight.grad.full_tensor(), whole * 2)
@@ -191,7 +192,7 @@ parameters = list(model.parameters())
 class Muon(torch.optim.SGD): pass
 result = {name: raised(make) for name, make in {
     "LBFGS": lambda: torch.optim.LBFGS(parameters), "Muon": lambda: torch.optim.Muon([p for p in parameters if p.dim() == 2]),
-    "Adafactor": lambda: torch.optim.Adafactor(parameters), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
+    "Adafactor": lambda: torch.optim.Adafactor(parameters), "half": lambda: loss_of(sharded(net().bfloat16()), *own(0)), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
     "ignored": lambda: fully_shard(net(), ignored_params={parameters[0]}), "placement": lambda: fully_shard(net(), shard_placement_fn=len),
     "fp16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)),
     "no optimizer": lambda: loss_of(sharded(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), *own(0)),
@@ -222,6 +223,18 @@ model.set_requires_gradient_sync(False)
 loss_of(model, *own(1)).backward()
 result["deferred"] = raised(optimizer.step)
 result["wrapped late"] = raised(lambda: fully_shard(nn.Sequential(model)))
+hooked = sharded(net())
+result["accumulate hook"] = raised(lambda: hooked.word.weight.register_post_accumulate_grad_hook(print))
+optimizer = torch.optim.SGD(hooked.parameters(), lr=0.1)
+loss_of(hooked, *own(0)).backward()
+kept = hooked.word.weight.grad
+loss_of(hooked, *own(0)).backward()
+result["old gradient"] = raised(lambda: kept * 2)
+handle = optimizer.register_step_pre_hook(print)
+result["step hook"] = raised(optimizer.step)
+handle.remove()
+hooked.layers[0].up.bias = nn.Parameter(torch.zeros(16))
+result["new parameter"] = raised(optimizer.step)
 replaced = sharded(net())
 optimizer = torch.optim.SGD(replaced.parameters(), lr=0.1)
 loss_of(replaced, *own(1)).backward()
@@ -229,14 +242,17 @@ replaced.layers[0].up.weight.data = torch.zeros(16, 8)
 result["new data"] = raised(optimizer.step)
 """)
         for name, words in {"LBFGS": "UnsupportedError: optimizer: LBFGS calls back for the loss", "Muon": "UnsupportedError: optimizer: Muon wants whole matrices",
-                            "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "twice": "FSDPNet was given to fully_shard() already",
+                            "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "half": "would be updated in torch.float32",
+                            "twice": "FSDPNet was given to fully_shard() already",
                             "list": "containers that do not implement forward", "ignored": "ignored_params", "placement": "shard_placement_fn",
                             "fp16": "fp16 needs a loss scale", "no optimizer": "make it before the first forward", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
                             "method": "no method 'nonsense'", "early": "the optimizer was made before fully_shard()", "part": "are in no group: word.weight",
                             "data": "write into parameter.grad in place", "read late": "optimizer.step() has taken this gradient",
                             "no zero_grad": "call optimizer.zero_grad() after each step", "some dropped": "for some parameters but not for all",
                             "other": "stepped by another optimizer already", "deferred": "set_requires_gradient_sync(False)",
-                            "wrapped late": "has been used, and so sharded, already", "new data": "layers.0.up.weight"}.items():
+                            "wrapped late": "has been used, and so sharded, already", "new data": "layers.0.up.weight",
+                            "accumulate hook": "reduced after the backward pass", "old gradient": "read parameter.grad again", "step hook": "register_step_pre_hook",
+                            "new parameter": "'layers.0.up.bias' is another parameter"}.items():
             with self.subTest(name):
                 self.assertIn(words, str(result[name]))
 
