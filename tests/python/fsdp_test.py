@@ -63,6 +63,7 @@ def train(model, optimizer, data, loss_value, clip=None, micros=1, steps=5, sync
             part = loss_of(model, *data(step, micro, micros)) / micros
             part.backward()
             loss += loss_value(part)
+            if sync and micro < micros - 1: assert all(p.grad is None for p in model.parameters())  # nothing is reduced yet
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip) if clip else torch.zeros(())
         told.append((loss, float(norm), gradients(model)))
         optimizer.step()
@@ -74,7 +75,7 @@ def compared(make=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), cha
     plain, ours = net(tied=tied), net(tied=tied)
     change(plain); change(ours)
     sharded(ours, **options)
-    sync = more.pop("sync", False)
+    sync = more.pop("sync", False)  # the plain model reduces nothing anyway
     expected = train(plain, make(plain.parameters()), whole, lambda loss: loss.item(), **more)
     found = train(ours, make(ours.parameters()), own, mean, sync=sync, **more)
     return {"losses": max(abs(one[0] - other[0]) for one, other in zip(found, expected)),
