@@ -63,6 +63,7 @@ def train(model, optimizer, data, loss_value, clip=None, micros=1, steps=5, sync
             part = loss_of(model, *data(step, micro, micros)) / micros
             part.backward()
             loss += loss_value(part)
+            if sync and micro < micros - 1: assert all(p.grad is None for p in model.parameters())  # nothing is reduced yet
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip) if clip else torch.zeros(())
         told.append((loss, float(norm), gradients(model)))
         optimizer.step()
@@ -74,7 +75,7 @@ def compared(make=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), cha
     plain, ours = net(tied=tied), net(tied=tied)
     change(plain); change(ours)
     sharded(ours, **options)
-    sync = more.pop("sync", False)
+    sync = more.pop("sync", False)  # the plain model reduces nothing anyway
     expected = train(plain, make(plain.parameters()), whole, lambda loss: loss.item(), **more)
     found = train(ours, make(ours.parameters()), own, mean, sync=sync, **more)
     return {"losses": max(abs(one[0] - other[0]) for one, other in zip(found, expected)),
@@ -104,6 +105,7 @@ class Fsdp(Case):
     def test_trains_as_plain_pytorch(self):
         result = self.ran("""
 result = {"tied": compared(), "untied": compared(tied=False), "kept": compared(options={"reshard_after_forward": False}),
+          "offloaded": compared(options={"offload_policy": CPUOffloadPolicy()}),
           "sgd": compared(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
           "steps itself": compared(lambda p: torch.optim.NAdam(p, lr=0.01)), "amsgrad": compared(lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True))}
 """)
@@ -142,7 +144,7 @@ result = {"same": [far(part.full_tensor(), whole), far(part.norm(), whole.norm()
 pieces, weight = torch.tensor([part.to_local().numel(), ours.word.weight.to_local().numel()]), ours.word.weight.to_local().double().sum().reshape(1)
 ranks.world().all_reduce(pieces); ranks.world().all_reduce(weight)
 result["pieces"], result["weight"] = pieces.tolist(), far(weight, plain.word.weight.double().sum())
-part.mul_(0.5)
+part.detach().mul_(0.5)
 result["halved"] = far(ours.word.weight.grad.full_tensor(), whole / 2)
 ours.word.weight.grad = ours.word.weight.grad * 4
 result["assigned"] = far(ours.word.weight.grad.full_tensor(), whole * 2)
@@ -156,7 +158,7 @@ result["refused"] = raised(lambda: part[0])
             self.assertLessEqual(one, 1e-6)
         self.assertEqual(result["shape"], [[13, 8], True, True, False])
         self.assertEqual(result["pieces"], [104, 104])
-        self.assertIn("UnsupportedError: aten.select.int of a gradient of which this rank has a part", result["refused"])
+        self.assertIn("UnsupportedError: aten.select.int of gradients of which this rank has parts, of shapes [(13, 8)]", result["refused"])
 
     def test_gives_state_dicts_of_wholes_and_loads_them(self):
         result = self.ran("""
@@ -191,9 +193,10 @@ parameters = list(model.parameters())
 class Muon(torch.optim.SGD): pass
 result = {name: raised(make) for name, make in {
     "LBFGS": lambda: torch.optim.LBFGS(parameters), "Muon": lambda: torch.optim.Muon([p for p in parameters if p.dim() == 2]),
-    "Adafactor": lambda: torch.optim.Adafactor(parameters), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
+    "Adafactor": lambda: torch.optim.Adafactor(parameters), "half": lambda: loss_of(sharded(net().bfloat16()), *own(0)), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
     "ignored": lambda: fully_shard(net(), ignored_params={parameters[0]}), "placement": lambda: fully_shard(net(), shard_placement_fn=len),
-    "bf16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "fp16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)),
+    "no optimizer": lambda: loss_of(sharded(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), *own(0)),
     "layer": lambda: model.layers[0].set_requires_gradient_sync(False), "hook": lambda: model.set_all_reduce_hook(None),
     "zeros": lambda: torch.optim.SGD(parameters, lr=1).zero_grad(set_to_none=False), "method": lambda: register_fsdp_forward_method(model, "nonsense")}.items()}
 early = net()
@@ -221,6 +224,18 @@ model.set_requires_gradient_sync(False)
 loss_of(model, *own(1)).backward()
 result["deferred"] = raised(optimizer.step)
 result["wrapped late"] = raised(lambda: fully_shard(nn.Sequential(model)))
+hooked = sharded(net())
+result["accumulate hook"] = raised(lambda: hooked.word.weight.register_post_accumulate_grad_hook(print))
+optimizer = torch.optim.SGD(hooked.parameters(), lr=0.1)
+loss_of(hooked, *own(0)).backward()
+kept = hooked.word.weight.grad
+loss_of(hooked, *own(0)).backward()
+result["old gradient"] = raised(lambda: kept * 2)
+handle = optimizer.register_step_pre_hook(print)
+result["step hook"] = raised(optimizer.step)
+handle.remove()
+hooked.layers[0].up.bias = nn.Parameter(torch.zeros(16))
+result["new parameter"] = raised(optimizer.step)
 replaced = sharded(net())
 optimizer = torch.optim.SGD(replaced.parameters(), lr=0.1)
 loss_of(replaced, *own(1)).backward()
@@ -228,14 +243,17 @@ replaced.layers[0].up.weight.data = torch.zeros(16, 8)
 result["new data"] = raised(optimizer.step)
 """)
         for name, words in {"LBFGS": "UnsupportedError: optimizer: LBFGS calls back for the loss", "Muon": "UnsupportedError: optimizer: Muon wants whole matrices",
-                            "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "twice": "FSDPNet was given to fully_shard() already",
+                            "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "half": "would be updated in torch.float32",
+                            "twice": "FSDPNet was given to fully_shard() already",
                             "list": "containers that do not implement forward", "ignored": "ignored_params", "placement": "shard_placement_fn",
-                            "bf16": "param_dtype", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
+                            "fp16": "fp16 needs a loss scale", "no optimizer": "make it before the first forward", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
                             "method": "no method 'nonsense'", "early": "the optimizer was made before fully_shard()", "part": "are in no group: word.weight",
                             "data": "write into parameter.grad in place", "read late": "optimizer.step() has taken this gradient",
                             "no zero_grad": "call optimizer.zero_grad() after each step", "some dropped": "for some parameters but not for all",
                             "other": "stepped by another optimizer already", "deferred": "set_requires_gradient_sync(False)",
-                            "wrapped late": "has been used, and so sharded, already", "new data": "layers.0.up.weight"}.items():
+                            "wrapped late": "has been used, and so sharded, already", "new data": "layers.0.up.weight",
+                            "accumulate hook": "reduced after the backward pass", "old gradient": "read parameter.grad again", "step hook": "register_step_pre_hook",
+                            "new parameter": "'layers.0.up.bias' is another parameter"}.items():
             with self.subTest(name):
                 self.assertIn(words, str(result[name]))
 
@@ -247,6 +265,103 @@ def freeze(model):
 result = compared(change=freeze)
 """)
         self.assert_same(result)
+
+    def test_computes_in_bf16_as_torchs_fully_shard(self):
+        result = self.ran("""
+import torch.distributed.fsdp as theirs
+def run(fsdp):
+    model, policy = net(), fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.layers: fsdp.fully_shard(layer, mp_policy=policy)
+    fsdp.fully_shard(model, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    told = []
+    for step in range(5):
+        tokens, labels = own(step)
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        told += [mean(loss), float(norm.full_tensor())]
+        optimizer.step()
+        optimizer.zero_grad()
+    return told, weights(model), str(logits.dtype)
+import trireme.fsdp
+(found, ours, dtype), (expected, torchs, other_dtype) = run(trireme.fsdp), run(theirs)
+result = {"told": [found, expected], "far": farthest(ours, torchs), "dtypes": [dtype, other_dtype, str(ours["word.weight"].dtype), str(torchs["word.weight"].dtype)]}
+""")
+        self.assert_close(*result["told"])
+        self.assertLessEqual(result["far"], 1e-6)
+        self.assertEqual(result["dtypes"], ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"])
+
+    def test_shards_over_some_ranks_and_replicates_over_others(self):
+        result = self.ran("""
+from torch.distributed.device_mesh import init_device_mesh
+ranks.join()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+result = {"hsdp": compared(options={"mesh": mesh}, clip=0.05), "groups": compared(options={"reshard_after_forward": 2}, clip=0.05)}
+""", ranks=4)
+        for name, one in result.items():
+            with self.subTest(name):
+                self.assert_same(one)
+
+    def test_continues_from_a_checkpoint_and_keeps_what_torch_has_no_place_for(self):
+        result = self.ran("""
+def go(model, optimizer, steps):
+    for step in steps:
+        loss_of(model, *own(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+model = sharded(net())
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+go(model, optimizer, range(3))
+result = {"refused": raised(optimizer.state_dict)}
+save_checkpoint(model, optimizer, folder)
+go(model, optimizer, range(3, 6))
+with torch.device("meta"): again = Net()  # made on no device, wrapped, and filled afterwards
+sharded(again)
+again.to_empty(device="cpu")
+for p in again.parameters(): nn.init.zeros_(p)
+again.head.weight = again.word.weight
+other = torch.optim.Adam(again.parameters(), lr=0.05)
+result["there"] = load_checkpoint(again, other, folder)
+go(again, other, range(3, 6))
+result["far"] = farthest(weights(model), weights(again))
+""")
+        self.assertIn("save_checkpoint(model, optimizer, folder)", result["refused"])
+        self.assertTrue(result["there"])
+        self.assertEqual(result["far"], 0)
+
+    def test_serves_checkpointed_and_compiled_layers_closures_and_dcps_state_dicts(self):
+        result = self.ran("""
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+def change(model):
+    if "wrap" in mode: model.layers[0] = checkpoint_wrapper(model.layers[0])
+    if "compile" in mode: model.layers[1].compile(backend="aot_eager")
+mode = "wrap"
+result = {"wrapped": compared(change=change)}
+mode = "compile"
+result["compiled"] = compared(change=change)
+model = sharded(net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = loss_of(model, *own(0))
+    loss.backward()
+    return loss
+result["closure"] = [mean(optimizer.step(closure)) for _ in range(2)]
+options, here = StateDictOptions(full_state_dict=True, cpu_offload=True), weights(model)
+result["gotten"] = farthest(get_model_state_dict(model, options=options), here) if ranks.world().rank == 0 else get_model_state_dict(model, options=options)
+set_model_state_dict(model, {name: value + 1 for name, value in here.items()}, options=options)
+result["set"] = farthest(weights(model), {name: value + 1 for name, value in here.items()})
+optimizer.zero_grad()
+result["scaler"] = raised(lambda: [(scaler := torch.amp.GradScaler("cpu")).scale(loss_of(model, *own(0))).backward(), scaler.step(optimizer)])
+""")
+        self.assert_same(result["wrapped"])
+        self.assert_same(result["compiled"])
+        self.assertLess(result["closure"][1], result["closure"][0])
+        self.assertEqual([result["gotten"], result["set"]], [0, 0])
+        self.assertIn("UnsupportedError: torch.amp.GradScaler", result["scaler"])
 
     def test_runs_a_program_of_torchs_fully_shard_unchanged_with_its_outcome(self):
         program, ours, theirs = _PROGRAMS / "train.py", self.folder / "ours.pt", self.folder / "theirs.pt"

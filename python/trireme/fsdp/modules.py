@@ -102,6 +102,12 @@ class FSDPModule:
     def _fsdp_root(self):
         return self.fsdp_wrap.root()
 
+    def _apply(self, *args, **kwargs):
+        made = super()._apply(*args, **kwargs)
+        for parameter in self.parameters():  # to_empty() of a model on the device "meta" makes new ones
+            show(parameter, self.fsdp_wrap.root)
+        return made
+
     def state_dict(self, *args, **kwargs):
         """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first."""
         self._fsdp_root().engine()

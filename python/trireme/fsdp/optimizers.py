@@ -74,6 +74,9 @@ def _attach(optimizer, parameters):
 
 def _step(optimizer, closure=None):
     """The end of a window. Collective."""
+    if any(vars(optimizer).get(name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")):
+        raise UnsupportedError(f"{type(optimizer).__name__}.step(): hooks of register_step_pre_hook() and register_step_post_hook() are not called here; call them "
+                               "yourself before and after the step")
     loss = None
     if closure is not None:
         with torch.enable_grad():

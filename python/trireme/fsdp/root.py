@@ -26,6 +26,7 @@ class Root:
         self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
         self._precision = policies.MixedPrecisionPolicy()
         self._wants_sync, self._defers, self._is_inside = True, False, False
+        self._windows, self._parameters = 0, []
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
@@ -42,16 +43,20 @@ class Root:
             for name, parameter in self._module.named_parameters():
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
+                if parameter.requires_grad and parameter.dtype != torch.float32:
+                    raise UnsupportedError(f"fully_shard: parameter '{name}' is in {parameter.dtype}, and would be updated in torch.float32; call model.float(), and "
+                                           "compute in 16 bits by mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)")
                 show(parameter, self._get)
             self._precision = choices[""].precision
             self._check_precision()
-            values = self._fp32_values()
-            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._made())
+            if self._rounds():
+                self._optimizer = self._attached()
+            values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
+            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._optimizer)
             for parameter, value in values.items():  # masters were made of rounded weights
                 world.broadcast(value)
                 core.safe_set_full_fp32_param(parameter, value)
-            if self._engine.optimizer is not None:
-                self._optimizer = self._made()
+            self._parameters = list(self._module.parameters())
             self._follow_sync()
         if self._engine.is_spent:
             raise StateError("this model's ranks have gone; nothing can be computed with it any more")
@@ -60,29 +65,25 @@ class Root:
     def _get(self):
         return self
 
-    def _made(self):
-        """The optimizer that the program has made of this model's parameters; None: none yet."""
-        return self._optimizer if self._optimizer is not None else self._attached and self._attached()
-
     def attach(self, optimizer):
         """The program has made an optimizer of this model's parameters."""
         self._attached = weakref.ref(optimizer)
 
-    def _fp32_values(self):
-        """{parameter: its value}, of those that the engine will round."""
-        if self._precision.param_dtype in (None, torch.float32):
-            return {}
-        return {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()}
+    def _rounds(self):
+        """Whether modules compute with rounded weights; their fp32 values are the optimizer's then."""
+        return self._precision.param_dtype is torch.bfloat16
 
     def _check_precision(self):
-        if self._precision.param_dtype in (None, torch.float32):
+        if not self._rounds():
             return
-        if self._made() is None:
+        optimizer = self._attached and self._attached()
+        if optimizer is None:
             raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
                              "param_dtype out")
-        if frozen := [name for name, parameter in self._module.named_parameters() if not parameter.requires_grad]:
-            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{frozen[0]}' is frozen, and would lose its fp32 value; cast it to "
-                                   f"{self._precision.param_dtype} yourself is not there either: leave param_dtype out and compute under torch.autocast")
+        stepped = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if others := [name for name, parameter in self._module.named_parameters() if parameter not in stepped]:
+            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{others[0]}' is frozen or not the optimizer's, and would lose its fp32 value; "
+                                   "leave param_dtype out and compute under torch.autocast, or train it")
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -139,8 +140,12 @@ class Root:
             self._gradients = {}
         if parameter not in self._gradients:
             own = core.gradient_part(parameter)
-            self._gradients[parameter] = None if own is None else Gradient(parameter, own)
+            self._gradients[parameter] = None if own is None else Gradient(parameter, own, self.pass_number())
         return self._gradients[parameter]
+
+    def pass_number(self):
+        """Changes with every step, zero_grad() and gradient of a backward pass."""
+        return self._windows, self._engine.core.gradient_count
 
     def set_gradient(self, parameter, value):
         """parameter.grad = value."""
@@ -172,7 +177,7 @@ class Root:
         self._forget()
 
     def _forget(self):
-        self._reduced, self._gradients = 0, {}
+        self._reduced, self._gradients, self._windows = 0, {}, self._windows + 1
         self._standing.clear()
         self._dropped.clear()
 
@@ -264,10 +269,18 @@ class Root:
         if self._dropped:
             raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
                                    "or keep those out of training by requires_grad_(False)")
+        self._require_same_parameters()
         self._use(optimizer)
         engine.step()
         self._forget()
         self._standing.update(self._trained())
+
+    def _require_same_parameters(self):
+        known = set(self._parameters)
+        for name, parameter in self._module.named_parameters():
+            if parameter not in known:
+                raise StateError(f"optimizer.step(): '{name}' is another parameter than at the first forward, which nobody trains; give models their final form "
+                                 "before fully_shard()")
 
     def _use(self, optimizer):
         if self._optimizer is None:

@@ -1,8 +1,9 @@
 """The tensors that an FSDP program sees: parameters, their gradients, and what state_dict() gives."""
 import torch
+from torch.utils import _pytree
 
 from .._native import core
-from ..errors import UnsupportedError
+from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
 
 _aten = torch.ops.aten
@@ -11,6 +12,7 @@ _ELEMENTWISE = {_aten.mul, _aten.mul_, _aten.div, _aten.div_, _aten.add, _aten.a
                 _aten.square, _aten.zero_, _aten.fill_, _aten.copy_, _aten.clone, _aten.detach, _aten.alias, _aten.isnan, _aten.isinf, _aten.clamp,
                 _aten.clamp_, _aten.clamp_min_, _aten.clamp_max_, _aten.nan_to_num, _aten.nan_to_num_, _aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt,
                 _aten.ge, _aten._to_copy, _aten.zeros_like, _aten.logical_not, _aten.logical_or, _aten.logical_and}
+_ALIASES = {_aten.detach, _aten.alias}
 # Whole reductions: (of this rank's elements, or of none; how ranks' results are joined).
 _REDUCTIONS = {_aten.sum: (lambda own: own.sum(), "sum"), _aten.mean: (lambda own: own.sum(), "sum"),
                _aten.any: (lambda own: own.any(), "max"), _aten.all: (lambda own: own.all(), "min"),
@@ -55,6 +57,10 @@ class ShardedParameter(torch.nn.Parameter):
         """A copy, whole and plain. Collective."""
         return self.fsdp_root().full_parameter(self)
 
+    def register_post_accumulate_grad_hook(self, hook):
+        """Raises UnsupportedError."""
+        raise UnsupportedError("register_post_accumulate_grad_hook: gradients are reduced after the backward pass; step by optimizer.step() after it")
+
     def to_local(self):
         """A copy of the elements that this rank updates, [n] of the flattened parameter. Collective."""
         root = self.fsdp_root()
@@ -67,6 +73,11 @@ def show(parameter, root):
     if type(parameter) not in (torch.nn.Parameter, ShardedParameter):
         raise UnsupportedError(f"fully_shard: a parameter of shape {tuple(parameter.shape)} is a {type(parameter).__name__}; only plain torch.nn.Parameter are "
                                "sharded: take those of subclasses, such as quantised or distributed ones, as buffers, or out of the module")
+    if parameter._post_accumulate_grad_hooks:  # pylint: disable=protected-access
+        raise UnsupportedError(f"fully_shard: a parameter of shape {tuple(parameter.shape)} has a hook of register_post_accumulate_grad_hook(); gradients are reduced "
+                               "after the backward pass: step by optimizer.step() after it")
+    if parameter.grad is not None and type(parameter) is torch.nn.Parameter:
+        raise StateError(f"fully_shard: a parameter of shape {tuple(parameter.shape)} has a gradient already; set it to None first")
     parameter.__class__ = ShardedParameter
     parameter.fsdp_root = root
 
@@ -78,15 +89,25 @@ class Gradient(torch.Tensor):
     """
 
     @staticmethod
-    def __new__(cls, parameter, own, is_live=True):
+    def __new__(cls, parameter, own, pass_number=None):
+        """`pass_number`: Root.pass_number() of the memory that the step reads; None: a value of the program's own."""
         made = torch.Tensor._make_wrapper_subclass(cls, parameter.shape, dtype=own.dtype, device=own.device)  # pylint: disable=protected-access
-        made.parameter, made.own, made.is_live = parameter, own, is_live
+        made.parameter, made._own, made._pass_number = parameter, own, pass_number
         return made
+
+    is_live = property(lambda self: self._pass_number is not None, doc="Whether the step reads this memory.")
+
+    @property
+    def own(self):
+        """This rank's elements. Raises StateError: a later backward pass or step has changed them."""
+        if self.is_live and self._pass_number != self.parameter.fsdp_root().pass_number():
+            raise StateError("a gradient that was read before the last backward pass or step; read parameter.grad again, and clone() what is to stay")
+        return self._own
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pylint: disable=protected-access
 
     def __repr__(self, **_):
-        return f"Gradient(shape={list(self.shape)}, {self.own.numel()} elements here)"
+        return f"Gradient(shape={list(self.shape)}, {self._own.numel()} elements here)"
 
     def to_local(self):
         """This rank's elements, [n] of the flattened gradient: the memory that the optimizer reads."""
@@ -101,7 +122,7 @@ class Gradient(torch.Tensor):
         packet, kwargs = func.overloadpacket, kwargs or {}
         gradients = [arg for arg in args if isinstance(arg, Gradient)]
         first = gradients[0] if gradients else None
-        if first is not None and packet in _ELEMENTWISE and all(map(first.goes_with, args)):
+        if first is not None and packet in _ELEMENTWISE and "out" not in kwargs and all(map(first.goes_with, args)):
             return first.by_element(func, args, kwargs)
         root = first.parameter.fsdp_root() if first is not None else None
         if root is not None and packet in _NORMS and len(gradients) == 1 and _is_whole_norm(args):
@@ -110,7 +131,10 @@ class Gradient(torch.Tensor):
             compute, join = _REDUCTIONS[packet]
             total = root.reduce(compute(first.own), join)
             return (total / first.numel() if packet is _aten.mean else total).as_subclass(Whole)
-        raise UnsupportedError(f"{func} of a gradient of which this rank has a part ({[tuple(one.shape) for one in gradients]}): operators by element, norms, "
+        shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
+        if "amp" in str(func):
+            raise UnsupportedError(f"torch.amp.GradScaler ({func}) is not there for sharded gradients; leave it out: bfloat16 needs no loss scale")
+        raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element, norms, "
                                "sum(), mean(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
 
     def goes_with(self, arg):
@@ -124,7 +148,7 @@ class Gradient(torch.Tensor):
         own = [arg.own if isinstance(arg, Gradient) else arg for arg in args]
         result = func(*own, **{name: value for name, value in kwargs.items() if name != "memory_format"})
         if not func._schema.is_mutable:  # pylint: disable=protected-access
-            return Gradient(self.parameter, result, is_live=False)
+            return Gradient(self.parameter, result, self._pass_number if func.overloadpacket in _ALIASES else None)
         written = args[0]
         if isinstance(written, Gradient) and written.is_live:
             written.parameter.fsdp_root().written(written.parameter)
