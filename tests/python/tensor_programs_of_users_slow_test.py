@@ -74,14 +74,14 @@ def _is_open(module, name):
     return name in OPEN[module] or name.removesuffix("_ruled") in OPEN[module]
 
 
-def _of(module, names, ranks, tensor):
+def _of(module, names, ranks, tensor, **options):
     def test(self):
         # Data parallel copies have batch statistics of their own.
         names_here = [name for name in names if ranks == tensor or not name.startswith("mlp_Batched")]
         right = [name for name in names_here if name not in REFUSED[module] and not _is_open(module, name)
                  and (tensor < 4 or not (name in REFUSED_ON_FOUR or name.startswith("mlp_one_each")))]
         for place in range(0, len(right), _AT_ONCE):
-            self.assert_right(ranks, tensor, place // _AT_ONCE % 4, module, right[place:place + _AT_ONCE], timeout_s=900)
+            self.assert_right(ranks, tensor, place // _AT_ONCE % 4, module, right[place:place + _AT_ONCE], timeout_s=900, **options)
     return test
 
 
@@ -97,6 +97,7 @@ for _module in _MODULES:
         _names = [_name for _name in _programs if _name.partition("_")[0] == _first]
         for _ranks, _tensor in ((2, 2), (4, 4), (4, 2)):
             setattr(Users, f"test_{_module}_{_first}_{_ranks}_{_tensor}", _of(_module, _names, _ranks, _tensor))
+        setattr(Users, f"test_{_module}_{_first}_by_tokens", _of(_module, _names, 2, 2, section={"sequence_parallel": True}))
     setattr(Users, f"test_{_module}_refused", _refused(_module))
 
 

@@ -12,6 +12,7 @@ _RUN = """
 import sys
 sys.path.insert(0, {here!r})
 import importlib, json, pathlib, os
+importlib.import_module("tensor_users").SECTION = {section!r}
 programs = importlib.import_module({module!r}).PROGRAMS
 result = {{}}
 for name in {names!r}:
@@ -26,9 +27,9 @@ pathlib.Path(folder, os.environ["RANK"] + ".json").write_text(json.dumps(result)
 class Programs(Case):
     """What programs of a module give on every rank."""
 
-    def outcomes(self, ranks, tensor, stage, module, names, timeout_s=240):
-        """By rank, by name: the differences from plain PyTorch, or the error's text."""
-        self.on_ranks(ranks, _RUN.format(here=str(HERE), module=module, names=names, tensor=tensor, stage=stage), timeout_s=timeout_s)
+    def outcomes(self, ranks, tensor, stage, module, names, section=None, timeout_s=240):
+        """By rank, by name: the differences from plain PyTorch, or the error's text. `section`: of every program's `tensor_parallel`."""
+        self.on_ranks(ranks, _RUN.format(here=str(HERE), module=module, names=names, tensor=tensor, stage=stage, section=section or {}), timeout_s=timeout_s)
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
     def assert_right(self, ranks, tensor, stage, module, names, **options):

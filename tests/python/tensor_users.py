@@ -13,6 +13,7 @@ HIDDEN, HEADS, LENGTH, VOCABULARY, BATCH = 32, 4, 10, 50, 3
 # Rounding noise would be most of a gradient that is zero by mathematics, as those of the biases of keys are.
 SMALLEST = 1e-4
 PROGRAMS = {}
+SECTION = {}  # of every program's `tensor_parallel`
 
 
 def program(function):
@@ -88,7 +89,7 @@ class Differences:
 
 
 def configuration(tensor, stage, partition_config=None, accumulation=1, optimizer=ADAMW, **more):
-    section = {"autotp_size": tensor, **({"partition_config": partition_config} if partition_config else {})}
+    section = {"autotp_size": tensor, **SECTION, **({"partition_config": partition_config} if partition_config else {})}
     return {"train_micro_batch_size_per_gpu": BATCH, "gradient_accumulation_steps": accumulation, "optimizer": optimizer,
             "tensor_parallel": section, "zero_optimization": {"stage": stage}, **more}
 
