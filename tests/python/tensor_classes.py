@@ -48,7 +48,8 @@ _SIZES = [(re.compile(f"^({names})$"), size) for names, size in (
     (r"head_dim|d_kv|kv_channels|(swa|attention|linear|dim|global|resampler|local)_head_dim|attention_head_size|dim_head|d_head|qk_nope_head_dim|v_head_dim|"
      r"index_head_dim|linear_(key|value)_head_dim|swa_v_head_dim", 16),
     (r"mamba_d_head|mamba_head_dim", 32),
-    (r"qk_rope_head_dim", 16), (r"codebook_size", 64), (r"mamba_d_ssm", 128), (r"num_windows", 4), (r"qk_head_dim", 32), (r"(q|kv|o)_lora_rank|laurel_rank|embedding_rank|hc_lowrank|loop_gate_rank|gated_norm_rank", 16),
+    (r"qk_rope_head_dim", 16), (r"codebook_size", 64), (r"mamba_d_ssm", 128), (r"num_windows", 4), (r"qk_head_dim", 32),
+    (r"(q|kv|o)_lora_rank|laurel_rank|embedding_rank|hc_lowrank|loop_gate_rank|gated_norm_rank", 16),
     (r"(\w+_)?intermediate_size|(\w+_)?ffn_dim|d_ff|n_inner|mlp_dim|ffn_hidden_size|(\w+_)?ffn_hidden_size|intermediate_size_mlp|projection_hidden_(dim|size)|"
      r"projector_hidden_size|ff_dim|dff|downsample_hidden_size|inner_dim|feed_forward_dim", 96),
     (r"num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_routed_experts|zero_expert_num", 4),
@@ -63,7 +64,7 @@ _SIZES = [(re.compile(f"^({names})$"), size) for names, size in (
 )]
 _LISTS_OF_LAYERS = re.compile(r"layer_types|mlp_layer_types|layers_block_type|block_types|indexer_types|layer_rope_theta|no_rope_layers|moe_layers|mlp_only_layers|"
                               r"layers_type|layer_\w+|\w+_layers|\w+_per_layer|_block_types|full_attn_idxs|\w+_pattern|\w*layers_block_type|deepstack_\w+|"
-                              r"fullatt_block_indexes|\w*attn_indexes|mlp_multipliers_")
+                              r"fullatt_block_indexes|\w*attn_indexes")
 
 
 _KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
@@ -424,8 +425,7 @@ def _left_whole(model):
     """The model with a tp_plan of its own, as its class's, without experts and styles that are not there: those layers are whole on every rank."""
     plan = trireme.tensor.model_facts._plan_of(model)  # pylint: disable=protected-access
     not_there = [key for key, style in plan.items() if style in NOT_THERE]
-    model._tp_plan = {key: style for key, style in plan.items()  # pylint: disable=protected-access
-                      if not any(key == other or key.startswith(f"{other}.") for other in not_there)}
+    model.tp_plan = {key: style for key, style in plan.items() if not any(key == other or key.startswith(f"{other}.") for other in not_there)}
     return model
 
 
