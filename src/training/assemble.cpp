@@ -151,6 +151,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
 
 /// Of gradients, before the first update; empty: no two ranks have the same parameter but by its shards.
 std::function<void()> Training::proof() {
+  if (groups_.replicas != nullptr)
+    return [proof = ReplicaProof(*pager_, *groups_.replicas, groups_.model)]() mutable { proof.show(); };
   if (!partition_) return {};
   return [this, proof = std::shared_ptr<GradientProof>()]() mutable {  // of passes that are made after the step
     if (!proof)

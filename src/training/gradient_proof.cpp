@@ -29,6 +29,25 @@ double place_of(const TensorPart& part) {
   return std::fmod(place, 1 << 20);
 }
 
+/// By parameter, of this rank's gradients: the sum of squares, and the product with a fixed vector.
+at::Tensor numbers_of_gradients(Pager& pager) {
+  const at::Tensor own = at::zeros({static_cast<int64_t>(pager.parameters().size()), 2}, at::kDouble);
+  for (const OwnedSlice& slice : pager.owned()) {
+    pager.await_owned(slice.unit);
+    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel())) {
+      const at::Tensor gradient = slice.gradients.narrow(0, portion.slice_begin, portion.numel).to(at::kDouble);
+      const at::Tensor vector =
+          at::arange(portion.parameter_begin, portion.parameter_begin + portion.numel, gradient.options())
+              .mul_(0.7)
+              .add_(portion.parameter)
+              .sin_();
+      own[portion.parameter][0] += gradient.square().sum().cpu();
+      own[portion.parameter][1] += gradient.mul(vector).sum().cpu();
+    }
+  }
+  return own;
+}
+
 }  // namespace
 
 GradientProof::GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan,
@@ -47,20 +66,7 @@ void GradientProof::show() {
   const at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(parameters_.size());
   const at::Tensor own = at::zeros({count, 3}, at::kDouble);  // sum of squares, product, place of the slice
-  for (const OwnedSlice& slice : pager_.owned()) {
-    pager_.await_owned(slice.unit);
-    for (const Portion& portion :
-         portions_of(pager_.layout().units[slice.unit], slice.begin, slice.gradients.numel())) {
-      const at::Tensor gradient = slice.gradients.narrow(0, portion.slice_begin, portion.numel).to(at::kDouble);
-      const at::Tensor vector =
-          at::arange(portion.parameter_begin, portion.parameter_begin + portion.numel, gradient.options())
-              .mul_(0.7)
-              .add_(portion.parameter)
-              .sin_();
-      own[portion.parameter][0] += gradient.square().sum().cpu();
-      own[portion.parameter][1] += gradient.mul(vector).sum().cpu();
-    }
-  }
+  own.narrow(1, 0, 2).copy_(numbers_of_gradients(pager_));
   for (int64_t i = 0; i < count; ++i) own[i][2] = place_of(pager_.parameters()[static_cast<size_t>(i)].part);
   const at::Tensor places = own.select(1, 2).clone();
   shards_.all_reduce(own).wait();
@@ -104,6 +110,36 @@ void GradientProof::show() {
               "inside of this engine's forward. No weight has changed"));
     }
   }
+}
+
+void ReplicaProof::show() {
+  if (is_shown_) return;
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  const at::Tensor own = numbers_of_gradients(pager_);
+  const at::Tensor all = at::empty({replicas_.size(), own.size(0), 2}, at::kDouble);
+  replicas_.all_gather(all.flatten(), own.flatten()).wait();
+  const at::Tensor verdict = at::zeros({2}, at::kLong);  // is not finite; has a problem
+  if (!all.isfinite().all().item<bool>()) verdict[0].fill_(1);
+  const auto numbers = all.accessor<double, 3>();
+  const double all_norm = std::sqrt(all.select(2, 0).sum(1).max().item<double>());
+  std::string problem;
+  for (int rank = 1; rank < replicas_.size() && problem.empty(); ++rank)
+    for (int64_t i = 0; i < own.size(0) && problem.empty(); ++i) {
+      const double norm = std::sqrt(numbers[0][i][0]), other = std::sqrt(numbers[rank][i][0]);
+      const double difference = std::max(std::abs(norm - other), std::abs(numbers[0][i][1] - numbers[rank][i][1]));
+      if (!(difference > kOfOwnNorm * std::max(norm, other) + kOfAllNorms * all_norm)) continue;
+      problem = str("ranks 0 and ", rank, " of group '", replicas_.name(), "' hold the same shards and have gradients of \"",
+                    pager_.parameters()[static_cast<size_t>(i)].name, "\" of norms ", norm, " and ", other);
+    }
+  if (!problem.empty()) verdict[1].fill_(1);
+  model_.all_reduce(verdict, ReduceOp::kMax).wait();
+  if (verdict[0].item<int64_t>() != 0) return;  // a step that is skipped
+  is_shown_ = true;
+  if (verdict[1].item<int64_t>() != 0)
+    throw StateError(str("step: a sum over the axis \"replica\" is wrong: ",
+                         problem.empty() ? std::string("other ranks of the model name it") : problem,
+                         ". No weight has changed"));
 }
 
 }  // namespace trireme

@@ -36,4 +36,25 @@ class GradientProof {
   bool is_shown_ = false;
 };
 
+/// Compares gradients of ranks that hold the same shards, before the first update: where one has another, a sum over
+/// replicas is missing, and weights would drift apart. Nothing is compared where no two ranks have the same gradients
+/// after their sum: sharding over all ranks, sequences, states over replicas.
+class ReplicaProof {
+ public:
+  /// All outlive this. `replicas` hold the same shards; `model` are all ranks.
+  ReplicaProof(Pager& pager, Group& replicas, Group& model) : pager_(pager), replicas_(replicas), model_(model) {}
+
+  /// As GradientProof::show().
+  ///
+  /// Cost      once a pass over this rank's gradients, and 16 bytes for each parameter over `replicas`.
+  /// Throws    StateError, on every rank of the model, that names the parameter and the ranks where this one sees it.
+  void show();
+
+ private:
+  Pager& pager_;
+  Group& replicas_;
+  Group& model_;
+  bool is_shown_ = false;
+};
+
 }  // namespace trireme

@@ -75,6 +75,7 @@ std::vector<ShardMesh> make_meshes(TrainingGroups& groups) {
   const std::vector<int>& members = plan.sums.of(plan.rank);
   Group& shards = *groups.own.emplace_back(groups.shards.split(positions_in(members, plan.shards), "shards"));
   Group& replicas = *groups.own.emplace_back(groups.shards.split(positions_in(members, plan.replicas), "replicas"));
+  if (!plan.states_over_replicas) groups.replicas = &replicas;
   return {{.shards = shards,
            .replicas = &replicas,
            .states_over_replicas = plan.states_over_replicas,

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "comm/backend.h"
 #include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_folder.h"
@@ -98,6 +99,70 @@ TEST(HybridSharding, CheckpointsAtAnyOtherSharding) {
       outcome.losses.insert(outcome.losses.end(), part->losses.begin(), part->losses.end());
     outcome.weights = end.weights;
     expect_same_training(outcome, expected);
+  }
+}
+
+/// A group whose sums of gradients are left out.
+class WithoutSums final : public comm::Backend {
+ public:
+  explicit WithoutSums(std::unique_ptr<Backend> group) : Backend(group->state()), group_(std::move(group)) {}
+
+  Pending<void> submit(comm::Request request) override {
+    const bool is_sum = request.call.kind == comm::CallKind::kAllReduce && request.output.is_floating_point();
+    return is_sum ? Pending<void>() : group_->submit(std::move(request));
+  }
+  std::unique_ptr<Backend> split(const comm::Split& split) override { return group_->split(split); }
+
+ private:
+  const std::unique_ptr<Backend> group_;
+};
+
+/// A world of which the replicas do not add up their gradients.
+class WorldWithoutReplicaSums final : public comm::Backend {
+ public:
+  explicit WorldWithoutReplicaSums(Group& world) : Backend(world.backend().state()), world_(world.backend()) {}
+
+  Pending<void> submit(comm::Request request) override { return world_.submit(std::move(request)); }
+  std::unique_ptr<Backend> split(const comm::Split& split) override {
+    auto group = world_.split(split);
+    if (split.info.name.find("replicas") == std::string::npos) return group;
+    return std::make_unique<WithoutSums>(std::move(group));
+  }
+
+ private:
+  Backend& world_;
+};
+
+TEST(HybridSharding, ASumOverReplicasThatIsLeftOutIsNamedBeforeTheFirstUpdate) {
+  for (const bool is_planted : {false, true}) {
+    std::vector<std::string> texts(kHybridRanks);
+    std::vector<bool> has_changed(kHybridRanks);
+    run_ranks(kHybridRanks, [&](Rank& rank) {
+      at::set_num_threads(1);
+      std::unique_ptr<comm::Backend> faulty;
+      if (is_planted) faulty = std::make_unique<WorldWithoutReplicaSums>(rank.world());
+      std::optional<Group> own;
+      if (faulty) own.emplace(std::move(faulty));
+      const TrainedModel model = make_llama();
+      Engine engine(own ? *own : rank.world(), *model.module, {.config = hybrid_config(2, "mics_shard_size", 2, "copy")});
+      const auto before = parameters_of(*model.module);
+      try {
+        for (int micro = 0; micro < 2; ++micro) {
+          engine.backward(model.loss({2 * rank.id() + micro, 0}));
+          engine.step();
+        }
+      } catch (const StateError& error) {
+        texts[static_cast<size_t>(rank.id())] = error.what();
+      }
+      for (const auto& [name, weight] : parameters_of(*model.module))
+        if (!weight.equal(before.at(name))) has_changed[static_cast<size_t>(rank.id())] = true;
+    });
+    for (int rank = 0; rank < kHybridRanks; ++rank) {
+      EXPECT_EQ(has_changed[static_cast<size_t>(rank)], !is_planted);
+      EXPECT_EQ(texts[static_cast<size_t>(rank)].find("a sum over the axis \"replica\" is wrong") != std::string::npos,
+                is_planted)
+          << texts[static_cast<size_t>(rank)];
+    }
   }
 }
 

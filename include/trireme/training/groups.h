@@ -19,6 +19,7 @@ struct TrainingGroups {
   Group& model;                     ///< all ranks that step together, `shards` or more
   Group* sequence = nullptr;        ///< ranks that share samples; null: every rank has its own
   Group* tensor = nullptr;          ///< ranks that have slices of the same layers; null: layers are not cut
+  Group* replicas = nullptr;        ///< ranks that hold the same shards and update them alike; null: no two do
   Group* stages = nullptr;          ///< one rank of each stage; null: the model has one
   std::vector<Axis> topology = {};  ///< of `model`
   std::unique_ptr<Grid> grid = {};  ///< owner of groups; null: the caller has them
@@ -34,7 +35,7 @@ TrainingGroups groups_of(const Grid& grid, const ParallelOptions& options, c10::
 /// Those of a world without a grid. Collective where samples or layers are cut, too.
 TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Device device);
 
-/// The meshes over which parameters are sharded. Collective where there are replicas.
+/// The meshes over which parameters are sharded; sets `groups.replicas`. Collective where there are replicas.
 std::vector<ShardMesh> make_meshes(TrainingGroups& groups);
 
 }  // namespace trireme
