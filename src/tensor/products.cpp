@@ -244,7 +244,7 @@ void TensorPass::run_batches(OperatorCall& call, Next next, Factor& left, Factor
         if (!known || known->is_copy) return beside(call, given, place, lead);
         const CutArgument own{.index = term, .tensor = given, .cut = known->cut};
         return own.from_right() == place ? recut(own, cut_along(lead.cut, own.cut.dim))
-                                         : take(whole(own), cut_along(lead.cut, given.dim() - place));
+                                         : beside(call, whole(own), place, lead);
       });
   }
   next(call);

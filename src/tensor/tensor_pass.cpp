@@ -264,6 +264,7 @@ std::optional<std::vector<int64_t>> TensorPass::whole_sizes(const at::Tensor& te
 /// What `make` gives of `tensor`, once for all layers that use it.
 template <class Make>
 at::Tensor TensorPass::entered_once(const at::Tensor& tensor, const Make& make) {
+  if (tensor.is_inference()) return make();  // it has no version
   for (const Entered& one : entered_)
     if (one.whole._unsafe_get_target() == tensor.unsafeGetTensorImpl() && !one.whole.expired() &&
         one.version == tensor._version() && one.has_gradient == asks_gradient(tensor))
@@ -291,7 +292,11 @@ at::Tensor TensorPass::enter_whole(const CutArgument& one) {
 
 TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call) {
   const int64_t dim = part.dim() - 2;
-  if (!shards_tokens_ || dim < 0 || part.size(dim) < group_.size() || part.numel() == 0)
+  const std::string& name = call.op.schema().name();
+  // Two dims may be anything: a matrix of weights alone, as a penalty has it.
+  const bool is_of_tokens =
+      part.dim() > 2 || name == "aten::linear" || name == "aten::addmm" || name == "aten::embedding";
+  if (!shards_tokens_ || !is_of_tokens || dim < 0 || part.size(dim) < group_.size() || part.numel() == 0)
     return {summed(part, exchanges_, name_of(call)), {}};
   if (!takes_wholes())
     throw StateError(str(name_of(call),

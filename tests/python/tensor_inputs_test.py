@@ -10,6 +10,8 @@ _RANKS = """
 
     class Core:  # over the ranks of the job, as a tensor group of all of them
         calls = 0
+        def is_part(self, tensor):
+            return False
         def check_same_inputs(self, numbers):
             self.calls += 1
             least, most = torch.tensor(numbers), torch.tensor(numbers)
