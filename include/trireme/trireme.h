@@ -18,6 +18,7 @@
 #include "trireme/data/loader.h"                 // defines: TokenDataset, DataLoader
 #include "trireme/engine/engine.h"               // defines: Engine
 #include "trireme/engine/model_engine.h"         // defines: ModelEngine, initialize
+#include "trireme/fsdp/fully_shard.h"            // defines: FullySharded
 #include "trireme/precision/grad_scaler.h"       // defines: GradScaler
 #include "trireme/recompute/recompute.h"         // defines: recompute, recompute_sequential
 #include "trireme/recompute/selective.h"         // defines: SelectiveRecompute

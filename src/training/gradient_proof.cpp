@@ -129,8 +129,9 @@ void ReplicaProof::show() {
       const double norm = std::sqrt(numbers[0][i][0]), other = std::sqrt(numbers[rank][i][0]);
       const double difference = std::max(std::abs(norm - other), std::abs(numbers[0][i][1] - numbers[rank][i][1]));
       if (!(difference > kOfOwnNorm * std::max(norm, other) + kOfAllNorms * all_norm)) continue;
-      problem = str("ranks 0 and ", rank, " of group '", replicas_.name(), "' hold the same shards and have gradients of \"",
-                    pager_.parameters()[static_cast<size_t>(i)].name, "\" of norms ", norm, " and ", other);
+      problem =
+          str("ranks 0 and ", rank, " of group '", replicas_.name(), "' hold the same shards and have gradients of \"",
+              pager_.parameters()[static_cast<size_t>(i)].name, "\" of norms ", norm, " and ", other);
     }
   if (!problem.empty()) verdict[1].fill_(1);
   model_.all_reduce(verdict, ReduceOp::kMax).wait();

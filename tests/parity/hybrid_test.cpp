@@ -144,7 +144,8 @@ TEST(HybridSharding, ASumOverReplicasThatIsLeftOutIsNamedBeforeTheFirstUpdate) {
       std::optional<Group> own;
       if (faulty) own.emplace(std::move(faulty));
       const TrainedModel model = make_llama();
-      Engine engine(own ? *own : rank.world(), *model.module, {.config = hybrid_config(2, "mics_shard_size", 2, "copy")});
+      Engine engine(own ? *own : rank.world(), *model.module,
+                    {.config = hybrid_config(2, "mics_shard_size", 2, "copy")});
       const auto before = parameters_of(*model.module);
       try {
         for (int micro = 0; micro < 2; ++micro) {

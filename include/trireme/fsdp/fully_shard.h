@@ -1,0 +1,112 @@
+// Programs as FSDP2's are, in C++: an unmodified module, loss.backward(), an optimizer of torch::optim.
+//
+//   trireme::FullySharded sharded(world, *model, {.units = {"layers[.][0-9]+"}});
+//   auto& optimizer = sharded.use<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
+//   for (auto& batch : loader) {
+//     loss_of(*model, batch).backward();
+//     sharded.clip_grad_norm_(1.0);
+//     optimizer.step();
+//     optimizer.zero_grad();
+//   }
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trireme/engine/engine_base.h"
+
+namespace trireme {
+
+/// The arguments of FSDP2's fully_shard().
+struct FullyShardPolicy {
+  /// Names of modules, as regular expressions of a whole name; the parameters of each are gathered together. Empty: the
+  /// library chooses.
+  std::vector<std::string> units = {};
+  bool reshard_after_forward = true;  ///< false: parameters stay whole, gradients and states are sharded (ZeRO stage 2)
+  int shard_ranks = 0;                ///< so many neighbouring ranks shard, over which there are replicas; 0: all ranks
+  bool cpu_offload = false;           ///< shards and states stand in host memory
+};
+
+/// A module whose parameters, gradients and optimizer states are shared out over the ranks of a group. Gradients are
+/// means over ranks, and add up until the optimizer's step(). Construct, use and destroy on one thread.
+///
+/// Ensures   weights after each step are those of one process with all ranks' samples, within rounding.
+class FullySharded : public EngineBase {
+ public:
+  /// Collective. Throws, before the module is changed: ConfigError as Engine's, or for a policy that the ranks do not
+  /// fit.
+  FullySharded(Group& group, torch::nn::Module& module, const FullyShardPolicy& policy = {});
+  ~FullySharded() override;
+
+  /// The optimizer that a program steps.
+  class Optimizer;
+  /// Makes `Kind`, an optimizer of torch::optim, of all parameters that are trained; this owns it. Once.
+  ///
+  /// Throws    StateError: there is one; ConfigError: LBFGS, or one that looks at whole tensors.
+  template <class Kind, class Options>
+  Optimizer& use(const Options& options) {
+    return use<Kind>(all_in_one_group(), options);
+  }
+  /// The same of groups with options of their own, or `defaults`, as torch::optim takes them.
+  ///
+  /// Throws    ConfigError too: a parameter that is trained is in none of them, or a tensor is no parameter.
+  template <class Kind, class Options>
+  Optimizer& use(std::vector<torch::optim::OptimizerParamGroup> groups, const Options& defaults) {
+    return use(std::move(groups), std::make_unique<Options>(defaults),
+               [defaults](const auto& parts) { return std::make_unique<Kind>(parts, defaults); });
+  }
+
+  /// The norm of all gradients of this window, before they are scaled down to at most `max_norm`. Collective.
+  ///
+  /// Throws    StateError: no optimizer, no gradients, or set_requires_gradient_sync(false).
+  double clip_grad_norm_(double max_norm);
+  /// Whether backward passes reduce gradients. Every rank alike. Throws StateError: no optimizer.
+  void set_requires_gradient_sync(bool is_on);
+  /// The gradient of this window of `parameter`, whole; undefined where no rank has one. Collective.
+  at::Tensor full_grad(const at::Tensor& parameter);
+  /// `parameter`, whole: a copy. Collective.
+  at::Tensor full_tensor(const at::Tensor& parameter);
+
+ private:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&)>;
+
+  Groups all_in_one_group() const;
+  Optimizer& use(Groups groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults, Make make);
+  void end_window() { training().step().step(); }
+  int64_t copies_of_elements();
+
+  torch::nn::Module& module_;
+  std::unique_ptr<Optimizer> optimizer_;
+  bool is_deferring_ = false;
+  int64_t copies_ = 0;  ///< ranks that hold each element of the gradients; 0: not counted yet
+};
+
+/// An optimizer whose groups have the module's parameters, and whose steps run on shards. Schedulers of torch::optim
+/// take it as any other.
+class FullySharded::Optimizer final : public torch::optim::Optimizer {
+ public:
+  /// Ends the window: what the ranks' backward passes have added up. Collective.
+  ///
+  /// Throws    StateError: no gradient on any rank since the last step.
+  at::Tensor step(LossClosure closure = nullptr) override;
+  /// Drops the gradients of this window. Collective. That of a torch::optim::Optimizer& does nothing: it sees none.
+  void zero_grad() { sharded_.zero_grad(); }
+
+ private:
+  friend class FullySharded;
+  Optimizer(FullySharded& sharded, const Groups& groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+      : torch::optim::Optimizer(groups, std::move(defaults)), sharded_(sharded) {}
+  void hand_over_options();
+
+  FullySharded& sharded_;
+  torch::optim::Optimizer* on_shards_ = nullptr;
+};
+
+}  // namespace trireme
