@@ -6,7 +6,7 @@ import harness
 import torch
 from harness import Case, main
 
-harness.RankServer.imports = ("torch._dynamo", "torch.distributed.fsdp", "accelerate")
+harness.RankServer.imports = ("torch._dynamo", "torch.distributed.fsdp", "accelerate", "transformers.trainer", "transformers.models.llama.modeling_llama")
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 _AS_FSDP = """
 import runpy
@@ -57,6 +57,27 @@ class Accelerated(Case):
         expected, found = self.told("torchs", 2, by="torch", **options), self.told("ours", 2, **options)
         self.assert_same(found, expected, 1e-6)
         self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
+
+    def assert_same_model(self, one, other, tolerance):
+        from safetensors.torch import load_file  # of the environment of these tests
+        found, expected = (load_file(self.folder / out / "model.safetensors") for out in (one, other))
+        self.assertEqual(set(found), set(expected))
+        for name, weight in found.items():
+            torch.testing.assert_close(weight, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+    def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
+        alone = self.told("alone", 0, program="trainer.py", micro=8, accumulation=1)
+        config = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}
+        for name, more in (("full", {}), ("sharded", {"state_dict_type": "SHARDED_STATE_DICT"})):
+            options = {"program": "trainer.py", "micro": 2, "fsdp": "full_shard auto_wrap", "fsdp_config": {**config, **more}}
+            found = self.told(name, 2, **options)
+            for key in ("eval_loss", "grad_norm", "learning_rate"):
+                self.assert_close(found[key], alone[key])
+            resumed = self.told(f"{name}-resumed", 2, resume=str(self.folder / name / "checkpoint-3"), **options)
+            self.assertEqual(resumed, found)
+            if name == "full":  # a sharded state dict is PyTorch's checkpoint, not a file of the model
+                self.assert_same_model(f"{name}/final", "alone/final", 1e-5)
+                self.assert_same_model(f"{name}-resumed/final", f"{name}/final", 0)
 
     def test_refuses_by_name_what_is_not_known_to_be_right(self):
         plugin = {"fsdp_version": 2}
