@@ -10,6 +10,7 @@ import torch.distributed._composable.fsdp
 
 from trireme import fsdp
 from trireme.errors import UnsupportedError
+from trireme.fsdp import accelerate
 from trireme.programs import run
 
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp", "torch.distributed._composable.fsdp.fully_shard",
@@ -28,6 +29,7 @@ def install():
             if module is not None and hasattr(module, name):
                 setattr(module, name, getattr(fsdp, name))
     torch.distributed.fsdp.FullyShardedDataParallel.__init__ = _refuse
+    accelerate.install()
 
 
 def main(words):

@@ -150,6 +150,30 @@ std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parame
   return place.full(place.state(state));
 }
 
+std::vector<std::string> optimizer_state_names(const at::Tensor& parameter) {
+  const Place place(parameter, "optimizer_state_names");
+  return place.is_frozen() ? std::vector<std::string>() : place.access().state_names(place.index());
+}
+
+int64_t step_count(const at::Tensor& parameter) {
+  const Place place(parameter, "step_count");
+  return place.is_frozen() ? 0 : place.access().step_counts()[place.index()];
+}
+
+void set_step_counts(const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& counts) {
+  if (parameters.size() != counts.size())
+    throw ShapeError(str("set_step_counts: ", parameters.size(), " parameters and ", counts.size(), " counts"));
+  if (parameters.empty()) return;
+  ParameterAccess& access = WritablePlace(parameters.front(), "set_step_counts").access();
+  std::vector<int64_t> all = access.step_counts();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const WritablePlace place(parameters[i], "set_step_counts");
+    if (&place.access() != &access) throw StateError("set_step_counts: parameters of several engines");
+    all[place.index()] = counts[i];
+  }
+  access.set_step_counts(all);
+}
+
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter) {
   const Place place(parameter, "safe_get_full_grad", Subject::kGradient);
   if (place.is_frozen()) return std::nullopt;

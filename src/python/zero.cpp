@@ -120,6 +120,9 @@ void bind_zero(py::module_& module) {
   module.def("whole_tensor", &whole_tensor, WithoutGil());
   module.def("safe_get_full_fp32_param", &safe_get_full_fp32_param, WithoutGil());
   module.def("safe_get_full_optimizer_state", &safe_get_full_optimizer_state, WithoutGil());
+  module.def("optimizer_state_names", &optimizer_state_names, WithoutGil());
+  module.def("step_count", &step_count, WithoutGil());
+  module.def("set_step_counts", &set_step_counts, WithoutGil());
   module.def("safe_get_full_grad", &safe_get_full_grad, WithoutGil());
   module.def("safe_set_full_fp32_param", &safe_set_full_fp32_param, WithoutGil());
   module.def("safe_set_full_optimizer_state", &safe_set_full_optimizer_state, WithoutGil());

@@ -39,6 +39,13 @@ std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter);
 at::Tensor whole_weight(const at::Tensor& parameter);
 /// A state by the name that it has in checkpoints, such as "exp_avg".
 std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
+/// The names of the states that the library's own update keeps of a parameter, the same on every rank; none with a
+/// client's optimizer. Local.
+std::vector<std::string> optimizer_state_names(const at::Tensor& parameter);
+/// How often a parameter was updated; 0 of a frozen one. Local, but waits for a device.
+int64_t step_count(const at::Tensor& parameter);
+/// Each of `parameters`, of one engine and not frozen, goes on as after so many updates. Local.
+void set_step_counts(const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& counts);
 /// The mean over ranks and micro-batches so far, without a loss scale, before clipping; nothing for a parameter that no
 /// rank used. Inside of no_sync() and coalesce_grad_reduction(), where nothing is reduced: this rank's sum since the
 /// last reduction, each micro-batch counted as in the mean of the window; collective then over the ranks that share
@@ -95,6 +102,8 @@ class ParameterAccess final : public PagerCompanion {
   Part state(int parameter, const std::string& state) const;
   /// As ShardedOptimizer has them.
   const std::vector<std::string>& state_names(int parameter) const { return optimizer_->state_names(parameter); }
+  std::vector<int64_t> step_counts() const { return optimizer_->step_counts(); }
+  void set_step_counts(const std::vector<int64_t>& counts) { optimizer_->set_step_counts(counts); }
   /// As the pager holds it: times loss_scale().
   Part gradient(int parameter) const;
   double loss_scale() const { return loss_scale_ ? loss_scale_() : 1; }

@@ -4,12 +4,11 @@ import weakref
 
 import torch
 
-from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import optimizers
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import Root
-from .tensors import Whole, show
+from .tensors import show
 
 _classes = {}  # a module's class with FSDPModule before it
 
@@ -111,11 +110,14 @@ class FSDPModule:
     def state_dict(self, *args, **kwargs):
         """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first."""
         self._fsdp_root().engine()
-        state = super().state_dict(*args, **kwargs)
-        for name, value in state.items():
-            if type(value) is torch.Tensor and core.is_managed(value):
-                state[name] = value.as_subclass(Whole)
-        return state
+        return self._fsdp_root().values(super().state_dict(*args, **kwargs))
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        """As the module's, of whole tensors that are the same on every rank. Collective where modules compute in 16 bits."""
+        found = super().load_state_dict(state_dict, *args, **kwargs)
+        given = {parameter: state_dict[name] for name, parameter in self.named_parameters(remove_duplicate=False) if name in state_dict and parameter.requires_grad}
+        self._fsdp_root().keep_values(given)
+        return found
 
     def zero_grad(self, set_to_none=True):
         """Drops gradients, all of the root's. Raises UnsupportedError: of a part alone; set_to_none=False."""

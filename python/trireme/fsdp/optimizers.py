@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..errors import StateError, UnsupportedError
 from ..training.client_optimizer import refuse_known
 from ..training.optimizers import EngineOptimizer
+from . import states
 from .tensors import Gradient, ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
@@ -27,7 +28,7 @@ def watch():
     @functools.wraps(add)
     def add_and_attach(self, param_group):
         add(self, param_group)
-        _attach(self, self.param_groups[-1]["params"])
+        attach(self, self.param_groups[-1]["params"])
 
     torch.optim.Optimizer.add_param_group = add_and_attach
     register_optimizer_step_pre_hook(_refuse_stranger)
@@ -41,6 +42,8 @@ def watch():
         return _total_norm(tensors, float(norm_type), error_if_nonfinite)
 
     clip_grad._get_total_norm = total_norm  # pylint: disable=protected-access
+    from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
+    dcp.watch()
 
 
 def _total_norm(gradients, norm_type, error_if_nonfinite):
@@ -55,7 +58,8 @@ def _total_norm(gradients, norm_type, error_if_nonfinite):
     return norm.as_subclass(Whole)
 
 
-def _attach(optimizer, parameters):
+def attach(optimizer, parameters):
+    """`optimizer` has `parameters`; those of a wrapped module make its Root the one that steps."""
     roots = {parameter.fsdp_root() for parameter in parameters if isinstance(parameter, ShardedParameter)}
     if not roots or isinstance(optimizer, EngineOptimizer):
         return
@@ -66,10 +70,19 @@ def _attach(optimizer, parameters):
     root = roots.pop()
     _roots[optimizer] = root
     root.attach(optimizer)
-    optimizer.step = types.MethodType(_step, optimizer)
+    optimizer.step = _stepper(optimizer)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
     optimizer.state_dict = types.MethodType(_state_dict, optimizer)
     optimizer.load_state_dict = types.MethodType(_load_state_dict, optimizer)
+
+
+def _stepper(optimizer):
+    """step() of `optimizer`. A scheduler that has wrapped the one before finds its mark again; the library tells it of steps."""
+    if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return types.MethodType(_step, optimizer)
+    step = functools.partial(_step, optimizer)
+    step._wrapped_by_lr_sched = True  # pylint: disable=protected-access
+    return step
 
 
 def _step(optimizer, closure=None):
@@ -92,19 +105,34 @@ def _zero_grad(optimizer, set_to_none=True):
 
 
 def _state_dict(optimizer):
-    """Hyperparameters, before the first step. Raises UnsupportedError: afterwards."""
-    if _roots[optimizer].has_states(optimizer):
-        raise UnsupportedError("optimizer.state_dict(): states are sharded by the library; save them with the weights by trireme.fsdp.save_checkpoint(model, "
-                               "optimizer, folder)")
-    return type(optimizer).state_dict(optimizer)
+    """As torch's, with whole states; hyperparameters alone before the first step. Collective after it."""
+    root, made = _roots[optimizer], type(optimizer).state_dict(optimizer)
+    if root.has_states(optimizer):
+        states.check("optimizer.state_dict()", root.engine(), optimizer)
+        made["state"] = states.of(optimizer, root.has_begun)
+    return made
 
 
 def _load_state_dict(optimizer, state_dict):
-    """Hyperparameters. Raises UnsupportedError: states."""
-    if state_dict["state"] or _roots[optimizer].has_states(optimizer):
-        raise UnsupportedError("optimizer.load_state_dict(): states are sharded by the library; load what trireme.fsdp.save_checkpoint() has saved by "
-                               "trireme.fsdp.load_checkpoint(model, optimizer, folder)")
-    type(optimizer).load_state_dict(optimizer, state_dict)
+    """As torch's, of whole states that are the same on every rank. Collective where there are states."""
+    root = _roots[optimizer]
+    type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})
+    if state_dict["state"] or root.has_states(optimizer):
+        root.use(optimizer)
+        states.check("optimizer.load_state_dict()", root.engine(), optimizer)
+        states.load(optimizer, state_dict)
+
+
+def attached(optimizer):
+    """The optimizer itself, or the one that it wraps, where it is of a wrapped module's parameters; None: it is not."""
+    while optimizer is not None and optimizer not in _roots:
+        optimizer = vars(optimizer).get("optimizer")
+    return optimizer
+
+
+def root_of(optimizer):
+    """The Root of an optimizer of a wrapped module's parameters."""
+    return _roots[optimizer]
 
 
 def check_none(set_to_none):

@@ -48,7 +48,7 @@ def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
         raise ConfigError(f"fully_shard(reshard_after_forward={reshard_after_forward!r}): expected True, False, None or a number of ranks")
     if mp_policy.param_dtype not in (None, torch.float32, torch.bfloat16):
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float32 or None; fp16 needs a loss scale")
-    if mp_policy.reduce_dtype not in (None, torch.float32):
+    if mp_policy.reduce_dtype not in (None, torch.float32, torch.bfloat16):  # of which bfloat16 is summed in more digits than asked for
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): gradients are summed in float32; leave reduce_dtype out")
     return Choice(mesh, reshard_after_forward, mp_policy, offload_policy)
 
@@ -74,6 +74,8 @@ def configuration(choices, world_size):
         if zero["stage"] == 3:
             zero["offload_param"] = {"device": "cpu"}
     dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "fp32"}} if root.precision.param_dtype is torch.bfloat16 else {}
+    if dtypes and root.precision.reduce_dtype is torch.float32:
+        dtypes["communication_data_type"] = "fp32"
     inner = sorted((name for name in choices if name), key=lambda name: -name.count("."))
     units = {"unit_patterns": [f"^{re.sub('[.]', '[.]', name)}[.]" for name in inner]} if inner else {}
     return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": units, **dtypes}

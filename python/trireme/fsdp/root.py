@@ -8,8 +8,9 @@ from .. import ranks
 from .._native import core
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
+from ..parameters import numbered
 from . import policies
-from .tensors import Gradient, show
+from .tensors import Gradient, Whole, show
 
 
 class _ProgramEngine(Engine):
@@ -31,6 +32,7 @@ class Root:
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
         self._copies = None
+        self.has_begun = False  # whether states of parameters that no step has changed are shown
 
     module = property(lambda self: self._module)
     is_sharded = property(lambda self: self._engine is not None, doc="Whether there is an engine.")
@@ -113,9 +115,11 @@ class Root:
             self._follow_sync()
 
     def _follow_sync(self):
-        if self._defers == self._wants_sync:
-            self._engine.core.defer_reductions(not self._wants_sync)
-            self._defers = not self._wants_sync
+        if self._defers != self._wants_sync:
+            return
+        self._defers = not self._wants_sync
+        if not self._rounds():  # autograd adds up in the dtype of the weights; what is reduced at once is added up in fp32
+            self._engine.core.defer_reductions(self._defers)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -234,6 +238,23 @@ class Root:
     def _name(self, parameter):
         return next((name for name, one in self._module.named_parameters() if one is parameter), "?")
 
+    def values(self, state):
+        """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype. Collective then."""
+        for name, value in state.items():
+            parameter = numbered(value) if type(value) is torch.Tensor and core.is_managed(value) else None
+            if parameter is not None and self._rounds():
+                state[name] = self.full_parameter(parameter).as_subclass(Whole)
+                state[name].fsdp_parameter = parameter
+            elif parameter is not None:
+                state[name] = value.as_subclass(Whole)
+        return state
+
+    def keep_values(self, state):
+        """fp32 values that a module was given in `state`, {parameter: tensor}, are the optimizer's. Collective."""
+        if self._rounds():
+            for parameter, value in state.items():
+                core.safe_set_full_fp32_param(parameter, value)
+
     def full_parameter(self, parameter):
         """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
         master = core.safe_get_full_fp32_param(parameter) if self.engine().optimizer is not None and parameter.requires_grad else None
@@ -243,14 +264,12 @@ class Root:
 
     def save(self, optimizer, folder, tag):
         """Weights, optimizer states, counters and generators. Collective."""
-        self.engine()
-        self._use(optimizer)
+        self.use(optimizer)
         self._engine.save_checkpoint(folder, tag)
 
     def load(self, optimizer, folder, tag):
         """What save() has written, at any number of ranks; False: there is none. Collective."""
-        self.engine()
-        self._use(optimizer)
+        self.use(optimizer)
         self._forget()
         return self._engine.load_checkpoint(folder, tag)[0] is not None
 
@@ -263,6 +282,8 @@ class Root:
         if self._module.fsdp_wrap.outer is not None:
             raise StateError(f"{type(optimizer).__name__}.step(): the optimizer was made before fully_shard() of the whole model; make it after that")
         engine = self.engine()
+        if self._defers:
+            raise StateError("optimizer.step(): set_requires_gradient_sync(False) is on, so that gradients are not reduced; set it to True before the last backward pass")
         if self._standing:
             raise StateError("optimizer.step(): gradients of the step before were not dropped; call optimizer.zero_grad() after each step: those "
                              "gradients have gone, so they cannot be added to")
@@ -270,7 +291,7 @@ class Root:
             raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
                                    "or keep those out of training by requires_grad_(False)")
         self._require_same_parameters()
-        self._use(optimizer)
+        self.use(optimizer)
         engine.step()
         self._forget()
         self._standing.update(self._trained())
@@ -282,7 +303,14 @@ class Root:
                 raise StateError(f"optimizer.step(): '{name}' is another parameter than at the first forward, which nobody trains; give models their final form "
                                  "before fully_shard()")
 
-    def _use(self, optimizer):
+    def begin(self, optimizer):
+        """States of `optimizer` are there from here on, zeros before the first step. Collective."""
+        self.use(optimizer)
+        self.has_begun = True
+
+    def use(self, optimizer):
+        """`optimizer` is the one that steps. Collective at first."""
+        self.engine()
         if self._optimizer is None:
             self._engine.set_optimizer(optimizer)
             self._optimizer = optimizer

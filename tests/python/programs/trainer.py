@@ -33,6 +33,7 @@ def main(options):
         gradient_accumulation_steps=options.get("accumulation", 1), per_device_eval_batch_size=4, logging_steps=1,
         learning_rate=1e-2, weight_decay=0.1, warmup_steps=2, report_to=[], use_cpu=True, seed=3, eval_strategy="steps", eval_steps=1,
         save_strategy="steps", save_steps=3, disable_tqdm=True, deepspeed=options.get("deepspeed"),
+        fsdp=options.get("fsdp"), fsdp_config=options.get("fsdp_config"),
         bf16=options.get("bf16", False))
     torch.manual_seed(0)
     model = LlamaForCausalLM.from_pretrained(options["model"]) if "model" in options else LlamaForCausalLM(LLAMA)

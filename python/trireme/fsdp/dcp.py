@@ -1,0 +1,87 @@
+"""torch.distributed.checkpoint over wrapped modules. Each rank reads and writes tensors in an order of its own there, so it gets whole copies."""
+import functools
+
+import torch
+from torch.distributed.checkpoint import state_dict as torchs, state_dict_loader, state_dict_saver
+from torch.utils import _pytree
+
+from .._native import core
+from . import optimizers, states
+
+
+def _is_ours(value):
+    """Whether a leaf of a state dict is a tensor of a wrapped module, or an fp32 value of one."""
+    return isinstance(value, torch.Tensor) and not value.is_meta and (core.is_managed(value) or getattr(value, "fsdp_parameter", None) is not None)
+
+
+def _whole(value):
+    if core.is_managed(value):
+        return core.whole_tensor(value)
+    return value.as_subclass(torch.Tensor).clone()
+
+
+def _with_wholes(values):
+    """Containers with plain copies in place of tensors of a wrapped module. Collective."""
+    return _pytree.tree_map(lambda value: _whole(value) if _is_ours(value) else value, values)
+
+
+def _places(values):
+    """[(container, key, tensor of a wrapped module)] of nested dicts and lists."""
+    items = list(values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else [])
+    return [place for key, value in items for place in ([(values, key, value)] if _is_ours(value) else _places(value))]
+
+
+def _load(original, state_dict, *args, **kwargs):
+    """Loads into copies, and then into the module. Collective."""
+    places = _places(state_dict)
+    for container, key, value in places:
+        container[key] = _whole(value)
+    try:
+        original(state_dict, *args, **kwargs)
+    finally:
+        loaded = [container[key] for container, key, _ in places]
+        for container, key, value in places:
+            container[key] = value
+    with torch.no_grad():
+        for (_, _, value), copy in zip(places, loaded):
+            value.copy_(copy)
+            if getattr(value, "fsdp_parameter", None) is not None:
+                core.safe_set_full_fp32_param(value.fsdp_parameter, copy)
+
+
+def _init_states(original, optimizer):
+    """States of zeros, as torch's has after a step of nothing; the library's are there without one. Collective."""
+    own = optimizers.attached(optimizer)
+    if own is None:
+        original(optimizer)
+    else:
+        optimizers.root_of(own).begin(own)
+
+
+def _unflatten(original, optimizer, *args, **kwargs):
+    """Asks `optimizer.state` for the names of states."""
+    own = optimizers.attached(optimizer)
+    if own is None:
+        return original(optimizer, *args, **kwargs)
+    own.state.update(states.names(own))
+    try:
+        return original(optimizer, *args, **kwargs)
+    finally:
+        own.state.clear()
+
+
+def _wrap(module, name, wrapper):
+    original = getattr(module, name)
+    setattr(module, name, functools.wraps(original)(functools.partial(wrapper, original)))
+
+
+def watch():
+    """From here on torch.distributed.checkpoint knows wrapped modules and their optimizers. Called once."""
+    _wrap(torchs, "_init_optim_state", _init_states)
+    _wrap(torchs, "_unflatten_optim_state_dict", _unflatten)
+    _wrap(torchs, "_maybe_full_or_cpu_state_dict",
+          lambda original, values, info: original(_with_wholes(values) if info.full_state_dict or info.cpu_offload else values, info))
+    _wrap(state_dict_saver, "_stateful_to_state_dict", lambda original, values: _with_wholes(original(values)))
+    _wrap(state_dict_loader, "_load_state_dict", _load)
+
+

@@ -1,0 +1,92 @@
+"""Accelerate's FSDP on hosts: losses, gradients and weights of one process, and of PyTorch's own fully_shard as Accelerate calls it."""
+import json
+import pathlib
+
+import harness
+import torch
+from harness import Case, main
+
+harness.RankServer.imports = ("torch._dynamo", "torch.distributed.fsdp", "accelerate", "transformers.trainer", "transformers.models.llama.modeling_llama")
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+_AS_FSDP = """
+import runpy
+import trireme.as_fsdp
+trireme.as_fsdp.install()
+sys.argv = {words!r}
+os.environ.update({environment!r})
+{before}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Accelerated(Case):
+    def told(self, out, ranks, *, by="trireme", environment=None, program="for_fsdp/accelerated.py", before="", **options):
+        """What a program tells: its line, and the tensors that it saves. `by`: "trireme", or "torch" for PyTorch's own FSDP; without ranks one process."""
+        options = {"accumulation": 2, "out": str(self.folder / out), **options}
+        (self.folder / out).mkdir()
+        words = [str(PROGRAMS / program), json.dumps(options)]
+        if ranks and by == "trireme":
+            words = [self.write(f"{out}.py", "import os, sys\n" + _AS_FSDP.format(words=words, environment=environment or {}, before=before))]
+        elif ranks:
+            words = [PROGRAMS / "for_fsdp" / "on_host.py", *words]
+        line = harness.result_of(harness.RankServer.run(ranks, words))
+        saved = self.folder / out / "told.pt"
+        return {**(torch.load(saved) if saved.exists() else {}), **line}
+
+    def assert_same(self, found, expected, tolerance=1e-5):
+        for name in ("losses", "norms", "gradients", "weights"):
+            if name in expected:
+                torch.testing.assert_close(found[name], expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+        self.assertEqual(found["again"], found["losses"][len(found["losses"]) // 2:])  # load_state() has brought everything back
+
+    def test_trains_saves_and_loads_as_one_process(self):
+        alone = self.told("alone", 0, micro=8)
+        plugin = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}
+        found = self.told("plugin", 2, micro=4, plugin=plugin)
+        self.assert_same(found, alone)
+        self.assertEqual((found["kind"], found["lr"]), ("DistributedType.FSDP", alone["lr"]))
+        # What `accelerate launch --config_file fsdp.yaml` sets.
+        variables = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+                     "FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP": "Block", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT", "FSDP_RESHARD_AFTER_FORWARD": "true",
+                     "FSDP_OFFLOAD_PARAMS": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
+        self.assert_same(self.told("variables", 2, micro=4, environment=variables), alone)
+
+    def test_computes_in_bf16_as_torchs_fully_shard(self):
+        policy = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "bfloat16"}
+        options = {"micro": 4, "precision": "bf16", "plugin": {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap", "mixed_precision_policy": policy}}
+        expected, found = self.told("torchs", 2, by="torch", **options), self.told("ours", 2, **options)
+        self.assert_same(found, expected, 1e-6)
+        self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
+
+    def assert_same_model(self, one, other, tolerance):
+        from safetensors.torch import load_file  # of the environment of these tests
+        found, expected = (load_file(self.folder / out / "model.safetensors") for out in (one, other))
+        self.assertEqual(set(found), set(expected))
+        for name, weight in found.items():
+            torch.testing.assert_close(weight, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+    def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
+        alone = self.told("alone", 0, program="trainer.py", micro=8, accumulation=1)
+        config = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}
+        for name, more in (("full", {}), ("sharded", {"state_dict_type": "SHARDED_STATE_DICT"})):
+            options = {"program": "trainer.py", "micro": 2, "fsdp": "full_shard auto_wrap", "fsdp_config": {**config, **more}}
+            found = self.told(name, 2, **options)
+            for key in ("eval_loss", "grad_norm", "learning_rate"):
+                self.assert_close(found[key], alone[key])
+            resumed = self.told(f"{name}-resumed", 2, resume=str(self.folder / name / "checkpoint-3"), **options)
+            self.assertEqual(resumed, found)
+            if name == "full":  # a sharded state dict is PyTorch's checkpoint, not a file of the model
+                self.assert_same_model(f"{name}/final", "alone/final", 1e-5)
+                self.assert_same_model(f"{name}-resumed/final", f"{name}/final", 0)
+
+    def test_refuses_by_name_what_is_not_known_to_be_right(self):
+        plugin = {"fsdp_version": 2}
+        for words, options in {
+                "accelerate 0.1: its FSDP is known to train here in version 1.15.0": {"before": "import importlib.metadata; importlib.metadata.version = lambda name: '0.1'"},
+                "fp16 needs a loss scale": {"precision": "fp16"}}.items():
+            with self.subTest(words), self.assertRaisesRegex(AssertionError, words):
+                self.told(words[:5], 2, micro=4, plugin=plugin, **options)
+
+
+if __name__ == "__main__":
+    main()
