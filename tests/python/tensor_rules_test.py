@@ -105,6 +105,41 @@ class Rules(Case):
             with self.subTest(words):
                 self.assertIn(words, text)
 
+    def test_functions_that_work_by_element_run_on_slices(self):
+        refused, losses, gradients, wrong = self.on_ranks(2, _PROGRAM + """
+    from trireme.tensor.rules import works_by_element
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x ** 3
+        @staticmethod
+        def backward(ctx, gradient):
+            return 3 * gradient * ctx.saved_tensors[0] ** 2
+    class Own(Net):
+        def forward(self, x):
+            return (x + self.down(Cube.apply(self.up(self.norm(x))))).square().mean()
+    def step():
+        own, plain = Own(), Own()
+        engine, *_ = trireme.initialize(model=own, config=config())
+        x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+        try:
+            loss = engine(x)
+            engine.backward(loss)
+            plain(x).backward()
+            apart = max((trireme.utils.safe_get_full_grad(p) - q.grad).norm().item() for p, q in zip(own.parameters(), plain.parameters()))
+        finally:
+            engine.destroy()
+        return [loss.item() - plain(x).item(), apart]
+    result = [told(step)]
+    works_by_element(Cube)
+    result += [*step(), told(lambda: works_by_element(Own))]
+""")
+        self.assertIn("say so by trireme.tensor.rules.works_by_element()", refused)
+        self.assertAlmostEqual(losses, 0, delta=1e-6)
+        self.assertLess(gradients, 1e-5)
+        self.assertIn("is no subclass of torch.autograd.Function", wrong)
+
 
 if __name__ == "__main__":
     main()

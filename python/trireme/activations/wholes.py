@@ -252,6 +252,14 @@ def _differentiated(original):
     return grad
 
 
+# Functions of transformers whose forward() and backward() work element by element.
+_BY_ELEMENT = {"transformers.models.bloom.modeling_bloom.GeLUFunction", "transformers.models.recurrent_gemma.modeling_recurrent_gemma.SqrtBoundDerivative"}
+
+
+def _works_by_element(function):
+    return getattr(function, "trireme_works_by_element", False) or f"{function.__module__}.{function.__qualname__}" in _BY_ELEMENT
+
+
 def _applied(original):
     """A custom function whose result is a whole, of arguments that are parts, has a backward that knows of one rank."""
     @functools.wraps(original)
@@ -259,10 +267,11 @@ def _applied(original):
         results = original(cls, *args, **kwargs)
         if _cores and torch.is_grad_enabled() and cls.__module__.partition(".")[0] not in ("torch", "trireme"):
             parts = list(filter(_is_part, args))
-            if any(core.is_slice(part) for part in parts for core in list(_cores)):
+            if not _works_by_element(cls) and any(core.is_slice(part) for part in parts for core in list(_cores)):
                 raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a slice, and so is the "
-                                 "gradient that its backward() gets, in which norms, sums and sizes are this rank's; write it by torch's operators, or "
-                                 "leave the parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\")")
+                                 "gradient that its backward() gets, in which norms, sums and sizes are this rank's; write it by torch's operators, leave "
+                                 "the parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\"), or, where forward() and "
+                                 "backward() work element by element, say so by trireme.tensor.rules.works_by_element()")
             for result in results if isinstance(results, (tuple, list)) else (results,):
                 if parts and isinstance(result, torch.Tensor) and result.requires_grad and sizes_of_whole(result) is None:
                     raise StateError(f"{cls.__qualname__}.apply: its argument {tuple(parts[0].shape)} is a tensor of which this rank has a part "
