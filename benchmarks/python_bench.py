@@ -1,9 +1,9 @@
 """Step time and memory of Python programs, interleaved in one run: Trireme's package beside plain PyTorch, DDP, FSDP2, DeepSpeed.
 
-  python_bench.py [--systems nocomm,trireme,ddp,fsdp2,deepspeed] [--models llama-130m,llama-9m,tiny64] [--dtypes fp32,bf16]
+  python_bench.py [--systems nocomm,trireme,as_fsdp,ddp,fsdp2,deepspeed] [--models llama-130m,llama-9m,tiny64] [--dtypes fp32,bf16]
                   [--ranks 2] [--rounds 3] [--steps 10] [--memory] [--smoke]
 
-nocomm is plain PyTorch whose ranks exchange nothing; with --ranks 1 it is one-process training. All sharded systems run ZeRO stage
+as_fsdp is fsdp2's program with trireme.fsdp's names. nocomm is plain PyTorch whose ranks exchange nothing; with --ranks 1 it is one-process training. All sharded systems run ZeRO stage
 3 (FSDP2's full sharding). Model, batch per rank, threads (one), AdamW and clipping are alike. DeepSpeed and Trireme take part where they can
 be imported (PYTHONPATH=build/release/python). --memory polls the proportional set size instead, peak above what it was before the
 model was built; its times do not count.
@@ -18,10 +18,10 @@ import threading
 import time
 
 from peers_bench import pss_mib
-from torch_peers import MAKERS, MODELS, PeerFailed, make_batch, make_nocomm, make_trireme, run_ranks
+from torch_peers import MAKERS, MODELS, PeerFailed, make_as_fsdp, make_batch, make_nocomm, make_trireme, run_ranks
 
 WARM_UP = 3
-SYSTEMS = {"nocomm": make_nocomm, "trireme": make_trireme, **MAKERS}
+SYSTEMS = {"nocomm": make_nocomm, "trireme": make_trireme, "as_fsdp": make_as_fsdp, **MAKERS}
 SAMPLES = {"tiny64": 16, "llama-9m": 2}  # per rank; 1 of the others
 
 
@@ -72,7 +72,7 @@ def report(title, results, memory):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", default="nocomm,trireme,ddp,fsdp2,deepspeed")
+    parser.add_argument("--systems", default="nocomm,trireme,as_fsdp,ddp,fsdp2,deepspeed")
     parser.add_argument("--models", default="llama-130m,llama-9m,tiny64")
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--ranks", type=int, default=2)
@@ -85,8 +85,8 @@ def main():
     if arguments.rank_of:
         return run_rank(json.loads(arguments.rank_of))
     systems = arguments.systems.split(",")
-    for system in ("deepspeed", "trireme"):
-        if system in systems and importlib.util.find_spec(system) is None:
+    for system, package in (("deepspeed", "deepspeed"), ("trireme", "trireme"), ("as_fsdp", "trireme")):
+        if system in systems and importlib.util.find_spec(package) is None:
             print(f"{system} cannot be imported: left out")
             systems.remove(system)
     if arguments.smoke:

@@ -146,15 +146,23 @@ def make_ddp(torch, shape, bf16):
     return make_nocomm(torch, shape, bf16, torch.nn.parallel.DistributedDataParallel)
 
 
-def make_fsdp2(torch, shape, bf16):
+def make_fsdp2(torch, shape, bf16, fsdp=None):
+    """With torch.distributed.fsdp, or another module of its names."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    if fsdp is None:
+        from torch.distributed import fsdp
     model, blocks = make_model(torch, shape)
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if bf16 else MixedPrecisionPolicy()
+    policy = fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16) if bf16 else fsdp.MixedPrecisionPolicy()
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for module in [*blocks, model]:
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
     return torch_peer(torch, model, list(model.parameters()), None)
+
+
+def make_as_fsdp(torch, shape, bf16):
+    """FSDP2's program on Trireme."""
+    import trireme.fsdp
+    return make_fsdp2(torch, shape, bf16, trireme.fsdp)
 
 
 def make_trireme(torch, shape, bf16):
@@ -202,7 +210,7 @@ def run_ranks(script, case, size=2, limit_s=900):
     try:
         return _run_ranks_once(script, case, size, limit_s)
     except PeerFailed as error:
-        if case["system"] == "trireme":
+        if case["system"] in ("trireme", "as_fsdp"):
             raise
         print(f"{case['system']} failed and is run once more: {error}", flush=True)
         return _run_ranks_once(script, case, size, limit_s)

@@ -102,6 +102,52 @@ TEST(HybridSharding, CheckpointsAtAnyOtherSharding) {
   }
 }
 
+/// What rank 0 sends in a step of two micro-batches, and holds.
+struct Traffic {
+  int64_t within = 0, across = 0;  ///< bytes over the ranks that shard, and over replicas
+  int64_t elements = 0;            ///< of all units, with padding
+  int64_t owned = 0;               ///< elements that rank 0 updates
+};
+
+Traffic traffic_of(const Config& config) {
+  Traffic traffic;
+  run_ranks(kHybridRanks, [&](Rank& rank) {
+    at::set_num_threads(1);
+    const TrainedModel model = make_llama();
+    Engine engine(rank.world(), *model.module, {.config = config});
+    const ShardMesh& mesh = engine.pager().mesh_of(0);
+    const auto sent = [&] {
+      return std::pair(mesh.shards.counters().bytes_sent,
+                       mesh.replicas != nullptr ? mesh.replicas->counters().bytes_sent : int64_t{0});
+    };
+    for (int step = 0; step < 2; ++step) {  // the first one compares gradients, too
+      const auto [within, across] = sent();
+      for (int micro = 0; micro < 2; ++micro) {
+        engine.backward(model.loss({2 * rank.id() + micro, step}));
+        engine.step();
+      }
+      if (rank.id() != 0) continue;
+      traffic.within = sent().first - within;
+      traffic.across = sent().second - across;
+    }
+    if (rank.id() != 0) return;
+    for (const auto& unit : engine.pager().layout().units) traffic.elements += unit.numel();
+    for (const OwnedSlice& slice : engine.pager().owned()) traffic.owned += slice.weights.numel();
+  });
+  return traffic;
+}
+
+TEST(HybridSharding, BytesAreThoseOfTheClosedForm) {
+  for (const char* key : {"mics_shard_size", "zero_hpz_partition_size"})
+    for (int stage = 1; stage <= 3; ++stage) {
+      if (stage < 3 && key[0] == 'z') continue;
+      Config config = hybrid_config(stage, key, 2, "copy");
+      config.pager.live_bytes = 0;
+      const Traffic t = traffic_of(config);
+      std::cerr << key << " " << stage << " within " << t.within << " across " << t.across << " elements " << t.elements << " owned " << t.owned << "\n";
+    }
+}
+
 /// A group whose sums of gradients are left out.
 class WithoutSums final : public comm::Backend {
  public:
