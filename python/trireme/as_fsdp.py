@@ -5,20 +5,17 @@
 """
 import sys
 
+import torch.distributed.checkpoint.state_dict  # keeps PyTorch's own FullyShardedDataParallel, which no module here is one of
 import torch.distributed.fsdp
 import torch.distributed._composable.fsdp
 
 from trireme import fsdp
-from trireme.errors import UnsupportedError
 from trireme.fsdp import accelerate
 from trireme.programs import run
 
 _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp", "torch.distributed._composable.fsdp.fully_shard",
            "torch.distributed.fsdp._fully_shard", "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed.fsdp._fully_shard._fsdp_api")
-
-
-def _refuse(self, *args, **kwargs):  # pylint: disable=unused-argument
-    raise UnsupportedError("FullyShardedDataParallel (FSDP1) is not there: call fully_shard() on the layers and then on the model, which trains the same")
+_PLACES_OF_FSDP1 = ("torch.distributed.fsdp", "torch.distributed.fsdp.fully_sharded_data_parallel")
 
 
 def install():
@@ -28,7 +25,8 @@ def install():
         for name in fsdp.__all__:
             if module is not None and hasattr(module, name):
                 setattr(module, name, getattr(fsdp, name))
-    torch.distributed.fsdp.FullyShardedDataParallel.__init__ = _refuse
+    for place in _PLACES_OF_FSDP1:
+        sys.modules[place].FullyShardedDataParallel = fsdp.FullyShardedDataParallel
     accelerate.install()
 
 

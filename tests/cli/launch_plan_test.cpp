@@ -87,6 +87,8 @@ TEST(LaunchPlan, LetsAProgramsDeepspeedMeanTriremeWithThePythonThatItNames) {
             (Words{"/env/bin/python3.11", "-B", "-m", "trireme.as_deepspeed", "train.py"}));
   EXPECT_EQ(argv(ProgramKind::kDetect, {"python", "-m", "pkg.train"}),
             (Words{"python", "-m", "trireme.as_deepspeed", "-m", "pkg.train"}));
+  EXPECT_EQ(argv(ProgramKind::kDetect, {"python", "-X", "dev", "-W", "ignore", "train.py"}),
+            (Words{"python", "-X", "dev", "-W", "ignore", "-m", "trireme.as_deepspeed", "train.py"}));
   const auto fsdp = plan_launch({.as_fsdp = true, .program = {"train.py", "-x"}}, kMachine)[0].argv;
   EXPECT_EQ(fsdp, (Words{"python3", "-u", "-m", "trireme.as_fsdp", "train.py", "-x"}));
   EXPECT_THROW(argv(ProgramKind::kDetect, {"python3", "-c", "import deepspeed"}), ConfigError);

@@ -83,9 +83,9 @@ class Accelerated(Case):
         plugin = {"fsdp_version": 2}
         for words, options in {
                 "accelerate 0.1: its FSDP is known to train here in version 1.15.0": {"before": "import importlib.metadata; importlib.metadata.version = lambda name: '0.1'"},
-                "fp16 needs a loss scale": {"precision": "fp16"}}.items():
+                "fp16 needs a loss scale": {"precision": "fp16"}, "fsdp_version=1 is not there; set it to 2": {"plugin": {"fsdp_version": 1}}}.items():
             with self.subTest(words), self.assertRaisesRegex(AssertionError, words):
-                self.told(words[:5], 2, micro=4, plugin=plugin, **options)
+                self.told(words[:5], 2, micro=4, **{"plugin": plugin, **options})
 
 
 if __name__ == "__main__":

@@ -1,106 +1,10 @@
-"""FSDP2 programs: losses, gradients and weights of plain PyTorch on the whole batch, and of torch's own fully_shard; the rest is refused by name."""
-import pathlib
-
-import torch
-from harness import PROGRAM, PYTHON, Case, RankServer, main, run
-
-RankServer.imports = ("torch._dynamo", "torch.distributed.fsdp")
-_PROGRAMS = pathlib.Path(__file__).parent / "programs" / "for_fsdp"
-
-_START = """
-import os, torch, torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
-from trireme.fsdp import *
-from trireme import ranks
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-class Net(nn.Module):
-    def __init__(self, tied=True):
-        super().__init__()
-        self.word = nn.Embedding(13, 8)
-        self.layers = nn.ModuleList([Block(8) for _ in range(3)])
-        self.head = nn.Linear(8, 13, bias=False)
-        if tied: self.head.weight = self.word.weight
-    def forward(self, tokens):
-        x = self.word(tokens)
-        for layer in self.layers: x = layer(x)
-        return self.head(x)
-def net(**more):
-    torch.manual_seed(0)
-    return Net(**more)
-def batch(step):  # of all ranks
-    g = torch.Generator().manual_seed(step)
-    return torch.randint(13, (4, 5), generator=g), torch.randint(13, (4, 5), generator=g)
-def own(step, micro=0, micros=1):
-    return [t.chunk(micros)[micro].chunk(ranks.world().size)[ranks.world().rank] for t in batch(step)]
-def loss_of(model, tokens, labels):
-    return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-def sharded(model, **options):
-    for layer in model.layers: fully_shard(layer, **options)
-    return fully_shard(model, **options)
-def mean(loss):
-    value = loss.detach().clone()
-    ranks.world().all_reduce(value, "mean")
-    return value.item()
-def farthest(ones, others):
-    assert set(ones) == set(others), (set(ones) ^ set(others))
-    return max((ones[name] - others[name]).abs().max().item() for name in ones)
-def gradients(model):
-    return {name: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-def weights(model):
-    return {name: v.full_tensor() if hasattr(v, "full_tensor") else v.clone() for name, v in model.state_dict().items()}
-def train(model, optimizer, data, loss_value, clip=None, micros=1, steps=5, sync=False):
-    told = []
-    for step in range(steps):
-        loss = 0
-        for micro in range(micros):
-            if sync: model.set_requires_gradient_sync(micro == micros - 1)
-            part = loss_of(model, *data(step, micro, micros)) / micros
-            part.backward()
-            loss += loss_value(part)
-            if sync and micro < micros - 1: assert all(p.grad is None for p in model.parameters())  # nothing is reduced yet
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip) if clip else torch.zeros(())
-        told.append((loss, float(norm), gradients(model)))
-        optimizer.step()
-        optimizer.zero_grad()
-    return told
-def whole(step, micro=0, micros=1):
-    return [t.chunk(micros)[micro] for t in batch(step)]
-def compared(make=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), change=lambda model: None, options={}, tied=True, **more):
-    plain, ours = net(tied=tied), net(tied=tied)
-    change(plain); change(ours)
-    sharded(ours, **options)
-    sync = more.pop("sync", False)  # the plain model reduces nothing anyway
-    expected = train(plain, make(plain.parameters()), whole, lambda loss: loss.item(), **more)
-    found = train(ours, make(ours.parameters()), own, mean, sync=sync, **more)
-    return {"losses": max(abs(one[0] - other[0]) for one, other in zip(found, expected)),
-            "norms": max(abs(one[1] - other[1]) for one, other in zip(found, expected)),
-            "gradients": max(farthest(one[2], other[2]) for one, other in zip(found, expected)),
-            "weights": farthest(weights(ours), weights(plain)), "moved": farthest(weights(ours), weights(net(tied=tied)))}
-def raised(function):
-    try:
-        function()
-    except BaseException as error:
-        return type(error).__name__ + ": " + str(error)
-"""
+"""FSDP programs: losses, gradients and weights of plain PyTorch on the whole batch, and of torch's own FSDP; the rest is refused by name."""
+from fsdp_programs import Case
+from harness import main
 
 
 class Fsdp(Case):
     """Each in two ranks, beside one process of plain PyTorch on the whole batch."""
-
-    def ran(self, text, ranks=2, **options):
-        return self.on_ranks(ranks, _START + text, **options)
-
-    def assert_same(self, result):
-        """compared()'s: the sums of two halves are rounded otherwise than those of the whole."""
-        for name in ("losses", "norms", "gradients", "weights"):
-            self.assertLessEqual(result[name], 1e-5, name)
-        self.assertGreater(result["moved"], 1e-2)
 
     def test_trains_as_plain_pytorch(self):
         result = self.ran("""
@@ -108,22 +12,6 @@ result = {"tied": compared(), "untied": compared(tied=False), "kept": compared(o
           "offloaded": compared(options={"offload_policy": CPUOffloadPolicy()}),
           "sgd": compared(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
           "steps itself": compared(lambda p: torch.optim.NAdam(p, lr=0.01)), "amsgrad": compared(lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True))}
-""")
-        for name, one in result.items():
-            with self.subTest(name):
-                self.assert_same(one)
-
-    def test_clips_by_the_norm_of_all_gradients_and_returns_it(self):
-        result = self.ran("""
-result = {"two": compared(clip=0.05), "sync": compared(clip=0.05, micros=2, sync=True), "loose": compared(clip=100.0)}
-""")
-        for name, one in result.items():
-            with self.subTest(name):
-                self.assert_same(one)
-
-    def test_accumulates_backward_passes_with_and_without_sync(self):
-        result = self.ran("""
-result = {"reduced each time": compared(micros=2), "once": compared(micros=2, sync=True)}
 """)
         for name, one in result.items():
             with self.subTest(name):
@@ -223,6 +111,11 @@ result["other"] = raised(torch.optim.SGD(model.parameters(), lr=0.1).step)
 model.set_requires_gradient_sync(False)
 loss_of(model, *own(1)).backward()
 result["deferred"] = raised(optimizer.step)
+result["reshard late"] = raised(lambda: model.set_reshard_after_forward(False))
+kept = sharded(net())
+kept.set_reshard_after_forward(False)
+loss_of(kept, *own(0)).backward()
+result["stage"] = kept.fsdp_wrap.root().engine().resolved_config["zero_optimization"]["stage"]
 result["wrapped late"] = raised(lambda: fully_shard(nn.Sequential(model)))
 hooked = sharded(net())
 result["accumulate hook"] = raised(lambda: hooked.word.weight.register_post_accumulate_grad_hook(print))
@@ -253,7 +146,7 @@ result["new data"] = raised(optimizer.step)
                             "other": "stepped by another optimizer already", "deferred": "set_requires_gradient_sync(False)",
                             "wrapped late": "has been used, and so sharded, already", "new data": "layers.0.up.weight",
                             "accumulate hook": "reduced after the backward pass", "old gradient": "read parameter.grad again", "step hook": "register_step_pre_hook",
-                            "new parameter": "'layers.0.up.bias' is another parameter"}.items():
+                            "reshard late": "call it before the first forward", "stage": "2", "new parameter": "'layers.0.up.bias' is another parameter"}.items():
             with self.subTest(name):
                 self.assertIn(words, str(result[name]))
 
@@ -265,44 +158,6 @@ def freeze(model):
 result = compared(change=freeze)
 """)
         self.assert_same(result)
-
-    def test_computes_in_bf16_as_torchs_fully_shard(self):
-        result = self.ran("""
-import torch.distributed.fsdp as theirs
-def run(fsdp):
-    model, policy = net(), fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in model.layers: fsdp.fully_shard(layer, mp_policy=policy)
-    fsdp.fully_shard(model, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    told = []
-    for step in range(5):
-        tokens, labels = own(step)
-        logits = model(tokens)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        told += [mean(loss), float(norm.full_tensor())]
-        optimizer.step()
-        optimizer.zero_grad()
-    return told, weights(model), str(logits.dtype)
-import trireme.fsdp
-(found, ours, dtype), (expected, torchs, other_dtype) = run(trireme.fsdp), run(theirs)
-result = {"told": [found, expected], "far": farthest(ours, torchs), "dtypes": [dtype, other_dtype, str(ours["word.weight"].dtype), str(torchs["word.weight"].dtype)]}
-""")
-        self.assert_close(*result["told"])
-        self.assertLessEqual(result["far"], 1e-6)
-        self.assertEqual(result["dtypes"], ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"])
-
-    def test_shards_over_some_ranks_and_replicates_over_others(self):
-        result = self.ran("""
-from torch.distributed.device_mesh import init_device_mesh
-ranks.join()
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-result = {"hsdp": compared(options={"mesh": mesh}, clip=0.05), "groups": compared(options={"reshard_after_forward": 2}, clip=0.05)}
-""", ranks=4)
-        for name, one in result.items():
-            with self.subTest(name):
-                self.assert_same(one)
 
     def test_continues_from_a_checkpoint(self):
         result = self.ran("""
@@ -417,51 +272,85 @@ for kind in kinds:
             for kind, found in self.ran(text + loaded, ranks=size).items():
                 self.assertLessEqual(max(found), 1e-5, (kind, size, found))
 
-    def test_serves_checkpointed_and_compiled_layers_closures_and_dcps_state_dicts(self):
+    def test_trains_modules_that_fsdp1_has_wrapped(self):
         result = self.ran("""
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-def change(model):
-    if "wrap" in mode: model.layers[0] = checkpoint_wrapper(model.layers[0])
-    if "compile" in mode: model.layers[1].compile(backend="aot_eager")
-mode = "wrap"
-result = {"wrapped": compared(change=change)}
-mode = "compile"
-result["compiled"] = compared(change=change)
-model = sharded(net())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def closure():
-    optimizer.zero_grad()
-    loss = loss_of(model, *own(0))
-    loss.backward()
-    return loss
-result["closure"] = [mean(optimizer.step(closure)) for _ in range(2)]
-options, here = StateDictOptions(full_state_dict=True, cpu_offload=True), weights(model)
-result["gotten"] = farthest(get_model_state_dict(model, options=options), here) if ranks.world().rank == 0 else get_model_state_dict(model, options=options)
-set_model_state_dict(model, {name: value + 1 for name, value in here.items()}, options=options)
-result["set"] = farthest(weights(model), {name: value + 1 for name, value in here.items()})
-optimizer.zero_grad()
-result["scaler"] = raised(lambda: [(scaler := torch.amp.GradScaler("cpu")).scale(loss_of(model, *own(0))).backward(), scaler.step(optimizer)])
+from torch.distributed.fsdp import (CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, LocalStateDictConfig, MixedPrecision, ShardingStrategy, StateDictType)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
+import functools
+ranks.join()
+policy = ModuleWrapPolicy({Block})
+def pair(**options):
+    plain, ours = net(), FSDP(net(), auto_wrap_policy=options.pop("auto_wrap_policy", policy), device_id=torch.device("cpu"), **options)
+    return plain, ours, torch.optim.AdamW(plain.parameters(), lr=0.01), torch.optim.AdamW(ours.parameters(), lr=0.01)
+def steps(model, optimizer, data, loss_value):
+    told = []
+    for step in range(3):
+        with model.no_sync() if model.fsdp else __import__("contextlib").nullcontext():
+            first = loss_of(model, *data(step, 0, 2)) / 2
+            first.backward()
+        second = loss_of(model, *data(step, 1, 2)) / 2
+        second.backward()
+        clip = model.clip_grad_norm_ if model.fsdp else functools.partial(torch.nn.utils.clip_grad_norm_, model.parameters())
+        told += [loss_value(first) + loss_value(second), float(clip(0.05))]
+        optimizer.step()
+        optimizer.zero_grad()
+    return told
+def compared1(**options):
+    plain, ours, one, other = pair(**options)
+    plain.fsdp, ours.fsdp = False, True
+    expected, found = steps(plain, one, whole, lambda loss: loss.item()), steps(ours, other, own, mean)
+    states = FSDP.optim_state_dict(ours, other)["state"]
+    names = list(plain.state_dict())[:-1]
+    far = max((states[name]["exp_avg"] - one.state[p]["exp_avg"]).abs().max().item() for name, p in plain.named_parameters())
+    state = ours.state_dict()
+    assert all(type(value) is torch.Tensor for value in state.values())
+    return max(max(abs(x - y) for x, y in zip(found, expected)), far, farthest(state, dict(plain.state_dict()))), len(FSDP.fsdp_modules(ours))
+result = {"full": compared1(), "kept": compared1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, use_orig_params=True), "none": compared1(sharding_strategy=ShardingStrategy.NO_SHARD),
+          "offloaded": compared1(cpu_offload=CPUOffload(True)), "sizes": compared1(auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params=100))}
+plain, ours, one, other = pair()
+loss_of(ours, *own(0)).backward()
+other.step(); other.zero_grad()
+full = FullStateDictConfig(offload_to_cpu=True, rank0_only=True), FullOptimStateDictConfig(rank0_only=True)
+with FSDP.state_dict_type(ours, StateDictType.FULL_STATE_DICT, *full):
+    result["only"] = [len(ours.state_dict()), len(FSDP.optim_state_dict(ours, other)), len(FSDP.full_optim_state_dict(ours, other))]
+result["everywhere"] = len(ours.state_dict())
+with FSDP.state_dict_type(ours, StateDictType.SHARDED_STATE_DICT):
+    result["sharded"] = farthest({name: value.full_tensor() for name, value in ours.state_dict().items()}, ours.module.state_dict())
+with FSDP.summon_full_params(ours, writeback=False, rank0_only=True):
+    if ranks.world().rank == 0: result["summoned"] = float(ours.head.weight.sum())
+with FSDP.summon_full_params(ours), torch.no_grad(): ours.head.weight.mul_(2)
+result["written"] = abs(float(ours.head.weight.sum()) - 2 * result.get("summoned", float(ours.head.weight.sum()) / 2))
+result["classes"] = [type(ours.module).__name__, isinstance(ours.layers[0], Block), isinstance(ours.module, FSDP), ours.module.layers is ours.layers, ours.check_is_root(), ours.layers[0].check_is_root()]
+with torch.device("meta"): empty = Net()
+result["meta"] = float(loss_of(FSDP(empty, auto_wrap_policy=policy), *own(0))) > 0
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+half = FSDP(net(), mixed_precision=MixedPrecision(torch.bfloat16))
+optimizer = torch.optim.SGD(half.parameters(), lr=1)
+loss_of(half, *own(0))
+result["refused"] = {name: raised(make) for name, make in {
+    "ignored": lambda: FSDP(net(), ignored_modules=[nn.Linear(1, 1)]), "local": lambda: FSDP.set_state_dict_type(ours, StateDictType.LOCAL_STATE_DICT),
+    "flat": lambda: ours._flat_param, "norms": lambda: FSDP(nn.Sequential(nn.BatchNorm1d(2)), mixed_precision=MixedPrecision(torch.bfloat16)),
+    "fp16": lambda: FSDP(net(), mixed_precision=MixedPrecision(torch.float16)), "grads": lambda: FSDP.summon_full_params(ours, with_grads=True).__enter__(),
+    "named": lambda: FSDP(Named()), "twice": lambda: FSDP(ours), "both": lambda: fully_shard(nn.Sequential(ours)), "inner": lambda: ours.layers[0].no_sync().__enter__(),
+    "hook": lambda: ours.register_comm_hook(None, None), "half": lambda: FSDP.summon_full_params(half).__enter__()}.items()}
 """)
-        self.assert_same(result["wrapped"])
-        self.assert_same(result["compiled"])
-        self.assertLess(result["closure"][1], result["closure"][0])
-        self.assertEqual([result["gotten"], result["set"]], [0, 0])
-        self.assertIn("UnsupportedError: torch.amp.GradScaler", result["scaler"])
-
-    def test_runs_a_program_of_torchs_fully_shard_unchanged_with_its_outcome(self):
-        program, ours, theirs = _PROGRAMS / "train.py", self.folder / "ours.pt", self.folder / "theirs.pt"
-        status, out, err = run([PROGRAM, "launch", "--num_gpus", 2, "--as-fsdp", PYTHON, "-B", program, ours])
-        self.assertEqual(status, 0, err)
-        self.assertIn("module of fully_shard: trireme.fsdp.modules 2", out)
-        status, out, err = run([PROGRAM, "launch", "--num_gpus", 2, PYTHON, "-B", program, theirs])
-        self.assertEqual(status, 0, err)
-        self.assertIn("module of fully_shard: torch.distributed.fsdp 2", out)
-        found, expected = torch.load(ours), torch.load(theirs)
-        self.assertEqual(set(found), set(expected))
-        for name in found:
-            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-        self.assertGreater(abs(found["losses"][0] - found["losses"][-1]), 0.1)
+        for name in ("full", "kept", "none", "offloaded", "sizes"):
+            self.assertLessEqual(result[name][0], 1e-5, name)
+            self.assertGreater(result[name][1], 3, name)
+        self.assertEqual(result["only"], [20, 2, 2])
+        self.assertEqual(result["everywhere"], 20)
+        self.assertEqual(result["sharded"], 0)
+        self.assertLessEqual(result["written"], 1e-5)
+        self.assertEqual(result["classes"], ["Net", True, False, True, True, False])
+        self.assertTrue(result["meta"])
+        for name, words in {"ignored": "ignored_modules", "local": "SHARDED_STATE_DICT", "flat": "there are no flat parameters", "norms": "torch.autocast", "fp16": "fp16 needs",
+                            "grads": "full_tensor()", "named": "has a member 'module'", "twice": "was wrapped already", "both": "use one of the two", "inner": "outermost",
+                            "hook": "register_comm_hook", "half": "take state_dict()"}.items():
+            with self.subTest(name):
+                self.assertIn(words, str(result["refused"][name]))
 
 
 if __name__ == "__main__":

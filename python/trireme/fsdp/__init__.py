@@ -15,5 +15,13 @@
 from .modules import FSDPModule, UnshardHandle, fully_shard, load_checkpoint, register_fsdp_forward_method, save_checkpoint, share_comm_ctx
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
+def __getattr__(name):
+    """FSDP1's class, whose arguments are torch.distributed.fsdp's: that is imported with it."""
+    if name != "FullyShardedDataParallel":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from .wrapper import FullyShardedDataParallel  # pylint: disable=import-outside-toplevel
+    return FullyShardedDataParallel
+
+
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "fully_shard", "load_checkpoint",
            "register_fsdp_forward_method", "save_checkpoint", "share_comm_ctx"]

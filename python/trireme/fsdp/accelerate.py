@@ -28,7 +28,7 @@ def _change(module):
         make(self, *args, **kwargs)
         plugin = kwargs.get("fsdp_plugin")
         if not was_there and (plugin is not None or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"):
-            _check(self)
+            _check(self, plugin)
             _choose_fsdp(module, self, plugin)
 
     module.AcceleratorState.__init__ = make_and_choose
@@ -36,10 +36,13 @@ def _change(module):
     module.fsdp2_switch_optimizer_parameters = _attaching(module.fsdp2_switch_optimizer_parameters)
 
 
-def _check(state):
+def _check(state, plugin):
     version = importlib.metadata.version("accelerate")
     if version not in _KNOWN:
         raise UnsupportedError(f"accelerate {version}: its FSDP is known to train here in version {', '.join(_KNOWN)}; install that, or call fully_shard()")
+    if plugin is not None and plugin.fsdp_version != 2:
+        raise UnsupportedError(f"accelerate: fsdp_version={plugin.fsdp_version} is not there; set it to 2, which trains the same. Programs that call "
+                               "FullyShardedDataParallel themselves have FSDP1")
     axes = state.parallelism_config
     others = [name for name in _OTHER_AXES if axes is not None and getattr(axes, f"{name}_size") > 1]
     if others:

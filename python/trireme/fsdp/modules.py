@@ -43,39 +43,50 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
     choice = choice_of(mesh, reshard_after_forward, mp_policy, offload_policy)
     for one in module if isinstance(module, (list, tuple)) else [module]:
         _check(one)
-        _wrap(one, choice)
-    optimizers.watch()
+        wrap(one, choice, FSDPModule)
     return module
 
 
 def _check(module):
     if not isinstance(module, torch.nn.Module):
         raise ShapeError(f"fully_shard: expected a torch.nn.Module or a list of them, got {type(module).__name__}")
-    if isinstance(module, FSDPModule):
+    if isinstance(module, Wrapped):
         raise StateError(f"fully_shard: this {type(module).__name__} was given to fully_shard() already; call it once for each module")
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         raise ConfigError(f"fully_shard does not support containers that do not implement forward: {type(module).__name__}; wrap its modules")
 
 
-def _wrap(module, choice):
-    inner = [part.fsdp_wrap for part in module.modules() if isinstance(part, FSDPModule)]
+def wrap(module, choice, kind):
+    """Marks `module` as a unit; its class gets `kind` before it.
+
+    Raises  StateError: it, or a part of it, is sharded already, or another call's kind.
+    """
+    inside = [part for part in module.modules() if isinstance(part, Wrapped)]
+    if any(not isinstance(part, kind) for part in inside):
+        raise StateError(f"{kind.__name__}: a part of this {type(module).__name__} was wrapped by {_other(kind)}; use one of the two for the whole model")
+    inner = [part.fsdp_wrap for part in inside]
     if any(wrap.root().is_sharded for wrap in inner):
         raise StateError("fully_shard: a part of this module has been used, and so sharded, already; call fully_shard() on the layers, then on the model, "
                          "before the first forward")
-    wrap = _Wrap(module, choice)
+    made = _Wrap(module, choice)
     for part in inner:
         if part.outer is None:
-            part.outer = wrap
+            part.outer = made
     for parameter in module.parameters():
-        show(parameter, wrap.root)
-    module.__dict__["fsdp_wrap"] = wrap
-    module.__class__ = _class_of(type(module))
+        show(parameter, made.root)
+    module.__dict__["fsdp_wrap"] = made
+    module.__class__ = _class_of(kind, type(module))
+    optimizers.watch()
 
 
-def _class_of(kind):
-    if kind not in _classes:
-        _classes[kind] = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    return _classes[kind]
+def _other(kind):
+    return "FullyShardedDataParallel" if kind is FSDPModule else "fully_shard"
+
+
+def _class_of(kind, original):
+    if (kind, original) not in _classes:
+        _classes[kind, original] = type(f"FSDP{original.__name__}", (kind, original), {"__module__": original.__module__, "__doc__": original.__doc__})
+    return _classes[kind, original]
 
 
 class UnshardHandle:
@@ -85,15 +96,8 @@ class UnshardHandle:
         """Nothing is left to wait for: operators gather what they touch."""
 
 
-class FSDPModule:
-    """Methods of a module that was given to fully_shard(); its class comes after this one."""
-
-    def __new__(cls, *args, **kwargs):
-        """A module of the original class, as slices of an nn.Sequential are made."""
-        original = cls.__mro__[2]
-        made = original.__new__(original, *args, **kwargs)
-        made.__init__(*args, **kwargs)
-        return made
+class Wrapped:
+    """A module that was marked as a unit; its class comes after this one."""
 
     def __call__(self, *args, **kwargs):
         return self._fsdp_root().call(self, super().__call__, args, kwargs)
@@ -107,16 +111,11 @@ class FSDPModule:
             show(parameter, self.fsdp_wrap.root)
         return made
 
-    def state_dict(self, *args, **kwargs):
-        """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first."""
-        self._fsdp_root().engine()
-        return self._fsdp_root().values(super().state_dict(*args, **kwargs))
-
     def load_state_dict(self, state_dict, *args, **kwargs):
         """As the module's, of whole tensors that are the same on every rank. Collective where modules compute in 16 bits."""
         found = super().load_state_dict(state_dict, *args, **kwargs)
-        given = {parameter: state_dict[name] for name, parameter in self.named_parameters(remove_duplicate=False) if name in state_dict and parameter.requires_grad}
-        self._fsdp_root().keep_values(given)
+        own = super().state_dict(keep_vars=True)
+        self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if getattr(own.get(name), "requires_grad", False)})
         return found
 
     def zero_grad(self, set_to_none=True):
@@ -127,6 +126,33 @@ class FSDPModule:
             raise UnsupportedError("zero_grad() of a layer alone is not there; call it on the model, or on the optimizer")
         root.zero_grad()
 
+    def __deepcopy__(self, memo):
+        raise StateError("a model that was given to fully_shard() cannot be copied; copy it before, or take state_dict()")
+
+    def __reduce_ex__(self, protocol):
+        raise StateError("a model that was given to fully_shard() cannot be pickled; save state_dict()")
+
+
+def remade(cls, *args, **kwargs):
+    """A module of the class that `cls` was made of."""
+    original = cls.__mro__[cls.__mro__.index(Wrapped) + 1]
+    made = original.__new__(original, *args, **kwargs)
+    made.__init__(*args, **kwargs)
+    return made
+
+
+class FSDPModule(Wrapped):
+    """Methods of a module that was given to fully_shard(); its class comes after this one."""
+
+    def __new__(cls, *args, **kwargs):
+        """A module of the original class, as slices of an nn.Sequential are made."""
+        return remade(cls, *args, **kwargs)
+
+    def state_dict(self, *args, **kwargs):
+        """As the module's; values are whole where an operator reads them, and have full_tensor(). Shards first."""
+        self._fsdp_root().engine()
+        return self._fsdp_root().values(super().state_dict(*args, **kwargs))
+
     def set_requires_gradient_sync(self, requires_gradient_sync, *, recurse=True):
         """Whether backward passes reduce gradients, from the next one on. Raises UnsupportedError: of a part alone."""
         root = self._fsdp_root()
@@ -134,6 +160,28 @@ class FSDPModule:
             raise UnsupportedError("set_requires_gradient_sync: of a layer alone is not there; call it on the model that was given to fully_shard() last, "
                                    "with recurse=True")
         root.set_sync(bool(requires_gradient_sync))
+
+    def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
+        """Whether backward passes reduce gradients over replicas; of a mesh without them nothing. Raises UnsupportedError: of a part alone."""
+        root = self._fsdp_root()
+        if root.module is not self or not recurse:
+            raise UnsupportedError("set_requires_all_reduce: of a layer alone is not there; call it on the model that was given to fully_shard() last, with recurse=True")
+        mesh = self.fsdp_wrap.choice.mesh
+        if mesh is not None and mesh.ndim == 2:
+            root.set_all_reduce(bool(requires_all_reduce))
+
+    def set_reshard_after_forward(self, reshard_after_forward, recurse=True):
+        """As fully_shard(reshard_after_forward=…) says it. Raises StateError: after the first use."""
+        if self._fsdp_root().is_sharded:
+            raise StateError("set_reshard_after_forward: the model is sharded already; call it before the first forward, or give fully_shard() the argument "
+                             "reshard_after_forward")
+        for part in self.modules() if recurse else [self]:
+            if isinstance(part, FSDPModule):
+                choice = part.fsdp_wrap.choice
+                part.fsdp_wrap.choice = choice_of(choice.mesh, reshard_after_forward, choice.precision, choice.offload)
+
+    def set_reshard_after_backward(self, reshard_after_backward, *, recurse=True):
+        """Accepted: units are released when they are no longer used."""
 
     def set_is_last_backward(self, is_last_backward):
         """Accepted: a backward pass ends its own reductions."""
@@ -151,12 +199,6 @@ class FSDPModule:
     def reshard(self):
         """Accepted: units are released when they are no longer used."""
 
-    def __deepcopy__(self, memo):
-        raise StateError("a model that was given to fully_shard() cannot be copied; copy it before, or take state_dict()")
-
-    def __reduce_ex__(self, protocol):
-        raise StateError("a model that was given to fully_shard() cannot be pickled; save state_dict()")
-
 
 def _refused(name, fix):
     def refuse(self, *args, **kwargs):  # pylint: disable=unused-argument
@@ -167,9 +209,6 @@ def _refused(name, fix):
 
 
 for _name, _fix in {
-        "set_requires_all_reduce": "call set_requires_gradient_sync()",
-        "set_reshard_after_forward": "give fully_shard() the argument reshard_after_forward",
-        "set_reshard_after_backward": "leave it out: units are released when they are no longer used",
         "set_gradient_divide_factor": "gradients are means over ranks; multiply the loss",
         "set_reduce_scatter_divide_factor": "gradients are means over ranks; multiply the loss",
         "set_force_sum_reduction_for_comms": "leave it out",

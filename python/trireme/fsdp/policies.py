@@ -7,6 +7,9 @@ import torch
 from ..errors import ConfigError, UnsupportedError
 
 
+_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
 @dataclasses.dataclass(frozen=True)
 class MixedPrecisionPolicy:
     """Dtypes of a module's computation and of its gradients' reduction."""
@@ -31,12 +34,16 @@ class CPUOffloadPolicy(OffloadPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The arguments of one call of fully_shard()."""
+    """The arguments of one call of fully_shard(), or of FullyShardedDataParallel()."""
 
     mesh: object = None
     reshard_after_forward: bool | int | None = None
     precision: MixedPrecisionPolicy = MixedPrecisionPolicy()
     offload: OffloadPolicy = dataclasses.field(default_factory=OffloadPolicy)
+    # Of FullyShardedDataParallel alone.
+    is_replicated: bool = False  # every rank has all parameters, gradients and states
+    casts_root_inputs: bool | None = None  # None: as precision says
+    buffer_dtype: torch.dtype = torch.float32
 
 
 def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
@@ -59,9 +66,10 @@ def configuration(choices, world_size):
     Raises  UnsupportedError, ConfigError: modules that want different things, or a mesh of other ranks.
     """
     root = choices[""]
-    zero = {"stage": 2 if _keeps_parameters(choices) else 3, **_mesh_options(root.mesh, world_size)}
+    stage = 0 if root.is_replicated else 2 if _keeps_parameters(choices) else 3
+    zero = {"stage": stage, **_mesh_options(root.mesh, world_size)}
     for name, choice in choices.items():
-        for field in ("mesh", "precision", "offload"):
+        for field in ("mesh", "precision", "offload", "is_replicated"):
             if getattr(choice, field) != getattr(root, field):
                 raise UnsupportedError(f"fully_shard: '{name}' and the root have different {field} arguments; give every call the same")
     groups = {choice.reshard_after_forward for choice in choices.values() if _is_group(choice)}
@@ -69,11 +77,11 @@ def configuration(choices, world_size):
         raise UnsupportedError(f"fully_shard(reshard_after_forward=…): modules ask for groups of {sorted(groups)} ranks; give every call the same number")
     if groups and world_size > 1:
         zero["zero_hpz_partition_size"] = groups.pop()
-    if isinstance(root.offload, CPUOffloadPolicy):
+    if isinstance(root.offload, CPUOffloadPolicy) and stage > 0:
         zero["offload_optimizer"] = {"device": "cpu"}
         if zero["stage"] == 3:
             zero["offload_param"] = {"device": "cpu"}
-    dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "fp32"}} if root.precision.param_dtype is torch.bfloat16 else {}
+    dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": _SHORT[root.buffer_dtype]}} if root.precision.param_dtype is torch.bfloat16 else {}
     if dtypes and root.precision.reduce_dtype is torch.float32:
         dtypes["communication_data_type"] = "fp32"
     inner = sorted((name for name in choices if name), key=lambda name: -name.count("."))

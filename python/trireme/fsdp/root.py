@@ -26,7 +26,8 @@ class Root:
         self._module, self._engine = module, None
         self._attached, self._optimizer = None, None  # the last one that the program has made; the one that steps
         self._precision = policies.MixedPrecisionPolicy()
-        self._wants_sync, self._defers, self._is_inside = True, False, False
+        self._wants_sync, self._wants_all_reduce = True, True
+        self._defers, self._is_inside = False, False
         self._windows, self._parameters = 0, []
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
@@ -93,13 +94,17 @@ class Root:
         """forward(*args, **kwargs) of `module`, the root's under the engine's own forward."""
         engine = self.engine()
         if self._is_inside or module is not self._module:
-            args, kwargs = self._cast((args, kwargs), self._precision.param_dtype if self._precision.cast_forward_inputs else None)
+            args, kwargs = self._cast((args, kwargs), self._precision.param_dtype if self._casts_inputs(module) else None)
             return self._cast(forward(*args, **kwargs), self._precision.output_dtype)
         self._is_inside = True
         try:
             return engine(*args, **kwargs)
         finally:
             self._is_inside = False
+
+    def _casts_inputs(self, module):
+        of_root = self._module.fsdp_wrap.choice.casts_root_inputs if module is self._module else None
+        return self._precision.cast_forward_inputs if of_root is None else of_root
 
     @staticmethod
     def _cast(values, dtype):
@@ -110,14 +115,22 @@ class Root:
 
     def set_sync(self, is_on):
         """Whether backward passes reduce gradients."""
-        self._wants_sync = is_on
+        self._set(is_on, self._wants_all_reduce)
+
+    def set_all_reduce(self, is_on):
+        """Whether they do it over replicas. Here they reduce over all ranks or over none, which gives the same sum in the end."""
+        self._set(self._wants_sync, is_on)
+
+    def _set(self, wants_sync, wants_all_reduce):
+        self._wants_sync, self._wants_all_reduce = wants_sync, wants_all_reduce
         if self._engine is not None:
             self._follow_sync()
 
     def _follow_sync(self):
-        if self._defers != self._wants_sync:
+        defers = not (self._wants_sync and self._wants_all_reduce)
+        if self._defers == defers:
             return
-        self._defers = not self._wants_sync
+        self._defers = defers
         if not self._rounds():  # autograd adds up in the dtype of the weights; what is reduced at once is added up in fp32
             self._engine.core.defer_reductions(self._defers)
 
@@ -254,6 +267,11 @@ class Root:
         if self._rounds():
             for parameter, value in state.items():
                 core.safe_set_full_fp32_param(parameter, value)
+
+    def require_exact(self, call, fix):
+        """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32 values."""
+        if self._rounds():
+            raise UnsupportedError(f"{call} where modules compute in bf16: parameters are rounded; {fix}")
 
     def full_parameter(self, parameter):
         """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""

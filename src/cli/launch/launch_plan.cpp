@@ -95,9 +95,11 @@ std::vector<std::string> with_names_of(const std::string& name, const LaunchRequ
   std::vector<std::string> argv = request.program;
   size_t flags_end = 0;
   if (request.kind == ProgramKind::kDetect && is_python(argv[0])) {
-    for (flags_end = 1; flags_end < argv.size() && argv[flags_end].starts_with("-"); ++flags_end)
+    for (flags_end = 1; flags_end < argv.size() && argv[flags_end].starts_with("-"); ++flags_end) {
       if (argv[flags_end] == "-m" || argv[flags_end] == "-c") break;
-    if (flags_end == argv.size() || argv[flags_end] == "-c")
+      if (argv[flags_end] == "-X" || argv[flags_end] == "-W") ++flags_end;  // its value is a word of its own
+    }
+    if (flags_end >= argv.size() || argv[flags_end] == "-c")
       throw ConfigError(str(
           "--as-", name, ": Python needs a script or a module, as in: python3 train.py, or python3 -m package.train"));
   } else {

@@ -1,0 +1,349 @@
+"""FSDP1's FullyShardedDataParallel on the same Root as fully_shard()."""
+import contextlib
+import dataclasses
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (BackwardPrefetch, FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig,
+                                    ShardingStrategy, StateDictSettings, StateDictType)
+from torch.distributed.fsdp._wrap_utils import _auto_wrap
+
+from .. import ranks
+from .._native import core
+from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
+from .modules import Wrapped, remade, wrap
+from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
+
+_KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
+_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
+# Settings of a kind of state dict where a program gives none: (of models, of optimizers).
+_CONFIGS = {StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
+            StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig)}
+_OWN_NAMES = ("check_is_root", "clip_grad_norm_", "fsdp_modules", "module", "no_sync", "optim_state_dict", "optim_state_dict_to_load",
+              "set_state_dict_type", "state_dict_type", "summon_full_params")
+
+
+def _policy_of(precision, module):
+    """(MixedPrecisionPolicy, the buffers' dtype) of a MixedPrecision."""
+    if precision is None:
+        return MixedPrecisionPolicy(), torch.float32
+    if precision.keep_low_precision_grads:
+        raise UnsupportedError("FullyShardedDataParallel(mixed_precision=…): keep_low_precision_grads=True is not there, gradients are fp32; leave it out")
+    if precision.buffer_dtype not in (None, torch.float32, torch.bfloat16) or (precision.buffer_dtype is torch.bfloat16 and precision.param_dtype is not torch.bfloat16):
+        raise UnsupportedError(f"FullyShardedDataParallel(mixed_precision=…): buffer_dtype={precision.buffer_dtype} beside param_dtype={precision.param_dtype} is not "
+                               "there; leave it out")
+    kept = tuple(precision._module_classes_to_ignore)  # pylint: disable=protected-access
+    if precision.param_dtype not in (None, torch.float32) and (names := [name for name, part in module.named_modules() if isinstance(part, kept)]):
+        raise UnsupportedError(f"FullyShardedDataParallel(mixed_precision=…): '{names[0]}' is to stay in fp32, and every module here has one dtype; compute under "
+                               "torch.autocast instead")
+    return MixedPrecisionPolicy(precision.param_dtype, precision.reduce_dtype, None, precision.cast_forward_inputs), precision.buffer_dtype or torch.float32
+
+
+def _mesh_of(strategy, process_group, device_mesh):
+    """A mesh (replicas, shards), or None: all ranks shard. Raises UnsupportedError: some of the ranks."""
+    if device_mesh is not None:
+        return device_mesh
+    if isinstance(process_group, (list, tuple)):
+        raise UnsupportedError("FullyShardedDataParallel(process_group=(…, …)): give it device_mesh=init_device_mesh(…, (replicas, shards)) instead")
+    if process_group is not None and dist.get_process_group_ranks(process_group) != list(range(ranks.world().size)):
+        raise UnsupportedError("FullyShardedDataParallel(process_group=…): a group of some of the ranks is not there; leave it out")
+    world = ranks.world() if strategy in _HYBRID else None
+    if world is None or world.size == world.local_size:
+        return None
+    if world.size % world.local_size:
+        raise ConfigError(f"FullyShardedDataParallel(sharding_strategy={strategy.name}): {world.size} ranks are not a multiple of the {world.local_size} of this host; give "
+                          "it device_mesh")
+    return DeviceMesh("cpu", torch.arange(world.size).view(-1, world.local_size))
+
+
+def _fill_meta(module, param_init_fn):
+    """Gives modules whose parameters are on the device "meta" memory and values."""
+    for part in module.modules():
+        if not any(tensor.is_meta for tensor in itertools.chain(part.parameters(recurse=False), part.buffers(recurse=False))):
+            continue
+        if param_init_fn is not None:
+            param_init_fn(part)
+            continue
+        part.to_empty(device="cpu", recurse=False)
+        if not hasattr(part, "reset_parameters"):
+            raise ConfigError(f"FullyShardedDataParallel: {type(part).__name__} is on the device \"meta\" and has no reset_parameters(); give param_init_fn")
+        part.reset_parameters()
+
+
+class FullyShardedDataParallel(Wrapped):
+    """FSDP(module, …) gives `module` itself back: its class has this one before its own, and `.module` is what it was before."""
+
+    def __new__(cls, *args, **kwargs):
+        """The module. Of a class that was made here: another module of the original one, as slices of an nn.Sequential are made."""
+        if cls is not FullyShardedDataParallel:
+            return remade(cls, *args, **kwargs)
+        module = args[0] if args else kwargs.pop("module", None)
+        _enter(module, *args[1:], **kwargs)
+        return module
+
+    def __init__(self, *args, **kwargs):  # pylint: disable=super-init-not-called
+        """__new__() has done everything."""
+
+    @property
+    def module(self):
+        """The module before it was wrapped: another object over the same attributes."""
+        if "fsdp_before" not in self.__dict__:
+            kind = type(self).__mro__[type(self).__mro__.index(Wrapped) + 1]
+            before = object.__new__(kind)
+            object.__setattr__(before, "__dict__", self.__dict__)
+            self.__dict__["fsdp_before"] = before
+        return self.__dict__["fsdp_before"]
+
+    _fsdp_wrapped_module = module
+    _has_params = False  # no flat ones
+
+    def _no_flat(self):
+        raise UnsupportedError("FullyShardedDataParallel: there are no flat parameters, with use_orig_params=False neither; take the model's own: "
+                               "named_parameters(), state_dict()")
+
+    _flat_param = _handle = property(_no_flat)
+
+    def check_is_root(self):
+        """Whether it is the outermost wrapped module."""
+        return self.fsdp_wrap.outer is None
+
+    def _require_root(self, call):
+        if not self.check_is_root():
+            raise StateError(f"{call}: call it on the outermost FullyShardedDataParallel")
+
+    @staticmethod
+    def fsdp_modules(module, root_only=False):
+        """Wrapped modules inside of `module`, itself included."""
+        return [part for part in module.modules() if isinstance(part, FullyShardedDataParallel) and (not root_only or part.check_is_root())]
+
+    def apply(self, fn):
+        """As the module's; what is sharded is whole meanwhile, and rank 0's values become everybody's. Collective then."""
+        if not self._fsdp_root().is_sharded or not self.check_is_root():
+            return super().apply(fn)
+        with self.summon_full_params(self):
+            return super().apply(fn)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Backward passes inside reduce nothing; gradients add up."""
+        self._require_root("no_sync()")
+        root = self._fsdp_root()
+        root.set_sync(False)
+        try:
+            yield
+        finally:
+            root.set_sync(True)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Clips by the norm of all gradients, which it returns. Collective."""
+        self._require_root("clip_grad_norm_()")
+        self._fsdp_root().engine()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        return norm.as_subclass(torch.Tensor)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def summon_full_params(module, recurse=True, writeback=True, rank0_only=False, offload_to_cpu=False, with_grads=False):  # pylint: disable=unused-argument
+        """Parameters are whole inside; with `writeback` those of rank 0 become everybody's at the end. Collective."""
+        if with_grads:
+            raise UnsupportedError("summon_full_params(with_grads=True): take parameter.grad.full_tensor()")
+        if rank0_only and writeback:
+            raise NotImplementedError("summon_full_params: writeback=True and rank0_only=True; set writeback=False")
+        roots = {part.fsdp_wrap.root() for part in FullyShardedDataParallel.fsdp_modules(module)}
+        for root in roots:
+            root.engine()
+            root.require_exact("summon_full_params()", "take state_dict(), and write by load_state_dict()")
+        parameters = list(module.parameters(recurse)) if roots else []
+        with core.GatheredContext(parameters, 0 if writeback else None) if parameters else contextlib.nullcontext():
+            yield
+
+    # --- state dicts -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+        """What state_dict() and optim_state_dict() of `module` give from here on. Returns the settings before.
+
+        Raises  UnsupportedError: LOCAL_STATE_DICT, whose tensors are flat.
+        """
+        if state_dict_type not in _CONFIGS:
+            raise UnsupportedError(f"set_state_dict_type: {state_dict_type} has PyTorch's flat parameters, which there are none of; use SHARDED_STATE_DICT or "
+                                   "FULL_STATE_DICT")
+        of_model, of_optimizer = _CONFIGS[state_dict_type]
+        settings = StateDictSettings(state_dict_type, state_dict_config or of_model(), optim_state_dict_config or of_optimizer())
+        for config, kind in ((settings.state_dict_config, of_model), (settings.optim_state_dict_config, of_optimizer)):
+            if not isinstance(config, kind):
+                raise ConfigError(f"set_state_dict_type: {state_dict_type} takes a {kind.__name__}, got {type(config).__name__}")
+        found = FullyShardedDataParallel.fsdp_modules(module)
+        if not found:
+            raise StateError("set_state_dict_type: there is no FullyShardedDataParallel in this module")
+        before = _settings_of(found[0])
+        for part in found:
+            part.__dict__["fsdp_settings"] = settings
+        return before
+
+    @staticmethod
+    def get_state_dict_type(module):
+        """The settings in force."""
+        return _settings_of(next(iter(FullyShardedDataParallel.fsdp_modules(module)), module))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+        """set_state_dict_type() for a while."""
+        before = FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
+        try:
+            yield
+        finally:
+            FullyShardedDataParallel.set_state_dict_type(module, before.state_dict_type, before.state_dict_config, before.optim_state_dict_config)
+
+    def state_dict(self, *args, **kwargs):
+        """FULL: whole plain copies, with rank0_only elsewhere none. SHARDED: tensors that torch.distributed.checkpoint reads and writes. Collective."""
+        self._fsdp_root().engine()
+        state = self._fsdp_root().values(super().state_dict(*args, **kwargs))
+        if args or "destination" in kwargs or _settings_of(self).state_dict_type is not StateDictType.FULL_STATE_DICT:
+            return state
+        wholes = {name: _plain(value) for name, value in state.items()}
+        return _for_this_rank(state, wholes, _settings_of(self).state_dict_config)
+
+    @staticmethod
+    def optim_state_dict(model, optim, optim_state_dict=None, group=None):  # pylint: disable=unused-argument
+        """The optimizer's state_dict() by names of parameters. Collective."""
+        state = optim.state_dict() if optim_state_dict is None else optim_state_dict
+        names = _names_of(model, optim)
+        by_name = {"state": {names[id_]: value for id_, value in state["state"].items()},
+                   "param_groups": [{**one, "params": [names[id_] for id_ in one["params"]]} for one in state["param_groups"]]}
+        return _for_this_rank({}, by_name, _settings_of(model).optim_state_dict_config)
+
+    @staticmethod
+    def optim_state_dict_to_load(model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None):  # pylint: disable=unused-argument
+        """What the optimizer's load_state_dict() takes, of an optim_state_dict(): with rank0_only of rank 0's. Collective then."""
+        if is_named_optimizer:
+            raise UnsupportedError("optim_state_dict_to_load(is_named_optimizer=True) is not there; use an optimizer of torch.optim")
+        if getattr(_settings_of(model).optim_state_dict_config, "rank0_only", False):
+            optim_state_dict = _from_rank_0(optim_state_dict)
+        ids = {name: id_ for id_, name in _names_of(model, optim).items()}
+        strangers = sorted({str(name) for name in optim_state_dict["state"]} - set(ids))
+        if strangers:
+            raise StateError(f"optim_state_dict_to_load: '{strangers[0]}' is no parameter of the optimizer; load what was saved of this model")
+        groups = _groups_in_order(optim, optim_state_dict["param_groups"], ids)
+        state = {"state": {ids[name]: value for name, value in optim_state_dict["state"].items()}, "param_groups": groups}
+        if load_directly:
+            optim.load_state_dict(state)
+        return state
+
+    @staticmethod
+    def full_optim_state_dict(model, optim, optim_input=None, rank0_only=True, group=None):  # pylint: disable=unused-argument
+        """optim_state_dict() of FULL_STATE_DICT. Collective."""
+        config = FullOptimStateDictConfig(rank0_only=rank0_only)
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, config):
+            return FullyShardedDataParallel.optim_state_dict(model, optim)
+
+    @staticmethod
+    def shard_full_optim_state_dict(full_optim_state_dict, model, optim_input=None, optim=None):  # pylint: disable=unused-argument
+        """What the optimizer's load_state_dict() takes; every rank has the whole."""
+        return _to_load(model, optim, full_optim_state_dict, rank0_only=False)
+
+    @staticmethod
+    def scatter_full_optim_state_dict(full_optim_state_dict, model, optim_input=None, optim=None, group=None):  # pylint: disable=unused-argument
+        """Likewise, of rank 0's. Collective."""
+        return _to_load(model, optim, full_optim_state_dict, rank0_only=True)
+
+    def register_comm_hook(self, state, hook):
+        """Raises UnsupportedError."""
+        raise UnsupportedError("FullyShardedDataParallel.register_comm_hook() is not there; leave it out")
+
+
+def _enter(module, process_group=None, sharding_strategy=None, cpu_offload=None, auto_wrap_policy=None,  # pylint: disable=too-many-arguments,too-many-locals
+           backward_prefetch=BackwardPrefetch.BACKWARD_PRE, mixed_precision=None, ignored_modules=None, param_init_fn=None, device_id=None,
+           sync_module_states=False, forward_prefetch=False, limit_all_gathers=True, use_orig_params=False, ignored_states=None, device_mesh=None):
+    """`module` becomes a FullyShardedDataParallel, and what a policy chooses inside of it.
+
+    Raises  ShapeError: no module. StateError: wrapped already. UnsupportedError: an argument that is not there yet.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise ShapeError(f"FullyShardedDataParallel: expected a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, Wrapped):
+        raise StateError(f"FullyShardedDataParallel: this {type(module).__name__} was wrapped already")
+    for name, value in (("ignored_modules", ignored_modules), ("ignored_states", ignored_states)):
+        if value is not None and list(value):
+            raise UnsupportedError(f"FullyShardedDataParallel({name}=…) is not there yet; leave it out, or freeze those parameters by requires_grad_(False)")
+    policy, buffers = _policy_of(mixed_precision, module)
+    strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
+    mesh = _mesh_of(strategy, process_group, device_mesh)
+    given = {"process_group": process_group, "sharding_strategy": sharding_strategy, "cpu_offload": cpu_offload, "mixed_precision": mixed_precision,
+             "param_init_fn": param_init_fn, "use_orig_params": use_orig_params, "device_mesh": device_mesh}
+    if auto_wrap_policy is not None:
+        if mixed_precision is not None:  # _policy_of() has refused models with modules of these classes
+            given["mixed_precision"] = dataclasses.replace(mixed_precision, _module_classes_to_ignore=())
+        _auto_wrap(module, auto_wrap_policy, set(), set(), given, FullyShardedDataParallel)
+    _fill_meta(module, param_init_fn)
+    if clashes := [name for name in _OWN_NAMES if hasattr(module, name)]:
+        raise UnsupportedError(f"FullyShardedDataParallel: {type(module).__name__} has a member '{clashes[0]}', which means another thing of a wrapped module here; "
+                               "rename it")
+    offload = CPUOffloadPolicy() if cpu_offload is not None and cpu_offload.offload_params else OffloadPolicy()
+    choice = choice_of(mesh, strategy not in _KEPT, policy, offload)
+    root_inputs = mixed_precision.cast_root_forward_inputs if mixed_precision is not None else None
+    choice = dataclasses.replace(choice, is_replicated=strategy is ShardingStrategy.NO_SHARD, casts_root_inputs=root_inputs, buffer_dtype=buffers)
+    wrap(module, choice, FullyShardedDataParallel)
+
+
+def _settings_of(module):
+    return module.__dict__.get("fsdp_settings") or StateDictSettings(StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig())
+
+
+def _plain(value):
+    if not isinstance(value, torch.Tensor):
+        return value
+    return core.whole_tensor(value) if core.is_managed(value) else value.detach().as_subclass(torch.Tensor).clone()
+
+
+def _for_this_rank(empty, values, config):
+    """`values`, or with rank0_only nothing on the others."""
+    if getattr(config, "rank0_only", False) and ranks.world().rank != 0:
+        empty.clear()
+        return empty
+    to_host = (lambda one: one.cpu() if isinstance(one, torch.Tensor) else one) if config.offload_to_cpu else lambda one: one
+    values = torch.utils._pytree.tree_map(to_host, values)  # pylint: disable=protected-access
+    empty.update(values)  # of a model's state_dict(): its own class, with its metadata
+    return empty
+
+
+def _names_of(model, optimizer):
+    """{position among the optimizer's parameters: name in the model's state_dict()}."""
+    names = {}
+    for name, value in torch.nn.Module.state_dict(model, keep_vars=True).items():
+        names.setdefault(value, name)
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return {index: names[parameter] for index, parameter in enumerate(parameters)}
+
+
+def _groups_in_order(optimizer, saved, ids):
+    """Saved groups with positions in place of names. Raises StateError: other groups than the optimizer's."""
+    groups = [{**one, "params": [ids.get(name, name) for name in one["params"]]} for one in saved]
+    start = 0
+    for group, one in zip(optimizer.param_groups, groups):
+        own = list(range(start, start + len(group["params"])))
+        start += len(own)
+        if sorted(map(str, one["params"])) != sorted(map(str, own)):
+            raise StateError(f"optim_state_dict_to_load: a saved group has the parameters {one['params'][:3]} …, and the optimizer's {own[:3]} …; make the optimizer's groups "
+                             "as they were when it was saved")
+        one["params"] = own
+    return groups
+
+
+def _from_rank_0(values):
+    box = [values if ranks.world().rank == 0 else None]
+    if ranks.world().size > 1:
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _to_load(model, optimizer, values, rank0_only):
+    if optimizer is None:
+        raise ConfigError("shard_full_optim_state_dict, scatter_full_optim_state_dict: give optim=")
+    config = FullOptimStateDictConfig(rank0_only=rank0_only)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, config):
+        return FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, values)

@@ -1,0 +1,128 @@
+"""FSDP programs, longer: accumulation, bf16, meshes, compiled and checkpointed layers, and whole programs beside torch's own FSDP."""
+import torch
+from fsdp_programs import PROGRAMS, Case
+from harness import PROGRAM, PYTHON, main, run
+
+
+class Fsdp(Case):
+    """Each in two ranks, beside one process of plain PyTorch on the whole batch."""
+
+    def test_clips_by_the_norm_of_all_gradients_and_returns_it(self):
+        result = self.ran("""
+result = {"two": compared(clip=0.05), "sync": compared(clip=0.05, micros=2, sync=True), "loose": compared(clip=100.0)}
+""")
+        for name, one in result.items():
+            with self.subTest(name):
+                self.assert_same(one)
+
+    def test_accumulates_backward_passes_with_and_without_sync(self):
+        result = self.ran("""
+result = {"reduced each time": compared(micros=2), "once": compared(micros=2, sync=True)}
+""")
+        for name, one in result.items():
+            with self.subTest(name):
+                self.assert_same(one)
+
+    def test_computes_in_bf16_as_torchs_fully_shard(self):
+        result = self.ran("""
+import torch.distributed.fsdp as theirs
+def run(fsdp):
+    model, policy = net(), fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.layers: fsdp.fully_shard(layer, mp_policy=policy)
+    fsdp.fully_shard(model, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    told = []
+    for step in range(5):
+        tokens, labels = own(step)
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        told += [mean(loss), float(norm.full_tensor())]
+        optimizer.step()
+        optimizer.zero_grad()
+    return told, weights(model), str(logits.dtype)
+import trireme.fsdp
+(found, ours, dtype), (expected, torchs, other_dtype) = run(trireme.fsdp), run(theirs)
+result = {"told": [found, expected], "far": farthest(ours, torchs), "dtypes": [dtype, other_dtype, str(ours["word.weight"].dtype), str(torchs["word.weight"].dtype)]}
+""")
+        self.assert_close(*result["told"])
+        self.assertLessEqual(result["far"], 1e-6)
+        self.assertEqual(result["dtypes"], ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"])
+
+    def test_shards_over_some_ranks_and_replicates_over_others(self):
+        result = self.ran("""
+from torch.distributed.device_mesh import init_device_mesh
+ranks.join()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+result = {"hsdp": compared(options={"mesh": mesh}, clip=0.05), "groups": compared(options={"reshard_after_forward": 2}, clip=0.05)}
+nn.Module.set_requires_gradient_sync = lambda self, flag: None  # of the plain model
+FSDPModule.set_requires_gradient_sync = FSDPModule.set_requires_all_reduce
+result["over replicas at the end"] = compared(options={"mesh": mesh}, micros=2, sync=True)
+""", ranks=4)
+        for name, one in result.items():
+            with self.subTest(name):
+                self.assert_same(one)
+
+    def test_serves_checkpointed_and_compiled_layers_closures_and_dcps_state_dicts(self):
+        result = self.ran("""
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+def change(model):
+    if "wrap" in mode: model.layers[0] = checkpoint_wrapper(model.layers[0])
+    if "compile" in mode: model.layers[1].compile(backend="aot_eager")
+mode = "wrap"
+result = {"wrapped": compared(change=change)}
+mode = "compile"
+result["compiled"] = compared(change=change)
+model = sharded(net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = loss_of(model, *own(0))
+    loss.backward()
+    return loss
+result["closure"] = [mean(optimizer.step(closure)) for _ in range(2)]
+options, here = StateDictOptions(full_state_dict=True, cpu_offload=True), weights(model)
+result["gotten"] = farthest(get_model_state_dict(model, options=options), here) if ranks.world().rank == 0 else get_model_state_dict(model, options=options)
+set_model_state_dict(model, {name: value + 1 for name, value in here.items()}, options=options)
+result["set"] = farthest(weights(model), {name: value + 1 for name, value in here.items()})
+optimizer.zero_grad()
+result["scaler"] = raised(lambda: [(scaler := torch.amp.GradScaler("cpu")).scale(loss_of(model, *own(0))).backward(), scaler.step(optimizer)])
+""")
+        self.assert_same(result["wrapped"])
+        self.assert_same(result["compiled"])
+        self.assertLess(result["closure"][1], result["closure"][0])
+        self.assertEqual([result["gotten"], result["set"]], [0, 0])
+        self.assertIn("UnsupportedError: torch.amp.GradScaler", result["scaler"])
+
+    def outcome(self, flags, words, said):
+        """What a program saves under the launcher; it says whose FSDP it had."""
+        path = self.folder / f"{len(list(self.folder.iterdir()))}.pt"
+        status, out, err = run([PROGRAM, "launch", "--num_gpus", 2, *flags, PYTHON, "-B", PROGRAMS / words[0], path, *words[1:]])
+        self.assertEqual(status, 0, err)
+        self.assertIn(said, out)
+        return torch.load(path)
+
+    def assert_same_outcome(self, found, expected):
+        self.assertEqual(set(found), set(expected))
+        for name in found:
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        self.assertGreater(abs(found["losses"][0] - found["losses"][-1]), 0.05)
+
+    def test_runs_a_program_of_torchs_fully_shard_unchanged_with_its_outcome(self):
+        expected = self.outcome([], ["train.py"], "module of fully_shard: torch.distributed.fsdp 2")
+        self.assert_same_outcome(self.outcome(["--as-fsdp"], ["train.py"], "module of fully_shard: trireme.fsdp.modules 2"), expected)
+
+    def test_runs_a_program_of_torchs_fsdp1_unchanged_with_its_outcome(self):
+        theirs, ours = "module of FSDP: torch.distributed.fsdp.fully_sharded_data_parallel 2", "module of FSDP: trireme.fsdp.wrapper 2"
+        expected = self.outcome([], ["train_fsdp1.py", "FULL_SHARD"], theirs)
+        for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
+            with self.subTest(strategy):
+                self.assert_same_outcome(self.outcome(["--as-fsdp"], ["train_fsdp1.py", strategy], ours), expected)
+        words = ["train_fsdp1.py", "FULL_SHARD", "bf16"]
+        self.assert_same_outcome(self.outcome(["--as-fsdp"], words, ours), self.outcome([], words, theirs))
+
+
+if __name__ == "__main__":
+    main()
