@@ -192,8 +192,12 @@ void add_precision(Table& table) {
   table.works("check_grad_overflow", flag(), at<precision, &PrecisionOptions::check_grad_overflow>,
               "a step with gradients that are not finite is skipped");
   table.no_meaning("bf16.", R"({"immediate_grad_update": false})", "gradients always leave as backward produces them");
-  table.refused("bf16.", R"({"bf16_master_weights_and_grads": false, "bf16_optimizer_states": false})",
-                "masters and states are fp32", kFp32Masters);
+  const auto updates_in_bf16 = [](const Config& config) { return config.precision.update_dtype == at::kBFloat16; };
+  table.resolved(
+      "bf16_master_weights_and_grads", flag(), updates_in_bf16, "`false`",
+      "with `bf16_optimizer_states` the mode `low`: no masters; gradients' sums, states and the step in bf16 "
+      "([precision](precision.md)); not one of the two alone");
+  table.resolved("bf16_optimizer_states", flag(), updates_in_bf16, "`false`", "see above");
   table.section = "fp16.";
   table.resolved("enabled", flag(), is(at::kHalf), "`false`",
                  "weights in fp16, masters and states in fp32, a loss scale; not with `bf16` or `torch_autocast`");

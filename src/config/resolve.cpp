@@ -188,6 +188,27 @@ void resolve_modes(Document& file, PrecisionOptions& precision) {
     exclude("torch_autocast.enabled", fp16 ? "fp16.enabled" : "bf16.enabled");
 }
 
+/// The mode `low`, which DeepSpeed's two keys ask for together.
+void resolve_update(Document& file, PrecisionOptions& precision) {
+  const std::string masters = "bf16.bf16_master_weights_and_grads", states = "bf16.bf16_optimizer_states";
+  const bool has_masters = file.flag_or(masters, false), has_states = file.flag_or(states, false);
+  const auto refuse = [&](const std::string& key, const std::string& why) {
+    file.refuse(key, str("`", file.path_of(key), "` = true ", why));
+  };
+  if (has_states && !has_masters)
+    refuse(states, str("needs `", file.path_of(masters), "` = true, as in DeepSpeed; set both, or neither"));
+  if (!has_masters) return;
+  if (!has_states)
+    file.not_there_yet(masters, str("states in fp32 beside weights without masters; set `", file.path_of(states),
+                                    "` to true too, or remove it"));
+  if (precision.weight_dtype != at::kBFloat16)
+    refuse(masters, str("is for weights in bf16; set `", file.path_of("bf16.enabled"), "` to true"));
+  const std::string sums = "data_types.grad_accum_dtype";
+  if (file.has(sums) && precision.accumulation_dtype != at::kBFloat16)
+    refuse(masters, str("sums gradients in bf16; set `", file.path_of(sums), "` to \"bf16\", or remove it"));
+  precision.update_dtype = precision.accumulation_dtype = at::kBFloat16;
+}
+
 /// Values out of range are refused only where the scale is dynamic: elsewhere nobody looks at them.
 void check_loss_scale(Document& file, const PrecisionOptions& precision) {
   if (!precision.needs_loss_scale() || precision.loss_scale.loss_scale != 0) return;
@@ -347,6 +368,7 @@ void resolve(Document& file, Config& config, int world_size) {
         "tensor_parallel.tp.tp_size", "tensor_parallel.partition_config"},
        [&] { resolve_degrees(file, config, world_size); });
   step(modes, [&] { resolve_modes(file, precision); });
+  step({"bf16", "fp16.enabled", "data_types.grad_accum_dtype"}, [&] { resolve_update(file, precision); });
   step(with(modes, {"fp16"}), [&] { check_loss_scale(file, precision); });
   step(with(modes, {"data_types", "communication_data_type"}), [&] { check_data_types(file, precision); });
   config.pager.accumulation_dtype = precision.accumulation_dtype;

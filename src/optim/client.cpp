@@ -145,7 +145,7 @@ class ClientOptimizer::Impl {
               value.isTensor() ? str("a tensor of shape ", value.toTensor().sizes()) : value.tagKind(),
               ", not a tensor of the shard's shape ", parts_[part].sizes(),
               ", so it cannot be saved; use an optimizer that works element by element"));
-    result.push_back({part, name, is_made ? at::zeros_like(parts_[part]) : value.toTensor()});
+    result.push_back({part, name, is_made ? at::zeros_like(value.toTensor()) : value.toTensor()});
   }
 
   std::vector<at::Tensor> parts_;

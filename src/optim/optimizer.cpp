@@ -25,12 +25,13 @@ namespace trireme {
 
 class ShardedOptimizer::Impl {
  public:
-  Impl(Pager& pager, Group& group, GroupedParameters parameters)
+  Impl(Pager& pager, Group& group, GroupedParameters parameters, at::ScalarType update_dtype)
       : pager_(pager),
         group_(group),
-        slices_(pager, parameters.options, std::move(parameters.group_of)),
+        slices_(pager, parameters.options, std::move(parameters.group_of), update_dtype),
         steps_(pager.parameters().size()) {
     const c10::Device device = pager.device();
+    check_dtype(update_dtype, parameters.options);
     if (!is_host(device)) device_steps_.emplace(steps_.size(), device);
     for (const OptimizerOptions& group : parameters.options) has_muon_ |= group.kind == OptimizerKind::kMuon;
     const OptimizerKind first = parameters.options[0].kind;
@@ -46,9 +47,10 @@ class ShardedOptimizer::Impl {
       host_updates_ = std::make_unique<HostUpdates>(pager);
   }
 
-  Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory)
+  Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory, at::ScalarType update_dtype)
       : Impl(pager, group,
-             {.options = {{.kind = OptimizerKind::kClient}}, .group_of = std::vector<int>(pager.parameters().size())}) {
+             {.options = {{.kind = OptimizerKind::kClient}}, .group_of = std::vector<int>(pager.parameters().size())},
+             update_dtype) {
     std::vector<at::Tensor> parts;
     std::vector<std::string> names;
     for (size_t i = 0; i < slices_.count(); ++i)
@@ -118,6 +120,15 @@ class ShardedOptimizer::Impl {
   }
 
  private:
+  void check_dtype(at::ScalarType update_dtype, const std::vector<OptimizerOptions>& groups) const {
+    for (const OptimizerOptions& group : groups) check_update_dtype(group.kind, update_dtype);
+    if (update_dtype != at::kFloat && slices_.any_on_device())
+      throw ConfigError(str("bf16.bf16_master_weights_and_grads: the update in bf16 is for parameters on the host, and "
+                            "these are on ",
+                            pager_.device().str(), "; set that key and bf16.bf16_optimizer_states to false"),
+                        ErrorCode::kUnsupported);
+  }
+
   /// The part of one parameter that this rank updates.
   struct Part {
     Portion portion;
@@ -188,7 +199,7 @@ class ShardedOptimizer::Impl {
         const at::Tensor& flat = pager_.owned()[i].gradients;
         gradients.emplace_back();
         if (!window.touched()[portion.parameter]) continue;
-        gradients.back() = flat.narrow(0, portion.slice_begin, portion.numel).to(at::kFloat);
+        gradients.back() = flat.narrow(0, portion.slice_begin, portion.numel).to(slices_.span(i).master.scalar_type());
         if (options.gradient_factor != 1) gradients.back().mul_(options.gradient_factor);
       }
     std::vector<double> learning_rates;
@@ -321,10 +332,12 @@ class ShardedOptimizer::Impl {
   std::unique_ptr<HostUpdates> host_updates_;  ///< of what is offloaded; the last member, its thread uses the others
 };
 
-ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters)
-    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters))) {}
-ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory)
-    : impl_(std::make_unique<Impl>(pager, group, factory)) {}
+ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters,
+                                   at::ScalarType update_dtype)
+    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters), update_dtype)) {}
+ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,
+                                   at::ScalarType update_dtype)
+    : impl_(std::make_unique<Impl>(pager, group, factory, update_dtype)) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
 
 bool ShardedOptimizer::takes_decisions() const { return impl_->takes_decisions(); }

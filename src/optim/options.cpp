@@ -50,6 +50,17 @@ std::vector<std::string> optimizer_states(const OptimizerOptions& options) {
   return {};
 }
 
+void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype) {
+  const bool has_only_fp32 =
+      kind == OptimizerKind::kLamb || kind == OptimizerKind::kLion || kind == OptimizerKind::kMuon;
+  if (update_dtype == at::kFloat || !has_only_fp32) return;
+  throw ConfigError(
+      str("optimizer.type: ", optimizer_name(kind),
+          " updates fp32 masters, which bf16.bf16_master_weights_and_grads does without; set that key and "
+          "bf16.bf16_optimizer_states to false, or use Adam, AdamW, Adagrad or SGD"),
+      ErrorCode::kUnsupported);
+}
+
 void check_optimizer(const OptimizerOptions& options) {
   const auto refuse = [](const char* name, double value, const char* fix) {
     throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));

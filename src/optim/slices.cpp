@@ -17,14 +17,15 @@ namespace trireme {
 
 namespace {
 
-at::Tensor zero_state(int64_t numel, c10::Device device) {
-  if (is_host(device)) return zero_pages(numel);
-  return at::zeros({numel}, at::TensorOptions().dtype(at::kFloat).device(device));
+at::Tensor zero_state(const at::Tensor& master) {
+  if (is_host(master)) return zero_pages(master.numel(), master.scalar_type());
+  return at::zeros({master.numel()}, master.options());
 }
 
 }  // namespace
 
-OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of)
+OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
+                                 at::ScalarType update_dtype)
     : pager_(pager), group_of_(std::move(group_of)) {
   const at::NoGradGuard no_grad;
   for (const OptimizerOptions& group : groups) state_names_.push_back(optimizer_states(group));
@@ -35,9 +36,9 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
       states = std::max(states, state_names(placement.index).size());
     UpdateSpan span;
     span.weights = weights;
-    span.master = weights.scalar_type() == at::kFloat ? weights : weights.to(at::kFloat);
-    if (states > 0) span.first = zero_state(weights.numel(), weights.device());
-    if (states > 1) span.second = zero_state(weights.numel(), weights.device());
+    span.master = weights.scalar_type() == update_dtype ? weights : weights.to(at::kFloat);
+    if (states > 0) span.first = zero_state(span.master);
+    if (states > 1) span.second = zero_state(span.master);
     spans_.push_back(std::move(span));
     is_on_host_.push_back(is_host(weights));
   }
@@ -117,7 +118,8 @@ int64_t OptimizerSlices::state_bytes() const {
   const size_t parameters = group_of_.size();
   for (size_t i = 0; i < spans_.size(); ++i)
     for (const Run& run : runs(i, std::vector<bool>(parameters, true), std::vector<int64_t>(parameters)))
-      bytes += (run.end - run.begin) * static_cast<int64_t>(sizeof(float) * state_names_[run.group].size());
+      bytes += (run.end - run.begin) * spans_[i].master.element_size() *
+               static_cast<int64_t>(state_names_[run.group].size());
   return bytes;
 }
 

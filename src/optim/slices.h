@@ -1,4 +1,4 @@
-// The slices that this rank updates: weights, fp32 masters and states, where the pager has them.
+// The slices that this rank updates: weights, masters and states, where the pager has them.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,10 @@ namespace trireme {
 
 class OptimizerSlices {
  public:
-  /// Masters of what has 16 bits, states of zeros. `pager` outlives it; `groups` and `group_of` are GroupedParameters'.
-  OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of);
+  /// fp32 masters of 16-bit weights, unless `update_dtype` is theirs; states of zeros, in the masters' dtype. `pager`
+  /// outlives it; `groups` and `group_of` are GroupedParameters'.
+  OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
+                  at::ScalarType update_dtype);
 
   size_t count() const { return spans_.size(); }
   /// The span of slice `i`, as in Pager::owned(), with its gradients.

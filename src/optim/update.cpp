@@ -14,15 +14,16 @@
 
 #include "optim/adam.h"
 #include "optim/lion.h"
+#include "optim/low.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 
 namespace {
 
-// 16-bit weights, other than Adam's, are updated by blocks whose fp32 copies stay in the second-level cache between
-// conversion, update and rounding. A multiple of kAlignment, so that no block has a vector tail, which the kernels
-// round differently.
+// 16-bit weights, other than Adam's with a master, are updated by blocks whose copies and temporaries stay in the
+// second-level cache between conversion, update and rounding. A multiple of kAlignment, so that no block has a vector
+// tail, which the kernels round differently.
 constexpr int64_t kBlockNumel = int64_t{1} << 15;
 
 at::Tensor slice_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
@@ -75,6 +76,14 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, do
   }
 }
 
+template <class Update>
+void by_blocks(const UpdateSpan& span, const Update& update) {
+  const int64_t numel = span.master.numel();
+  const int64_t block_numel = kBlockNumel * at::get_num_threads();
+  for (int64_t begin = 0; begin < numel; begin += block_numel)
+    update(span.slice(begin, std::min(begin + block_numel, numel)));
+}
+
 }  // namespace
 
 UpdateSpan UpdateSpan::slice(int64_t begin, int64_t end) const {
@@ -84,19 +93,20 @@ UpdateSpan UpdateSpan::slice(int64_t begin, int64_t end) const {
 
 void update(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
   const at::NoGradGuard no_grad;
+  if (span.is_low()) {
+    by_blocks(span, [&](const UpdateSpan& block) { update_low(block, optimizer, gradient_factor, step); });
+    return;
+  }
   const bool widens = span.gradients.scalar_type() != at::kFloat;
   if (!span.has_master() && !widens) return update_master(span, optimizer, gradient_factor, step);
   const bool is_adam = optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kAdamW;
   if (span.has_master() && is_adam) return adam_in_one_pass(span, optimizer, gradient_factor, step);
 
-  const int64_t numel = span.master.numel();
-  const int64_t block_numel = kBlockNumel * at::get_num_threads();
-  for (int64_t begin = 0; begin < numel; begin += block_numel) {
-    UpdateSpan block = span.slice(begin, std::min(begin + block_numel, numel));
+  by_blocks(span, [&](UpdateSpan block) {
     if (widens) block.gradients = block.gradients.to(at::kFloat);
     update_master(block, optimizer, gradient_factor, step);
     if (span.has_master()) block.weights.copy_(block.master);
-  }
+  });
 }
 
 }  // namespace trireme

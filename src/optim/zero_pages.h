@@ -7,9 +7,9 @@
 
 namespace trireme {
 
-/// An fp32 tensor [numel] of zeros. Its pages come from the system at the first write.
+/// A tensor [numel] of zeros. Its pages come from the system at the first write.
 ///
 /// Throws    IoError: the system has no room for that many bytes.
-at::Tensor zero_pages(int64_t numel);
+at::Tensor zero_pages(int64_t numel, at::ScalarType dtype = at::kFloat);
 
 }  // namespace trireme

@@ -9,7 +9,6 @@ namespace trireme {
 namespace {
 
 constexpr int kStages = 4;
-constexpr int64_t kMasterBytes = 4;
 
 void check(const EstimateOptions& options) {
   if (options.stage < 0 || options.stage >= kStages)
@@ -17,10 +16,6 @@ void check(const EstimateOptions& options) {
   if (options.world < 1) throw ConfigError(str("a world of ", options.world, " ranks; expected 1 or more"));
   if (!(options.offload_ratio >= 0 && options.offload_ratio <= 1))
     throw ConfigError(str("an offload ratio of ", options.offload_ratio, "; expected a number from 0 to 1"));
-}
-
-int64_t optimizer_bytes_per_parameter(const OptimizerOptions& optimizer) {
-  return 4 * static_cast<int64_t>(optimizer_states(optimizer).size());
 }
 
 /// Elements that one rank holds of a state.
@@ -36,8 +31,11 @@ ModelStates states_of(const Held& held, at::ScalarType weight_dtype, bool traina
   const auto itemsize = static_cast<int64_t>(c10::elementSize(weight_dtype));
   ModelStates states;
   states.weight_bytes = held.numel(options, 3) * itemsize;
-  const int64_t master = trainable && weight_dtype != at::kFloat ? kMasterBytes : 0;
-  const int64_t optimizer = trainable ? optimizer_bytes_per_parameter(options.optimizer) : 0;
+  const bool has_master = weight_dtype != at::kFloat && weight_dtype != options.update_dtype;
+  const auto updated_itemsize = has_master ? static_cast<int64_t>(sizeof(float)) : itemsize;
+  const int64_t master = trainable && has_master ? updated_itemsize : 0;
+  const auto states_per_weight = static_cast<int64_t>(optimizer_states(options.optimizer).size());
+  const int64_t optimizer = trainable ? updated_itemsize * states_per_weight : 0;
   states.snapshot_bytes = held.shard * (itemsize + master + optimizer);
   const int64_t gradient = !trainable ? 0 : options.accumulation_dtype == at::kFloat ? int64_t{4} : itemsize;
   const bool keeps_shard = options.offload_parameters && options.offload_ratio > 0 && options.stage == 3;

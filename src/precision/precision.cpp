@@ -20,6 +20,20 @@ void check_communication(const PrecisionOptions& options) {
                           "; use fp32 or ", short_name(options.accumulation_dtype)));
 }
 
+void check_update(const PrecisionOptions& options) {
+  if (options.update_dtype == at::kFloat) return;
+  const auto refuse = [&](const auto&... why) {
+    throw ConfigError(
+        str("precision: masters, states and steps cannot be in ", short_name(options.update_dtype), why...));
+  };
+  if (options.update_dtype != at::kBFloat16) refuse("; use fp32, or bf16 with weights and sums in bf16");
+  if (options.weight_dtype != options.update_dtype)
+    refuse(" when the weights are ", short_name(options.weight_dtype), "; set bf16.enabled to true");
+  if (options.accumulation_dtype != options.update_dtype)
+    refuse(" when gradients are summed in ", short_name(options.accumulation_dtype),
+           "; set data_types.grad_accum_dtype to bf16");
+}
+
 void check_autocast(const PrecisionOptions& options) {
   if (!options.autocast.enabled) return;
   if (!is_16_bit(options.autocast.dtype))
@@ -43,6 +57,7 @@ void check_precision(const PrecisionOptions& options) {
   if (options.buffer_dtype && *options.buffer_dtype != at::kFloat && !is_16_bit(*options.buffer_dtype))
     throw ConfigError(str("data_types.buffer_dtype: buffers cannot be ", short_name(*options.buffer_dtype),
                           "; use fp32, bf16 or fp16"));
+  check_update(options);
   check_communication(options);
   check_autocast(options);
   if (options.needs_loss_scale()) check_loss_scale(options.loss_scale);

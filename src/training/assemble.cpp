@@ -1,11 +1,11 @@
 // How a Training is put together: first all that can be refused, then what changes the module.
 #include <utility>
 
-#include "training/dtypes_in_use.h"
 #include "training/forward_checks.h"
 #include "training/gradient_proof.h"
 #include "training/module_tensors.h"
 #include "training/optimizer_choice.h"
+#include "training/precision_table.h"
 #include "training/recompute_layers.h"
 #include "training/stage_tensors.h"
 #include "training/tensor_slices.h"
@@ -13,7 +13,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/heap.h"
-#include "trireme/base/log.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/intercept.h"
@@ -95,10 +94,11 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   const WithoutInterception own_operators;
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(options);
-  check(choice, groups_.plan.tensor.size());
+  check(choice, groups_.plan.tensor.size(), config_.precision.update_dtype);
   check_degree(config_);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
+  loaded_bytes_ = bytes_by_dtype(tensors.parameters);
   const WholeModel model = whole_model(groups_.stages, specs);
   PreparedOptimizer prepared = prepare(choice, model, specs.size());
   const PagerPolicy policy = policy_for(config_, groups_.plan, module);
@@ -115,7 +115,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   reserve_save();
   forward_checks_ =
       std::make_unique<ForwardChecks>(groups_.shards, *pager_, *buffers_, config_.precision, options.knows_micro_batch);
-  if (groups_.model.rank() == 0) log(LogLevel::kInfo, dtypes_in_use(config_, *pager_, *buffers_, *step_));
+  if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
 }
 
 /// From here on the module's parameters are the pager's.
@@ -162,7 +162,8 @@ std::function<void()> Training::proof() {
 }
 
 void Training::install(PreparedOptimizer prepared) {
-  std::unique_ptr<ShardedOptimizer> optimizer = make_optimizer(prepared, *pager_, groups_.shards);
+  std::unique_ptr<ShardedOptimizer> optimizer =
+      make_optimizer(prepared, *pager_, groups_.shards, config_.precision.update_dtype);
   Hyperparameters hyperparameters = hyperparameters_of(prepared, optimizer.get());
   step_->set_optimizer(std::move(optimizer), std::move(hyperparameters));
   access_.reset();  // before another one takes its place in the pager
@@ -184,7 +185,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
   const CallerScope caller("set_optimizer");
   const WithoutInterception own_operators;
-  check(choice, groups_.plan.tensor.size());
+  check(choice, groups_.plan.tensor.size(), config_.precision.update_dtype);
   const std::vector<ParameterSpec>& specs = pager_->parameters();
   PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());
@@ -192,6 +193,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   config_.scheduler = choice.schedule;
   install(std::move(prepared));
   reserve_save();
+  if (groups_.model.rank() == 0) log_precision(loaded_bytes_, config_, *pager_, *buffers_, *step_);
 }
 
 /// Memory for saves in the background, before the first one.

@@ -140,6 +140,24 @@ T required(const std::optional<T>& value, const char* key) {
   return *value;
 }
 
+/// Whether the mode `low` saved it, in which 16-bit weights have no masters.
+bool is_of_low(const TrainingValues& values) {
+  if (!values.config) return false;
+  const Json config = Json::parse(*values.config);
+  const auto bf16 = config.find("bf16");
+  return bf16 != config.end() && bf16->value("bf16_optimizer_states", false);
+}
+
+/// Masters that the checkpoint may have and this optimizer, in the mode `low`, has not: the weights are their rounded
+/// values. As parts without elements, so that nothing of them is read.
+std::vector<TensorSlice> unread_masters(const Pager& pager) {
+  std::vector<TensorSlice> masters;
+  for (const ParameterSpec& parameter : pager.parameters())
+    if (parameter.trainable && parameter.dtype != at::kFloat)
+      masters.push_back({master_name(parameter.name), parameter.model_part(), 0, at::empty({0}, at::kFloat)});
+  return masters;
+}
+
 void check_has_progress(const TrainingValues& values) {
   (void)required(values.global_steps, "global_steps");
   (void)required(values.micro_steps, "micro_steps");
@@ -259,6 +277,8 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
   ShardedOptimizer* const optimizer = step_->optimizer();
   const bool loads_optimizer = optimizer != nullptr && options.load_optimizer_states && !options.load_module_only;
   StateTree state = this->state(/*with_frozen=*/true, loads_optimizer);
+  const bool is_low = config_.precision.update_dtype != at::kFloat;
+  if (loads_optimizer && is_low) append(state.tensors, unread_masters(*pager_));
   append(state.tensors, buffers_->slices());
   if (!options.load_module)
     std::erase_if(state.tensors, [](const TensorSlice& slice) {
@@ -273,7 +293,12 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
     (void)required(values.client_state, "client_state");
     if (!options.load_module_only) check_has_progress(values);
     if (loads_optimizer) step_counts = step_counts_of(found, values, *pager_, optimizer->step_counts());
-    return left_out = tensors_left_out(*pager_, values);
+    left_out = tensors_left_out(*pager_, values);
+    std::set<std::string> not_needed = left_out;
+    const bool lacks_masters = is_low || is_of_low(values);
+    for (const std::string& name : found.missing)
+      if (lacks_masters && parse_state_name(name).kind == StateKind::kMaster) not_needed.insert(name);
+    return not_needed;
   }};
   load.verify = options.verify.value_or(config_.checkpoint.verify);
   if (!options.load_module_strict) load.missing = Mismatch::kIgnore;

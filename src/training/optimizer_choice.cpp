@@ -11,10 +11,11 @@
 
 namespace trireme {
 
-void check(const OptimizerChoice& choice, int tensor_ranks) {
+void check(const OptimizerChoice& choice, int tensor_ranks, at::ScalarType update_dtype) {
   if (choice.optimizer) {
     check_optimizer(*choice.optimizer);
     const OptimizerKind kind = choice.optimizer->kind;
+    check_update_dtype(kind, update_dtype);
     const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
     if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
       throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
@@ -63,9 +64,10 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
   }
 }
 
-std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group) {
-  if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client);
-  return std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped);
+std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
+                                                 at::ScalarType update_dtype) {
+  if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client, update_dtype);
+  return std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped, update_dtype);
 }
 
 Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer) {

@@ -12,9 +12,9 @@
 
 namespace trireme {
 
-/// Throws ConfigError: two optimizers, options out of range, or an optimizer of whole parameters where layers are cut
-/// over `tensor_ranks`.
-void check(const OptimizerChoice& choice, int tensor_ranks);
+/// Throws ConfigError: two optimizers, options out of range, an optimizer of whole parameters where layers are cut over
+/// `tensor_ranks`, or one that has no update in `update_dtype`.
+void check(const OptimizerChoice& choice, int tensor_ranks, at::ScalarType update_dtype);
 
 /// A choice by this rank's parameters.
 struct PreparedOptimizer {
@@ -35,7 +35,8 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
                 c10::Device device);
 
 /// Collective, as ShardedOptimizer is.
-std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group);
+std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
+                                                 at::ScalarType update_dtype);
 
 /// The hyperparameters of what make_optimizer() has made; `optimizer` null: none.
 Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer);

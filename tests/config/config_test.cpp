@@ -63,7 +63,8 @@ TEST(Config, SpellsOutEveryDefault) {
       json.dump(),
       R"({"train_batch_size":2,"train_micro_batch_size_per_gpu":1,"gradient_accumulation_steps":1,)"
       R"("gradient_clipping":1.0,"managed_gradient_accumulation":true,)"
-      R"("bf16":{"enabled":false,"check_grad_overflow":true},)"
+      R"("bf16":{"enabled":false,"check_grad_overflow":true,"bf16_master_weights_and_grads":false,)"
+      R"("bf16_optimizer_states":false},)"
       R"("fp16":{"enabled":false,"auto_cast":false,"loss_scale":0.0,"initial_scale_power":16,"loss_scale_window":1000,)"
       R"("hysteresis":2,"consecutive_hysteresis":false,"min_loss_scale":1.0},"torch_autocast":{"enabled":false,)"
       R"("dtype":"bf16","lower_precision_safe_modules":["torch.nn.Linear","torch.nn.Conv1d","torch.nn.Conv2d",)"
@@ -311,12 +312,30 @@ TEST(Precision, RefusesDtypesThatDoNotFit) {
             wrong("`communication_data_type` is \"int8\"; expected one of \"fp32\", \"bf16\", \"fp16\"."));
 }
 
-TEST(Precision, RefusesWhatIsNotThereYet) {
+constexpr const char* kBothInBf16 = R"("bf16_master_weights_and_grads": true, "bf16_optimizer_states": true)";
+
+TEST(Precision, UpdatesInBf16WhereBothKeysSaySo) {
+  const Config config = read_with(str(R"("bf16": {"enabled": true, )", kBothInBf16, "}"));
+  EXPECT_EQ(config.precision.update_dtype, at::kBFloat16);
+  EXPECT_EQ(config.precision.accumulation_dtype, at::kBFloat16);
+  EXPECT_EQ(config.pager.accumulation_dtype, at::kBFloat16);
+  EXPECT_EQ(parse_config(to_text(config), 1).precision, config.precision);
+  EXPECT_EQ(read_with(R"("bf16": {"enabled": true})").precision.update_dtype, at::kFloat);
+}
+
+TEST(Precision, RefusesOneOfTheKeysAloneAndWhatDoesNotGoWithThem) {
+  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})"),
+            wrong("`bf16.bf16_optimizer_states` = true needs `bf16.bf16_master_weights_and_grads` = true, as in "
+                  "DeepSpeed; set both, or neither"));
+  EXPECT_EQ(refusal_of(R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})"),
+            not_there("`bf16.bf16_master_weights_and_grads` = true is not there yet; states in fp32 beside weights "
+                      "without masters; set `bf16.bf16_optimizer_states` to true too, or remove it"));
+  EXPECT_EQ(refusal_of(str("\"bf16\": {", kBothInBf16, "}")),
+            wrong("`bf16.bf16_master_weights_and_grads` = true is for weights in bf16; set `bf16.enabled` to true"));
   EXPECT_EQ(
-      refusal_of(R"("bf16": {"enabled": true, "bf16_optimizer_states": true})"),
-      not_there(
-          "`bf16.bf16_optimizer_states` = true is not there yet; masters and optimizer states are fp32; remove it "
-          "or set it to false"));
+      refusal_of(str(R"("data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": true, )", kBothInBf16, "}")),
+      wrong("`bf16.bf16_master_weights_and_grads` = true sums gradients in bf16; set "
+            "`data_types.grad_accum_dtype` to \"bf16\", or remove it"));
 }
 
 TEST(Precision, TakesEitherSpellingOfBf16ButNotBoth) {

@@ -277,8 +277,8 @@ TEST(Fp16, LeavesBuffersInTheirDtypeUnlessTheConfigurationGivesThemOne) {
   });
 }
 
-TEST(Dtypes, AreToldInOneLineAtTheStart) {
-  const auto line_of = [](const Config& config) {
+TEST(Dtypes, AreToldInATableAtTheStart) {
+  const auto table_of = [](const Config& config) {
     const CapturedLog log;
     run_ranks(2, [&](Rank& rank) {
       auto model = make_conv_net();
@@ -286,23 +286,33 @@ TEST(Dtypes, AreToldInOneLineAtTheStart) {
     });
     return log.text();
   };
-  EXPECT_EQ(
-      line_of(sgd_config(2)),
-      "info dtypes: weights fp32, gradients summed in fp32 and sent in fp32, masters fp32, optimizer states none, "
-      "buffers fp32, loss scale none\n");
+  EXPECT_EQ(table_of(sgd_config(2)), R"(info precision: full; dtypes, and bytes on rank 0
+  load              fp32            1.4 kB
+  preparation       fp32            1.8 kB  buffers fp32
+  optimizer init    fp32           0 bytes  masters none, states none
+  forward, backward fp32            1.8 kB  gradients summed in fp32, sent in fp32
+  optimizer step    fp32
+)");
   Config half = scaled_config({.stage = 2}, at::kHalf, 2);
   half.optimizer = OptimizerOptions{};
   half.precision.loss_scale = {};
   half.precision.communication_dtype = at::kBFloat16;
-  EXPECT_EQ(
-      line_of(half),
-      "info dtypes: weights fp16, gradients summed in fp32 and sent in bf16, masters fp32, optimizer states fp32, "
-      "buffers fp32, loss scale 65536 (dynamic)\n");
+  EXPECT_EQ(table_of(half), R"(info precision: mixed; dtypes, and bytes on rank 0
+  load              fp32            1.4 kB
+  preparation       fp16         896 bytes  buffers fp32
+  optimizer init    fp32            2.0 kB  masters fp32, states fp32
+  forward, backward fp16         896 bytes  gradients summed in fp32, sent in bf16
+  optimizer step    fp32                    loss scale 65536 (dynamic)
+)");
   Config autocast = sgd_config(2);
   autocast.precision.autocast = {.enabled = true};
-  EXPECT_EQ(line_of(autocast),
-            "info dtypes: weights fp32, autocast bf16, gradients summed in fp32 and sent in bf16+fp32, masters fp32, "
-            "optimizer states none, buffers fp32, loss scale none\n");
+  EXPECT_EQ(table_of(autocast), R"(info precision: mixed; dtypes, and bytes on rank 0
+  load              fp32            1.4 kB
+  preparation       fp32            1.8 kB  buffers fp32
+  optimizer init    fp32           0 bytes  masters none, states none
+  forward, backward bf16            1.8 kB  gradients summed in fp32, sent in bf16+fp32
+  optimizer step    fp32
+)");
 }
 
 TEST(Progress, ShowsTheLossScale) {

@@ -27,6 +27,7 @@ struct Case {
   at::ScalarType accumulation;
   int64_t gradient_bytes;  // per parameter
   int64_t sharded_bytes;   // masters and Adam's moments, per parameter
+  at::ScalarType update = at::kFloat;
 };
 
 Config configure(const Case& precision, int stage, GatherPolicy gather, int world) {
@@ -39,6 +40,7 @@ Config configure(const Case& precision, int stage, GatherPolicy gather, int worl
   config.pager.accumulation_dtype = precision.accumulation;
   config.precision.weight_dtype = precision.weights;
   config.precision.accumulation_dtype = precision.accumulation;
+  config.precision.update_dtype = precision.update;
   return config;
 }
 
@@ -81,14 +83,17 @@ void expect_closed_form(Rank& rank, const Case& precision, int stage, GatherPoli
                                                       .world = rank.size(),
                                                       .weight_dtype = precision.weights,
                                                       .accumulation_dtype = precision.accumulation,
+                                                      .update_dtype = precision.update,
                                                       .optimizer = {}});
   EXPECT_EQ(planned.total(), held) << "the planner and the engine disagree";
 }
 
 TEST(Memory, OfModelStatesEqualsTheClosedFormAtEveryStage) {
   at::set_num_threads(1);
-  const std::vector<Case> precisions = {
-      {at::kFloat, at::kFloat, 4, 8}, {at::kBFloat16, at::kFloat, 4, 12}, {at::kBFloat16, at::kBFloat16, 2, 12}};
+  const std::vector<Case> precisions = {{at::kFloat, at::kFloat, 4, 8},
+                                        {at::kBFloat16, at::kFloat, 4, 12},
+                                        {at::kBFloat16, at::kBFloat16, 2, 12},
+                                        {at::kBFloat16, at::kBFloat16, 2, 4, at::kBFloat16}};
   for (const int world : {1, 2, 3, 4})
     for (const Case& precision : precisions)
       for (int stage = 0; stage <= 3; ++stage)

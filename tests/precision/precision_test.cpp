@@ -25,6 +25,19 @@ TEST(Precision, WhatCanBeTrainedIsAccepted) {
   }
 }
 
+TEST(Precision, UpdatesInBf16WhereWeightsAndSumsAreBf16) {
+  constexpr at::ScalarType kBf16 = at::kBFloat16;
+  EXPECT_EQ(error_of({.weight_dtype = kBf16, .accumulation_dtype = kBf16, .update_dtype = kBf16}), "");
+  EXPECT_EQ(
+      error_of({.update_dtype = kBf16}),
+      "precision: masters, states and steps cannot be in bf16 when the weights are fp32; set bf16.enabled to true");
+  EXPECT_EQ(error_of({.weight_dtype = kBf16, .update_dtype = kBf16}),
+            "precision: masters, states and steps cannot be in bf16 when gradients are summed in fp32; set "
+            "data_types.grad_accum_dtype to bf16");
+  EXPECT_EQ(error_of({.weight_dtype = at::kHalf, .accumulation_dtype = at::kHalf, .update_dtype = at::kHalf}),
+            "precision: masters, states and steps cannot be in fp16; use fp32, or bf16 with weights and sums in bf16");
+}
+
 TEST(Precision, NeedsALossScaleWhereSomethingComputesInFp16) {
   EXPECT_FALSE(PrecisionOptions{}.needs_loss_scale());
   EXPECT_FALSE(PrecisionOptions{.autocast = {.dtype = at::kHalf}}.needs_loss_scale());

@@ -79,9 +79,11 @@ result["trained"] = farthest(weights(ours), weights(plain))
 model = sharded(net())
 parameters = list(model.parameters())
 class Muon(torch.optim.SGD): pass
+partly = net(tied=False)
+partly.head.bfloat16()
 result = {name: raised(make) for name, make in {
     "LBFGS": lambda: torch.optim.LBFGS(parameters), "Muon": lambda: torch.optim.Muon([p for p in parameters if p.dim() == 2]),
-    "Adafactor": lambda: torch.optim.Adafactor(parameters), "half": lambda: loss_of(sharded(net().bfloat16()), *own(0)), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
+    "Adafactor": lambda: torch.optim.Adafactor(parameters), "half": lambda: loss_of(sharded(net().half()), *own(0)), "partly": lambda: loss_of(sharded(partly), *own(0)), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
     "ignored": lambda: fully_shard(net(), ignored_params={parameters[0]}), "placement": lambda: fully_shard(net(), shard_placement_fn=len),
     "fp16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)),
     "no optimizer": lambda: loss_of(sharded(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), *own(0)),
@@ -136,7 +138,7 @@ replaced.layers[0].up.weight.data = torch.zeros(16, 8)
 result["new data"] = raised(optimizer.step)
 """)
         for name, words in {"LBFGS": "UnsupportedError: optimizer: LBFGS calls back for the loss", "Muon": "UnsupportedError: optimizer: Muon wants whole matrices",
-                            "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "half": "would be updated in torch.float32",
+                            "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "half": "is in torch.float16, and would be updated in torch.float32", "partly": "'head.weight' is in torch.bfloat16",
                             "twice": "FSDPNet was given to fully_shard() already",
                             "list": "containers that do not implement forward", "ignored": "ignored_params", "placement": "shard_placement_fn",
                             "fp16": "fp16 needs a loss scale", "no optimizer": "make it before the first forward", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
@@ -158,6 +160,43 @@ def freeze(model):
 result = compared(change=freeze)
 """)
         self.assert_same(result)
+
+    def test_steps_a_model_in_bf16_as_plain_pytorch_and_torchs_fully_shard(self):
+        result = self.ran("""
+import torch.distributed.fsdp as theirs
+def run(model, make, data, wrap=None, clip=None):
+    model = model.to(torch.bfloat16)
+    if wrap:
+        for layer in model.layers: wrap(layer)
+        wrap(model)
+    optimizer = make(model.parameters())
+    told = []
+    for step in range(20):
+        loss = F.cross_entropy(model(data(step)[0]).float().flatten(0, 1), data(step)[1].flatten())
+        loss.backward()
+        if clip: torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        told.append(mean(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+    return told, weights(model)
+import trireme.fsdp
+result = {}
+for name, make in {"AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+                   "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01), "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01)}.items():
+    same = lambda step: [t.chunk(2)[0] for t in batch(step)]  # on both ranks, so that the mean is that gradient
+    (ours, found), (plain, expected) = run(net(), make, same, trireme.fsdp.fully_shard), run(net(), make, same)
+    (_, other), (_, torchs) = run(net(), make, own, trireme.fsdp.fully_shard, clip=1.0), run(net(), make, own, theirs.fully_shard, clip=1.0)
+    result[name] = {"dtypes": sorted({str(value.dtype) for value in found.values()}), "losses": [ours, plain],
+                    "equal": all(torch.equal(found[n], expected[n]) for n in expected), "to torch's": farthest(other, torchs),
+                    "moved": farthest(found, weights(net()))}
+""")
+        for name, one in result.items():
+            with self.subTest(name):
+                self.assertEqual(one["dtypes"], ["torch.bfloat16"])
+                self.assertEqual(*one["losses"])
+                self.assertTrue(one["equal"])
+                self.assertLessEqual(one["to torch's"], 0.02)
+                self.assertGreater(one["moved"], 0.05)
 
     def test_continues_from_a_checkpoint(self):
         result = self.ran("""

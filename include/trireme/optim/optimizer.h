@@ -1,4 +1,4 @@
-// Optimizers over flat shards: fp32 masters and states for just the elements that this rank updates.
+// Optimizers over flat shards: masters and states for just the elements that this rank updates.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,11 +34,13 @@ struct StepOptions {
 /// included, and its own step count stands still.
 class ShardedOptimizer {
  public:
-  /// Copies fp32 masters from 16-bit weights. `pager` and its `group` outlive the optimizer; `parameters` are its own.
-  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device.
-  ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters);
+  /// Copies fp32 masters from 16-bit weights; where `update_dtype` is the weights', these are updated themselves, and
+  /// states have their dtype. `pager` and its `group` outlive the optimizer; `parameters` are its own.
+  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device; Lamb, Lion and Muon in bf16.
+  ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters, at::ScalarType update_dtype = at::kFloat);
   /// Steps what `factory` makes of this rank's parts of parameters. Throws ConfigError: it cannot be stepped.
-  ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory);
+  ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,
+                   at::ScalarType update_dtype = at::kFloat);
   ~ShardedOptimizer();
 
   /// Unscales, clips and updates every owned slice of `window`, after its begin_update(), and publishes each unit as

@@ -42,10 +42,12 @@ struct OptimizerOptions {
 
 /// Throws    ConfigError: a hyperparameter out of its range.
 void check_optimizer(const OptimizerOptions& options);
+/// Throws    ConfigError: Lamb, Lion or Muon, where updates are not computed in fp32.
+void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype);
 
 /// As the configuration's `type` writes it.
 const char* optimizer_name(OptimizerKind kind);
-/// The fp32 states of each element, at most two, by the names that they have in checkpoints.
+/// The states of each element, at most two, by the names that they have in checkpoints.
 std::vector<std::string> optimizer_states(const OptimizerOptions& options);
 
 /// The result of get_mom(): (beta1, beta2), for SGD and Muon (momentum, 0), (0, 0) for Adagrad and a client's.
@@ -57,10 +59,11 @@ Momentum momentum_of(const OptimizerOptions& options);
 /// Takes a schedule's momentum over; an optimizer that has none stays without.
 void set_momentum(OptimizerOptions& options, const Momentum& momentum);
 
-/// Makes an optimizer of `parts`: what this rank updates, flat fp32 tensors, each a part of one parameter (or the
-/// whole of it), which `names` has at the same place. Right for optimizers that work element by element; what looks at
-/// a whole tensor sees the part. May be empty; the parameter groups are as many on every rank. Called twice: the first
-/// time with one element for each parameter that is trained, to see whether the optimizer can be stepped.
+/// Makes an optimizer of `parts`: what this rank updates, flat tensors in fp32 (bf16 where updates are computed in it),
+/// each a part of one parameter (or the whole of it), which `names` has at the same place. Right for optimizers that
+/// work element by element; what looks at a whole tensor sees the part. May be empty; the parameter groups are as many
+/// on every rank. Called twice: the first time with one element for each parameter that is trained, to see whether the
+/// optimizer can be stepped.
 using ClientOptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const std::vector<at::Tensor>& parts, const std::vector<std::string>& names)>;
 

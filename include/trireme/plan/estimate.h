@@ -18,6 +18,7 @@ struct EstimateOptions {
   int world = 1;
   at::ScalarType weight_dtype = at::kBFloat16;
   at::ScalarType accumulation_dtype = at::kFloat;
+  at::ScalarType update_dtype = at::kFloat;  ///< PrecisionOptions::update_dtype
   OptimizerOptions optimizer = {};
   double offload_ratio = 0;         ///< PagerPolicy::offload_ratio; from stage 1 on
   bool offload_parameters = false;  ///< PagerPolicy::offload_parameters; at stage 3

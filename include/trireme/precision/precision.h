@@ -22,12 +22,15 @@ struct AutocastOptions {
   bool operator==(const AutocastOptions&) const = default;
 };
 
-/// Masters and optimizer states are fp32 in every mode.
+/// By default the mode `mixed` of docs/precision.md; `low` where `update_dtype` has 16 bits.
 struct PrecisionOptions {
   /// fp32, or bf16, or fp16: parameters are cast once, at initialize.
   at::ScalarType weight_dtype = at::kFloat;
   /// Gradients are summed over ranks and micro-batches in this dtype: fp32, or weight_dtype.
   at::ScalarType accumulation_dtype = at::kFloat;
+  /// Masters and optimizer states are kept, and steps computed, in this dtype: fp32, or weight_dtype, which is bf16
+  /// then. In the latter the weights are their own masters, and gradients are summed in it too.
+  at::ScalarType update_dtype = at::kFloat;
   /// Gradients travel between ranks in this dtype where it is 16 bit. Nothing, or fp32: in the one they are kept in.
   std::optional<at::ScalarType> communication_dtype = {};
   /// Floating buffers are cast to it, once. Nothing: they keep the dtype that the model gave them.
@@ -53,8 +56,9 @@ inline bool skips_overflows(const PrecisionOptions& options) {
 }
 
 /// Throws    ConfigError: weights that are neither fp32 nor bf16 nor fp16, an accumulation dtype that is neither fp32 nor the
-///           weights', a communication dtype that the sums cannot be converted from, autocast over 16-bit weights; as
-///           check_loss_scale() where something computes in fp16.
+///           weights', an update dtype that is neither fp32 nor bf16 with weights and sums in it, a communication dtype
+///           that the sums cannot be converted from, autocast over 16-bit weights; as check_loss_scale() where
+///           something computes in fp16.
 void check_precision(const PrecisionOptions& options);
 
 /// "fp32", "bf16", "fp16"; otherwise ATen's name.

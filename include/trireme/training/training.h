@@ -123,6 +123,7 @@ class Training {
   void take_hyperparameters(const TrainingValues& values);
 
   Config config_;
+  std::map<at::ScalarType, int64_t> loaded_bytes_;  ///< of parameters, by dtype, as the program gave them
   Condition condition_;
   TrainingGroups groups_;
   std::optional<PartitionPlan> partition_;      ///< nothing: layers are not cut

@@ -28,8 +28,7 @@ _TOP = {name: (name, default) for name, default in {
 _OFF = dict.fromkeys(("autotuning_enabled", "checkpoint_writer_enabled", "compile_autosp", "compile_autotp", "curriculum_learning_enabled",
                       "data_efficiency_enabled", "data_sampling_enabled", "flops_profiler_enabled", "is_deepcompile_active",
                       "is_deepcompile_enabled", "optimizer_legacy_fusion", "random_ltd_enabled", "super_offload", "use_node_local_storage",
-                      "uses_parallelization_pass_only", "fp16_master_weights_and_gradients", "bf16_master_weights_and_gradients",
-                      "bf16_optimizer_states", "zero_nvme_offload_optimizer", "load_universal_checkpoint"), False)
+                      "uses_parallelization_pass_only", "fp16_master_weights_and_gradients", "zero_nvme_offload_optimizer", "load_universal_checkpoint"), False)
 _OFF |= {"autotuning_end_profile_step": 5, "autotuning_metric": "throughput", "autotuning_profile_model_info": False,
          "autotuning_start_profile_step": 3, "curriculum_learning_config": {"enabled": False}, "flops_profiler_detailed": True,
          "flops_profiler_module_depth": -1, "flops_profiler_output_file": None, "flops_profiler_profile_step": 1,
@@ -79,6 +78,14 @@ class EngineGetters:
         """The dtype in which gradients travel where the configuration names one, else that of the weights."""
         given = self.config.get("communication_data_type")
         return DTYPES[given] if given else self.get_data_types()[0]
+
+    def bf16_master_weights_and_gradients(self):
+        """Whether weights are updated in bf16 themselves, without fp32 masters."""
+        return bool(self._section("bf16").get("bf16_master_weights_and_grads"))
+
+    def bf16_optimizer_states(self):
+        """Whether optimizer states are bf16."""
+        return bool(self._section("bf16").get("bf16_optimizer_states"))
 
     def postscale_gradients(self):
         """Whether gradients are divided after they were summed."""

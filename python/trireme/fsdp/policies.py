@@ -60,8 +60,26 @@ def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
     return Choice(mesh, reshard_after_forward, mp_policy, offload_policy)
 
 
-def configuration(choices, world_size):
+def updates_in_bf16(model, precision):
+    """Whether all parameters are in bf16, which makes gradients, states and the step bf16 too, as in PyTorch.
+
+    Raises  UnsupportedError: trained parameters in another 16-bit dtype, or in bf16 beside other dtypes; names one.
+    """
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if dtypes == {torch.bfloat16} and precision.param_dtype in (None, torch.bfloat16):
+        return True
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise UnsupportedError(f"fully_shard: parameter '{name}' is in {parameter.dtype}, and would be updated in torch.float32; call model.float() and compute in "
+                                   "16 bits by mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or model.to(torch.bfloat16), which steps in bf16, "
+                                   "without a param_dtype")
+    return False
+
+
+def configuration(choices, world_size, is_low):
     """The library's configuration for {name of a wrapped module: Choice}; the root's name is "".
+
+    is_low  updates_in_bf16()
 
     Raises  UnsupportedError, ConfigError: modules that want different things, or a mesh of other ranks.
     """
@@ -84,6 +102,8 @@ def configuration(choices, world_size):
     dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": _SHORT[root.buffer_dtype]}} if root.precision.param_dtype is torch.bfloat16 else {}
     if dtypes and root.precision.reduce_dtype is torch.float32:
         dtypes["communication_data_type"] = "fp32"
+    if is_low:
+        dtypes = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
     inner = sorted((name for name in choices if name), key=lambda name: -name.count("."))
     units = {"unit_patterns": [f"^{re.sub('[.]', '[.]', name)}[.]" for name in inner]} if inner else {}
     return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": units, **dtypes}

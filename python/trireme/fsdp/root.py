@@ -28,6 +28,7 @@ class Root:
         self._precision = policies.MixedPrecisionPolicy()
         self._wants_sync, self._wants_all_reduce = True, True
         self._defers, self._is_inside = False, False
+        self._is_low = False  # the optimizer steps weights in bf16 themselves
         self._windows, self._parameters = 0, []
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
@@ -46,16 +47,14 @@ class Root:
             for name, parameter in self._module.named_parameters():
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
-                if parameter.requires_grad and parameter.dtype != torch.float32:
-                    raise UnsupportedError(f"fully_shard: parameter '{name}' is in {parameter.dtype}, and would be updated in torch.float32; call model.float(), and "
-                                           "compute in 16 bits by mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)")
                 show(parameter, self._get)
             self._precision = choices[""].precision
+            self._is_low = policies.updates_in_bf16(self._module, self._precision)
             self._check_precision()
             if self._rounds():
                 self._optimizer = self._attached()
             values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
-            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size), origin="fully_shard", optimizer=self._optimizer)
+            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size, self._is_low), origin="fully_shard", optimizer=self._optimizer)
             for parameter, value in values.items():  # masters were made of rounded weights
                 world.broadcast(value)
                 core.safe_set_full_fp32_param(parameter, value)
@@ -74,7 +73,7 @@ class Root:
 
     def _rounds(self):
         """Whether modules compute with rounded weights; their fp32 values are the optimizer's then."""
-        return self._precision.param_dtype is torch.bfloat16
+        return self._precision.param_dtype is torch.bfloat16 and not self._is_low
 
     def _check_precision(self):
         if not self._rounds():
@@ -205,12 +204,12 @@ class Root:
     def full(self, gradient):
         """A Gradient, whole. Collective."""
         if gradient.is_live:
-            return core.safe_get_full_grad(gradient.parameter)
+            return core.safe_get_full_grad(gradient.parameter).to(gradient.dtype)
         live = self.gradient_of(gradient.parameter)
         kept = live.own.clone()
         live.own.copy_(gradient.own)
         try:
-            return core.safe_get_full_grad(gradient.parameter)
+            return core.safe_get_full_grad(gradient.parameter).to(gradient.dtype)
         finally:
             live.own.copy_(kept)
 
@@ -275,7 +274,8 @@ class Root:
 
     def full_parameter(self, parameter):
         """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
-        master = core.safe_get_full_fp32_param(parameter) if self.engine().optimizer is not None and parameter.requires_grad else None
+        has_master = self.engine().optimizer is not None and parameter.requires_grad and not self._is_low
+        master = core.safe_get_full_fp32_param(parameter) if has_master else None
         return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
 
     # --- the step ----------------------------------------------------------------------------------------------------

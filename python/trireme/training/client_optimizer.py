@@ -73,7 +73,7 @@ class ClientOptimizer:
 
 
 class PartOptimizer:
-    """A copy of the program's optimizer over `parts`, this rank's parts of the parameters (flat, fp32).
+    """A copy of the program's optimizer over `parts`, this rank's parts of the parameters (flat; fp32, or bf16 in the mode `low`).
 
     The library calls it. A step takes the values that the program has written into param_groups and attributes; the
     program finds there the values that a step has written.
@@ -155,10 +155,15 @@ class PartOptimizer:
             if name == _STEP:
                 values[name] = int(value or 0)
             elif value is None:
-                values[name] = torch.full_like(own, float("nan"))
+                values[name] = torch.full_like(own, float("nan"), dtype=self._dtype_of(part, name))
             else:
-                values[name] = value if _is_of(value, own) else torch.full_like(own, float(value))
+                values[name] = value if _is_of(value, own) else torch.full_like(own, float(value), dtype=torch.float32)
         return values
+
+    def _dtype_of(self, part, name):
+        """Of a state in a checkpoint: numbers are fp32 there, whatever the part is."""
+        form = self._layout.of_group(self._group_of_part[part]).get(name)
+        return self._parts[part].dtype if form is None or form.is_whole else torch.float32
 
     def set_state(self, part, values):
         """Takes a state over, each value in the form that it has here."""

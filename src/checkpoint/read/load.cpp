@@ -1,10 +1,14 @@
 // A load in four steps, each of which succeeds on all ranks or throws on all: find, match, check the files, read.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "checkpoint/directory.h"
 #include "checkpoint/layouts/layout.h"
@@ -12,6 +16,7 @@
 #include "checkpoint/slices.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
+#include "trireme/base/log.h"
 #include "trireme/base/state_names.h"
 #include "trireme/comm/agreement.h"
 
@@ -175,6 +180,50 @@ void read_all(ShardReader& reader, const std::vector<SliceRead>& reads, StateTre
   }
 }
 
+/// Optimizer states whose floating dtype is another than the saved one are read into tensors of that, and converted
+/// when every rank has read everything.
+class ConvertedStates {
+ public:
+  ConvertedStates(const Manifest& manifest, StateTree& destination) : destination_(destination) {
+    std::unordered_map<std::string_view, at::ScalarType> dtype_of;
+    for (const SavedTensor& tensor : manifest.tensors) dtype_of.emplace(tensor.name, tensor.dtype);
+    for (size_t i = 0; i < destination.tensors.size(); ++i) {
+      TensorSlice& slice = destination.tensors[i];
+      const auto saved = dtype_of.find(slice.name);
+      if (slice.store || saved == dtype_of.end() || !is_converted(slice, saved->second)) continue;
+      originals_.emplace_back(i, slice.data);
+      slice.data = at::empty(slice.data.sizes(), saved->second);
+    }
+  }
+  ConvertedStates(const ConvertedStates&) = delete;
+  ConvertedStates& operator=(const ConvertedStates&) = delete;
+  ~ConvertedStates() {
+    for (auto& [index, original] : originals_) destination_.tensors[index].data = std::move(original);
+  }
+
+  void convert() const {
+    const at::NoGradGuard no_grad;
+    for (const auto& [index, original] : originals_) original.copy_(destination_.tensors[index].data);
+  }
+  /// For the log; empty: nothing is converted.
+  std::string text(const std::string& tag) const {
+    if (originals_.empty()) return "";
+    const auto& [index, original] = originals_.front();
+    return str("load_checkpoint: optimizer states of '", tag, "' are in ",
+               at::toString(destination_.tensors[index].data.scalar_type()), " and become ",
+               at::toString(original.scalar_type()), ": ", originals_.size(), " tensors on this rank");
+  }
+
+ private:
+  static bool is_converted(const TensorSlice& slice, at::ScalarType saved) {
+    return parse_state_name(slice.name).kind == StateKind::kOptimizerState && slice.data.scalar_type() != saved &&
+           at::isFloatingType(slice.data.scalar_type()) && at::isFloatingType(saved);
+  }
+
+  StateTree& destination_;
+  std::vector<std::pair<size_t, at::Tensor>> originals_;  ///< by index in the destination
+};
+
 }  // namespace
 
 std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& directory, const std::string& tag,
@@ -188,6 +237,7 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
   std::vector<SliceSpec> wanted;
   std::vector<SliceRead> reads;
   ShardReader reader(files, found.path, manifest);
+  const ConvertedStates states(manifest, destination);
   all_or_throw(group, [&] {
     wanted = slices_of(destination);
     reads = plan_reads(manifest, wanted);
@@ -209,6 +259,8 @@ std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const Path& direct
     // Some rank has read something by now: whatever went wrong, the ranks together hold a mixture.
     throw CheckpointError(error.what(), ErrorCode::kTornLoad);
   }
+  states.convert();
+  if (const std::string text = states.text(found.tag); !text.empty() && group.rank() == 0) log(LogLevel::kInfo, text);
   return loaded;
 }
 
