@@ -1,6 +1,12 @@
-"""The Trainer with FSDP over adapters of peft, in fp32 and in bf16."""
+"""Accelerate's FSDP with replicas, and the Trainer's over adapters of peft, in fp32 and in bf16."""
 from fsdp_accelerated import Case
 from harness import main
+
+
+class Replicas(Case):
+    def test_shards_over_some_ranks_and_replicates_over_others(self):
+        plugin, axes = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}, {"dp_replicate_size": 2, "dp_shard_size": 2}
+        self.assert_same(self.told("found", 4, micro=2, plugin=plugin, parallelism=axes), self.told("alone", 0, micro=8))
 
 
 class Adapters(Case):
