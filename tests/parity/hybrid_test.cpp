@@ -102,10 +102,29 @@ TEST(HybridSharding, CheckpointsAtAnyOtherSharding) {
   }
 }
 
+/// A group whose ranks share no memory, as those of several hosts.
+class Apart final : public comm::Backend {
+ public:
+  explicit Apart(Group& world) : Backend(world.backend().state()), group_(world.backend()) {}
+  explicit Apart(std::unique_ptr<Backend> own) : Backend(own->state()), own_(std::move(own)), group_(*own_) {}
+
+  Pending<void> submit(comm::Request request) override { return group_.submit(std::move(request)); }
+  std::unique_ptr<Backend> split(const comm::Split& split) override {
+    auto group = group_.split(split);
+    if (!group) return nullptr;
+    return std::make_unique<Apart>(std::move(group));
+  }
+
+ private:
+  const std::unique_ptr<Backend> own_;
+  Backend& group_;
+};
+
 /// What rank 0 sends in a step of two micro-batches, and holds.
 struct Traffic {
   int64_t within = 0, across = 0;  ///< bytes over the ranks that shard, and over replicas
   int64_t elements = 0;            ///< of all units, with padding
+  int64_t parameters = 0, units = 0;
   int64_t owned = 0;               ///< elements that rank 0 updates
 };
 
@@ -113,8 +132,9 @@ Traffic traffic_of(const Config& config) {
   Traffic traffic;
   run_ranks(kHybridRanks, [&](Rank& rank) {
     at::set_num_threads(1);
+    Group world(std::make_unique<Apart>(rank.world()));
     const TrainedModel model = make_llama();
-    Engine engine(rank.world(), *model.module, {.config = config});
+    Engine engine(world, *model.module, {.config = config});
     const ShardMesh& mesh = engine.pager().mesh_of(0);
     const auto sent = [&] {
       return std::pair(mesh.shards.counters().bytes_sent,
@@ -133,6 +153,8 @@ Traffic traffic_of(const Config& config) {
     if (rank.id() != 0) return;
     for (const auto& unit : engine.pager().layout().units) traffic.elements += unit.numel();
     for (const OwnedSlice& slice : engine.pager().owned()) traffic.owned += slice.weights.numel();
+    traffic.parameters = static_cast<int64_t>(engine.pager().parameters().size());
+    traffic.units = static_cast<int64_t>(engine.pager().layout().units.size());
   });
   return traffic;
 }
@@ -144,7 +166,7 @@ TEST(HybridSharding, BytesAreThoseOfTheClosedForm) {
       Config config = hybrid_config(stage, key, 2, "copy");
       config.pager.live_bytes = 0;
       const Traffic t = traffic_of(config);
-      std::cerr << key << " " << stage << " within " << t.within << " across " << t.across << " elements " << t.elements << " owned " << t.owned << "\n";
+      std::cerr << key << " " << stage << " within " << t.within << " across " << t.across << " elements " << t.elements << " owned " << t.owned << " parameters " << t.parameters << " units " << t.units << "\n";
     }
 }
 

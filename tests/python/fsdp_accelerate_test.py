@@ -1,44 +1,10 @@
 """Accelerate's FSDP on hosts: losses, gradients and weights of one process, and of PyTorch's own fully_shard as Accelerate calls it."""
-import json
-import pathlib
-
-import harness
 import torch
-from harness import Case, main
-
-harness.RankServer.imports = ("torch._dynamo", "torch.distributed.fsdp", "accelerate", "transformers.trainer", "transformers.models.llama.modeling_llama")
-PROGRAMS = pathlib.Path(__file__).parent / "programs"
-_AS_FSDP = """
-import runpy
-import trireme.as_fsdp
-trireme.as_fsdp.install()
-sys.argv = {words!r}
-os.environ.update({environment!r})
-{before}
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+from fsdp_accelerated import Case
+from harness import main
 
 
 class Accelerated(Case):
-    def told(self, out, ranks, *, by="trireme", environment=None, program="for_fsdp/accelerated.py", before="", **options):
-        """What a program tells: its line, and the tensors that it saves. `by`: "trireme", or "torch" for PyTorch's own FSDP; without ranks one process."""
-        options = {"accumulation": 2, "out": str(self.folder / out), **options}
-        (self.folder / out).mkdir()
-        words = [str(PROGRAMS / program), json.dumps(options)]
-        if ranks and by == "trireme":
-            words = [self.write(f"{out}.py", "import os, sys\n" + _AS_FSDP.format(words=words, environment=environment or {}, before=before))]
-        elif ranks:
-            words = [PROGRAMS / "for_fsdp" / "on_host.py", *words]
-        line = harness.result_of(harness.RankServer.run(ranks, words))
-        saved = self.folder / out / "told.pt"
-        return {**(torch.load(saved) if saved.exists() else {}), **line}
-
-    def assert_same(self, found, expected, tolerance=1e-5):
-        for name in ("losses", "norms", "gradients", "weights"):
-            if name in expected:
-                torch.testing.assert_close(found[name], expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
-        self.assertEqual(found["again"], found["losses"][len(found["losses"]) // 2:])  # load_state() has brought everything back
-
     def test_trains_saves_and_loads_as_one_process(self):
         alone = self.told("alone", 0, micro=8)
         plugin = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}
@@ -57,13 +23,6 @@ class Accelerated(Case):
         expected, found = self.told("torchs", 2, by="torch", **options), self.told("ours", 2, **options)
         self.assert_same(found, expected, 1e-6)
         self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
-
-    def assert_same_model(self, one, other, tolerance):
-        from safetensors.torch import load_file  # of the environment of these tests
-        found, expected = (load_file(self.folder / out / "model.safetensors") for out in (one, other))
-        self.assertEqual(set(found), set(expected))
-        for name, weight in found.items():
-            torch.testing.assert_close(weight, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
     def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
         alone = self.told("alone", 0, program="trainer.py", micro=8, accumulation=1)

@@ -35,7 +35,7 @@ def net(**more):
     return Net(**more)
 def batch(step):  # of all ranks
     g = torch.Generator().manual_seed(step)
-    return torch.randint(13, (4, 5), generator=g), torch.randint(13, (4, 5), generator=g)
+    return torch.randint(13, (8, 5), generator=g), torch.randint(13, (8, 5), generator=g)
 def own(step, micro=0, micros=1):
     return [t.chunk(micros)[micro].chunk(ranks.world().size)[ranks.world().rank] for t in batch(step)]
 def loss_of(model, tokens, labels):

@@ -26,8 +26,10 @@ result = {"reduced each time": compared(micros=2), "once": compared(micros=2, sy
     def test_computes_in_bf16_as_torchs_fully_shard(self):
         result = self.ran("""
 import torch.distributed.fsdp as theirs
-def run(fsdp):
+import torch.distributed.checkpoint as dcp
+def run(fsdp, freezes):
     model, policy = net(), fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if freezes: model.layers[1].requires_grad_(False).up.bias.requires_grad_(True)
     for layer in model.layers: fsdp.fully_shard(layer, mp_policy=policy)
     fsdp.fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -41,14 +43,28 @@ def run(fsdp):
         told += [mean(loss), float(norm.full_tensor())]
         optimizer.step()
         optimizer.zero_grad()
-    return told, weights(model), str(logits.dtype)
+    object.__setattr__(model, "stepper", optimizer)
+    return told, weights(model), str(logits.dtype), model
 import trireme.fsdp
-(found, ours, dtype), (expected, torchs, other_dtype) = run(trireme.fsdp), run(theirs)
-result = {"told": [found, expected], "far": farthest(ours, torchs), "dtypes": [dtype, other_dtype, str(ours["word.weight"].dtype), str(torchs["word.weight"].dtype)]}
+result = {}
+for freezes in (False, True):
+    (found, ours, dtype, _), (expected, torchs, other_dtype, _) = run(trireme.fsdp, freezes), run(theirs, freezes)
+    result[str(freezes)] = {"told": [found, expected], "far": farthest(ours, torchs), "dtypes": [dtype, other_dtype, str(ours["word.weight"].dtype), str(torchs["word.weight"].dtype)]}
+_, before, _, model = run(trireme.fsdp, True)
+state = {name: value + 2 ** -20 for name, value in before.items()}  # less than a digit of bf16
+model.load_state_dict(state)
+result["loaded"] = farthest(weights(model), state)
+dcp.save({"model": before}, checkpoint_id=folder + "/dcp")
+dcp.load({"model": model.state_dict()}, checkpoint_id=folder + "/dcp")
+result["read in place"] = farthest(weights(model), before)
+result["refused"] = raised(lambda: save_checkpoint(model, model.stepper, folder))
 """)
-        self.assert_close(*result["told"])
-        self.assertLessEqual(result["far"], 1e-6)
-        self.assertEqual(result["dtypes"], ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"])
+        for freezes in ("False", "True"):
+            self.assert_close(*result[freezes]["told"])
+            self.assertLessEqual(result[freezes]["far"], 1e-6)
+            self.assertEqual(result[freezes]["dtypes"], ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"])
+        self.assertEqual([result["loaded"], result["read in place"]], [0, 0])
+        self.assertIn("torch.distributed.checkpoint", result["refused"])
 
     def test_shards_over_some_ranks_and_replicates_over_others(self):
         result = self.ran("""

@@ -46,7 +46,7 @@ def _load(original, state_dict, *args, **kwargs):
         for (_, _, value), copy in zip(places, loaded):
             value.copy_(copy)
             if getattr(value, "fsdp_parameter", None) is not None:
-                core.safe_set_full_fp32_param(value.fsdp_parameter, copy)
+                value.fsdp_parameter.fsdp_root().write_value(value.fsdp_parameter, copy)
 
 
 def _init_states(original, optimizer):

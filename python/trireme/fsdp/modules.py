@@ -115,7 +115,7 @@ class Wrapped:
         """As the module's, of whole tensors that are the same on every rank. Collective where modules compute in 16 bits."""
         found = super().load_state_dict(state_dict, *args, **kwargs)
         own = super().state_dict(keep_vars=True)
-        self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if getattr(own.get(name), "requires_grad", False)})
+        self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if isinstance(own.get(name), torch.nn.Parameter)})
         return found
 
     def zero_grad(self, set_to_none=True):

@@ -34,6 +34,7 @@ class Root:
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
         self._copies = None
+        self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
     module = property(lambda self: self._module)
@@ -55,10 +56,10 @@ class Root:
                 self._optimizer = self._attached()
             values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
             self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size, self._is_low), origin="fully_shard", optimizer=self._optimizer)
+            self._parameters = list(self._module.parameters())
             for parameter, value in values.items():  # masters were made of rounded weights
                 world.broadcast(value)
-                core.safe_set_full_fp32_param(parameter, value)
-            self._parameters = list(self._module.parameters())
+                self._keep_value(parameter, value)
             self._follow_sync()
         if self._engine.is_spent:
             raise StateError("this model's ranks have gone; nothing can be computed with it any more")
@@ -82,10 +83,31 @@ class Root:
         if optimizer is None:
             raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
                              "param_dtype out")
-        stepped = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        if others := [name for name, parameter in self._module.named_parameters() if parameter not in stepped]:
-            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{others[0]}' is frozen or not the optimizer's, and would lose its fp32 value; "
-                                   "leave param_dtype out and compute under torch.autocast, or train it")
+        stepped = {p for group in optimizer.param_groups for p in group["params"]}
+        if others := [name for name, parameter in self._module.named_parameters() if parameter.requires_grad and parameter not in stepped]:
+            raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{others[0]}' is not the optimizer's, and would lose its fp32 value; give it to the "
+                                   "optimizer, or freeze it by requires_grad_(False)")
+
+    def _keep_value(self, parameter, value):
+        """The fp32 value of a parameter that is rounded for modules: a trained one's is the optimizer's; of a frozen one this rank keeps a part."""
+        if parameter.requires_grad:
+            core.safe_set_full_fp32_param(parameter, value)
+        elif value.dtype == torch.float32:
+            world = ranks.world()
+            self._frozen[parameter] = value.detach().flatten().tensor_split(world.size)[world.rank].clone()
+
+    def _frozen_value(self, parameter):
+        """A frozen parameter's fp32 value, whole. Collective."""
+        world = ranks.world()
+        whole = torch.zeros(parameter.numel())
+        whole.tensor_split(world.size)[world.rank].copy_(self._frozen[parameter])
+        world.all_reduce(whole, "sum")
+        return whole.view(parameter.shape)
+
+    def _require_no_frozen(self, call):
+        if self._frozen:
+            raise UnsupportedError(f"{call}: frozen fp32 parameters beside modules in bf16 would be written rounded; save model.state_dict() and optimizer.state_dict() by "
+                                   "torch.distributed.checkpoint")
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -265,7 +287,13 @@ class Root:
         """fp32 values that a module was given in `state`, {parameter: tensor}, are the optimizer's. Collective."""
         if self._rounds():
             for parameter, value in state.items():
-                core.safe_set_full_fp32_param(parameter, value)
+                self._keep_value(parameter, value)
+
+    def write_value(self, parameter, value):
+        """`value`, fp32, whole and the same on every rank, becomes the parameter's. Collective."""
+        with torch.no_grad():
+            parameter.copy_(value)
+        self._keep_value(parameter, value)
 
     def require_exact(self, call, fix):
         """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32 values."""
@@ -274,6 +302,8 @@ class Root:
 
     def full_parameter(self, parameter):
         """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
+        if parameter in self._frozen:
+            return self._frozen_value(parameter)
         has_master = self.engine().optimizer is not None and parameter.requires_grad and not self._is_low
         master = core.safe_get_full_fp32_param(parameter) if has_master else None
         return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
@@ -283,11 +313,13 @@ class Root:
     def save(self, optimizer, folder, tag):
         """Weights, optimizer states, counters and generators. Collective."""
         self.use(optimizer)
+        self._require_no_frozen("save_checkpoint()")
         self._engine.save_checkpoint(folder, tag)
 
     def load(self, optimizer, folder, tag):
         """What save() has written, at any number of ranks; False: there is none. Collective."""
         self.use(optimizer)
+        self._require_no_frozen("load_checkpoint()")
         self._forget()
         return self._engine.load_checkpoint(folder, tag)[0] is not None
 

@@ -37,6 +37,9 @@ def main(options):
         bf16=options.get("bf16", False))
     torch.manual_seed(0)
     model = LlamaForCausalLM.from_pretrained(options["model"]) if "model" in options else LlamaForCausalLM(LLAMA)
+    if "lora" in options:
+        from peft import LoraConfig, get_peft_model
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options["lora"]))
     if "save_first" in options:
         model.save_pretrained(options["save_first"])
     trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(64, 1), eval_dataset=Tokens(16, 2))

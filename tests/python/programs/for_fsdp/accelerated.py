@@ -7,6 +7,7 @@ import sys
 
 import torch
 from accelerate import Accelerator
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 
 
@@ -47,7 +48,8 @@ def whole(tensor):
 
 def main(options):
     plugin = FullyShardedDataParallelPlugin(**policy_of(options["plugin"])) if "plugin" in options else None
-    accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_steps=options["accumulation"], mixed_precision=options.get("precision"), cpu=True)
+    accelerator = Accelerator(fsdp_plugin=plugin, gradient_accumulation_steps=options["accumulation"], mixed_precision=options.get("precision"), cpu=True,
+                              parallelism_config=ParallelismConfig(**options["parallelism"]) if "parallelism" in options else None)
     generator = torch.Generator().manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=generator), torch.randn(64, 1, generator=generator))
     torch.manual_seed(1)
