@@ -1,6 +1,7 @@
 #include "optim/low.h"
 
 #include <ATen/ScalarOps.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/addcdiv.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/lerp.h>
@@ -10,14 +11,16 @@
 #include <cmath>
 
 #include "trireme/base/error.h"
+#include "trireme/device/stream.h"
 
 namespace trireme {
 namespace {
 
-/// a + factor b, as add(b, factor) of a CPU has it where it works by vectors: the factor rounded, the sum rounded once.
+/// a + factor b. On a CPU as add(b, factor) has it where it works by vectors: the factor rounded, the sum rounded once.
 /// Of a tensor's last elements, up to 63, add() rounds the product too, and a shard may end anywhere; addcmul() treats
 /// all alike. The product of two 16-bit numbers is exact in fp32.
 at::Tensor add_scaled(const at::Tensor& a, const at::Tensor& b, double factor) {
+  if (!is_host(a)) return a.add(b, factor);
   const float rounded = at::BFloat16(static_cast<float>(factor));
   return a.addcmul(b, at::ones({}, b.options()), rounded);
 }

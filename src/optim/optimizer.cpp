@@ -29,9 +29,10 @@ class ShardedOptimizer::Impl {
       : pager_(pager),
         group_(group),
         slices_(pager, parameters.options, std::move(parameters.group_of), update_dtype),
+        is_low_(update_dtype != at::kFloat),
         steps_(pager.parameters().size()) {
     const c10::Device device = pager.device();
-    check_dtype(update_dtype, parameters.options);
+    for (const OptimizerOptions& options : parameters.options) check_update_dtype(options.kind, update_dtype);
     if (!is_host(device)) device_steps_.emplace(steps_.size(), device);
     for (const OptimizerOptions& group : parameters.options) has_muon_ |= group.kind == OptimizerKind::kMuon;
     const OptimizerKind first = parameters.options[0].kind;
@@ -66,7 +67,7 @@ class ShardedOptimizer::Impl {
     const at::NoGradGuard no_grad;
     slices_.refresh_masters(window.written());
     if (client_) return step_client(window, options);
-    if (slices_.any_on_device()) step_on_device(window, options);
+    if (slices_.any_on_device()) is_low_ ? step_low_on_device(window, options) : step_on_device(window, options);
     if (host_updates_)
       step_beside(window, options);
     else if (slices_.any_on_host())
@@ -108,7 +109,7 @@ class ShardedOptimizer::Impl {
 
   // Where the device decides what is applied, it alone knows how often that was.
   std::vector<int64_t> steps() const { return takes_decisions() ? device_steps_->read() : steps_; }
-  bool takes_decisions() const { return device_steps_ && !slices_.any_on_host() && !client_ && !has_muon_; }
+  bool takes_decisions() const { return device_steps_ && !slices_.any_on_host() && !client_ && !has_muon_ && !is_low_; }
 
   void set_steps(const std::vector<int64_t>& steps) {
     steps_ = steps;
@@ -120,15 +121,6 @@ class ShardedOptimizer::Impl {
   }
 
  private:
-  void check_dtype(at::ScalarType update_dtype, const std::vector<OptimizerOptions>& groups) const {
-    for (const OptimizerOptions& group : groups) check_update_dtype(group.kind, update_dtype);
-    if (update_dtype != at::kFloat && slices_.any_on_device())
-      throw ConfigError(str("bf16.bf16_master_weights_and_grads: the update in bf16 is for parameters on the host, and "
-                            "these are on ",
-                            pager_.device().str(), "; set that key and bf16.bf16_optimizer_states to false"),
-                        ErrorCode::kUnsupported);
-  }
-
   /// The part of one parameter that this rank updates.
   struct Part {
     Portion portion;
@@ -217,7 +209,7 @@ class ShardedOptimizer::Impl {
     const at::Tensor norms = lamb_norms(window, options);
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (!slices_.is_on_host(i)) continue;
-      update_host_runs(i, host_runs(i, window, options), options.gradient_factor);
+      update_runs(i, runs_of(i, window, options), options.gradient_factor);
       if (norms.defined()) step_lamb(i, window, options, norms);
       step_muon(i, window, options);
       window.publish(slices_.unit(i));
@@ -229,28 +221,38 @@ class ShardedOptimizer::Impl {
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (!slices_.is_on_host(i)) continue;
       host_updates_->enqueue(window, slices_.unit(i),
-                             [this, i, runs = host_runs(i, window, options), factor = options.gradient_factor] {
-                               update_host_runs(i, runs, factor);
+                             [this, i, runs = runs_of(i, window, options), factor = options.gradient_factor] {
+                               update_runs(i, runs, factor);
                              });
     }
   }
 
   /// A stretch that is updated by one call, and how.
-  struct HostRun {
+  struct UpdateRun {
     Run run;
     OptimizerOptions options;
   };
 
-  std::vector<HostRun> host_runs(size_t i, const ClosedWindow& window, const StepOptions& options) const {
-    std::vector<HostRun> result;
+  std::vector<UpdateRun> runs_of(size_t i, const ClosedWindow& window, const StepOptions& options) const {
+    std::vector<UpdateRun> result;
     for (const Run& run : slices_.runs(i, window.touched(), steps_))
       if (!needs_whole(options.groups[run.group].kind)) result.push_back({run, options.groups[run.group]});
     return result;
   }
 
-  void update_host_runs(size_t i, const std::vector<HostRun>& runs, double gradient_factor) const {
+  void update_runs(size_t i, const std::vector<UpdateRun>& runs, double gradient_factor) const {
     const UpdateSpan span = slices_.span(i);
     for (const auto& [run, options] : runs) update(span.slice(run.begin, run.end), options, gradient_factor, run.step);
+  }
+
+  // By numbers of the host, as Muon: no kernel takes them from the device.
+  void step_low_on_device(ClosedWindow& window, const StepOptions& options) {
+    const WithoutInterception own_operators;
+    for (size_t i = 0; i < slices_.count(); ++i) {
+      if (slices_.is_on_host(i)) continue;
+      update_runs(i, runs_of(i, window, options), options.gradient_factor);
+      window.publish(slices_.unit(i));
+    }
   }
 
   // All stretches of a group by one call, and then all units are final.
@@ -322,6 +324,7 @@ class ShardedOptimizer::Impl {
   Pager& pager_;
   Group& group_;
   OptimizerSlices slices_;
+  const bool is_low_;  ///< updates in the weights' own 16 bits
   bool has_muon_ = false;
   bool by_adam_kernel_ = false;
   std::vector<int64_t> steps_;                 ///< by parameter: how often it was updated; on the host

@@ -16,6 +16,7 @@
 #include "optim/lion.h"
 #include "optim/low.h"
 #include "trireme/base/error.h"
+#include "trireme/device/stream.h"
 
 namespace trireme {
 
@@ -79,7 +80,7 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, do
 template <class Update>
 void by_blocks(const UpdateSpan& span, const Update& update) {
   const int64_t numel = span.master.numel();
-  const int64_t block_numel = kBlockNumel * at::get_num_threads();
+  const int64_t block_numel = is_host(span.master) ? kBlockNumel * at::get_num_threads() : numel;
   for (int64_t begin = 0; begin < numel; begin += block_numel)
     update(span.slice(begin, std::min(begin + block_numel, numel)));
 }

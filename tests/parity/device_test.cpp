@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/parity/device_cases.h"
+#include "trireme/base/error.h"
 
 namespace trireme::on_devices {
 namespace {
@@ -87,6 +88,25 @@ INSTANTIATE_TEST_SUITE_P(Kinds, DeviceOptimizer,
                          ::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kAdagrad,
                                            OptimizerKind::kLion, OptimizerKind::kMuon, OptimizerKind::kSgd),
                          [](const auto& info) { return std::string(optimizer_name(info.param)); });
+
+TEST(Device, UpdatesInTheWeightsOwn16BitsAsTheHostDoes) {
+  for (const ModelCase& model : kModels)
+    for (int stage = 0; stage <= 3; ++stage)
+      for (const double offload_ratio : {0.0, 0.5, 1.0}) {
+        SCOPED_TRACE(str(model.name, ", stage ", stage, ", offloaded ", offload_ratio));
+        const auto low = [&](Config& config) {
+          config.precision.accumulation_dtype = config.precision.update_dtype = at::kBFloat16;
+          config.pager.offload_ratio = stage == 0 ? 0 : offload_ratio;
+        };
+        const Outcome host = train(model, config_of(stage, at::kBFloat16, low), Place::kHost);
+        FakeRecord record;
+        const Outcome device = train(model, config_of(stage, at::kBFloat16, low), Place::kOneDevice);
+        expect_same(device, host, at::kBFloat16);
+        EXPECT_EQ(record.races(), std::vector<std::string>());
+        if (model.name == "Llama") continue;  // its own operators round otherwise there
+        for (const auto& [name, tensor] : host.tensors) EXPECT_TRUE(at::equal(device.tensors.at(name), tensor)) << name;
+      }
+}
 
 TEST(Device, RoundsWeightsInTheSamePassAsAdam) {
   FakeRecord record;
