@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/backend.h"
+#include "comm/call.h"
 #include "tests/parity/cases.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_folder.h"
@@ -102,72 +103,89 @@ TEST(HybridSharding, CheckpointsAtAnyOtherSharding) {
   }
 }
 
-/// A group whose ranks share no memory, as those of several hosts.
+/// A group whose ranks share no memory, as those of several hosts, and what each of its kind sends of floating numbers.
 class Apart final : public comm::Backend {
  public:
-  explicit Apart(Group& world) : Backend(world.backend().state()), group_(world.backend()) {}
-  explicit Apart(std::unique_ptr<Backend> own) : Backend(own->state()), own_(std::move(own)), group_(*own_) {}
+  using Bytes = std::map<std::string, int64_t>;  ///< by the group's name
 
-  Pending<void> submit(comm::Request request) override { return group_.submit(std::move(request)); }
+  Apart(Group& world, std::shared_ptr<Bytes> sent)
+      : Backend(world.backend().state()), group_(world.backend()), sent_(std::move(sent)) {}
+  Apart(std::unique_ptr<Backend> own, std::shared_ptr<Bytes> sent)
+      : Backend(own->state()), own_(std::move(own)), group_(*own_), sent_(std::move(sent)) {}
+
+  Pending<void> submit(comm::Request request) override {
+    if (at::isFloatingType(request.call.dtype) && request.call.dtype != at::kDouble)
+      (*sent_)[info().name] += comm::bytes_sent(info().place, request.call);
+    return group_.submit(std::move(request));
+  }
   std::unique_ptr<Backend> split(const comm::Split& split) override {
     auto group = group_.split(split);
     if (!group) return nullptr;
-    return std::make_unique<Apart>(std::move(group));
+    return std::make_unique<Apart>(std::move(group), sent_);
   }
 
  private:
   const std::unique_ptr<Backend> own_;
   Backend& group_;
+  const std::shared_ptr<Bytes> sent_;
 };
 
-/// What rank 0 sends in a step of two micro-batches, and holds.
+/// What rank 0 sends in a step of two micro-batches, in bytes, and holds.
 struct Traffic {
-  int64_t within = 0, across = 0;  ///< bytes over the ranks that shard, and over replicas
-  int64_t elements = 0;            ///< of all units, with padding
-  int64_t parameters = 0, units = 0;
-  int64_t owned = 0;               ///< elements that rank 0 updates
+  int64_t gradients = 0, gathers = 0;  ///< over the ranks that shard
+  int64_t across = 0, world = 0;       ///< over replicas, over all ranks
+  int64_t elements = 0;                ///< of all units, with padding
+  int64_t owned = 0;                   ///< elements that rank 0 updates
 };
 
 Traffic traffic_of(const Config& config) {
   Traffic traffic;
   run_ranks(kHybridRanks, [&](Rank& rank) {
     at::set_num_threads(1);
-    Group world(std::make_unique<Apart>(rank.world()));
+    const auto sent = std::make_shared<Apart::Bytes>();
+    Group world(std::make_unique<Apart>(rank.world(), sent));
     const TrainedModel model = make_llama();
     Engine engine(world, *model.module, {.config = config});
-    const ShardMesh& mesh = engine.pager().mesh_of(0);
-    const auto sent = [&] {
-      return std::pair(mesh.shards.counters().bytes_sent,
-                       mesh.replicas != nullptr ? mesh.replicas->counters().bytes_sent : int64_t{0});
-    };
-    for (int step = 0; step < 2; ++step) {  // the first one compares gradients, too
-      const auto [within, across] = sent();
+    for (int step = 0; step < 2; ++step) {
+      sent->clear();
       for (int micro = 0; micro < 2; ++micro) {
         engine.backward(model.loss({2 * rank.id() + micro, step}));
         engine.step();
       }
-      if (rank.id() != 0) continue;
-      traffic.within = sent().first - within;
-      traffic.across = sent().second - across;
     }
     if (rank.id() != 0) return;
+    traffic.gradients = (*sent)["shards/gradients"];
+    traffic.gathers = (*sent)["shards"];
+    traffic.across = (*sent)["replicas"];
+    traffic.world = (*sent)["world"];
     for (const auto& unit : engine.pager().layout().units) traffic.elements += unit.numel();
     for (const OwnedSlice& slice : engine.pager().owned()) traffic.owned += slice.weights.numel();
-    traffic.parameters = static_cast<int64_t>(engine.pager().parameters().size());
-    traffic.units = static_cast<int64_t>(engine.pager().layout().units.size());
   });
   return traffic;
 }
 
+/// Two replicas of two shards. A reduce-scatter or all-gather over two ranks sends half of what there is in fp32, an
+/// all-reduce all of it.
 TEST(HybridSharding, BytesAreThoseOfTheClosedForm) {
-  for (const char* key : {"mics_shard_size", "zero_hpz_partition_size"})
-    for (int stage = 1; stage <= 3; ++stage) {
-      if (stage < 3 && key[0] == 'z') continue;
-      Config config = hybrid_config(stage, key, 2, "copy");
-      config.pager.live_bytes = 0;
-      const Traffic t = traffic_of(config);
-      std::cerr << key << " " << stage << " within " << t.within << " across " << t.across << " elements " << t.elements << " owned " << t.owned << " parameters " << t.parameters << " units " << t.units << "\n";
+  const auto expect_closed_form = [](const char* key, int stage, int owners) {
+    SCOPED_TRACE(str(key, ", stage ", stage));
+    Config config = hybrid_config(stage, key, 2, "copy");
+    config.pager.live_bytes = 0;
+    const Traffic traffic = traffic_of(config);
+    const int64_t half = traffic.elements * 4 / 2, micro_batches = 2;
+    EXPECT_EQ(traffic.gradients, (stage == 1 ? 1 : micro_batches) * half);
+    if (stage < 3) {
+      EXPECT_EQ(traffic.gathers, half);
+    } else {  // what backward uses first is still there from forward
+      EXPECT_GE(traffic.gathers, micro_batches * half);
+      EXPECT_LT(traffic.gathers, 2 * micro_batches * half);
     }
+    EXPECT_EQ(traffic.across, traffic.elements / 2 * 4);
+    EXPECT_EQ(traffic.world, 0);
+    EXPECT_EQ(traffic.owned, traffic.elements / owners);
+  };
+  for (int stage = 1; stage <= 3; ++stage) expect_closed_form("mics_shard_size", stage, 2);
+  expect_closed_form("zero_hpz_partition_size", 3, 4);
 }
 
 /// A group whose sums of gradients are left out.
