@@ -1,4 +1,4 @@
-"""Lets torch's names of FSDP2 mean trireme.fsdp in one process.
+"""Lets torch's names of FSDP mean trireme.fsdp in one process.
 
     python -m trireme.as_fsdp script.py …      runs a script, unchanged; with -m MODULE a module
     trireme.as_fsdp.install()                  in a notebook, before anything imports these names

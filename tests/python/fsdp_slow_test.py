@@ -72,6 +72,18 @@ from torch.distributed.device_mesh import init_device_mesh
 ranks.join()
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 result = {"hsdp": compared(options={"mesh": mesh}, clip=0.05), "groups": compared(options={"reshard_after_forward": 2}, clip=0.05)}
+import types
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from trireme.fsdp import wrapper
+by_layers, sharded = sharded, lambda model, **options: FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), **options)
+result["fsdp1 by a mesh"] = compared(options={"device_mesh": mesh, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}, clip=0.05)
+wrapper.ranks = types.SimpleNamespace(world=lambda: types.SimpleNamespace(size=4, local_size=2, rank=ranks.world().rank))  # two hosts
+hosts = sharded(net(), sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2)
+zero = hosts.fsdp_wrap.root().engine().resolved_config["zero_optimization"]
+assert (zero["stage"], zero["mics_shard_size"]) == (2, 2), zero
+result["fsdp1 by hosts"] = compared(options={"sharding_strategy": ShardingStrategy._HYBRID_SHARD_ZERO2}, clip=0.05)
+sharded = by_layers
 nn.Module.set_requires_gradient_sync = lambda self, flag: None  # of the plain model
 FSDPModule.set_requires_gradient_sync = FSDPModule.set_requires_all_reduce
 result["over replicas at the end"] = compared(options={"mesh": mesh}, micros=2, sync=True)

@@ -1,4 +1,4 @@
-"""FSDP2's names on the library: programs that say `from torch.distributed.fsdp import fully_shard`.
+"""FSDP's names on the library: programs that say `from torch.distributed.fsdp import fully_shard`, or `FullyShardedDataParallel`.
 
     for layer in model.layers:
         fully_shard(layer)

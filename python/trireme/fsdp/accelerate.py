@@ -4,7 +4,6 @@ Accelerate takes its FSDP branch on devices alone: on a host `state.py` stays at
 """
 import functools
 import importlib.metadata
-import os
 
 from ..errors import UnsupportedError
 from . import optimizers
@@ -27,7 +26,8 @@ def _change(module):
         was_there = self.__class__._shared_state != {}  # pylint: disable=protected-access
         make(self, *args, **kwargs)
         plugin = kwargs.get("fsdp_plugin")
-        if not was_there and (plugin is not None or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"):
+        kinds = module.DistributedType
+        if not was_there and plugin is not None and self.distributed_type in (kinds.MULTI_CPU, kinds.FSDP):
             _check(self, plugin)
             _choose_fsdp(module, self, plugin)
 
@@ -40,7 +40,7 @@ def _check(state, plugin):
     version = importlib.metadata.version("accelerate")
     if version not in _KNOWN:
         raise UnsupportedError(f"accelerate {version}: its FSDP is known to train here in version {', '.join(_KNOWN)}; install that, or call fully_shard()")
-    if plugin is not None and plugin.fsdp_version != 2:
+    if plugin.fsdp_version != 2:
         raise UnsupportedError(f"accelerate: fsdp_version={plugin.fsdp_version} is not there; set it to 2, which trains the same. Programs that call "
                                "FullyShardedDataParallel themselves have FSDP1")
     axes = state.parallelism_config
@@ -53,8 +53,6 @@ def _check(state, plugin):
 def _choose_fsdp(module, state, plugin):
     """As the last lines of AcceleratorState.__init__ do on devices."""
     kinds = module.DistributedType
-    if state.distributed_type != kinds.MULTI_CPU or plugin is None:
-        return
     if state.mixed_precision != "no":
         plugin.set_mixed_precision(state.mixed_precision)
     state.fsdp_plugin = plugin

@@ -1,6 +1,7 @@
 """FSDP1's FullyShardedDataParallel on the same Root as fully_shard()."""
 import contextlib
 import dataclasses
+import functools
 import itertools
 
 import torch
@@ -55,7 +56,13 @@ def _mesh_of(strategy, process_group, device_mesh):
     if world.size % world.local_size:
         raise ConfigError(f"FullyShardedDataParallel(sharding_strategy={strategy.name}): {world.size} ranks are not a multiple of the {world.local_size} of this host; give "
                           "it device_mesh")
-    return DeviceMesh("cpu", torch.arange(world.size).view(-1, world.local_size))
+    return _mesh_of_hosts(world.size, world.local_size)
+
+
+@functools.lru_cache
+def _mesh_of_hosts(size, local_size):
+    """(hosts, ranks of a host): one for all modules, since each makes process groups."""
+    return DeviceMesh("cpu", torch.arange(size).view(-1, local_size))
 
 
 def _fill_meta(module, param_init_fn):
