@@ -1,4 +1,5 @@
 """The examples run on two ranks and learn."""
+import json
 import pathlib
 import re
 
@@ -42,6 +43,19 @@ class Examples(Case):
         losses = self.losses(EXAMPLES / "pipeline.py", "40")
         self.assertLess(losses[-1], 0.5 * losses[0])
         self.assertTrue((self.folder / "checkpoints/latest").exists())
+
+    def test_fsdp_and_deepspeed_train_alike_in_both_modes(self):
+        losses = {}
+        for dialect in ("fsdp", "deepspeed"):
+            for mode in ("mixed", "low"):
+                out = self.folder / f"{dialect}-{mode}.json"
+                words = [EXAMPLES.parent / "fsdp_and_deepspeed/train.py", "--dialect", dialect, "--mode", mode, "--lr", "1e-3", "--steps", "4", "--out", out]
+                status, _, err = RankServer.run(2, ["-m", "trireme.as_fsdp", *words] if dialect == "fsdp" else words, folder=self.folder)
+                self.assertEqual(status, 0, err)
+                losses[dialect, mode] = [step["loss"] for step in json.loads(out.read_text())["steps"]]
+        self.assertEqual(losses["fsdp", "mixed"], losses["deepspeed", "mixed"])
+        self.assertEqual(losses["fsdp", "low"], losses["deepspeed", "low"])
+        self.assertNotEqual(losses["fsdp", "low"], losses["fsdp", "mixed"])
 
     def test_none_is_long(self):
         for path in EXAMPLES.glob("*.py"):
