@@ -50,11 +50,13 @@ class Examples(Case):
             for mode in ("mixed", "low"):
                 out = self.folder / f"{dialect}-{mode}.json"
                 words = [EXAMPLES.parent / "fsdp_and_deepspeed/train.py", "--dialect", dialect, "--mode", mode, "--lr", "1e-3", "--steps", "4", "--out", out]
-                status, _, err = RankServer.run(2, ["-m", "trireme.as_fsdp", *words] if dialect == "fsdp" else words, folder=self.folder)
+                run, words = (launch, ["-m", "trireme.as_fsdp", *words]) if dialect == "fsdp" else (RankServer.run, words)
+                status, _, err = run(2, words, folder=self.folder)
                 self.assertEqual(status, 0, err)
                 losses[dialect, mode] = [step["loss"] for step in json.loads(out.read_text())["steps"]]
-        self.assertEqual(losses["fsdp", "mixed"], losses["deepspeed", "mixed"])
-        self.assertEqual(losses["fsdp", "low"], losses["deepspeed", "low"])
+        for mode in ("mixed", "low"):  # clipping's factor is torch's in the one and the engine's in the other
+            for one, other in zip(losses["fsdp", mode], losses["deepspeed", mode], strict=True):
+                self.assertAlmostEqual(one, other, delta=2e-3 * other)
         self.assertNotEqual(losses["fsdp", "low"], losses["fsdp", "mixed"])
 
     def test_none_is_long(self):

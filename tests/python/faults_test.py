@@ -272,7 +272,8 @@ result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for 
                 with self.subTest(turn=turn, rank=rank):
                     self.assertEqual(status, 0, err)
                     self.assertIn(f"rank {rank} ends", err)
-                    expected = r"\[[-0-9]+ [:0-9]+\] \[\w+\] \[trireme\] |.*Gloo.*Unable to resolve hostname"  # the latter by a host without a name
+                    # A message's further lines are indented; a host without a name is Gloo's.
+                    expected = r"\[[-0-9]+ [:0-9]+\] \[\w+\] \[trireme\] |  \w|.*Gloo.*Unable to resolve hostname"
                     others = [line for line in err.splitlines() if not re.match(expected, line)]
                     self.assertEqual(others, [])
 
