@@ -42,6 +42,20 @@ def watch():
         return _total_norm(tensors, float(norm_type), error_if_nonfinite)
 
     clip_grad._get_total_norm = total_norm  # pylint: disable=protected-access
+    clip = clip_grad._clip_grads_with_norm_  # pylint: disable=protected-access
+
+    @functools.wraps(clip)
+    def clip_with_norm(parameters, max_norm, total_norm, foreach=None):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        gradients = [one for one in (parameter.grad for parameter in parameters) if one is not None]
+        if not gradients or not all(isinstance(one, Gradient) for one in gradients):
+            clip(parameters, max_norm, total_norm, foreach)
+            return
+        with torch.no_grad():
+            factor = torch.clamp(float(max_norm) / (total_norm.as_subclass(torch.Tensor) + 1e-6), max=1.0)
+            gradients[0].parameter.fsdp_root().scale(gradients, factor)
+
+    clip_grad._clip_grads_with_norm_ = clip_with_norm  # pylint: disable=protected-access
     from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
     dcp.watch()
 

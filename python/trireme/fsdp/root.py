@@ -159,9 +159,9 @@ class Root:
 
     def gradient_of(self, parameter):
         """parameter.grad. Collective when first called after a backward pass."""
-        if self._engine is None or not parameter.requires_grad or parameter in self._dropped:
+        if self._engine is None or not parameter.requires_grad or (self._dropped and parameter in self._dropped):
             return None
-        if parameter in self._standing:
+        if self._standing and parameter in self._standing:
             raise StateError(f"parameter.grad of '{self._name(parameter)}': optimizer.step() has taken this gradient; read it before the step, or call "
                              "optimizer.zero_grad() after it")
         count = self._engine.core.gradient_count
@@ -176,10 +176,11 @@ class Root:
             self._engine.core.reduce_gradients()
             self._reduced = count
             self._gradients = {}
-        if parameter not in self._gradients:
+        found = self._gradients.get(parameter)
+        if found is None and parameter not in self._gradients:
             own = core.gradient_part(parameter)
-            self._gradients[parameter] = None if own is None else Gradient(parameter, own, self.pass_number())
-        return self._gradients[parameter]
+            found = self._gradients[parameter] = None if own is None else Gradient(parameter, own, self.pass_number())
+        return found
 
     def pass_number(self):
         """Changes with every step, zero_grad() and gradient of a backward pass."""
@@ -251,8 +252,16 @@ class Root:
             return self._total(torch.stack([part.abs().max() for part in parts]).max() if parts else torch.zeros(()), "max").float()
         if norm_type <= 0:
             raise UnsupportedError(f"the norm of order {norm_type} of sharded gradients is not there; take one above 0 or \"inf\"")
-        powers = [part.double().abs().pow(norm_type).sum() for part in parts]
-        return self._total(sum(powers, torch.zeros((), dtype=torch.float64)), "sum").pow(1 / norm_type).float()
+        norms = torch.stack(torch._foreach_norm(parts, norm_type, dtype=torch.float32)) if parts else torch.zeros(1)  # pylint: disable=protected-access
+        return self._total(norms.double().pow(norm_type).sum(), "sum").pow(1 / norm_type).float()
+
+    def scale(self, gradients, factor):
+        """Multiplies all of `gradients` by a number, in place."""
+        if parts := [gradient.own for gradient in gradients if gradient.own.numel()]:
+            torch._foreach_mul_(parts, factor)  # pylint: disable=protected-access
+        for gradient in gradients:
+            if gradient.is_live:
+                self.written(gradient.parameter)
 
     def _copies_of_elements(self):
         """How many ranks hold each element of the gradients: more than one where shards have replicas."""
