@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..errors import StateError, UnsupportedError
 from ..training.client_optimizer import refuse_known
 from ..training.optimizers import EngineOptimizer
-from . import states
+from . import states, tensors
 from .tensors import Gradient, ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
@@ -58,6 +58,7 @@ def watch():
     clip_grad._clip_grads_with_norm_ = clip_with_norm  # pylint: disable=protected-access
     from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
     dcp.watch()
+    tensors.watch()
 
 
 def _total_norm(gradients, norm_type, error_if_nonfinite):

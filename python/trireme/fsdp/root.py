@@ -1,4 +1,5 @@
 """Root: an outermost wrapped module with what trains it, made when it is first needed; optimizer.step() ends its windows."""
+import contextlib
 import weakref
 
 import torch
@@ -10,13 +11,19 @@ from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
 from . import policies
-from .tensors import Gradient, Whole, show
+from .tensors import Gradient, Whole, refuse_hook, show
 
 
 class _ProgramEngine(Engine):
     """Of a program that says nothing about its batches."""
 
     _knows_micro_batch = False
+
+
+def _autocast_around(device):
+    """The program's autocast, to be entered again."""
+    return torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device),
+                          cache_enabled=torch.is_autocast_cache_enabled())
 
 
 class Root:
@@ -28,6 +35,7 @@ class Root:
         self._precision = policies.MixedPrecisionPolicy()
         self._wants_sync, self._wants_all_reduce = True, True
         self._defers, self._is_inside = False, False
+        self._autocast = contextlib.nullcontext()  # of the program, around the forward
         self._is_low = False  # the optimizer steps weights in bf16 themselves
         self._windows, self._parameters = 0, []
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
@@ -49,6 +57,8 @@ class Root:
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
                 show(parameter, self._get)
+                if parameter._backward_hooks and world.size > 1:  # pylint: disable=protected-access
+                    refuse_hook(f"'{name}'")
             self._precision = choices[""].precision
             self._is_low = policies.updates_in_bf16(self._module, self._precision)
             self._check_precision()
@@ -116,12 +126,15 @@ class Root:
         engine = self.engine()
         if self._is_inside or module is not self._module:
             args, kwargs = self._cast((args, kwargs), self._precision.param_dtype if self._casts_inputs(module) else None)
-            return self._cast(forward(*args, **kwargs), self._precision.output_dtype)
-        self._is_inside = True
+            with self._autocast if module is self._module else contextlib.nullcontext():
+                return self._cast(forward(*args, **kwargs), self._precision.output_dtype)
+        device = next(self._module.parameters()).device.type
+        self._is_inside, self._autocast = True, _autocast_around(device)
         try:
-            return engine(*args, **kwargs)
+            with torch.autocast(device, enabled=False):  # the engine's own forward has that of its configuration
+                return engine(*args, **kwargs)
         finally:
-            self._is_inside = False
+            self._is_inside, self._autocast = False, contextlib.nullcontext()
 
     def _casts_inputs(self, module):
         of_root = self._module.fsdp_wrap.choice.casts_root_inputs if module is self._module else None

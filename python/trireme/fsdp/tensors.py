@@ -1,7 +1,10 @@
 """The tensors that an FSDP program sees: parameters, their gradients, and what state_dict() gives."""
+import functools
+
 import torch
 from torch.utils import _pytree
 
+from .. import ranks
 from .._native import core
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
@@ -30,6 +33,11 @@ class Whole(torch.Tensor):
         """A copy, whole and plain. Of a parameter collective."""
         parameter = numbered(self) if core.is_managed(self) else None
         return core.whole_tensor(self) if parameter is None else parameter.fsdp_root().full_parameter(parameter)
+
+    def __deepcopy__(self, memo):
+        """A copy, whole and plain. Of a parameter collective."""
+        memo[id(self)] = self.full_tensor()
+        return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # files are read without this package
@@ -61,11 +69,39 @@ class ShardedParameter(torch.nn.Parameter):
         """Raises UnsupportedError."""
         raise UnsupportedError("register_post_accumulate_grad_hook: gradients are reduced after the backward pass; step by optimizer.step() after it")
 
+    def register_hook(self, hook):
+        """As torch's, on one rank. Raises UnsupportedError: on several."""
+        if ranks.world().size > 1:
+            refuse_hook(f"of shape {tuple(self.shape)}")
+        return super().register_hook(hook)
+
     def to_local(self):
         """A copy of the elements that this rank updates, [n] of the flattened parameter. Collective."""
         root = self.fsdp_root()
         root.engine()
         return root.local_parameter(self)
+
+
+def refuse_hook(which):
+    """Raises UnsupportedError: hooks of a parameter run before ranks' gradients are averaged."""
+    raise UnsupportedError(f"register_hook() of the parameter {which}: the hook would get this rank's own gradient, before the mean over ranks; change or read "
+                           "parameter.grad after backward()")
+
+
+def watch():
+    """From here on torch.autograd.grad() knows sharded parameters. Called once."""
+    original = torch.autograd.grad
+
+    @functools.wraps(original)
+    def grad(outputs, inputs, *args, **kwargs):
+        inputs = inputs if isinstance(inputs, (torch.Tensor, torch.autograd.graph.GradientEdge)) else tuple(inputs)
+        found = [one for one in (inputs if type(inputs) is tuple else [inputs]) if isinstance(one, ShardedParameter)]
+        if found and ranks.world().size > 1:
+            raise UnsupportedError(f"torch.autograd.grad() by a sharded parameter of shape {tuple(found[0].shape)}: it would be this rank's own gradient, not the mean "
+                                   "over ranks; call loss.backward() and read parameter.grad")
+        return original(outputs, inputs, *args, **kwargs)
+
+    torch.autograd.grad = grad
 
 
 def show(parameter, root):
