@@ -196,6 +196,28 @@ refused |= {"grad": by_grad, "hook": hooked, "early": hooked_early}
         self.assertRegex(refused["hook"], r"^UnsupportedError: register_hook\(\) of the parameter of shape \(4, 16\): .*after backward\(\)$")
         self.assertRegex(refused["early"], r"^UnsupportedError: register_hook\(\) of the parameter 'head.bias': .*after backward\(\)$")
 
+    def test_refuses_other_groups_and_gradients_that_have_gone(self):
+        refused = self.tried("""
+def regroup(change):
+    def program(on):
+        model = mlp(on)
+        optimizer = torch.optim.SGD([{"params": list(model.layers.parameters())}, {"params": list(model.head.parameters())}], lr=0.1)
+        steps(on, model, optimizer, count=2)
+        change(optimizer)
+        steps(on, model, optimizer, count=1)
+    return program
+def kept(on):
+    model = mlp(on)
+    error_of(model, *samples(on, 0)).backward()
+    copied = model.head.weight.grad.clone()
+    model.zero_grad()
+    copied.full_tensor()
+refused |= {"fewer": regroup(lambda optimizer: optimizer.param_groups[1]["params"].pop()), "group": regroup(lambda optimizer: optimizer.param_groups.pop()), "kept": kept}
+""")
+        self.assertRegex(refused["fewer"], r"^UnsupportedError: optimizer.step\(\): param_groups\[1\]\['params'\] are others than at the first step; set the group's lr to 0")
+        self.assertRegex(refused["group"], r"^UnsupportedError: optimizer.step\(\): 2 param_groups at the first step are 1 now")
+        self.assertRegex(refused["kept"], r"^StateError: full_tensor\(\) of a copy of the gradient of 'head.weight', which has gone; take full_tensor\(\) before the step")
+
 
 if __name__ == "__main__":
     main()

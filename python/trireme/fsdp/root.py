@@ -41,7 +41,7 @@ class Root:
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
-        self._copies = None
+        self._copies, self._groups = None, None  # _groups: ids of parameters, of the optimizer's groups at the first step
         self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
@@ -242,6 +242,9 @@ class Root:
         if gradient.is_live:
             return core.safe_get_full_grad(gradient.parameter).to(gradient.dtype)
         live = self.gradient_of(gradient.parameter)
+        if live is None:
+            raise StateError(f"full_tensor() of a copy of the gradient of '{self._name(gradient.parameter)}', which has gone; take full_tensor() before the step "
+                             "or zero_grad()")
         kept = live.own.clone()
         live.own.copy_(gradient.own)
         try:
@@ -364,6 +367,7 @@ class Root:
                                    "or keep those out of training by requires_grad_(False)")
         self._require_same_parameters()
         self.use(optimizer)
+        self._require_same_groups(optimizer)
         engine.step()
         self._forget()
         self._standing.update(self._trained())
@@ -374,6 +378,18 @@ class Root:
             if parameter not in known:
                 raise StateError(f"optimizer.step(): '{name}' is another parameter than at the first forward, which nobody trains; give models their final form "
                                  "before fully_shard()")
+
+    def _require_same_groups(self, optimizer):
+        groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+        if self._groups is None:
+            self._groups = groups
+        for number, group in enumerate(groups):
+            if number >= len(self._groups) or group != self._groups[number]:
+                raise UnsupportedError(f"optimizer.step(): param_groups[{number}]['params'] are others than at the first step; set the group's lr to 0 or freeze "
+                                       "parameters by requires_grad_(False), or form the groups before the first step")
+        if len(groups) < len(self._groups):
+            raise UnsupportedError(f"optimizer.step(): {len(self._groups)} param_groups at the first step are {len(groups)} now; keep them, and set the lr of those "
+                                   "that are not to be stepped to 0")
 
     def begin(self, optimizer):
         """States of `optimizer` are there from here on, zeros before the first step. Collective."""
