@@ -190,9 +190,13 @@ def hooked_early(on):
     model = MLP()
     model.head.bias.register_hook(lambda g: g.clamp(-.01, .01))
     on.shard(model)(samples(on, 0)[0])
-refused |= {"grad": by_grad, "hook": hooked, "early": hooked_early}
+def renormalised(on):
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 4, max_norm=1.0), torch.nn.Linear(4, 2))
+    on.shard(model)(torch.tensor([1, 2]))
+refused |= {"grad": by_grad, "hook": hooked, "early": hooked_early, "rows": renormalised}
 """)
         self.assertRegex(refused["grad"], r"^UnsupportedError: torch.autograd.grad\(\) by a sharded parameter of shape \(16, 8\): .*parameter.grad$")
+        self.assertRegex(refused["rows"], r"^UnsupportedError: fully_shard: '0' has max_norm=1.0: .*renormalise after optimizer.step\(\)$")
         self.assertRegex(refused["hook"], r"^UnsupportedError: register_hook\(\) of the parameter of shape \(4, 16\): .*after backward\(\)$")
         self.assertRegex(refused["early"], r"^UnsupportedError: register_hook\(\) of the parameter 'head.bias': .*after backward\(\)$")
 

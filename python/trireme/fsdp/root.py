@@ -62,6 +62,7 @@ class Root:
             self._precision = choices[""].precision
             self._is_low = policies.updates_in_bf16(self._module, self._precision)
             self._check_precision()
+            self._refuse_written_rows(world.size)
             if self._rounds():
                 self._optimizer = self._attached()
             values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
@@ -85,6 +86,12 @@ class Root:
     def _rounds(self):
         """Whether modules compute with rounded weights; their fp32 values are the optimizer's then."""
         return self._precision.param_dtype is torch.bfloat16 and not self._is_low
+
+    def _refuse_written_rows(self, ranks):
+        for name, module in self._module.named_modules():
+            if ranks > 1 and getattr(module, "max_norm", None) is not None and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+                raise UnsupportedError(f"fully_shard: '{name}' has max_norm={module.max_norm}: each rank would renormalise the rows that it looks up alone; leave "
+                                       "max_norm out, and renormalise after optimizer.step()")
 
     def _check_precision(self):
         if not self._rounds():
