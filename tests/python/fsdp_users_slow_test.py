@@ -216,8 +216,13 @@ def kept(on):
     copied = model.head.weight.grad.clone()
     model.zero_grad()
     copied.full_tensor()
+refused |= {"cleared": regroup(lambda optimizer: optimizer.state.clear()), "replaced": regroup(lambda optimizer: setattr(optimizer, "state", {})),
+            "read": regroup(lambda optimizer: optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"])}
 refused |= {"fewer": regroup(lambda optimizer: optimizer.param_groups[1]["params"].pop()), "group": regroup(lambda optimizer: optimizer.param_groups.pop()), "kept": kept}
 """)
+        self.assertRegex(refused["cleared"], r"^UnsupportedError: optimizer.state: states are the library's shards, and a change here would change nothing; give")
+        self.assertRegex(refused["replaced"], r"^UnsupportedError: SGD.step\(\): optimizer.state was replaced, and the library's states were not; leave it")
+        self.assertRegex(refused["read"], r"^UnsupportedError: optimizer.state\[…\]: states are the library's shards; take them from optimizer.state_dict\(\)$")
         self.assertRegex(refused["fewer"], r"^UnsupportedError: optimizer.step\(\): param_groups\[1\]\['params'\] are others than at the first step; set the group's lr to 0")
         self.assertRegex(refused["group"], r"^UnsupportedError: optimizer.step\(\): 2 param_groups at the first step are 1 now")
         self.assertRegex(refused["kept"], r"^StateError: full_tensor\(\) of a copy of the gradient of 'head.weight', which has gone; take full_tensor\(\) before the step")

@@ -67,7 +67,7 @@ def _unflatten(original, optimizer, *args, **kwargs):
     try:
         return original(optimizer, *args, **kwargs)
     finally:
-        own.state.clear()
+        dict.clear(own.state)  # a States refuses it to programs
 
 
 def _wrap(module, name, wrapper):

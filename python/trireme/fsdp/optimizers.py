@@ -14,7 +14,21 @@ from . import states, tensors
 from .tensors import Gradient, ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
+_stepped = weakref.WeakSet()  # those whose states are the library's
 _is_watching = False
+
+
+class States(dict):
+    """`optimizer.state` once the library has the states: what a program would read or change there is none of them."""
+
+    def __missing__(self, key):
+        raise UnsupportedError("optimizer.state[…]: states are the library's shards; take them from optimizer.state_dict()")
+
+    def _refuse_change(self, *_args, **_kwargs):
+        raise UnsupportedError("optimizer.state: states are the library's shards, and a change here would change nothing; give optimizer.load_state_dict() "
+                               "other ones, or make another model and optimizer to begin without")
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = _refuse_change
 
 
 def watch():
@@ -105,12 +119,23 @@ def _step(optimizer, closure=None):
     if any(vars(optimizer).get(name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")):
         raise UnsupportedError(f"{type(optimizer).__name__}.step(): hooks of register_step_pre_hook() and register_step_post_hook() are not called here; call them "
                                "yourself before and after the step")
+    if optimizer in _stepped and not isinstance(optimizer.state, States):
+        raise UnsupportedError(f"{type(optimizer).__name__}.step(): optimizer.state was replaced, and the library's states were not; leave it, and give "
+                               "optimizer.load_state_dict() other ones")
     loss = None
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
     _roots[optimizer].step(optimizer)
+    _keep_states(optimizer)
     return loss
+
+
+def _keep_states(optimizer):
+    """From here on `optimizer.state` is a States."""
+    _stepped.add(optimizer)
+    if not isinstance(optimizer.state, States):
+        optimizer.state = States()
 
 
 def _zero_grad(optimizer, set_to_none=True):
@@ -132,6 +157,8 @@ def _load_state_dict(optimizer, state_dict):
     """As torch's, of whole states that are the same on every rank. Collective where there are states."""
     root = _roots[optimizer]
     type(optimizer).load_state_dict(optimizer, {**state_dict, "state": {}})
+    if optimizer in _stepped:
+        _keep_states(optimizer)
     if state_dict["state"] or root.has_states(optimizer):
         root.use(optimizer)
         states.check("optimizer.load_state_dict()", root.engine(), optimizer)
