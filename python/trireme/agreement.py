@@ -3,7 +3,9 @@ import hashlib
 
 import torch
 
-from .errors import ConfigError
+from ._native import core
+from .errors import ConfigError, StateError
+from .tensor.inputs import checksum
 
 
 def _flat(section, path=""):
@@ -22,6 +24,19 @@ def _agree(world, values):
     world.all_reduce(least, "min")
     world.all_reduce(most, "max")
     return least == most
+
+
+def check_tensors(world, call, tensors):
+    """Collective. Raises StateError on every rank where {name: tensor} has other names or values on another; what an engine has is the same everywhere."""
+    if world.size == 1:
+        return
+    tensors = {name: value for name, value in sorted(tensors.items()) if isinstance(value, torch.Tensor)}
+    if not _agree(world, torch.tensor([_digest(list(tensors))], dtype=torch.int64)).all():
+        raise StateError(f"{call}: ranks have tensors of other names (here {len(tensors)} tensors); give every rank the same")
+    numbers = torch.tensor([0 if core.is_managed(value) else checksum(value) for value in tensors.values()], dtype=torch.int64)
+    different = [name for name, same in zip(tensors, _agree(world, numbers)) if not same]
+    if different:
+        raise StateError(f"{call}: '{different[0]}' has other values on another rank, of which each would keep its own part; give every rank the same")
 
 
 def check(world, resolved):

@@ -17,7 +17,7 @@ namespace trireme {
 namespace {
 
 /// a + factor b. On a CPU as add(b, factor) has it where it works by vectors: the factor rounded, the sum rounded once.
-/// Of a tensor's last elements, up to 63, add() rounds the product too, and a shard may end anywhere; addcmul() treats
+/// add() rounds the product of a tensor's last elements, up to 63, too, and a shard may end anywhere; addcmul() treats
 /// all alike. The product of two 16-bit numbers is exact in fp32.
 at::Tensor add_scaled(const at::Tensor& a, const at::Tensor& b, double factor) {
   if (!is_host(a)) return a.add(b, factor);

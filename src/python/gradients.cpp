@@ -1,4 +1,4 @@
-// What a program that steps its own optimizer sees of gradients: this rank's part of each, reduced.
+// Gradients for a program that steps its own optimizer: this rank's part of each, reduced.
 #include "python/engine.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"

@@ -18,7 +18,7 @@ class WrappedLayers {
  public:
   explicit WrappedLayers(const PartitionModel& model);
 
-  /// Of which layer `parameter` is an adapter; "": of none.
+  /// The layer of which `parameter` is an adapter; "": none.
   std::string adapted_by(const std::string& parameter) const;
   /// The model without wrappers and adapters.
   PartitionModel unwrapped(const PartitionModel& model) const;

@@ -600,7 +600,7 @@ Indices indices_of(const std::vector<std::string>& names) {
   return chosen;
 }
 
-// What pairs do not show: shards of slices that are saved, offloaded, recomputed or the program's own to update.
+// Cases that pairs do not show: shards of slices that are saved, offloaded, recomputed or the program's own to update.
 TEST(ComposeSlices, WithMoreThanOneOtherFeatureTrainAsOneProcess) {
   const std::vector<std::vector<std::string>> all = {
       {"ZeRO 1", "no_sync", "parameter groups", "evaluation between", "resume"},

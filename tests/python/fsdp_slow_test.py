@@ -125,9 +125,12 @@ result["scaler"] = raised(lambda: [(scaler := torch.amp.GradScaler("cpu")).scale
         self.assertIn("UnsupportedError: torch.amp.GradScaler", result["scaler"])
 
     def outcome(self, flags, words, said):
-        """What a program saves under the launcher; it says whose FSDP it had."""
+        """What a program saves under the launcher; it says whose FSDP it had. PyTorch's own, without `flags`, aborts now and then as its threads end."""
         path = self.folder / f"{len(list(self.folder.iterdir()))}.pt"
-        status, out, err = run([PROGRAM, "launch", "--num_gpus", 2, *flags, PYTHON, "-B", PROGRAMS / words[0], path, *words[1:]])
+        for _ in range(1 if flags else 3):
+            status, out, err = run([PROGRAM, "launch", "--num_gpus", 2, *flags, PYTHON, "-B", PROGRAMS / words[0], path, *words[1:]])
+            if status == 0:
+                break
         self.assertEqual(status, 0, err)
         self.assertIn(said, out)
         return torch.load(path)

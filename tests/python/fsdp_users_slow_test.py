@@ -216,10 +216,16 @@ def kept(on):
     copied = model.head.weight.grad.clone()
     model.zero_grad()
     copied.full_tensor()
+def loaded_apart(on):
+    model = mlp(on)
+    model(samples(on, 0)[0])
+    model.load_state_dict({name: torch.full(value.shape, float(ranks.world().rank if name == "head.bias" else 1)) for name, value in model.state_dict().items()})
+refused |= {"apart": loaded_apart}
 refused |= {"cleared": regroup(lambda optimizer: optimizer.state.clear()), "replaced": regroup(lambda optimizer: setattr(optimizer, "state", {})),
             "read": regroup(lambda optimizer: optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"])}
 refused |= {"fewer": regroup(lambda optimizer: optimizer.param_groups[1]["params"].pop()), "group": regroup(lambda optimizer: optimizer.param_groups.pop()), "kept": kept}
 """)
+        self.assertRegex(refused["apart"], r"^StateError: load_state_dict\(\): 'head.bias' has other values on another rank, .*give every rank the same$")
         self.assertRegex(refused["cleared"], r"^UnsupportedError: optimizer.state: states are the library's shards, and a change here would change nothing; give")
         self.assertRegex(refused["replaced"], r"^UnsupportedError: SGD.step\(\): optimizer.state was replaced, and the library's states were not; leave it")
         self.assertRegex(refused["read"], r"^UnsupportedError: optimizer.state\[…\]: states are the library's shards; take them from optimizer.state_dict\(\)$")

@@ -42,7 +42,7 @@ class PartitionCall {
   const c10::IValue& argument(size_t index) const { return call_.arguments()[index]; }
   bool is_tensor(size_t index) const { return argument(index).isTensor() && argument(index).toTensor().defined(); }
   int64_t dims(size_t index) const { return argument(index).toTensor().dim(); }
-  /// Of a tensor that is not cut, -1.
+  /// The dim of argument `index` that is cut; -1: it is whole, or no tensor.
   int64_t cut_dim(size_t index) const { return cuts_[index].dim; }
   std::vector<int64_t> sizes(size_t index) const;
   /// Whether the operator writes its first argument in place.
@@ -60,7 +60,7 @@ inline constexpr int64_t kSumOfRanks = -1;
 struct PartitionAnswer {
   /// By index, the dim in which a tensor argument is cut for the operator. Others are whole, the same on every rank.
   std::map<size_t, int64_t> arguments;
-  /// Of each result, the dim in which it is cut, or kSumOfRanks. Of an operator that writes its first argument, none.
+  /// The dim in which each result is cut, or kSumOfRanks; empty for an operator that writes its first argument.
   std::vector<int64_t> results;
 };
 

@@ -112,7 +112,8 @@ class Wrapped:
         return made
 
     def load_state_dict(self, state_dict, *args, **kwargs):
-        """As the module's, of whole tensors that are the same on every rank. Collective where modules compute in 16 bits."""
+        """As the module's, of whole tensors. Collective once parameters are sharded. Raises StateError: a tensor has other values on another rank."""
+        self._fsdp_root().require_same("load_state_dict()", state_dict)
         found = super().load_state_dict(state_dict, *args, **kwargs)
         own = super().state_dict(keep_vars=True)
         self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if isinstance(own.get(name), torch.nn.Parameter)})

@@ -5,7 +5,7 @@ import weakref
 import torch
 from torch.utils import _pytree
 
-from .. import ranks
+from .. import agreement, ranks
 from .._native import core
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
@@ -314,6 +314,11 @@ class Root:
             elif parameter is not None:
                 state[name] = value.as_subclass(Whole)
         return state
+
+    def require_same(self, call, tensors):
+        """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's. Collective after it."""
+        if self.is_sharded:
+            agreement.check_tensors(ranks.world(), call, tensors)
 
     def keep_values(self, state):
         """fp32 values that a module was given in `state`, {parameter: tensor}, are the optimizer's. Collective."""

@@ -19,7 +19,7 @@ def _digest(value):
     return int.from_bytes(hashlib.sha256(value).digest()[:7], "big")
 
 
-def _checksum(tensor):
+def checksum(tensor):
     """Of its bytes, on its own device but for one number."""
     data = tensor.detach().contiguous()
     if data.device.type == "cpu":
@@ -55,8 +55,8 @@ class SameInputs:
         if self._core.check_same_inputs([_digest(repr(layout).encode())]) is not None:
             here = ", ".join(f"{path} {list(shape)}" for path, shape, _ in layout) or "no tensors"
             self._raise(f"its ranks call forward() with other tensors (here {here})")
-        # What the engine has computed and cut is no batch: ranks have other parts of it.
-        numbers = [0 if self._core.is_part(tensor) else _checksum(tensor) for _, tensor in leaves]
+        # Parts of what the engine has computed are no batch: ranks have other ones.
+        numbers = [0 if self._core.is_part(tensor) else checksum(tensor) for _, tensor in leaves]
         different = self._core.check_same_inputs(numbers) if leaves else None
         if different is not None:
             self._raise(f"{layout[different][0]} has other values on another rank")
