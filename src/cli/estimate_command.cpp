@@ -26,6 +26,7 @@ constexpr const char* kEstimateFooter =
     "Examples:\n"
     "  trireme estimate --params 7.5e9 --world 64\n"
     "  trireme estimate --model llama-130m --dtype fp32 --world 2 --stage 3 --json\n"
+    "  trireme estimate --model llama-8b --world 8 --mode low\n"
     "  trireme estimate --model llama-8b --world 1 --offload optimizer";
 
 struct EstimateFlags {
@@ -34,7 +35,8 @@ struct EstimateFlags {
   std::vector<int> worlds;
   std::optional<int> stage;
   std::string dtype = "bf16";
-  std::string accumulation = "both";
+  std::optional<std::string> accumulation;
+  std::string mode = "mixed";
   std::string offload = "nothing";
   std::optional<double> offload_ratio;
   bool json = false;
@@ -60,9 +62,14 @@ void declare(CLI::App& app, EstimateFlags& flags) {
   add_whole(app, "--stage", flags.stage, "only this ZeRO stage, with its parts (default: all stages)",
             {.least = 0, .most = 3})
       ->group("Ranks");
-  app.add_option("--accumulation", flags.accumulation, "dtype that gradients are summed in: fp32, bf16 or both")
-      ->check(one_of({"fp32", "bf16", "both"}))
+  app.add_option("--mode", flags.mode, "mixed: masters and states in fp32; low: no masters, all in bf16")
+      ->check(one_of({"mixed", "low"}))
       ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Model");
+  app.add_option("--accumulation", flags.accumulation,
+                 "dtype that gradients are summed in: fp32, bf16 or both (default: both; of --mode low bf16)")
+      ->check(one_of({"fp32", "bf16", "both"}))
       ->type_name("NAME")
       ->group("Ranks");
   app.add_option("--offload", flags.offload,
@@ -82,11 +89,17 @@ EstimateRequest request_of(const EstimateFlags& flags) {
   EstimateRequest request;
   if (!flags.worlds.empty()) request.worlds = flags.worlds;
   request.weight_dtype = flags.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-  if (flags.accumulation == "bf16" && flags.dtype == "fp32") {
+  const bool is_low = flags.mode == "low";
+  const std::string accumulation = flags.accumulation.value_or(is_low ? "bf16" : "both");
+  if (is_low && flags.dtype == "fp32") throw ConfigError("--mode low: it is for weights in bf16; give --dtype bf16");
+  if (is_low && accumulation != "bf16")
+    throw ConfigError(str("--mode low: gradients are summed in bf16; leave --accumulation ", accumulation, " out"));
+  if (is_low) request.update_dtype = at::kBFloat16;
+  if (accumulation == "bf16" && flags.dtype == "fp32") {
     throw ConfigError("--accumulation bf16: the weights are fp32; gradients are summed in at least their dtype");
   }
-  if (flags.accumulation == "fp32") request.accumulation_dtypes = {at::kFloat};
-  if (flags.accumulation == "bf16") request.accumulation_dtypes = {at::kBFloat16};
+  if (accumulation == "fp32") request.accumulation_dtypes = {at::kFloat};
+  if (accumulation == "bf16") request.accumulation_dtypes = {at::kBFloat16};
   const bool offloads = flags.offload != "nothing";
   if (flags.offload_ratio && !offloads)
     throw ConfigError("--offload-ratio: nothing is offloaded; give --offload optimizer or --offload parameters too");

@@ -76,6 +76,7 @@ Estimate tabulate(int64_t parameters, const EstimateRequest& request, StatesOf s
                                                          .world = world,
                                                          .weight_dtype = request.weight_dtype,
                                                          .accumulation_dtype = accumulation,
+                                                         .update_dtype = request.update_dtype,
                                                          .optimizer = request.optimizer,
                                                          .offload_ratio = request.offload_ratio,
                                                          .offload_parameters = request.offload_parameters}));

@@ -49,7 +49,8 @@ std::string heading(const Estimate& estimate) {
   const auto parameters = static_cast<double>(estimate.parameters);
   const Unit count = unit_for(parameters, {{1e12, " T"}, {1e9, " B"}, {1e6, " M"}, {1e3, " k"}, {1, ""}});
   return str(figure(parameters / count.size), count.name, " parameters, ", short_name(estimate.request.weight_dtype),
-             " weights, ", words_for(estimate.request.optimizer), ": model states per rank");
+             " weights, ", estimate.request.update_dtype != at::kFloat ? "mode low, " : "",
+             words_for(estimate.request.optimizer), ": model states per rank");
 }
 
 std::string row_of(const EstimateRow& row, const std::vector<int64_t>& bytes, const Unit& unit) {
@@ -137,6 +138,7 @@ Json to_json(const Estimate& estimate) {
   }
   return {{"parameters", estimate.parameters},
           {"weight_dtype", short_name(estimate.request.weight_dtype)},
+          {"update_dtype", short_name(estimate.request.update_dtype)},
           {"optimizer", words_for(estimate.request.optimizer)},
           {"offload_ratio", estimate.request.offload_ratio},
           {"offload_parameters", estimate.request.offload_parameters},

@@ -255,6 +255,21 @@ TEST(EstimateCommand, PrintsThePartsOfOneStage) {
             "With checkpoint.async_save each rank holds a snapshot besides: 105 GB / ranks.\n");
 }
 
+TEST(EstimateCommand, KnowsTheModeWithoutMasters) {
+  const auto said = say({"estimate", "--params", "7.5e9", "--world", "64", "--mode", "low"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  // 8, 4 + 4/64, 2 + 6/64, 8/64 bytes per parameter.
+  EXPECT_EQ(said.out,
+            "7.5 B parameters, bf16 weights, mode low, AdamW: model states per rank in GB\n\n"
+            " ranks  accumulation   stage 0   stage 1   stage 2   stage 3\n"
+            "    64          bf16        60      30.5      15.7      0.94\n\n"
+            "With checkpoint.async_save each rank holds a snapshot besides: 45 GB / ranks.\n");
+  expect_wrong_use({"estimate", "--params", "1", "--mode", "low", "--dtype", "fp32"},
+                   "trireme estimate: --mode low: it is for weights in bf16; give --dtype bf16");
+  expect_wrong_use({"estimate", "--params", "1", "--mode", "low", "--accumulation", "both"},
+                   "trireme estimate: --mode low: gradients are summed in bf16; leave --accumulation both out");
+}
+
 TEST(EstimateCommand, SaysWhatOffloadingLeavesToTheDevice) {
   const auto said = say({"estimate", "--params", "1e9", "--world", "1", "--accumulation", "fp32", "--offload",
                          "optimizer", "--stage", "2"});

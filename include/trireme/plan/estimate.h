@@ -58,6 +58,7 @@ struct EstimateRequest {
   std::vector<at::ScalarType> accumulation_dtypes = {at::kFloat,
                                                      at::kBFloat16};  ///< those narrower than the weights are left out
   at::ScalarType weight_dtype = at::kBFloat16;
+  at::ScalarType update_dtype = at::kFloat;  ///< as in EstimateOptions
   OptimizerOptions optimizer = {};
   double offload_ratio = 0;         ///< as in EstimateOptions
   bool offload_parameters = false;  ///< as in EstimateOptions
