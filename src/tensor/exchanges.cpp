@@ -6,8 +6,11 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -142,6 +145,30 @@ struct Sum : Function<Sum> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_graph(saved(context)->what);
     return {gradients[0], {}};
+  }
+};
+
+struct SummedProduct : Function<SummedProduct> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& left, const at::Tensor& right, bool is_weight,
+                            int64_t piece_rows, const ExchangePointer& exchange) {
+    save(context, exchange);
+    context->save_for_backward({left, right});
+    context->saved_data["is_weight"] = is_weight;
+    const auto part_of = [&](int64_t first, int64_t rows) {
+      const at::Tensor piece = left.narrow(0, first, rows);
+      return is_weight ? at::linear(piece, right) : at::matmul(piece, right);
+    };
+    return exchange->exchanges->all_reduce_rows(left.size(0), piece_rows, part_of, str(exchange->what, kForward));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_graph(saved(context)->what);
+    const variable_list factors = context->get_saved_variables();
+    const at::Tensor &left = factors[0], &right = factors[1], &gradient = gradients[0];
+    const bool is_weight = context->saved_data["is_weight"].toBool();
+    at::Tensor of_left, of_right;
+    if (context->needs_input_grad(0)) of_left = gradient.matmul(is_weight ? right : right.t());
+    if (context->needs_input_grad(1)) of_right = is_weight ? gradient.t().matmul(left) : left.t().matmul(gradient);
+    return {of_left, of_right, {}, {}, {}};
   }
 };
 
@@ -295,6 +322,10 @@ at::Tensor entered(const at::Tensor& whole, const SharedExchanges& exchanges, co
 at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, const std::string& what) {
   return Sum::apply(part, exchange(exchanges, what));
 }
+at::Tensor summed_product(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t piece_rows,
+                          const SharedExchanges& exchanges, const std::string& what) {
+  return SummedProduct::apply(left, right, is_weight, piece_rows, exchange(exchanges, what));
+}
 at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
                     const std::string& what) {
   return Gather::apply(slice, exchange(exchanges, what, cut));
@@ -323,6 +354,28 @@ at::Tensor Exchanges::all_reduce(const at::Tensor& part, const std::string& what
   group_.all_reduce(result, op).wait();
   if (is_recording_) record(what, op == ReduceOp::kSum ? Kind::kSum : Kind::kAlike, part, result);
   return result;
+}
+
+at::Tensor Exchanges::all_reduce_rows(int64_t rows, int64_t piece_rows,
+                                      const std::function<at::Tensor(int64_t, int64_t)>& part_of,
+                                      const std::string& what) {
+  at::Tensor sum, parts;
+  std::vector<Pending<void>> pending;
+  for (int64_t first = 0; first < rows; first += piece_rows) {
+    const int64_t count = std::min(piece_rows, rows - first);
+    const at::Tensor part = part_of(first, count);
+    const WithoutInterception own_operators;
+    if (!sum.defined()) {
+      sum = at::empty({rows, part.size(1)}, part.options());
+      if (is_recording_) parts = at::empty_like(sum);
+    }
+    const at::Tensor piece = sum.narrow(0, first, count).copy_(part);
+    if (is_recording_) parts.narrow(0, first, count).copy_(part);
+    pending.push_back(group_.all_reduce(piece));
+  }
+  for (Pending<void>& one : pending) one.wait();
+  if (is_recording_) record(what, Kind::kSum, parts, sum);
+  return sum;
 }
 
 at::Tensor Exchanges::all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what) {

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +26,10 @@ class Exchanges {
   Group& group() const { return group_; }
   /// `what`: the operator, for texts.
   at::Tensor all_reduce(const at::Tensor& part, const std::string& what, ReduceOp op = ReduceOp::kSum);
+  /// The sum of the ranks' matrices of `rows` rows, `piece_rows` of which `part_of` computes at a time, given the first
+  /// of them and how many. Each piece's all-reduce runs while the next piece is computed.
+  at::Tensor all_reduce_rows(int64_t rows, int64_t piece_rows,
+                             const std::function<at::Tensor(int64_t, int64_t)>& part_of, const std::string& what);
   at::Tensor all_gather(const at::Tensor& slice, const DimCut& cut, const std::string& what);
   /// This rank's slice of the sum of the ranks' `part`, of which no two ranks have the same element.
   at::Tensor reduce_scatter(const at::Tensor& part, const DimCut& cut, const std::string& what);
@@ -61,6 +66,10 @@ using SharedExchanges = std::shared_ptr<Exchanges>;
 at::Tensor entered(const at::Tensor& whole, const SharedExchanges& exchanges, const std::string& what);
 /// The sum of the ranks' parts of a sum, on every rank. Cost: one all-reduce.
 at::Tensor summed(const at::Tensor& part, const SharedExchanges& exchanges, const std::string& what);
+/// The sum of the ranks' products of `left` [rows, n] and `right`: [columns, n] of a layer's weight, else [n, columns];
+/// so many rows at a time, whose all-reduce runs while the next ones are computed. Cost: as summed().
+at::Tensor summed_product(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t piece_rows,
+                          const SharedExchanges& exchanges, const std::string& what);
 /// The tensor of which each rank has `slice`, on every rank. Cost: one all-gather.
 at::Tensor gathered(const at::Tensor& slice, const DimCut& cut, const SharedExchanges& exchanges,
                     const std::string& what);

@@ -50,6 +50,17 @@ const CutArgument* find_in(const CutArguments& found, size_t index) {
   return known != found.end() ? &*known : nullptr;
 }
 
+/// Rows of a product of `left` [.., n] and a matrix whose sum over ranks is worth starting before the product is whole;
+/// 0: none. From shapes alone, which are alike on all ranks but for n.
+int64_t piece_rows_of(const at::Tensor& left, const at::Tensor& right, bool is_weight) {
+  constexpr int64_t kPieces = 4, kFewestBytes = 256 << 10;
+  if (right.dim() != 2 || left.dim() < 2 || left.size(-1) == 0) return 0;
+  const int64_t rows = left.numel() / left.size(-1);
+  const int64_t row_bytes = right.size(is_weight ? 0 : 1) * left.element_size();
+  const int64_t pieces = std::min(kPieces, rows * row_bytes / kFewestBytes);
+  return pieces < 2 ? 0 : (rows + pieces - 1) / pieces;
+}
+
 }  // namespace
 
 void TensorPass::run_product(OperatorCall& call, Next next, const CutArguments& found) {
@@ -169,6 +180,22 @@ void TensorPass::run_einsum(OperatorCall& call, Next next, const CutArguments& f
   call.stack.back() = next.run(call, [&] { return summed(result, exchanges_, name_of(call)); });
 }
 
+/// The sum of the ranks' products, of so many rows at a time.
+at::Tensor TensorPass::sum_by_pieces(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t rows,
+                                     const OperatorCall& call) {
+  const auto device = left.device().type();
+  // Factors get their dtype where autograd sees it; autocast keeps the copies of weights, with their gradients.
+  const auto cast = [&](const at::Tensor& factor) {
+    if (!at::autocast::is_autocast_enabled(device)) return factor;
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), factor, device);
+  };
+  std::vector<int64_t> sizes = left.sizes().vec();
+  sizes.back() = right.size(is_weight ? 0 : 1);
+  const at::Tensor product =
+      summed_product(cast(left).reshape({-1, left.size(-1)}), cast(right), is_weight, rows, exchanges_, name_of(call));
+  return product.view(sizes);
+}
+
 /// Each rank's product is a part of the sum. A term is added once, to the sum.
 void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& right) {
   const CutArgument& lead = left.role == Factor::Role::kSum ? *left.found : *right.found;
@@ -182,7 +209,11 @@ void TensorPass::run_sum(OperatorCall& call, Next next, Factor& left, Factor& ri
   };
   const Sum made = next.run(call, [&] {
     const at::Tensor a = fit(left, true), b = fit(right, false);
-    Sum made = sum(right.is_weight ? at::linear(a, b) : at::matmul(a, b), call);
+    Sum made;
+    if (const int64_t rows = overlaps_sums_ ? piece_rows_of(a, b, right.is_weight) : 0)
+      made.tensor = sum_by_pieces(a, b, right.is_weight, rows, call);
+    else
+      made = sum(right.is_weight ? at::linear(a, b) : at::matmul(a, b), call);
     const size_t term = right.is_weight ? 2 : 0;
     const bool has_term = right.is_weight ? call.arguments()[2].isTensor() : left.index == 1;
     if (!has_term) return made;

@@ -56,6 +56,8 @@ void TensorParallel::speak_of_wholes() { impl_->speak_of_wholes(); }
 
 void TensorParallel::shard_tokens() { impl_->shard_tokens(); }
 
+void TensorParallel::overlap_sums() { impl_->overlap_sums(); }
+
 bool TensorParallel::is_part(const at::Tensor& tensor) {
   const auto known = impl_->find(tensor);
   return known && (known->is_cut() || known->is_unknown);

@@ -52,6 +52,7 @@ class TensorPass : public Pass {
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   void speak_of_wholes() { speaks_of_wholes_ = true; }
   void shard_tokens() { shards_tokens_ = true; }
+  void overlap_sums() { overlaps_sums_ = true; }
   void forget_entered() { entered_.clear(); }
   const SharedExchanges& exchanges() const { return exchanges_; }
 
@@ -90,6 +91,8 @@ class TensorPass : public Pass {
   void run_class_loss(OperatorCall& call, Next next, const CutArguments& found);
   struct Factor;
   void run_sum(OperatorCall& call, Next next, Factor& left, Factor& right);
+  at::Tensor sum_by_pieces(const at::Tensor& left, const at::Tensor& right, bool is_weight, int64_t rows,
+                           const OperatorCall& call);
   void run_columns(OperatorCall& call, Next next, Factor& left, Factor& right);
   void run_batches(OperatorCall& call, Next next, Factor& left, Factor& right);
   at::Tensor heads_for(const OperatorCall& call, const at::Tensor& keys, const CutArgument* known,
@@ -158,6 +161,7 @@ class TensorPass : public Pass {
   std::vector<Entered> entered_;  // the last ones
   bool speaks_of_wholes_ = false;
   bool shards_tokens_ = false;
+  bool overlaps_sums_ = false;
   InterceptScope scope_;
 };
 

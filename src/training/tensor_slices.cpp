@@ -159,10 +159,12 @@ void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector
   }
 }
 
-std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& plan, bool shards_tokens,
+std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& plan,
+                                            const TensorParallelOptions& options,
                                             const std::vector<NamedParameter>& parameters) {
   auto pass = std::make_unique<TensorParallel>(tensor);
-  if (shards_tokens) pass->shard_tokens();
+  if (options.sequence_parallel) pass->shard_tokens();
+  if (options.tp_overlap_comm) pass->overlap_sums();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const PartitionedParameter& planned = plan.parameters[i];
     // Logits stay cut: a loss needs three numbers of each token, and what needs them all gathers them.

@@ -28,7 +28,8 @@ void cut_parameters(const TrainingGroups& groups, const PartitionPlan& plan, con
 void join_parameters(Group& tensor, const PartitionPlan& plan, const std::vector<NamedParameter>& parameters);
 
 /// The pass over operators on the slices, of `parameters` that a pager manages by now.
-std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& plan, bool shards_tokens,
+std::unique_ptr<TensorParallel> tensor_pass(Group& tensor, const PartitionPlan& plan,
+                                            const TensorParallelOptions& options,
                                             const std::vector<NamedParameter>& parameters);
 
 }  // namespace trireme

@@ -104,6 +104,14 @@ TEST(TensorSection, OfWrongRulesIsRefused) {
             wrong("unknown key `tensor_parallel.autotp_sizes`. Did you mean `autotp_size`?"));
 }
 
+TEST(TensorSection, OverlappedSumsAreAllReduces) {
+  EXPECT_TRUE(read_section(R"({"autotp_size": 2, "tp_overlap_comm": true})").tensor.tp_overlap_comm);
+  EXPECT_EQ(
+      refusal_of_section(R"({"autotp_size": 2, "tp_overlap_comm": true, "sequence_parallel": true})"),
+      wrong("`tensor_parallel.tp_overlap_comm` overlaps all-reduces, and with `tensor_parallel.sequence_parallel` "
+            "sums are reduce-scatters; remove one of the two"));
+}
+
 TEST(TensorSection, BesideReplicasIsRefused) {
   EXPECT_EQ(refusal_of(
                 R"("tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 3, "mics_shard_size": 1})", 4),
@@ -112,14 +120,14 @@ TEST(TensorSection, BesideReplicasIsRefused) {
 }
 
 TEST(TensorSection, KeysWithoutMeaningAreNamedWhereLayersAreCut) {
-  const std::string keys = R"("dtype": "bf16", "tp_overlap_comm": true, "keep_module_on_host": true)";
+  const std::string keys = R"("dtype": "bf16", "keep_module_on_host": true)";
   for (const bool is_on : {false, true}) {
     CapturedLog log;
     read_section(str(R"({"autotp_size": )", is_on ? 2 : 0, ", ", keys, "}"));
     EXPECT_EQ(log.text(),
               is_on
                   ? "info <string>: without a meaning here (`trireme docs config` says why): `tensor_parallel.dtype`, "
-                    "`tensor_parallel.tp_overlap_comm`, `tensor_parallel.keep_module_on_host`\n"
+                    "`tensor_parallel.keep_module_on_host`\n"
                   : "");
   }
 }

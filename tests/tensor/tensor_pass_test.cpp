@@ -1,6 +1,7 @@
 // Programs of libtorch operators train on slices of their parameters as one rank trains on whole ones.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
@@ -12,6 +13,7 @@
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
@@ -116,13 +118,13 @@ double error_of(const at::Tensor& actual, const at::Tensor& expected, const at::
 }
 
 /// Losses and gradients on `ranks` ranks are those of one.
-void expect_same(const Program& program, int ranks, bool speaks_of_wholes = false, bool shards_tokens = false) {
+using Settings = std::vector<void (TensorParallel::*)()>;
+void expect_same(const Program& program, int ranks, const Settings& settings = {}) {
   const Outcome expected = train(program, whole_weights(program));
   std::mutex mutex;
   run_ranks(ranks, [&](Rank& rank) {
     TensorParallel parallel(rank.world());
-    if (speaks_of_wholes) parallel.speak_of_wholes();
-    if (shards_tokens) parallel.shard_tokens();
+    for (const auto setting : settings) (parallel.*setting)();
     Weights weights = whole_weights(program);
     std::map<std::string, TensorPart> own;
     for (auto& [name, weight] : weights) {
@@ -149,8 +151,9 @@ void expect_same(const Program& program) {
   for (const int ranks : {2, 3}) {
     SCOPED_TRACE("ranks " + std::to_string(ranks));
     expect_same(program, ranks);
-    expect_same(program, ranks, /*speaks_of_wholes=*/true);
-    expect_same(program, ranks, /*speaks_of_wholes=*/true, /*shards_tokens=*/true);
+    expect_same(program, ranks, {&TensorParallel::speak_of_wholes});
+    expect_same(program, ranks, {&TensorParallel::speak_of_wholes, &TensorParallel::shard_tokens});
+    expect_same(program, ranks, {&TensorParallel::overlap_sums});
   }
 }
 
@@ -423,7 +426,7 @@ TEST(TensorPass, ProductsByLabels) {
     const at::Tensor scores = at::einsum("bghqd,bgkd->bghqk", {queries, k});
     return at::einsum("bghqk,bgkd->bghqd", {scores.softmax(-1), v}).reshape({kBatch, kHeads, kLength, kHeadSize});
   };
-  expect_same(attention(3, grouped), 3, /*speaks_of_wholes=*/true);
+  expect_same(attention(3, grouped), 3, {&TensorParallel::speak_of_wholes});
   expect_same(attention(3, grouped), 3);
   expect_same({.shapes = {{"w", {kHeads, kHidden, kHeadSize}}, {"o", {kHeads, kHeadSize, kHidden}}, {"n", {kHeadSize}}},
                .cuts = {{"w", {0}}, {"o", {0}}},
@@ -500,6 +503,97 @@ TEST(TensorPass, ExchangesOfABlockAreCounted) {
     EXPECT_EQ(forward.bytes_sent - before.bytes_sent, 2 * kBytes);
     EXPECT_EQ(backward.calls - forward.calls, 2);
     EXPECT_EQ(backward.bytes_sent - forward.bytes_sent, 2 * kBytes);
+  });
+}
+
+constexpr int64_t kRows = 2 * 350, kLargeWide = 384;
+
+/// Products whose sums are large enough to be exchanged by pieces, alone and computed again in backward.
+TEST(TensorPass, LargeSumsAreAddedUpByPieces) {
+  const auto loss = [](const Weights& w) {
+    const at::Tensor x = at::randn({2, kRows / 2, kHidden}, at::detail::createCPUGenerator(3)) * w.at("n");
+    const at::Tensor y = at::linear(at::gelu(at::linear(x, w.at("up"))), w.at("down"), w.at("bias"));
+    // As GPT-2 writes its layers: a weight that lies the other way round, and a term.
+    const at::Tensor z = at::addmm(w.at("bias"), at::linear(y, w.at("next")).flatten(0, 1).tanh(), w.at("conv"));
+    return at::layer_norm(y, {kLargeWide}).pow(2).mean() + z.pow(2).mean() + y.sin().sum() / y.numel();
+  };
+  Program program = {.shapes = {{"up", {2 * kHidden, kHidden}},
+                                {"down", {kLargeWide, 2 * kHidden}},
+                                {"bias", {kLargeWide}},
+                                {"next", {kHidden, kLargeWide}},
+                                {"conv", {kHidden, kLargeWide}},
+                                {"n", {kHidden}}},
+                     .cuts = {{"up", {0}}, {"down", {1}}, {"next", {0}}, {"conv", {0}}},
+                     .loss = loss};
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE("ranks " + std::to_string(ranks));
+    expect_same(program, ranks, {&TensorParallel::overlap_sums});
+    expect_same(program, ranks, {&TensorParallel::speak_of_wholes, &TensorParallel::overlap_sums});
+  }
+  program.loss = [loss](const Weights& w) {
+    const auto body = [&](const at::Tensor& n) {
+      Weights inner = w;
+      inner["n"] = n;
+      return loss(inner);
+    };
+    return recompute({.name = "all"}, body, w.at("n"));
+  };
+  expect_same(program, 2, {&TensorParallel::overlap_sums});
+}
+
+/// As many bytes as one sum moves, in four calls; a small product is one.
+TEST(TensorPass, PiecesOfASumMoveTheBytesOfOne) {
+  constexpr int kRanks = 2;
+  run_ranks(kRanks, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    parallel.overlap_sums();
+    const auto parts = parts_of({kLargeWide, kHidden}, {1}, kRanks);
+    const at::Tensor down = at::ones(local_shape(parts[0])).requires_grad_();
+    parallel.add(down, parts);
+    const auto calls_of = [&](int64_t count) {
+      const CommCounters before = rank.world().counters();
+      const at::Tensor sum = at::linear(at::ones({count, kHidden}), down);
+      EXPECT_TRUE(at::allclose(sum, at::full({count, kLargeWide}, static_cast<double>(kHidden))));
+      const CommCounters after = rank.world().counters();
+      EXPECT_EQ(after.bytes_sent - before.bytes_sent, 2 * (kRanks - 1) * count * kLargeWide * 4 / kRanks);
+      return after.calls - before.calls;
+    };
+    EXPECT_EQ(calls_of(kRows), 4);
+    EXPECT_EQ(calls_of(16), 1);
+    EXPECT_EQ(parallel.exchange_problem(), "");
+    EXPECT_EQ(calls_of(kRows), 4);
+  });
+}
+
+/// Weights whose gradient nobody asks for, bf16 by autocast, and gradients of gradients.
+TEST(TensorPass, PiecesOfASumHaveTheDtypeAndGradientsOfOne) {
+  run_ranks(2, [&](Rank& rank) {
+    TensorParallel parallel(rank.world());
+    const auto parts = parts_of({kLargeWide, kHidden}, {1}, 2);
+    const at::Tensor whole = at::randn({kLargeWide, kHidden}, at::detail::createCPUGenerator(5));
+    const at::Tensor down = part_of(whole, parts[static_cast<size_t>(rank.id())]).contiguous();
+    parallel.add(down, parts);
+    const at::Tensor x = at::randn({2 * kRows, kHidden}, at::detail::createCPUGenerator(6)).requires_grad_();
+    const auto gradients = [&](bool is_frozen) {
+      down.requires_grad_(!is_frozen);
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      const at::Tensor sum = at::linear(x, down), again = at::linear(x.tanh(), down);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+      EXPECT_EQ(sum.scalar_type(), at::kBFloat16);
+      std::vector<at::Tensor> of = {x};
+      if (!is_frozen) of.push_back(down);
+      return torch::autograd::grad({sum.to(at::kFloat).sin().mean() + again.to(at::kFloat).pow(2).mean()}, of);
+    };
+    const std::vector<std::vector<at::Tensor>> at_once = {gradients(false), gradients(true)};
+    parallel.overlap_sums();
+    const std::vector<std::vector<at::Tensor>> by_pieces = {gradients(false), gradients(true)};
+    for (size_t frozen = 0; frozen < 2; ++frozen)
+      for (size_t i = 0; i < at_once[frozen].size(); ++i)
+        EXPECT_LT(error_of(by_pieces[frozen][i], at_once[frozen][i], at_once[frozen][i]), 1e-2)
+            << "frozen " << frozen << ", " << i;
+    const at::Tensor sum = at::linear(x, down).pow(2).mean();
+    EXPECT_THROW((void)torch::autograd::grad({sum}, {x}, {}, std::nullopt, /*create_graph=*/true), StateError);
   });
 }
 

@@ -115,6 +115,7 @@ struct TensorParallelOptions {
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< module or parameter ("*": a number) to style
   int64_t tp_grain_size = 1;                                      ///< features and tokens are cut by so many
   bool sequence_parallel = false;                                 ///< TensorParallel::shard_tokens()
+  bool tp_overlap_comm = false;                                   ///< TensorParallel::overlap_sums()
   bool operator==(const TensorParallelOptions&) const = default;
 };
 

@@ -60,6 +60,10 @@ class [[nodiscard]] TensorParallel {
   /// Requires  speak_of_wholes(): a program that reads the sizes of a part would take its tokens for all. Refused.
   /// Source    Korthikanti et al., arXiv:2205.05198.
   void shard_tokens();
+  /// From now on the sum of a large product (two pieces of 256 KiB or more, up to four) is exchanged by pieces of its
+  /// rows, each while the next one is computed. The same bytes in more calls; it pays where ranks communicate beside
+  /// their computation. Not with shard_tokens(), whose sums are reduce-scatters.
+  void overlap_sums();
   /// Whether only the ranks together have `tensor`.
   bool is_part(const at::Tensor& tensor);
   /// The sizes of the whole that `tensor` is a slice of. Nothing: it is none, or a graph runs backward.
