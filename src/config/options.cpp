@@ -364,6 +364,9 @@ void add_own(Table& table) {
               choice<SequenceAttention>({{"ulysses", SequenceAttention::kUlysses}, {"ring", SequenceAttention::kRing}}),
               at<&Config::sequence_attention>,
               "with `sequence_parallel_size`: all tokens of some heads, or keys and values in a ring");
+  table.works("stochastic_rounding", flag(), at<&Config::precision, &PrecisionOptions::stochastic_rounding>,
+              "in the mode `low`: updates are computed in fp32, and weights and states rounded by chance "
+              "([precision](precision.md#stochastic-rounding))");
   table.works("poison", flag(), at<pager, &PagerPolicy::poison>, "`copy`: fill released memory with NaN, for tests");
   table.works("register_buffers", flag(), at<pager, &PagerPolicy::register_buffers>,
               "several ranks on GPUs over NCCL: what they exchange stands in memory that is registered with NCCL "
@@ -530,11 +533,13 @@ void add_tensor(Table& table) {
               "features and tokens are cut in steps of so many");
   table.works("sequence_parallel", flag(), at<&Config::tensor, &TensorParallelOptions::sequence_parallel>,
               "ours, Megatron's: norms, dropout and residuals between layers run on some tokens of each rank");
+  table.works("tp_overlap_comm", flag(), at<&Config::tensor, &TensorParallelOptions::tp_overlap_comm>,
+              "ranks add up large products by pieces, each while the next one is computed; not with "
+              "`sequence_parallel`");
   const auto no_meaning = [&](const char* key, const Json& normal, const char* doc) {
     table.rows.push_back(where_layers_are_cut(trireme::no_meaning<Config>(table.section + key, normal, doc), normal));
   };
   no_meaning("dtype", nullptr, "weights have the dtype of `bf16` and `fp16`");
-  no_meaning("tp_overlap_comm", false, "a rank waits for the others' parts where it needs their sum");
   no_meaning("keep_module_on_host", false, "the model is where the program has it");
   const auto refused = [&](const char* key, const Json& normal, const char* fix) {
     table.rows.push_back(where_layers_are_cut(trireme::refused<Config>(table.section + key, normal, "", fix), normal));

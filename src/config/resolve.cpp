@@ -89,6 +89,13 @@ void resolve_replicas(Document& file, Config& config) {
     file.refuse(key, filled(row->text, {said, str(replicas)}), row->code);
 }
 
+void check_sums(const Document& file) {
+  const std::string overlap = "tensor_parallel.tp_overlap_comm", tokens = "tensor_parallel.sequence_parallel";
+  if (file.flag_or(overlap, false) && file.flag_or(tokens, false))
+    file.refuse(overlap, str("`", overlap, "` overlaps all-reduces, and with `", tokens,
+                             "` sums are reduce-scatters; remove one of the two"));
+}
+
 /// DeepCompile's pass "autosp": samples are cut over all ranks that `data_parallel_size` leaves, unless
 /// `sequence_parallel_size` says over how many, and products are computed again in backward.
 void take_autosp(Document& file, Config& config, int world_size) {
@@ -197,6 +204,9 @@ void resolve_update(Document& file, PrecisionOptions& precision) {
   };
   if (has_states && !has_masters)
     refuse(states, str("needs `", file.path_of(masters), "` = true, as in DeepSpeed; set both, or neither"));
+  if (precision.stochastic_rounding && !has_masters)
+    refuse("trireme.stochastic_rounding", str("is for updates in bf16; set `", file.path_of(masters), "` and `",
+                                              file.path_of(states), "` to true, or remove it"));
   if (!has_masters) return;
   if (!has_states)
     file.not_there_yet(masters, str("states in fp32 beside weights without masters; set `", file.path_of(states),
@@ -368,7 +378,8 @@ void resolve(Document& file, Config& config, int world_size) {
         "tensor_parallel.tp.tp_size", "tensor_parallel.partition_config"},
        [&] { resolve_degrees(file, config, world_size); });
   step(modes, [&] { resolve_modes(file, precision); });
-  step({"bf16", "fp16.enabled", "data_types.grad_accum_dtype"}, [&] { resolve_update(file, precision); });
+  step({"bf16", "fp16.enabled", "data_types.grad_accum_dtype", "trireme.stochastic_rounding"},
+       [&] { resolve_update(file, precision); });
   step(with(modes, {"fp16"}), [&] { check_loss_scale(file, precision); });
   step(with(modes, {"data_types", "communication_data_type"}), [&] { check_data_types(file, precision); });
   config.pager.accumulation_dtype = precision.accumulation_dtype;
@@ -386,6 +397,7 @@ void resolve(Document& file, Config& config, int world_size) {
   step({"zero_optimization", "data_parallel_size", "sequence_parallel_size", "compile", "pipeline",
         "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", "tensor_parallel.partition_config"},
        [&] { resolve_replicas(file, config); });
+  step({"tensor_parallel.tp_overlap_comm", "tensor_parallel.sequence_parallel"}, [&] { check_sums(file); });
   step({"zero_optimization.allgather_bucket_size"}, [&] { check_allgather_bucket(file); });
   step({"trireme.recompute"}, [&] { check_recompute(file, config); });
   step({"deterministic", "trireme.pipeline"}, [&] { check_whole_gradients(file, config); });

@@ -25,14 +25,14 @@ namespace trireme {
 
 class ShardedOptimizer::Impl {
  public:
-  Impl(Pager& pager, Group& group, GroupedParameters parameters, at::ScalarType update_dtype)
+  Impl(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic)
       : pager_(pager),
         group_(group),
-        slices_(pager, parameters.options, std::move(parameters.group_of), update_dtype),
-        is_low_(update_dtype != at::kFloat),
+        slices_(pager, parameters.options, std::move(parameters.group_of), arithmetic),
+        is_low_(arithmetic.dtype != at::kFloat),
         steps_(pager.parameters().size()) {
     const c10::Device device = pager.device();
-    for (const OptimizerOptions& options : parameters.options) check_update_dtype(options.kind, update_dtype);
+    for (const OptimizerOptions& options : parameters.options) check_update_dtype(options.kind, arithmetic.dtype);
     if (!is_host(device)) device_steps_.emplace(steps_.size(), device);
     for (const OptimizerOptions& group : parameters.options) has_muon_ |= group.kind == OptimizerKind::kMuon;
     const OptimizerKind first = parameters.options[0].kind;
@@ -41,6 +41,12 @@ class ShardedOptimizer::Impl {
                             "; use AdamW, Adam, Adagrad, Lion, Muon or SGD, or "
                             "zero_optimization.offload_optimizer.device=cpu with a ratio of 1"),
                         ErrorCode::kUnsupported);
+    if (slices_.any_on_device() && arithmetic.rounds_stochastically)
+      throw ConfigError(
+          str("trireme.stochastic_rounding: it is for parameters on the host, and these are on ", device.str(),
+              "; leave it out, or use "
+              "zero_optimization.offload_optimizer.device=cpu with a ratio of 1"),
+          ErrorCode::kUnsupported);
     by_adam_kernel_ = slices_.any_on_device() && agree_on_adam_kernel(parameters.options);
     // Optimizers of whole parameters exchange them with other ranks, and that is for the program's own thread.
     const bool needs_others = first == OptimizerKind::kLamb || has_muon_ || first == OptimizerKind::kClient;
@@ -48,10 +54,10 @@ class ShardedOptimizer::Impl {
       host_updates_ = std::make_unique<HostUpdates>(pager);
   }
 
-  Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory, at::ScalarType update_dtype)
+  Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory, const UpdateArithmetic& arithmetic)
       : Impl(pager, group,
              {.options = {{.kind = OptimizerKind::kClient}}, .group_of = std::vector<int>(pager.parameters().size())},
-             update_dtype) {
+             arithmetic) {
     std::vector<at::Tensor> parts;
     std::vector<std::string> names;
     for (size_t i = 0; i < slices_.count(); ++i)
@@ -336,11 +342,11 @@ class ShardedOptimizer::Impl {
 };
 
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters,
-                                   at::ScalarType update_dtype)
-    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters), update_dtype)) {}
+                                   const UpdateArithmetic& arithmetic)
+    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters), arithmetic)) {}
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,
-                                   at::ScalarType update_dtype)
-    : impl_(std::make_unique<Impl>(pager, group, factory, update_dtype)) {}
+                                   const UpdateArithmetic& arithmetic)
+    : impl_(std::make_unique<Impl>(pager, group, factory, arithmetic)) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
 
 bool ShardedOptimizer::takes_decisions() const { return impl_->takes_decisions(); }

@@ -4,6 +4,7 @@
 #include <ATen/ops/eq.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <utility>
@@ -25,7 +26,7 @@ at::Tensor zero_state(const at::Tensor& master) {
 }  // namespace
 
 OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
-                                 at::ScalarType update_dtype)
+                                 const UpdateArithmetic& arithmetic)
     : pager_(pager), group_of_(std::move(group_of)) {
   const at::NoGradGuard no_grad;
   for (const OptimizerOptions& group : groups) state_names_.push_back(optimizer_states(group));
@@ -36,17 +37,27 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
       states = std::max(states, state_names(placement.index).size());
     UpdateSpan span;
     span.weights = weights;
-    span.master = weights.scalar_type() == update_dtype ? weights : weights.to(at::kFloat);
+    span.master = weights.scalar_type() == arithmetic.dtype ? weights : weights.to(at::kFloat);
     if (states > 0) span.first = zero_state(span.master);
     if (states > 1) span.second = zero_state(span.master);
     spans_.push_back(std::move(span));
     is_on_host_.push_back(is_host(weights));
+  }
+  for (size_t i = 0; arithmetic.rounds_stochastically && i < spans_.size(); ++i) {
+    std::vector<StochasticRounding::Stretch> stretches;
+    for (const Portion& portion : portions(i)) {
+      const std::string& name = pager.parameters()[portion.parameter].name;
+      stretches.push_back(
+          {portion.slice_begin, portion.numel, XXH3_64bits(name.data(), name.size()), portion.parameter_begin});
+    }
+    roundings_.emplace_back(std::move(stretches));
   }
 }
 
 UpdateSpan OptimizerSlices::span(size_t i) const {
   UpdateSpan span = spans_[i];
   span.gradients = pager_.owned()[i].gradients;
+  if (!roundings_.empty()) span.rounding = &roundings_[i];
   return span;
 }
 

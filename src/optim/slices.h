@@ -14,10 +14,10 @@ namespace trireme {
 
 class OptimizerSlices {
  public:
-  /// fp32 masters of 16-bit weights, unless `update_dtype` is theirs; states of zeros, in the masters' dtype. `pager`
-  /// outlives it; `groups` and `group_of` are GroupedParameters'.
+  /// fp32 masters of 16-bit weights, unless the update's dtype is theirs; states of zeros, in the masters' dtype.
+  /// `pager` outlives it; `groups` and `group_of` are GroupedParameters'.
   OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
-                  at::ScalarType update_dtype);
+                  const UpdateArithmetic& arithmetic);
 
   size_t count() const { return spans_.size(); }
   /// The span of slice `i`, as in Pager::owned(), with its gradients.
@@ -53,6 +53,7 @@ class OptimizerSlices {
   const std::vector<int> group_of_;                    ///< by parameter
   std::vector<std::vector<std::string>> state_names_;  ///< by group
   std::vector<UpdateSpan> spans_;                      ///< gradients undefined
+  std::vector<StochasticRounding> roundings_;          ///< of the slices; empty: to the nearest
   std::vector<bool> is_on_host_;
 };
 

@@ -85,17 +85,34 @@ void by_blocks(const UpdateSpan& span, const Update& update) {
     update(span.slice(begin, std::min(begin + block_numel, numel)));
 }
 
+/// In fp32, then each tensor that has changed is rounded once.
+void update_rounded(const UpdateSpan& block, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
+  const auto widened = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(at::kFloat) : tensor; };
+  UpdateSpan wide = block;
+  for (at::Tensor* tensor : {&wide.master, &wide.gradients, &wide.first, &wide.second}) *tensor = widened(*tensor);
+  update_master(wide, optimizer, gradient_factor, step);
+  const auto round = [&](const at::Tensor& to, const at::Tensor& from, StochasticRounding::Tensor tensor) {
+    if (to.defined()) block.rounding->round(to, from, block.begin, step, tensor);
+  };
+  round(block.master, wide.master, StochasticRounding::kWeights);
+  round(block.first, wide.first, StochasticRounding::kFirst);
+  round(block.second, wide.second, StochasticRounding::kSecond);
+}
+
 }  // namespace
 
 UpdateSpan UpdateSpan::slice(int64_t begin, int64_t end) const {
   return {slice_of(master, begin, end), slice_of(weights, begin, end), slice_of(gradients, begin, end),
-          slice_of(first, begin, end), slice_of(second, begin, end)};
+          slice_of(first, begin, end),  slice_of(second, begin, end),  rounding,
+          this->begin + begin};
 }
 
 void update(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step) {
   const at::NoGradGuard no_grad;
   if (span.is_low()) {
-    by_blocks(span, [&](const UpdateSpan& block) { update_low(block, optimizer, gradient_factor, step); });
+    by_blocks(span, [&](const UpdateSpan& block) {
+      (block.rounding != nullptr ? update_rounded : update_low)(block, optimizer, gradient_factor, step);
+    });
     return;
   }
   const bool widens = span.gradients.scalar_type() != at::kFloat;

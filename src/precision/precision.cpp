@@ -21,6 +21,11 @@ void check_communication(const PrecisionOptions& options) {
 }
 
 void check_update(const PrecisionOptions& options) {
+  if (options.stochastic_rounding && options.update_dtype != at::kBFloat16)
+    throw ConfigError(str("trireme.stochastic_rounding: it is for updates in bf16, and these are in ",
+                          short_name(options.update_dtype),
+                          "; set bf16.bf16_master_weights_and_grads and bf16.bf16_optimizer_states to true, or remove "
+                          "it"));
   if (options.update_dtype == at::kFloat) return;
   const auto refuse = [&](const auto&... why) {
     throw ConfigError(

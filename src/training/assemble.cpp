@@ -94,7 +94,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   const WithoutInterception own_operators;
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(options);
-  check(choice, groups_.plan.tensor.size(), config_.precision.update_dtype);
+  check(choice, groups_.plan, config_.precision);
   check_degree(config_);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
@@ -143,9 +143,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .hyperparameters = Hyperparameters({}, schedule),
                                                      .prove = proof()},
                                       step_options(config_));
-  passes_ = OperatorPasses(
-      config_, *pager_, groups_,
-      partition_ ? tensor_pass(*groups_.tensor, *partition_, config_.tensor.sequence_parallel, slices_) : nullptr);
+  passes_ = OperatorPasses(config_, *pager_, groups_,
+                           partition_ ? tensor_pass(*groups_.tensor, *partition_, config_.tensor, slices_) : nullptr);
   access_ = make_access(nullptr);
 }
 
@@ -162,8 +161,7 @@ std::function<void()> Training::proof() {
 }
 
 void Training::install(PreparedOptimizer prepared) {
-  std::unique_ptr<ShardedOptimizer> optimizer =
-      make_optimizer(prepared, *pager_, groups_.shards, config_.precision.update_dtype);
+  std::unique_ptr<ShardedOptimizer> optimizer = make_optimizer(prepared, *pager_, groups_.shards, config_.precision);
   Hyperparameters hyperparameters = hyperparameters_of(prepared, optimizer.get());
   step_->set_optimizer(std::move(optimizer), std::move(hyperparameters));
   access_.reset();  // before another one takes its place in the pager
@@ -185,7 +183,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
   const CallerScope caller("set_optimizer");
   const WithoutInterception own_operators;
-  check(choice, groups_.plan.tensor.size(), config_.precision.update_dtype);
+  check(choice, groups_.plan, config_.precision);
   const std::vector<ParameterSpec>& specs = pager_->parameters();
   PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());

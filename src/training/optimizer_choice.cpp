@@ -11,11 +11,29 @@
 
 namespace trireme {
 
-void check(const OptimizerChoice& choice, int tensor_ranks, at::ScalarType update_dtype) {
+namespace {
+
+/// Elements of which ranks have copies under other names or at other places would be rounded otherwise on each.
+void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
+  const auto refuse = [](const auto&... why) {
+    throw ConfigError(str("trireme.stochastic_rounding: ", why...), ErrorCode::kUnsupported);
+  };
+  if (choice.client) refuse("a client_optimizer rounds by itself; remove the key, or use Adam, AdamW, Adagrad or SGD");
+  if (plan.tensor.size() > 1)
+    refuse("with tensor_parallel (autotp_size=", plan.tensor.size(), ") it is not there yet; remove one of the two");
+  if (plan.stages.size() > 1)
+    refuse("with a pipeline (stages=", plan.stages.size(), ") it is not there yet; remove one of the two");
+}
+
+}  // namespace
+
+void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision) {
+  const int tensor_ranks = plan.tensor.size();
+  if (precision.stochastic_rounding) check_rounding(choice, plan);
   if (choice.optimizer) {
     check_optimizer(*choice.optimizer);
     const OptimizerKind kind = choice.optimizer->kind;
-    check_update_dtype(kind, update_dtype);
+    check_update_dtype(kind, precision.update_dtype);
     const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
     if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
       throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
@@ -65,9 +83,10 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
 }
 
 std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
-                                                 at::ScalarType update_dtype) {
-  if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client, update_dtype);
-  return std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped, update_dtype);
+                                                 const PrecisionOptions& precision) {
+  const UpdateArithmetic arithmetic{precision.update_dtype, precision.stochastic_rounding};
+  if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client, arithmetic);
+  return std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped, arithmetic);
 }
 
 Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer) {

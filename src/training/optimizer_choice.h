@@ -7,14 +7,16 @@
 #include "training/stage_tensors.h"
 #include "trireme/comm/group.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/parallel/plan.h"
+#include "trireme/precision/precision.h"
 #include "trireme/step/hyperparameters.h"
 #include "trireme/training/options.h"
 
 namespace trireme {
 
 /// Throws ConfigError: two optimizers, options out of range, an optimizer of whole parameters where layers are cut over
-/// `tensor_ranks`, or one that has no update in `update_dtype`.
-void check(const OptimizerChoice& choice, int tensor_ranks, at::ScalarType update_dtype);
+/// the tensor ranks of `plan`, or one that has no update in the dtype or rounding of `precision`.
+void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision);
 
 /// A choice by this rank's parameters.
 struct PreparedOptimizer {
@@ -36,7 +38,7 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
 
 /// Collective, as ShardedOptimizer is.
 std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
-                                                 at::ScalarType update_dtype);
+                                                 const PrecisionOptions& precision);
 
 /// The hyperparameters of what make_optimizer() has made; `optimizer` null: none.
 Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer);

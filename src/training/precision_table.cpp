@@ -134,7 +134,8 @@ std::string precision_table(const DtypeBytes& loaded, const Config& config, cons
     rows.push_back({"forward, backward", autocast.enabled ? short_name(autocast.dtype) : names_of(weights),
                     size_text(memory.gradient_bytes),
                     str("gradients summed in ", names_of(gradients.sums), ", sent in ", names_of(gradients.sent))});
-    rows.push_back({"optimizer step", names_of(updated), "", scale_text(config, step)});
+    rows.push_back({"optimizer step", names_of(updated), "",
+                    config.precision.stochastic_rounding ? "rounded stochastically" : scale_text(config, step)});
   }
   std::string text = title + "; dtypes, and bytes on rank 0";
   for (const Row& row : rows) text += line_of(row);

@@ -73,11 +73,11 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("offload_optimizer":{"device":"none","ratio":1.0},"offload_param":{"device":"none"},)"
       R"("ignore_unused_parameters":true,"mics_shard_size":-1,"zero_hpz_partition_size":1},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
-      R"("sequence_attention":"ulysses","poison":false,"register_buffers":false,"recompute":"none",)"
+      R"("sequence_attention":"ulysses","stochastic_rounding":false,"poison":false,"register_buffers":false,"recompute":"none",)"
       R"("tiled":{"loss_tokens":0,"mlp_tokens":0},"pipeline":{"schedule":"1f1b","chunks":1,"whole_gradients":"auto"}},)"
       R"("pipeline":{"stages":1,"partition":"best","activation_checkpoint_interval":0},"checkpoint":{"tag_validation":"Warn","keep_last":0,"async_save":false,"verify":"while_reading"},"sequence_parallel_size":1,"deterministic":false,)"
       R"("steps_per_print":0,"tensor_parallel":{"autotp_size":0,"preset_model":null,"partition_config":null,)"
-      R"("tp":{"tp_grain_size":1},"sequence_parallel":false}})");
+      R"("tp":{"tp_grain_size":1},"sequence_parallel":false,"tp_overlap_comm":false}})");
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
@@ -317,10 +317,21 @@ constexpr const char* kBothInBf16 = R"("bf16_master_weights_and_grads": true, "b
 TEST(Precision, UpdatesInBf16WhereBothKeysSaySo) {
   const Config config = read_with(str(R"("bf16": {"enabled": true, )", kBothInBf16, "}"));
   EXPECT_EQ(config.precision.update_dtype, at::kBFloat16);
+  EXPECT_FALSE(config.precision.stochastic_rounding);
   EXPECT_EQ(config.precision.accumulation_dtype, at::kBFloat16);
   EXPECT_EQ(config.pager.accumulation_dtype, at::kBFloat16);
   EXPECT_EQ(parse_config(to_text(config), 1).precision, config.precision);
   EXPECT_EQ(read_with(R"("bf16": {"enabled": true})").precision.update_dtype, at::kFloat);
+}
+
+TEST(Precision, RoundsStochasticallyWhereUpdatesAreInBf16) {
+  const std::string rounds = R"("trireme": {"stochastic_rounding": true})";
+  const Config config = read_with(str(R"("bf16": {"enabled": true, )", kBothInBf16, "}, ", rounds));
+  EXPECT_TRUE(config.precision.stochastic_rounding);
+  EXPECT_EQ(parse_config(to_text(config), 1).precision, config.precision);
+  EXPECT_EQ(refusal_of(str(R"("bf16": {"enabled": true}, )", rounds)),
+            wrong("`trireme.stochastic_rounding` = true is for updates in bf16; set "
+                  "`bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true, or remove it"));
 }
 
 TEST(Precision, RefusesOneOfTheKeysAloneAndWhatDoesNotGoWithThem) {

@@ -22,13 +22,14 @@ namespace {
 
 using namespace testing;
 
-enum class Mode { kMixed, kLow };
+enum class Mode { kMixed, kLow, kStochastic };
 
 Config config_of(int world, int stage, Mode mode) {
   Config config = sgd_config(world);
   config.optimizer = OptimizerOptions{.lr = 0.01, .weight_decay = 0.1};
   config.precision.weight_dtype = at::kBFloat16;
-  if (mode == Mode::kLow) config.precision.accumulation_dtype = config.precision.update_dtype = at::kBFloat16;
+  if (mode != Mode::kMixed) config.precision.accumulation_dtype = config.precision.update_dtype = at::kBFloat16;
+  config.precision.stochastic_rounding = mode == Mode::kStochastic;
   config.pager.stage = stage;
   config.pager.units.merge_below_bytes = 0;
   return config;
@@ -50,18 +51,18 @@ void expect_same_weights(const TrainedModel& one, const TrainedModel& other) {
   }
 }
 
-TEST(LowCheckpoint, ContinuesBitByBitAndHasNoMastersAndStatesInBf16) {
+void expect_continued(Mode mode) {
   for (int stage = 0; stage <= 3; ++stage) {
     const TemporaryFolder folder;
     run_ranks(2, [&](Rank& rank) {
       at::set_num_threads(1);
       auto straight = make_mlp();
-      Engine engine(rank.world(), *straight.module, {.config = config_of(2, stage, Mode::kLow)});
+      Engine engine(rank.world(), *straight.module, {.config = config_of(2, stage, mode)});
       train(engine, straight, rank, 4);
       engine.save_checkpoint(folder.path());
       train(engine, straight, rank, 3);
       auto resumed = make_mlp();
-      Engine other(rank.world(), *resumed.module, {.config = config_of(2, 3 - stage, Mode::kLow)});
+      Engine other(rank.world(), *resumed.module, {.config = config_of(2, 3 - stage, mode)});
       ASSERT_TRUE(other.load_checkpoint(folder.path()).has_value());
       train(other, resumed, rank, 3);
       engine.destroy();
@@ -74,6 +75,9 @@ TEST(LowCheckpoint, ContinuesBitByBitAndHasNoMastersAndStatesInBf16) {
     }
   }
 }
+
+TEST(LowCheckpoint, ContinuesBitByBitAndHasNoMastersAndStatesInBf16) { expect_continued(Mode::kLow); }
+TEST(LowCheckpoint, ContinuesWithTheSameRandomNumbers) { expect_continued(Mode::kStochastic); }
 
 /// exp_avg of the first parameter, and the weights, after a load of what `from` has saved.
 void expect_converted(Mode from, Mode to) {
@@ -141,6 +145,32 @@ TEST(LowEngine, RefusesAnOptimizerOfFp32MastersBeforeItChangesTheModel) {
     EXPECT_SAYS(error_of<ConfigError>([&] { (void)initialize(rank.world(), net, {.config = config}); }),
                 "optimizer.type: Lion updates fp32 masters, which bf16.bf16_master_weights_and_grads does without");
     EXPECT_EQ(net->w.scalar_type(), at::kFloat);
+  });
+}
+
+TEST(LowEngine, RefusesWhatWouldNotRoundAlikeOnAllRanks) {
+  run_ranks(1, [](Rank& rank) {
+    Dot net;
+    const auto refusal = [&](const InitializeOptions& options) {
+      return error_of<ConfigError>([&] { (void)initialize(rank.world(), net, options); });
+    };
+    Config config = config_of(1, 0, Mode::kStochastic);
+    config.optimizer.reset();
+    const ClientOptimizerFactory client = [](const std::vector<at::Tensor>& parts, const auto&) {
+      return std::make_unique<torch::optim::RMSprop>(parts, torch::optim::RMSpropOptions(0.01));
+    };
+    EXPECT_SAYS(refusal({.config = config, .client_optimizer = client}),
+                "trireme.stochastic_rounding: a client_optimizer rounds by itself; remove the key");
+    EXPECT_EQ(net->w.scalar_type(), at::kFloat);
+  });
+  run_ranks(2, [](Rank& rank) {
+    Dot net;
+    Config config = config_of(2, 0, Mode::kStochastic);
+    config.batch = {1, 1, 1};
+    config.degrees = {.data = 1, .tensor = 2};
+    config.tensor.autotp_size = 2;
+    EXPECT_SAYS(error_of<ConfigError>([&] { (void)initialize(rank.world(), net, {.config = config}); }),
+                "trireme.stochastic_rounding: with tensor_parallel (autotp_size=2) it is not there yet");
   });
 }
 

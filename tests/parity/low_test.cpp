@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -133,6 +134,21 @@ TEST_P(LowParity, OfEveryStageIsTheSameUnderClipping) {
   const WeightsByName expected = train_low(GetParam(), low_config(optimizer, 2, kVariants[0], 0.1), 2);
   for (const Variant& variant : kVariants)
     expect_same_bits(train_low(GetParam(), low_config(optimizer, 2, variant, 0.1), 2), expected, variant.name);
+}
+
+TEST_P(LowParity, OfEveryStageIsTheSameUnderStochasticRounding) {
+  for (const OptimizerOptions& optimizer : low_optimizers()) {
+    const auto train = [&](const Variant& variant, bool is_stochastic) {
+      Config config = low_config(optimizer, 2, variant, 0);
+      config.precision.stochastic_rounding = is_stochastic;
+      return train_low(GetParam(), config, 2);
+    };
+    const WeightsByName expected = train(kVariants[0], true);
+    for (const Variant& variant : kVariants) expect_same_bits(train(variant, true), expected, variant.name);
+    const WeightsByName nearest = train(kVariants[0], false);
+    EXPECT_FALSE(std::all_of(nearest.begin(), nearest.end(),
+                             [&](const auto& one) { return at::equal(one.second, expected.at(one.first)); }));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LowParity,

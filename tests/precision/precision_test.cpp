@@ -28,6 +28,9 @@ TEST(Precision, WhatCanBeTrainedIsAccepted) {
 TEST(Precision, UpdatesInBf16WhereWeightsAndSumsAreBf16) {
   constexpr at::ScalarType kBf16 = at::kBFloat16;
   EXPECT_EQ(error_of({.weight_dtype = kBf16, .accumulation_dtype = kBf16, .update_dtype = kBf16}), "");
+  EXPECT_EQ(error_of({.stochastic_rounding = true}),
+            "trireme.stochastic_rounding: it is for updates in bf16, and these are in fp32; set "
+            "bf16.bf16_master_weights_and_grads and bf16.bf16_optimizer_states to true, or remove it");
   EXPECT_EQ(
       error_of({.update_dtype = kBf16}),
       "precision: masters, states and steps cannot be in bf16 when the weights are fp32; set bf16.enabled to true");

@@ -201,6 +201,32 @@ for name, make in {"AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay
                 self.assertLessEqual(one["to torch's"], 0.02)
                 self.assertGreater(one["moved"], 0.01)
 
+    def test_rounds_updates_in_bf16_stochastically_where_asked(self):
+        result = self.ran("""
+def run(model, make, **options):
+    for layer in model.layers: trireme.fsdp.fully_shard(layer, **options)
+    trireme.fsdp.fully_shard(model, **options)
+    optimizer = make(model.parameters())
+    for step in range(40):
+        loss_of(model, *own(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+import trireme.fsdp
+low = lambda: net().to(torch.bfloat16)
+slow = lambda parameters: torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0)  # a step of AdamW is of the size lr
+flat = lambda values: torch.cat([value.float().flatten() for name, value in sorted(values.items()) if value.dim() > 1])
+way = flat(run(net(), slow)) - flat(weights(net()))
+along = lambda values: float((flat(values) - flat(weights(low()))) @ way / way.square().sum())  # 1: as far as fp32 goes
+result = {"nearest": along(run(low(), slow)), "stochastic": along(run(low(), slow, stochastic_rounding=True))}
+result["fp32"] = raised(lambda: run(net(), slow, stochastic_rounding=True))
+result["client"] = raised(lambda: run(low(), lambda parameters: torch.optim.NAdam(parameters), stochastic_rounding=True))
+""")
+        self.assertLess(result["nearest"], 0.4)
+        self.assertAlmostEqual(result["stochastic"], 1, delta=0.3)
+        self.assertIn("call model.to(torch.bfloat16), or leave it out", str(result["fp32"]))
+        self.assertIn("trireme.stochastic_rounding: a client_optimizer rounds by itself", str(result["client"]))
+
     def test_continues_from_a_checkpoint(self):
         result = self.ran("""
 def go(model, optimizer, steps):

@@ -34,13 +34,14 @@ struct StepOptions {
 /// included, and its own step count stands still.
 class ShardedOptimizer {
  public:
-  /// Copies fp32 masters from 16-bit weights; where `update_dtype` is the weights', these are updated themselves, and
-  /// states have their dtype. `pager` and its `group` outlive the optimizer; `parameters` are its own.
-  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device; Lamb, Lion and Muon in bf16.
-  ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters, at::ScalarType update_dtype = at::kFloat);
+  /// Copies fp32 masters from 16-bit weights; where the update's dtype is the weights', these are updated themselves,
+  /// and states have their dtype. `pager` and its `group` outlive the optimizer; `parameters` are its own.
+  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device, and stochastic rounding there; Lamb, Lion
+  /// and Muon in bf16.
+  ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic = {});
   /// Steps what `factory` makes of this rank's parts of parameters. Throws ConfigError: it cannot be stepped.
   ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,
-                   at::ScalarType update_dtype = at::kFloat);
+                   const UpdateArithmetic& arithmetic = {});
   ~ShardedOptimizer();
 
   /// Unscales, clips and updates every owned slice of `window`, after its begin_update(), and publishes each unit as

@@ -45,6 +45,12 @@ void check_optimizer(const OptimizerOptions& options);
 /// Throws    ConfigError: Lamb, Lion or Muon, where updates are not computed in fp32.
 void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype);
 
+/// In what updates are computed.
+struct UpdateArithmetic {
+  at::ScalarType dtype = at::kFloat;   ///< PrecisionOptions::update_dtype
+  bool rounds_stochastically = false;  ///< PrecisionOptions::stochastic_rounding
+};
+
 /// As the configuration's `type` writes it.
 const char* optimizer_name(OptimizerKind kind);
 /// The states of each element, at most two, by the names that they have in checkpoints.

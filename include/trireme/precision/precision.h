@@ -31,6 +31,9 @@ struct PrecisionOptions {
   /// Masters and optimizer states are kept, and steps computed, in this dtype: fp32, or weight_dtype, which is bf16
   /// then. In the latter the weights are their own masters, and gradients are summed in it too.
   at::ScalarType update_dtype = at::kFloat;
+  /// Where updates are in bf16: they are computed in fp32, and weights and states rounded by chance, so that steps too
+  /// small for bf16 are taken in the mean. Otherwise each operator rounds to the nearest, as torch.optim does.
+  bool stochastic_rounding = false;
   /// Gradients travel between ranks in this dtype where it is 16 bit. Nothing, or fp32: in the one they are kept in.
   std::optional<at::ScalarType> communication_dtype = {};
   /// Floating buffers are cast to it, once. Nothing: they keep the dtype that the model gave them.

@@ -30,8 +30,10 @@ class _Wrap:
 
 
 def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=MixedPrecisionPolicy(),
-                offload_policy=OffloadPolicy(), ignored_params=None):
+                offload_policy=OffloadPolicy(), ignored_params=None, stochastic_rounding=False):
     """Marks `module`, or each of a list, as a unit of sharding; the outermost one is sharded with all inside when it is first used. Returns it.
+
+    stochastic_rounding  ours, of a model in bf16: updates are computed in fp32, and weights and states rounded by chance (docs/precision.md)
 
     Raises  ConfigError: no module, or a container without a forward. StateError: it, or a part of it, is sharded already.
             UnsupportedError: an argument that is not there yet.
@@ -40,7 +42,7 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
         raise UnsupportedError("fully_shard(shard_placement_fn=…): shards are even parts of a unit's flattened parameters; leave it out")
     if ignored_params:
         raise UnsupportedError("fully_shard(ignored_params=…) is not there yet; leave it out, or freeze those parameters by requires_grad_(False)")
-    choice = choice_of(mesh, reshard_after_forward, mp_policy, offload_policy)
+    choice = choice_of(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic_rounding)
     for one in module if isinstance(module, (list, tuple)) else [module]:
         _check(one)
         wrap(one, choice, FSDPModule)
@@ -179,7 +181,7 @@ class FSDPModule(Wrapped):
         for part in self.modules() if recurse else [self]:
             if isinstance(part, FSDPModule):
                 choice = part.fsdp_wrap.choice
-                part.fsdp_wrap.choice = choice_of(choice.mesh, reshard_after_forward, choice.precision, choice.offload)
+                part.fsdp_wrap.choice = choice_of(choice.mesh, reshard_after_forward, choice.precision, choice.offload, choice.stochastic_rounding)
 
     def set_reshard_after_backward(self, reshard_after_backward, *, recurse=True):
         """Accepted: units are released when they are no longer used."""

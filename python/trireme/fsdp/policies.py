@@ -40,13 +40,14 @@ class Choice:
     reshard_after_forward: bool | int | None = None
     precision: MixedPrecisionPolicy = MixedPrecisionPolicy()
     offload: OffloadPolicy = dataclasses.field(default_factory=OffloadPolicy)
+    stochastic_rounding: bool = False  # ours: of updates in bf16
     # Of FullyShardedDataParallel alone.
     is_replicated: bool = False  # every rank has all parameters, gradients and states
     casts_root_inputs: bool | None = None  # None: as precision says
     buffer_dtype: torch.dtype = torch.float32
 
 
-def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
+def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic_rounding=False):
     """A Choice. Raises UnsupportedError, ConfigError: what no engine can do; names the argument."""
     if mesh is not None and mesh.ndim > 2:
         raise UnsupportedError(f"fully_shard(mesh=…): the mesh has {mesh.ndim} dims; give it one (shards), or two (replicas, shards): other axes are "
@@ -57,7 +58,7 @@ def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy):
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float32 or None; fp16 needs a loss scale")
     if mp_policy.reduce_dtype not in (None, torch.float32, torch.bfloat16):  # of which bfloat16 is summed in more digits than asked for
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): gradients are summed in float32; leave reduce_dtype out")
-    return Choice(mesh, reshard_after_forward, mp_policy, offload_policy)
+    return Choice(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic_rounding)
 
 
 def updates_in_bf16(model, precision):
@@ -87,7 +88,7 @@ def configuration(choices, world_size, is_low):
     stage = 0 if root.is_replicated else 2 if _keeps_parameters(choices) else 3
     zero = {"stage": stage, **_mesh_options(root.mesh, world_size)}
     for name, choice in choices.items():
-        for field in ("mesh", "precision", "offload", "is_replicated"):
+        for field in ("mesh", "precision", "offload", "is_replicated", "stochastic_rounding"):
             if getattr(choice, field) != getattr(root, field):
                 raise UnsupportedError(f"fully_shard: '{name}' and the root have different {field} arguments; give every call the same")
     groups = {choice.reshard_after_forward for choice in choices.values() if _is_group(choice)}
@@ -102,11 +103,17 @@ def configuration(choices, world_size, is_low):
     dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": _SHORT[root.buffer_dtype]}} if root.precision.param_dtype is torch.bfloat16 else {}
     if dtypes and root.precision.reduce_dtype is torch.float32:
         dtypes["communication_data_type"] = "fp32"
+    own = {}
+    if root.stochastic_rounding:
+        if not is_low:
+            raise ConfigError("fully_shard(stochastic_rounding=True): it is for models whose parameters are all in bf16; call model.to(torch.bfloat16), or leave it out")
+        own["stochastic_rounding"] = True
     if is_low:
         dtypes = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
     inner = sorted((name for name in choices if name), key=lambda name: -name.count("."))
-    units = {"unit_patterns": [f"^{re.sub('[.]', '[.]', name)}[.]" for name in inner]} if inner else {}
-    return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": units, **dtypes}
+    if inner:
+        own["unit_patterns"] = [f"^{re.sub('[.]', '[.]', name)}[.]" for name in inner]
+    return {"zero_optimization": zero, "managed_gradient_accumulation": False, "gradient_clipping": 0.0, "train_micro_batch_size_per_gpu": 1, "trireme": own, **dtypes}
 
 
 def _is_group(choice):
