@@ -1,8 +1,8 @@
 """Step time of one Hugging Face Llama whose layers two ranks share: Trireme beside DTensor and DeepSpeed's AutoTP, interleaved in one run.
 
-  tensor_peers_bench.py [--systems one,trireme,dtensor,autotp] [--rounds 3] [--steps 4] [--limit-s 300] [--smoke]
+  tensor_peers_bench.py [--systems one,trireme,overlap,dtensor,autotp] [--rounds 3] [--steps 4] [--limit-s 300] [--smoke]
 
-one is a single rank of plain PyTorch, half of whose time is what two ranks without any exchange would take. dtensor is
+one is a single rank of plain PyTorch, half of whose time is what two ranks without any exchange would take. overlap is trireme with tp_overlap_comm. dtensor is
 torch's parallelize_module() with column and row styles, and loss_parallel(). autotp takes part where deepspeed can be imported; it compiles
 operators of its own the first time (TORCH_EXTENSIONS_DIR keeps them). A system that does not run is named with its reason. Each rank has one
 thread; batches, AdamW and fp32 are alike. Needs transformers.
@@ -43,9 +43,9 @@ def make_one(torch, model):
     return step
 
 
-def make_engine(name, model):
+def make_engine(name, model, **section):
     package = __import__(name)
-    config = {"train_micro_batch_size_per_gpu": SAMPLES, "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 0}, "gradient_clipping": 0,
+    config = {"train_micro_batch_size_per_gpu": SAMPLES, "tensor_parallel": {"autotp_size": 2, **section}, "zero_optimization": {"stage": 0}, "gradient_clipping": 0,
               "optimizer": {"type": "AdamW", "params": ADAMW}}
     engine, *_ = package.initialize(model=model, config=config)
 
@@ -87,7 +87,8 @@ def run_rank(case):
     import torch
     torch.set_num_threads(1)
     shape, system = SMALL if case["smoke"] else SHAPE, case["system"]
-    if system == "trireme":
+    is_ours = system in ("trireme", "overlap")
+    if is_ours:
         import trireme
         trireme.init_distributed()
         rank = trireme.comm.get_rank()
@@ -96,7 +97,7 @@ def run_rank(case):
         rank = torch.distributed.get_rank()
     model = make_model(shape)
     step = {"one": lambda: make_one(torch, model), "dtensor": lambda: make_dtensor(torch, model), "trireme": lambda: make_engine("trireme", model),
-            "autotp": lambda: make_engine("deepspeed", model)}[system]()
+            "overlap": lambda: make_engine("trireme", model, tp_overlap_comm=True), "autotp": lambda: make_engine("deepspeed", model)}[system]()
     seconds, loss = [], 0
     if system == "one" and rank != 0:
         torch.distributed.barrier()
@@ -109,7 +110,7 @@ def run_rank(case):
             seconds.append(time.perf_counter() - start)
     if rank == 0:
         print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
-    if system != "trireme":
+    if not is_ours:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 

@@ -3,6 +3,7 @@
     trireme launch --num_gpus 4 python tests/python/tensor_programs.py FAMILY TENSOR STAGE     prints what differs, on rank 0
 
 "llama@tokens" is a "llama" whose ranks have some tokens each between layers.
+"wide@overlap" is a "wide" whose ranks exchange large sums by pieces.
 """
 import functools
 import sys
@@ -111,9 +112,13 @@ FAMILIES = {
         d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0, use_cache=False, decoder_start_token_id=0)),
     "bloom": lambda: transformers.BloomForCausalLM(transformers.BloomConfig(
         hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, use_cache=False, **_NO_DROPOUT)),
+    # Sums of its layers are large enough to be exchanged by pieces.
+    "wide": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_GROUPED, "hidden_size": 2560, "num_hidden_layers": 1}, head_dim=8)),
     # What programs do with them.
     "eager_attention": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, attn_implementation="eager")),
     "recomputed": lambda: _recomputed(FAMILIES["llama_with_biases"]()),
+    "wide_recomputed": lambda: _recomputed(FAMILIES["wide"]()),
+    "wide_adapted": lambda: _adapted(FAMILIES["wide"]()),
     "accumulated": lambda: FAMILIES["gpt2"](),
     "adapted": lambda: _adapted(FAMILIES["llama"]()),
     "adapted_gpt2": lambda: _adapted(FAMILIES["gpt2"]()),
@@ -133,15 +138,18 @@ OPTIONS = {
 }
 
 
+# What a family's name may end with: a key of tensor_parallel that is on.
+KEYS = {"tokens": "sequence_parallel", "overlap": "tp_overlap_comm"}
+
+
 def _base(family):
-    return family.removesuffix("@tokens")
+    return family.partition("@")[0]
 
 
 def _options(family):
-    options = OPTIONS.get(_base(family), {})
-    if family.endswith("@tokens"):
-        options = {**options, "tensor_parallel": {**options.get("tensor_parallel", {}), "sequence_parallel": True}}
-    return options
+    base, _, key = family.partition("@")
+    options = OPTIONS.get(base, {})
+    return {**options, "tensor_parallel": {**options.get("tensor_parallel", {}), KEYS[key]: True}} if key else options
 
 
 def build(family):
