@@ -16,6 +16,7 @@ struct Advice {
 constexpr Advice kAdvice[] = {
     {"train_", "give it to the program's DataLoader(batch_size=…)"},
     {"gradient_accumulation_steps", "give it to Accelerator(gradient_accumulation_steps=…)"},
+    {"bf16.bf16_", "load the model in bf16 in the program, and set mixed_precision to no"},
     {"gradient_clipping", "call accelerator.clip_grad_norm_(model.parameters(), …) before optimizer.step()"},
     {"optimizer", "make the optimizer in the program, of torch.optim"},
     {"scheduler", "make the scheduler in the program, of torch.optim.lr_scheduler"},
@@ -81,7 +82,14 @@ Conversion convert(const ConfigSource& given, Dialect to, int world_size) {
     Json options = source.options;
     if (!options.contains("train_batch_size") && !options.contains("train_micro_batch_size_per_gpu"))
       options["train_micro_batch_size_per_gpu"] = "auto";
-    return {.text = options.dump(2) + "\n", .left_out = {}};
+    Conversion converted{.text = options.dump(2) + "\n", .left_out = {}};
+    const bool is_fsdp = std::any_of(source.names.begin(), source.names.end(),
+                                     [](const auto& one) { return one.second.starts_with("fsdp_config"); });
+    if (is_fsdp && config.precision.weight_dtype == at::kFloat)
+      converted.left_out.push_back(
+          "a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 masters here; for the same "
+          "set `bf16.enabled`, `bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true");
+    return converted;
   }
   Conversion converted{
       .text = write_accelerate(to_json(config), config.states_over_replicas ? 1 : config.degrees.replicas),

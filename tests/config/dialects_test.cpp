@@ -408,6 +408,26 @@ TEST(Convert, NamesWhatFsdpHasNoWordForAndWhatToDoInstead) {
           "losses"}));
 }
 
+TEST(Convert, NamesTheModesThatTheModelsDtypeChoosesInFsdp) {
+  const auto left_out = [](const char* text, const char* file, Dialect to) {
+    return convert(parse_source(text, file), to).left_out;
+  };
+  const std::string low =
+      R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0, "zero_optimization": {"stage": 3}, "bf16":
+          {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}})";
+  const std::vector<std::string> settings = left_out(low.c_str(), "f.json", Dialect::kFsdp);
+  ASSERT_GE(settings.size(), 2);
+  EXPECT_EQ(settings[0],
+            "`bf16.bf16_master_weights_and_grads` = true: load the model in bf16 in the program, and set "
+            "mixed_precision to no");
+  const char* const fsdp = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: ";
+  EXPECT_EQ(left_out(str(fsdp, "'no'").c_str(), "f.yaml", Dialect::kDeepSpeed),
+            (std::vector<std::string>{"a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 "
+                                      "masters here; for the same set `bf16.enabled`, "
+                                      "`bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true"}));
+  EXPECT_EQ(left_out(str(fsdp, "bf16").c_str(), "f.yaml", Dialect::kDeepSpeed), std::vector<std::string>{});
+}
+
 TEST(Convert, WritesTheKeysOfAccelerate) {
   const ConfigSource source = parse_source(
       R"({"train_batch_size": 1, "gradient_clipping": 0, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})",
