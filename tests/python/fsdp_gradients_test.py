@@ -125,6 +125,52 @@ for name, noise in noises.items():
 """, ranks=ranks)
                 self.assert_all_near(result)
 
+    def test_names_what_the_program_called(self):
+        result = self.ran("""
+from torch.func import functional_call
+def trained(change=lambda model: None):
+    model = net(); change(model); sharded(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=.1)
+    loss_of(model, *own(0)).backward(); optimizer.step(); optimizer.zero_grad()
+    return model, optimizer
+result, early, zeros = {}, sharded(net()), {name: torch.zeros(p.shape) for name, p in net().named_parameters()}
+result["functional"] = raised(lambda: functional_call(early, zeros, (own(0)[0],)))
+loss_of(early, *own(0))  # nothing has changed
+result["zeros"] = float(functional_call(early, zeros, (own(0)[0],)).abs().max())
+model, optimizer = trained()
+optimizer.param_groups[0]["maximize"] = True
+loss_of(model, *own(0)).backward()
+result["maximize"] = raised(optimizer.step)
+model, optimizer = trained(lambda model: model.layers[0].requires_grad_(False))
+model.layers[0].requires_grad_(True)
+loss_of(model, *own(0)).backward()
+result["unfrozen"] = raised(optimizer.step)
+inside = FSDP(net())
+loss_of(inside, *own(0))
+def summon():
+    with FSDP.summon_full_params(inside, writeback=False), torch.no_grad(): inside.head.weight.mul_(2)
+result["summon"] = raised(summon)
+model, optimizer = trained()
+vector = nn.utils.parameters_to_vector(model.parameters()) * 2
+for one in model, sharded(net()):
+    nn.utils.vector_to_parameters(vector, one.parameters())
+    loss_of(one, *own(0)).backward()
+    result.setdefault("vector", []).append(farthest(weights(one), weights(model)))
+loss_of(model, *own(0)).backward()
+gradient = model.word.weight.grad
+result["tolist"], result["numpy"] = raised(gradient.tolist), raised(gradient.numpy)
+""")
+        self.assertEqual(result["zeros"], 0)
+        self.assertEqual(result["vector"], [0, 0])
+        for name, words in {
+                "functional": "StateError: fully_shard: 'word.weight' is a plain tensor of shape (13, 8) where a parameter was, as inside of torch.func.functional_call()",
+                "maximize": "param_groups[0]['maximize'] is True now, and was False at the first step, which chose the library's update by it; set it before the first step",
+                "unfrozen": "optimizer.step(): 'layers.0.norm.weight' was frozen when the model was first used, and requires gradients now",
+                "summon": "StateError: summon_full_params(writeback=False): parameter 'word.weight' was written inside, which would leave each rank its own values; set writeback=True",
+                "tolist": "take gradient.full_tensor().numpy()", "numpy": "of a gradient of shape (13, 8)"}.items():
+            with self.subTest(name):
+                self.assertIn(words, str(result[name]))
+
     def test_refuses_what_ranks_write_differently(self):
         for ranks, options in ((2, "{}"), (4, "{'mesh': torch.distributed.device_mesh.init_device_mesh('cpu', (2, 2))}"), (2, "{'reshard_after_forward': False}")):
             result = self.ran(f"""

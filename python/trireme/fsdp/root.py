@@ -57,6 +57,9 @@ class Root:
             for name, parameter in self._module.named_parameters():
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
+                if type(parameter) is torch.Tensor:
+                    raise StateError(f"fully_shard: '{name}' is a plain tensor of shape {tuple(parameter.shape)} where a parameter was, as inside of torch.func.functional_call(), "
+                                     "and this first use of the model would shard it; call model.state_dict() once before that")
                 show(parameter, self._get)
                 if parameter._backward_hooks and world.size > 1:  # pylint: disable=protected-access
                     refuse_hook(f"'{name}'")

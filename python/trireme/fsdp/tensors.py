@@ -118,7 +118,20 @@ def refuse_hook(which):
 
 
 def watch():
-    """From here on torch.autograd.grad() knows sharded parameters. Called once."""
+    """From here on torch.autograd.grad() and vector_to_parameters() know sharded parameters. Called once."""
+    convert, to_parameters = torch.nn.utils.convert_parameters, torch.nn.utils.vector_to_parameters
+
+    @functools.wraps(to_parameters)
+    def vector_to_parameters(vec, parameters):
+        parameters = list(parameters)
+        if not any(isinstance(one, ShardedParameter) for one in parameters):
+            return to_parameters(vec, parameters)
+        with torch.no_grad():  # torch's puts views of the vector in the place of their data
+            for parameter, value in zip(parameters, vec.split([one.numel() for one in parameters])):
+                _written(parameter, value.view_as(parameter))
+        return None
+
+    torch.nn.utils.vector_to_parameters = convert.vector_to_parameters = vector_to_parameters
     original = torch.autograd.grad
 
     @functools.wraps(original)
@@ -131,6 +144,13 @@ def watch():
         return original(outputs, inputs, *args, **kwargs)
 
     torch.autograd.grad = grad
+
+
+def _written(parameter, value):
+    if isinstance(parameter, ShardedParameter) and parameter.fsdp_root().is_sharded:
+        parameter.fsdp_root().write(parameter, lambda tensor: tensor.copy_(value))
+    else:
+        parameter.copy_(value)
 
 
 def show(parameter, root):
