@@ -239,7 +239,7 @@ def go(model, optimizer, steps, data):
 kinds = {"AdamW": lambda p: torch.optim.AdamW(p, lr=0.05), "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
          "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01), "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True), "RAdam": lambda p: torch.optim.RAdam(p, lr=0.05),
          "Adadelta": lambda p: torch.optim.Adadelta(p), "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01), "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05, t0=2),
-         "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.003, centered=True, momentum=0.5)}
+         "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.001, centered=True, momentum=0.5)}
 def pair(kind):
     model = net()
     model.layers[2].up.bias.requires_grad_(False)

@@ -29,6 +29,8 @@ bool WeightStore::is_written(int index) const {
 }
 
 int64_t WeightStore::written_digest(int index) const {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
   return parameter(index).written ? digest_of(parameter(index).flat()) : 0;
 }
 
