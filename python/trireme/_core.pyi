@@ -377,6 +377,12 @@ def gradient_written(parameter: Tensor, /) -> None:
     """That memory was written, on every rank."""
 def own_weight(parameter: Tensor, /) -> Tensor:
     """A copy of the elements that this rank updates. Collective."""
+def own_part(parameter: Tensor, whole: Tensor, /) -> Tensor:
+    """Of `whole`, in the parameter's shape: a copy of the elements that this rank updates, [n]. Local."""
+def whole_of_parts(parameter: Tensor, own: Tensor, /) -> Tensor:
+    """The whole of which ranks have the elements `own` that they update, fp32. Collective."""
+def digest(tensor: Tensor, /) -> int:
+    """Of its bytes; waits for its device. Local."""
 def owned_numel(parameter: Tensor, /) -> int: ...
 def safe_get_full_grad(parameter: Tensor, /) -> Tensor | None: ...
 def safe_set_full_fp32_param(parameter: Tensor, value: Tensor, /) -> None: ...

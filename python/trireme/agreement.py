@@ -5,7 +5,6 @@ import torch
 
 from ._native import core
 from .errors import ConfigError, StateError
-from .tensor.inputs import checksum
 
 
 def _flat(section, path=""):
@@ -20,10 +19,9 @@ def _digest(value):
 
 def _agree(world, values):
     """Whether all ranks have the same integer, for each of `values` [n]."""
-    least, most = values.clone(), values.clone()
-    world.all_reduce(least, "min")
+    most = torch.cat([values, -values])
     world.all_reduce(most, "max")
-    return least == most
+    return most[:len(values)] == -most[len(values):]
 
 
 def check_tensors(world, call, tensors):
@@ -33,10 +31,17 @@ def check_tensors(world, call, tensors):
     tensors = {name: value for name, value in sorted(tensors.items()) if isinstance(value, torch.Tensor)}
     if not _agree(world, torch.tensor([_digest(list(tensors))], dtype=torch.int64)).all():
         raise StateError(f"{call}: ranks have tensors of other names (here {len(tensors)} tensors); give every rank the same")
-    numbers = torch.tensor([0 if core.is_managed(value) else checksum(value) for value in tensors.values()], dtype=torch.int64)
+    numbers = torch.tensor([0 if core.is_managed(value) else core.digest(value) for value in tensors.values()], dtype=torch.int64)
     different = [name for name, same in zip(tensors, _agree(world, numbers)) if not same]
     if different:
         raise StateError(f"{call}: '{different[0]}' has other values on another rank, of which each would keep its own part; give every rank the same")
+
+
+def check_tensor(world, call, tensor):
+    """Collective. Raises StateError on every rank where `tensor` has other values on another."""
+    if world.size > 1 and not _agree(world, torch.tensor([core.digest(tensor)], dtype=torch.int64)).all():
+        raise StateError(f"{call}: a tensor of shape {tuple(tensor.shape)} has other values on another rank, of which each would take its own part; give every "
+                         "rank the same: seed generators alike, or broadcast() it first")
 
 
 def check(world, resolved):

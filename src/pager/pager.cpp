@@ -1,7 +1,6 @@
 #include "trireme/pager/pager.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "pager/gradients/squares.h"
 #include "pager/gradients/store.h"
 #include "pager/weights/store.h"
+#include "trireme/pager/written_values.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
@@ -118,6 +118,7 @@ class Pager::Impl {
     check_storages(call);
     hand_over_deferred();
     for (const auto& store : gradients_) store->finish();
+    require_same_writes();
     offload_.await_all();  // of the step before: what went wrong there is told while this window is still open
   }
 
@@ -147,9 +148,7 @@ class Pager::Impl {
     check_opened(CallerScope::current("settle_writes"));
     offload_.await_all();  // who asks looks at weights next
     const std::vector<bool> written = this->written();
-    uint8_t any = std::find(written.begin(), written.end(), true) != written.end();
-    group_.all_reduce(at::from_blob(&any, {1}, at::TensorOptions().dtype(at::kByte)), ReduceOp::kMax).wait();
-    if (any == 0) return written;
+    if (!require_same_writes()) return written;
     // Every rank has come this far, so none reads.
     weights_->apply_writes();
     weights_->settle_writes();
@@ -338,6 +337,13 @@ class Pager::Impl {
       if (deferred_->has(i)) gradients_of(i).accept(i, deferred_->take(i));
   }
 
+  // Returns whether there are any. Collective.
+  bool require_same_writes() const {
+    std::vector<int64_t> digests;
+    for (size_t i = 0; i < managed_.size(); ++i) digests.push_back(weights_->written_digest(static_cast<int>(i)));
+    return require_same(group_, digests, [&](size_t i) { return managed_[i].name; });
+  }
+
   void check_opened(const char* call) const {
     if (is_left_closed_)
       throw StateError(str(call,
@@ -352,8 +358,8 @@ class Pager::Impl {
       managed.owner->require_free(call);
       if (managed.tensor.requires_grad() && !specs_[i].trainable)
         throw StateError(str("parameter '", managed.name,
-                             "' was frozen when the engine took it over and requires a gradient now; call "
-                             "requires_grad_(true) before initialize(), or freeze it again"));
+                             "' was frozen when it was sharded and requires a gradient now; call requires_grad_(true) "
+                             "before that, as before initialize(), or freeze it again"));
       if (StorageHandle::owner_of(managed.storage()) != managed.owner.get())
         throw StateError(str("parameter '", managed.name,
                              "' was given another storage (set_data, or .data = …) since the engine took "

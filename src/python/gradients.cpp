@@ -1,8 +1,11 @@
 // Gradients for a program that steps its own optimizer: this rank's part of each, reduced.
+#include <ATen/core/grad_mode.h>
+
 #include "python/engine.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
+#include "trireme/pager/written_values.h"
 
 namespace trireme::python {
 namespace {
@@ -40,6 +43,23 @@ at::Tensor own_weight(const at::Tensor& parameter) {
   return access.value(index).data.clone();
 }
 
+/// Of `whole`, in the shape of `parameter`: a copy of the elements that this rank updates, [n], in its own dtype. Local.
+at::Tensor own_part(const at::Tensor& parameter, const at::Tensor& whole) {
+  const auto [access, index] = place_of(parameter, "own_part");
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  const ParameterAccess::Part part = access.gradient(index);
+  return access.cut(index, whole.detach().contiguous()).narrow(0, part.begin, part.data.numel()).clone();
+}
+
+/// The whole of which ranks have the elements `own` that they update, in the shape of `parameter`, fp32. Collective.
+at::Tensor whole_of_parts(const at::Tensor& parameter, const at::Tensor& own) {
+  const auto [access, index] = place_of(parameter, "whole_of_parts");
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  return access.join(index, access.gather(index, {access.gradient(index).begin, own}));
+}
+
 int64_t owned_numel(const at::Tensor& parameter) {
   const auto [access, index] = place_of(parameter, "owned_numel");
   return access.gradient(index).data.numel();
@@ -52,6 +72,9 @@ void bind_gradients(py::module_& module) {
   module.def("gradient_part", &gradient_part, WithoutGil());
   module.def("gradient_written", &gradient_written, WithoutGil());
   module.def("own_weight", &own_weight, WithoutGil());
+  module.def("digest", [](const at::Tensor& tensor) { return digest_of(tensor.detach().contiguous().view(-1)); });
+  module.def("own_part", &own_part, WithoutGil());
+  module.def("whole_of_parts", &whole_of_parts, WithoutGil());
   module.def("owned_numel", &owned_numel);
 }
 

@@ -23,8 +23,8 @@ TEST(ADryRun, CountsTheGathersOfStage3) {
     pager.end_backward();
     sgd_step(pager, 0.1);
     EXPECT_EQ(pager.counters().gathers - gathers, 4);  // each unit once: there is room for all
-    // Beside the gathers: the end of the window and of backward, and the norm.
-    EXPECT_EQ(world->counters().calls - before.calls, 4 + 3);
+    // Beside the gathers: the end of the window and of backward, the user's writes, and the norm.
+    EXPECT_EQ(world->counters().calls - before.calls, 4 + 4);
     // This rank's shard of each unit goes to the 63 others.
     EXPECT_GE(world->counters().bytes_sent - before.bytes_sent, 4 * 63 * shard_bytes);
   }

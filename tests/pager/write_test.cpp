@@ -111,6 +111,46 @@ TEST_P(EveryWrite, OfRandomNumbersIsTheSameOnEveryRank) {
   });
 }
 
+TEST_P(EveryWrite, OfOtherValuesThanAnotherRanksIsRefusedByNameOnEveryRank) {
+  run_ranks(2, [&](Rank& rank) {
+    Loose net(std::vector<std::vector<int64_t>>{{100}, {64}, {80}, {90}});
+    Pager pager(rank.world(), parameters_of(*net), policy());
+    {
+      at::NoGradGuard no_grad;
+      (*net)[1].fill_(rank.id());
+    }
+    const std::string error = error_of([&] {
+      for (int pass = 0; pass < 2; ++pass)  // the copy policy releases the written one, and would gather parts of both
+        for (const at::Tensor& weight : net->weights) weight.sum().backward();
+      pager.end_backward();
+      sgd_step(pager, 0.1);
+    });
+    EXPECT_NE(error.find("has written into parameter '" + pager.parameters()[1].name + "' in place, and another rank"),
+              std::string::npos)
+        << error;
+  });
+}
+
+TEST_P(EveryWrite, OfOneRankAloneIsRefusedByNameOnEveryRank) {
+  if (policy().stage == 3 && policy().gather == GatherPolicy::kCopy) GTEST_SKIP() << "writing is collective";
+  run_ranks(3, [&](Rank& rank) {
+    Loose net(std::vector<std::vector<int64_t>>{{100}, {64}});
+    Pager pager(rank.world(), parameters_of(*net), policy());
+    if (rank.id() == 1) {
+      at::NoGradGuard no_grad;
+      (*net)[1].mul_(2);
+    }
+    const std::string expected = "parameter '" + pager.parameters()[1].name + "' in place, and another rank";
+    EXPECT_NE(error_of([&] { pager.settle_writes(); }).find(expected), std::string::npos);
+    EXPECT_NE(error_of([&] { sgd_step(pager, 0.1); }).find(expected), std::string::npos);
+    at::NoGradGuard no_grad;
+    (*net)[1].fill_(2);  // alike, which mends it
+    sgd_step(pager, 0.1);
+    pager.restore();
+    EXPECT_TRUE(at::equal((*net)[1], at::full({64}, 2.0)));
+  });
+}
+
 TEST_P(EveryWrite, ThatFailsHalfWayLeavesThePagerUsable) {
   run_ranks(2, [&](Rank& rank) {
     manual_seed(3);

@@ -63,7 +63,7 @@ def _unflatten(original, optimizer, *args, **kwargs):
     own = optimizers.attached(optimizer)
     if own is None:
         return original(optimizer, *args, **kwargs)
-    own.state.update(states.names(own))
+    own.state.update(states.names(own, optimizers.root_of(own).engine().client_steps))
     try:
         return original(optimizer, *args, **kwargs)
     finally:

@@ -148,8 +148,9 @@ def _state_dict(optimizer):
     """As torch's, with whole states; hyperparameters alone before the first step. Collective after it."""
     root, made = _roots[optimizer], type(optimizer).state_dict(optimizer)
     if root.has_states(optimizer):
-        states.check("optimizer.state_dict()", root.engine(), optimizer)
-        made["state"] = states.of(optimizer, root.has_begun)
+        client = root.engine().client_steps
+        states.check("optimizer.state_dict()", client, optimizer)
+        made["state"] = states.of(optimizer, root.has_begun, client)
     return made
 
 
@@ -161,8 +162,9 @@ def _load_state_dict(optimizer, state_dict):
         _keep_states(optimizer)
     if state_dict["state"] or root.has_states(optimizer):
         root.use(optimizer)
-        states.check("optimizer.load_state_dict()", root.engine(), optimizer)
-        states.load(optimizer, state_dict)
+        client = root.engine().client_steps
+        states.check("optimizer.load_state_dict()", client, optimizer)
+        states.load(optimizer, state_dict, client)
 
 
 def attached(optimizer):

@@ -18,6 +18,7 @@ class _ProgramEngine(Engine):
     """Of a program that says nothing about its batches."""
 
     _knows_micro_batch = False
+    layout_call, remake = "the first step", "make the model and its optimizer anew"
 
 
 def _autocast_around(device):
@@ -37,7 +38,7 @@ class Root:
         self._defers, self._is_inside = False, False
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
         self._is_low = False  # the optimizer steps weights in bf16 themselves
-        self._windows, self._parameters = 0, []
+        self._windows, self._parameters, self._frozen_at_first = 0, [], set()
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
@@ -56,6 +57,9 @@ class Root:
             for name, parameter in self._module.named_parameters():
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
+                if type(parameter) is torch.Tensor:
+                    raise StateError(f"fully_shard: '{name}' is a plain tensor of shape {tuple(parameter.shape)} where a parameter was, as inside of torch.func.functional_call(), "
+                                     "and this first use of the model would shard it; call model.state_dict() once before that")
                 show(parameter, self._get)
                 if parameter._backward_hooks and world.size > 1:  # pylint: disable=protected-access
                     refuse_hook(f"'{name}'")
@@ -68,6 +72,7 @@ class Root:
             values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
             self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size, self._is_low), origin="fully_shard", optimizer=self._optimizer)
             self._parameters = list(self._module.parameters())
+            self._frozen_at_first = {p for p in self._parameters if not p.requires_grad}
             for parameter, value in values.items():  # masters were made of rounded weights
                 world.broadcast(value)
                 self._keep_value(parameter, value)
@@ -246,18 +251,35 @@ class Root:
 
     def full(self, gradient):
         """A Gradient, whole. Collective."""
-        if gradient.is_live:
-            return core.safe_get_full_grad(gradient.parameter).to(gradient.dtype)
-        live = self.gradient_of(gradient.parameter)
-        if live is None:
-            raise StateError(f"full_tensor() of a copy of the gradient of '{self._name(gradient.parameter)}', which has gone; take full_tensor() before the step "
-                             "or zero_grad()")
-        kept = live.own.clone()
-        live.own.copy_(gradient.own)
-        try:
-            return core.safe_get_full_grad(gradient.parameter).to(gradient.dtype)
-        finally:
-            live.own.copy_(kept)
+        return core.whole_of_parts(gradient.parameter, gradient.own).to(gradient.dtype)
+
+    def part_of(self, call, parameter, whole):
+        """This rank's elements, a copy, of a tensor of the shape of `parameter`, the same on every rank. Collective where no parameter has it.
+
+        Raises  StateError: it differs by rank.
+        """
+        if not isinstance(whole, Whole) and not core.is_managed(whole):
+            agreement.check_tensor(ranks.world(), f"{call} beside the gradient of '{self._name(parameter)}'", whole)
+        return core.own_part(parameter, whole)
+
+    def write(self, target, operator):
+        """operator(target) changes a tensor in place, alike on every rank: of a parameter its fp32 value. Collective where modules compute in bf16."""
+        parameter = numbered(target) if self._rounds() and core.is_managed(target) else None
+        if parameter is not None:
+            if target.shape != parameter.shape:
+                raise UnsupportedError(f"an operator that writes a view of '{self._name(parameter)}', of shape {tuple(target.shape)}, where modules compute in bf16: "
+                                       "write the parameter itself")
+            value = self.full_parameter(parameter)
+            operator(value)
+            self.write_value(parameter, value)
+        else:
+            operator(target)
+
+    def drawn(self, fill, like):
+        """fill(tensor), of random numbers, of the shape and dtype of `like`, whole, as rank 0 draws them. Collective."""
+        drawn = fill(torch.empty(like.shape, dtype=like.dtype, device=like.device))
+        ranks.world().broadcast(drawn)
+        return drawn
 
     def reduce(self, own, join):
         """The sum, max or min of a number of every rank, where each element of a gradient counts once. Collective."""
@@ -277,6 +299,12 @@ class Root:
             raise UnsupportedError(f"the norm of order {norm_type} of sharded gradients is not there; take one above 0 or \"inf\"")
         norms = torch.stack(torch._foreach_norm(parts, norm_type, dtype=torch.float32)) if parts else torch.zeros(1)  # pylint: disable=protected-access
         return self._total(norms.double().pow(norm_type).sum(), "sum").pow(1 / norm_type).float()
+
+    def variance(self, gradient, correction):
+        """Of all elements. Collective."""
+        own, numel = gradient.own.double(), gradient.numel()
+        mean = self._total(own.sum(), "sum") / numel
+        return self._total((own - mean).square().sum(), "sum") / max(numel - correction, 0)
 
     def scale(self, gradients, factor):
         """Multiplies all of `gradients` by a number, in place."""
@@ -387,6 +415,9 @@ class Root:
     def _require_same_parameters(self):
         known = set(self._parameters)
         for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and parameter in self._frozen_at_first:
+                raise StateError(f"optimizer.step(): '{name}' was frozen when the model was first used, and requires gradients now, so nothing was laid out for them; "
+                                 "call requires_grad_(True) before the first forward and freeze it after the first step, or freeze it again")
             if parameter not in known:
                 raise StateError(f"optimizer.step(): '{name}' is another parameter than at the first forward, which nobody trains; give models their final form "
                                  "before fully_shard()")

@@ -11,16 +11,26 @@ from ..parameters import numbered
 
 _aten = torch.ops.aten
 # Elements of the result depend on the same elements of the arguments alone, so every rank computes its own.
-_ELEMENTWISE = {_aten.mul, _aten.mul_, _aten.div, _aten.div_, _aten.add, _aten.add_, _aten.sub, _aten.sub_, _aten.neg, _aten.abs, _aten.pow, _aten.sqrt,
-                _aten.square, _aten.zero_, _aten.fill_, _aten.copy_, _aten.clone, _aten.detach, _aten.alias, _aten.isnan, _aten.isinf, _aten.clamp,
-                _aten.clamp_, _aten.clamp_min_, _aten.clamp_max_, _aten.nan_to_num, _aten.nan_to_num_, _aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt,
-                _aten.ge, _aten._to_copy, _aten.zeros_like, _aten.logical_not, _aten.logical_or, _aten.logical_and}
+_ELEMENTWISE = {getattr(_aten, name) for name in (
+    "mul mul_ div div_ add add_ sub sub_ rsub neg neg_ abs abs_ pow pow_ sqrt sqrt_ rsqrt rsqrt_ square square_ reciprocal reciprocal_ exp exp_ log log_ tanh tanh_ "
+    "sigmoid sigmoid_ sign sign_ sgn sgn_ round round_ floor ceil trunc where lerp lerp_ maximum minimum fmax fmin addcmul addcmul_ addcdiv addcdiv_ zero_ fill_ copy_ "
+    "clone detach alias isnan isinf clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ nan_to_num nan_to_num_ masked_fill masked_fill_ eq ne lt le gt ge "
+    "_to_copy zeros_like ones_like full_like logical_not logical_or logical_and logical_xor bitwise_not bitwise_or bitwise_and bitwise_xor").split()}
 _ALIASES = {_aten.detach, _aten.alias}
 # Whole reductions: (of this rank's elements, or of none; how ranks' results are joined).
 _REDUCTIONS = {_aten.sum: (lambda own: own.sum(), "sum"), _aten.mean: (lambda own: own.sum(), "sum"),
                _aten.any: (lambda own: own.any(), "max"), _aten.all: (lambda own: own.all(), "min"),
                _aten.max: (lambda own: own.max() if own.numel() else torch.full((), -torch.inf), "max"),
-               _aten.min: (lambda own: own.min() if own.numel() else torch.full((), torch.inf), "min")}
+               _aten.min: (lambda own: own.min() if own.numel() else torch.full((), torch.inf), "min"),
+               _aten.count_nonzero: (lambda own: own.count_nonzero(), "sum")}
+_REDUCTIONS |= {_aten.amax: _REDUCTIONS[_aten.max], _aten.amin: _REDUCTIONS[_aten.min]}
+_SPREADS = {_aten.std: lambda variance: variance.sqrt(), _aten.var: lambda variance: variance}
+# Random numbers of the whole, which rank 0 draws: functions of a tensor, and those that write one.
+_DRAWS = {_aten.randn_like: torch.Tensor.normal_, _aten.rand_like: torch.Tensor.uniform_}
+_RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+_FILLS = {getattr(_aten, name): name for name in _RANDOM}
+_FOREACH = "_foreach_"
+_ONE_OF = {"maximum_": "clamp_min_", "minimum_": "clamp_max_"}  # of what _foreach has in place and tensors have not
 _NORMS = {_aten.linalg_vector_norm, _aten.norm}
 
 
@@ -75,11 +85,30 @@ class ShardedParameter(torch.nn.Parameter):
             refuse_hook(f"of shape {tuple(self.shape)}")
         return super().register_hook(hook)
 
+    def fsdp_drawn(self, name, args, kwargs):
+        """A method that fills it with random numbers. Once it is sharded they are rank 0's. Collective then."""
+        fill = lambda tensor: getattr(torch.Tensor, name)(tensor, *args, **kwargs)
+        if not self.fsdp_root().is_sharded or ranks.world().size == 1 or (self.requires_grad and torch.is_grad_enabled()):
+            return fill(self)
+        return self.copy_(self.fsdp_root().drawn(fill, self))
+
     def to_local(self):
         """A copy of the elements that this rank updates, [n] of the flattened parameter. Collective."""
         root = self.fsdp_root()
         root.engine()
         return root.local_parameter(self)
+
+
+def _drawn(name):
+    def method(self, *args, **kwargs):
+        return self.fsdp_drawn(name, args, kwargs)
+
+    method.__name__, method.__doc__ = name, f"As torch's {name}(). Once the parameter is sharded the numbers are rank 0's. Collective then."
+    return method
+
+
+for _name in _RANDOM:
+    setattr(ShardedParameter, _name, _drawn(_name))
 
 
 def refuse_hook(which):
@@ -89,7 +118,20 @@ def refuse_hook(which):
 
 
 def watch():
-    """From here on torch.autograd.grad() knows sharded parameters. Called once."""
+    """From here on torch.autograd.grad() and vector_to_parameters() know sharded parameters. Called once."""
+    convert, to_parameters = torch.nn.utils.convert_parameters, torch.nn.utils.vector_to_parameters
+
+    @functools.wraps(to_parameters)
+    def vector_to_parameters(vec, parameters):
+        parameters = list(parameters)
+        if not any(isinstance(one, ShardedParameter) for one in parameters):
+            return to_parameters(vec, parameters)
+        with torch.no_grad():  # torch's puts views of the vector in the place of their data
+            for parameter, value in zip(parameters, vec.split([one.numel() for one in parameters])):
+                _written(parameter, value.view_as(parameter))
+        return None
+
+    torch.nn.utils.vector_to_parameters = convert.vector_to_parameters = vector_to_parameters
     original = torch.autograd.grad
 
     @functools.wraps(original)
@@ -102,6 +144,13 @@ def watch():
         return original(outputs, inputs, *args, **kwargs)
 
     torch.autograd.grad = grad
+
+
+def _written(parameter, value):
+    if isinstance(parameter, ShardedParameter) and parameter.fsdp_root().is_sharded:
+        parameter.fsdp_root().write(parameter, lambda tensor: tensor.copy_(value))
+    else:
+        parameter.copy_(value)
 
 
 def show(parameter, root):
@@ -153,42 +202,107 @@ class Gradient(torch.Tensor):
         """A copy, whole and plain. Collective."""
         return self.parameter.fsdp_root().full(self)
 
+    def _refuse_reading(self, *_args, **_kwargs):
+        raise UnsupportedError(f"numpy(), tolist() and the like of a gradient of shape {tuple(self.shape)}, of which this rank has {self._own.numel()} elements: take "
+                               "gradient.full_tensor().numpy(), on every rank, or to_local()")
+
+    numpy = tolist = __array__ = _refuse_reading
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         packet, kwargs = func.overloadpacket, kwargs or {}
+        if func.name().startswith("aten::" + _FOREACH):
+            return _one_by_one(func, args, kwargs)
         gradients = [arg for arg in args if isinstance(arg, Gradient)]
         first = gradients[0] if gradients else None
-        if first is not None and packet in _ELEMENTWISE and "out" not in kwargs and all(map(first.goes_with, args)):
-            return first.by_element(func, args, kwargs)
-        root = first.parameter.fsdp_root() if first is not None else None
-        if root is not None and packet in _NORMS and len(gradients) == 1 and _is_whole_norm(args):
-            return root.norm([first], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
-        if root is not None and packet in _REDUCTIONS and len(args) == 1 and not kwargs.get("keepdim"):
-            compute, join = _REDUCTIONS[packet]
-            total = root.reduce(compute(first.own), join)
-            return (total / first.numel() if packet is _aten.mean else total).as_subclass(Whole)
+        if first is not None and packet in _ELEMENTWISE and "out" not in kwargs and all(one.parameter is first.parameter for one in gradients):
+            if not func._schema.is_mutable or isinstance(args[0], Gradient):  # pylint: disable=protected-access
+                if all(map(first.goes_with, args)):
+                    return first.by_element(func, args, kwargs)
+            elif isinstance(args[0], torch.Tensor):
+                return first.into_whole(func, args, kwargs)
+        found = first.of_all(packet, args, kwargs) if len(gradients) == 1 and first is args[0] else None
+        if found is not None:
+            return found
         shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
         if "amp" in str(func):
             raise UnsupportedError(f"torch.amp.GradScaler ({func}) is not there for sharded gradients; leave it out: bfloat16 needs no loss scale")
         raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element, norms, "
-                               "sum(), mean(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
+                               "sum(), mean(), std(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
 
     def goes_with(self, arg):
-        """Whether an operator by element may have `arg` beside this gradient."""
-        if isinstance(arg, Gradient):
-            return arg.parameter is self.parameter
-        return not isinstance(arg, torch.Tensor) or arg.dim() == 0
+        """Whether an operator by element may have `arg` beside this gradient: a number, or a tensor that has one for each element."""
+        if isinstance(arg, Gradient) or not isinstance(arg, torch.Tensor) or arg.dim() == 0:
+            return True
+        return arg.dim() <= self.dim() and all(size in (1, own) for size, own in zip(reversed(arg.shape), reversed(self.shape)))
+
+    def of_all(self, packet, args, kwargs):
+        """A number of all elements, or random ones in their place; None: `packet` is no such operator. Collective."""
+        root = self.parameter.fsdp_root()
+        if packet in _NORMS and _is_whole_norm(args):
+            return root.norm([self], 2.0 if len(args) < 2 else float(args[1])).as_subclass(Whole)
+        is_of_all = (len(args) == 1 or args[1] is None or args[1] == []) and not any(args[2:]) and not kwargs.get("keepdim")
+        if packet in _REDUCTIONS and is_of_all:
+            compute, join = _REDUCTIONS[packet]
+            total = root.reduce(compute(self.own), join)
+            return (total / self.numel() if packet is _aten.mean else total).as_subclass(Whole)
+        if packet in _SPREADS and is_of_all:
+            correction = kwargs.get("correction")
+            return _SPREADS[packet](root.variance(self, 1 if correction is None else correction)).to(self.dtype).as_subclass(Whole)
+        if packet is _aten._local_scalar_dense and self.numel() == 1:  # pylint: disable=protected-access
+            return self.full_tensor().item()
+        if packet in _DRAWS and kwargs.get("dtype") in (None, self.dtype):
+            return Gradient(self.parameter, core.own_part(self.parameter, root.drawn(_DRAWS[packet], self)))
+        if packet in _FILLS:
+            drawn = root.drawn(lambda tensor: getattr(tensor, _FILLS[packet])(*args[1:], **kwargs), self)
+            self.own.copy_(core.own_part(self.parameter, drawn))
+            return self.was_written()
+        return None
+
+    def was_written(self):
+        """The program has written it. Returns it."""
+        if self.is_live:
+            self.parameter.fsdp_root().written(self.parameter)
+        return self
 
     def by_element(self, func, args, kwargs):
         """func on this rank's elements."""
-        own = [arg.own if isinstance(arg, Gradient) else arg for arg in args]
+        own = [self._part_of(func, arg) for arg in args]
         result = func(*own, **{name: value for name, value in kwargs.items() if name != "memory_format"})
         if not func._schema.is_mutable:  # pylint: disable=protected-access
             return Gradient(self.parameter, result, self._pass_number if func.overloadpacket in _ALIASES else None)
-        written = args[0]
-        if isinstance(written, Gradient) and written.is_live:
-            written.parameter.fsdp_root().written(written.parameter)
-        return written
+        return args[0].was_written()
+
+    def _part_of(self, func, arg):
+        """An operator's argument, of this rank's elements alone."""
+        if isinstance(arg, Gradient):
+            return arg.own
+        if not isinstance(arg, torch.Tensor) or arg.dim() == 0:
+            return arg
+        return self.parameter.fsdp_root().part_of(str(func), self.parameter, arg.expand(self.shape))
+
+    def into_whole(self, func, args, kwargs):
+        """func writes a tensor that every rank has whole, such as the parameter itself, by whole gradients. Collective."""
+        wholes = [arg.full_tensor() if isinstance(arg, Gradient) else arg for arg in args[1:]]
+        self.parameter.fsdp_root().write(args[0], lambda tensor: func(tensor, *wholes, **kwargs))
+        return args[0]
+
+
+def _one_by_one(func, args, kwargs):
+    """An operator on lists, of each of its tensors alone. Collective where that is."""
+    name = func.overloadpacket.__name__.removeprefix(_FOREACH)
+    count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
+    if name == "norm":
+        return [torch.linalg.vector_norm(one, *args[1:2]) for one in args[0]]
+    operator = getattr(_aten, _ONE_OF.get(name, name))
+    results = []
+    for index in range(count):
+        one = [arg[index] if isinstance(arg, (list, tuple)) else arg for arg in args]
+        more = dict(kwargs)
+        if name.startswith("addc") and len(one) > 3:
+            more["value"] = one.pop()
+        results.append(operator(*one, **more))
+    return None if func._schema.is_mutable else results  # pylint: disable=protected-access
 
 
 def _is_whole_norm(args):

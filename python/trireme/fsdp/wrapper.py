@@ -165,7 +165,14 @@ class FullyShardedDataParallel(Wrapped):
             root.require_exact("summon_full_params()", "take state_dict(), and write by load_state_dict()")
         parameters = list(module.parameters(recurse)) if roots else []
         with core.GatheredContext(parameters, 0 if writeback else None) if parameters else contextlib.nullcontext():
-            yield
+            try:
+                yield
+            except StateError as error:
+                if writeback or "without modifier_rank" not in str(error):
+                    raise
+                which = str(error).partition(" was written")[0]
+                raise StateError(f"summon_full_params(writeback=False): {which} was written inside, which would leave each rank its own values; set "
+                                 "writeback=True, with which rank 0's become everybody's, or write a clone()") from None
 
     # --- state dicts -------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class ClientOptimizer:
         self._parameter_of = {name_of[p]: p for p in self._parameters if p in name_of}
         self._group_of = {name_of[p]: g for g, group in enumerate(client.param_groups) for p in group["params"] if p in name_of}
         self._beginnings = Beginnings(client, set(self._parameters))
-        self._stepper = lambda: None
+        self._stepper, self._part_of = lambda: None, {}
         refuse_known(client)
         try:
             self._layout = _Trial(client, self._beginnings, is_sharded).layout
@@ -45,6 +45,7 @@ class ClientOptimizer:
         """The PartOptimizer of this rank, for the library."""
         empty = {p: _like(p, torch.empty(0)) for p in self._parameters}
         owned = {self._parameter_of[name]: _like(self._parameter_of[name], part) for part, name in zip(parts, names)}
+        self._part_of = {self._parameter_of[name]: part for part, name in enumerate(names)}
         made = Copy(self._client, {**empty, **owned}, self._beginnings)
         stepper = PartOptimizer(self._client, made, self._layout, parts, [self._group_of[name] for name in names])
         self._stepper = weakref.ref(stepper)
@@ -62,6 +63,26 @@ class ClientOptimizer:
             yield
         finally:
             stepper.method = None
+
+    def stores_beside(self):
+        """Where it keeps states, but for its own `state` by parameter and name: ["base_optimizer.state"]."""
+        beside = [".".join(filter(None, where)) for where in self._layout.stores if where != ("", "state")]
+        return beside + [name for forms in map(self._layout.of_group, set(self._group_of.values())) for name in forms if name == "state"]
+
+    def forms(self, parameter):
+        """{name of a state: its form} of a parameter, the same on every rank."""
+        return self._layout.of_group(next(g for g, group in enumerate(self._client.param_groups) if any(p is parameter for p in group["params"])))
+
+    def state(self, parameter):
+        """{name: the elements of this rank, [n]} of a parameter; not-a-number where there is none yet. Empty where it has no part."""
+        part = self._part_of.get(parameter)
+        return {} if part is None else self._stepper().state(part)
+
+    def set_state(self, parameter, values):
+        """Takes a state() over."""
+        part = self._part_of.get(parameter)
+        if part is not None:
+            self._stepper().set_state(part, values)
 
     def values(self):
         """What it keeps in its param_groups and counts in attributes, for a checkpoint."""

@@ -255,21 +255,21 @@ class EngineOptimizer(torch.optim.Optimizer):
         return {key: _checked(f"param_groups[{index}]", key, group[key]) for key in keys if key in group}
 
     def _refuse_new_group(self):
-        raise ConfigError(f"optimizer.add_param_group: there are {len(self._present_groups())} parameter groups now, and {len(self._numbers)} at initialize(), "
-                          "which laid out memory for those; give it all groups, or engine.destroy() and initialize() again")
+        raise ConfigError(f"optimizer.add_param_group: there are {len(self._present_groups())} parameter groups now, and {len(self._numbers)} at {self._engine.layout_call}, "
+                          f"which laid out memory for those; give it all groups, or {self._engine.remake}")
 
     def _refuse_other_options(self, index, group):
         for key, value in _fixed_options(group).items():
             if value != self._fixed[index].get(key, value):
-                raise ConfigError(f"param_groups[{index}]['{key}'] is {value!r} now, and was {self._fixed[index][key]!r} at initialize(), which chose the "
-                                  "library's update by it; set it before initialize()")
+                raise ConfigError(f"param_groups[{index}]['{key}'] is {value!r} now, and was {self._fixed[index][key]!r} at {self._engine.layout_call}, "
+                                  f"which chose the library's update by it; set it before {self._engine.layout_call}")
 
     def _tell_of_thawed(self):
         thawed = [p for p in self._frozen if p.requires_grad]
         if thawed:
             self._frozen = [p for p in self._frozen if not p.requires_grad]
-            logger.warning("%d parameters of the optimizer that were frozen at initialize() require gradients now: they are not trained. Let them "
-                           "require gradients at initialize() and freeze them after it, or engine.destroy() and initialize() again", len(thawed))
+            logger.warning("%d parameters of the optimizer that were frozen at %s require gradients now: they are not trained. Let them require gradients at %s "
+                           "and freeze them after it, or %s", len(thawed), self._engine.layout_call, self._engine.layout_call, self._engine.remake)
 
     def pull(self, is_behind=False):
         """Takes the engine's learning rates and momenta over, after its own schedule has advanced; with `is_behind` those that the host knows
@@ -346,8 +346,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group):
         """Raises ConfigError: memory was laid out by initialize()."""
         if "_numbers" in self.__dict__:
-            raise ConfigError("optimizer.add_param_group: initialize() has laid out memory for the groups of then; give it all groups, or "
-                              "engine.destroy() and initialize() again")
+            raise ConfigError(f"optimizer.add_param_group: {self._engine.layout_call} has laid out memory for the groups of then; give it all groups, or "
+                              f"{self._engine.remake}")
         _add_param_group(self, param_group)
 
     def state_dict(self):

@@ -23,6 +23,7 @@
 #include "pager/weights/flat_buffers.h"
 #include "pager/weights/residency.h"
 #include "pager/weights/store.h"
+#include "trireme/pager/written_values.h"
 #include "trireme/comm/call_scopes.h"
 
 namespace trireme {
@@ -39,6 +40,7 @@ struct PagedUnit {
   Mark left;                // behind the last copy from a shard on the host
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
+  bool is_unseen = false;   // the program has written into it, and ranks have not compared that
   Pending<void> gather;
   Mark brought;  // behind a gather in which no peer takes part
 };
@@ -49,6 +51,7 @@ class PagedWeights final : public WeightStore {
       : WeightStore(context),
         shards_(context, shard_bytes()),
         paged_(units()),
+        digests_(context.parameters.size()),
         residency_(make_residency(context)),
         gathers_stream_(context.device),
         returns_stream_(offload().is_empty() ? c10::kCPU : context.device) {
@@ -85,6 +88,7 @@ class PagedWeights final : public WeightStore {
   void after_write(int index) override {
     ManagedParameter& managed = parameter(index);
     managed.written = true;
+    paged_[managed.unit].is_unseen = true;
     const int64_t begin = shard_begin(managed.unit);
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
@@ -95,8 +99,15 @@ class PagedWeights final : public WeightStore {
     paged.written = Mark::here(device());
   }
 
+  int64_t written_digest(int index) const override {
+    const PagedUnit& paged = paged_[parameter(index).unit];
+    return paged.is_unseen && paged.state == UnitState::kWhole ? WeightStore::written_digest(index) : digests_[index];
+  }
+
   void apply_writes() override {
+    digests_.assign(digests_.size(), 0);
     for (int i = 0; i < units(); ++i) {
+      paged_[i].is_unseen = false;
       // One that nobody waited for (the step took another way than the last one) reads what may be written now.
       if (paged_[i].state == UnitState::kGathering) finish_demanded(i);
       offload().await(i);
@@ -288,6 +299,7 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kReleased, "unit ", unit(index).name);
     offload().await(index);
+    if (paged.is_unseen) compare_writes(index);
     paged.buffer = arena_.take(unit(index).numel(), options(index), residency_.limit_bytes() - live_bytes_);
     paged.is_rounded = rounded;
     {
@@ -302,6 +314,15 @@ class PagedWeights final : public WeightStore {
     live_bytes_ += unit_bytes(index);
     peak_live_bytes_ = std::max(peak_live_bytes_, live_bytes_);
     ++gathers_;
+  }
+
+  // A gather brings a rank's part of what each has written, and nobody's whole.
+  void compare_writes(int index) {
+    const std::vector<Placement>& places = unit(index).parameters;
+    std::vector<int64_t> digests;
+    for (const Placement& placement : places) digests.push_back(digests_[placement.index]);
+    require_same(shards(index), digests, [&](size_t i) { return parameter(places[i].index).name; });
+    paged_[index].is_unseen = false;
   }
 
   Pending<void> gather_exactly(int index) {
@@ -367,6 +388,8 @@ class PagedWeights final : public WeightStore {
   void release(int index) {
     PagedUnit& paged = paged_[index];
     if (paged.state == UnitState::kGathering) finish_gather(index);
+    if (paged.is_unseen)
+      for (const Placement& placement : unit(index).parameters) digests_[placement.index] = written_digest(placement.index);
     for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
     if (policy().poison) poison(paged.buffer);
     forget_buffer(index);
@@ -390,6 +413,7 @@ class PagedWeights final : public WeightStore {
 
   FlatBuffers shards_;
   std::vector<PagedUnit> paged_;
+  std::vector<int64_t> digests_;  // of parameters that were written, and have been released since
   Residency residency_;
   BufferArena arena_;
   SideStream gathers_stream_;

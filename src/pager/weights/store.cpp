@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "trireme/pager/written_values.h"
+
 namespace trireme {
 
 WeightStore::WeightStore(const StoreContext& context) : context_(context) {
@@ -24,6 +26,12 @@ void WeightStore::await_peers() const {
 bool WeightStore::is_written(int index) const {
   const std::vector<Placement>& places = unit(index).parameters;
   return std::any_of(places.begin(), places.end(), [&](const Placement& at) { return parameter(at.index).written; });
+}
+
+int64_t WeightStore::written_digest(int index) const {
+  const WithoutInterception own_operators;
+  const at::NoGradGuard no_grad;
+  return parameter(index).written ? digest_of(parameter(index).flat()) : 0;
 }
 
 void copy_values(const ManagedParameter& parameter, const at::Tensor& target) {
