@@ -158,6 +158,8 @@ class Gradient(torch.Tensor):
         packet, kwargs = func.overloadpacket, kwargs or {}
         gradients = [arg for arg in args if isinstance(arg, Gradient)]
         first = gradients[0] if gradients else None
+        if packet is _aten._amp_foreach_non_finite_check_and_unscale_:
+            return _unscale(*args)
         if first is not None and packet in _ELEMENTWISE and "out" not in kwargs and all(map(first.goes_with, args)):
             return first.by_element(func, args, kwargs)
         root = first.parameter.fsdp_root() if first is not None else None
@@ -168,8 +170,6 @@ class Gradient(torch.Tensor):
             total = root.reduce(compute(first.own), join)
             return (total / first.numel() if packet is _aten.mean else total).as_subclass(Whole)
         shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
-        if "amp" in str(func):
-            raise UnsupportedError(f"torch.amp.GradScaler ({func}) is not there for sharded gradients; leave it out: bfloat16 needs no loss scale")
         raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element, norms, "
                                "sum(), mean(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
 
@@ -189,6 +189,17 @@ class Gradient(torch.Tensor):
         if isinstance(written, Gradient) and written.is_live:
             written.parameter.fsdp_root().written(written.parameter)
         return written
+
+
+def _unscale(gradients, is_infinite, inverse_scale):
+    """A scaler's: multiplies gradients by a number; `is_infinite` becomes 1 on every rank where one has an element that is not finite. Collective."""
+    own = [one.own if isinstance(one, Gradient) else one for one in gradients]
+    if own := [one for one in own if one.numel()]:
+        torch._amp_foreach_non_finite_check_and_unscale_(own, is_infinite, inverse_scale)  # pylint: disable=protected-access
+    for one in gradients:
+        if isinstance(one, Gradient) and one.is_live:
+            one.parameter.fsdp_root().written(one.parameter)
+    ranks.world().all_reduce(is_infinite, "max")
 
 
 def _is_whole_norm(args):
