@@ -2,7 +2,7 @@
 
 tests/python/stubs_test.py checks that the names here are those of the extension.
 """
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 from typing import Any, Protocol
 
 import torch
@@ -199,7 +199,7 @@ class _PartOptimizer(Protocol):
     def set_state(self, part: int, values: dict[str, Any]) -> None: ...
     def drop_state(self, part: int) -> None: ...
 
-def check_models(world: World, module: torch.nn.Module, config: Config) -> None:
+def check_models(world: World, module: torch.nn.Module, config: Config, unmanaged: AbstractSet[str] = ...) -> None:
     """Collective. Raises ConfigError: the ranks' models differ, with the first parameter or buffer that does."""
 
 class EngineBase:
@@ -306,7 +306,9 @@ class Engine(EngineBase):
     """trireme::Engine over a Python module, which the caller keeps."""
 
     def __init__(self, world: World, module: torch.nn.Module, config: Config, groups: Sequence[Mapping[str, Any]],
-                 make_client: Callable[[list[Tensor], list[str]], _PartOptimizer] | None, output: str, facts: ModelFacts | None = None) -> None: ...
+                 make_client: Callable[[list[Tensor], list[str]], _PartOptimizer] | None, output: str, facts: ModelFacts | None = None,
+                 unmanaged: AbstractSet[str] = ...) -> None:
+        """`unmanaged`: names of parameters that stay the program's own: neither sharded, updated nor saved."""
 
     def forward_scope(self) -> ForwardContext: ...
     def backward(self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor: ...

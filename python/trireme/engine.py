@@ -34,16 +34,20 @@ class Engine(ModelFiles, torch.nn.Module):
     _knows_micro_batch = True  # the program has said how many samples its batches have
     layout_call, remake = "initialize()", "engine.destroy() and initialize() again"  # in errors: what laid out memory, and how it is done anew
 
-    def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output=""):
-        """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as initialize()'s."""
+    def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=()):
+        """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as initialize()'s.
+
+        `unmanaged`: parameters of the model that stay the program's own: neither sharded, updated nor saved.
+        """
         super().__init__()
         self.is_spent = False
         self.engine_number = next(_numbers)
         self.module = model
         self.world = ranks.world()
         self._given = config
+        self.unmanaged = frozenset(unmanaged)
         plan = plans.plan(model, config, optimizer=optimizer, model_parameters=model_parameters, lr_scheduler=lr_scheduler,
-                          over_stages=self.over_stages)
+                          over_stages=self.over_stages, unmanaged=self.unmanaged)
         self._freeze(plan.frozen(model))
         try:
             self._train_by(plan, origin, output)
@@ -96,7 +100,8 @@ class Engine(ModelFiles, torch.nn.Module):
 
         Raises  ConfigError: it does not fit the model. UnsupportedError: it cannot step here, or leaves out parameters that require gradients.
         """
-        plan = plans.plan(self.module, self._given, optimizer=optimizer, model_parameters=None, lr_scheduler=None, over_stages=self.over_stages)
+        plan = plans.plan(self.module, self._given, optimizer=optimizer, model_parameters=None, lr_scheduler=None, over_stages=self.over_stages,
+                          unmanaged=self.unmanaged)
         if left_out := plan.frozen(self.module):
             raise UnsupportedError(f"optimizer: {len(left_out)} parameters require gradients and are in no group: {', '.join(list(left_out)[:5])}; add them, "
                                    "or freeze them by requires_grad_(False) before the first forward")
@@ -112,11 +117,14 @@ class Engine(ModelFiles, torch.nn.Module):
         return config
 
     def _check_models(self, read):
-        core.check_models(self.world, self.module, read)
+        core.check_models(self.world, self.module, read, self._unmanaged_names())
 
     def _make_core(self, read, groups, make_client, output):
         facts = facts_of(self.module) if configs.tensor_degree(self._resolved) > 1 else None
-        return core.Engine(self.world, self.module, read, groups, make_client, output, facts)
+        return core.Engine(self.world, self.module, read, groups, make_client, output, facts, self._unmanaged_names())
+
+    def _unmanaged_names(self):
+        return {name for name, parameter in self.module.named_parameters(remove_duplicate=False) if parameter in self.unmanaged}
 
     def over_stages(self, value):
         """`value` of each stage of a pipeline: without one, [value]. Collective over the stages."""

@@ -2,6 +2,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <set>
+#include <string>
+
 #include "python/client_optimizer.h"
 #include "python/hyperparameters.h"
 #include "python/module_mirror.h"
@@ -36,8 +39,9 @@ ParameterGroup parameter_group(const py::dict& group) {
 std::shared_ptr<ModuleEngine> make_engine(const std::shared_ptr<WorldHandle>& world, const py::object& module,
                                           const Config& config, const std::vector<py::dict>& groups,
                                           const py::object& make_client, const std::string& output,
-                                          const py::object& facts) {
-  const InitializeOptions options = options_of(module, config, groups, make_client, output, facts);
+                                          const py::object& facts, const std::set<std::string>& unmanaged) {
+  InitializeOptions options = options_of(module, config, groups, make_client, output, facts);
+  options.unmanaged = unmanaged;
   const auto mirror = mirror_with_layers(module);
   return share_engine([&] { return new ModuleEngine(world, mirror, options); });
 }
@@ -261,11 +265,12 @@ void bind_files(EngineBaseClass& engine) {
           py::arg("directory"), py::arg("name"), py::arg("exclude_frozen_parameters"), WithoutGil());
 }
 
-void check_models(const WorldHandle& world, const py::object& module, const Config& config) {
+void check_models(const WorldHandle& world, const py::object& module, const Config& config,
+                  const std::set<std::string>& unmanaged) {
   const auto mirror = mirror_of(module);
   Group& group = group_of(world);
   const py::gil_scoped_release no_gil;
-  check_same_model(group, *mirror, config.precision);
+  check_same_model(group, *mirror, config.precision, unmanaged);
 }
 
 }  // namespace
@@ -303,7 +308,8 @@ InitializeOptions options_of(const py::object& module, const Config& config, con
 
 void bind_engine(py::module_& module) {
   bind_scopes(module);
-  module.def("check_models", &check_models, py::arg("world"), py::arg("module"), py::arg("config"));
+  module.def("check_models", &check_models, py::arg("world"), py::arg("module"), py::arg("config"),
+             py::arg("unmanaged") = std::set<std::string>());
   EngineBaseClass base(module, "EngineBase", "What all engines have, whoever runs their steps.");
   bind_states(base);
   bind_sequences(base);
@@ -312,7 +318,8 @@ void bind_engine(py::module_& module) {
   EngineClass engine(module, "Engine", py::multiple_inheritance(),
                      "trireme::Engine over a Python module, which the caller keeps.");
   engine.def(py::init(&make_engine), py::arg("world"), py::arg("module"), py::arg("config"), py::arg("groups"),
-             py::arg("make_client"), py::arg("output"), py::arg("facts") = py::none());
+             py::arg("make_client"), py::arg("output"), py::arg("facts") = py::none(),
+             py::arg("unmanaged") = std::set<std::string>());
   bind_passes(engine);
 }
 

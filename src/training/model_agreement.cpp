@@ -53,8 +53,9 @@ Extremes extremes_of(Group& group, const std::vector<int64_t>& values) {
 
 }  // namespace
 
-void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision) {
-  check_same_model(group, list_tensors(module, precision));
+void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision,
+                      const std::set<std::string>& unmanaged) {
+  check_same_model(group, list_tensors(module, precision, unmanaged));
 }
 
 void check_same_model(Group& group, const ModuleTensors& tensors) {

@@ -84,8 +84,8 @@ partly.head.bfloat16()
 result = {name: raised(make) for name, make in {
     "LBFGS": lambda: torch.optim.LBFGS(parameters), "Muon": lambda: torch.optim.Muon([p for p in parameters if p.dim() == 2]),
     "Adafactor": lambda: torch.optim.Adafactor(parameters), "half": lambda: loss_of(sharded(net().half()), *own(0)), "partly": lambda: loss_of(sharded(partly), *own(0)), "twice": lambda: fully_shard(model), "list": lambda: fully_shard(model.layers),
-    "ignored": lambda: fully_shard(net(), ignored_params={parameters[0]}), "placement": lambda: fully_shard(net(), shard_placement_fn=len),
-    "fp16": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)),
+    "ignored": lambda: fully_shard(net(), ignored_params={torch.zeros(1)}), "placement": lambda: fully_shard(net(), shard_placement_fn=len),
+    "fp64": lambda: fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float64)),
     "no optimizer": lambda: loss_of(sharded(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), *own(0)),
     "layer": lambda: model.layers[0].set_requires_gradient_sync(False), "hook": lambda: model.set_all_reduce_hook(None),
     "zeros": lambda: torch.optim.SGD(parameters, lr=1).zero_grad(set_to_none=False), "method": lambda: register_fsdp_forward_method(model, "nonsense")}.items()}
@@ -141,7 +141,7 @@ result["new data"] = raised(optimizer.step)
                             "Adafactor": "UnsupportedError: optimizer: Adafactor wants the rows", "half": "is in torch.float16, and would be updated in torch.float32", "partly": "'head.weight' is in torch.bfloat16",
                             "twice": "FSDPNet was given to fully_shard() already",
                             "list": "containers that do not implement forward", "ignored": "ignored_params", "placement": "shard_placement_fn",
-                            "fp16": "fp16 needs a loss scale", "no optimizer": "make it before the first forward", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
+                            "fp64": "param_dtype is torch.bfloat16", "no optimizer": "make it before the first forward", "layer": "of a layer alone", "hook": "set_all_reduce_hook", "zeros": "set_to_none=False",
                             "method": "no method 'nonsense'", "early": "the optimizer was made before fully_shard()", "part": "are in no group: word.weight",
                             "data": "write into parameter.grad in place", "read late": "optimizer.step() has taken this gradient",
                             "no zero_grad": "call optimizer.zero_grad() after each step", "some dropped": "for some parameters but not for all",
@@ -412,9 +412,9 @@ half = FSDP(net(), mixed_precision=MixedPrecision(torch.bfloat16))
 optimizer = torch.optim.SGD(half.parameters(), lr=1)
 loss_of(half, *own(0))
 result["refused"] = {name: raised(make) for name, make in {
-    "ignored": lambda: FSDP(net(), ignored_modules=[nn.Linear(1, 1)]), "local": lambda: FSDP.set_state_dict_type(ours, StateDictType.LOCAL_STATE_DICT),
+    "ignored": lambda: FSDP(net(), ignored_modules=[3]), "local": lambda: FSDP.set_state_dict_type(ours, StateDictType.LOCAL_STATE_DICT),
     "flat": lambda: ours._flat_param, "norms": lambda: FSDP(nn.Sequential(nn.BatchNorm1d(2)), mixed_precision=MixedPrecision(torch.bfloat16)),
-    "fp16": lambda: FSDP(net(), mixed_precision=MixedPrecision(torch.float16)), "grads": lambda: FSDP.summon_full_params(ours, with_grads=True).__enter__(),
+    "fp64": lambda: FSDP(net(), mixed_precision=MixedPrecision(torch.float64)), "grads": lambda: FSDP.summon_full_params(ours, with_grads=True).__enter__(),
     "named": lambda: FSDP(Named()), "twice": lambda: FSDP(ours), "both": lambda: fully_shard(nn.Sequential(ours)), "inner": lambda: ours.layers[0].no_sync().__enter__(),
     "hook": lambda: ours.register_comm_hook(None, None), "half": lambda: FSDP.summon_full_params(half).__enter__()}.items()}
 """)
@@ -427,7 +427,7 @@ result["refused"] = {name: raised(make) for name, make in {
         self.assertLessEqual(result["written"], 1e-5)
         self.assertEqual(result["classes"], ["Net", True, False, True, True, False])
         self.assertTrue(result["meta"])
-        for name, words in {"ignored": "ignored_modules", "local": "SHARDED_STATE_DICT", "flat": "there are no flat parameters", "norms": "torch.autocast", "fp16": "fp16 needs",
+        for name, words in {"ignored": "ignored_modules", "local": "SHARDED_STATE_DICT", "flat": "there are no flat parameters", "norms": "torch.autocast", "fp64": "param_dtype is torch.bfloat16",
                             "grads": "full_tensor()", "named": "has a member 'module'", "twice": "was wrapped already", "both": "use one of the two", "inner": "outermost",
                             "hook": "register_comm_hook", "half": "take state_dict()"}.items():
             with self.subTest(name):

@@ -1,6 +1,9 @@
 // Whether all ranks were given the same model.
 #pragma once
 
+#include <set>
+#include <string>
+
 #include "trireme/comm/group.h"
 #include "trireme/precision/precision.h"
 
@@ -12,12 +15,13 @@ namespace trireme {
 
 struct ModuleTensors;
 
-/// Compares names, shapes, dtypes and what is frozen, of parameters and buffers. Engine::Engine does so too.
-/// Collective.
+/// Compares names, shapes, dtypes and what is frozen, of parameters and buffers, without the parameters in `unmanaged`.
+/// Engine::Engine does so too. Collective.
 ///
 /// Throws    ConfigError that names the first parameter or buffer that is not the same on all ranks, on every rank; one that
 ///           an engine cannot manage, on ranks that have it.
-void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision);
+void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision,
+                      const std::set<std::string>& unmanaged = {});
 void check_same_model(Group& group, const ModuleTensors& tensors);
 
 }  // namespace trireme

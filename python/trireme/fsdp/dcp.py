@@ -6,7 +6,7 @@ from torch.distributed.checkpoint import state_dict as torchs, state_dict_loader
 from torch.utils import _pytree
 
 from .._native import core
-from . import optimizers, states
+from . import kept, optimizers, states
 
 
 def _is_ours(value):
@@ -56,6 +56,8 @@ def _init_states(original, optimizer):
         original(optimizer)
     else:
         optimizers.root_of(own).begin(own)
+        if kept.parameters(own):
+            kept.begin(own)
 
 
 def _unflatten(original, optimizer, *args, **kwargs):
@@ -63,7 +65,7 @@ def _unflatten(original, optimizer, *args, **kwargs):
     own = optimizers.attached(optimizer)
     if own is None:
         return original(optimizer, *args, **kwargs)
-    own.state.update(states.names(own, optimizers.root_of(own).engine().client_steps))
+    own.state.update(states.names(own, optimizers.root_of(own).engine().client_steps) | kept.names(own))
     try:
         return original(optimizer, *args, **kwargs)
     finally:

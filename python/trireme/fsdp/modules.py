@@ -4,10 +4,11 @@ import weakref
 
 import torch
 
+from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
 from . import optimizers
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
-from .root import Root
+from .root import Root, managed_parameters
 from .tensors import show
 
 _classes = {}  # a module's class with FSDPModule before it
@@ -16,9 +17,24 @@ _classes = {}  # a module's class with FSDPModule before it
 class _Wrap:
     """What one call of fully_shard() has said of a module, and the wrapped module around it."""
 
-    def __init__(self, module, choice):
+    def __init__(self, module, choice, ignored):
         self.choice, self.outer, self._root = choice, None, None
         self._module = weakref.ref(module)
+        # By place: to_empty() makes other parameters.
+        self._ignored = {(part, name) for part in self._parts() for name, parameter in part._parameters.items() if parameter in ignored}  # pylint: disable=protected-access
+
+    def _parts(self):
+        """The module and those inside, without what other calls have wrapped."""
+        found, left = [], [self._module()]
+        while left:
+            found.append(left.pop())
+            left += [child for child in found[-1].children() if not isinstance(child, Wrapped)]
+        return found
+
+    def managed(self):
+        """The unit's parameters: without those that the program keeps."""
+        return {parameter for part in self._parts() for name, parameter in part._parameters.items()  # pylint: disable=protected-access
+                if parameter is not None and (part, name) not in self._ignored}
 
     def root(self):
         """The Root of the outermost wrapped module."""
@@ -40,13 +56,23 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
     """
     if shard_placement_fn is not None:
         raise UnsupportedError("fully_shard(shard_placement_fn=…): shards are even parts of a unit's flattened parameters; leave it out")
-    if ignored_params:
-        raise UnsupportedError("fully_shard(ignored_params=…) is not there yet; leave it out, or freeze those parameters by requires_grad_(False)")
+    ignored = parameters_of("fully_shard(ignored_params=…)", ignored_params)
     choice = choice_of(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic_rounding)
     for one in module if isinstance(module, (list, tuple)) else [module]:
         _check(one)
-        wrap(one, choice, FSDPModule)
+        wrap(one, choice, FSDPModule, ignored)
     return module
+
+
+def parameters_of(argument, values):
+    """A set of parameters that a program keeps. Raises ShapeError: something else is among them; StateError: one is sharded already."""
+    ignored = set(values or ())
+    for one in ignored:
+        if not isinstance(one, torch.nn.Parameter):
+            raise ShapeError(f"{argument}: expected parameters, got a {type(one).__name__}; give it module.parameters()")
+        if core.is_managed(one):
+            raise StateError(f"{argument}: a parameter of shape {tuple(one.shape)} is sharded already; name it before the first forward")
+    return ignored
 
 
 def _check(module):
@@ -58,8 +84,8 @@ def _check(module):
         raise ConfigError(f"fully_shard does not support containers that do not implement forward: {type(module).__name__}; wrap its modules")
 
 
-def wrap(module, choice, kind):
-    """Marks `module` as a unit; its class gets `kind` before it.
+def wrap(module, choice, kind, ignored=frozenset()):
+    """Marks `module` as a unit without the parameters in `ignored`; its class gets `kind` before it.
 
     Raises  StateError: it, or a part of it, is sharded already, or another call's kind.
     """
@@ -70,11 +96,11 @@ def wrap(module, choice, kind):
     if any(wrap.root().is_sharded for wrap in inner):
         raise StateError("fully_shard: a part of this module has been used, and so sharded, already; call fully_shard() on the layers, then on the model, "
                          "before the first forward")
-    made = _Wrap(module, choice)
+    made = _Wrap(module, choice, ignored)
     for part in inner:
         if part.outer is None:
             part.outer = made
-    for parameter in module.parameters():
+    for parameter in made.managed().union(*(part.managed() for part in inner)):
         show(parameter, made.root)
     module.__dict__["fsdp_wrap"] = made
     module.__class__ = _class_of(kind, type(module))
@@ -109,13 +135,14 @@ class Wrapped:
 
     def _apply(self, *args, **kwargs):
         made = super()._apply(*args, **kwargs)
-        for parameter in self.parameters():  # to_empty() of a model on the device "meta" makes new ones
+        for parameter in managed_parameters(self):  # to_empty() of a model on the device "meta" makes new ones
             show(parameter, self.fsdp_wrap.root)
         return made
 
     def load_state_dict(self, state_dict, *args, **kwargs):
         """As the module's, of whole tensors. Collective once parameters are sharded. Raises StateError: a tensor has other values on another rank."""
-        self._fsdp_root().require_same("load_state_dict()", state_dict)
+        ignored, places = self._fsdp_root().ignored(), super().state_dict(keep_vars=True)
+        self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if places.get(name) not in ignored})
         found = super().load_state_dict(state_dict, *args, **kwargs)
         own = super().state_dict(keep_vars=True)
         self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if isinstance(own.get(name), torch.nn.Parameter)})
@@ -128,6 +155,8 @@ class Wrapped:
         if root.module is not self:
             raise UnsupportedError("zero_grad() of a layer alone is not there; call it on the model, or on the optimizer")
         root.zero_grad()
+        for parameter in root.ignored():
+            parameter.grad = None
 
     def __deepcopy__(self, memo):
         raise StateError("a model that was given to fully_shard() cannot be copied; copy it before, or take state_dict()")

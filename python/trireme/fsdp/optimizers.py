@@ -1,16 +1,18 @@
-"""Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms of all gradients."""
+"""Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms of all gradients, and scalers."""
 import functools
 import types
 import weakref
 
 import torch
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import StateError, UnsupportedError
 from ..training.client_optimizer import refuse_known
-from ..training.optimizers import EngineOptimizer
-from . import states, tensors
+from ..training.optimizers import EngineOptimizer, section_of
+from .. import ranks
+from . import kept, states, tensors
 from .tensors import Gradient, ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
@@ -70,9 +72,24 @@ def watch():
             gradients[0].parameter.fsdp_root().scale(gradients, factor)
 
     clip_grad._clip_grads_with_norm_ = clip_with_norm  # pylint: disable=protected-access
+    for kind in (torch.amp.GradScaler, ShardedGradScaler):
+        kind._unscale_grads_ = _unscaling(kind._unscale_grads_)  # pylint: disable=protected-access
     from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
     dcp.watch()
     tensors.watch()
+
+
+def _unscaling(unscale):
+    """A scaler's look for infinite gradients, of which each rank finds those of its parameters that the program keeps: all skip a step, or none."""
+    @functools.wraps(unscale)
+    def unscale_alike(self, optimizer, *args, **kwargs):
+        found = unscale(self, optimizer, *args, **kwargs)
+        if attached(optimizer) is not None and kept.parameters(optimizer):
+            for is_infinite in found.values():
+                ranks.world().all_reduce(is_infinite, "max")
+        return found
+
+    return unscale_alike
 
 
 def _total_norm(gradients, norm_type, error_if_nonfinite):
@@ -99,6 +116,7 @@ def attach(optimizer, parameters):
     root = roots.pop()
     _roots[optimizer] = root
     root.attach(optimizer)
+    optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     optimizer.step = _stepper(optimizer)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
     optimizer.state_dict = types.MethodType(_state_dict, optimizer)
@@ -126,9 +144,19 @@ def _step(optimizer, closure=None):
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
-    _roots[optimizer].step(optimizer)
+    root = _roots[optimizer]
+    root.step(optimizer)
+    if kept.parameters(optimizer) and root.engine().core.was_step_applied():
+        kept.step(optimizer)
     _keep_states(optimizer)
     return loss
+
+
+def require_steppable(optimizer):
+    """Raises UnsupportedError: `optimizer` has parameters of both kinds, and the library has no update for those that are sharded."""
+    if kept.parameters(optimizer) and section_of(optimizer) is None:
+        raise UnsupportedError(f"optimizer: {type(optimizer).__name__} steps itself here, on parts of sharded parameters, and has ignored ones beside them; give the ignored "
+                               "parameters an optimizer of their own, or use Adam, AdamW, SGD or Adagrad")
 
 
 def _keep_states(optimizer):
@@ -142,6 +170,8 @@ def _zero_grad(optimizer, set_to_none=True):
     """Drops gradients. Collective."""
     check_none(set_to_none)
     _roots[optimizer].zero_grad()
+    for parameter in kept.parameters(optimizer):
+        parameter.grad = None
 
 
 def _state_dict(optimizer):
@@ -151,6 +181,7 @@ def _state_dict(optimizer):
         client = root.engine().client_steps
         states.check("optimizer.state_dict()", client, optimizer)
         made["state"] = states.of(optimizer, root.has_begun, client)
+    made["state"].update(kept.states_of(optimizer))
     return made
 
 
@@ -165,6 +196,7 @@ def _load_state_dict(optimizer, state_dict):
         client = root.engine().client_steps
         states.check("optimizer.load_state_dict()", client, optimizer)
         states.load(optimizer, state_dict, client)
+        kept.load(optimizer, state_dict)
 
 
 def attached(optimizer):

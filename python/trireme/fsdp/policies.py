@@ -7,7 +7,10 @@ import torch
 from ..errors import ConfigError, UnsupportedError
 
 
-_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+LOW = (torch.bfloat16, torch.float16)  # in which modules compute with rounded weights
+# A program scales the loss itself; of a fixed scale of 1 the engine takes any loss.
+_MODULES_IN = {torch.bfloat16: {"bf16": {"enabled": True}}, torch.float16: {"fp16": {"enabled": True, "loss_scale": 1.0}}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,22 +57,22 @@ def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic
                                "not there yet in FSDP programs")
     if not isinstance(reshard_after_forward, (bool, int, type(None))):
         raise ConfigError(f"fully_shard(reshard_after_forward={reshard_after_forward!r}): expected True, False, None or a number of ranks")
-    if mp_policy.param_dtype not in (None, torch.float32, torch.bfloat16):
-        raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float32 or None; fp16 needs a loss scale")
-    if mp_policy.reduce_dtype not in (None, torch.float32, torch.bfloat16):  # of which bfloat16 is summed in more digits than asked for
+    if mp_policy.param_dtype not in (None, torch.float32, *LOW):
+        raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float16, torch.float32 or None")
+    if mp_policy.reduce_dtype not in (None, torch.float32, *LOW):  # of which 16 bits are summed in more digits than asked for
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): gradients are summed in float32; leave reduce_dtype out")
     return Choice(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic_rounding)
 
 
-def updates_in_bf16(model, precision):
-    """Whether all parameters are in bf16, which makes gradients, states and the step bf16 too, as in PyTorch.
+def updates_in_bf16(parameters, precision):
+    """Whether all of {name: parameter} are in bf16, which makes gradients, states and the step bf16 too, as in PyTorch.
 
     Raises  UnsupportedError: trained parameters in another 16-bit dtype, or in bf16 beside other dtypes; names one.
     """
-    dtypes = {parameter.dtype for parameter in model.parameters()}
+    dtypes = {parameter.dtype for parameter in parameters.values()}
     if dtypes == {torch.bfloat16} and precision.param_dtype in (None, torch.bfloat16):
         return True
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             raise UnsupportedError(f"fully_shard: parameter '{name}' is in {parameter.dtype}, and would be updated in torch.float32; call model.float() and compute in "
                                    "16 bits by mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or model.to(torch.bfloat16), which steps in bf16, "
@@ -100,7 +103,9 @@ def configuration(choices, world_size, is_low):
         zero["offload_optimizer"] = {"device": "cpu"}
         if zero["stage"] == 3:
             zero["offload_param"] = {"device": "cpu"}
-    dtypes = {"bf16": {"enabled": True}, "data_types": {"buffer_dtype": _SHORT[root.buffer_dtype]}} if root.precision.param_dtype is torch.bfloat16 else {}
+    dtypes = dict(_MODULES_IN.get(root.precision.param_dtype, {}))
+    if dtypes:
+        dtypes["data_types"] = {"buffer_dtype": _SHORT[root.buffer_dtype]}
     if dtypes and root.precision.reduce_dtype is torch.float32:
         dtypes["communication_data_type"] = "fp32"
     own = {}

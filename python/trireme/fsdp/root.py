@@ -10,7 +10,7 @@ from .._native import core
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
-from . import policies
+from . import optimizers, policies
 from .tensors import Gradient, Whole, refuse_hook, show
 
 
@@ -27,6 +27,12 @@ def _autocast_around(device):
                           cache_enabled=torch.is_autocast_cache_enabled())
 
 
+def managed_parameters(module):
+    """Parameters of the units in `module`, itself included, in the order of parameters(): without those that the program keeps."""
+    managed = set().union(*(part.fsdp_wrap.managed() for part in module.modules() if hasattr(part, "fsdp_wrap")))
+    return [parameter for parameter in module.parameters() if parameter in managed]
+
+
 class Root:
     """Of one tree of wrapped modules. Until engine() nothing is sharded."""
 
@@ -38,7 +44,7 @@ class Root:
         self._defers, self._is_inside = False, False
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
         self._is_low = False  # the optimizer steps weights in bf16 themselves
-        self._windows, self._parameters, self._frozen_at_first = 0, [], set()
+        self._windows, self._parameters, self._managed, self._frozen_at_first = 0, [], [], set()
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
@@ -54,25 +60,30 @@ class Root:
         if self._engine is None:
             choices = {name: module.fsdp_wrap.choice for name, module in self._module.named_modules() if hasattr(module, "fsdp_wrap")}
             world = ranks.world()
+            managed = set(self._managed_now())
             for name, parameter in self._module.named_parameters():
                 if parameter.is_meta:
                     raise StateError(f"fully_shard: parameter '{name}' is on the device \"meta\"; call model.to_empty(device=…) and fill it before the first forward")
                 if type(parameter) is torch.Tensor:
                     raise StateError(f"fully_shard: '{name}' is a plain tensor of shape {tuple(parameter.shape)} where a parameter was, as inside of torch.func.functional_call(), "
                                      "and this first use of the model would shard it; call model.state_dict() once before that")
+                if parameter not in managed:
+                    continue
                 show(parameter, self._get)
                 if parameter._backward_hooks and world.size > 1:  # pylint: disable=protected-access
                     refuse_hook(f"'{name}'")
             self._precision = choices[""].precision
-            self._is_low = policies.updates_in_bf16(self._module, self._precision)
+            self._is_low = policies.updates_in_bf16({name: p for name, p in self._module.named_parameters() if p in managed}, self._precision)
             self._check_precision()
             self._refuse_written_rows(world.size)
             if self._rounds():
                 self._optimizer = self._attached()
-            values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._module.parameters()} if self._rounds() else {}
-            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size, self._is_low), origin="fully_shard", optimizer=self._optimizer)
-            self._parameters = list(self._module.parameters())
-            self._frozen_at_first = {p for p in self._parameters if not p.requires_grad}
+                optimizers.require_steppable(self._optimizer)
+            values = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in self._managed_now()} if self._rounds() else {}
+            self._engine = _ProgramEngine(self._module, policies.configuration(choices, world.size, self._is_low), origin="fully_shard", optimizer=self._optimizer,
+                                          unmanaged=self.ignored())
+            self._parameters, self._managed = list(self._module.parameters()), self._managed_now()
+            self._frozen_at_first = {p for p in self._managed if not p.requires_grad}
             for parameter, value in values.items():  # masters were made of rounded weights
                 world.broadcast(value)
                 self._keep_value(parameter, value)
@@ -84,13 +95,20 @@ class Root:
     def _get(self):
         return self
 
+    def _managed_now(self):
+        return managed_parameters(self._module)
+
+    def ignored(self):
+        """Parameters of the module that the program keeps: whole tensors of each rank."""
+        return set(self._module.parameters()).difference(self._managed or self._managed_now())
+
     def attach(self, optimizer):
         """The program has made an optimizer of this model's parameters."""
         self._attached = weakref.ref(optimizer)
 
     def _rounds(self):
         """Whether modules compute with rounded weights; their fp32 values are the optimizer's then."""
-        return self._precision.param_dtype is torch.bfloat16 and not self._is_low
+        return self._precision.param_dtype in policies.LOW and not self._is_low
 
     def _refuse_written_rows(self, ranks):
         for name, module in self._module.named_modules():
@@ -106,7 +124,8 @@ class Root:
             raise StateError(f"fully_shard(mp_policy={self._precision}): fp32 weights are kept by the optimizer; make it before the first forward, or leave "
                              "param_dtype out")
         stepped = {p for group in optimizer.param_groups for p in group["params"]}
-        if others := [name for name, parameter in self._module.named_parameters() if parameter.requires_grad and parameter not in stepped]:
+        left_out = set(self._managed_now()) - stepped
+        if others := [name for name, parameter in self._module.named_parameters() if parameter.requires_grad and parameter in left_out]:
             raise UnsupportedError(f"fully_shard(mp_policy={self._precision}): '{others[0]}' is not the optimizer's, and would lose its fp32 value; give it to the "
                                    "optimizer, or freeze it by requires_grad_(False)")
 
@@ -126,7 +145,10 @@ class Root:
         world.all_reduce(whole, "sum")
         return whole.view(parameter.shape)
 
-    def _require_no_frozen(self, call):
+    def _require_all_saved(self, call):
+        if self.ignored():
+            raise UnsupportedError(f"{call}: parameters that the program keeps (ignored_params, ignored_modules) would not be in it; save model.state_dict() and "
+                                   "optimizer.state_dict() instead, of each rank where theirs differ")
         if self._frozen:
             raise UnsupportedError(f"{call}: frozen fp32 parameters beside modules in bf16 would be written rounded; save model.state_dict() and optimizer.state_dict() by "
                                    "torch.distributed.checkpoint")
@@ -232,7 +254,7 @@ class Root:
             self.zero_grad()
 
     def _trained(self):
-        return [p for p in self._module.parameters() if p.requires_grad]
+        return [p for p in self._managed if p.requires_grad]
 
     def zero_grad(self):
         """Drops all gradients. Collective where there are some."""
@@ -378,13 +400,13 @@ class Root:
     def save(self, optimizer, folder, tag):
         """Weights, optimizer states, counters and generators. Collective."""
         self.use(optimizer)
-        self._require_no_frozen("save_checkpoint()")
+        self._require_all_saved("save_checkpoint()")
         self._engine.save_checkpoint(folder, tag)
 
     def load(self, optimizer, folder, tag):
         """What save() has written, at any number of ranks; False: there is none. Collective."""
         self.use(optimizer)
-        self._require_no_frozen("load_checkpoint()")
+        self._require_all_saved("load_checkpoint()")
         self._forget()
         return self._engine.load_checkpoint(folder, tag)[0] is not None
 
@@ -443,6 +465,7 @@ class Root:
         """`optimizer` is the one that steps. Collective at first."""
         self.engine()
         if self._optimizer is None:
+            optimizers.require_steppable(optimizer)
             self._engine.set_optimizer(optimizer)
             self._optimizer = optimizer
         if self._optimizer is not optimizer:

@@ -9,6 +9,7 @@ import torch
 from .. import agreement, ranks
 from .._native import core
 from ..errors import ShapeError, StateError, UnsupportedError
+from .tensors import ShardedParameter
 
 _HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)  # torch's state of a parameter has its count of steps
 _HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
@@ -26,11 +27,13 @@ def check(call, client, optimizer):
 
 def of(optimizer, has_all, client):
     """{position of a parameter: its states}; with `has_all` also of those that no step has changed. Collective."""
+    everything = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    sharded = {index: parameter for index, parameter in enumerate(everything) if isinstance(parameter, ShardedParameter)}
     if client is not None:
-        stepped = {index: p for index, p in enumerate(_parameters(optimizer)) if p.requires_grad and client.forms(p) and (has_all or core.step_count(p))}
+        stepped = {index: p for index, p in sharded.items() if p.requires_grad and client.forms(p) and (has_all or core.step_count(p))}
         return {index: _of_client(client, parameter) for index, parameter in stepped.items()}
     has_all = has_all or _from_start(optimizer)
-    shown = {index: parameter for index, parameter in enumerate(_parameters(optimizer)) if _is_shown(optimizer, parameter, has_all)}
+    shown = {index: parameter for index, parameter in sharded.items() if _is_shown(optimizer, parameter, has_all)}
     return {index: _of_parameter(optimizer, parameter) for index, parameter in shown.items()}
 
 
@@ -60,7 +63,7 @@ def _is_shown(optimizer, parameter, has_all):
 
 
 def _parameters(optimizer):
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"] if isinstance(parameter, ShardedParameter)]
 
 
 def _of_parameter(optimizer, parameter):
@@ -84,10 +87,12 @@ def load(optimizer, state_dict, client):
     Raises  StateError, ShapeError: they do not fit, or differ by rank; no state has changed then.
     """
     ids = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-    saved = {id_: parameter for id_, parameter in zip(ids, _parameters(optimizer))}
+    everything = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    saved = {id_: parameter for id_, parameter in zip(ids, everything)}
     if strangers := set(state_dict["state"]) - set(saved):
         raise StateError(f"optimizer.load_state_dict(): states of {sorted(map(str, strangers))[:3]}, which are in no group of the file; give it a whole state_dict()")
-    values = {parameter: state_dict["state"].get(id_) or {} for id_, parameter in saved.items() if parameter.requires_grad}
+    values = {parameter: state_dict["state"].get(id_) or {} for id_, parameter in saved.items()
+              if parameter.requires_grad and isinstance(parameter, ShardedParameter)}
     expected = names(optimizer, client)
     for parameter, one in values.items():
         _check_fits(optimizer, parameter, one, set(expected[parameter]), {} if client is None else client.forms(parameter))

@@ -215,6 +215,8 @@ class Gradient(torch.Tensor):
             return _one_by_one(func, args, kwargs)
         gradients = [arg for arg in args if isinstance(arg, Gradient)]
         first = gradients[0] if gradients else None
+        if packet is _aten._amp_foreach_non_finite_check_and_unscale_:
+            return _unscale(*args)
         if first is not None and packet in _ELEMENTWISE and "out" not in kwargs and all(one.parameter is first.parameter for one in gradients):
             if not func._schema.is_mutable or isinstance(args[0], Gradient):  # pylint: disable=protected-access
                 if all(map(first.goes_with, args)):
@@ -225,8 +227,6 @@ class Gradient(torch.Tensor):
         if found is not None:
             return found
         shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
-        if "amp" in str(func):
-            raise UnsupportedError(f"torch.amp.GradScaler ({func}) is not there for sharded gradients; leave it out: bfloat16 needs no loss scale")
         raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element, norms, "
                                "sum(), mean(), std(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
 
@@ -303,6 +303,17 @@ def _one_by_one(func, args, kwargs):
             more["value"] = one.pop()
         results.append(operator(*one, **more))
     return None if func._schema.is_mutable else results  # pylint: disable=protected-access
+
+
+def _unscale(gradients, is_infinite, inverse_scale):
+    """A scaler's: multiplies gradients by a number; `is_infinite` becomes 1 on every rank where one has an element that is not finite. Collective."""
+    own = [one.own if isinstance(one, Gradient) else one for one in gradients]
+    if own := [one for one in own if one.numel()]:
+        torch._amp_foreach_non_finite_check_and_unscale_(own, is_infinite, inverse_scale)  # pylint: disable=protected-access
+    for one in gradients:
+        if isinstance(one, Gradient) and one.is_live:
+            one.parameter.fsdp_root().written(one.parameter)
+    ranks.world().all_reduce(is_infinite, "max")
 
 
 def _is_whole_norm(args):

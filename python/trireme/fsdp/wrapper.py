@@ -10,12 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (BackwardPrefetch, FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig,
                                     ShardingStrategy, StateDictSettings, StateDictType)
 from torch.distributed.fsdp._wrap_utils import _auto_wrap
+from torch.nn.utils import clip_grad
 
 from .. import ranks
 from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
-from .modules import Wrapped, remade, wrap
-from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
+from .modules import Wrapped, parameters_of, remade, wrap
+from .policies import LOW, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
+from .root import managed_parameters
 
 _KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
@@ -32,7 +34,7 @@ def _policy_of(precision, module):
         return MixedPrecisionPolicy(), torch.float32
     if precision.keep_low_precision_grads:
         raise UnsupportedError("FullyShardedDataParallel(mixed_precision=…): keep_low_precision_grads=True is not there, gradients are fp32; leave it out")
-    if precision.buffer_dtype not in (None, torch.float32, torch.bfloat16) or (precision.buffer_dtype is torch.bfloat16 and precision.param_dtype is not torch.bfloat16):
+    if precision.buffer_dtype not in (None, torch.float32) and (precision.buffer_dtype not in LOW or precision.buffer_dtype is not precision.param_dtype):
         raise UnsupportedError(f"FullyShardedDataParallel(mixed_precision=…): buffer_dtype={precision.buffer_dtype} beside param_dtype={precision.param_dtype} is not "
                                "there; leave it out")
     kept = tuple(precision._module_classes_to_ignore)  # pylint: disable=protected-access
@@ -65,10 +67,10 @@ def _mesh_of_hosts(size, local_size):
     return DeviceMesh("cpu", torch.arange(size).view(-1, local_size))
 
 
-def _fill_meta(module, param_init_fn):
+def _fill_meta(module, param_init_fn, ignored):
     """Gives modules whose parameters are on the device "meta" memory and values."""
     for part in module.modules():
-        if not any(tensor.is_meta for tensor in itertools.chain(part.parameters(recurse=False), part.buffers(recurse=False))):
+        if part in ignored or not any(tensor.is_meta for tensor in itertools.chain(part.parameters(recurse=False), part.buffers(recurse=False))):
             continue
         if param_init_fn is not None:
             param_init_fn(part)
@@ -147,9 +149,18 @@ class FullyShardedDataParallel(Wrapped):
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Clips by the norm of all gradients, which it returns. Collective."""
         self._require_root("clip_grad_norm_()")
-        self._fsdp_root().engine()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
-        return norm.as_subclass(torch.Tensor)
+        root = self._fsdp_root()
+        root.engine()
+        kept = [parameter for parameter in root.ignored() if parameter.grad is not None]
+        sharded = managed_parameters(self)
+        if not kept:
+            return torch.nn.utils.clip_grad_norm_(sharded, max_norm, norm_type).as_subclass(torch.Tensor)
+        norms = torch.stack([clip_grad._get_total_norm([p.grad for p in sharded if p.grad is not None], norm_type).as_subclass(torch.Tensor),
+                             _norm_of_kept(kept, norm_type)])
+        norm = torch.linalg.vector_norm(norms, float(norm_type))
+        for parameters in (sharded, kept):
+            clip_grad._clip_grads_with_norm_(parameters, max_norm, norm)  # pylint: disable=protected-access
+        return norm
 
     @staticmethod
     @contextlib.contextmanager
@@ -163,7 +174,8 @@ class FullyShardedDataParallel(Wrapped):
         for root in roots:
             root.engine()
             root.require_exact("summon_full_params()", "take state_dict(), and write by load_state_dict()")
-        parameters = list(module.parameters(recurse)) if roots else []
+        managed = set(managed_parameters(module))
+        parameters = [parameter for parameter in module.parameters(recurse) if parameter in managed]
         with core.GatheredContext(parameters, 0 if writeback else None) if parameters else contextlib.nullcontext():
             try:
                 yield
@@ -281,19 +293,17 @@ def _enter(module, process_group=None, sharding_strategy=None, cpu_offload=None,
         raise ShapeError(f"FullyShardedDataParallel: expected a torch.nn.Module, got {type(module).__name__}")
     if isinstance(module, Wrapped):
         raise StateError(f"FullyShardedDataParallel: this {type(module).__name__} was wrapped already")
-    for name, value in (("ignored_modules", ignored_modules), ("ignored_states", ignored_states)):
-        if value is not None and list(value):
-            raise UnsupportedError(f"FullyShardedDataParallel({name}=…) is not there yet; leave it out, or freeze those parameters by requires_grad_(False)")
+    parts, ignored = _ignored(module, ignored_modules, ignored_states)
     policy, buffers = _policy_of(mixed_precision, module)
     strategy = sharding_strategy or ShardingStrategy.FULL_SHARD
     mesh = _mesh_of(strategy, process_group, device_mesh)
     given = {"process_group": process_group, "sharding_strategy": sharding_strategy, "cpu_offload": cpu_offload, "mixed_precision": mixed_precision,
-             "param_init_fn": param_init_fn, "use_orig_params": use_orig_params, "device_mesh": device_mesh}
+             "param_init_fn": param_init_fn, "use_orig_params": use_orig_params, "device_mesh": device_mesh, "ignored_states": ignored}
     if auto_wrap_policy is not None:
         if mixed_precision is not None:  # _policy_of() has refused models with modules of these classes
             given["mixed_precision"] = dataclasses.replace(mixed_precision, _module_classes_to_ignore=())
-        _auto_wrap(module, auto_wrap_policy, set(), set(), given, FullyShardedDataParallel)
-    _fill_meta(module, param_init_fn)
+        _auto_wrap(module, auto_wrap_policy, parts, ignored, given, FullyShardedDataParallel)
+    _fill_meta(module, param_init_fn, parts)
     if clashes := [name for name in _OWN_NAMES if hasattr(module, name)]:
         raise UnsupportedError(f"FullyShardedDataParallel: {type(module).__name__} has a member '{clashes[0]}', which means another thing of a wrapped module here; "
                                "rename it")
@@ -301,7 +311,42 @@ def _enter(module, process_group=None, sharding_strategy=None, cpu_offload=None,
     choice = choice_of(mesh, strategy not in _KEPT, policy, offload)
     root_inputs = mixed_precision.cast_root_forward_inputs if mixed_precision is not None else None
     choice = dataclasses.replace(choice, is_replicated=strategy is ShardingStrategy.NO_SHARD, casts_root_inputs=root_inputs, buffer_dtype=buffers)
-    wrap(module, choice, FullyShardedDataParallel)
+    wrap(module, choice, FullyShardedDataParallel, ignored)
+
+
+def _ignored(module, modules, states):
+    """(modules, parameters) that the program keeps, by ignored_modules or ignored_states.
+
+    Raises  ConfigError: both arguments. ShapeError, StateError: what they hold.
+    """
+    if modules is not None and states is not None:
+        raise ConfigError("FullyShardedDataParallel: ignored_modules and ignored_states were given together; leave ignored_modules out")
+    name, values = ("ignored_modules", modules) if states is None else ("ignored_states", states)
+    values = set(values or ())
+    if states is not None and not any(isinstance(one, torch.nn.Module) for one in values):
+        return set(), parameters_of("FullyShardedDataParallel(ignored_states=…)", values)
+    for one in values:
+        if not isinstance(one, torch.nn.Module):
+            raise ShapeError(f"FullyShardedDataParallel({name}=…): expected modules, got a {type(one).__name__}; give it modules, or ignored_states parameters alone")
+        if isinstance(one, Wrapped):
+            raise StateError(f"FullyShardedDataParallel({name}=…): a {type(one).__name__} among them was wrapped already; leave it unwrapped")
+    parts = {part for one in values for part in one.modules() if not isinstance(part, Wrapped)}
+    if module in parts:
+        raise ConfigError(f"FullyShardedDataParallel({name}=…): the module itself is among them, so nothing would be sharded; leave it out")
+    parameters = {parameter for part in parts for parameter in part.parameters(recurse=False)}
+    return parts, parameters_of(f"FullyShardedDataParallel({name}=…)", parameters)
+
+
+def _norm_of_kept(parameters, norm_type):
+    """The norm of gradients that no rank shares. Collective. Raises UnsupportedError on every rank: another rank has another one, so each would clip by its own factor."""
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters], norm_type).nan_to_num(torch.inf)
+    least, most = norm.clone(), norm.clone()
+    ranks.world().all_reduce(least, "min")
+    ranks.world().all_reduce(most, "max")
+    if least != most and most.isfinite():
+        raise UnsupportedError(f"clip_grad_norm_(): gradients of ignored parameters have the norms {least.item():.6g} to {most.item():.6g} on the ranks, so that each would "
+                               "clip by another factor; average these gradients over the ranks first")
+    return most
 
 
 def _settings_of(module):

@@ -122,6 +122,14 @@ def group_parameters(model, model_parameters, over_stages):
     return [group for group, is_trained in zip(groups, _groups_trained(groups, over_stages)) if is_trained]
 
 
+def managed_groups(groups, unmanaged):
+    """Groups without the parameters that an engine does not train, and without those that have no other."""
+    if not unmanaged:
+        return groups
+    groups = [{**group, "params": [p for p in group["params"] if p not in unmanaged]} for group in groups]
+    return [group for group in groups if group["params"]]
+
+
 def _own(group, index=0):
     return {key: _checked(f"param_groups[{index}]", key, group[key]) for key in _SHARED if key in group}
 
@@ -187,7 +195,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         groups = self._present_groups()
         counts = itertools.count()
         # The engine's group of each of the program's; a frozen one has none.
-        self._numbers = [next(counts) if self._steps_itself or is_trained else None for is_trained in _groups_trained(groups, engine.over_stages)]
+        managed = [{"params": [p for p in group["params"] if p not in engine.unmanaged]} for group in groups] if engine.unmanaged else groups
+        self._numbers = [next(counts) if self._steps_itself or is_trained else None for is_trained in _groups_trained(managed, engine.over_stages)]
         self._fixed = [_fixed_options(group) for group in groups]
         self._last = [None] * len(groups)
         self._frozen = [p for group in groups for p in group["params"] if not p.requires_grad]

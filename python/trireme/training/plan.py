@@ -22,6 +22,7 @@ class Plan:
     steps_itself: bool  # the library has no update for `client`
     scheduler: Any  # the program's, a callable that makes one, or one of torch's that the configuration names; None: the library's
     torch_section: dict[str, Any] | None  # of the latter
+    unmanaged: frozenset[torch.nn.Parameter]  # parameters that the engine does not train
 
     has_optimizer = property(lambda self: self.steps_itself or "optimizer" in self.config)
 
@@ -34,15 +35,16 @@ class Plan:
         if not self.has_optimizer:
             return {}
         chosen = {p for group in self.groups for p in group["params"]}
-        return {name: p for name, p in model.named_parameters() if p.requires_grad and p not in chosen}
+        return {name: p for name, p in model.named_parameters() if p.requires_grad and p not in chosen and p not in self.unmanaged}
 
 
-def plan(model, config, *, optimizer, model_parameters, lr_scheduler, over_stages):
+def plan(model, config, *, optimizer, model_parameters, lr_scheduler, over_stages, unmanaged=frozenset()):
     """A Plan, by the arguments of an engine. Nothing has changed yet. Collective over the stages.
 
     Raises  ConfigError: groups, an optimizer or a scheduler that does not fit the model. What a callable raises.
     """
     groups, client = _choose_optimizer(model, config, optimizer, model_parameters, over_stages)
+    groups = optimizers.managed_groups(groups, unmanaged)
     schedules.check(lr_scheduler, client)
     native, others, torch_section = dict(config), [], None
     if lr_scheduler is None and (lr_scheduler := schedules.of_torch(native.get("scheduler"), groups)) is not None:
@@ -57,7 +59,7 @@ def plan(model, config, *, optimizer, model_parameters, lr_scheduler, over_stage
     if client is None:
         schedules.check_callable(lr_scheduler, groups)
     native = {key: value for key, value in native.items() if value is not None}
-    return Plan(native, groups, others, client, steps_itself, lr_scheduler, torch_section)
+    return Plan(native, groups, others, client, steps_itself, lr_scheduler, torch_section, unmanaged)
 
 
 def _choose_optimizer(model, config, optimizer, model_parameters, over_stages):

@@ -52,8 +52,10 @@ def main(options):
                               parallelism_config=ParallelismConfig(**options["parallelism"]) if "parallelism" in options else None)
     generator = torch.Generator().manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=generator), torch.randn(64, 1, generator=generator))
-    torch.manual_seed(1)
+    torch.manual_seed(1 + accelerator.process_index if options.get("differs") else 1)
     model = Net()
+    if "dtype" in options:
+        model.to(getattr(torch, options["dtype"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     # Accelerate's wrapper steps a scheduler once per process.
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3 * accelerator.num_processes, 0.5)
@@ -69,7 +71,8 @@ def main(options):
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     gradients.append({name.replace("_checkpoint_wrapped_module.", ""): whole(p.grad) for name, p in model.named_parameters()})
-                    norms.append(float(whole(accelerator.clip_grad_norm_(model.parameters(), 1.0))))
+                    if options.get("clips", True):
+                        norms.append(float(whole(accelerator.clip_grad_norm_(model.parameters(), 1.0))))
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
