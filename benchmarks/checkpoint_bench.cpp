@@ -1,15 +1,5 @@
 // Saving and loading a training state on several ranks, beside plain writes and reads of as many bytes, interleaved in
-// one run.
-//
-//   checkpoint_bench [--model llama-130m] [--ranks 2] [--stage 3] [--rounds 5] [--dir FOLDER] [--json] [--smoke]
-//
-// write       one process: write() of as many bytes as a checkpoint has, then fsync
-// write-each  every rank its share of them, at the same time
-// save        Engine::save_checkpoint(): checksums, manifest, fsync of files and folders, renames
-// async       the same in the background: what the call blocks; async-end: until it is complete, with nothing else to
-// do read-each   every rank reads its share of the files, from the page cache load        Engine::load_checkpoint(),
-// which verifies checksums, from the page cache; load-full: with verify=full Times are of the slowest rank. MiB: the
-// most that the larger rank's resident memory grew in that call; it cannot tell pages of files from others.
+// one run. kAbout says what each way is.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -22,6 +12,7 @@
 #include <fstream>
 #include <functional>
 
+#include "benchmarks/flags.h"
 #include "benchmarks/own_ranks.h"
 #include "benchmarks/train_models.h"
 #include "trireme/base/error.h"
@@ -154,23 +145,35 @@ int run_rank(const Arguments& arguments) {
   return 0;
 }
 
+constexpr const char* kAbout =
+    "saving and loading a training state on several ranks, beside plain writes and reads of as many bytes,\n"
+    "interleaved in one run.\n\n"
+    "  write       one process: write() of as many bytes as a checkpoint has, then fsync\n"
+    "  write-each  every rank its share of them, at the same time\n"
+    "  save        Engine::save_checkpoint(): checksums, manifest, fsync of files and folders, renames\n"
+    "  async       the same in the background: what the call blocks; async-end: until it is complete, with nothing\n"
+    "              else to do\n"
+    "  read-each   every rank reads its share of the files, from the page cache\n"
+    "  load        Engine::load_checkpoint(), which verifies checksums, from the page cache\n"
+    "  load-full   the same with verify=full\n\n"
+    "Times are of the slowest rank. MiB: the most that the larger rank's resident memory grew in that call; it cannot\n"
+    "tell pages of files from others.";
+
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--json") arguments.json = true;
-    if (flag == "--smoke") {
-      arguments.model = "llama-9m";
-      arguments.rounds = 1;
-    }
-    if (flag == "--json" || flag == "--smoke" || i + 1 >= argc) continue;
-    const std::string value = argv[++i];
-    if (flag == "--model") arguments.model = value;
-    if (flag == "--ranks") arguments.ranks = std::stoi(value);
-    if (flag == "--stage") arguments.stage = std::stoi(value);
-    if (flag == "--rounds") arguments.rounds = std::stoi(value);
-    if (flag == "--dir") arguments.directory = value;
-  }
+  const auto smoke = [&] {
+    arguments.model = "llama-9m";
+    arguments.rounds = 1;
+  };
+  benchmarks::Flags("checkpoint_bench", kAbout)
+      .text("--model", arguments.model, "whose training state is saved, with AdamW's moments")
+      .whole("--ranks", arguments.ranks, "processes")
+      .whole("--stage", arguments.stage, "of ZeRO", 0)
+      .whole("--rounds", arguments.rounds, "of all ways in turns")
+      .path("--dir", arguments.directory, "where the files go")
+      .on("--json", arguments.json, "one line of JSON in place of the table")
+      .act("--smoke", smoke, "a small model, once: does it work?")
+      .parse(argc, argv);
   return arguments;
 }
 

@@ -1,11 +1,5 @@
 // Collectives between processes of this host, against the memcpys that they need, measured in the same run by the same
-// processes.
-//
-//   comm_bench [--ranks N] [--repetitions R] [--json] [--smoke]
-//
-// --smoke runs everything once, up to 256 KiB. comm.sh compares with Gloo in one run.
-// Prints a table, or with --json one line: {"system": "trireme", "rows": [{"operation", "bytes", "seconds": [...]}]}.
-// `bytes` is the size of the whole tensor. Every repetition starts at a barrier and is timed on rank 0.
+// processes. comm.sh compares with Gloo in one run.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <sys/wait.h>
@@ -21,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/flags.h"
 #include "trireme/comm/world.h"
 
 namespace {
@@ -137,15 +132,21 @@ int run_rank(const Arguments& arguments) {
   return 0;
 }
 
+constexpr const char* kAbout =
+    "collectives between processes of this host, against the memcpys that they need, measured in the same run by\n"
+    "the same processes. Every repetition starts at a barrier and is timed on rank 0; `bytes` is the size of the "
+    "whole\n"
+    "tensor. benchmarks/comm.sh compares with Gloo.";
+
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int index = 1; index < argc; ++index) {
-    const std::string flag = argv[index];
-    if (flag == "--json") arguments.json = true;
-    if (flag == "--smoke") arguments.smoke = true;
-    if (flag == "--ranks" && index + 1 < argc) arguments.ranks = std::atoi(argv[++index]);
-    if (flag == "--repetitions" && index + 1 < argc) arguments.repetitions = std::atoi(argv[++index]);
-  }
+  benchmarks::Flags("comm_bench", kAbout)
+      .whole("--ranks", arguments.ranks, "processes")
+      .whole("--repetitions", arguments.repetitions, "of each operation and size")
+      .on("--json", arguments.json,
+          "one line: {\"system\", \"rows\": [{\"operation\", \"bytes\", \"seconds\": [...]}]}")
+      .on("--smoke", arguments.smoke, "everything once, up to 256 KiB: does it work?")
+      .parse(argc, argv);
   return arguments;
 }
 

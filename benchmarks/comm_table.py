@@ -1,4 +1,5 @@
-"""Reads the JSON lines of comm_bench and comm_gloo_bench.py, prints one table and one JSON line. Used by comm.sh."""
+"""Reads the JSON lines of comm_bench and comm_gloo_bench.py from its input, prints one table and one JSON line. Used by comm.sh."""
+import argparse
 import collections
 import json
 import statistics
@@ -17,6 +18,7 @@ def touched_bytes(operation, nbytes, ranks):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
     seconds = collections.defaultdict(list)
     ranks = 2
     for line in sys.stdin:

@@ -11,11 +11,11 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "benchmarks/flags.h"
 #include "trireme/comm/threads.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/pager.h"
@@ -82,10 +82,18 @@ class LooksAtNothing final : public Pass {
   void run(OperatorCall& call, Next next) override { next(call); }
 };
 
+constexpr const char* kAbout =
+    "what interception costs per operator, and what a touch of a unit costs that is whole already, in ns per call\n"
+    "on one thread. Variants take turns in one run, so that a change of the machine's speed hits all alike; min and\n"
+    "median of the rounds are printed.";
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool smoke = argc > 1 && std::strcmp(argv[1], "--smoke") == 0;
+  bool smoke = false;
+  benchmarks::Flags("intercept_bench", kAbout)
+      .on("--smoke", smoke, "2 rounds of 100 calls in place of 60 of 5000: does it work?")
+      .parse(argc, argv);
   const int rounds = smoke ? 2 : 60;
   const int calls = smoke ? 100 : 5000;
   at::NoGradGuard no_grad;

@@ -1,14 +1,5 @@
-// A step whose optimizer is offloaded, beside what its parts cannot be faster than, measured in the same run.
-//
-//   offload_bench [--model llama-4b] [--samples 1] [--length 4096] [--device auto] [--threads N] [--gradients
-//   fp32|bf16]
-//                 [--ratio 1] [--parameters] [--steps 5] [--rounds 3] [--smoke]
-//
-// forward + backward: the bare module, in bf16. transfers: gradients to the host and weights back, each at the speed of
-// a copy of 1 GiB between page-locked memory and the device; the slower way counts, for the two run beside each other.
-// host Adam: its 26 bytes per parameter and those of a gradient, at the speed at which all threads together copy
-// memory. The limits are those of a step whose norm decides (clipping, a look for overflows), forward + backward + the
-// larger of the other two, and of one over which nothing decides, the largest of the three.
+// A step whose optimizer is offloaded, beside what its parts cannot be faster than, measured in the same run. kAbout
+// says how.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
@@ -16,12 +7,11 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <map>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "benchmarks/flags.h"
 #include "benchmarks/train_models.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
@@ -124,48 +114,38 @@ double step_seconds(const Arguments& arguments, trireme::Group& group, const Bat
   return seconds_of(device, arguments.rounds, run) / arguments.steps;
 }
 
-constexpr const char* kUsage =
-    "offload_bench [--model llama-4b] [--samples 1] [--length 4096] [--device auto] [--threads N] [--gradients "
-    "fp32|bf16]\n"
-    "              [--ratio 1] [--parameters] [--steps 5] [--rounds 3] [--smoke]\n";
+constexpr const char* kAbout =
+    "a step whose optimizer is offloaded, beside what its parts cannot be faster than, measured in the same run.\n\n"
+    "forward + backward: the bare module, in bf16. transfers: gradients to the host and weights back, each at the\n"
+    "speed of a copy of 1 GiB between page-locked memory and the device; the slower way counts, for the two run "
+    "beside\n"
+    "each other. host Adam: its 26 bytes per parameter and those of a gradient, at the speed at which all threads\n"
+    "together copy memory. The limits are those of a step whose norm decides (clipping, a look for overflows), "
+    "forward\n"
+    "+ backward + the larger of the other two, and of one over which nothing decides, the largest of the three.";
 
-/// Throws ConfigError for what it does not know.
-Arguments parse(const std::vector<std::string>& flags) {
+Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  if (std::find(flags.begin(), flags.end(), "--smoke") != flags.end())
-    arguments = {.model = "llama-3m", .length = 16, .copied_bytes = 1 << 20, .threads = 1, .steps = 1, .rounds = 1};
-  const auto refuse = [](const std::string& flag, const std::string& value) {
-    throw trireme::ConfigError(trireme::str(flag, value.empty() ? "" : " ", value, " is not known\n", kUsage));
-  };
   std::string gradients = "fp32";
-  const std::map<std::string, std::string*> texts = {
-      {"--model", &arguments.model}, {"--device", &arguments.device}, {"--gradients", &gradients}};
-  const std::map<std::string, std::function<void(const std::string&)>> numbers = {
-      {"--samples", [&](const std::string& value) { arguments.samples = std::stoll(value); }},
-      {"--length", [&](const std::string& value) { arguments.length = std::stoll(value); }},
-      {"--threads", [&](const std::string& value) { arguments.threads = std::stoi(value); }},
-      {"--steps", [&](const std::string& value) { arguments.steps = std::stoi(value); }},
-      {"--rounds", [&](const std::string& value) { arguments.rounds = std::stoi(value); }},
-      {"--ratio", [&](const std::string& value) { arguments.ratio = std::stod(value); }}};
-  for (size_t i = 0; i < flags.size(); ++i) {
-    const std::string& flag = flags[i];
-    if (flag == "--smoke") continue;
-    if (flag == "--parameters") arguments.parameters = true;
-    if (flag == "--parameters") continue;
-    const auto text = texts.find(flag);
-    const auto number = numbers.find(flag);
-    if ((text == texts.end() && number == numbers.end()) || i + 1 == flags.size()) refuse(flag, "");
-    const std::string& value = flags[++i];
-    if (text != texts.end()) *text->second = value;
-    if (number == numbers.end()) continue;
-    try {
-      number->second(value);
-    } catch (const std::logic_error&) {
-      refuse(flag, value);
-    }
-  }
-  if (gradients != "fp32" && gradients != "bf16") refuse("--gradients", gradients);
-  if (!(arguments.ratio > 0 && arguments.ratio <= 1)) refuse("--ratio", std::to_string(arguments.ratio));
+  const auto smoke = [&] {
+    arguments.model = "llama-3m";
+    arguments.length = 16;
+    arguments.copied_bytes = 1 << 20;
+    arguments.threads = arguments.steps = arguments.rounds = 1;
+  };
+  benchmarks::Flags("offload_bench", kAbout)
+      .text("--model", arguments.model, "that is trained")
+      .whole("--samples", arguments.samples, "of a step")
+      .whole("--length", arguments.length, "tokens of a sample")
+      .text("--device", arguments.device, "auto, cpu, cuda or cuda:N")
+      .whole("--threads", arguments.threads, "of the host")
+      .one_of("--gradients", gradients, {"fp32", "bf16"}, "in which dtype gradients are sent to the host")
+      .share("--ratio", arguments.ratio, "share of the parameters whose optimizer is offloaded")
+      .on("--parameters", arguments.parameters, "parameters are offloaded too")
+      .whole("--steps", arguments.steps, "of a round")
+      .whole("--rounds", arguments.rounds, "of which the fastest counts")
+      .act("--smoke", smoke, "a small model, once: does it work?")
+      .parse(argc, argv);
   arguments.gradients = gradients == "bf16" ? at::kBFloat16 : at::kFloat;
   return arguments;
 }
@@ -210,11 +190,7 @@ void run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   try {
-    const std::vector<std::string> flags(argv + 1, argv + argc);
-    if (std::find(flags.begin(), flags.end(), "--help") != flags.end())
-      std::printf("%s", kUsage);
-    else
-      run(parse(flags));
+    run(parse(argc, argv));
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "offload_bench: %s\n", error.what());

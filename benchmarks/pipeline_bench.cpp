@@ -1,12 +1,5 @@
 // Step time of a Llama in two pipeline stages, two ranks with one thread each, against one rank with one thread,
 // interleaved in one run.
-//
-//   pipeline_bench [--model llama-130m] [--micro-batches 8] [--length 128] [--schedules 1f1b,zb-h1] [--zero 1]
-//                  [--rounds 3] [--steps 3] [--smoke] [--json]
-//
-// The last line: what the engine adds to an instruction, messages included, in stages that compute nothing.
-// A micro-batch is one sample. "bound" is the speed-up of the simulated schedule whose parts take equal times, two
-// stages without bubbles being 2; "of bound" is the measured one divided by it.
 #include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
@@ -16,8 +9,8 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "benchmarks/flags.h"
 #include "benchmarks/own_ranks.h"
 #include "trireme/comm/world.h"
 #include "trireme/models/language_model.h"
@@ -41,48 +34,34 @@ struct Arguments {
   bool json = false;     // one run of the first schedule in two stages, for drivers that compare systems
 };
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> words;
-  std::stringstream stream(text);
-  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
-  return words;
-}
+constexpr const char* kAbout =
+    "step time of a Llama in two pipeline stages, two ranks with one thread each, against one rank with one thread,\n"
+    "interleaved in one run.\n\n"
+    "A micro-batch is one sample. \"bound\" is the speed-up of the simulated schedule whose parts take equal times, "
+    "two\n"
+    "stages without bubbles being 2; \"of bound\" is the measured one divided by it. The last line: what the engine "
+    "adds\n"
+    "to an instruction, messages included, in stages that compute nothing.";
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--json") {
-      arguments.json = true;
-      continue;
-    }
-    if (flag == "--smoke") {
-      arguments.model = "llama-3m";
-      arguments.length = 16;
-      arguments.rounds = arguments.steps = 1;
-      continue;
-    }
-    TRIREME_CHECK(i + 1 < argc, "pipeline_bench: ", flag, " needs a value");
-    const std::string value = argv[++i];
-    if (flag == "--model")
-      arguments.model = value;
-    else if (flag == "--micro-batches")
-      arguments.micro_batches = std::stoi(value);
-    else if (flag == "--length")
-      arguments.length = std::stoll(value);
-    else if (flag == "--schedules")
-      arguments.schedules = split(value);
-    else if (flag == "--zero")
-      arguments.zero = std::stoi(value);
-    else if (flag == "--rounds")
-      arguments.rounds = std::stoi(value);
-    else if (flag == "--steps")
-      arguments.steps = std::stoi(value);
-    else if (flag == "--run")
-      arguments.run = value;
-    else
-      TRIREME_CHECK(false, "pipeline_bench: unknown flag ", flag);
-  }
+  const auto smoke = [&] {
+    arguments.model = "llama-3m";
+    arguments.length = 16;
+    arguments.rounds = arguments.steps = 1;
+  };
+  benchmarks::Flags("pipeline_bench", kAbout)
+      .text("--model", arguments.model, "that is trained")
+      .whole("--micro-batches", arguments.micro_batches, "of a step")
+      .whole("--length", arguments.length, "tokens of a sample")
+      .list("--schedules", arguments.schedules, {}, "of two stages (trireme plan names them)")
+      .whole("--zero", arguments.zero, "stage of ZeRO", 0)
+      .whole("--rounds", arguments.rounds, "of all systems in turns")
+      .whole("--steps", arguments.steps, "of a round")
+      .on("--json", arguments.json, "one run of the first schedule in two stages, for drivers that compare systems")
+      .act("--smoke", smoke, "a small model, once: does it work?")
+      .of_ranks("--run", arguments.run)
+      .parse(argc, argv);
   return arguments;
 }
 

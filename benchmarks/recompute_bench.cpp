@@ -1,21 +1,12 @@
 // Activation memory and step time with recomputation against without, in turns in one run, on one thread.
-//
-//   recompute_bench [--model llama-10m] [--dtypes fp32,bf16] [--batch 4] [--seq 256] [--rounds 5] [--steps 2]
-//                   [--extra-compute 0,0.05,0.1] [--smoke]
-//
-// A step is forward, backward and AdamW, by the engine on one rank. *activations* is what forward leaves allocated, the
-// most of all steps that count (libtorch's host allocator; parameters and gradients exist by then), *time* the minimum
-// and median of the thread's processor time in all steps, so that other work on the host counts as little as it can;
-// ratios are to the first row.
-// --smoke: a small model, one step.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <sstream>
 
+#include "benchmarks/flags.h"
 #include "tests/support/live_bytes.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
@@ -48,13 +39,6 @@ struct Row {
   int64_t activation_bytes = 0;
   std::vector<double> times_ms = {};
 };
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
 
 std::vector<Row> rows_of(const Arguments& arguments) {
   using trireme::RecomputeMode;
@@ -110,37 +94,32 @@ void print(const std::vector<Row>& rows, const std::string& dtype) {
                 median(row.times_ms) / median(base.times_ms));
 }
 
+constexpr const char* kAbout =
+    "activation memory and step time with recomputation against without, in turns in one run, on one thread.\n\n"
+    "A step is forward, backward and AdamW, by the engine on one rank. *activations* is what forward leaves "
+    "allocated,\n"
+    "the most of all steps that count (libtorch's host allocator; parameters and gradients exist by then), *time* the\n"
+    "minimum and median of the thread's processor time in all steps, so that other work on the host counts as little\n"
+    "as it can; ratios are to the first row.";
+
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    const auto value = [&] {
-      if (i + 1 >= argc) throw trireme::ConfigError(flag + ": a value is missing");
-      return std::string(argv[++i]);
-    };
-    if (flag == "--smoke") {
-      arguments.model = "llama-3m";
-      arguments.batch = 1;
-      arguments.seq = 32;
-      arguments.rounds = arguments.steps = 1;
-    } else if (flag == "--model") {
-      arguments.model = value();
-    } else if (flag == "--dtypes") {
-      arguments.dtypes = split(value());
-    } else if (flag == "--extra-compute") {
-      arguments.extra_compute = split(value());
-    } else if (flag == "--batch") {
-      arguments.batch = std::stoll(value());
-    } else if (flag == "--seq") {
-      arguments.seq = std::stoll(value());
-    } else if (flag == "--rounds") {
-      arguments.rounds = std::stoi(value());
-    } else if (flag == "--steps") {
-      arguments.steps = std::stoi(value());
-    } else {
-      throw trireme::ConfigError(flag + ": unknown flag; the head of benchmarks/recompute_bench.cpp lists them");
-    }
-  }
+  const auto smoke = [&] {
+    arguments.model = "llama-3m";
+    arguments.batch = 1;
+    arguments.seq = 32;
+    arguments.rounds = arguments.steps = 1;
+  };
+  benchmarks::Flags("recompute_bench", kAbout)
+      .text("--model", arguments.model, "that is trained")
+      .list("--dtypes", arguments.dtypes, {"fp32", "bf16"}, "of weights, a table each")
+      .whole("--batch", arguments.batch, "samples of a step")
+      .whole("--seq", arguments.seq, "tokens of a sample")
+      .whole("--rounds", arguments.rounds, "of all rows in turns")
+      .whole("--steps", arguments.steps, "of a round")
+      .list("--extra-compute", arguments.extra_compute, {}, "of the rows `selective`")
+      .act("--smoke", smoke, "a small model, once: does it work?")
+      .parse(argc, argv);
   return arguments;
 }
 

@@ -1,13 +1,5 @@
 // Step time and memory of a Llama whose sequences are cut over ranks of one thread each, against one rank with one
 // thread, interleaved in one run.
-//
-//   sequence_bench [--model llama-10m] [--vocabulary 256] [--length 4096] [--ranks 2] [--attention ulysses,ring]
-//                  [--zero 1] [--loss-tokens 0] [--mlp-tokens 0] [--recompute] [--rounds 3] [--steps 3]
-//                  [--without-one] [--memory] [--smoke]
-//
-// --memory prints the peak of a step above what the states and a short step need, by the proportional set size of the
-// rank that needs most; times do not count then. --loss-tokens and --mlp-tokens are tiles; --recompute recomputes
-// layers. "of a share" is the step time divided by one rank's over the number of ranks: 1 is ideal.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 
@@ -16,8 +8,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
+#include "benchmarks/flags.h"
 #include "benchmarks/own_ranks.h"
 #include "benchmarks/peak_pss.h"
 #include "trireme/comm/world.h"
@@ -46,54 +38,38 @@ struct Arguments {
   bool memory = false;
 };
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> words;
-  std::stringstream stream(text);
-  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
-  return words;
-}
+constexpr const char* kAbout =
+    "step time and memory of a Llama whose sequences are cut over ranks of one thread each, against one rank with one\n"
+    "thread, interleaved in one run. \"of a share\" is the step time divided by one rank's over the number of ranks: 1 "
+    "is\n"
+    "ideal.";
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--recompute") {
-      arguments.recompute = true;
-    } else if (flag == "--memory") {
-      arguments.memory = true;
-    } else if (flag == "--without-one") {
-      arguments.has_one_rank = false;
-    } else if (flag == "--smoke") {
-      arguments.model = "llama-3m";
-      arguments.length = 32;
-      arguments.rounds = arguments.steps = 1;
-    } else {
-      TRIREME_CHECK(i + 1 < argc, "sequence_bench: ", flag, " needs a value");
-      const std::string value = argv[++i];
-      if (flag == "--model")
-        arguments.model = value;
-      else if (flag == "--vocabulary")
-        arguments.vocabulary = std::stoll(value);
-      else if (flag == "--length")
-        arguments.length = std::stoll(value);
-      else if (flag == "--ranks")
-        arguments.ranks = std::stoi(value);
-      else if (flag == "--attention")
-        arguments.attention = split(value);
-      else if (flag == "--zero")
-        arguments.zero = std::stoi(value);
-      else if (flag == "--loss-tokens")
-        arguments.loss_tokens = std::stoll(value);
-      else if (flag == "--mlp-tokens")
-        arguments.mlp_tokens = std::stoll(value);
-      else if (flag == "--rounds")
-        arguments.rounds = std::stoi(value);
-      else if (flag == "--steps")
-        arguments.steps = std::stoi(value);
-      else
-        TRIREME_CHECK(false, "sequence_bench: unknown flag ", flag);
-    }
-  }
+  const auto smoke = [&] {
+    arguments.model = "llama-3m";
+    arguments.length = 32;
+    arguments.rounds = arguments.steps = 1;
+  };
+  benchmarks::Flags("sequence_bench", kAbout)
+      .text("--model", arguments.model, "that is trained")
+      .whole("--vocabulary", arguments.vocabulary, "of the model")
+      .whole("--length", arguments.length, "tokens of a sequence")
+      .whole("--ranks", arguments.ranks, "over which a sequence is cut")
+      .list("--attention", arguments.attention, {"ulysses", "ring"}, "kinds")
+      .whole("--zero", arguments.zero, "stage of ZeRO", 0)
+      .whole<int64_t>("--loss-tokens", arguments.loss_tokens, "of a tile of the loss; 0: not tiled", 0)
+      .whole<int64_t>("--mlp-tokens", arguments.mlp_tokens, "of a tile of the MLP; 0: not tiled", 0)
+      .on("--recompute", arguments.recompute, "layers are recomputed")
+      .whole("--rounds", arguments.rounds, "of all systems in turns")
+      .whole("--steps", arguments.steps, "of a round")
+      .act(
+          "--without-one", [&] { arguments.has_one_rank = false; }, "no row of one rank")
+      .on("--memory", arguments.memory,
+          "the peak of a step above what the states and a short step need, by the proportional\n"
+          "                                  set size of the rank that needs most; times do not count then")
+      .act("--smoke", smoke, "a small model, once: does it work?")
+      .parse(argc, argv);
   return arguments;
 }
 

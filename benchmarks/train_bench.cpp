@@ -1,19 +1,5 @@
 // Step time and memory of ZeRO-3 on two ranks against two plain ranks that exchange nothing ("nocomm"), interleaved in
-// one run.
-//
-//   train_bench [--models llama-130m,llama-9m,tiny64,mlp64] [--dtypes fp32,bf16]
-//               [--systems nocomm,zero3,zero3copy,zero3det,offload,offloadparam] [--ranks 2] [--threads 1]
-//               [--device cpu] [--samples 2] [--length 128] [--undecided]
-//               [--rounds 3] [--steps 8] [--memory] [--json] [--smoke]
-//
-// --steps counts per round and system, tenfold for models smaller than llama-130m. --smoke runs everything once.
-// --device cuda trains on GPUs, llama-1b and mlp1024 (64 layers of 1024, 8 samples) among others; a row's times are
-// then means over a round, whose end alone is waited for, and --memory is the most that libtorch's allocator gave out,
-// after 10 steps and at the end. --undecided: no clipping, no look for overflows. Both sides run the same module, the
-// same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm 1. nocomm does the whole update on each
-// rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters in bf16, libtorch's default allocator.
-// zero3det is zero3 with `deterministic`. Times are of rank 0, each step begun at a barrier that is not timed. --memory
-// polls the proportional set size instead, peak above what it was before the model was built; its times do not count.
+// one run. kAbout says how.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -27,9 +13,9 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
+#include "benchmarks/flags.h"
 #include "benchmarks/own_ranks.h"
 #include "benchmarks/peak_pss.h"
 #include "benchmarks/train_models.h"
@@ -204,39 +190,47 @@ int run_rank(const Arguments& arguments) {
   return 0;
 }
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
-  return parts;
-}
+constexpr const char* kAbout =
+    "step time and memory of ZeRO-3 against plain ranks that exchange nothing (\"nocomm\"), interleaved in one run.\n\n"
+    "Both sides run the same module, the same batches and AdamW (lr 3e-4, wd 0.01) with the gradients clipped at norm "
+    "1.\n"
+    "nocomm does the whole update on each rank: ATen's fused AdamW and foreach clip over all parameters, fp32 masters "
+    "in\n"
+    "bf16, libtorch's default allocator. zero3 is stage 3 with shared weights, zero3copy with gathered ones, zero3det\n"
+    "zero3 with `deterministic`; offload keeps the optimizer on the host, offloadparam parameters too. Times are of "
+    "rank\n"
+    "0, each step begun at a barrier that is not timed.\n\n"
+    "On GPUs a row's times are means over a round, whose end alone is waited for, and --memory is the most that\n"
+    "libtorch's allocator gave out, after 10 steps and at the end. Models: those of trireme train, llama-9m, "
+    "llama-4b,\n"
+    "tiny64, mlp64 and mlp1024 (64 layers of 16, 256 and 1024).";
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--memory") arguments.memory = true;
-    if (flag == "--json") arguments.json = true;
-    if (flag == "--undecided") arguments.undecided = true;
-    if (flag == "--smoke") {
-      arguments.models = {"tiny64"};
-      arguments.systems = {"nocomm", "zero3", "zero3copy", "zero3det", "offload"};
-      arguments.rounds = arguments.steps = 1;
-    }
-    const bool has_value = flag != "--memory" && flag != "--json" && flag != "--smoke" && flag != "--undecided";
-    if (!has_value || i + 1 >= argc) continue;
-    const std::string value = argv[++i];
-    if (flag == "--models") arguments.models = split(value);
-    if (flag == "--dtypes") arguments.dtypes = split(value);
-    if (flag == "--systems") arguments.systems = split(value);
-    if (flag == "--ranks") arguments.ranks = std::stoi(value);
-    if (flag == "--threads") arguments.threads = std::stoi(value);
-    if (flag == "--device") arguments.device = value;
-    if (flag == "--samples") arguments.samples = std::stoll(value);
-    if (flag == "--length") arguments.length = std::stoll(value);
-    if (flag == "--rounds") arguments.rounds = std::stoi(value);
-    if (flag == "--steps") arguments.steps = std::stoi(value);
-  }
+  const auto smoke = [&] {
+    arguments.models = {"tiny64"};
+    arguments.systems = {"nocomm", "zero3", "zero3copy", "zero3det", "offload"};
+    arguments.rounds = arguments.steps = 1;
+  };
+  benchmarks::Flags("train_bench", kAbout)
+      .list("--models", arguments.models, {}, "that are trained")
+      .list("--dtypes", arguments.dtypes, {"fp32", "bf16"}, "of weights")
+      .list("--systems", arguments.systems, {"nocomm", "zero3", "zero3copy", "zero3det", "offload", "offloadparam"},
+            "rows")
+      .whole("--ranks", arguments.ranks, "processes")
+      .whole("--threads", arguments.threads, "of a rank")
+      .text("--device", arguments.device, "of a rank: cpu, cuda or cuda:N")
+      .whole("--samples", arguments.samples, "of a step, over all ranks")
+      .whole("--length", arguments.length, "tokens of a sample")
+      .on("--undecided", arguments.undecided, "no clipping, no look for overflows")
+      .whole("--rounds", arguments.rounds, "of all systems in turns")
+      .whole("--steps", arguments.steps,
+             "of a round and system, tenfold for models smaller than llama-130m on the host")
+      .on("--memory", arguments.memory,
+          "the peak of the proportional set size above that before the model was built; times do not count then")
+      .on("--json", arguments.json, "lines of JSON in place of the table")
+      .act("--smoke", smoke, "a small model, once: does it work?")
+      .parse(argc, argv);
   return arguments;
 }
 

@@ -1,7 +1,5 @@
 // One optimizer step over a shard with 16-bit weights: unscale, clip, AdamW, rounding of the weights. Separate passes,
 // against the library's one pass (optim/adam.h, on a GPU optim/device_adam.h).
-//
-//   update_bench [--smoke] [--device cuda]     100 M parameters, one thread of the host; --smoke: 1 M, one round
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -19,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/flags.h"
 #include "optim/device_adam.h"
 #include "optim/device_update.h"
 #include "optim/update.h"
@@ -124,6 +123,10 @@ void measure(bool smoke, const std::string& device_name) {
   }
 }
 
+constexpr const char* kAbout =
+    "one optimizer step over 100 M parameters with 16-bit weights, on one thread or one GPU: unscale, clip, AdamW,\n"
+    "rounding of the weights. Separate passes (ATen's fused AdamW), against the library's one pass.";
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -132,15 +135,10 @@ int main(int argc, char** argv) {
   try {
     bool smoke = false;
     std::string device = "cpu";
-    for (int i = 1; i < argc; ++i) {
-      const std::string flag = argv[i];
-      if (flag == "--smoke")
-        smoke = true;
-      else if (flag == "--device" && i + 1 < argc)
-        device = argv[++i];
-      else
-        throw ConfigError(str("unknown flag ", flag, "; update_bench takes --smoke and --device cpu or cuda"));
-    }
+    benchmarks::Flags("update_bench", kAbout)
+        .text("--device", device, "cpu, cuda or cuda:N")
+        .on("--smoke", smoke, "1 M parameters, one round: does it work?")
+        .parse(argc, argv);
     measure(smoke, device);
     return 0;
   } catch (const std::exception& error) {

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/export_format.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/new_file.h"
 #include "checkpoint/weights_plan.h"
 #include "trireme/base/error.h"
@@ -60,6 +61,10 @@ struct BaseName {
   }
 };
 
+bool is_found_by_huggingface(const ConsolidateOptions& options) {
+  return options.file_name == "model.safetensors" || options.file_name == "pytorch_model.bin";
+}
+
 void check_options(const ConsolidateOptions& options) {
   check_export_format(options.file_name);
   if (Path(options.file_name).has_parent_path())
@@ -69,6 +74,10 @@ void check_options(const ConsolidateOptions& options) {
         str("dtype ", c10::toString(*options.dtype), " is no floating-point one; use fp32, bf16 or fp16"));
   if (options.max_shard_bytes < 1)
     throw ConfigError(str("a shard size of ", options.max_shard_bytes, " bytes holds nothing; use for example 5GB"));
+  if (!options.model_folder.empty() && (!is_found_by_huggingface(options) || options.exclude_frozen_parameters))
+    throw ConfigError(str("--model ", options.model_folder.string(), ": from_pretrained() takes model.safetensors or ",
+                          "pytorch_model.bin with all parameters, and here is ", options.file_name,
+                          options.exclude_frozen_parameters ? " without frozen ones" : "", "; leave one of them out"));
 }
 
 /// A tensor that is filled over and over. A new one each time would be taken from malloc, whose aligned blocks fit no
@@ -105,11 +114,13 @@ class Consolidation {
       throw CheckpointError(str((folder_ / former.front()).string(),
                                 ": this file exists already; give another folder, remove it first, or overwrite it "
                                 "(`trireme consolidate --overwrite`)"));
+    const std::vector<ModelFile> companions = companion_files();
     warn_of_missing_frozen();
     files_.create_directories(folder_);
     const auto shards = spread_over_files(plan_.weights, options_.max_shard_bytes);
     for (size_t i = 0; i < shards.size(); ++i) write_shard_file(base_.shard(i, shards.size()), shards[i]);
     if (shards.size() > 1) write_index(shards);
+    for (const ModelFile& file : companions) write_text(file.name, file.text);
     commit();
     for (const std::string& name : former)
       if (std::find(names_.begin(), names_.end(), name) == names_.end()) files_.remove_all(folder_ / name);
@@ -129,9 +140,42 @@ class Consolidation {
     return names;
   }
 
+  bool lacks_frozen() const { return training_values(source_.manifest).exclude_frozen_parameters.value_or(false); }
+
+  /// The files beside the weights that are to be written: without those that are there and say the same.
+  std::vector<ModelFile> companion_files() {
+    if (!options_.model_files || !is_found_by_huggingface(options_) || options_.exclude_frozen_parameters ||
+        lacks_frozen())
+      return {};
+    std::vector<ModelFile> files = model_files(source_, {options_.model_folder, dtype_of_weights()});
+    std::erase_if(files, [&](const ModelFile& file) {
+      if (!files_.exists(folder_ / file.name)) return false;
+      const std::string text = files_.read(folder_ / file.name);
+      if (text == file.text) return true;
+      const std::string difference =
+          file.name == kModelConfigName ? model_difference(text, file.text) : "it has another content";
+      if (options_.existing == ExistingOutput::kRefuse && !difference.empty())
+        throw CheckpointError(
+            str((folder_ / file.name).string(), ": this file is of another model: ", difference,
+                "; give another folder, remove it first, or overwrite it (`trireme consolidate --overwrite`)"));
+      return difference.empty();
+    });
+    return files;
+  }
+
+  /// Of all floating-point weights; nullopt where they have several.
+  std::optional<at::ScalarType> dtype_of_weights() const {
+    std::optional<at::ScalarType> dtype;
+    for (const PlannedWeight& weight : plan_.weights) {
+      if (!c10::isFloatingType(weight.dtype)) continue;
+      if (dtype && *dtype != weight.dtype) return std::nullopt;
+      dtype = weight.dtype;
+    }
+    return dtype;
+  }
+
   void warn_of_missing_frozen() const {
-    if (training_values(source_.manifest).exclude_frozen_parameters.value_or(false) &&
-        !options_.exclude_frozen_parameters)
+    if (lacks_frozen() && !options_.exclude_frozen_parameters)
       log(LogLevel::kWarning,
           str(source_.folder.string(), ": this checkpoint was saved without frozen parameters; the output lacks them"));
   }
@@ -209,8 +253,11 @@ class Consolidation {
     for (size_t i = 0; i < shards.size(); ++i)
       for (const size_t weight : shards[i]) file_of[plan_.weights[weight].name] = base_.shard(i, shards.size());
     const Json index = {{"metadata", {{"total_size", total_bytes_}}}, {"weight_map", file_of}};
-    const std::string text = index.dump(2) + "\n";
-    NewFile& file = add_file(base_.index());
+    write_text(base_.index(), index.dump(2) + "\n");
+  }
+
+  void write_text(const std::string& name, const std::string& text) {
+    NewFile& file = add_file(name);
     file.write(text.data(), text.size());
     file.finish();
   }

@@ -255,7 +255,7 @@ def trireme_program():
 
 
 def convert_with_program(program, checkpoint_dir, output_dir, weights_name, max_shard_size, tag, exclude_frozen_parameters):
-    command = [program, "consolidate", checkpoint_dir, output_dir, "--dtype", "fp32", "--overwrite", "--file", weights_name,
+    command = [program, "consolidate", checkpoint_dir, output_dir, "--dtype", "fp32", "--overwrite", "--weights-only", "--file", weights_name,
                "--max-shard-size", str(parse_size(max_shard_size))]
     command += ["--tag", tag] if tag else []
     command += ["--exclude-frozen-parameters"] if exclude_frozen_parameters else []

@@ -21,7 +21,8 @@ namespace {
 constexpr const char* kConsolidateFooter =
     "DIR is the folder of a run, of its checkpoints, or of one checkpoint, of any layout that `trireme inspect` "
     "knows.\n"
-    "OUT is a folder. Weights stream: memory does not grow with the model.\n\n"
+    "OUT is a folder, which from_pretrained() of transformers opens where the checkpoint or --model tells the model.\n"
+    "Weights stream: memory does not grow with the model.\n\n"
     "Examples:\n"
     "  trireme consolidate runs/llama-3m weights/\n"
     "  trireme consolidate checkpoints/ weights/ --tag global_step100 --dtype bf16 --max-shard-size 2GB";
@@ -33,6 +34,8 @@ struct ConsolidateFlags {
   std::string dtype = "fp32";
   std::string max_shard_size = "5GB";
   std::string file = "model.safetensors";
+  std::string model;
+  bool weights_only = false;
   bool exclude_frozen_parameters = false;
   bool overwrite = false;
 };
@@ -52,6 +55,11 @@ void declare(CLI::App& app, ConsolidateFlags& flags) {
   app.add_option("--file", flags.file, "name of the file: .safetensors, or .bin, .pt, .pth for torch.load()")
       ->capture_default_str()
       ->type_name("NAME");
+  auto* model = app.add_option("--model", flags.model,
+                               "folder in Hugging Face's form whose config.json and tokenizer go beside the weights\n"
+                               "(default: config.json as the checkpoint tells the model)")
+                    ->type_name("DIR");
+  app.add_flag("--weights-only", flags.weights_only, "no config.json, no tokenizer")->excludes(model);
   app.add_flag("--exclude-frozen-parameters", flags.exclude_frozen_parameters, "only what is trained, and buffers");
   app.add_flag("--overwrite", flags.overwrite, "replace weights that are in OUT already");
   app.footer(kConsolidateFooter);
@@ -67,6 +75,8 @@ int run_consolidate(const ConsolidateFlags& flags) {
                              .max_shard_bytes = parse_bytes(flags.max_shard_size),
                              .exclude_frozen_parameters = flags.exclude_frozen_parameters,
                              .file_name = flags.file,
+                             .model_files = !flags.weights_only,
+                             .model_folder = flags.model,
                              .existing = flags.overwrite ? ExistingOutput::kReplace : ExistingOutput::kRefuse,
                              .files = nullptr,
                              .progress = {}};

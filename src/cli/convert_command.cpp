@@ -36,6 +36,7 @@ constexpr const char* kConvertFooter =
     "  trireme convert deepspeed_run/ checkpoints/ --to trireme\n"
     "  trireme convert checkpoints/ for_deepspeed/ --to deepspeed --stage 3 --ranks 8\n"
     "  trireme convert checkpoints/ for_torch/ --to dcp\n"
+    "  trireme convert runs/llama-3m for_transformers/ --to huggingface\n"
     "  trireme convert checkpoints/ copy/ --to trireme --tag global_step100 --out-tag best";
 
 struct ConvertFlags {
@@ -44,6 +45,7 @@ struct ConvertFlags {
   std::string layout;
   std::string tag;
   std::string out_tag;
+  std::string model;
   std::optional<int> stage;
   std::optional<int> ranks;
 };
@@ -69,8 +71,9 @@ SavedCheckpoint write_as_dcp(const CheckpointSource& source, const ConvertFlags&
 SavedCheckpoint write_as_huggingface(const CheckpointSource& source, const ConvertFlags& flags,
                                      const ConvertOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const auto written =
-      consolidate(source, flags.to, {.dtype = std::nullopt, .files = options.files, .progress = options.progress});
+  const auto written = consolidate(
+      source, flags.to,
+      {.dtype = std::nullopt, .model_folder = flags.model, .files = options.files, .progress = options.progress});
   return {flags.to, written.bytes, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
 }
 
@@ -104,6 +107,9 @@ const LayoutWriter& writer_for(const ConvertFlags& flags) {
                             ": what it writes loads at any stage and number of ranks; leave them out"));
     if (!writer.has_tags && !flags.out_tag.empty())
       throw ConfigError(str("--out-tag has no meaning with --to ", writer.name, ": what it writes is OUT itself"));
+    if (!flags.model.empty() && writer.write != write_as_huggingface)
+      throw ConfigError(str("--model ", flags.model, " has no meaning with --to ", writer.name,
+                            ": only --to huggingface has a config.json; leave it out"));
     return writer;
   }
   throw ConfigError(str("--to ", flags.layout, ": no such layout"));  // CLI11 has refused it before
@@ -144,6 +150,10 @@ Action add_convert(CLI::App& app) {
       ->check(one_of(writer_names()))
       ->type_name("NAME")
       ->required();
+  app.add_option("--model", flags->model,
+                 "huggingface: folder whose config.json and tokenizer go beside the weights\n"
+                 "(default: config.json as the checkpoint tells the model)")
+      ->type_name("DIR");
   app.add_option("--tag", flags->tag, "which checkpoint of IN (default: the one that `latest` names)")
       ->type_name("TAG");
   app.add_option("--out-tag", flags->out_tag, "name of the copy (default: the same tag)")->type_name("TAG");

@@ -3,6 +3,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <torch/version.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +14,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/version.h"
 #include "trireme/device/device.h"
 #include "trireme/observe/report.h"
 #include "trireme/plan/device_peak.h"
@@ -88,6 +91,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
   if (world.rank() != 0) return;
   posix_file_system().create_directories(setup.out);
   write_file_atomically(posix_file_system(), setup.out / "resolved_config.json", to_text(engine.config()));
+  write_run_flags(setup.flags, setup.out);
   const auto path = setup.out / "metrics.jsonl";
   const int64_t first_step = engine.global_steps();
   metrics_ =
@@ -102,7 +106,11 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
                  .config = to_text(engine.config()),
                  .data = describe(setup.data),
                  .flops_per_token = training_flops_per_token(setup.model, setup.options.seq),
-                 .peak_tflops = compute_.peak_tflops});
+                 .peak_tflops = compute_.peak_tflops,
+                 .started = utc_now(),
+                 .host = host_name(),
+                 .command = setup.flags.command,
+                 .versions = str("Trireme ", kVersion, ", torch ", TORCH_VERSION)});
   progress_ = std::make_unique<Progress>(
       ProgressOptions{.total_steps = setup.options.steps, .first_step = first_step, .compute = compute_},
       progress_output());

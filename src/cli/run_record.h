@@ -29,8 +29,9 @@ StepAgreement agree_on_step(Group& group, double loss, int signal);
 
 class RunRecord {
  public:
-  /// Writes resolved_config.json and opens metrics.jsonl, anew or behind the step that `engine` has resumed. While the
-  /// record lives, what the library says on this thread for information becomes a note(). Throws IoError.
+  /// Writes resolved_config.json and what the run was started with, and opens metrics.jsonl, anew or behind the step
+  /// that `engine` has resumed. While the record lives, what the library says on this thread for information becomes a
+  /// note(). Throws IoError.
   RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world);
   ~RunRecord();
   RunRecord(const RunRecord&) = delete;

@@ -18,6 +18,7 @@
 #include "cli/flags.h"
 #include "cli/launch/launch_machine.h"
 #include "cli/launch/supervisor.h"
+#include "cli/run_flags.h"
 #include "cli/run_lock.h"
 #include "cli/shell/exit_code.h"
 #include "cli/train_setup.h"
@@ -34,12 +35,15 @@ constexpr const char* kTrainFooter =
     "  trireme train --data my_corpus/ --ranks 2 --steps 500\n"
     "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --save-every "
     "100\n"
-    "  trireme train --data 'books/**/*.txt' --model llama-10m --config ds_config.json --out runs/books --resume\n\n"
+    "  trireme train --resume --out runs/books\n\n"
     "Pipelines, sequences and layers over several ranks are the configuration's: pipeline.stages,\n"
     "sequence_parallel_size, tensor_parallel.autotp_size. trireme plan shows what they do to a model.\n"
     "Without --config: AdamW, linear warm-up and cosine decay, ZeRO stage 3. In a configuration, \"auto\" for lr,\n"
     "total_num_steps, warmup_num_steps and the batch size takes the value of the flag.\n"
-    "Ctrl-C saves after the current step and ends with code 130; a second one ends at once.\n"
+    "--resume takes the flags that the run in --out was started with; those beside it take their place.\n"
+    "Ctrl-C saves after the current step, prints the command that goes on, and ends with code 130; a second one ends "
+    "at\n"
+    "once.\n"
     "FLOP/s count 6 per weight of a matrix product and 12 * layers * hidden * seq per token (PaLM, appendix B):\n"
     "without recomputation, and not halved for causality.\n"
     "The last line on stdout is `validation loss X`; everything else that tells of progress goes to stderr.";
@@ -49,7 +53,8 @@ void declare_output(CLI::App& app, TrainOptions& options) {
       ->type_name("DIR")
       ->group("Output");
   auto* resume =
-      app.add_flag("--resume", options.resume, "continue the run in --out; starts anew where there is nothing yet");
+      app.add_flag("--resume", options.resume,
+                   "continue the run in --out with the flags that it has; starts anew where there is nothing yet");
   resume->group("Output");
   app.add_option("--tag", options.tag,
                  "with --resume: this checkpoint of the run, such as global_step100, not the latest")
@@ -83,7 +88,6 @@ void declare_output(CLI::App& app, TrainOptions& options) {
 void declare(CLI::App& app, TrainOptions& options) {
   app.add_option("--data", options.data, "file, folder or glob of text, or .bin/.npy of tokens")
       ->type_name("PATH")
-      ->required()
       ->group("Data");
   app.add_option("--data-format", options.data_format, "auto, bytes, uint16 or uint32")
       ->capture_default_str()
@@ -172,6 +176,7 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
   }
   std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe"), "train"};
   program.insert(program.end(), invocation.arguments.begin(), invocation.arguments.end());
+  program.insert(program.end(), {"--ranks", std::to_string(ranks)});  // also where --resume brought them
   auto commands = plan_launch({.ranks_per_node = ranks, .kind = ProgramKind::kProgram, .program = program}, machine);
   winsize size{};
   if (isatty(STDERR_FILENO) && ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
@@ -200,7 +205,7 @@ std::string text_of_rank_0(Group& group, const std::string& text) {
   return {static_cast<const char*>(letters.const_data_ptr()), static_cast<size_t>(letters.numel())};
 }
 
-int train_as_rank(const TrainOptions& options) {
+int train_as_rank(const TrainOptions& options, const CLI::App& app) {
   set_log_sink(log_of_rank(0));
   auto world = init();
   if (options.ranks && *options.ranks != world.size) {
@@ -213,6 +218,7 @@ int train_as_rank(const TrainOptions& options) {
     world.group->barrier();  // every rank has looked at the folder that rank 0 now takes
     std::optional<RunLock> lock;
     if (world.rank == 0) lock.emplace(take_output(setup));
+    setup.flags = flags_of_run(app, options.config);
     setup.out = text_of_rank_0(*world.group, setup.out.string());
     return run_training(setup, world);
   } catch (const CommError&) {
@@ -223,14 +229,30 @@ int train_as_rank(const TrainOptions& options) {
   }
 }
 
+// --resume alone has the flags of the run in --out. --data is then the one flag without which nothing starts.
+void complete_flags(CLI::App& app, const TrainOptions& options) {
+  if (options.resume) {
+    const auto run = choose_output(options, name_of_model(options.model));
+    std::error_code unreadable;  // what is wrong with the folder will show
+    const bool has_checkpoint = std::filesystem::exists(run / "checkpoints" / "latest", unreadable);
+    restore_flags(app, {.run = run, .takes_ranks = !is_rank_of_a_job(), .has_checkpoint = has_checkpoint});
+    if (options.data.empty())
+      throw ConfigError(str("--data is required: ", run.string(),
+                            " has no run.json that says what its run was started with; ",
+                            "give the run's flags, or the folder of a run as --out"));
+  }
+  if (options.data.empty()) throw ConfigError("--data is required (see trireme train --help)");
+}
+
 }  // namespace
 
 Action add_train(CLI::App& app) {
   const auto options = std::make_shared<TrainOptions>();
   declare(app, *options);
-  return [options](const Invocation& invocation) {
+  return [options, &app](const Invocation& invocation) {
+    complete_flags(app, *options);
     const bool starts_ranks = options->ranks.value_or(1) > 1 && !is_rank_of_a_job();
-    return starts_ranks ? start_ranks(*options, invocation) : train_as_rank(*options);
+    return starts_ranks ? start_ranks(*options, invocation) : train_as_rank(*options, app);
   };
 }
 

@@ -89,12 +89,6 @@ void complete_schedule(Json& config, const TrainOptions& options) {
   if (options.lr && has_peak) (*params)["warmup_max_lr"] = *options.lr;
 }
 
-std::string name_of_model(const std::string& name_or_path) {
-  const std::filesystem::path path(name_or_path);
-  const bool is_config_json = path.filename() == "config.json" && path.has_parent_path();
-  return is_config_json ? path.parent_path().filename().string() : path.stem().string();
-}
-
 bool holds_a_run(const std::filesystem::path& folder) {
   std::error_code unreadable;  // RunLock names it
   return std::filesystem::exists(folder / "metrics.jsonl", unreadable) ||
@@ -126,6 +120,12 @@ void check_checkpoints(const TrainSetup& setup) {
 }
 
 }  // namespace
+
+std::string name_of_model(const std::string& name_or_path) {
+  const std::filesystem::path path(name_or_path);
+  const bool is_config_json = path.filename() == "config.json" && path.has_parent_path();
+  return is_config_json ? path.parent_path().filename().string() : path.stem().string();
+}
 
 std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options) {
   std::vector<FilledIn> filled;

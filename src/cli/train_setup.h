@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/run_flags.h"
 #include "cli/run_lock.h"
 #include "cli/train_options.h"
 #include "trireme/base/json.h"
@@ -21,6 +22,7 @@ struct TrainSetup {
   ModelOptions model;
   DataSplits data;
   std::filesystem::path out;
+  RunFlags flags = {};  ///< of rank 0, which keeps them in `out`
 
   std::filesystem::path checkpoints() const { return out / "checkpoints"; }
   /// Checkpoints to keep, 0 all: a run of many saves must not fill the disk because nobody said anything.
@@ -57,6 +59,9 @@ std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options);
 ///
 /// Throws    ConfigError: --batch beside a batch size in the file.
 Json complete_config(Json config, const TrainOptions& options, const std::string& origin);
+
+/// What a run of this model is called: its built-in name, or that of its file or its file's folder.
+std::string name_of_model(const std::string& name_or_path);
 
 /// The folder of the run: `options.out`, or runs/NAME, or with that taken the next free runs/NAME-2, …; with --resume
 /// the last one that is there. A folder that a run is writing to counts as taken.

@@ -9,6 +9,7 @@
 #include "cli/explain.h"
 #include "cli/interrupt.h"
 #include "cli/resume_check.h"
+#include "cli/run_flags.h"
 #include "cli/run_record.h"
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
@@ -36,10 +37,12 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
   const auto state = loader.state();
   const Json data = {
       {"samples_consumed", state.samples_consumed}, {"seed", state.seed}, {"fingerprint", state.fingerprint}};
-  const Json json = {{"model", Json::parse(config_json(setup.model))},
-                     {"seq", setup.options.seq},
-                     {"byte_level", setup.data.format == DataFormat::kBytes},
-                     {"data", data}};
+  Json json = {{"model", Json::parse(config_json(setup.model))},
+               {"seq", setup.options.seq},
+               {"byte_level", setup.data.format == DataFormat::kBytes},
+               {"data", data}};
+  const std::filesystem::path model = setup.options.model;  // whose folder may have a tokenizer
+  if (model.filename() == "config.json") json["model_folder"] = std::filesystem::absolute(model).parent_path().string();
   return json.dump();
 }
 
@@ -80,9 +83,9 @@ std::string what_is_left(const TrainSetup& setup) {
     tags = complete_tags(setup.checkpoints());
   } catch (const Error&) {  // the folder may be what is broken
   }
-  const std::string flags = str("--resume --out ", setup.out.string());
-  return tags.empty() ? str("there is no checkpoint yet: when this is mended, start anew with ", flags)
-                      : str("checkpoint ", tags.back(), " is intact: when this is mended, continue with ", flags);
+  const std::string command = resume_command(setup.out);
+  return tags.empty() ? str("there is no checkpoint yet: when this is mended, start anew with ", command)
+                      : str("checkpoint ", tags.back(), " is intact: when this is mended, continue with ", command);
 }
 
 int signal_of_any_rank(Group& group, int own) {
@@ -155,8 +158,10 @@ int run_training(const TrainSetup& setup, World& world) {
     if (stop) {
       record.finish("interrupted");
       // The last line is the one that is read.
-      record.note(str("interrupted after step ", saved_step, "; continue with --resume --out ", setup.out.string(),
-                      " behind the same flags (`make train` takes them in TRAIN_FLAGS)"));
+      const bool is_launched = !options.ranks && world.size > 1;
+      record.note(str("interrupted after step ", saved_step,
+                      is_launched ? "; continue, under the same launcher, with\n" : "; continue with\n",
+                      resume_command(setup.out)));
       return 128 + signal_of_any_rank(group, interrupt.signal());
     }
     result = conclude(setup, group, *trained, record);

@@ -44,4 +44,19 @@ std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points
   return kept;
 }
 
+std::vector<MeasuredPoint> measured_memory_mib(const std::vector<StepMetrics>& steps, size_t points) {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  std::vector<MeasuredPoint> measured, kept;
+  for (const StepMetrics& step : steps)
+    if (step.memory.pss_bytes > 0) measured.push_back({step.step, static_cast<double>(step.memory.pss_bytes) / kMiB});
+  const size_t buckets = std::min(measured.size(), points);
+  const auto at = [&](size_t bucket) {
+    return measured.begin() + static_cast<std::ptrdiff_t>(bucket * measured.size() / buckets);
+  };
+  for (size_t bucket = 0; bucket < buckets; ++bucket)
+    kept.push_back(
+        *std::max_element(at(bucket), at(bucket + 1), [](const auto& a, const auto& b) { return a.value < b.value; }));
+  return kept;
+}
+
 }  // namespace trireme

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "trireme/observe/metrics.h"
@@ -18,5 +19,15 @@ std::vector<double> smoothed_losses(const std::vector<StepMetrics>& steps);
 /// Indices of at most `points` steps, ascending: of every bucket those with the smallest and the largest loss, so that
 /// a spike stays visible, and the last step. All of them when there are no more.
 std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points);
+
+/// A value that was measured in step `step`.
+struct MeasuredPoint {
+  int64_t step = 0;
+  double value = 0;
+};
+
+/// The largest rank's memory in MiB of the steps in which it was measured, at most `points`: of every bucket the
+/// largest.
+std::vector<MeasuredPoint> measured_memory_mib(const std::vector<StepMetrics>& steps, size_t points);
 
 }  // namespace trireme

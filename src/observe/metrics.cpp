@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -81,6 +83,20 @@ int64_t peak_resident_bytes() {
   return kilobytes * 1024;
 }
 
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[64];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
+  return text;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
 MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path), file_(open_for_append(path, O_TRUNC)) {}
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, int64_t resumed_step) : path_(path) {
@@ -108,7 +124,12 @@ void MetricsWriter::run(const RunInfo& info) {
                  {"data", info.data},   {"config", parse_object(info.config, "the configuration")}};
   if (info.flops_per_token > 0) fields["flops_per_token"] = info.flops_per_token;
   if (info.peak_tflops) fields["peak_tflops"] = number(*info.peak_tflops);
-  event("run", info.first_step, fields.dump());
+  const std::pair<const char*, const std::string&> origin[] = {
+      {"started", info.started}, {"host", info.host}, {"command", info.command}, {"versions", info.versions}};
+  for (const auto& [key, value] : origin)
+    if (!value.empty()) fields[key] = value;
+  // A path need not be UTF-8.
+  event("run", info.first_step, fields.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void MetricsWriter::step(const StepMetrics& metrics) {

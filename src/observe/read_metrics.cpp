@@ -51,7 +51,11 @@ RunInfo run_from(const Json& json) {
           .config = json.value("config", Json::object()).dump(),
           .data = json.value("data", ""),
           .flops_per_token = json.value("flops_per_token", int64_t{0}),
-          .peak_tflops = maybe_at(json, "peak_tflops")};
+          .peak_tflops = maybe_at(json, "peak_tflops"),
+          .started = json.value("started", ""),
+          .host = json.value("host", ""),
+          .command = json.value("command", ""),
+          .versions = json.value("versions", "")};
 }
 
 void add(RunLog& log, const Json& json) {
@@ -62,6 +66,7 @@ void add(RunLog& log, const Json& json) {
   }
   const int64_t step = json.value("step", int64_t{0});
   if (event == "run") log.run = run_from(json);
+  if (event == "run" && log.started.empty()) log.started = log.run->started;
   if (event == "run") log.end.reset();  // what ended was an earlier part of the run
   if (event == "validation") log.validations.push_back({step, number_from(json.at("loss"))});
   if (event == "checkpoint")

@@ -79,7 +79,7 @@ std::string curve_data(const RunLog& log) {
   const auto smooth = smoothed_losses(log.steps);
   Json data;
   for (const char* key :
-       {"steps", "loss", "smooth", "lr", "grad_norm", "tokens_per_s", "memory_mib", "validation", "checkpoints"})
+       {"steps", "loss", "smooth", "lr", "grad_norm", "tokens_per_s", "memory", "validation", "checkpoints"})
     data[key] = Json::array();
   for (const size_t i : thinned(log.steps, kCurvePoints)) {
     const StepMetrics& step = log.steps[i];
@@ -89,9 +89,10 @@ std::string curve_data(const RunLog& log) {
     data["lr"].push_back(finite(step.learning_rate));
     data["grad_norm"].push_back(step.grad_norm ? finite(*step.grad_norm) : Json());
     data["tokens_per_s"].push_back(finite(step.tokens_per_s));
-    data["memory_mib"].push_back(step.memory.pss_bytes > 0 ? Json(static_cast<double>(step.memory.pss_bytes) / kMiB)
-                                                           : Json());
   }
+  // Memory is measured every so often: a curve of its own, without the steps in between.
+  for (const auto& point : measured_memory_mib(log.steps, kCurvePoints))
+    data["memory"].push_back({point.step, point.value});
   for (const auto& point : log.validations) data["validation"].push_back({point.step, finite(point.loss)});
   for (const auto& saved : log.checkpoints) data["checkpoints"].push_back(saved.step);
   std::string text = data.dump();
@@ -197,6 +198,11 @@ std::string details_table(const RunLog& log) {
       row("Work", short_quantity(static_cast<double>(log.run->flops_per_token), "FLOP") + " per token");
     if (log.run->peak_tflops) row("Peak of a rank", short_quantity(*log.run->peak_tflops * 1e12, "FLOP/s"));
     if (log.run->first_step > 0) row("Resumed after step", grouped(log.run->first_step));
+    row("Started", log.started);
+    if (log.run->started != log.started) row("Resumed", log.run->started);
+    row("Host", log.run->host);
+    row("Command", log.run->command);
+    row("Versions", log.run->versions);
   }
   if (!log.steps.empty()) {
     row("Steps", str(grouped(log.steps.back().step),
@@ -251,11 +257,14 @@ std::string render_report(const RunLog& log) {
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
   page += str("<title>", escaped(model), " · training report</title>\n<style>", kReportStyle,
               "</style>\n</head>\n<body>\n<main>\n");
-  page += str("<header><h1>", escaped(model), "</h1><p>", escaped(subtitle), "</p></header>\n");
+  std::string origin = log.started;
+  if (log.run && !log.run->host.empty()) origin += str(origin.empty() ? "" : " · ", "on ", log.run->host);
+  page += str("<header><h1>", escaped(model), "</h1><p>", escaped(subtitle), "</p>",
+              origin.empty() ? "" : "<p>" + escaped(origin) + "</p>", "</header>\n");
   page += tiles(log) + warnings(log);
   if (!log.steps.empty()) page += "<h2>Curves</h2>\n<div class=\"charts\" id=\"charts\"></div>\n";
   page += samples(log) + details_table(log) + configuration(log);
-  page += str("<footer>Written by Trireme ", kVersion, "</footer>\n</main>\n");
+  page += str("<footer>Written by Trireme ", kVersion, ", ", utc_now(), "</footer>\n</main>\n");
   if (!log.steps.empty())
     page += str("<script type=\"application/json\" id=\"data\">", curve_data(log), "</script>\n<script>", kReportScript,
                 "</script>\n");

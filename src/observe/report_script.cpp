@@ -114,8 +114,9 @@ const std::string_view kReportScript = R"js(
       for (const s of series) {
         node("path", { d: path(s, sx, sy), fill: "none", stroke: s.color, "stroke-width": s.thin ? 1.2 : 2,
           "stroke-linejoin": "round", "stroke-linecap": "round" }, svg);
-        if (s.dots || s.x.length === 1)
-          s.x.forEach((x, i) => { if (s.y[i] !== null) node("circle", { cx: sx(x), cy: sy(s.y[i]), r: 3.2, fill: s.color }, svg); });
+        // A value between two holes is no line.
+        const isHole = (i) => s.y[i] === null || s.y[i] === undefined;
+        s.x.forEach((x, i) => { if (!isHole(i) && (s.dots || (isHole(i - 1) && isHole(i + 1)))) node("circle", { cx: sx(x), cy: sy(s.y[i]), r: 3.2, fill: s.color }, svg); });
       }
       cursor = node("g", {}, svg);
     }
@@ -165,7 +166,7 @@ const std::string_view kReportScript = R"js(
 
   const x = data.steps;
   const one = (title, name, color, y, options) =>
-    chart({ title, axis: compact, value: plain, series: [{ name, color: `var(--${color})`, x, y }], ...options });
+    chart({ title, axis: compact, value: plain, series: [{ name, color: `var(--${color})`, x: options.x || x, y }], ...options });
   chart({
     title: "Loss", wide: true, marks: true, axis: plain, value: (v) => v.toFixed(4),
     series: [
@@ -177,7 +178,8 @@ const std::string_view kReportScript = R"js(
   one("Learning rate", "learning rate", "violet", data.lr, { fromZero: true });
   one("Gradient norm before clipping", "norm", "teal", data.grad_norm, { fromZero: true });
   one("Throughput, tokens/s", "tokens/s", "blue", data.tokens_per_s, { fromZero: true, value: whole });
-  one("Memory of the largest rank, MiB", "proportional set size", "slate", data.memory_mib, { fromZero: true, value: whole });
+  one("Memory of the largest rank, MiB", "proportional set size", "slate", data.memory.map((p) => p[1]),
+    { x: data.memory.map((p) => p[0]), fromZero: true, value: whole });
 })();
 )js";
 

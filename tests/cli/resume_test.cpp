@@ -31,10 +31,44 @@ TEST_F(TrainProgramResume, ContinuesOnAnotherNumberOfRanks) {
   }
 }
 
+TEST_F(TrainProgramResume, NeedsTheFolderAlone) {
+  const auto config = folder_.write("given.json", R"({"train_batch_size": 4, "gradient_clipping": 0.5,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1}}, "zero_optimization": {"stage": 2}})");
+  auto words = train("whole", {"--steps", "8", "--save-every", "4", "--keep", "0", "--config", config, "--exclude",
+                               "b*", "--exclude", "c*", "--steps", "6"});
+  const auto batch = std::find(words.begin(), words.end(), "--batch");
+  words.erase(batch, std::next(batch, 2));
+  // Paths of the folder that the run was started in.
+  const std::string inside = "cd '" + folder_.path().string() + "' && exec '" + program_path() + "' \"$@\"";
+  std::vector<std::string> started = {"/bin/sh", "-c", inside, "sh"};
+  words = with(with(with(words, "--data", "data"), "--config", "given.json"), "--model", "tiny.json");
+  started.insert(started.end(), words.begin(), words.end());
+  const auto whole = run_program(started);
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  cut("whole", "a cut one", 4);
+  std::filesystem::remove(config);  // the run has its own copy
+
+  const auto resumed = run_program({"train", "--resume", "--out", folder_ / "a cut one"});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("continues after step 4"), std::string::npos) << resumed.err;
+  EXPECT_EQ(losses_of("a cut one"), losses_of("whole"));
+  EXPECT_EQ(weights_of("a cut one"), weights_of("whole"));
+  EXPECT_EQ(resumed.last_line(), whole.last_line());
+
+  // What is given now holds for what comes later, too.
+  const auto longer =
+      run_program({"train", "--resume", "--out", folder_ / "a cut one", "--steps", "7", "--ranks", "1"});
+  ASSERT_EQ(longer.exit_code, 0) << longer.err;
+  EXPECT_NE(longer.err.find("ZeRO stage 2 on 1 rank"), std::string::npos) << longer.err;
+  const auto again = run_program({"train", "--resume", "--out", folder_ / "a cut one"});
+  EXPECT_NE(again.err.find("7 steps are done, --steps is 7"), std::string::npos) << again.err;
+  EXPECT_NE(again.err.find("ZeRO stage 2 on 1 rank"), std::string::npos) << again.err;
+}
+
 TEST_F(TrainProgramResume, LeavesTheFolderAsItIsWhenItRefuses) {
   ASSERT_EQ(run_program(train("run", {"--steps", "2"})).exit_code, 0);
   const auto config = contents_of(folder_ / "run/resolved_config.json");
-  const auto metrics = contents_of(folder_ / "run/metrics.jsonl");
+  const auto metrics = contents_of(folder_ / "run/metrics.jsonl"), record = contents_of(folder_ / "run/run.json");
   const auto other_data = folder_.write("other/story.txt", std::string(50000, 'x'));
   // Other --steps would show in the schedule that resolved_config.json spells out.
   const auto resumed = train("run", {"--steps", "9", "--resume"});
@@ -44,6 +78,7 @@ TEST_F(TrainProgramResume, LeavesTheFolderAsItIsWhenItRefuses) {
     EXPECT_EQ(done.exit_code, 2) << flag << done.err;
     EXPECT_EQ(contents_of(folder_ / "run/resolved_config.json"), config) << flag;
     EXPECT_EQ(contents_of(folder_ / "run/metrics.jsonl"), metrics) << flag;
+    EXPECT_EQ(contents_of(folder_ / "run/run.json"), record) << flag;
   }
   ASSERT_EQ(run_program(resumed).exit_code, 0);
   EXPECT_NE(contents_of(folder_ / "run/resolved_config.json"), config);

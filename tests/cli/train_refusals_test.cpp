@@ -151,10 +151,17 @@ TEST_F(TrainProgramRefuses, ToResumeWithSomethingElse) {
   ASSERT_EQ(run_program(train("run", {"--steps", "2"})).exit_code, 0);
   const auto saved = folder_ / "run/checkpoints/global_step2";
   const auto resumed = train("run", {"--steps", "9", "--resume"});
-  expect_refusal(with(resumed, "--seq", "16"),
-                 "--seq 16: " + saved + " was trained with --seq 32; give that, or choose another --out");
-  expect_refusal(with(resumed, "--seed", "6"),
-                 "--seed 6: " + saved + " was trained with --seed 5; give that, or choose another --out");
+  const auto started_with = [&](const std::string& flag, const std::string& value, const std::string& other) {
+    auto words = resumed;
+    words.insert(words.end(), {flag, value});
+    const std::string said = flag + " " + value + ": the run in " + (folder_ / "run") + " was started with ";
+    expect_refusal(words, said + other + "; leave the flag out, or choose another --out");
+  };
+  started_with("--seq", "16", "--seq 32");
+  started_with("--seed", "6", "--seed 5");
+  started_with("--data-format", "uint16", "--data-format auto");
+  started_with("--exclude", "b*", "no --exclude");
+  started_with("--init-from", "w.safetensors", "no --init-from");
   const auto wider = folder_.write("wider.json", std::regex_replace(contents_of(model_), std::regex("64"), "96"));
   expect_refusal(with(resumed, "--model", wider),
                  "--model " + wider + ": " + saved +
@@ -165,6 +172,20 @@ TEST_F(TrainProgramRefuses, ToResumeWithSomethingElse) {
                  "--data " + other + ": " + saved +
                      " was trained on other files; give those, with the same --exclude and --data-format, or choose "
                      "another --out");
+  // A run of an older version has no record: its checkpoint alone tells.
+  std::filesystem::remove(folder_ / "run/run.json");
+  expect_refusal(with(resumed, "--seq", "16"),
+                 "--seq 16: " + saved + " was trained with --seq 32; give that, or choose another --out");
+  expect_refusal(with(resumed, "--seed", "6"),
+                 "--seed 6: " + saved + " was trained with --seed 5; give that, or choose another --out");
+  expect_refusal({"train", "--resume", "--out", folder_ / "run"},
+                 "--data is required: " + (folder_ / "run") +
+                     " has no run.json that says what its run was started with; give the run's flags, or "
+                     "the folder of a run as --out");
+  folder_.write("run/run.json", "{\"flags\": 3}");
+  expect_refusal({"train", "--resume", "--out", folder_ / "run"},
+                 "--resume: " + (folder_ / "run/run.json") +
+                     ": this is no record of a run; remove the file, and give the run's flags again");
 }
 
 TEST_F(TrainProgramRefuses, DataThatIsTooShortInWordsOfItsFlags) {
@@ -206,17 +227,15 @@ TEST_F(TrainProgramRefuses, ToLoseTheCheckpointBeforeAFullDisk) {
   ASSERT_EQ(run_program(to_step("2", "run")).exit_code, 0);
   const auto full = limited("run");
   EXPECT_EQ(full.exit_code, 1) << full.err;
-  EXPECT_NE(full.err.find("File too large; checkpoint global_step2 is intact: when this is mended, continue with "
-                          "--resume --out " +
-                          (folder_ / "run") + "\n"),
+  EXPECT_NE(full.err.find("File too large; checkpoint global_step2 is intact: when this is mended, continue with " +
+                          program_path() + " train --resume --out " + (folder_ / "run") + "\n"),
             std::string::npos)
       << full.err;
   EXPECT_EQ(run_program(to_step("4", "run")).exit_code, 0);
   EXPECT_EQ(losses_of("run").size(), 4u);
   const auto first = limited("new");
-  EXPECT_NE(first.err.find("File too large; there is no checkpoint yet: when this is mended, start anew with --resume "
-                           "--out " +
-                           (folder_ / "new") + "\n"),
+  EXPECT_NE(first.err.find("File too large; there is no checkpoint yet: when this is mended, start anew with " +
+                           program_path() + " train --resume --out " + (folder_ / "new") + "\n"),
             std::string::npos)
       << first.err;
 }

@@ -65,7 +65,13 @@ TEST_F(TrainSlices, TrainAndGoOnAsWholeModelsDo) {
     ASSERT_EQ(done.exit_code, 0) << done.err;
     EXPECT_NE(done.err.find("continues after step 3"), std::string::npos) << done.err;
     expect_losses(out, expected);
+    EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
   }
+  // A validation right behind the load is that of the run that saved.
+  const auto done = run_program({"train", "--resume", "--out", folder_ / "two"});
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_NE(done.err.find("nothing is left to train"), std::string::npos) << done.err;
+  EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
   EXPECT_EQ(saved_weights("more").size(), saved_weights("whole").size());
 }
 

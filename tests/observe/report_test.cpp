@@ -60,6 +60,29 @@ TEST(Report, SaysWhatARankComputedOfItsPeak) {
     EXPECT_TRUE(holds(page, text)) << text;
 }
 
+TEST(Report, DrawsMemoryBetweenTheStepsThatMeasuredIt) {
+  RunLog log = small_log();
+  for (auto& step : log.steps) step.memory = {};
+  log.steps[1].memory.pss_bytes = 4 << 20;
+  log.steps[3].memory.pss_bytes = 6 << 20;
+  EXPECT_TRUE(holds(render_report(log), R"("memory":[[2,4.0],[4,6.0]])"));
+}
+
+TEST(Report, SaysWhenWhereAndHowTheRunWasStarted) {
+  RunLog log = small_log();
+  EXPECT_FALSE(holds(render_report(log), ">Started<"));  // of a log of an older version
+  log.started = "2026-11-01 10:00:00 UTC";
+  log.run->started = "2026-11-02 11:00:00 UTC";
+  log.run->host = "node7";
+  log.run->command = "trireme train --data 'a <b>'";
+  log.run->versions = "Trireme 0.1.0, torch 2.11.0";
+  const std::string page = render_report(log);
+  for (const char* text : {"<p>2026-11-01 10:00:00 UTC · on node7</p>", "Started</th><td>2026-11-01 10:00:00 UTC<",
+                           "Resumed</th><td>2026-11-02 11:00:00 UTC<", "trireme train --data &#39;a &lt;b&gt;&#39;",
+                           "Trireme 0.1.0, torch 2.11.0"})
+    EXPECT_TRUE(holds(page, text)) << text;
+}
+
 TEST(Report, NeedsNothingFromElsewhere) {
   const std::string page = render_report(small_log());
   for (const char* text : {"https:", "src=", "href=", "@import", "url("}) EXPECT_FALSE(holds(page, text)) << text;
@@ -129,6 +152,18 @@ TEST(Curves, ThinningKeepsSpikesAndTheLastStep) {
   EXPECT_EQ(std::count(kept.begin(), kept.end(), 54'321u), 1);
   EXPECT_EQ(std::count(kept.begin(), kept.end(), 77'777u), 1);
   EXPECT_EQ(kept.back(), 99'999u);
+}
+
+TEST(Curves, ThinnedMemoryKeepsItsPeak) {
+  std::vector<StepMetrics> steps;
+  for (int64_t i = 1; i <= 10'000; ++i) steps.push_back({.step = i, .grad_norm = {}, .memory = {}});
+  for (size_t i = 9; i < steps.size(); i += 10) steps[i].memory.pss_bytes = 1 << 20;
+  steps[4'999].memory.pss_bytes = 8 << 20;
+  EXPECT_EQ(measured_memory_mib(steps, 3000).size(), 1000u);
+  const auto kept = measured_memory_mib(steps, 100);
+  EXPECT_EQ(kept.size(), 100u);
+  EXPECT_EQ(std::count_if(kept.begin(), kept.end(), [](const auto& point) { return point.value == 8; }), 1);
+  EXPECT_TRUE(measured_memory_mib({}, 100).empty());
 }
 
 TEST(Curves, AShortRunIsKeptWhole) {

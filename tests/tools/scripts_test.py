@@ -63,7 +63,7 @@ class Scripts(unittest.TestCase):
         self.write(".venv/bin/pip", f"#!{self.root}/.venv/bin/python\n")
         self.write(".venv/bin/python", '#!/bin/sh\n[ "$3" != install ] || echo "$@"\n')
         self.write("compiler", "#!/bin/sh\necho '#define __GNUC__ 12'\n")
-        return {"CXX": str(self.root / "compiler"), "PYTHON": "", "TORCH_PYTHON": "", "WITH_MPI": ""}
+        return {"CXX": str(self.root / "compiler"), "PYTHON": "", "TORCH_PYTHON": "", "WITH_MPI": "", "WITH_CHROMIUM": ""}
 
     def test_setup_shows_the_download_to_who_watches_it(self):
         status, out = run_on_terminal(self.root / "scripts/setup", environment=self.stand_ins_of_setup())

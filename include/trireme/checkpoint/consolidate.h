@@ -31,6 +31,13 @@ struct ConsolidateOptions {
   /// .safetensors, or .bin, .pt, .pth for torch.load(). Of several files: NAME-00001-of-00003.safetensors, and
   /// NAME.safetensors.index.json, as Hugging Face names them.
   std::string file_name = "model.safetensors";
+  /// config.json and the files of tokenizer and generation go beside model.safetensors or pytorch_model.bin of whole
+  /// models, so that from_pretrained() opens the folder. False: weights alone.
+  bool model_files = true;
+  /// The folder in Hugging Face's form that these files come from. Empty: config.json as the checkpoint tells the
+  /// model, those of `trireme train` and of Python's engines with a model of transformers, and none where nothing tells
+  /// it.
+  std::filesystem::path model_folder = {};
   ExistingOutput existing = ExistingOutput::kRefuse;
   FileSystem* files = nullptr;                                                 ///< of the output; nullptr: POSIX files
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< several times per second of work
@@ -38,7 +45,7 @@ struct ConsolidateOptions {
 
 /// What consolidate() wrote.
 struct ConsolidatedWeights {
-  std::vector<std::filesystem::path> files;  ///< the index last
+  std::vector<std::filesystem::path> files;  ///< weights, their index, config.json and what goes along
   int64_t tensors = 0;
   int64_t bytes = 0;  ///< of tensors
 };
@@ -50,9 +57,10 @@ struct ConsolidatedWeights {
 /// Cost      reads each tensor once, in pieces of 4 MiB: memory for the source's manifest and a few pieces, in .bin
 ///           files for the largest tensor as well.
 /// Throws    before anything is written: ConfigError (a file name without a known extension or with a slash, a dtype that is
-///           no floating-point one, a shard size below 1), CheckpointError (no weights, a file that exists and kRefuse,
-///           frozen parameters that nothing tells apart). While reading as TensorReader::read; CheckpointError: a value
-///           beyond fp16's range. IoError.
+///           no floating-point one, a shard size below 1, a `model_folder` without config.json, of another model, or
+///           beside weights that are not a whole model's), CheckpointError (no weights, a file that exists and kRefuse:
+///           config.json only if it is of another model, frozen parameters that nothing tells apart). While reading as
+///           TensorReader::read; CheckpointError: a value beyond fp16's range. IoError.
 ConsolidatedWeights consolidate(const CheckpointSource& source, const std::filesystem::path& folder,
                                 const ConsolidateOptions& options = {});
 

@@ -38,6 +38,12 @@ struct StepMetrics {
   std::optional<double> mfu = {};              ///< tflops_per_rank over the peak of a rank; nothing without a known one
 };
 
+/// Date and time now, as "2026-11-25 18:04:05 UTC".
+std::string utc_now();
+
+/// Name of this host; empty where the system does not tell.
+std::string host_name();
+
 /// Opens a run, or a resumed part of it.
 struct RunInfo {
   std::string model;
@@ -51,6 +57,10 @@ struct RunInfo {
   std::string data;                        ///< a line about the data set
   int64_t flops_per_token = 0;             ///< that tflops_per_rank counts; 0: not known
   std::optional<double> peak_tflops = {};  ///< of one rank, that mfu is the part of
+  std::string started = {};                ///< date and time of this start, as utc_now() tells
+  std::string host = {};                   ///< of rank 0
+  std::string command = {};                ///< line that a shell takes
+  std::string versions = {};               ///< of the software, such as "Trireme 0.1.0, torch 2.11.0"
 };
 
 struct RunEnd {
@@ -120,7 +130,8 @@ struct RunLog {
   std::vector<CheckpointEvent> checkpoints;
   std::vector<SampleText> samples;
   std::optional<RunEnd> end;
-  double seconds = 0;  ///< of all parts of the run
+  double seconds = 0;   ///< of all parts of the run
+  std::string started;  ///< of the first part
 };
 
 /// Reads a metrics.jsonl. A torn last line is left out. Throws IoError; DataError naming file and line: not a JSON

@@ -1,17 +1,28 @@
 """What an engine saves and loads: checkpoints, and the model's weights alone."""
+import json
 import os
+import sys
 
 from .._native import core
 from ..errors import ConfigError, UnsupportedError
 from . import client_state as client_states
 
 # Keys that an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and groups.
-_SCHEDULER, _GROUPS, _OPTIMIZER = "trireme.lr_scheduler", "trireme.param_groups", "trireme.optimizer"
+# The model's config.json makes weights that are taken out a model that from_pretrained() opens.
+_SCHEDULER, _GROUPS, _OPTIMIZER, _MODEL = "trireme.lr_scheduler", "trireme.param_groups", "trireme.optimizer", "trireme.model"
 
 
 def _check_folder(call, argument, folder):
     if not isinstance(folder, (str, os.PathLike)):
         raise ConfigError(f"{call}: {argument} is {folder!r}; expected the path of a folder")
+
+
+def _config_of(module):
+    """config.json of a model of transformers, as a dict; None of other modules."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, getattr(transformers, "PreTrainedModel", ())):
+        return None
+    return {**json.loads(module.config.to_json_string()), "architectures": [type(module).__name__]}
 
 
 class ModelFiles:
@@ -30,6 +41,9 @@ class ModelFiles:
         _check_folder("save_checkpoint", "save_dir", save_dir)
         client_states.check_keys(client_state or {})
         values = dict(client_state or {})
+        config = _config_of(self.module)
+        if config is not None:
+            values[_MODEL] = config
         if hasattr(self.client_lr_scheduler, "state_dict"):
             values[_SCHEDULER] = self.client_lr_scheduler.state_dict()
         if self.client_steps is not None:
@@ -67,6 +81,7 @@ class ModelFiles:
                 custom_load_fn(src=core.fp32_state_dict(os.fspath(load_dir), loaded[0], False), dst=self.module)
         values = client_states.from_text(loaded[1])
         scheduler, groups, of_optimizer = (values.pop(key, None) for key in (_SCHEDULER, _GROUPS, _OPTIMIZER))
+        values.pop(_MODEL, None)
         if of_optimizer is not None and self.client_steps is not None and load_optimizer_states and not load_module_only:
             self.client_steps.load_values(of_optimizer)
         if self.optimizer is not None:
