@@ -273,7 +273,8 @@ def pair(kind):
 def far_states(one, other):
     assert set(one) == set(other), (set(one), set(other))
     assert all(set(one[key]) == set(other[key]) for key in one)
-    return max((torch.as_tensor(one[key][name]) - torch.as_tensor(other[key][name])).abs().max().item() for key in one for name in one[key])
+    pairs = [(torch.as_tensor(one[key][name]), torch.as_tensor(other[key][name])) for key in one for name in one[key]]
+    return max(((found - expected).abs().max() / expected.abs().max().clamp_min(1)).item() for found, expected in pairs)
 def plain(kind, steps):
     model, make = pair(kind)
     optimizer = make(model.parameters())
