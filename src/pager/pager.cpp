@@ -13,11 +13,11 @@
 #include "pager/gradients/squares.h"
 #include "pager/gradients/store.h"
 #include "pager/weights/store.h"
-#include "trireme/pager/written_values.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
+#include "trireme/pager/storage/written_values.h"
 
 namespace trireme {
 namespace {

@@ -5,7 +5,7 @@
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
 #include "trireme/intercept.h"
-#include "trireme/pager/written_values.h"
+#include "trireme/pager/storage/written_values.h"
 
 namespace trireme::python {
 namespace {
@@ -43,7 +43,8 @@ at::Tensor own_weight(const at::Tensor& parameter) {
   return access.value(index).data.clone();
 }
 
-/// Of `whole`, in the shape of `parameter`: a copy of the elements that this rank updates, [n], in its own dtype. Local.
+/// Of `whole`, in the shape of `parameter`: a copy of the elements that this rank updates, [n], in its own dtype.
+/// Local.
 at::Tensor own_part(const at::Tensor& parameter, const at::Tensor& whole) {
   const auto [access, index] = place_of(parameter, "own_part");
   const WithoutInterception own_operators;

@@ -23,8 +23,8 @@
 #include "pager/weights/flat_buffers.h"
 #include "pager/weights/residency.h"
 #include "pager/weights/store.h"
-#include "trireme/pager/written_values.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/pager/storage/written_values.h"
 
 namespace trireme {
 namespace {
@@ -389,7 +389,8 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     if (paged.state == UnitState::kGathering) finish_gather(index);
     if (paged.is_unseen)
-      for (const Placement& placement : unit(index).parameters) digests_[placement.index] = written_digest(placement.index);
+      for (const Placement& placement : unit(index).parameters)
+        digests_[placement.index] = written_digest(placement.index);
     for (const Placement& placement : unit(index).parameters) release_parameter(parameter(placement.index));
     if (policy().poison) poison(paged.buffer);
     forget_buffer(index);

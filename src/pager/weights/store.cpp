@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "trireme/pager/written_values.h"
+#include "trireme/pager/storage/written_values.h"
 
 namespace trireme {
 

@@ -15,8 +15,8 @@ namespace trireme {
 /// Of the bytes of `flat`, contiguous; never 0. The same for the same bytes on one kind of device, for which it waits.
 int64_t digest_of(const at::Tensor& flat);
 
-/// Compares what ranks have written: a digest of each of some values, 0 where there is none. Returns whether there is any.
-/// Collective.
+/// Compares what ranks have written: a digest of each of some values, 0 where there is none. Returns whether there is
+/// any. Collective.
 ///
 /// Cost      one all-reduce of 16 bytes between the hosts.
 /// Throws    StateError, on every rank: some rank has another digest; says by `name_of` of which value.

@@ -1,4 +1,4 @@
-#include "trireme/pager/written_values.h"
+#include "trireme/pager/storage/written_values.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -42,7 +42,8 @@ int64_t digest_of(const at::Tensor& flat) {
   return positive(static_cast<uint64_t>((words * (places * 2654435761).remainder(2147483647)).sum().item<int64_t>()));
 }
 
-bool require_same(Group& group, const std::vector<int64_t>& digests, const std::function<std::string(size_t)>& name_of) {
+bool require_same(Group& group, const std::vector<int64_t>& digests,
+                  const std::function<std::string(size_t)>& name_of) {
   const WithoutInterception own_operators;
   const bool any = std::any_of(digests.begin(), digests.end(), [](int64_t digest) { return digest != 0; });
   if (group.size() == 1) return any;
