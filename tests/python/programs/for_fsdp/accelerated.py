@@ -70,7 +70,7 @@ def main(options):
                 loss = model(inputs, targets)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    gradients.append({name.replace("_checkpoint_wrapped_module.", ""): whole(p.grad) for name, p in model.named_parameters()})
+                    gradients.append({name.replace("_checkpoint_wrapped_module.", ""): whole(p.grad) for name, p in model.named_parameters() if p.grad is not None})
                     if options.get("clips", True):
                         norms.append(float(whole(accelerator.clip_grad_norm_(model.parameters(), 1.0))))
                 optimizer.step()

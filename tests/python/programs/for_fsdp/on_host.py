@@ -2,6 +2,7 @@
 import runpy
 import sys
 
+import torch
 from accelerate import accelerator
 from accelerate.utils import DistributedType
 
@@ -17,6 +18,8 @@ def main():
                 plugin.set_mixed_precision(self.mixed_precision)
             self.fsdp_plugin, self.distributed_type = plugin, DistributedType.FSDP
             accelerator.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            # FSDP1 compares it with a device without an index.
+            self.device = accelerator.PartialState._shared_state["device"] = torch.device("cpu")
 
     accelerator.AcceleratorState.__init__ = make_and_choose
     sys.argv = sys.argv[1:]
