@@ -118,8 +118,7 @@ RunRecord::RunRecord(const TrainSetup& setup, EngineBase& engine, Group& world)
   note(str(setup.name, ": ", short_count(static_cast<double>(parameter_count(setup.model))), " parameters, ZeRO stage ",
            engine.config().pager.stage, describe_axes(engine.config().degrees), " on ", world.size(),
            world.size() == 1 ? " rank (" : " ranks (", device_name(engine.pager().device()), "), ",
-           short_name(engine.config().precision.weight_dtype), ", ", engine.train_batch_size(), " x ",
-           setup.options.seq, " tokens per step"));
+           engine.train_batch_size(), " x ", setup.options.seq, " tokens per step"));
   note(str("data: ", describe(setup.data)));
   if (first_step > 0) note(str("continues after step ", first_step));
 }

@@ -69,6 +69,15 @@ TEST_F(TrainProgram, ResumesFromNothingByStartingAnew) {
   EXPECT_EQ(losses_of("new").size(), 2u);
 }
 
+TEST_F(TrainProgram, SaysDtypesOnceInTheTableOfPrecision) {
+  const auto done = run_program(train("run", {"--steps", "1"}));
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const auto first = done.err.find("precision: full; dtypes, and bytes on rank 0");
+  ASSERT_NE(first, std::string::npos) << done.err;
+  EXPECT_EQ(done.err.find("dtypes", first + 30), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find(" on 2 ranks (cpu), 4 x 32 tokens per step"), std::string::npos) << done.err;
+}
+
 TEST_F(TrainProgram, SavesAndEndsCleanlyOnCtrlC) {
   Program program(train("stopped", {"--steps", "100000"}));
   ASSERT_TRUE(becomes_true([&] { return losses_of("stopped").size() >= 3; })) << program.err();
