@@ -42,7 +42,7 @@ def step(optimizer):
 def begin(optimizer):
     """States of zeros for those that have none, as torch.distributed.checkpoint wants them."""
     now = _states_of(optimizer)
-    without = [parameter for parameter in parameters(optimizer) if parameter.requires_grad and not now[parameter]]
+    without = {parameter for parameter in parameters(optimizer) if parameter.requires_grad and not now[parameter]}
     gradients = {parameter: parameter.grad for parameter in parameters(optimizer)}
     for parameter in gradients:
         parameter.grad = torch.zeros_like(parameter) if parameter in without else None
