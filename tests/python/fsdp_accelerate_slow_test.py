@@ -33,14 +33,9 @@ class Fsdp1(Case):
             with self.subTest(name):
                 expected, found = self.told(f"torchs {name}", 2, by="torch", **options, **more), self.told(f"ours {name}", 2, **options, **more)
                 del expected["gradients"]  # PyTorch's are flat parts
+                expected["weights"] = {name_: value.float() for name_, value in expected["weights"].items()}
                 self.assert_same(found, expected, 1e-5)
                 self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
-
-    def test_keeps_ignored_modules_as_torchs_fsdp1(self):
-        options = {"micro": 4, "clips": False, "plugin": {"fsdp_version": 1, "auto_wrap_policy": "transformer_based_wrap", "use_orig_params": True, "ignored_modules": "last|layers.1.up"}}
-        expected, found = self.told("torchs", 2, by="torch", **options), self.told("ours", 2, **options)
-        del expected["gradients"]
-        self.assert_same(found, expected)
 
     def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
         alone = self.told("alone", 0, program="trainer.py", micro=8, accumulation=1)

@@ -125,7 +125,7 @@ loss_of(stepping, *own(0)).backward()
 result["refused"]["itself steps"] = raised(optimizer.step)
 """)
         self.assertEqual(result["resumed"], 0)
-        self.assertEqual(result["states"][1], 5)
+        self.assertEqual(result["states"][1], 6)  # tensors of state_dict() are the states themselves, as torch's
         self.assertEqual(result["begun"], [0, False])
         self.assertEqual(result["skipped"], [0, 4.0])
         self.assertIn("average these gradients", result["clips"])

@@ -151,7 +151,8 @@ class FullyShardedDataParallel(Wrapped):
         self._require_root("clip_grad_norm_()")
         root = self._fsdp_root()
         root.engine()
-        kept = [parameter for parameter in root.ignored() if parameter.grad is not None]
+        ignored = root.ignored()
+        kept = [parameter for parameter in self.parameters() if parameter in ignored and parameter.grad is not None]  # in one order on every rank
         sharded = managed_parameters(self)
         if not kept:
             return torch.nn.utils.clip_grad_norm_(sharded, max_norm, norm_type).as_subclass(torch.Tensor)

@@ -5,9 +5,24 @@ import sys
 import torch
 from accelerate import accelerator
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+
+def keep_on_host():
+    """PyTorch's FSDP1 ends by SIGSEGV on a host with offload_to_cpu, which Accelerate sets."""
+    choose = FullyShardedDataParallel.set_state_dict_type
+
+    def choose_without(module, kind, *configs, **named):
+        for config in (*configs, *named.values()):
+            if config is not None:
+                config.offload_to_cpu = False
+        return choose(module, kind, *configs, **named)
+
+    FullyShardedDataParallel.set_state_dict_type = staticmethod(choose_without)
 
 
 def main():
+    keep_on_host()
     make = accelerator.AcceleratorState.__init__
 
     def make_and_choose(self, *args, **kwargs):
