@@ -17,6 +17,7 @@ class Fsdp1(Case):
         alone = self.told("alone", 0, micro=8)
         by_layers = {"fsdp_version": 1, "auto_wrap_policy": "transformer_based_wrap"}
         ways = {"kept": {**by_layers, "sharding_strategy": "SHARD_GRAD_OP", "state_dict_type": "SHARDED_STATE_DICT"},
+                "local": {**by_layers, "state_dict_type": "LOCAL_STATE_DICT"},
                 "whole": {**by_layers, "sharding_strategy": "NO_SHARD"}, "hybrid": {**by_layers, "sharding_strategy": "HYBRID_SHARD", "use_orig_params": True},
                 "offloaded": {**by_layers, "cpu_offload": True, "activation_checkpointing": True},
                 "sizes": {"fsdp_version": 1, "auto_wrap_policy": "size_based_wrap", "min_num_params": 100, "sync_module_states": True},

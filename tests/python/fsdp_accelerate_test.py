@@ -55,7 +55,6 @@ class Accelerated(Case):
         for words, options in {
                 "accelerate 0.1: its FSDP is known to train here in version 1.15.0": {"before": "import importlib.metadata; importlib.metadata.version = lambda name: '0.1'"},
                 "fp16 needs a loss scale": {"precision": "fp16"}, "fsdp_version=3 is not there; set it to 2 or 1": {"plugin": {"fsdp_version": 3}},
-                "LOCAL_STATE_DICT has PyTorch's flat parameters": {"plugin": {"fsdp_version": 1, "state_dict_type": "LOCAL_STATE_DICT"}},
                 "dp_replicate_size=2. says nothing to fsdp_version 1": {"plugin": {"fsdp_version": 1}, "parallelism": {"dp_replicate_size": 2}}}.items():
             with self.subTest(words), self.assertRaisesRegex(AssertionError, words):
                 self.told(words[:5], 2, micro=4, **{"plugin": plugin, **options})

@@ -412,8 +412,19 @@ class Named(nn.Module):
 half = FSDP(net(), mixed_precision=MixedPrecision(torch.bfloat16))
 optimizer = torch.optim.SGD(half.parameters(), lr=1)
 loss_of(half, *own(0))
+now = {name: value.clone() for name, value in ours.state_dict().items()}
+FSDP.set_state_dict_type(ours, StateDictType.LOCAL_STATE_DICT, LocalStateDictConfig())
+torch.save(ours.state_dict(), f"{folder}/local{ranks.world().rank}.pt")
+mine, whole_state = torch.load(f"{folder}/local{ranks.world().rank}.pt"), dict(now)
+result["local numel"] = [sum(value.numel() for name, value in mine.items()), sum(value.numel() for value in now.values())]
+ranks.world().barrier()
+result["local refused"] = [raised(lambda: ours.load_state_dict(torch.load(f"{folder}/local0.pt"))), raised(lambda: ours.load_state_dict(whole_state))]
+with FSDP.summon_full_params(ours), torch.no_grad(): ours.head.weight.zero_()
+loaded = ours.load_state_dict(mine)
+FSDP.set_state_dict_type(ours, StateDictType.FULL_STATE_DICT)
+result["local"] = [farthest(ours.state_dict(), now), list(loaded)]
 result["refused"] = {name: raised(make) for name, make in {
-    "ignored": lambda: FSDP(net(), ignored_modules=[3]), "local": lambda: FSDP.set_state_dict_type(ours, StateDictType.LOCAL_STATE_DICT),
+    "ignored": lambda: FSDP(net(), ignored_modules=[3]),
     "flat": lambda: ours._flat_param, "norms": lambda: FSDP(nn.Sequential(nn.BatchNorm1d(2)), mixed_precision=MixedPrecision(torch.bfloat16)),
     "fp64": lambda: FSDP(net(), mixed_precision=MixedPrecision(torch.float64)), "grads": lambda: FSDP.summon_full_params(ours, with_grads=True).__enter__(),
     "named": lambda: FSDP(Named()), "twice": lambda: FSDP(ours), "both": lambda: fully_shard(nn.Sequential(ours)), "inner": lambda: ours.layers[0].no_sync().__enter__(),
@@ -426,9 +437,13 @@ result["refused"] = {name: raised(make) for name, make in {
         self.assertEqual(result["everywhere"], 20)
         self.assertEqual(result["sharded"], 0)
         self.assertLessEqual(result["written"], 1e-5)
+        self.assertEqual(result["local"], [0, [[], []]])
+        self.assertLess(result["local numel"][0], 0.7 * result["local numel"][1])
+        for found in result["local refused"]:
+            self.assertIn("under LOCAL_STATE_DICT: each rank loads what it has saved itself", str(found))
         self.assertEqual(result["classes"], ["Net", True, False, True, True, False])
         self.assertTrue(result["meta"])
-        for name, words in {"ignored": "ignored_modules", "local": "SHARDED_STATE_DICT", "flat": "there are no flat parameters", "norms": "torch.autocast", "fp64": "param_dtype is torch.bfloat16",
+        for name, words in {"ignored": "ignored_modules", "flat": "there are no flat parameters", "norms": "torch.autocast", "fp64": "param_dtype is torch.bfloat16",
                             "grads": "full_tensor()", "named": "has a member 'module'", "twice": "was wrapped already", "both": "use one of the two", "inner": "outermost",
                             "hook": "register_comm_hook", "half": "take state_dict()"}.items():
             with self.subTest(name):

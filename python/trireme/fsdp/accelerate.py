@@ -81,9 +81,6 @@ def _is_fsdp1(plugin):
 
 
 def _check_fsdp1(plugin, axes):
-    if plugin.state_dict_type not in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
-        raise UnsupportedError(f"accelerate: fsdp_state_dict_type {plugin.state_dict_type.name} has PyTorch's flat parameters, which there are none of; set it to "
-                               "FULL_STATE_DICT or SHARDED_STATE_DICT")
     if plugin.ignored_modules:
         raise UnsupportedError("accelerate: ignored_modules with fsdp_version 1 is not there yet; leave it out, or call FullyShardedDataParallel(ignored_modules=…) yourself")
     if axes is not None and axes.dp_replicate_size > 1:

@@ -7,14 +7,15 @@ import itertools
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (BackwardPrefetch, FullOptimStateDictConfig, FullStateDictConfig, ShardedOptimStateDictConfig, ShardedStateDictConfig,
-                                    ShardingStrategy, StateDictSettings, StateDictType)
+from torch.distributed.fsdp import (BackwardPrefetch, FullOptimStateDictConfig, FullStateDictConfig, LocalOptimStateDictConfig, LocalStateDictConfig,
+                                    ShardedOptimStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictSettings, StateDictType)
 from torch.distributed.fsdp._wrap_utils import _auto_wrap
 from torch.nn.utils import clip_grad
 
 from .. import ranks
 from .._native import core
 from ..errors import ConfigError, ShapeError, StateError, UnsupportedError
+from . import local
 from .modules import Wrapped, parameters_of, remade, wrap
 from .policies import LOW, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import managed_parameters
@@ -23,7 +24,8 @@ _KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)  
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
 # Settings of a kind of state dict where a program gives none: (of models, of optimizers).
 _CONFIGS = {StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
-            StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig)}
+            StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
+            StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig)}
 _OWN_NAMES = ("check_is_root", "clip_grad_norm_", "fsdp_modules", "module", "no_sync", "optim_state_dict", "optim_state_dict_to_load",
               "set_state_dict_type", "state_dict_type", "summon_full_params")
 
@@ -191,13 +193,7 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
-        """What state_dict() and optim_state_dict() of `module` give from here on. Returns the settings before.
-
-        Raises  UnsupportedError: LOCAL_STATE_DICT, whose tensors are flat.
-        """
-        if state_dict_type not in _CONFIGS:
-            raise UnsupportedError(f"set_state_dict_type: {state_dict_type} has PyTorch's flat parameters, which there are none of; use SHARDED_STATE_DICT or "
-                                   "FULL_STATE_DICT")
+        """What state_dict() and optim_state_dict() of `module` give from here on. Returns the settings before."""
         of_model, of_optimizer = _CONFIGS[state_dict_type]
         settings = StateDictSettings(state_dict_type, state_dict_config or of_model(), optim_state_dict_config or of_optimizer())
         for config, kind in ((settings.state_dict_config, of_model), (settings.optim_state_dict_config, of_optimizer)):
@@ -227,13 +223,24 @@ class FullyShardedDataParallel(Wrapped):
             FullyShardedDataParallel.set_state_dict_type(module, before.state_dict_type, before.state_dict_config, before.optim_state_dict_config)
 
     def state_dict(self, *args, **kwargs):
-        """FULL: whole plain copies, with rank0_only elsewhere none. SHARDED: tensors that torch.distributed.checkpoint reads and writes. Collective."""
+        """FULL: whole plain copies, with rank0_only elsewhere none. SHARDED: tensors that torch.distributed.checkpoint reads and writes. LOCAL: this rank's
+        elements, by names of parameters, which it alone loads again. Collective."""
         self._fsdp_root().engine()
         state = self._fsdp_root().values(super().state_dict(*args, **kwargs))
-        if args or "destination" in kwargs or _settings_of(self).state_dict_type is not StateDictType.FULL_STATE_DICT:
+        settings = _settings_of(self)
+        if args or "destination" in kwargs or settings.state_dict_type is StateDictType.SHARDED_STATE_DICT:
             return state
+        if settings.state_dict_type is StateDictType.LOCAL_STATE_DICT:
+            return local.of(self, state, settings.state_dict_config.offload_to_cpu)
         wholes = {name: _plain(value) for name, value in state.items()}
-        return _for_this_rank(state, wholes, _settings_of(self).state_dict_config)
+        return _for_this_rank(state, wholes, settings.state_dict_config)
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        """What state_dict() gives under the type in force. Collective. Raises StateError: of LOCAL_STATE_DICT, another rank's."""
+        if _settings_of(self).state_dict_type is StateDictType.LOCAL_STATE_DICT:
+            self._fsdp_root().engine()
+            state_dict = local.wholes(self, state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     @staticmethod
     def optim_state_dict(model, optim, optim_state_dict=None, group=None):  # pylint: disable=unused-argument
