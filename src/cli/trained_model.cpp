@@ -46,7 +46,8 @@ std::shared_ptr<LanguageModel> whole_model(const TrainSetup& setup, c10::Device 
 /// With the facts of heads where layers are cut.
 InitializeOptions engine_options(const TrainSetup& setup) {
   return {.config = setup.config,
-          .partition_model = partition_model_from(parse_json(config_json(setup.model), setup.name))};
+          .partition_model = partition_model_from(parse_json(config_json(setup.model), setup.name)),
+          .takes_sizes_from_inputs = std::holds_alternative<LlamaOptions>(setup.model)};
 }
 
 class ModelOnEveryRank : public TrainedModel {

@@ -40,6 +40,7 @@ TrainingOptions resolve(const InitializeOptions& options, int world_size) {
           .aliases = options.aliases,
           .partition_model = options.partition_model,
           .tp_plan = options.tp_plan,
+          .takes_sizes_from_inputs = options.takes_sizes_from_inputs,
           .knows_micro_batch = !std::holds_alternative<std::monostate>(options.config)};
 }
 

@@ -299,9 +299,11 @@ TensorPass::Sum TensorPass::sum(const at::Tensor& part, const OperatorCall& call
   if (!shards_tokens_ || !is_of_tokens || dim < 0 || part.size(dim) < group_.size() || part.numel() == 0)
     return {summed(part, exchanges_, name_of(call)), {}};
   if (!takes_wholes())
-    throw StateError(str(name_of(call),
-                         ": tokens are sharded (tensor_parallel.sequence_parallel), and this program reads "
-                         "the sizes of its own; leave sequence_parallel out: only Python programs see whole sizes"));
+    throw StateError(
+        str(name_of(call),
+            ": tokens are sharded (tensor_parallel.sequence_parallel), and a C++ module that reads sizes of "
+            "activations sees those of its own tokens; leave sequence_parallel out, or, where the module "
+            "reads sizes of its inputs alone, set InitializeOptions::takes_sizes_from_inputs"));
   auto slices = std::make_shared<RankSlices>();
   slices->whole = part.size(dim);
   for (int rank = 0; rank < group_.size(); ++rank)

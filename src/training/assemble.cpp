@@ -145,6 +145,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                       step_options(config_));
   passes_ = OperatorPasses(config_, *pager_, groups_,
                            partition_ ? tensor_pass(*groups_.tensor, *partition_, config_.tensor, slices_) : nullptr);
+  if (options.takes_sizes_from_inputs && passes_.tensor) passes_.tensor->speak_of_wholes();
   access_ = make_access(nullptr);
 }
 

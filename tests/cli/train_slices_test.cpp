@@ -15,11 +15,12 @@ class TrainSlices : public TrainProgram {
   }
 
   /// A configuration of steps of eight samples, in which `tensor` ranks share layers.
-  std::string config(int tensor, int stage) const {
-    return folder_.write(str("tensor", tensor, "stage", stage, ".json"),
+  std::string config(int tensor, int stage, bool shards_tokens = false) const {
+    return folder_.write(str("tensor", tensor, "stage", stage, shards_tokens ? "tokens" : "", ".json"),
                          str(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )",
-                             stage, R"(}, "tensor_parallel": {"autotp_size": )", tensor, "}}"));
+                             stage, R"(}, "tensor_parallel": {"autotp_size": )", tensor, R"(, "sequence_parallel": )",
+                             shards_tokens ? "true" : "false", "}}"));
   }
 
   std::vector<std::string> run(const std::string& out, const std::string& config, const std::string& ranks,
@@ -57,6 +58,10 @@ TEST_F(TrainSlices, TrainAndGoOnAsWholeModelsDo) {
     expect_losses(out, expected);
     EXPECT_NEAR(validation_loss(done), validation_loss(whole), 2e-4);
   }
+  const auto tokens = run_program(run("tokens", config(2, 3, /*shards_tokens=*/true), "2"));
+  ASSERT_EQ(tokens.exit_code, 0) << tokens.err;
+  expect_losses("tokens", expected);
+  EXPECT_NEAR(validation_loss(tokens), validation_loss(whole), 2e-4);
   // Whole, and over more ranks, from where two ranks that shared layers were.
   for (const auto& [out, tensor, ranks] : {std::tuple{"whole again", 1, "2"}, {"more", 4, "4"}}) {
     SCOPED_TRACE(out);

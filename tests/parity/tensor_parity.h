@@ -73,8 +73,8 @@ inline Outcome train(Group& world, const Json& json, const Case& of) {
   }();
   InitializeOptions options{.config = config};
   if (of.knows_heads) options.partition_model = facts();
+  options.takes_sizes_from_inputs = of.shards_tokens;
   Engine engine(world, *net, options);
-  if (of.shards_tokens) engine.passes().speak_of_wholes();  // the model reads sizes of its input alone
   Outcome outcome;
   const DataPlace place = engine.data_place();
   for (int64_t step = 0; step < kSteps; ++step) {

@@ -38,6 +38,7 @@ struct InitializeOptions {
   /// With Degrees::tensor above 1: as TrainingOptions has them.
   std::optional<PartitionModel> partition_model = {};
   std::vector<std::pair<std::string, std::string>> tp_plan = {};
+  bool takes_sizes_from_inputs = false;
 };
 
 struct BackwardOptions {

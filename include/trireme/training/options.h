@@ -47,6 +47,9 @@ struct TrainingOptions {
   /// the module's. Nothing: unknown.
   std::optional<PartitionModel> partition_model = {};
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< as TensorParallelOptions::tp_plan
+  /// The module reads sizes of its inputs alone, never of activations, of which a rank may have a part. What
+  /// tensor_parallel.sequence_parallel needs.
+  bool takes_sizes_from_inputs = false;
   bool knows_micro_batch = true;  ///< the program has said how many samples a micro-batch has
 };
 
