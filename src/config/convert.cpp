@@ -83,9 +83,7 @@ Conversion convert(const ConfigSource& given, Dialect to, int world_size) {
     if (!options.contains("train_batch_size") && !options.contains("train_micro_batch_size_per_gpu"))
       options["train_micro_batch_size_per_gpu"] = "auto";
     Conversion converted{.text = options.dump(2) + "\n", .left_out = {}};
-    const bool is_fsdp = std::any_of(source.names.begin(), source.names.end(),
-                                     [](const auto& one) { return one.second.starts_with("fsdp_config"); });
-    if (is_fsdp && config.precision.weight_dtype == at::kFloat)
+    if (source.steps_in_the_models_dtype && config.precision.weight_dtype == at::kFloat)
       converted.left_out.push_back(
           "a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 masters here; for the same "
           "set `bf16.enabled`, `bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true");

@@ -626,6 +626,7 @@ void read_accelerate(ConfigSource& source) {
   source.places = draft.places;
   source.options = draft.options;
   source.micro_batch = 1;
+  source.steps_in_the_models_dtype = kind == "fsdp";
 }
 
 std::string write_accelerate(const Json& resolved, int replicas) {

@@ -38,6 +38,7 @@ struct ConfigSource {
   std::vector<std::string> hints = {};             ///< other remarks for the user
   std::vector<ConfigMistake> mistakes = {};        ///< in keys that there are in the file's dialect alone
   std::optional<int64_t> micro_batch = {};  ///< where no batch size is given, because the dialect has no word for it
+  bool steps_in_the_models_dtype = false;   ///< FSDP: a model in bf16 has no fp32 masters, unless the file says so
 };
 
 }  // namespace trireme
