@@ -1,5 +1,5 @@
 // One optimizer step over a shard with 16-bit weights: unscale, clip, AdamW, rounding of the weights. Separate passes,
-// against the library's one pass (optim/adam.h, on a GPU optim/device_adam.h).
+// against the library's one pass (optim/adam.h, on a GPU optim/device_adam.h), and the mode `low` (optim/low.h).
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -47,6 +47,14 @@ Shard make_shard(int64_t numel, c10::Device device) {
            at::zeros({numel}, options)}};
 }
 
+/// Of the mode `low`; `rounding`: stochastic.
+Shard make_low_shard(int64_t numel, const StochasticRounding* rounding) {
+  const auto options = at::TensorOptions().dtype(at::kBFloat16);
+  const at::Tensor weights = at::randn({numel}).to(at::kBFloat16);
+  return {{weights, weights, at::randn({numel}).to(at::kBFloat16), at::zeros({numel}, options),
+           at::zeros({numel}, options), rounding}};
+}
+
 void separate_passes(Shard& shard) {
   const UpdateSpan& s = shard.span;
   s.gradients.mul_(kUnscale);
@@ -56,6 +64,9 @@ void separate_passes(Shard& shard) {
                     kOptions.beta2, kOptions.weight_decay, kOptions.eps, /*amsgrad=*/false, /*maximize=*/false);
   s.weights.copy_(s.master);
 }
+
+/// Nothing is unscaled: gradients would be, in place.
+void low(Shard& shard) { update(shard.span, kOptions, /*gradient_factor=*/1, ++shard.step); }
 
 void one_pass(Shard& shard) { update(shard.span, kOptions, kUnscale * kClip, ++shard.step); }
 
@@ -89,8 +100,17 @@ struct Variant {
   std::vector<double> ms = {};
 };
 
-std::vector<Variant> variants_on(c10::Device device) {
-  if (is_host(device)) return {{"separate passes", separate_passes}, {"one pass", one_pass}};
+std::vector<Variant> variants_on(c10::Device device, int64_t numel) {
+  if (is_host(device)) {
+    static const StochasticRounding rounding({{.begin = 0, .numel = numel, .parameter = 1, .first = 0}});
+    const auto low_on = [&](const StochasticRounding* of) {
+      return [shard = std::make_shared<Shard>(make_low_shard(numel, of))](Shard&) { low(*shard); };
+    };
+    return {{"separate passes", separate_passes},
+            {"one pass", one_pass},
+            {"low", low_on(nullptr)},
+            {"low, stochastic", low_on(&rounding)}};
+  }
   const auto numbers = std::make_shared<DeviceNumbers>(device);
   return {{"separate passes", [=](Shard& shard) { separate_passes_on_device(shard, *numbers); }},
           {"one pass", [=](Shard& shard) { one_pass_on_device(shard, *numbers); }}};
@@ -100,7 +120,7 @@ void measure(bool smoke, const std::string& device_name) {
   const c10::Device device = choose_device(device_name, 0);
   const int64_t numel = smoke ? 1'000'000 : 100'000'000;
   Shard shard = make_shard(numel, device);
-  std::vector<Variant> variants = variants_on(device);
+  std::vector<Variant> variants = variants_on(device, numel);
   const at::Tensor gradients = shard.span.gradients.clone();
   for (Variant& variant : variants) variant.act(shard);  // every page is there, every kernel is loaded
   for (int round = 0; round < (smoke ? 1 : 15); ++round)
@@ -125,7 +145,8 @@ void measure(bool smoke, const std::string& device_name) {
 
 constexpr const char* kAbout =
     "one optimizer step over 100 M parameters with 16-bit weights, on one thread or one GPU: unscale, clip, AdamW,\n"
-    "rounding of the weights. Separate passes (ATen's fused AdamW), against the library's one pass.";
+    "rounding of the weights. Separate passes (ATen's fused AdamW), against the library's one pass; on a CPU also the\n"
+    "mode low, all in bf16, which unscales nothing here, as torch.optim rounds and with stochastic rounding.";
 
 }  // namespace
 
