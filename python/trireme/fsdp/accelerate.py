@@ -192,9 +192,12 @@ def _trained_with(part):
 
 
 class _Reader:
-    """An Accelerator that is told that it is rank 0: every rank reads a full state dict, as for a model whose class is FSDP1's own."""
+    """An Accelerator that is told that it is rank 0 of one: every rank reads a full state dict, as for a model whose class is FSDP1's own, and asks the model
+    for one, whose names peft wants.
+    """
 
     process_index = 0
+    num_processes = 1
 
     def __init__(self, accelerator):
         self._accelerator = accelerator
