@@ -1,5 +1,7 @@
 #include "comm/split.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -39,32 +41,22 @@ class Assignment {
   std::vector<int> parts_;
 };
 
-/// FNV-1a over the parts.
-class Fingerprint {
- public:
-  void add(int number) { hash_ = (hash_ ^ static_cast<uint64_t>(number)) * 1099511628211U; }
-  int64_t value() const { return static_cast<int64_t>(hash_ >> 1); }
-
- private:
-  uint64_t hash_ = 14695981039346656037U;
-};
-
 }  // namespace
 
 Split checked_split(const GroupInfo& group, const std::vector<std::vector<int>>& parts, const std::string& name) {
   if (parts.empty()) throw ShapeError(str("split of group '", group.name, "': expected at least one part, got none"));
   Split split;
   Assignment assignment(group);
-  Fingerprint fingerprint;
+  std::vector<int> numbers;  // of each part its size and its ranks, for a fingerprint that all ranks compare
   for (size_t part = 0; part < parts.size(); ++part) {
     const std::vector<int>& members = parts[part];
     assignment.add(static_cast<int>(part), members);
-    fingerprint.add(static_cast<int>(members.size()));
-    for (const int rank : members) fingerprint.add(rank);
+    numbers.push_back(static_cast<int>(members.size()));
+    numbers.insert(numbers.end(), members.begin(), members.end());
     if (std::find(members.begin(), members.end(), group.place.rank) != members.end()) split.members = members;
   }
   split.call.kind = CallKind::kSplit;
-  split.call.numel = fingerprint.value();
+  split.call.numel = static_cast<int64_t>(XXH3_64bits(numbers.data(), numbers.size() * sizeof(int)) >> 1);
   if (split.takes_part()) split.info = group.part(split.members, name);
   return split;
 }

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "config/keys.h"
 #include "config/options.h"
 #include "config/typed_section.h"
 
@@ -144,9 +145,6 @@ std::vector<OptimizerRow> optimizer_rows() {
   const auto add_works = [&](const Types& types, const char* key, auto type, auto member, const char* doc) {
     add(types, works<Options>(str("optimizer.params.", key), type, member, doc));
   };
-  const auto add_flags = [&](const Types& types, std::initializer_list<const char*> keys, const auto& make) {
-    for (const char* key : keys) add(types, make(str("optimizer.params.", key)));
-  };
   add({}, max_grad_norm());
   add_works({}, "lr", number(kNonNegative), at<&Options::lr>, "learning rate; Adagrad's default is 0.01");
   add(muon, adam_lr());
@@ -169,25 +167,8 @@ std::vector<OptimizerRow> optimizer_rows() {
                                     "below 1; 0.95 by default"),
                      check_momentum));
   add_works(muon, "ns_steps", integer(kPositive), at<&Options::ns_steps>, "ours: Newton-Schulz iterations");
-  add(muon, no_meaning<Options>("optimizer.params.ns_method", "gram|standard", "both compute the same iteration"));
-  const auto refuse = [](const Json& normal) {
-    return [normal](const std::string& path) { return refused<Options>(path, normal); };
-  };
-  const auto ignore = [](const std::string& path) { return no_meaning<Options>(path, false, "the same result here"); };
-  add_flags(adam, {"amsgrad", "maximize"}, refuse(false));
-  add_flags(adam, {"bias_correction", "fp32_optimizer_states"}, refuse(true));
-  add_flags(adam, {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}, ignore);
-  add_flags(adagrad, {"lr_decay", "initial_accumulator_value"}, refuse(0));
-  add_flags(adagrad, {"maximize"}, refuse(false));
-  add_flags(adagrad, {"fp32_optimizer_states"}, refuse(true));
-  add_flags(adagrad, {"amsgrad", "fused", "foreach", "differentiable"}, ignore);
-  add_flags(lamb, {"amsgrad", "eps_inside_sqrt"}, refuse(false));
-  add_flags(lamb, {"set_grad_none"}, ignore);
-  add_flags({"Lion"}, {"fp32_optimizer_states"}, refuse(true));
-  add_flags({"Lion"}, {"set_grad_none"}, ignore);
-  add_flags(sgd, {"dampening"}, refuse(0));
-  add_flags(sgd, {"maximize"}, refuse(false));
-  add_flags(sgd, {"fused", "foreach", "differentiable"}, ignore);
+  for (const KeyGroup& group : key_groups("optimizer"))
+    for (const auto& item : group.keys.items()) add(group.types, row_of<Options>(group, item.key()));
   return rows;
 }
 

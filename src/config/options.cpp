@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "config/keys.h"
+
 namespace trireme {
 namespace {
 
@@ -23,8 +25,6 @@ constexpr IntegerRange kStages = {.min = 0, .max = 3, .words = "an integer from 
 constexpr IntegerRange kPrintSteps = {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"};
 constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
 constexpr IntegerRange kKept = {.min = 0, .max = 1'000'000, .words = "a number of checkpoints from 0 (all) to 1000000"};
-
-constexpr const char* kFp32Masters = "masters and optimizer states are fp32; ";
 
 ValueType<at::ScalarType> dtype() {
   return choice<at::ScalarType>({{"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}});
@@ -69,6 +69,37 @@ ValueType<int64_t> steps_or_never() {
           }};
 }
 
+bool reads_as_off(const Json& answer) { return answer.is_null() || answer == false || answer == 0 || answer == "auto"; }
+
+template <class Predicate>
+bool any_enabled(const Json& json, const Predicate& holds) {
+  if (json.is_object() && json.contains("enabled") && holds(json["enabled"])) return true;
+  return json.is_structured() &&
+         std::any_of(json.begin(), json.end(), [&](const Json& inner) { return any_enabled(inner, holds); });
+}
+
+/// A section of many or free keys: on when one of its `enabled` is true, or when it has content and no `enabled` at
+/// all.
+ConfigRow open_section(const KeyGroup& group, const std::string& key) {
+  const std::string path = group.path_of(key);
+  return {.path = path,
+          .effect = Effect::kRefused,
+          .type = "an object",
+          .standard = "–",
+          .doc = group.doc,
+          .read =
+              [path](Document& file, Config&) {
+                const Json* json = file.find(path);
+                if (!json || json->empty() || *json == false || *json == 0) return;
+                const bool is_on = json->is_object() && json->contains("enabled")
+                                       ? file.flag_or(path + ".enabled", false)
+                                       : any_enabled(*json, [](const Json& one) { return !reads_as_off(one); }) ||
+                                             !any_enabled(*json, [](const Json&) { return true; });
+                if (is_on) file.not_there_yet(path, R"(remove it or set its "enabled" to false)");
+              },
+          .is_open = true};
+}
+
 /// The rows as they are added.
 class Table {
  public:
@@ -84,62 +115,15 @@ class Table {
     rows.push_back(trireme::resolved<Config>(section + key, std::forward<Rest>(rest)...));
   }
 
-  // Keys with the same fate, as an object of keys and defaults.
-  void no_meaning(const std::string& prefix, const char* keys, const char* doc, Named named = Named::kAlways) {
-    each(prefix, keys,
-         [&](const auto& path, const Json& normal) { return trireme::no_meaning<Config>(path, normal, doc, named); });
-  }
-  void refused(const std::string& prefix, const char* keys, const char* doc = "", const char* fix = "") {
-    each(prefix, keys,
-         [&](const auto& path, const Json& normal) { return trireme::refused<Config>(path, normal, doc, fix); });
-  }
-  /// A section that is off unless the first of `keys` differs from its default.
-  void switched(const std::string& prefix, const char* keys) {
-    bool is_switch = true;
-    each(prefix, keys, [&](const auto& path, const Json& normal) {
-      return std::exchange(is_switch, false) ? trireme::refused<Config>(path, normal) : checked<Config>(path, normal);
-    });
-  }
-
- private:
-  template <class MakeRow>
-  void each(const std::string& prefix, const char* keys, const MakeRow& make_row) {
-    const Json object = Json::parse(keys);
-    for (const auto& item : object.items()) rows.push_back(make_row(prefix + item.key(), item.value()));
+  /// The keys that stand under `place` in keys.json, each as `changed` makes its row.
+  void keys(const char* place, ConfigRow (*changed)(ConfigRow row, const Json& normal) = nullptr) {
+    for (const KeyGroup& group : key_groups(place))
+      for (const auto& [key, normal] : group.keys.items()) {
+        ConfigRow row = group.fate == KeyGroup::Fate::kOpen ? open_section(group, key) : row_of<Config>(group, key);
+        rows.push_back(changed ? changed(std::move(row), normal) : std::move(row));
+      }
   }
 };
-
-bool reads_as_off(const Json& answer) { return answer.is_null() || answer == false || answer == 0 || answer == "auto"; }
-
-template <class Predicate>
-bool any_enabled(const Json& json, const Predicate& holds) {
-  if (json.is_object() && json.contains("enabled") && holds(json["enabled"])) return true;
-  return json.is_structured() &&
-         std::any_of(json.begin(), json.end(), [&](const Json& inner) { return any_enabled(inner, holds); });
-}
-
-/// A section of many or free keys: on when one of its `enabled` is true, or when it has content and no `enabled` at
-/// all.
-ConfigRow open_section(const std::string& path) {
-  return {.path = path,
-          .effect = Effect::kRefused,
-          .type = "an object",
-          .standard = "–",
-          .doc =
-              "on when its `enabled`, or one inside where it has none, is true, or when it has content and no "
-              "`enabled` at all; the keys inside are not checked",
-          .read =
-              [path](Document& file, Config&) {
-                const Json* json = file.find(path);
-                if (!json || json->empty() || *json == false || *json == 0) return;
-                const bool is_on = json->is_object() && json->contains("enabled")
-                                       ? file.flag_or(path + ".enabled", false)
-                                       : any_enabled(*json, [](const Json& one) { return !reads_as_off(one); }) ||
-                                             !any_enabled(*json, [](const Json&) { return true; });
-                if (is_on) file.not_there_yet(path, R"(remove it or set its "enabled" to false)");
-              },
-          .is_open = true};
-}
 
 /// Values below 1 are refused by read_batch_sizes(), in DeepSpeed's own words.
 ConfigRow batch_size(const char* path, int64_t BatchSizes::*member, const char* doc) {
@@ -191,7 +175,7 @@ void add_precision(Table& table) {
   table.resolved("enabled", flag(), is(at::kBFloat16), "`false`", "weights in bf16, masters and states in fp32");
   table.works("check_grad_overflow", flag(), at<precision, &PrecisionOptions::check_grad_overflow>,
               "a step with gradients that are not finite is skipped");
-  table.no_meaning("bf16.", R"({"immediate_grad_update": false})", "gradients always leave as backward produces them");
+  table.keys("bf16");
   const auto updates_in_bf16 = [](const Config& config) { return config.precision.update_dtype == at::kBFloat16; };
   table.resolved(
       "bf16_master_weights_and_grads", flag(), updates_in_bf16, "`false`",
@@ -217,7 +201,7 @@ void add_precision(Table& table) {
               "a step without overflow begins their count anew");
   table.works("min_loss_scale", number({.words = kAboveZero.words}),
               at<precision, scale, &LossScaleOptions::min_loss_scale>, "the scale falls no further");
-  table.refused("fp16.", R"({"fp16_master_weights_and_grads": false})", "masters and states are fp32", kFp32Masters);
+  table.keys("fp16");
   table.section = "torch_autocast.";
   table.works("enabled", flag(), at<precision, autocast, &AutocastOptions::enabled>,
               "`engine(…)` runs under autocast; not with `bf16` or `fp16`");
@@ -276,43 +260,7 @@ void add_zero(Table& table) {
                  "times the size of a weight it is `trireme.live_bytes`");
   table.resolved("stage3_prefetch_bucket_size", integer(kCount), nullptr, "`50000000`",
                  "times the size of a weight it is `trireme.prefetch_bytes`");
-  const std::string zero = "zero_optimization.";
-  constexpr const char* kByUnit = "gradients are reduced unit by unit, as backward produces them";
-  table.no_meaning(zero, R"({"contiguous_gradients": true, "reduce_scatter": true, "reduce_bucket_size": 500000000,
-      "use_multi_rank_bucket_allreduce": true})",
-                   kByUnit);
-  table.no_meaning(zero, R"({"allgather_partitions": true, "allgather_bucket_size": 500000000})",
-                   "gathers are per unit (`allgather_bucket_size` must be even all the same)");
-  table.no_meaning(zero, R"({"overlap_comm": false})", kByUnit);
-  table.no_meaning(zero, R"({"load_from_fp32_weights": true})", "masters are always loaded");
-  table.no_meaning(zero, R"({"round_robin_gradients": false})", "every rank updates an equal slice of every unit");
-  table.no_meaning(zero, R"({"memory_efficient_linear": true, "override_module_apply": true})", "models run unchanged");
-  table.no_meaning(zero, R"({"pipeline_loading_checkpoint": false})", "masters are always loaded");
-  table.no_meaning(zero, R"({"log_trace_cache_warnings": false})",
-                   "what is released follows the recorded trace and `trireme.live_bytes`");
-  table.no_meaning(zero, R"({"enable_sanity_checks": false})", "checks are always on");
-  table.no_meaning(zero, R"({"sub_group_size": 1000000000})", "every rank updates an equal slice of every unit");
-  table.no_meaning(zero, R"({"stage3_param_persistence_threshold": 100000,
-      "stage3_model_persistence_threshold": 9223372036854775807})",
-                   "small neighbours are merged, `trireme.merge_below_bytes`");
-  table.no_meaning(zero, R"({"stage3_max_reuse_distance": 1000000000})",
-                   "what is released follows the recorded trace and `trireme.live_bytes`");
-  table.no_meaning(zero, R"({"stage3_gather_16bit_weights_on_model_save": false})",
-                   "saving whole weights always works");
-  table.no_meaning(zero,
-                   R"({"stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": false,
-      "stage3_allgather_sequential": false})",
-                   "units are gathered along the recorded trace");
-  constexpr const char* kLocked = "memory is always page-locked, and comes in blocks that fit the units";
-  constexpr const char* kBuffers = R"({"nvme_path": null, "buffer_count": 4, "pin_memory": true})";
-  table.no_meaning(zero + "offload_param.", kBuffers, kLocked);
-  table.no_meaning(zero + "offload_param.", R"({"buffer_size": 100000000, "max_in_cpu": 1000000000})", kLocked);
-  table.no_meaning(zero + "offload_optimizer.", kBuffers, kLocked);
-  table.no_meaning(zero + "offload_optimizer.",
-                   R"({"pipeline": null, "pipeline_read": false, "pipeline_write": false,
-      "fast_init": false, "super_offload": false, "cpuadam_cores_perc": 0.8})",
-                   kLocked);
-  table.section = "zero_optimization.";
+  table.keys("zero_optimization");
   table.resolved("cpu_offload", flag(), nullptr, "–", "deprecated, warned of: `offload_optimizer` with device `cpu`");
   table.resolved("cpu_offload_param", flag(), nullptr, "–", "deprecated, warned of: `offload_param` with device `cpu`");
   table.resolved("cpu_offload_use_pin_memory", flag(), nullptr, "–", "deprecated, warned of, and without a meaning");
@@ -330,11 +278,7 @@ void add_zero(Table& table) {
       "stage 3: neighbouring ranks that shard weights together, so that gathers stay among them; gradients and "
       "optimizer "
       "states are sharded over all ranks (ZeRO++'s hpZ). 1: weights too are sharded over all");
-  table.refused(
-      zero,
-      R"({"elastic_checkpoint": false, "legacy_stage1": false, "zero_quantized_weights": false, "zero_quantized_nontrainable_weights": false, "zero_quantized_gradients": false,
-      "zeropp_loco_param": null, "mics_hierarchical_params_gather": false,
-      "save_muon_momentum_buffer_in_memory": false, "zenflow": null})");
+  table.keys("zero_optimization, refused");
 }
 
 void add_own(Table& table) {
@@ -458,14 +402,11 @@ void add_checkpoint(Table& table) {
               "ours: `\"full\"` checks everything that a load will read before it changes memory, at the "
               "price of reading twice");
   table.resolved("writer.decoupled", flag(), nullptr, "`false`", "another word for `async_save`");
-  table.no_meaning("checkpoint.writer.", R"({"type": null, "io_buffer_size": null, "io_buffer_double": null,
-      "show_statistics": null, "data_parallel": null, "io_multiplier": null})",
-                   "blocks go straight from the tensors to the files");
+  table.keys("checkpoint.writer");
   table.rows.push_back(
       resolved<Config>("checkpoint.load_universal", flag(), nullptr, "`false`",
                        "accepted, and says so: every checkpoint loads at any number of ranks and stage as it is"));
-  table.refused("checkpoint.", R"({"use_node_local_storage": false, "checkpoint_serialization": true,
-      "parallel_write.pipeline_stage": false})");
+  table.keys("checkpoint");
 }
 
 /// Whether a layer's matrices are cut. What is no number is refused elsewhere.
@@ -536,18 +477,7 @@ void add_tensor(Table& table) {
   table.works("tp_overlap_comm", flag(), at<&Config::tensor, &TensorParallelOptions::tp_overlap_comm>,
               "ranks add up large products by pieces, each while the next one is computed; not with "
               "`sequence_parallel`");
-  const auto no_meaning = [&](const char* key, const Json& normal, const char* doc) {
-    table.rows.push_back(where_layers_are_cut(trireme::no_meaning<Config>(table.section + key, normal, doc), normal));
-  };
-  no_meaning("dtype", nullptr, "weights have the dtype of `bf16` and `fp16`");
-  no_meaning("keep_module_on_host", false, "the model is where the program has it");
-  const auto refused = [&](const char* key, const Json& normal, const char* fix) {
-    table.rows.push_back(where_layers_are_cut(trireme::refused<Config>(table.section + key, normal, "", fix), normal));
-  };
-  refused("kernel_inject", false, "it is for inference; ");
-  refused("injection_policy_tuple", nullptr, "write `partition_config`, or ");
-  refused("tp.mpu", nullptr, "`autotp_size` makes the groups; ");
-  refused("tp.tp_group", nullptr, "`autotp_size` makes the groups; ");
+  table.keys("tensor_parallel", where_layers_are_cut);
 }
 
 void add_rest(Table& table) {
@@ -561,62 +491,14 @@ void add_rest(Table& table) {
               "an info line every so many steps, for a log sink ([base](base.md)); 0, `1e999`, `\"inf\"` and numbers "
               "beyond int64 are never");
   table.resolved("data_parallel_size", integer(kPositive), nullptr, "the ranks", "must be all data-parallel ranks");
-  const char* const here =
-      "DeepSpeed's section switches nothing on, it tunes calls that a program makes; "
-      "`trireme.recompute` or `trireme::recompute()` does. Inputs are kept where they are";
-  table.no_meaning("activation_checkpointing.",
-                   R"({"partition_activations": false, "contiguous_memory_optimization": false,
-      "number_checkpoints": null, "cpu_checkpointing": false, "synchronize_checkpoint_boundary": false})",
-                   here, Named::kWhenChanged);
-  table.refused("activation_checkpointing.", R"({"profile": false})");
-  table.no_meaning("", R"({"zero_allow_untested_optimizer": false})", "every optimizer here runs at every stage");
-  table.no_meaning("", R"({"zero_force_ds_cpu_optimizer": true})", "there is one implementation of each");
-  table.no_meaning("", R"({"seq_parallel_communication_data_type": "fp32|fp16|bf16"})",
-                   "ranks of one sequence send their activations as they are");
-  table.no_meaning("", R"({"dataloader_drop_last": false})", "batches are always full");
-  table.no_meaning("", R"({"vocabulary_size": null, "log_level": null})", "the log has a sink");
-  table.no_meaning("timers.throughput.", R"({"enabled": true, "synchronized": true})",
-                   "timing costs no synchronisation");
-  table.no_meaning("aio.", R"({"block_size": 1048576, "queue_depth": 8, "intra_op_parallelism": 1,
-      "thread_count": 1, "single_submit": false, "overlap_events": true, "use_gds": false})",
-                   "nothing goes to NVMe");
-  table.refused("", R"({"fp32_allreduce": false, "sparse_gradients": false, "disable_allgather": false,
-      "dump_state": false, "wall_clock_breakdown": false, "memory_breakdown": false, "graph_harvesting": false,
-      "use_data_before_expert_parallelism": false})");
+  table.keys("rest");
   add_tensor(table);
   table.section = "compile.";
   table.resolved("deepcompile", flag(), nullptr, "`false`", "with `passes` = `[\"autosp\"]` alone");
   table.resolved("passes", texts(), nullptr, "`null`",
                  "`[\"autosp\"]` is `sequence_parallel_size`, by default all ranks, and `trireme.recompute` of all "
                  "products; read with `deepcompile`");
-  table.no_meaning("compile.", R"({"free_activation": false,
-      "free_activation_threshold": 10485760, "offload_activation": false, "offload_activation_pin_memory": true,
-      "offload_opt_states": false, "offload_parameters": false, "double_buffer": true, "symmetric_memory": false,
-      "debug_log": false, "sync_before_reduce": false, "sync_after_reduce": false, "sync_before_allgather": false,
-      "sync_after_allgather": false, "keep_int_input_tensors": true, "keep_all_input_tensors": false})",
-                   "nothing is compiled");
-  table.no_meaning("pipeline.", R"({"seed_layers": false, "pipe_partitioned": true, "grad_partitioned": true})",
-                   "layers are seeded by `trireme train` and by what a PipelineModule says; nothing is partitioned "
-                   "over tensor-parallel ranks",
-                   Named::kWhenChanged);
-  for (const char* monitor : {"tensorboard.", "csv_monitor."})
-    table.switched(monitor, R"({"enabled": false, "output_path": "", "job_name": ""})");
-  table.switched("wandb.", R"({"enabled": false, "group": null, "team": null, "project": "deepspeed"})");
-  table.switched("comet.",
-                 R"({"enabled": false, "samples_log_interval": 100, "project": null, "workspace": null,
-      "api_key": null, "experiment_name": null, "experiment_key": null, "online": null, "mode": null})");
-  table.switched("flops_profiler.", R"({"enabled": false, "recompute_fwd_factor": 0.0, "profile_step": 1,
-      "module_depth": -1, "top_modules": 1, "detailed": true, "output_file": null})");
-  table.switched("comms_logger.", R"({"enabled": false, "verbose": false, "prof_all": true, "debug": false,
-      "prof_ops": []})");
-  table.switched("elasticity.", R"({"enabled": false, "max_train_batch_size": null, "micro_batch_sizes": null,
-      "min_gpus": 1, "max_gpus": 10000, "num_gpus_per_node": 1, "model_parallel_size": 1, "min_time": 0,
-      "prefer_larger_batch": true, "ignore_non_elastic_batch_info": false, "version": 0.2})");
-  table.switched("progressive_layer_drop.", R"({"enabled": false, "theta": 1.0, "gamma": 0.001})");
-  for (const char* section :
-       {"amp", "autotuning", "hybrid_engine", "data_efficiency", "curriculum_learning", "expert_parallel",
-        "compression_training", "weight_quantization", "nebula", "datastates_ckpt", "eigenvalue", "sparse_attention"})
-    table.rows.push_back(open_section(section));
+  table.keys("sections");
 }
 
 }  // namespace
@@ -634,21 +516,6 @@ const std::vector<Option<Config>>& options() {
     return rows.rows;
   }();
   return all;
-}
-
-const std::vector<Alias>& aliases() {
-  static const std::vector<Alias> table = [] {
-    const std::string stage3 = "zero_optimization.stage3_";
-    std::vector<Alias> all = {
-        {"bfloat16", "bf16"},
-        {stage3 + "gather_fp16_weights_on_model_save", stage3 + "gather_16bit_weights_on_model_save", true}};
-    for (const char* key : {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
-                            "max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save",
-                            "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential"})
-      all.push_back({str("zero_optimization.", key), stage3 + key});
-    return all;
-  }();
-  return table;
 }
 
 }  // namespace trireme

@@ -13,14 +13,6 @@ namespace trireme {
 /// Every key outside of `optimizer` and `scheduler`.
 const std::vector<Option<Config>>& options();
 
-/// A key that is called otherwise in some files.
-struct Alias {
-  std::string name;
-  std::string path;
-  bool is_deprecated = false;
-};
-const std::vector<Alias>& aliases();
-
 /// Brings old and short forms of sections into the schema's, with a warning where they are deprecated.
 void bring_up_to_date(Document& file);
 

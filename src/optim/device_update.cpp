@@ -9,8 +9,8 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <xxhash.h>
 
-#include <functional>
 #include <optional>
 
 #include "optim/device_adam.h"
@@ -148,7 +148,9 @@ void DeviceSteps::begin(const std::vector<bool>& touched) {
   counts_.add_(touched_);
   ++updates_;
   for (size_t i = 0; i < touched.size(); ++i)
-    if (touched[i]) histories_[i] = static_cast<int64_t>(std::hash<int64_t>{}(histories_[i]) * 31 + updates_ + 1);
+    if (touched[i])
+      histories_[i] = static_cast<int64_t>(
+          XXH3_64bits_withSeed(&updates_, sizeof(updates_), static_cast<uint64_t>(histories_[i])));
 }
 
 void DeviceSteps::end(const at::Tensor& skip) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -91,12 +92,7 @@ std::string shapes_text(const std::string& description) {
   return text;
 }
 
-/// FNV-1a.
-uint64_t checksum_of(std::string_view bytes) {
-  uint64_t sum = 0xcbf29ce484222325;
-  for (const char byte : bytes) sum = (sum ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
-  return sum;
-}
+uint64_t checksum_of(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 /// Before the text: the description of the tensors, then the indices of those that are missing.
 struct Header {

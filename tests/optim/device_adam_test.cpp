@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "optim/adam.h"
 #include "optim/device_update.h"
@@ -127,6 +128,14 @@ TEST(CompileKernel, SaysWhatIsWrong) {
   };
   EXPECT_NE(message("not_a_type x;", "sm_80").find("not_a_type"), std::string::npos);
   EXPECT_NE(message("", "sm_1").find("sm_1"), std::string::npos);
+}
+
+TEST(DeviceSteps, TellsApartParametersThatWereTouchedInOtherUpdates) {
+  // Both would have the history 66 as a sum in base 31: of the updates 1 and 3, and of the 65th alone.
+  DeviceSteps steps(2, c10::Device(c10::kCPU));
+  for (int update = 1; update <= 65; ++update) steps.begin({update == 1 || update == 3, update == 65});
+  EXPECT_NE(steps.histories()[0], steps.histories()[1]);
+  EXPECT_EQ(steps.read(), (std::vector<int64_t>{2, 1}));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -59,12 +60,8 @@ void set_word(const at::Tensor& preamble, int64_t word, int64_t value) {
   std::memcpy(static_cast<char*>(preamble.mutable_data_ptr()) + 8 * word, &value, 8);
 }
 
-/// FNV-1a.
 int64_t checksum_of(const at::Tensor& preamble, int64_t begin, int64_t count) {
-  uint64_t sum = 0xcbf29ce484222325;
-  const auto* const bytes = preamble.const_data_ptr<uint8_t>() + begin;
-  for (int64_t i = 0; i < count; ++i) sum = (sum ^ bytes[i]) * 0x100000001b3;
-  return static_cast<int64_t>(sum);
+  return static_cast<int64_t>(XXH3_64bits(preamble.const_data_ptr<uint8_t>() + begin, static_cast<size_t>(count)));
 }
 
 /// Makes the checksums those of what the preamble says.

@@ -1,5 +1,7 @@
 #include "comm/meeting/launch_variables.h"
 
+#include <xxhash.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -21,9 +23,7 @@ constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 /// A port that the ranks of one job agree on without talking: below the range that the system hands out.
 uint16_t port_of_job(const std::string& job) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char letter : job) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
-  return static_cast<uint16_t>(20000 + (hash >> 16) % 12000);
+  return static_cast<uint16_t>(20000 + XXH3_64bits(job.data(), job.size()) % 12000);
 }
 
 class Reader;

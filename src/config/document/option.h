@@ -144,7 +144,8 @@ std::string fix_for(const Json& normal);
 enum class Named { kAlways, kWhenChanged };
 
 template <class Owner>
-Option<Owner> no_meaning(const std::string& path, const Json& normal, const char* doc, Named named = Named::kAlways) {
+Option<Owner> no_meaning(const std::string& path, const Json& normal, const std::string& doc,
+                         Named named = Named::kAlways) {
   return {.path = path,
           .effect = Effect::kNoMeaning,
           .type = words_for(normal),
@@ -158,7 +159,8 @@ Option<Owner> no_meaning(const std::string& path, const Json& normal, const char
 }
 
 template <class Owner>
-Option<Owner> refused(const std::string& path, const Json& normal, const char* doc = "", const char* fix = "") {
+Option<Owner> refused(const std::string& path, const Json& normal, const std::string& doc = "",
+                      const std::string& fix = "") {
   return {.path = path,
           .effect = Effect::kRefused,
           .type = words_for(normal),

@@ -1,9 +1,4 @@
-// The text of zero_to_fp32.py. Its arguments and the names of its outputs are those of DeepSpeed's script of that name.
-#include "checkpoint/zero_to_fp32.h"
-
-namespace trireme {
-
-const std::string_view kZeroToFp32Script = R"py(#!/usr/bin/env python3
+#!/usr/bin/env python3
 """Turns a checkpoint of this folder into one fp32 state dictionary, with the arguments of DeepSpeed's zero_to_fp32.py.
 
     python zero_to_fp32.py . output_dir                        pytorch_model.bin
@@ -320,6 +315,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-)py";
-
-}  // namespace trireme

@@ -1,0 +1,55 @@
+#include "config/keys.h"
+
+#include <map>
+#include <utility>
+
+#include "config/keys_text.h"
+#include "trireme/base/error.h"
+
+namespace trireme {
+namespace {
+
+using Fate = KeyGroup::Fate;
+
+const std::map<std::string, Fate> kFates = {{"no meaning", Fate::kNoMeaning},
+                                            {"refused", Fate::kRefused},
+                                            {"switched", Fate::kSwitched},
+                                            {"open", Fate::kOpen}};
+const std::map<std::string, Named> kNamed = {{"always", Named::kAlways}, {"when changed", Named::kWhenChanged}};
+
+KeyGroup group_of(const Json& json) {
+  const auto text = [&](const char* key, const char* normal) { return json.value<std::string>(key, normal); };
+  return {.section = text("section", ""),
+          .fate = kFates.at(json.at("effect")),
+          .named = kNamed.at(text("named", "always")),
+          .doc = text("doc", ""),
+          .fix = text("fix", ""),
+          .types = json.value("types", std::vector<std::string>()),
+          .keys = json.at("keys")};
+}
+
+struct File {
+  std::map<std::string, std::vector<KeyGroup>> groups;
+  std::vector<Alias> aliases;
+};
+
+const File& file() {
+  static const File read = [] {
+    const Json json = Json::parse(kKeysText);
+    File all;
+    for (const auto& place : json.at("places").items())
+      for (const Json& group : place.value()) all.groups[place.key()].push_back(group_of(group));
+    for (const Json& alias : json.at("other names"))
+      all.aliases.push_back({alias.at("name"), alias.at("of"), alias.value("deprecated", false)});
+    return all;
+  }();
+  return read;
+}
+
+}  // namespace
+
+const std::vector<KeyGroup>& key_groups(const std::string& place) { return file().groups.at(place); }
+
+const std::vector<Alias>& aliases() { return file().aliases; }
+
+}  // namespace trireme

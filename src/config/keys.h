@@ -1,0 +1,57 @@
+// Keys that need no code of their own: keys.json says what becomes of each, and the build embeds it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/document/option.h"
+
+namespace trireme {
+
+/// Neighbours in the table of options with the same fate.
+struct KeyGroup {
+  enum class Fate {
+    kNoMeaning,
+    kRefused,
+    kSwitched,  ///< of a section that is off unless the first key differs from its default
+    kOpen,      ///< sections whose keys are not checked
+  };
+  std::string section;  ///< "" at the top level
+  Fate fate = Fate::kNoMeaning;
+  Named named = Named::kAlways;
+  std::string doc;
+  std::string fix;                 ///< before "remove it or set it to …"
+  std::vector<std::string> types;  ///< of optimizers, where the keys are theirs
+  Json keys;                       ///< with their defaults
+
+  std::string path_of(const std::string& key) const { return section.empty() ? key : section + "." + key; }
+};
+
+/// The groups that stand under `place` in keys.json, in its order. Throws std::out_of_range: there are none.
+const std::vector<KeyGroup>& key_groups(const std::string& place);
+
+/// A key that is called otherwise in some files.
+struct Alias {
+  std::string name;
+  std::string path;
+  bool is_deprecated = false;
+};
+const std::vector<Alias>& aliases();
+
+/// The row of one of the group's keys; not for Fate::kOpen.
+template <class Owner>
+Option<Owner> row_of(const KeyGroup& group, const std::string& key) {
+  const std::string path = group.path_of(key);
+  const Json& normal = group.keys.at(key);
+  const auto make = [&] {
+    if (group.fate == KeyGroup::Fate::kNoMeaning) return no_meaning<Owner>(path, normal, group.doc, group.named);
+    const bool is_switch = key == group.keys.begin().key();
+    if (group.fate == KeyGroup::Fate::kSwitched && !is_switch) return checked<Owner>(path, normal);
+    return refused<Owner>(path, normal, group.doc, group.fix);
+  };
+  Option<Owner> row = make();
+  row.types = group.types;
+  return row;
+}
+
+}  // namespace trireme
