@@ -1,4 +1,4 @@
-// What Hugging Face's from_pretrained() reads beside weights: config.json, and files of tokenizer and generation.
+// Files that Hugging Face's from_pretrained() reads beside weights: config.json, and those of tokenizer and generation.
 #pragma once
 
 #include <c10/core/ScalarType.h>

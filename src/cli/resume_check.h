@@ -13,7 +13,7 @@ namespace trireme::cli {
 ///           CheckpointError: a damaged manifest.
 void check_resume(const TrainSetup& setup);
 
-/// What to add to an error of a checkpoint that does not load: the flag, and the tags that there are; empty without
+/// The hint for an error of a checkpoint that does not load: the flag, and the tags that there are; empty without
 /// any.
 std::string other_tags_hint(const TrainSetup& setup);
 

@@ -1,4 +1,4 @@
-// What `trireme train` was asked for.
+// The flags of `trireme train`.
 #pragma once
 
 #include <cstdint>

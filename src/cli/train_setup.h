@@ -60,7 +60,7 @@ std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options);
 /// Throws    ConfigError: --batch beside a batch size in the file.
 Json complete_config(Json config, const TrainOptions& options, const std::string& origin);
 
-/// What a run of this model is called: its built-in name, or that of its file or its file's folder.
+/// The name of a run of this model: the model's built-in name, or that of its file or its file's folder.
 std::string name_of_model(const std::string& name_or_path);
 
 /// The folder of the run: `options.out`, or runs/NAME, or with that taken the next free runs/NAME-2, …; with --resume

@@ -31,7 +31,7 @@ inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-/// What NVRTC compiles for it.
+/// The source that NVRTC compiles for it.
 const KernelText& adam_kernel_text();
 
 /// Collective: whether `own` is true on every rank.

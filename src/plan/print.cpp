@@ -81,7 +81,7 @@ Json states_json(const ModelStates& states) {
 
 bool offloads(const Estimate& estimate) { return estimate.request.offload_ratio > 0; }
 
-/// What the column "host" is of, where there is one.
+/// The meaning of the column "host", where there is one.
 std::string offload_line(const Estimate& estimate) {
   if (!offloads(estimate)) return "";
   const EstimateRequest& request = estimate.request;

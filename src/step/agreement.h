@@ -1,4 +1,4 @@
-// What all ranks of a model agree on where an accumulation window ends.
+// The agreement of all ranks of a model at the end of an accumulation window.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ struct Agreement {
   std::optional<int> missing_rank = {};  ///< the first rank that has such a parameter
 };
 
-/// What one rank knows of its own gradients.
+/// Facts that one rank knows of its own gradients.
 struct GradientFlags {
   bool any_gradient = false;
   bool misses_gradient = false;

@@ -1,4 +1,4 @@
-// What a module holds: its parameters and buffers, each once.
+// The tensors that a module holds: its parameters and buffers, each once.
 #pragma once
 
 #include <map>

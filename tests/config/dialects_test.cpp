@@ -421,10 +421,11 @@ TEST(Convert, NamesTheModesThatTheModelsDtypeChoosesInFsdp) {
             "`bf16.bf16_master_weights_and_grads` = true: load the model in bf16 in the program, and set "
             "mixed_precision to no");
   const char* const fsdp = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: ";
-  EXPECT_EQ(left_out(str(fsdp, "'no'").c_str(), "f.yaml", Dialect::kDeepSpeed),
-            (std::vector<std::string>{"a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 "
-                                      "masters here; for the same set `bf16.enabled`, "
-                                      "`bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true"}));
+  EXPECT_EQ(
+      left_out(str(fsdp, "'no'").c_str(), "f.yaml", Dialect::kDeepSpeed),
+      (std::vector<std::string>{"a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 "
+                                "masters here; for the same set `bf16.enabled`, "
+                                "`bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true"}));
   EXPECT_EQ(left_out(str(fsdp, "bf16").c_str(), "f.yaml", Dialect::kDeepSpeed), std::vector<std::string>{});
 }
 

@@ -65,7 +65,7 @@ const std::vector<Way> kWays = {
      [](MlpEngine& e, auto& out, auto& seed) { e.scale(loss_of(out, seed) / 2).backward(); }},
 };
 
-/// What the pager holds of this rank's gradients at the end of a window of two micro-batches.
+/// The pager's gradients of this rank at the end of a window of two micro-batches.
 std::vector<at::Tensor> gradients_of(Rank& rank, const PagerPolicy& policy, at::ScalarType dtype, const Way& way) {
   Mlp net;
   Config config = scaled_config(policy, dtype, rank.size(), way.accumulation);

@@ -58,7 +58,8 @@ TEST(PagedWeights, CountsOfAChainOfFourUnitsWithRoomForTwo) {
     EXPECT_EQ(step.pager.releases, 5);  // 0 1 3 for room, 2 1 by the update
     EXPECT_EQ(step.pager.reductions, 4);
     EXPECT_EQ(step.calls,
-              9);  // 5 gathers, the end of the window and of backward, the user's writes, the norm; reductions have their own group
+              9);  // 5 gathers, the end of the window and of backward, the user's writes, the norm; reductions have
+                   // their own group
     for (int i = 0; i < 3; ++i) {
       before = now(pager, rank.world());
       train_step(net, pager);

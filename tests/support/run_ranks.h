@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// What a body sees of its rank. Lives as long as the body runs.
+/// A body's view of its rank. Lives as long as the body runs.
 class Rank {
  public:
   Rank(int id, Group& world) : id_(id), world_(world) {}

@@ -1,4 +1,4 @@
-"""What README.md shows is what is there."""
+"""README.md shows only what is there."""
 import pathlib
 import re
 import unittest

@@ -39,7 +39,7 @@ struct SaveOptions {
   FileSystem* files = nullptr;
 };
 
-/// What a save wrote, the same on every rank.
+/// The checkpoint that a save wrote, the same on every rank.
 struct SavedCheckpoint {
   std::filesystem::path path;  ///< directory/tag
   int64_t tensor_bytes = 0;    ///< of all ranks

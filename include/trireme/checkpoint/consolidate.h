@@ -23,9 +23,9 @@ enum class ExistingOutput {
 };
 
 struct ConsolidateOptions {
-  /// Of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
+  /// The dtype of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
   std::optional<at::ScalarType> dtype = at::kFloat;
-  /// What does not fit into one file of that many bytes becomes several with an index. Tensors are not cut.
+  /// The largest size of a file: weights that need more become several files with an index. Tensors are not split.
   int64_t max_shard_bytes = 5'000'000'000;
   bool exclude_frozen_parameters = false;
   /// .safetensors, or .bin, .pt, .pth for torch.load(). Of several files: NAME-00001-of-00003.safetensors, and
@@ -43,7 +43,7 @@ struct ConsolidateOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< several times per second of work
 };
 
-/// What consolidate() wrote.
+/// The result of consolidate().
 struct ConsolidatedWeights {
   std::vector<std::filesystem::path> files;  ///< weights, their index, config.json and what goes along
   int64_t tensors = 0;

@@ -50,7 +50,7 @@ struct AwaitedRanks {
 /// Throws    as init(), but of several hosts nothing is asked.
 AwaitedRanks await_ranks(const InitOptions& options = {});
 
-/// What moves the data of a world that join() makes.
+/// The means by which a world that join() makes moves its data.
 enum class Transport {
   kAuto,  ///< shared memory where all ranks can have it, else the process group
   kShm,   ///< shared memory, or an error that says why not

@@ -39,7 +39,7 @@ struct DeviceMemory {
 DeviceMemory device_memory(c10::Device device);
 /// Bytes of memory that `device`, or this host, has in all, whoever uses it; 0: unknown.
 int64_t total_memory(c10::Device device);
-/// What libtorch's allocator keeps for later goes back to the device, for others to take.
+/// Gives the memory that libtorch's allocator keeps for later back to the device, for others to take.
 void give_back_idle_memory(c10::Device device);
 void reset_device_peak(c10::Device device);
 

@@ -11,8 +11,8 @@
 
 namespace trireme {
 
-/// What NVRTC compiles, with all functions on the device unless they say otherwise, and products and sums rounded one
-/// by one as on the host. There are no headers but those given here.
+/// The source that NVRTC compiles, with all functions on the device unless they say otherwise, and products and sums
+/// rounded one by one as on the host. There are no headers but those given here.
 struct KernelText {
   std::string function;  ///< extern "C" __global__ void function(const Argument argument)
   std::string text;

@@ -26,8 +26,8 @@ class Engine : public EngineBase {
   /// direct loss.backward() gives the same gradients. Collective at ZeRO stages 2 and 3.
   /// Throws    StateError: no optimizer, or after destroy(); ShapeError: not one floating element, or without a graph.
   at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  /// What to call backward() on directly, of any shape: `output` in fp32 times loss_scale() where something computes in
-  /// fp16 (a direct backward() of what was not scaled throws StateError there), else `output` itself.
+  /// The tensor to call backward() on directly, of any shape: `output` in fp32 times loss_scale() where something
+  /// computes in fp16 (a direct backward() of what was not scaled throws StateError there), else `output` itself.
   /// Throws    as backward().
   at::Tensor scale(const at::Tensor& output) const;
   /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule;

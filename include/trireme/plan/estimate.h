@@ -36,9 +36,9 @@ struct ModelStates {
   bool operator==(const ModelStates&) const = default;
 };
 
-/// Of `parameters` trainable elements, without padding. With N ranks, w bytes per weight, g per gradient (the
-/// accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per parameter
-/// are
+/// The memory of `parameters` trainable elements, without padding. With N ranks, w bytes per weight, g per gradient
+/// (the accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per
+/// parameter are
 ///   stage 0: w + g + s    stage 1: w + g + s/N    stage 2: w + (g + s)/N    stage 3: (w + g + s)/N.
 /// Of offloaded ones (w + g + s)/N are on the host, and w, at stage 3 w/N, is left; nothing with offload_parameters.
 /// Beside them stage 1 has the others' gradients as stage 2 does. Units gathered for computing, activations and
@@ -64,7 +64,7 @@ struct EstimateRequest {
   bool offload_parameters = false;  ///< as in EstimateOptions
 };
 
-/// Of one world and accumulation dtype.
+/// The estimate for one world and accumulation dtype.
 struct EstimateRow {
   int world = 1;
   at::ScalarType accumulation_dtype = at::kFloat;

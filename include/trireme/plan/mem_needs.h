@@ -20,7 +20,7 @@ struct MemNeedsOptions {
   double additional_buffer_factor = 1.5;  ///< on host memory: buffers and fragmentation
 };
 
-/// What a model's size comes down to: a tied parameter counts once.
+/// The sizes by which a model's memory is estimated: a tied parameter counts once.
 struct ModelSize {
   int64_t total_params = 0;
   int64_t largest_layer_params = 0;  ///< of one module itself, without the modules in it

@@ -31,7 +31,7 @@ struct GradScalerOptions {
 ///   scaler.update();
 class GradScaler {
  public:
-  /// What a program saves and restores.
+  /// The state that a program saves and restores.
   struct State {
     double scale = 65536;
     double growth_factor = 2;

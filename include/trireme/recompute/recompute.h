@@ -44,7 +44,8 @@ namespace detail {
 
 class Region;
 
-/// What autograd saves on this thread while one lives is dropped, and comes back by calling `replay` with the inputs.
+/// A scope in which the tensors that autograd saves on this thread are dropped. Calling `replay` with the inputs makes
+/// them again.
 class [[nodiscard]] RecordScope {
  public:
   using Replay = std::function<void(const std::vector<at::Tensor>&)>;

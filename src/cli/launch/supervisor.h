@@ -16,7 +16,7 @@
 
 namespace trireme::cli {
 
-/// Whose lines open with "[rank 1] ".
+/// The ranks whose lines open with "[rank 1] ".
 enum class Prefix {
   kAll,
   kAllButFirst,  ///< rank 0's bytes pass as they come, so that its progress bar works

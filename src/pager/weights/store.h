@@ -65,7 +65,8 @@ class WeightStore {
   virtual void apply_writes() {}
   /// After apply_writes() on every rank: what was private is everybody's.
   virtual void settle_writes() {}
-  /// Of what this rank's program has written into `parameter` since apply_writes(); 0: nothing. Waits for a device.
+  /// A hash of the values that this rank's program has written into `parameter` since apply_writes(); 0: none. Waits
+  /// for a device.
   virtual int64_t written_digest(int index) const;
   /// The owned weights of `unit` are about to change.
   virtual void outdate(int) {}

@@ -19,7 +19,7 @@ struct InitPolicy {
   /// Whole tensors may hold this many bytes on a rank, the largest and those of one operator at least; the coldest are
   /// sharded first.
   int64_t live_bytes = 16 << 20;
-  /// What tensors get that are made without a dtype (parameters, as a rule): the default dtype of this scope. Drawing
+  /// The dtype of tensors that are made without one (parameters, as a rule): the default dtype of this scope. Drawing
   /// random numbers in bf16 takes others than in fp32: the values are those of a plain construction with that default.
   std::optional<at::ScalarType> dtype = {};
   /// Where shards stay: "" or "none", and "cpu", which is the same here.

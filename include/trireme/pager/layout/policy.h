@@ -43,7 +43,7 @@ struct PagerPolicy {
   /// that the group has registered (Group::buffer_registration()). Gradients are copied into a buffer to send at stages
   /// 2 and 3, and the room for gathered units, `live_bytes`, is taken at once.
   bool register_buffers = false;
-  /// Of parameters on a device, at stages 1 to 3: what this rank updates, its slices of weights and gradients, stands
+  /// Parameters on a device, at stages 1 to 3: this rank's slices of weights and gradients, which it updates, stand
   /// in page-locked memory of the host, of at least this share of the elements. The units that forward uses first are
   /// the last to go there, for their new weights are needed first. 0: of nothing.
   double offload_ratio = 0;

@@ -122,7 +122,7 @@ Value* slice_mappings(Document& document, const ExportPlan& plan, int rank) {
   return document.list(std::move(groups));
 }
 
-/// What only stages 1 and 2 save: how flat tensors were padded and cut.
+/// Values that only stages 1 and 2 save: how flat tensors were padded and cut.
 void add_partition_values(Document& document, const ExportPlan& plan, int rank, Document::Pairs& pairs) {
   std::vector<Value*> paddings;
   std::vector<Value*> alignments;

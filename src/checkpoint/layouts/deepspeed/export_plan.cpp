@@ -119,8 +119,8 @@ class Planner {
       fail(str("its parameter groups name ", count, " parameters, ", states_.size(), " have optimizer states"));
   }
 
-  /// What torch's optimizers keep of a group: the configuration's hyperparameters, then what the checkpoint says of the
-  /// group itself.
+  /// The options of a group, as torch's optimizers keep them: the configuration's hyperparameters, then what the
+  /// checkpoint says of the group itself.
   Json options_of(const Json& described, size_t group) const {
     Json options = {{"lr", plan_.values.lr.value_or(1e-3)},
                     {"betas", {0.9, 0.999}},

@@ -37,7 +37,7 @@ size_t Builder::add_whole(const std::string& name, TorchArchive& archive, const 
 
 namespace {
 
-/// Of every parameter, where its weights or one of its states stand.
+/// The place of every parameter's weights, or of one of its states.
 class Cutter {
  public:
   Cutter(const std::vector<RankPart>& ranks, const std::vector<std::vector<Parameter>>& trained)

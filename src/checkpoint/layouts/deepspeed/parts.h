@@ -120,8 +120,8 @@ struct TrainedPart {
   RankPart part;
   std::vector<std::vector<Parameter>> trained;
 };
-/// What stage 0 keeps in its model file: states by the number of a parameter, whose name has to be found by its shape.
-/// Where that leaves a choice there are no groups, and a warning.
+/// The part that stage 0 keeps in its model file: states by the number of a parameter, whose name has to be found by
+/// its shape. Where that leaves a choice there are no groups, and a warning.
 TrainedPart read_stage_zero(pickle::TorchArchive& archive, int file, const ModelPart& model);
 
 /// Everything that is no tensor.
