@@ -1,4 +1,4 @@
-"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts."""
+"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts and reflow."""
 import io
 import re
 import tokenize
@@ -8,6 +8,13 @@ from sources import cpp_files
 COLUMNS = 120
 _NO_NOUN = re.compile(r"\s*(?:///?|#|\"\"\")\s*(?:What|Of|Who|Whose|By what)\s")
 _FOLDERS = ("docs", "benchmarks", "examples", "python", "src", "include", "tests", "tools")
+_MADE_PAGES = ("docs/compose.md",)  # by tests, from texts of errors
+_PRAGMA = re.compile(r"#\s*(?:pylint|noqa|type:|fmt:|isort)")
+
+
+def is_pragma(text):
+    """Whether a comment of Python is for a tool: it must stay on its line."""
+    return _PRAGMA.search(text) is not None
 
 
 def _markdown(text):
@@ -30,7 +37,8 @@ def _words_of_python(text):
     lines, before = text.splitlines(), tokenize.NEWLINE
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)):
+            is_comment = token.type == tokenize.COMMENT and not is_pragma(token.string)
+            if is_comment or (token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)):
                 yield from lines[token.start[0] - 1:token.end[0]]
             if token.type not in (tokenize.COMMENT, tokenize.NL):
                 before = token.type
@@ -50,22 +58,31 @@ def _beginnings(text, begins):
 
 def comments_without_noun(root):
     """{language: comments that begin with "What", "Of" or "Who"}, in the product and its tests."""
-    kinds = {"C++": (r"\s*//", cpp_files(root, *_FOLDERS)), "Python": (r"\s*(?:#|\"\"\")", _python_files(root))}
+    kinds = {"C++": (r"\s*//", cpp_prose_files(root)), "Python": (r"\s*(?:#|\"\"\")", python_files(root))}
     return {kind: sum(_NO_NOUN.match(line) is not None for path in paths for line in _beginnings(path.read_text(), begins))
             for kind, (begins, paths) in kinds.items()}
 
 
-def _python_files(root):
+def python_files(root):
     for folder in _FOLDERS:
         for path in (root / folder).rglob("*"):
             if path.is_file() and (path.suffix == ".py" or (folder == "tools" and not path.suffix and path.read_text().startswith("#!/usr/bin/env python3"))):
                 yield path
 
 
+def cpp_prose_files(root):
+    return cpp_files(root, *_FOLDERS)
+
+
+def markdown_files(root):
+    """All pages but those that tests make."""
+    found = [*root.glob("*.md"), *(path for folder in _FOLDERS for path in (root / folder).rglob("*.md"))]
+    return [path for path in found if path.relative_to(root).as_posix() not in _MADE_PAGES]
+
+
 def long_lines(root):
     """{kind of prose: lines longer than COLUMNS}"""
-    markdown = [*root.glob("*.md"), *(path for folder in _FOLDERS for path in (root / folder).rglob("*.md"))]
-    kinds = {"Markdown": (_markdown, markdown), "comments of C++": (_comments, cpp_files(root, *_FOLDERS)),
-             "comments and docstrings of Python": (_words_of_python, _python_files(root))}
+    kinds = {"Markdown": (_markdown, markdown_files(root)), "comments of C++": (_comments, cpp_prose_files(root)),
+             "comments and docstrings of Python": (_words_of_python, python_files(root))}
     return {kind: sum(len(line) > COLUMNS for path in paths for line in lines_of(path.read_text()))
             for kind, (lines_of, paths) in kinds.items()}
