@@ -1,4 +1,4 @@
-"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts and reflow."""
+"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts, check_words and reflow."""
 import io
 import re
 import tokenize
@@ -17,29 +17,34 @@ def is_pragma(text):
     return _PRAGMA.search(text) is not None
 
 
-def _markdown(text):
-    """The lines of Markdown that are neither code nor tables."""
+def _outside_of_code(text):
+    """(number, line) of Markdown that is no code."""
     is_code = False
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             is_code = not is_code
-        elif not is_code and not line.lstrip().startswith("|"):
-            yield line
+        elif not is_code:
+            yield number, line
+
+
+def _markdown(text):
+    """(number, line) of Markdown that is neither code nor a table."""
+    return ((number, line) for number, line in _outside_of_code(text) if not line.lstrip().startswith("|"))
 
 
 def _comments(text):
-    """The lines of C++ with a comment to their end."""
-    return (line for line in text.splitlines() if re.search(r"(?:^|\s)//", line))
+    """(number, line) of C++ with a comment to its end."""
+    return ((number, line) for number, line in enumerate(text.splitlines(), 1) if re.search(r"(?:^|\s)//", line))
 
 
 def _words_of_python(text):
-    """The lines of comments and docstrings."""
+    """(number, line) of comments and docstrings."""
     lines, before = text.splitlines(), tokenize.NEWLINE
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             is_comment = token.type == tokenize.COMMENT and not is_pragma(token.string)
             if is_comment or (token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)):
-                yield from lines[token.start[0] - 1:token.end[0]]
+                yield from enumerate(lines[token.start[0] - 1:token.end[0]], token.start[0])
             if token.type not in (tokenize.COMMENT, tokenize.NL):
                 before = token.type
     except (tokenize.TokenError, SyntaxError):
@@ -47,19 +52,19 @@ def _words_of_python(text):
 
 
 def _beginnings(text, begins):
-    """The first lines of runs of comments, each of which is a line that matches `begins`."""
+    """(number, line) of the first lines of runs of comments, each of which is a line that matches `begins`."""
     before = False
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         is_comment = re.match(begins, line) is not None
         if is_comment and not before:
-            yield line
+            yield number, line
         before = is_comment
 
 
 def comments_without_noun(root):
-    """{language: comments that begin with "What", "Of" or "Who"}, in the product and its tests."""
+    """{language: [(file, number, line)]} of comments that begin with "What", "Of" or "Who", in the product and its tests."""
     kinds = {"C++": (r"\s*//", cpp_prose_files(root)), "Python": (r"\s*(?:#|\"\"\")", python_files(root))}
-    return {kind: sum(_NO_NOUN.match(line) is not None for path in paths for line in _beginnings(path.read_text(), begins))
+    return {kind: [(path, number, line) for path in paths for number, line in _beginnings(path.read_text(), begins) if _NO_NOUN.match(line)]
             for kind, (begins, paths) in kinds.items()}
 
 
@@ -84,5 +89,13 @@ def long_lines(root):
     """{kind of prose: lines longer than COLUMNS}"""
     kinds = {"Markdown": (_markdown, markdown_files(root)), "comments of C++": (_comments, cpp_prose_files(root)),
              "comments and docstrings of Python": (_words_of_python, python_files(root))}
-    return {kind: sum(len(line) > COLUMNS for path in paths for line in lines_of(path.read_text()))
+    return {kind: sum(len(line) > COLUMNS for path in paths for _, line in lines_of(path.read_text()))
             for kind, (lines_of, paths) in kinds.items()}
+
+
+def prose_lines(root):
+    """(file, number, line) of all prose, tables included; of lines of C++ only the comment."""
+    for paths, lines_of in ((markdown_files(root), _outside_of_code), (python_files(root), _words_of_python)):
+        yield from ((path, number, line) for path in paths for number, line in lines_of(path.read_text()))
+    for path in cpp_prose_files(root):
+        yield from ((path, number, line[re.search(r"(?:^|\s)//", line).start():]) for number, line in _comments(path.read_text()))

@@ -217,7 +217,7 @@ class Engine(ModelFiles, torch.nn.Module):
         return batches.prepare(self.core, self.module, inputs, kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
-        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at stages 2, 3.
+        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at ZeRO stages 2, 3.
 
         Raises  ShapeError: not a scalar with a graph. StateError: no optimizer.
         """

@@ -9,8 +9,8 @@ namespace trireme::cli {
 
 /// Compares `setup` with what the latest checkpoint of its folder says of its own run. Local; reads no tensor.
 ///
-/// Throws    ConfigError naming the flag: another --seq, --model, --seed or --data, or no checkpoint of `trireme train`;
-///           CheckpointError: a damaged manifest.
+/// Throws    ConfigError naming the flag: another --seq, --model, --seed or --data, or no checkpoint of
+///           `trireme train`; CheckpointError: a damaged manifest.
 void check_resume(const TrainSetup& setup);
 
 /// The hint for an error of a checkpoint that does not load: the flag, and the tags that there are; empty without

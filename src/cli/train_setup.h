@@ -35,8 +35,8 @@ struct TrainSetup {
 
 /// Reads and checks configuration, model and data for `world_size` ranks. Local; the same on every rank.
 ///
-/// Throws    ConfigError, DataError, IoError, as their readers do; ConfigError: flags and configuration that contradict each
-///           other, a run in `out` that would be overwritten, or that --resume cannot continue with these flags.
+/// Throws    ConfigError, DataError, IoError, as their readers do; ConfigError: flags and configuration that contradict
+///           each other, a run in `out` that would be overwritten, or that --resume cannot continue with these flags.
 TrainSetup prepare_training(const TrainOptions& options, int world_size);
 
 /// Makes the plan of slices that each rank will make, where the configuration cuts layers. Local.

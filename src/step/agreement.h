@@ -34,9 +34,9 @@ class StepAgreement {
 
   /// Meets all ranks at the end of a window, after which it may be updated: calls begin_update(). Collective.
   ///
-  /// Cost      one all-gather of about 600 bytes per rank. On a device one of one number per unit, for which the host does
-  ///           not wait; where `model` is larger than the pager's group, whose ranks have the flags alike, also one of
-  ///           2 bytes per rank between the hosts, which does not wait for the device.
+  /// Cost      one all-gather of about 600 bytes per rank. On a device one of one number per unit, for which the host
+  ///           does not wait; where `model` is larger than the pager's group, whose ranks have the flags alike, also
+  ///           one of 2 bytes per rank between the hosts, which does not wait for the device.
   Agreement meet(ClosedWindow& window) const;
 
  private:

@@ -544,8 +544,8 @@ inline Scenario::Scenario()
                {"params", {{"lr", kLr}, {"weight_decay", kWeightDecay}, {"betas", {0, kBeta2}}, {"eps", kEps}}}}}} {}
 
 /// Trains a small Llama, with one gradient record for each step.
-/// Throws    what the engine or the configuration's reader refuses, as a user sees it; Error: accesses that no stream or
-///           event orders (on the device's stand-in).
+/// Throws    what the engine or the configuration's reader refuses, as a user sees it; Error: accesses that no stream
+///           or event orders (on the device's stand-in).
 inline Outcome train(const Scenario& scenario) {
   Outcome outcome;
   const Look nothing = [](Training&, int) {};

@@ -242,7 +242,7 @@ TEST_P(LossScale, ComesBackWithACheckpoint) {
     Dot net;
     auto engine = initialize(rank.world(), net, {.config = config});
     engine.load_checkpoint(folder.path());
-    // The third overflow lowers the scale under ZeRO, whose hysteresis came back too; at stage 0 each one does.
+    // The third overflow lowers the scale under ZeRO, whose hysteresis came back too; at ZeRO stage 0 each one does.
     EXPECT_EQ(engine.loss_scale(), policy().stage == 0 ? 64 : 256);
     engine.backward(engine(half(1, 0)) * std::numeric_limits<float>::infinity());
     engine.step();

@@ -21,7 +21,7 @@ using namespace testing;
 
 constexpr int64_t kNumel = 64;
 
-/// Parameters, a unit each, at stage 3 over two devices.
+/// Parameters, a unit each, at ZeRO stage 3 over two devices.
 void with_pager(const std::function<void(Rank&, Pager&, std::vector<at::Tensor>&)>& body, int count = 2,
                 PagerPolicy policy = {}) {
   policy.stage = 3;

@@ -4,7 +4,7 @@
 // The functions find the engine by the parameter alone. Names are DeepSpeed's. "Full" tensors have the shape of the
 // model's parameter, also where layers are cut and this rank's has a slice of it. "Local" ones are [n], the n elements
 // (0 or more) of the flattening of this rank's parameter that it updates. All values are fp32, and copies. At every
-// ZeRO stage; at stage 0 every rank updates, and so holds, everything.
+// ZeRO stage; at ZeRO stage 0 every rank updates, and so holds, everything.
 //
 // Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
 // Arguments are the same on every rank, but for the values of local setters; where layers are cut, ranks that have the

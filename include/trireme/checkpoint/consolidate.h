@@ -56,11 +56,11 @@ struct ConsolidatedWeights {
 /// Ordering  a file appears under its name when all are complete and on disk; after an error none does.
 /// Cost      reads each tensor once, in pieces of 4 MiB: memory for the source's manifest and a few pieces, in .bin
 ///           files for the largest tensor as well.
-/// Throws    before anything is written: ConfigError (a file name without a known extension or with a slash, a dtype that is
-///           no floating-point one, a shard size below 1, a `model_folder` without config.json, of another model, or
-///           beside weights that are not a whole model's), CheckpointError (no weights, a file that exists and kRefuse:
-///           config.json only if it is of another model, frozen parameters that nothing tells apart). While reading as
-///           TensorReader::read; CheckpointError: a value beyond fp16's range. IoError.
+/// Throws    before anything is written: ConfigError (a file name without a known extension or with a slash, a dtype
+///           that is no floating-point one, a shard size below 1, a `model_folder` without config.json, of another
+///           model, or beside weights that are not a whole model's), CheckpointError (no weights, a file that exists
+///           and kRefuse: config.json only if it is of another model, frozen parameters that nothing tells apart).
+///           While reading as TensorReader::read; CheckpointError: a value beyond fp16's range. IoError.
 ConsolidatedWeights consolidate(const CheckpointSource& source, const std::filesystem::path& folder,
                                 const ConsolidateOptions& options = {});
 

@@ -34,10 +34,11 @@ class Engine : public EngineBase {
   /// what is not finite skips the step on all ranks, but in bf16 without check_grad_overflow. Collective.
   ///
   /// Returns what the host knows of the step without waiting for a device.
-  /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
-  ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3; on a device it may be
-  ///           told one step late). Nothing is updated then, and the window's gradients are dropped. They are also
-  ///           dropped where the optimizer throws; this rank's part of the weights is then as it left it.
+  /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or
+  ///           (ignore_unused_parameters=false) none for some parameter, named; an overflow at the smallest loss scale
+  ///           (ZeRO stages 1 to 3; on a device it may be told one step late). Nothing is updated then, and the
+  ///           window's gradients are dropped. They are also dropped where the optimizer throws; this rank's part of
+  ///           the weights is then as it left it.
   StepReport step();
 
   /// From here on `is_boundary` says whether the next step() ends a window, not the count. A micro-batch still weighs

@@ -24,7 +24,7 @@ void check_loss_scale(const LossScaleOptions& options);
 /// The system whose rule a dynamic scale follows.
 enum class LossScaleRule {
   kHysteresis,  ///< ZeRO's: with hysteresis; an overflow at the minimum is an error
-  kClamp,       ///< FP16_Optimizer's, at stage 0: every overflow halves, down to the minimum, where it stays
+  kClamp,       ///< FP16_Optimizer's, at ZeRO stage 0: every overflow halves, down to the minimum, where it stays
 };
 
 /// Pure: a number and what decides over it.

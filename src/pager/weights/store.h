@@ -1,5 +1,5 @@
 // Where the weights of all units are, and how a touched parameter becomes whole. One subclass per policy:
-// resident (stages 0-2), mapped (stage 3, shared), paged (stage 3, copy).
+// resident (ZeRO stages 0-2), mapped (ZeRO stage 3, shared), paged (ZeRO stage 3, copy).
 #pragma once
 
 #include <memory>

@@ -40,9 +40,10 @@ struct InitPolicy {
 /// Scopes may be nested: a tensor belongs to the innermost one that is enabled, and gets its dtype.
 ///
 /// Requires  all ranks construct the same model under the same seed; `group` outlives the tensors.
-/// Ordering  touching a sharded tensor is collective. After the scope, or inside of it, initialize() takes the parameters
-///           over; train after it.
-/// Throws    ConfigError: a dtype that is not floating, a remote_device that is not there yet. Reading the data of a sharded tensor outside of an operator raises an error that names this scope.
+/// Ordering  touching a sharded tensor is collective. After the scope, or inside of it, initialize() takes the
+///           parameters over; train after it.
+/// Throws    ConfigError: a dtype that is not floating, a remote_device that is not there yet. Reading the data of a
+///           sharded tensor outside of an operator raises an error that names this scope.
 /// Source    ZeRO-Infinity's partitioned initialisation, arXiv:2104.07857. Test: tests/pager/init_test.cpp.
 class [[nodiscard]] Init {
  public:

@@ -63,7 +63,7 @@ struct Stretch {
   int64_t zeros = 0;
 };
 
-/// Rank `rank`'s part of a flat tensor; `state` empty: of the weights, which stages 1 and 2 save without the
+/// Rank `rank`'s part of a flat tensor; `state` empty: of the weights, which ZeRO stages 1 and 2 save without the
 /// padding at the end.
 std::vector<Stretch> part_of_rank(const ExportPlan& plan, const FlatParameters& flat, int rank,
                                   const std::string& state);
@@ -94,7 +94,7 @@ class ArchiveFile {
   pickle::TorchArchiveWriter archive_;
 };
 
-/// The model file of a rank (stages 1 and 2: the only one).
+/// The model file of a rank (ZeRO stages 1 and 2: the only one).
 void write_model_file(ArchiveFile& file, const ExportPlan& plan, const Manifest& manifest, int rank);
 /// The optimizer file of a rank.
 void write_optimizer_file(ArchiveFile& file, const ExportPlan& plan, int rank);

@@ -167,7 +167,8 @@ class Planner {
     }
   }
 
-  /// Stage 3 steps sub-groups of a group one after the other: as many parameters as reach sub_group_size on a rank.
+  /// ZeRO stage 3 steps sub-groups of a group one after the other: as many parameters as reach sub_group_size on a
+  /// rank.
   void cut_into_flat(size_t group) {
     double limit = 1e9;
     const Json zero = plan_.config.value("zero_optimization", Json::object());

@@ -202,7 +202,7 @@ class Opening {
         builder_.add_whole(weight_name(name), archive, *model_.module.at(name), model_file_);
   }
 
-  /// Stage 3: every rank's model file holds its part of each frozen parameter.
+  /// ZeRO stage 3: every rank's model file holds its part of each frozen parameter.
   void add_frozen_parts(TorchArchive& first) {
     if (model_.frozen.empty()) return;
     const auto count = static_cast<int64_t>(names_.model.size());
