@@ -50,13 +50,14 @@ bench: build ## run all benchmarks (tools/bench NAME runs one)
 bench-smoke: build ## run every benchmark briefly, to see that it works
 	@tools/bench --build $(BUILD) --smoke
 
-check: setup ## levels, cycles of rooms, links and format; reports of sizes and concepts
+check: setup ## levels, cycles of rooms, words and format; reports of sizes and concepts
 	@tools/check_budgets
 	@tools/count_concepts --check
 	@tools/check_layers
+	@tools/check_words
 	@tools/check_format
 
-format: setup ## apply clang-format
+format: setup ## apply clang-format, and break prose before column 120
 	@tools/check_format --apply
 
 install: program ## install headers, libtrireme.so, the program and the CMake package (PREFIX=/usr/local)

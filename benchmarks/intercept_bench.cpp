@@ -1,4 +1,4 @@
-// What interception costs per operator, and what a touch of a unit costs that is whole already.
+// The cost of interception per operator, and of touching a unit that is whole already.
 //
 // Variants take turns in one run, so that a change of the machine's speed hits all alike; min and median of the rounds
 // are printed.

@@ -106,7 +106,7 @@ def make_batch(torch, shape, index, samples, bf16):
 
 
 class Peer:
-    """What a system trains with: a step, and what holds its state."""
+    """A system to train with: a step, and the objects that hold its state."""
 
     def __init__(self, step, module=None, optimizer=None, engine=None):
         self.step, self.module, self.optimizer, self.engine = step, module, optimizer, engine

@@ -1,4 +1,4 @@
-"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts."""
+"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts, check_words and reflow."""
 import io
 import re
 import tokenize
@@ -8,30 +8,43 @@ from sources import cpp_files
 COLUMNS = 120
 _NO_NOUN = re.compile(r"\s*(?:///?|#|\"\"\")\s*(?:What|Of|Who|Whose|By what)\s")
 _FOLDERS = ("docs", "benchmarks", "examples", "python", "src", "include", "tests", "tools")
+_MADE_PAGES = ("docs/compose.md",)  # by tests, from texts of errors
+_PRAGMA = re.compile(r"#\s*(?:pylint|noqa|type:|fmt:|isort)")
+
+
+def is_pragma(text):
+    """Whether a comment of Python is for a tool: it must stay on its line."""
+    return _PRAGMA.search(text) is not None
+
+
+def _outside_of_code(text):
+    """(number, line) of Markdown that is no code."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, line
 
 
 def _markdown(text):
-    """The lines of Markdown that are neither code nor tables."""
-    is_code = False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            is_code = not is_code
-        elif not is_code and not line.lstrip().startswith("|"):
-            yield line
+    """(number, line) of Markdown that is neither code nor a table."""
+    return ((number, line) for number, line in _outside_of_code(text) if not line.lstrip().startswith("|"))
 
 
 def _comments(text):
-    """The lines of C++ with a comment to their end."""
-    return (line for line in text.splitlines() if re.search(r"(?:^|\s)//", line))
+    """(number, line) of C++ with a comment to its end."""
+    return ((number, line) for number, line in enumerate(text.splitlines(), 1) if re.search(r"(?:^|\s)//", line))
 
 
 def _words_of_python(text):
-    """The lines of comments and docstrings."""
+    """(number, line) of comments and docstrings."""
     lines, before = text.splitlines(), tokenize.NEWLINE
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)):
-                yield from lines[token.start[0] - 1:token.end[0]]
+            is_comment = token.type == tokenize.COMMENT and not is_pragma(token.string)
+            if is_comment or (token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)):
+                yield from enumerate(lines[token.start[0] - 1:token.end[0]], token.start[0])
             if token.type not in (tokenize.COMMENT, tokenize.NL):
                 before = token.type
     except (tokenize.TokenError, SyntaxError):
@@ -39,33 +52,50 @@ def _words_of_python(text):
 
 
 def _beginnings(text, begins):
-    """The first lines of runs of comments, each of which is a line that matches `begins`."""
+    """(number, line) of the first lines of runs of comments, each of which is a line that matches `begins`."""
     before = False
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         is_comment = re.match(begins, line) is not None
         if is_comment and not before:
-            yield line
+            yield number, line
         before = is_comment
 
 
 def comments_without_noun(root):
-    """{language: comments that begin with "What", "Of" or "Who"}, in the product and its tests."""
-    kinds = {"C++": (r"\s*//", cpp_files(root, *_FOLDERS)), "Python": (r"\s*(?:#|\"\"\")", _python_files(root))}
-    return {kind: sum(_NO_NOUN.match(line) is not None for path in paths for line in _beginnings(path.read_text(), begins))
+    """{language: [(file, number, line)]} of comments that begin with "What", "Of" or "Who", in the product and its tests."""
+    kinds = {"C++": (r"\s*//", cpp_prose_files(root)), "Python": (r"\s*(?:#|\"\"\")", python_files(root))}
+    return {kind: [(path, number, line) for path in paths for number, line in _beginnings(path.read_text(), begins) if _NO_NOUN.match(line)]
             for kind, (begins, paths) in kinds.items()}
 
 
-def _python_files(root):
+def python_files(root):
     for folder in _FOLDERS:
         for path in (root / folder).rglob("*"):
             if path.is_file() and (path.suffix == ".py" or (folder == "tools" and not path.suffix and path.read_text().startswith("#!/usr/bin/env python3"))):
                 yield path
 
 
+def cpp_prose_files(root):
+    return cpp_files(root, *_FOLDERS)
+
+
+def markdown_files(root):
+    """All pages but those that tests make."""
+    found = [*root.glob("*.md"), *(path for folder in _FOLDERS for path in (root / folder).rglob("*.md"))]
+    return [path for path in found if path.relative_to(root).as_posix() not in _MADE_PAGES]
+
+
 def long_lines(root):
     """{kind of prose: lines longer than COLUMNS}"""
-    markdown = [*root.glob("*.md"), *(path for folder in _FOLDERS for path in (root / folder).rglob("*.md"))]
-    kinds = {"Markdown": (_markdown, markdown), "comments of C++": (_comments, cpp_files(root, *_FOLDERS)),
-             "comments and docstrings of Python": (_words_of_python, _python_files(root))}
-    return {kind: sum(len(line) > COLUMNS for path in paths for line in lines_of(path.read_text()))
+    kinds = {"Markdown": (_markdown, markdown_files(root)), "comments of C++": (_comments, cpp_prose_files(root)),
+             "comments and docstrings of Python": (_words_of_python, python_files(root))}
+    return {kind: sum(len(line) > COLUMNS for path in paths for _, line in lines_of(path.read_text()))
             for kind, (lines_of, paths) in kinds.items()}
+
+
+def prose_lines(root):
+    """(file, number, line) of all prose, tables included; of lines of C++ only the comment."""
+    for paths, lines_of in ((markdown_files(root), _outside_of_code), (python_files(root), _words_of_python)):
+        yield from ((path, number, line) for path in paths for number, line in lines_of(path.read_text()))
+    for path in cpp_prose_files(root):
+        yield from ((path, number, line[re.search(r"(?:^|\s)//", line).start():]) for number, line in _comments(path.read_text()))

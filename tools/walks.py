@@ -44,7 +44,7 @@ def _spaces(name):
 
 
 class Walk:
-    """What a walk has met: functions with the number of calls that lead there, files, types."""
+    """The result of a walk: functions with the number of calls that lead there, files, types."""
 
     def __init__(self):
         self.depth_of, self.files, self.types = {}, set(), set()
@@ -236,7 +236,7 @@ class _Reader:
         return 0
 
     def _read_name(self, index):
-        """What the postfix expression or the declaration that begins at `index` names."""
+        """The name in the postfix expression or the declaration that begins at `index`."""
         path, after = self._path(index)
         if path == "auto":
             self._declare_auto(after)

@@ -42,7 +42,7 @@ def pretrain(path, steps=400):
 
 
 def run(dialect, mode, lr, folder, steps):
-    """What train.py writes of a run, which is made once."""
+    """The record that train.py writes of a run, which is made once."""
     out = folder / f"{dialect}-{mode}-{lr:g}.json"
     if not out.exists():
         launch = [options.trireme, "launch", "--num_gpus", str(RANKS), "--prefix", "none", *(["--as-fsdp"] if dialect == "fsdp" else [])]
@@ -78,7 +78,7 @@ def draw(folder, steps):
 
 
 def peak_flops():
-    """Of a product of fp32 matrices on one core, operations a second."""
+    """Operations a second of a product of fp32 matrices on one core."""
     a = torch.randn(1024, 1024)
     best = min(_seconds(lambda: a @ a) for _ in range(10))
     return 2 * 1024 ** 3 / best

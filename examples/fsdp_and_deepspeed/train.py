@@ -19,7 +19,7 @@ ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
 
 def small_llama():
-    """Of bytes, in fp32."""
+    """A small model of bytes, in fp32."""
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
         hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, vocab_size=256, use_cache=False))

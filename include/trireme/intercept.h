@@ -28,7 +28,7 @@ class RankContext;
 /// Included in the dispatch state of threads whose operators are seen.
 inline constexpr c10::DispatchKey kInterceptKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// What an operator does with an argument, by its schema.
+/// The way in which an operator uses an argument, by its schema.
 enum class Access : uint8_t {
   kRead,
   kWrite,      ///< reads and writes, or writes in part
@@ -63,7 +63,7 @@ class StorageHandle {
   static void drop(void* context) noexcept;
 };
 
-/// What is known of an operator from its schema; computed once.
+/// The facts that an operator's schema tells; computed once.
 struct OperatorTraits {
   uint32_t arguments = 0;
   uint64_t written = 0;     ///< bit i: argument i is written (the first 64 arguments)
@@ -168,7 +168,7 @@ class Pass {
   virtual void run(OperatorCall& call, Next next) = 0;
 };
 
-/// What belongs to the rank that this thread works for. What libtorch keeps once per process (the default generator,
+/// The state of the rank that this thread works for. State that libtorch keeps once per process (the default generator,
 /// the allocator) is reached through it, so that ranks can be threads.
 class RankContext {
  public:

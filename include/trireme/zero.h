@@ -1,4 +1,5 @@
-// What a program for ZeRO stage 3 calls besides an engine's methods: DeepSpeed's `zero` and `utils` under their names.
+// Functions that a program for ZeRO stage 3 calls besides an engine's methods: DeepSpeed's `zero` and `utils`, by their
+// names.
 #pragma once
 
 #include "trireme/access/parameter_access.h"  // defines: safe_get_full_fp32_param and its kin

@@ -19,7 +19,7 @@ def _from_text(text, origin):
 
 
 def origin_of(config):
-    """What opens errors about a configuration: its path, or that it is a dict or base64."""
+    """The text that opens errors about a configuration: its path, or that it is a dict or base64."""
     if not isinstance(config, (str, os.PathLike)):
         return "config"
     return str(config) if pathlib.Path(config).suffix else "<base64>"
@@ -94,7 +94,7 @@ def check_filled(config, origin):
 
 
 def without_auto(section, depth=0):
-    """What "auto" stands for inside a section is the default, as in DeepSpeed; at the top level somebody must have filled it."""
+    """A section in which "auto" stands for the default, as in DeepSpeed; at the top level somebody must have filled it."""
     if not isinstance(section, dict):
         return section
     return {key: without_auto(value, depth + 1) for key, value in section.items() if depth == 0 or value != "auto"}

@@ -131,7 +131,7 @@ class Engine(ModelFiles, torch.nn.Module):
         return [value]
 
     def _move_to_device(self):
-        """What a program has left on the host trains on this rank's GPU where there is one."""
+        """A model that a program has left on the host trains on this rank's GPU where there is one."""
         device = local_device()
         if device.type == "cpu" or any(p.device.type != "cpu" for p in self.module.parameters()):
             return
@@ -217,7 +217,7 @@ class Engine(ModelFiles, torch.nn.Module):
         return batches.prepare(self.core, self.module, inputs, kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
-        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at stages 2, 3.
+        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at ZeRO stages 2, 3.
 
         Raises  ShapeError: not a scalar with a graph. StateError: no optimizer.
         """
@@ -232,7 +232,7 @@ class Engine(ModelFiles, torch.nn.Module):
             raise
 
     def scale(self, loss):
-        """What to call backward() on directly: `loss` times the loss scale, in fp32, where something computes in fp16."""
+        """The tensor to call backward() on directly: `loss` times the loss scale, in fp32, where something computes in fp16."""
         return self.core.scale(loss)
 
     def step(self, lr_kwargs=None):
@@ -249,7 +249,7 @@ class Engine(ModelFiles, torch.nn.Module):
             self._follow_step(applied, lr_kwargs)
 
     def _changes(self):
-        """What the program has written into its parameter groups since the last step, as core's steps take it."""
+        """The program's changes to its parameter groups since the last step, as core's steps take them."""
         return self.optimizer.changes() if self.optimizer is not None else []
 
     def _stepping(self):

@@ -99,7 +99,7 @@ def _let_go(process):
 
 
 def _leave_torch(process, groups):
-    # Who made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the process.
+    # The process that made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the process.
     # `groups`: weak references to what join() has made; the program may have taken it down itself.
     if process == os.getpid():
         if dist.is_initialized():

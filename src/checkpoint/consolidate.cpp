@@ -163,7 +163,7 @@ class Consolidation {
     return files;
   }
 
-  /// Of all floating-point weights; nullopt where they have several.
+  /// The dtype of all floating-point weights; nullopt where they have several.
   std::optional<at::ScalarType> dtype_of_weights() const {
     std::optional<at::ScalarType> dtype;
     for (const PlannedWeight& weight : plan_.weights) {

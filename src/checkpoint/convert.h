@@ -1,4 +1,4 @@
-// What the writers of all layouts share.
+// Functions that the writers of all layouts share.
 #pragma once
 
 #include <chrono>

@@ -24,7 +24,7 @@ constexpr char kManifestName[] = "manifest.json";
 constexpr char kLatestName[] = "latest";
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
 constexpr std::string_view kOldPrefix = ".old-";
-/// What a writer that was killed leaves of `latest`; its process id follows.
+/// The name of a temporary file that a killed writer of `latest` leaves; its process id follows.
 constexpr std::string_view kLatestTemporaryPrefix = "latest.tmp";
 /// Leaves room for prefix and process id in a file name of 255 bytes.
 constexpr size_t kTagLimit = 200;

@@ -53,7 +53,7 @@ std::unique_ptr<ExportWriter> make_safetensors_writer(NewFile& file, const std::
   return std::make_unique<SafetensorsWriter>(file, dump_safetensors_header(entries, metadata, origin));
 }
 
-/// What only rank 0 does. An error waits until all ranks have left the collective part.
+/// The part of an export that only rank 0 does. An error waits until all ranks have left the collective part.
 class Export {
  public:
   Export(const std::filesystem::path& path, const std::vector<ExportedTensor>& tensors, const ExportOptions& options) {

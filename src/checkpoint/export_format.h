@@ -1,4 +1,4 @@
-// What writes one export: told of all tensors, then given one after the other, in order.
+// The writer of one export: it is told of all tensors, then given one after the other, in order.
 #pragma once
 
 #include <memory>

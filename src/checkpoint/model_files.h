@@ -1,4 +1,4 @@
-// What Hugging Face's from_pretrained() reads beside weights: config.json, and files of tokenizer and generation.
+// Files that Hugging Face's from_pretrained() reads beside weights: config.json, and those of tokenizer and generation.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -29,8 +29,8 @@ struct ModelFilesRequest {
 /// checkpoint tells it (those of `trireme train`, and of models of transformers), with the weights' dtype; the other
 /// files as they are in the folder. Empty: nothing tells which model it is.
 ///
-/// Throws    ConfigError: no config.json in `request.model_folder`, or of another model than the checkpoint tells; names the
-///           key and both values. IoError.
+/// Throws    ConfigError: no config.json in `request.model_folder`, or of another model than the checkpoint tells;
+///           names the key and both values. IoError.
 std::vector<ModelFile> model_files(const CheckpointSource& source, const ModelFilesRequest& request);
 
 /// The first thing that two config.json say differently of a model, as "hidden_size is 64 there, 96 here"; empty: none.

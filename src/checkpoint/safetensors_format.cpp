@@ -41,7 +41,7 @@ constexpr std::array kDtypes{
 
 constexpr int64_t kLengthBytes = 8;
 
-/// What the file's first bytes say; may be nonsense.
+/// The length of the header, as the file's first bytes say; may be nonsense.
 uint64_t header_length(std::string_view file) {
   uint64_t length = 0;
   for (int64_t i = kLengthBytes - 1; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(file[i]);

@@ -42,7 +42,8 @@ struct SafetensorsHeader {
 
 /// Parses the beginning of a file of `file_bytes` bytes; `file` holds at least the header.
 ///
-/// Throws    CheckpointError that opens with `origin`: truncated, no header, offsets that leave holes, overlap or do not fit.
+/// Throws    CheckpointError that opens with `origin`: truncated, no header, offsets that leave holes, overlap or do
+///           not fit.
 SafetensorsHeader parse_safetensors_header(std::string_view file, int64_t file_bytes, const std::string& origin);
 
 /// Reads the header of a file and none of its data. Throws as parse_safetensors_header; IoError.

@@ -45,7 +45,7 @@ std::vector<Axis> topology_of(const Group& group, const SaveOptions& options) {
   return options.topology;
 }
 
-/// Who writes what, on rank 0: the ranks' tables come one after the other, and none is kept. Collective.
+/// The plan of a save, made by rank 0: the ranks' tables come one after the other, and none is kept. Collective.
 SavePlan plan_together(Group& group, const StateTree& state, const SaveOptions& options) {
   WritePlanner planner;
   SavePlan plan;
@@ -73,7 +73,7 @@ SavePlan plan_together(Group& group, const StateTree& state, const SaveOptions& 
   return plan;
 }
 
-/// What rank `rank` has to write: a line of JSON that names entries of its table in the order of its shard, then the
+/// The orders for rank `rank`: a line of JSON that names entries of its table in the order of its shard, then the
 /// shard's header, whose first bytes are no text.
 std::string orders_of(const SavePlan& plan, int rank, int64_t tensor_bytes) {
   Json orders = {{"tensor_bytes", tensor_bytes}, {"file", ""}, {"slices", Json::array()}};

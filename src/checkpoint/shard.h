@@ -52,8 +52,8 @@ struct SliceBytes {
 
 /// Writes and syncs a file: the header, then the slices one after the other. Returns the checksums of each slice's
 /// blocks.
-/// Cost      no copy of slices in memory of 64 KiB and more: a block is hashed, which brings it into the cache, then written
-///           from there. Memory for one block of those that have a store.
+/// Cost      no copy of slices in memory of 64 KiB and more: a block is hashed, which brings it into the cache, then
+///           written from there. Memory for one block of those that have a store.
 std::vector<std::vector<uint64_t>> write_shard(FileSystem& files, const std::filesystem::path& path,
                                                const std::string& header, const std::vector<SliceBytes>& slices);
 

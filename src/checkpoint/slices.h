@@ -10,8 +10,8 @@
 
 namespace trireme {
 
-/// Throws    CheckpointError naming the tensor: no data, data elsewhere than on the host, not contiguous; a part that does
-///           not fit its shape; values that are not JSON.
+/// Throws    CheckpointError naming the tensor: no data, data elsewhere than on the host, not contiguous; a part that
+///           does not fit its shape; values that are not JSON.
 std::vector<SliceSpec> slices_of(const StateTree& state);
 
 std::string dump_slices(const std::vector<SliceSpec>& slices);

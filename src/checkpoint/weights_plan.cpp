@@ -11,7 +11,8 @@
 namespace trireme {
 namespace {
 
-/// What an optimizer keeps for a parameter tells that it is trained; an optimizer that keeps nothing counts its steps.
+/// The parameters that were never trained: a trained one has optimizer states or, where the optimizer keeps none, a
+/// count of steps.
 class FrozenParameters {
  public:
   FrozenParameters(const CheckpointSource& source, const TrainingValues& values) : folder_(source.folder.string()) {

@@ -167,7 +167,7 @@ class HelpFormatter : public CLI::Formatter {
 
 int run_command(const Command& command, const std::vector<std::string>& arguments) {
   CLI::App app(kDescription, "trireme");
-  // Of a flag that is repeated the last one counts, so that a script's own can be replaced by those behind it.
+  // A repeated flag counts as its last mention says, so that a script's own can be replaced by those behind it.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.formatter(std::make_shared<HelpFormatter>(command.takes_program ? " PROGRAM [ARGUMENTS...]" : ""));
   auto& chosen = *app.add_subcommand(command.name, command.summary);

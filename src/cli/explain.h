@@ -1,4 +1,4 @@
-// What went wrong, for whoever reads a terminal.
+// Explanations of errors, for whoever reads a terminal.
 #pragma once
 
 #include <exception>

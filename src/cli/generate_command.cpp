@@ -60,7 +60,7 @@ void declare(CLI::App& app, GenerateFlags& flags) {
   app.footer(kGenerateFooter);
 }
 
-// What a checkpoint says of its model. Collective.
+// The model that a checkpoint describes. Collective.
 struct SavedModel {
   Json client_state;
   Json config;

@@ -10,7 +10,7 @@
 namespace trireme::cli {
 namespace {
 
-// What files hold beside parameters: GPT-2's causal masks, which are computed here.
+// Buffers in files beside parameters: GPT-2's causal masks, which are computed here.
 bool is_known_buffer(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }

@@ -30,7 +30,7 @@ bool is_of_one_start(const std::string& flag) {
   return flag == "--resume" || flag == "--out" || flag == "--tag" || flag == "--help";
 }
 
-// What these say is in each sample and in the first weights. --data and --model are compared by their contents
+// Flags whose values are in each sample and in the first weights. --data and --model are compared by their contents
 // (check_resume()), for files may have moved.
 bool must_stay(const std::string& flag) {
   constexpr std::array<std::string_view, 5> kFlags{"--seq", "--seed", "--data-format", "--exclude", "--init-from"};

@@ -1,5 +1,5 @@
-// What a run was started with, kept in its folder: run.json has the flags, given_config.* the configuration file. From
-// them `trireme train --resume --out DIR` goes on.
+// Flags and configuration that a run was started with, kept in its folder: run.json has the flags, given_config.* the
+// configuration file. From them `trireme train --resume --out DIR` goes on.
 #pragma once
 
 #include <filesystem>

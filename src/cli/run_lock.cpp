@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kName = "lock";
 
-// Of the open file, not of the process: closed on exec, so that no child holds it.
+// A lock of the open file, not of the process: closed on exec, so that no child holds it.
 Fd open_lock(const std::filesystem::path& folder, int flags) {
   return Fd(open((folder / kName).c_str(), flags | O_CLOEXEC, 0666));
 }

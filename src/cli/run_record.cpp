@@ -65,7 +65,7 @@ std::vector<int64_t> value_of_ranks(Group& group, int64_t value) {
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + group.size()};
 }
 
-// Of what a rank computes on, in the dtype that it computes in.
+// The published peak of the device that a rank computes on, in the dtype that it computes in.
 std::optional<double> published_peak(const EngineBase& engine) {
   const PrecisionOptions& precision = engine.config().precision;
   return peak_tflops(device_name(engine.pager().device()),

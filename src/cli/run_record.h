@@ -1,4 +1,4 @@
-// What a run leaves to look at: progress on stderr, metrics.jsonl, report.html. Rank 0 writes; the other ranks only
+// The record that a run leaves: progress on stderr, metrics.jsonl, report.html. Rank 0 writes; the other ranks only
 // take part in what needs all of them.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace trireme::cli {
 
-/// What all ranks agree on after a step.
+/// The values that all ranks agree on after a step.
 struct StepAgreement {
   double loss = 0;    ///< mean over the global batch
   bool stop = false;  ///< some rank was interrupted

@@ -1,4 +1,4 @@
-// What `trireme train` was asked for.
+// The flags of `trireme train`.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct TrainOptions {
   std::string device = "auto";   ///< of each rank: auto, cpu, cuda or cuda:N
   bool oversubscribe = false;    ///< any number of ranks, whatever the cores
   int64_t steps = 500;
-  std::optional<int64_t> batch;  ///< samples per rank and micro-step, where the configuration does not say
+  std::optional<int64_t> batch;  ///< samples per rank and micro-batch, where the configuration does not say
   std::optional<double> lr;      ///< in place of the configuration's
   uint64_t seed = 0;
   std::string out;  ///< empty: runs/MODEL

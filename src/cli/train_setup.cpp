@@ -156,7 +156,7 @@ Json complete_config(Json config, const TrainOptions& options, const std::string
 
 std::filesystem::path choose_output(const TrainOptions& options, const std::string& name) {
   if (!options.out.empty()) {
-    // Of a run that is still going, RunLock tells.
+    // A run that is still going is refused by RunLock.
     if (!options.resume && holds_a_run(options.out) && !is_locked(options.out)) {
       throw ConfigError(str("--out ", options.out,
                             ": there is a run in this folder; continue it with --resume, or choose another folder"));

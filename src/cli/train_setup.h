@@ -35,8 +35,8 @@ struct TrainSetup {
 
 /// Reads and checks configuration, model and data for `world_size` ranks. Local; the same on every rank.
 ///
-/// Throws    ConfigError, DataError, IoError, as their readers do; ConfigError: flags and configuration that contradict each
-///           other, a run in `out` that would be overwritten, or that --resume cannot continue with these flags.
+/// Throws    ConfigError, DataError, IoError, as their readers do; ConfigError: flags and configuration that contradict
+///           each other, a run in `out` that would be overwritten, or that --resume cannot continue with these flags.
 TrainSetup prepare_training(const TrainOptions& options, int world_size);
 
 /// Makes the plan of slices that each rank will make, where the configuration cuts layers. Local.
@@ -60,7 +60,7 @@ std::vector<FilledIn> fill_in_autos(Json& config, const TrainOptions& options);
 /// Throws    ConfigError: --batch beside a batch size in the file.
 Json complete_config(Json config, const TrainOptions& options, const std::string& origin);
 
-/// What a run of this model is called: its built-in name, or that of its file or its file's folder.
+/// The name of a run of this model: the model's built-in name, or that of its file or its file's folder.
 std::string name_of_model(const std::string& name_or_path);
 
 /// The folder of the run: `options.out`, or runs/NAME, or with that taken the next free runs/NAME-2, …; with --resume

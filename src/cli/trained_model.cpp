@@ -215,7 +215,8 @@ class ModelInStages : public TrainedModel {
     return {batch.input, batch.target};
   }
 
-  // Of `count` micro-batches of `size` samples from `begin` on; data-parallel ranks are `stride` samples apart.
+  // The mean loss of `count` micro-batches of `size` samples from `begin` on; data-parallel ranks are `stride` samples
+  // apart.
   double mean_loss(int64_t begin, int64_t size, int64_t stride, int64_t count) {
     const Group& data = engine_.group();
     int64_t next = begin + data.rank() * stride;

@@ -23,7 +23,7 @@ class TrainedModel {
   /// Mean loss over the first --eval-samples of the held-out data, each sample counted once: the same on every rank,
   /// and on any number of ranks up to rounding.
   virtual double validate() = 0;
-  /// What the model writes behind the prompt; empty where it cannot.
+  /// The text that the model writes behind the prompt; empty where it cannot.
   virtual std::string sample() = 0;
 };
 

@@ -46,7 +46,7 @@ std::string client_state(const TrainSetup& setup, const DataLoader& loader) {
   return json.dump();
 }
 
-// What is written in the background comes on record when it is complete, with the step of its save.
+// A checkpoint that is written in the background is recorded when it is complete, with the step of its save.
 void record_background_save(EngineBase& engine, RunRecord& record, int64_t step) {
   if (const auto saved = engine.wait_for_checkpoint()) record.checkpoint(*saved, step);
 }

@@ -1,4 +1,4 @@
-// What moves the data of a group: one class per transport.
+// The transports that move the data of a group, one class each.
 //
 // A Group checks and counts each call, then hands it over as a Request. The backend numbers it, runs it and records it.
 #pragma once

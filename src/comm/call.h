@@ -33,7 +33,7 @@ const char* name_of(ReduceOp op) noexcept;
 /// The method that a collective is a part of (CallerScope), cut to what fits a CallRecord; empty: none.
 using CallerName = std::array<char, 24>;
 CallerName current_caller() noexcept;
-/// What a collective is about (SubjectScope), cut from the left; empty: not said.
+/// The subject of a collective (SubjectScope), cut from the left; empty: not said.
 using Subject = std::array<char, 48>;
 Subject current_subject() noexcept;
 

@@ -1,4 +1,4 @@
-// What libtorch's errors say, for ours.
+// The first line of libtorch's errors, for ours.
 #pragma once
 
 #include <exception>

@@ -1,4 +1,4 @@
-// What a rank keeps about a group whatever moves the data: who it is, what was called, and the first error, after which
+// A rank's state of a group, whatever moves the data: who it is, what was called, and the first error, after which
 // the group is dead and peers are told.
 #pragma once
 
@@ -48,9 +48,9 @@ class GroupState {
   void fail(const std::exception_ptr& error) noexcept;
   /// The same for a reason that is no error of a call.
   void abort(const std::string& reason) noexcept;
-  /// Of a wait for the group: peers are told of an interruption.
+  /// Checks a wait for the group: peers are told of an interruption.
   void poll(const WaitScope& host);
-  /// What a call ends with that the group's end overtook.
+  /// The error of a call that the group's end overtook.
   std::exception_ptr destroyed_before(const Call& call) const;
 
   void count(int64_t calls, int64_t bytes_sent) noexcept {

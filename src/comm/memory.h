@@ -10,7 +10,7 @@ namespace trireme::comm {
 
 constexpr size_t kHugePageBytes = 2 << 20;  // from here on the system is asked for huge pages
 
-/// What a rank tells its peers so that they can open its segment. Plain bytes: travels through a collective.
+/// A rank's message to its peers so that they can open its segment. Plain bytes: travels through a collective.
 struct SegmentTicket {
   int64_t pid = 0;
   int64_t handle = 0;  ///< heap: address of the segment; memory file: file descriptor

@@ -34,7 +34,7 @@ int64_t read_size(const Document& file, const Size& size) {
   return value;
 }
 
-/// Of positive factors; saturates.
+/// The product of positive factors; saturates.
 int64_t product(int64_t a, int64_t b, int64_t c) {
   int64_t ab = 0, abc = 0;
   const bool overflow = __builtin_mul_overflow(a, b, &ab) || __builtin_mul_overflow(ab, c, &abc);

@@ -33,7 +33,7 @@ void rename_aliases(Document& file) {
     });
 }
 
-/// `true` is the old way to say stage 1.
+/// `true` is the old way to say ZeRO stage 1.
 void take_stage_as_flag(Document& file) {
   const Json* zero = file.find("zero_optimization");
   if (!zero || !zero->is_boolean()) return;
@@ -255,7 +255,7 @@ void resolve_prescale(Document& file, Config& config) {
 
 // --- memory --------------------------------------------------------------------------------------------------------
 
-/// A budget of whole parameters at stage 3. DeepSpeed counts elements, Trireme bytes: one of the two may be given.
+/// A budget of whole parameters at ZeRO stage 3. DeepSpeed counts elements, Trireme bytes: one of the two may be given.
 int64_t budget(Document& file, const std::string& elements_key, int64_t default_elements, const std::string& bytes_key,
                at::ScalarType weights) {
   const int64_t elements = file.integer_or(elements_key, default_elements, kCount);

@@ -142,7 +142,7 @@ std::vector<ScheduleRow> schedule_rows() {
   return rows;
 }
 
-/// What the schedule itself refuses: parameters that do not fit together.
+/// Parameters that do not fit together: the schedule itself refuses them.
 void check_together(Document& file, const ScheduleOptions& options) {
   const OneCycleOptions& cycle = options.one_cycle;
   const PerGroup* lists[] = {&options.warmup_min_lr, &options.warmup_max_lr, &options.lr_range_test.min_lr,

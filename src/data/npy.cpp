@@ -34,7 +34,7 @@ DataFormat parse_dtype(std::string_view value, const std::string& path) {
                                "uint32 (<u4), e.g. tokens.astype('<u2')"));
 }
 
-/// "(123,)" -> 123; nothing for any other number of dimensions.
+/// "(123,)" -> 123; nothing for any other number of dims.
 std::optional<int64_t> parse_shape(std::string_view value) {
   int64_t size = 0;
   if (value.empty() || value[0] != '(') return std::nullopt;

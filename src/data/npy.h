@@ -18,8 +18,7 @@ struct NpyArray {
 
 /// Reads the header (format versions 1 to 3) of a whole file.
 ///
-/// Throws    DataError opening with `path`: no .npy file, a dtype, order or number of dimensions that is no token
-/// array,
+/// Throws    DataError opening with `path`: no .npy file, a dtype, order or number of dims that is no token array,
 ///           fewer bytes than the header promises.
 NpyArray parse_npy(std::span<const std::byte> file, const std::string& path);
 

@@ -12,7 +12,7 @@ void wait_quietly(c10::Device device) noexcept {
   try {
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   } catch (const std::exception&) {
-    // What has failed was told to whoever used the device.
+    // An error here was told to whoever used the device.
   }
 }
 
@@ -32,7 +32,7 @@ void Mark::pass_quietly() const noexcept {
   try {
     pass();
   } catch (const std::exception&) {
-    // What has failed was told to whoever used the device.
+    // An error here was told to whoever used the device.
   }
 }
 

@@ -1,4 +1,4 @@
-// What both architectures are made of.
+// Layers that both architectures are made of.
 #pragma once
 
 #include <ATen/core/Tensor.h>

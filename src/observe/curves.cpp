@@ -23,7 +23,7 @@ std::vector<double> smoothed_losses(const std::vector<StepMetrics>& steps) {
 std::vector<size_t> thinned(const std::vector<StepMetrics>& steps, size_t points) {
   std::vector<size_t> kept;
   const size_t buckets = steps.size() <= points ? steps.size() : points / 2;
-  // What is not finite counts as largest: it is what one looks for.
+  // A value that is not finite counts as largest: it is what one looks for.
   const auto rank = [&](size_t i) {
     return std::isfinite(steps[i].loss) ? steps[i].loss : std::numeric_limits<double>::infinity();
   };

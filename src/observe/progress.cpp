@@ -27,7 +27,7 @@ std::string formatted(const char* format, double value) {
   return text;
 }
 
-/// What is known of the floating point work, in the order of its worth.
+/// The figures of floating point work that are known, in the order of their worth.
 std::vector<std::string> compute_parts(const ComputeRate& compute, double tokens_per_s) {
   std::vector<std::string> parts;
   if (const auto rate = compute.tflops_per_rank(tokens_per_s))

@@ -74,7 +74,7 @@ std::string mebibytes(const std::vector<int64_t>& bytes_of_rank) {
 
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
-/// What the script draws. Values that are not finite become null: a hole in the line.
+/// The data that the script draws. Values that are not finite become null: a hole in the line.
 std::string curve_data(const RunLog& log) {
   const auto smooth = smoothed_losses(log.steps);
   Json data;
@@ -101,7 +101,7 @@ std::string curve_data(const RunLog& log) {
   return text;
 }
 
-/// Of `value_of(step)` over the steps that have a finite one.
+/// The values of `value_of(step)` over the steps that have a finite one.
 template <class ValueOf>
 std::optional<double> median(const std::vector<StepMetrics>& steps, ValueOf value_of) {
   std::vector<double> values;

@@ -45,7 +45,7 @@ struct OnCuda {
   }
 };
 
-/// What a device does, its threads one after the other.
+/// A device's work on the host, its threads one after the other.
 struct OnHost {
   static void launch(const AdamCall& call, int blocks, c10::Device) {
     if (is_skipped(call)) return;

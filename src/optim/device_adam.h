@@ -31,7 +31,7 @@ inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-/// What NVRTC compiles for it.
+/// The source that NVRTC compiles for it.
 const KernelText& adam_kernel_text();
 
 /// Collective: whether `own` is true on every rank.
@@ -40,8 +40,8 @@ bool is_true_on_all(Group& group, bool own);
 /// adam_in_one_pass() for all stretches, 56 per launch, by numbers of the device.
 ///
 /// Arguments `lr`, `gradient_factor`, `skip`: as in StepDecision, the latter two undefined or [] fp32.
-/// Cost      one pass: reads 14 or 16, writes 14 bytes per element. On a GPU NVRTC's code of adam_kernel.h; the operator
-///           trireme::adam_ also has a kernel for the host, which runs the same text.
+/// Cost      one pass: reads 14 or 16, writes 14 bytes per element. On a GPU NVRTC's code of adam_kernel.h; the
+///           operator trireme::adam_ also has a kernel for the host, which runs the same text.
 /// Source    as adam_in_one_pass(). Tests: device_adam_test.cpp, tests/gpu/optim_test.cpp.
 void adam_on_device(const AdamLists& lists, const OptimizerOptions& optimizer, const at::Tensor& lr,
                     const at::Tensor& gradient_factor, const at::Tensor& skip);

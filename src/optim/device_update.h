@@ -53,8 +53,8 @@ bool is_on_devices(OptimizerKind kind);
 ///
 /// Arguments `by_adam_kernel`: where has_adam_kernel(), and on every rank or on none, since it rounds otherwise than
 /// ATen.
-/// Cost      16-bit weights under Adam and AdamW by that kernel: one pass (device_adam.h). Else ATen's multi-tensor kernels: one pass as
-///           update()'s, and one that rounds where weights have 16 bits.
+/// Cost      16-bit weights under Adam and AdamW by that kernel: one pass (device_adam.h). Else ATen's multi-tensor
+///           kernels: one pass as update()'s, and one that rounds where weights have 16 bits.
 /// Source    as update()'s; Lion with ATen's element-wise operators.
 void update_on_device(const std::vector<DeviceRun>& runs, const OptimizerOptions& optimizer,
                       const StepDecision& decision, const at::Tensor& lr, bool by_adam_kernel);

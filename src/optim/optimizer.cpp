@@ -158,7 +158,7 @@ class ShardedOptimizer::Impl {
     if (options.groups[0].kind != OptimizerKind::kLamb) return {};
     const std::vector<ShardMesh>& meshes = pager_.meshes();
     const int64_t mesh_count = static_cast<int64_t>(meshes.size());
-    // Of a mesh's own parameters, so that meshes of other ranks do not meet here.
+    // A row for each mesh, since each mesh sums over its own ranks.
     const at::Tensor by_mesh = at::zeros({mesh_count, 2, static_cast<int64_t>(steps_.size())}, at::kDouble);
     for (size_t i = 0; i < slices_.count(); ++i) {
       const at::Tensor of_mesh = by_mesh[pager_.layout().units[slices_.unit(i)].mesh];

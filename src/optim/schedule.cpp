@@ -10,7 +10,7 @@ namespace trireme {
 
 namespace {
 
-// What OneCycle's growing momentum stops at: from 1 on a moment would never forget.
+// The upper limit of OneCycle's growing momentum: from 1 on a moment would never forget.
 constexpr double kLargestMomentum = 0.9999;
 
 double half_wave(double done) { return (1 + std::cos(std::numbers::pi * done)) / 2; }

@@ -8,9 +8,9 @@
 
 namespace trireme {
 
-/// Of one slice of a unit. An fp32 value between two neighbours in bf16 becomes the upper one with the probability of
-/// its distance from the lower one. The random numbers are those of the element's parameter, its place in it and the
-/// step: the same wherever a shard begins, on every replica, and after a checkpoint.
+/// Rounding of one slice of a unit. An fp32 value between two neighbours in bf16 becomes the upper one with the
+/// probability of its distance from the lower one. The random numbers are those of the element's parameter, its place
+/// in it and the step: the same wherever a shard begins, on every replica, and after a checkpoint.
 class StochasticRounding {
  public:
   /// Elements of one parameter that lie in the slice side by side.

@@ -28,11 +28,11 @@ struct UpdateSpan {
 
 /// Updates `span` as step number `step` (1 is the first one), after its gradients were multiplied by `gradient_factor`.
 ///
-/// Cost      fp32: one pass over memory (reads 16, writes 12 bytes per element with Adam, 4 more when gradients are scaled).
-///           16 bit: one pass with Adam and AdamW (adam.h); the others by blocks, whose conversion and rounding hit the
-///           cache. `low`: by blocks, operator by operator (low.h); with `rounding` by blocks in fp32.
-/// Source    Adam arXiv:1412.6980, AdamW arXiv:1711.05101, Adagrad jmlr.org/papers/v12/duchi11a.html, in fp32 by ATen's fused
-///           kernels; Lion arXiv:2302.06675, by lion.h. Test: update_test.cpp.
+/// Cost      fp32: one pass over memory (reads 16, writes 12 bytes per element with Adam, 4 more when gradients are
+///           scaled). 16 bit: one pass with Adam and AdamW (adam.h); the others by blocks, whose conversion and
+///           rounding hit the cache. `low`: by blocks, operator by operator (low.h); with `rounding` by blocks in fp32.
+/// Source    Adam arXiv:1412.6980, AdamW arXiv:1711.05101, Adagrad jmlr.org/papers/v12/duchi11a.html, in fp32 by ATen's
+///           fused kernels; Lion arXiv:2302.06675, by lion.h. Test: update_test.cpp.
 void update(const UpdateSpan& span, const OptimizerOptions& optimizer, double gradient_factor, int64_t step);
 
 }  // namespace trireme

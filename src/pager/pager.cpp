@@ -318,7 +318,7 @@ class Pager::Impl {
     const bool stays = policy_.stage < 3 || (is_alone_on_device && !policy_.offload_parameters);
     if (stays) weights_ = make_resident_weights(context_);
     if (!stays) weights_ = shared ? make_mapped_weights(context_) : make_paged_weights(context_);
-    const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-steps
+    const bool one_sided = shared && !policy_.deterministic;  // it has no order of micro-batches
     for (int mesh = 0; mesh < static_cast<int>(meshes_.size()); ++mesh)
       gradients_.push_back(one_sided ? make_one_sided_gradients(context_, mesh)
                                      : make_bucketed_gradients(context_, mesh));

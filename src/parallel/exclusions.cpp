@@ -8,7 +8,7 @@ namespace trireme {
 
 namespace {
 
-/// What options say; the others are the program's.
+/// Features that options say; the others are the program's.
 bool is_on(Feature feature, const ParallelOptions& options) {
   switch (feature) {
     case Feature::kUnsharded:

@@ -41,8 +41,8 @@ std::vector<int64_t> costs_of(const std::vector<LayerSpec>& layers) {
   return costs;
 }
 
-/// Of measured layers, the partition whose slowest part is the fastest. A rank holds gradients and two states of an
-/// optimizer beside its parameters, and activations of as many micro-batches as there are stages.
+/// Among partitions of measured layers, the one whose slowest part is the fastest. A rank holds gradients and two
+/// states of an optimizer beside its parameters, and activations of as many micro-batches as there are stages.
 std::vector<int64_t> partition_profiled(const std::vector<LayerProfile>& profiles,
                                         const PipelineModuleOptions& options) {
   std::vector<int64_t> nanoseconds, bytes;

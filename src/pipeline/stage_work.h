@@ -103,7 +103,7 @@ class StageWork {
   std::vector<std::vector<bool>> units_;  ///< by chunk and unit: what its passes reach; empty: all
   std::vector<int> peak_buffers_;
 
-  // Of the window that runs:
+  // State of the window that runs:
   const pipeline::Schedule* schedule_;
   WorkMode mode_;
   bool splits_backward_ = false;

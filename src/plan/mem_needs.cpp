@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// Bytes; the host's are those of a node.
+/// Bytes; the host's are those of all its ranks.
 struct Needs {
   double host = 0;
   double device = 0;
@@ -56,7 +56,7 @@ enum class Offload { kNothing, kOptimizer, kAll };
 
 Needs zero3(const Model& model, const Setup& setup, Offload offload, bool zero_init) {
   const double gathered = 4 * model.largest_layer;  // one layer, with its gradients, is whole
-  const double initial = 4 * setup.per_node;        // every rank of a node constructs the whole model in fp32
+  const double initial = 4 * setup.per_node;        // every rank of a host constructs the whole model in fp32
   if (offload == Offload::kNothing) {
     const double host = zero_init ? model.largest_layer : model.params;
     return {host * initial * setup.factor, gathered + 18 * model.params / setup.ranks()};

@@ -81,7 +81,7 @@ Json states_json(const ModelStates& states) {
 
 bool offloads(const Estimate& estimate) { return estimate.request.offload_ratio > 0; }
 
-/// What the column "host" is of, where there is one.
+/// The meaning of the column "host", where there is one.
 std::string offload_line(const Estimate& estimate) {
   if (!offloads(estimate)) return "";
   const EstimateRequest& request = estimate.request;
@@ -103,7 +103,8 @@ std::string to_table(const Estimate& estimate) {
   for (const EstimateRow& row : estimate.rows) {
     std::vector<int64_t> totals;
     for (const ModelStates& states : row.by_stage) totals.push_back(states.total());
-    if (offloads(estimate)) totals.push_back(row.by_stage.back().host_bytes);  // as at stages 1 and 2, and frozen ones
+    if (offloads(estimate))
+      totals.push_back(row.by_stage.back().host_bytes);  // as at ZeRO stages 1 and 2, and frozen ones
     table += row_of(row, totals, unit);
   }
   return table + offload_line(estimate) + snapshot_line(estimate);

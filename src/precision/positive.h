@@ -1,4 +1,4 @@
-// What a loss scale must be.
+// The check of a loss scale.
 #pragma once
 
 #include <cmath>

@@ -43,7 +43,7 @@ at::Tensor own_weight(const at::Tensor& parameter) {
   return access.value(index).data.clone();
 }
 
-/// Of `whole`, in the shape of `parameter`: a copy of the elements that this rank updates, [n], in its own dtype.
+/// This rank's part of `whole`, shaped as `parameter`: a copy of the elements that it updates, [n], in its own dtype.
 /// Local.
 at::Tensor own_part(const at::Tensor& parameter, const at::Tensor& whole) {
   const auto [access, index] = place_of(parameter, "own_part");

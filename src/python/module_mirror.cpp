@@ -14,7 +14,7 @@ class Mirror : public torch::nn::Module {
   using torch::nn::Module::Module;
 };
 
-/// Of a model with layers.
+/// The mirror of a model with layers.
 class LayeredMirror final : public Mirror, public RecomputesLayers {
  public:
   LayeredMirror(const std::string& name, py::object module) : Mirror(name), module_(shared(std::move(module))) {}

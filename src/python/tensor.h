@@ -1,4 +1,4 @@
-// What Python knows of a model for partition rules: trireme/tensor/model_facts.py's ModelFacts.
+// Facts of a Python model for partition rules: trireme/tensor/model_facts.py's ModelFacts.
 #pragma once
 
 #include <optional>

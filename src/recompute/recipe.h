@@ -17,7 +17,7 @@
 
 namespace trireme::detail {
 
-/// What the recipes of one SelectiveRecompute share; lives as long as the last of them.
+/// State that the recipes of one SelectiveRecompute share; lives as long as the last of them.
 struct RecipeShop {
   std::recursive_mutex mutex;  // replaying one recipe replays others
   SelectiveCounters counters;
@@ -74,7 +74,7 @@ struct Ingredient {
 
 class Recipe {
  public:
-  /// Of an operator that is about to run; the tensors among its arguments become ingredients, in order.
+  /// The recipe of an operator that is about to run; the tensors among its arguments become ingredients, in order.
   Recipe(std::shared_ptr<RecipeShop> shop, const OperatorCall& call);
 
   std::vector<Ingredient>& ingredients() { return ingredients_; }

@@ -30,7 +30,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
  private:
   class Refill;
-  /// What forward and recomputation must agree on.
+  /// Traits on which forward and recomputation must agree.
   struct Traits {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;

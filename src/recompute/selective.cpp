@@ -24,7 +24,7 @@ using detail::Recipe;
 using detail::View;
 using detail::Yield;
 
-// Of recipes that lead to one another. What the last one gives is dear otherwise, in time and in what is held
+// The longest chain of recipes. The result of a longer one would be dear, in time and in the memory held
 // meanwhile.
 constexpr int kMaxDepth = 16;
 // A tensor this much smaller than what it is computed from (a row's mean) costs much work and saves little memory.
@@ -36,7 +36,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-/// What a saved tensor would cost to compute again.
+/// The cost of computing a saved tensor again.
 struct Price {
   int64_t bytes = 0;         // that would be held for it alone
   double multiply_adds = 0;  // of products
@@ -50,7 +50,7 @@ struct Price {
   }
 };
 
-/// What is known of a storage.
+/// The facts that are known of a storage.
 struct Known {
   std::shared_ptr<Recipe> recipe;  // null: held for backward anyway
   Yield yield;
@@ -130,7 +130,7 @@ class SelectiveRecompute::Impl final : public Pass, public detail::SavePolicy {
     running.name = call.op.schema().name();
     running.cost = cost_here(call.op);
     const bool is_pure = !call.traits.random && call.traits.written == 0;
-    // What runs again is then only those of its parts that are needed: a norm's last steps, not its reduction.
+    // Only the needed parts of it run again then: a norm's last steps, not its reduction.
     running.is_open = running.cost == OperatorCost::kCheap && call.traits.composite && is_pure;
     if (running.is_open) return running;
     for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {

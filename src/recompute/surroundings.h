@@ -1,4 +1,4 @@
-// What a computation depends on besides its inputs: random streams and autocast.
+// The surroundings that a computation depends on besides its inputs: random streams and autocast.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -63,7 +63,7 @@ class Assembly {
     std::vector<std::set<int>> spare_;  // of those that were used before; the lowest is taken first
   };
 
-  /// What `stage` has to send after `computation`; nothing where the next part is its own.
+  /// The messages that `stage` sends after `computation`; none where the next part is its own.
   std::vector<std::pair<int, Parcel>> parcels_after(int stage, const Computation& computation) const {
     const int part = schedule_.part_of(stage, computation.chunk);
     const bool forwards = is_forward(computation.kind);

@@ -195,7 +195,7 @@ void check_backwards(const Schedule& schedule) {
            schedule.parts(), " parts, or none");
 }
 
-// Of one stage, in the order of its instructions.
+// The check of one stage, in the order of its instructions.
 class TrainingCheck {
  public:
   TrainingCheck(const Schedule& schedule, int stage) : schedule_(schedule), stage_(stage) {}

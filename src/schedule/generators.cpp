@@ -42,7 +42,7 @@ class Order {
   std::vector<Computation> list_;
 };
 
-/// What stage `stage` computes at step `step` of DeepSpeed's 1F1B.
+/// The computation of stage `stage` at step `step` of DeepSpeed's 1F1B.
 struct Turn {
   bool is_forward;
   int micro_batch;  ///< may be none: below 0 or beyond the last one

@@ -40,7 +40,7 @@ std::vector<int64_t> partition_balanced(const std::vector<int64_t>& weights, int
   if (layers <= stages) return partition_uniform(layers, stages);
   const std::vector<int64_t> sum_before = running_sums(weights);
 
-  // Of the first `end` layers on the first `used` stages.
+  // The best partition of the first `end` layers over the first `used` stages.
   struct Best {
     int64_t heaviest = 0;
     int64_t lightest = std::numeric_limits<int64_t>::max();
@@ -58,7 +58,7 @@ std::vector<int64_t> partition_balanced(const std::vector<int64_t>& weights, int
         const int64_t weight = sum_before[end] - sum_before[begin];
         const int64_t heaviest = std::max(before.heaviest, weight), lightest = std::min(before.lightest, weight);
         Best& here = best[end][used];
-        // Of equal ones the later begin, as DeepSpeed has it.
+        // Among equal ones the later begin wins, as DeepSpeed has it.
         if (here.is_possible && heaviest - lightest > here.difference) continue;
         here = {heaviest, lightest, heaviest - lightest, begin, true};
       }

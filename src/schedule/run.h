@@ -15,7 +15,7 @@ bool is_receive(Kind kind);
 /// A forward or one of the backwards.
 bool is_computation(Kind kind);
 
-/// What a message carries, the same for its send and its receive.
+/// The contents of a message, the same for its send and its receive.
 struct Parcel {
   bool is_activation = true;
   int part = 0;  ///< whose output it is, or whose output's gradient

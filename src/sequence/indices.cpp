@@ -182,7 +182,7 @@ void TokenPass::run_index(OperatorCall& call, Next next, const FoundArguments& f
              {.kind = Sharding::Kind::kSelected, .split = split, .dims = {indices.first}, .selector = selector});
 }
 
-/// What a mask took of a whole: of all tokens, and what it took of this rank's beside it.
+/// The result of a mask: selected of all tokens, and beside it of this rank's.
 void TokenPass::give_selected(OperatorCall& call, const at::Tensor& whole, int64_t dim, const FoundArguments& found) {
   const auto mask = std::find_if(found.begin(), found.end(), [](const Found& one) { return one.index == 1; });
   const at::Tensor own = run_on(call, call.arguments().vec())[0].toTensor();

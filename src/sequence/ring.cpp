@@ -33,10 +33,10 @@ struct Ring final : torch::CustomClassHolder {
 
   int next() const { return (group.rank() + 1) % group.size(); }
   int previous() const { return (group.rank() + group.size() - 1) % group.size(); }
-  /// Whose keys and values are here after `step` messages.
+  /// The rank whose keys and values are here after `step` messages.
   int owner(int step) const { return (group.rank() - step + group.size()) % group.size(); }
   int64_t length(int rank) const { return keys.lengths[static_cast<size_t>(rank)]; }
-  /// What this rank's queries see of the keys of `rank`.
+  /// The keys of `rank` that this rank's queries see.
   struct Sight {
     bool any = true;
     bool is_causal = false;

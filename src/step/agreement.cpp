@@ -19,7 +19,7 @@ namespace trireme {
 
 namespace {
 
-/// What a rank sends.
+/// The message that a rank sends.
 struct Message {
   ExactSum squares;
   GradientFlags flags;

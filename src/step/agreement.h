@@ -1,4 +1,4 @@
-// What all ranks of a model agree on where an accumulation window ends.
+// The agreement of all ranks of a model at the end of an accumulation window.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ struct Agreement {
   std::optional<int> missing_rank = {};  ///< the first rank that has such a parameter
 };
 
-/// What one rank knows of its own gradients.
+/// Facts that one rank knows of its own gradients.
 struct GradientFlags {
   bool any_gradient = false;
   bool misses_gradient = false;
@@ -34,9 +34,9 @@ class StepAgreement {
 
   /// Meets all ranks at the end of a window, after which it may be updated: calls begin_update(). Collective.
   ///
-  /// Cost      one all-gather of about 600 bytes per rank. On a device one of one number per unit, for which the host does
-  ///           not wait; where `model` is larger than the pager's group, whose ranks have the flags alike, also one of
-  ///           2 bytes per rank between the hosts, which does not wait for the device.
+  /// Cost      one all-gather of about 600 bytes per rank. On a device one of one number per unit, for which the host
+  ///           does not wait; where `model` is larger than the pager's group, whose ranks have the flags alike, also
+  ///           one of 2 bytes per rank between the hosts, which does not wait for the device.
   Agreement meet(ClosedWindow& window) const;
 
  private:

@@ -31,7 +31,7 @@ class DeviceStepDecider final : public StepDecider {
     const at::NoGradGuard no_grad;
     StepOptions options{.groups = hyperparameters.groups()};
     const std::vector<bool> given = hyperparameters.take_given();
-    // Of the steps before this one.
+    // Values of the steps before this one.
     std::vector<at::Tensor> lr;
     if (rules_.decisions.skips && hyperparameters.has_schedule()) lr = rates(hyperparameters, given);
     const DeviceDecider::Decision decision = decider_.decide(sum_of_squares, rules_.max_norm);

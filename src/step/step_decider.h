@@ -1,4 +1,4 @@
-// Who decides over a step: whether it is applied, by what its gradients are multiplied, and the loss scale that
+// Deciders of a step: whether it is applied, the factor of its gradients, and the loss scale that
 // follows.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace trireme {
 
-/// By what a StepDecider decides.
+/// The rules by which a StepDecider decides.
 struct StepRules {
   DecisionRules decisions = {};
   double max_norm = 0;          ///< of the gradients; 0: no clipping
@@ -46,7 +46,7 @@ class StepDecider {
   /// `output`, in fp32, times the loss scale.
   virtual at::Tensor scaled(const at::Tensor& output) const = 0;
 
-  /// What is known without waiting: whether the last step was applied, and how many were at the least.
+  /// The facts that are known without waiting: whether the last step was applied, and how many were at the least.
   virtual std::optional<bool> applied_if_known() const = 0;
   virtual int64_t known_applied_steps() const = 0;
 

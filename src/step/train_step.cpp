@@ -115,7 +115,7 @@ void TrainStep::backward_from(const torch::autograd::edge_list& outputs, const s
   torch::autograd::Engine::get_default_engine().execute(outputs, gradients,
                                                         options.retain_graph || options.create_graph,
                                                         options.create_graph, /*accumulate_grad=*/true, options.to);
-  // The deterministic order is by micro-step.
+  // The deterministic order is by micro-batch.
   if (options.ends_micro_batch || !pager_->policy().deterministic) pager_->end_backward();
 }
 

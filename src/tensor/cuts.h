@@ -29,7 +29,7 @@ using Cut = std::vector<std::vector<Interval>>;
 /// Ranks share `count` things as evenly as these allow: the first count % ranks have one more.
 std::vector<Interval> even(int64_t count, int ranks);
 
-/// Who has which heads. Up to as many ranks as key/value heads: these are shared evenly, and query heads go with
+/// The heads of each rank. Up to as many ranks as key/value heads: these are shared evenly, and query heads go with
 /// theirs. More ranks: each key/value head has its own ranks, as evenly as that goes, which share its query heads.
 struct HeadCut {
   std::vector<Interval> queries;

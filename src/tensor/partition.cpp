@@ -49,7 +49,7 @@ bool is_packed(const Rule& rule) { return rule.sub_count > 0 || !rule.sub_sizes.
 /// The output of all ranks, or the input of all ranks, one behind the other is the whole one, heads or not.
 bool is_contiguous(const Rule& rule) { return rule.gathers_output || rule.splits_input; }
 
-/// Of a weight; a vector is cut along its only dim.
+/// The dim along which a weight is cut; a vector is cut along its only dim.
 int dim_of(const Rule& rule, int dims) {
   if (dims == 1) return 0;
   if (rule.dim && *rule.dim >= dims)

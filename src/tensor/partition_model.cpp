@@ -1,4 +1,4 @@
-// What a Hugging Face config.json says of a model's heads.
+// Heads of a model as a Hugging Face config.json describes them.
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"

@@ -23,7 +23,7 @@ struct RankSlices {
   bool overlaps() const;
   /// The elements of rank `rank` that no rank before it has.
   std::vector<Interval> first_of(int rank) const;
-  /// Of the index `of_whole`, the place in rank `rank`'s slice; nothing: it is not there.
+  /// The place of index `of_whole` in rank `rank`'s slice; nullopt: it is not there.
   std::optional<int64_t> place_of(int64_t of_whole, int rank) const;
   /// Each index stands for `factor` indices.
   RankSlices times(int64_t factor) const;
@@ -31,7 +31,7 @@ struct RankSlices {
   std::optional<RankSlices> over(int64_t factor) const;
   /// One of the `blocks` equal stretches of the dim. Nothing: ranks do not have the same of each.
   std::optional<RankSlices> of_each(int64_t blocks) const;
-  /// What ranks have of [begin, end). Nothing: some rank has none of it.
+  /// The ranks' parts of [begin, end). Nullopt: some rank has none of it.
   std::optional<RankSlices> within(int64_t begin, int64_t end) const;
   /// Where the elements of [begin, end) that rank `rank` has are in its slice.
   Interval local_range(int64_t begin, int64_t end, int rank) const;

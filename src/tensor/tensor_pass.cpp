@@ -261,7 +261,7 @@ std::optional<std::vector<int64_t>> TensorPass::whole_sizes(const at::Tensor& te
   return whole_sizes_of({0, tensor, known->cut});
 }
 
-/// What `make` gives of `tensor`, once for all layers that use it.
+/// The result of `make` for `tensor`, computed once for all layers that use it.
 template <class Make>
 at::Tensor TensorPass::entered_once(const at::Tensor& tensor, const Make& make) {
   if (tensor.is_inference()) return make();  // it has no version

@@ -25,7 +25,7 @@ const std::vector<Style>& styles() {
       {"rowwise_rep", {.cutting = Cutting::kRow, .splits_input = true}},
       {"rowwise_split_input", {.cutting = Cutting::kRow, .splits_input = true}},
       {"packed_colwise", {.cutting = Cutting::kColumn, .sub_count = 2}},
-      // Of a product with weights [inputs, outputs], as experts have them: the last dim is that of outputs.
+      // Products with weights [inputs, outputs], as experts have them: the last dim is that of outputs.
       {"packed_rowwise", {.cutting = Cutting::kRow, .sub_count = 2, .exchanges = false}},
       {"embedding_rowwise", {.cutting = Cutting::kVocabulary}},
       {"embedding_colwise", {.cutting = Cutting::kEmbedding}},
@@ -44,7 +44,7 @@ const std::vector<Style>& styles() {
   return all;
 }
 
-/// Of transformers, and not there yet.
+/// Styles of transformers that are not there yet.
 const std::vector<std::string> kLater = {"mla_kv_a_proj", "moe_tp_experts", "moe_identity_expert", "grouped_gemm",
                                          "ep_dispatch_experts"};
 

@@ -149,7 +149,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   access_ = make_access(nullptr);
 }
 
-/// Of gradients, before the first update; empty: no two ranks have the same parameter but by its shards.
+/// The proof of the gradients, before the first update; empty: no two ranks have the same parameter but by its shards.
 std::function<void()> Training::proof() {
   if (groups_.replicas != nullptr)
     return [proof = ReplicaProof(*pager_, *groups_.replicas, groups_.model)]() mutable { proof.show(); };

@@ -344,7 +344,7 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
   return LoadedState{loaded->tag, *values.client_state};
 }
 
-// What users wrote into weights since the last step counts, for the masters too. Collective.
+// Values that users wrote into weights since the last step count, for the masters too. Collective.
 void Training::take_user_writes() {
   const std::vector<bool> written = pager_->settle_writes();
   if (step_->optimizer() != nullptr) step_->optimizer()->refresh_masters(written);

@@ -57,7 +57,7 @@ void ForwardChecks::look_at(const at::Tensor& input, int64_t micro_batch) {
   if (!looks_ || !at::GradMode::is_enabled() || input.dim() < 2) return;
   const auto sizes = input.sizes();
   smaller_batches_ = sizes[0] < micro_batch ? smaller_batches_ + 1 : 0;
-  // A model may have its samples in another dimension.
+  // A model may have its samples in another dim.
   if (std::find(sizes.begin(), sizes.end(), micro_batch) != sizes.end()) return;
   if (sizes[0] < micro_batch && smaller_batches_ < kSmallerBatches) return;
   looks_ = false;

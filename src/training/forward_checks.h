@@ -1,4 +1,4 @@
-// What goes wrong in a forward without a word, or in words of libtorch that do not name the fix.
+// Mistakes in a forward that pass without a word, or in words of libtorch that do not name the fix.
 #pragma once
 
 #include <ATen/core/Tensor.h>

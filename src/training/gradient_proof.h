@@ -20,8 +20,8 @@ class GradientProof {
   /// All outlive this. `shards` are the ranks over which parameters are sharded, `tensor` those that share layers.
   GradientProof(Pager& pager, Group& shards, Group& tensor, const PartitionPlan& plan, TensorParallel& pass);
 
-  /// Of the gradients of a closed window; nothing where it has been shown, or where some gradient is not finite.
-  /// Collective over the model.
+  /// The proof of the gradients of a closed window; does nothing where it has been shown, or where some gradient is not
+  /// finite. Collective over the model.
   ///
   /// Cost      once a pass over the gradients, and 16 bytes for each parameter over both groups.
   /// Throws    StateError, on every rank of the tensor group, that names the parameter and the ranks.

@@ -1,4 +1,4 @@
-// What a module holds: its parameters and buffers, each once.
+// The tensors that a module holds: its parameters and buffers, each once.
 #pragma once
 
 #include <map>
@@ -28,8 +28,8 @@ struct ModuleTensors {
 
 /// Lists the tensors of `module`, without the parameters in `unmanaged`, and changes nothing.
 ///
-/// Throws    ConfigError that names a parameter which is on meta, not dense or of a dtype that cannot be trained, and every two
-///           different tensors that share one storage.
+/// Throws    ConfigError that names a parameter which is on meta, not dense or of a dtype that cannot be trained, and
+///           every two different tensors that share one storage.
 ModuleTensors list_tensors(torch::nn::Module& module, const PrecisionOptions& precision,
                            const std::set<std::string>& unmanaged = {});
 

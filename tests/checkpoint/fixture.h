@@ -1,4 +1,5 @@
-// What the tests of checkpoint share: a temporary folder, states with known contents, and files that fail on demand.
+// Helpers that the tests of checkpoint share: a temporary folder, states with known contents, and files that fail on
+// demand.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -87,7 +88,7 @@ class FaultyFiles final : public DisturbedFiles {
   std::function<void()> action_;
 };
 
-/// What `work` throws: "NAME: message"; "nothing" when it throws nothing.
+/// The error of `work`: "NAME: message"; "nothing" when it throws nothing.
 std::string error_of(const std::function<void()>& work);
 
 }  // namespace trireme::checkpoint_test

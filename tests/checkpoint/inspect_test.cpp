@@ -1,4 +1,4 @@
-// What an inspection finds: everything that is wrong, and nothing that is right.
+// Findings of an inspection: everything that is wrong, and nothing that is right.
 #include "trireme/checkpoint/inspect.h"
 
 #include <ATen/ops/arange.h>

@@ -110,7 +110,7 @@ TEST(Pickle, ReadsAnEnumsMemberAsPython311HasWrittenIt) {  // as data: nothing i
 }
 
 TEST(Pickle, RefusesAnyOtherClassByItsNameAndPlace) {
-  // What pickle.dumps writes for an object that runs a command when it is loaded.
+  // The bytes that pickle.dumps writes for an object that runs a command when it is loaded.
   const std::string error = parse_error("cposix\nsystem\nX\x02\x00\x00\x00id\x85R.");
   EXPECT_TRUE(error.starts_with("CheckpointError: a.pt: byte 2: the class posix.system is not one")) << error;
   EXPECT_NE(parse_error(std::string("\x8c\x08"

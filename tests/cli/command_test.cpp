@@ -239,7 +239,7 @@ TEST(GenerateCommand, RefusesAFolderWithoutACheckpoint) {
 TEST(EstimateCommand, PrintsTheFourStagesOfZeroForEachAccumulationDtype) {
   const auto said = say({"estimate", "--params", "7.5e9", "--world", "64"});
   EXPECT_EQ(said.exit_code, 0);
-  // 16, 4 + 12/64, 2 + 14/64, 16/64 bytes per parameter; fp32 gradients cost 2 more at stages 0-1, 2/64 at 2-3.
+  // 16, 4 + 12/64, 2 + 14/64, 16/64 bytes per parameter; fp32 gradients cost 2 more at ZeRO stages 0-1, 2/64 at 2-3.
   EXPECT_NE(said.out.find("bf16       120      31.4      16.6       1.9"), std::string::npos) << said.out;
   EXPECT_NE(said.out.find("fp32       135      46.4      16.9       2.1"), std::string::npos) << said.out;
 }

@@ -1,4 +1,4 @@
-// What becomes of a result that stdout does not take.
+// The fate of a result that stdout does not take.
 #include <gtest/gtest.h>
 
 #include "tests/cli/train_runs.h"

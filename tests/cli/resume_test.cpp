@@ -55,7 +55,7 @@ TEST_F(TrainProgramResume, NeedsTheFolderAlone) {
   EXPECT_EQ(weights_of("a cut one"), weights_of("whole"));
   EXPECT_EQ(resumed.last_line(), whole.last_line());
 
-  // What is given now holds for what comes later, too.
+  // A flag that is given now holds for later steps, too.
   const auto longer =
       run_program({"train", "--resume", "--out", folder_ / "a cut one", "--steps", "7", "--ranks", "1"});
   ASSERT_EQ(longer.exit_code, 0) << longer.err;

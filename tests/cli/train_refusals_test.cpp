@@ -1,4 +1,4 @@
-// What `trireme train` refuses, and how it ends when the machine does not go along: one line that names the flag and a
+// Refusals of `trireme train`, and how it ends when the machine does not go along: one line that names the flag and a
 // fix.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -54,7 +54,7 @@ TEST_F(TrainProgramRefuses, AFolderThatCannotBeWrittenTo) {
                    "--out /proc/run: the folder cannot be made: No such file or directory; choose another folder");
     expect_refusal(with(words, "--out", "/proc/self"),
                    "--out /proc/self: no file can be written there: No such file or directory; choose another folder");
-    // What keeps a path from being followed at all, as a folder above it that may not be read.
+    // A loop of links keeps a path from being followed at all, as a folder above it that may not be read.
     const auto loop = folder_ / ("loop" + ranks);
     std::filesystem::create_symlink(loop, loop);
     expect_refusal(

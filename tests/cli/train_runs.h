@@ -59,7 +59,7 @@ class TrainProgram : public ::testing::Test {
     folder_.write(to + "/checkpoints/latest", tag);
   }
 
-  // What a step's line of the metrics says under `key`, step by step.
+  // The numbers under `key` in the lines of the metrics, step by step.
   std::vector<double> numbers_of(const std::string& out, const std::string& key) const {
     std::vector<double> numbers;
     std::istringstream lines(contents_of(folder_ / (out + "/metrics.jsonl")));

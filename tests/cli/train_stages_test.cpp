@@ -119,7 +119,7 @@ TEST_F(TrainStages, AreRefusedBeforeAnythingIsWritten) {
 }
 
 TEST_F(TrainStages, NameTheStageThatWasKilled) {
-  // Of 128 micro-batches, so that a step is a stage's work for nearly all of its time.
+  // A step of 128 micro-batches, so that a stage's work is nearly all of its time.
   const auto two = folder_.write("two.json", R"({"train_batch_size": 256, "train_micro_batch_size_per_gpu": 2,
       "pipeline": {"stages": 2}})");
   const auto text_of_death = [&](const std::string& name) {

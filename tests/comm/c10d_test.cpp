@@ -1,4 +1,4 @@
-// What is particular to groups over a process group of c10d: peers that are late or gone, tags, manners of backends.
+// Traits of groups over a process group of c10d: peers that are late or gone, tags, manners of backends.
 #include <future>
 #include <thread>
 

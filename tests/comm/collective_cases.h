@@ -1,4 +1,4 @@
-// What the tests of collectives run over: providers of memory, worlds, dtypes, lengths; and tensors whose sums are
+// Cases of the tests of collectives: providers of memory, worlds, dtypes, lengths; and tensors whose sums are
 // known.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the tests of groups over devices run over: transports, each over fake devices, and ranks that have a device
+// Cases of the tests of groups over devices: transports, each over fake devices, and ranks that have a device
 // each.
 #pragma once
 
@@ -26,7 +26,7 @@ enum class DeviceTransportKind {
   kCudaIpcOnOneDevice,  ///< all ranks share a device
 };
 
-/// What a body sees of its rank. Its current stream is its own.
+/// A body's view of its rank. Its current stream is its own.
 class DeviceRank {
  public:
   DeviceRank(Rank& rank, Group& group, c10::Device device) : rank_(rank), group_(group), device_(device) {}

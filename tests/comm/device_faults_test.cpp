@@ -1,4 +1,4 @@
-// What a rank is told when its peers call other things, are late or gone, and that its streams are free afterwards.
+// Errors of a rank whose peers call other things, are late or gone; its streams are free afterwards.
 #include <dlfcn.h>
 
 #include <thread>
@@ -23,7 +23,7 @@ class DeviceFaults : public OnEveryTransport {
   void SetUp() override { let_race(); }
 };
 
-/// What `call` throws, or the wait for it once it is done: to wait blocks for nobody, so that before it knows of
+/// The error of `call`, or of the wait for it once it is done: to wait blocks for nobody, so that before it knows of
 /// nothing.
 Thrown error_of_call(const std::function<Pending<void>()>& call) {
   return thrown_by([&] {

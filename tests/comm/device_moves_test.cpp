@@ -1,4 +1,4 @@
-// What groups over devices compute: the same as the groups of the host beneath them, which other tests check.
+// Results of groups over devices: the same as those of the host's groups beneath them, which other tests check.
 #include <mutex>
 
 #include "tests/comm/device_cases.h"

@@ -22,7 +22,7 @@ std::vector<FakeOperation> operations_named(const FakeRecord& record, const std:
   return found;
 }
 
-/// What a transport does to data.
+/// The name of the operation by which a transport moves data.
 std::string data_operation(DeviceTransportKind kind) {
   return kind == DeviceTransportKind::kNccl || kind == DeviceTransportKind::kNcclInRankOrder ? "nccl" : "cuda copy";
 }

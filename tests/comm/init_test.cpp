@@ -185,7 +185,7 @@ TEST(Init, NamesARankThatDoesNotCome) {
       << results[0].error_text;
 }
 
-/// What Fork's rank does in a process that it has forked; 0: the child ended by itself, with code 0.
+/// The exit code of a forked process in which Fork's rank runs `body`; 0: the child ended by itself, with code 0.
 int in_forked_child(const std::function<void()>& body) {
   const pid_t pid = ::fork();
   if (pid == 0) {

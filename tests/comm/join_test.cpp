@@ -14,7 +14,7 @@ namespace {
 
 using comm::HostRecord;
 
-/// What a rank gets of join(): a world, or an error.
+/// A rank's result of join(): a world, or an error.
 struct Joined {
   World world;
   std::string error = {};

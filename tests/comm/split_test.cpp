@@ -128,7 +128,7 @@ class NumbersOfRanks {
   explicit NumbersOfRanks(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) numbers_.push_back(std::make_shared<comm::GroupNumbers>());
   }
-  /// What all of `members` agree on; -1: there is none. They must agree.
+  /// The number that all of `members` agree on; -1: there is none. They must agree.
   int agree(const std::vector<int>& members) {
     std::vector<comm::GroupNumbers::View> views;
     for (const int member : members) views.push_back(of(member).view());

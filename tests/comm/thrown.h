@@ -1,4 +1,4 @@
-// What a call throws, to be looked at.
+// The error that a call throws, to be looked at.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What the host of the library wants done during waits is done, and what it throws ends them.
+// A hook of the library's host runs during waits, and an error of the hook ends them.
 #include "trireme/base/wait_hook.h"
 
 #include <ATen/ops/zeros.h>
@@ -64,7 +64,7 @@ TEST_P(InterruptedWaits, EndTheGroupOnEveryRank) {
     }
     while (interrupted == 0) std::this_thread::sleep_for(1ms);
     if (GetParam() == RankBackend::kC10d) {
-      // What was sent before comes first: that rank 0 is in another call.
+      // An earlier message comes first: that rank 0 is in another call.
       EXPECT_THROW(rank.world().barrier(), CommError);
       return;
     }

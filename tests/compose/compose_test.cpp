@@ -69,7 +69,7 @@ const std::vector<Exception>& exceptions() {
   return all;
 }
 
-/// What exclusions() call the features that stand there.
+/// The features by the names that exclusions() give them.
 const std::multimap<std::string, trireme::Feature>& known_features() {
   using enum trireme::Feature;
   static const std::multimap<std::string, trireme::Feature> all = {
@@ -408,7 +408,7 @@ std::string difference(const Outcome& outcome, const Outcome& expected) {
   return "";
 }
 
-/// What one process trains with those features that change the training.
+/// The outcome of one process that trains with those features that change the training.
 const Outcome& in_one_process(const Indices& chosen) {
   static std::map<std::string, Outcome> known;
   Scenario scenario, all;
@@ -542,7 +542,7 @@ void check_table() {
   EXPECT_EQ(written.substr(0, end), made) << "TRIREME_UPDATE_DOCS=1 compose_test writes docs/compose.md anew";
 }
 
-/// Of all combinations that were tried.
+/// The tally of all combinations that were tried.
 struct Tally {
   std::set<Indices> compared, refused;
   double largest = 0, largest_in_16_bits = 0;  ///< distance of a gradient from that of one process

@@ -70,7 +70,8 @@ inline std::optional<double> plain_lr(const Scenario& scenario, int number) {
   return kFirstLr * (1 + kLrRate * number);
 }
 
-/// What `scenario` trains, of which only the optimizer, its schedule and groups, and the number of ranks are looked at.
+/// The outcome of training `scenario` plainly: only the optimizer, its schedule and groups, and the number of ranks are
+/// looked at.
 inline Outcome train_plainly(const Scenario& scenario) {
   const auto net = make_model();
   std::vector<PlainParameter> parameters;

@@ -80,7 +80,7 @@ struct Scenario {
   int micro_batches() const { return ranks * kAccumulation; }
 };
 
-/// Of one step, on the host.
+/// The record of one step, on the host.
 struct StepRecord {
   double loss = 0;                              ///< the mean over its micro-batches
   double norm = 0;                              ///< of all gradients
@@ -113,7 +113,7 @@ inline trireme::MicroBatch micro_batch(int64_t number, std::optional<int> device
   return {tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8)};
 }
 
-/// What an optimizer of the program's own is stepped with.
+/// Notes of the gradients with which an optimizer of the program's own is stepped.
 class Notes {
  public:
   void note(int rank, size_t step, const std::string& name, const at::Tensor& part) {
@@ -121,7 +121,7 @@ class Notes {
     if (steps_.size() <= step) steps_.resize(step + 1);
     steps_[step][name][rank] = part.detach().cpu().clone();
   }
-  /// Of a step, the flat gradient of each parameter: the first rank's that has `numel` elements, or all ranks' parts in
+  /// The flat gradient of a parameter in a step: the first rank's that has `numel` elements, or all ranks' parts in
   /// `order`.
   at::Tensor whole(size_t step, const std::string& name, int64_t numel, const std::vector<int>& order) const {
     std::vector<at::Tensor> parts;
@@ -544,8 +544,8 @@ inline Scenario::Scenario()
                {"params", {{"lr", kLr}, {"weight_decay", kWeightDecay}, {"betas", {0, kBeta2}}, {"eps", kEps}}}}}} {}
 
 /// Trains a small Llama, with one gradient record for each step.
-/// Throws    what the engine or the configuration's reader refuses, as a user sees it; Error: accesses that no stream or
-///           event orders (on the device's stand-in).
+/// Throws    what the engine or the configuration's reader refuses, as a user sees it; Error: accesses that no stream
+///           or event orders (on the device's stand-in).
 inline Outcome train(const Scenario& scenario) {
   Outcome outcome;
   const Look nothing = [](Training&, int) {};

@@ -1,4 +1,4 @@
-// What the tests of the configuration share: the error of a text.
+// Helpers that the tests of the configuration share: the error of a text.
 #pragma once
 
 #include <ostream>

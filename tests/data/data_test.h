@@ -1,4 +1,4 @@
-// What the tests of data share: a folder with files that go away, and .npy files byte by byte.
+// Helpers that the tests of data share: a folder with files that go away, and .npy files byte by byte.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -52,7 +52,7 @@ TEST(SampleOrder, DiffersBetweenEpochsAndSeeds) {
 }
 
 TEST(SampleOrder, ScattersNeighbours) {
-  // Of 10,000 independent draws the mean distance between neighbours is a third of the range; 1 % is four standard
+  // The mean distance between neighbours of 10,000 independent draws is a third of the range; 1 % is four standard
   // deviations (0.236 / sqrt(10,000) of the range each).
   const int64_t size = 10000;
   const SampleOrder order(size, 3, Order::kShuffled);

@@ -25,7 +25,7 @@ class SafeAccess : public ::testing::TestWithParam<Stage> {
   }
 };
 
-/// Of one plain process: the mean over `batches`, summed in fp32.
+/// The gradient of one plain process: the mean over `batches`, summed in fp32.
 at::Tensor mean_gradient(TrainedModel& model, int parameter, const std::vector<int64_t>& batches) {
   at::Tensor sum;
   for (const int64_t batch : batches) {

@@ -1,4 +1,4 @@
-// What a checkpoint of an engine brings back, and what it leaves alone.
+// State that a checkpoint of an engine brings back, and state that it leaves alone.
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>

@@ -61,7 +61,7 @@ void train(ModelEngine<WideImpl>& engine, int64_t from, int64_t to) {
   }
 }
 
-/// What plain libtorch makes of it.
+/// The result of plain libtorch.
 Wide trained_alone(const ClientOptimizerFactory& factory) {
   Wide net;
   const auto optimizer = factory(net->parameters(), {});

@@ -1,4 +1,4 @@
-// What an engine does beside training when its states are on a device.
+// Work of an engine beside training when its states are on a device.
 #include <ATen/Parallel.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -351,7 +351,7 @@ TEST(EngineOnDevices, RanksWithoutABackendForTheirDeviceAreToldWhatIsThere) {
   EXPECT_SAYS(text, "there are backends for NVIDIA GPUs alone");
 }
 
-// What Python's binding does for a step(): it gives what the program has changed, steps, and takes over what the host
+// The work of Python's binding for a step(): it gives the program's changes, steps, and takes over what the host
 // knows.
 TEST(EngineOnDevices, AStepAsPythonMakesItWaitsForNothing) {
   for (const bool sets_rate : {false, true}) {

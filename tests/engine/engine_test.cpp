@@ -1,4 +1,4 @@
-// What the engine's methods promise, on one rank and on two.
+// Promises of the engine's methods, on one rank and on two.
 #include "trireme/engine/engine.h"
 
 #include <gtest/gtest.h>

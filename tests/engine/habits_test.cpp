@@ -1,4 +1,4 @@
-// What a program may do that would change nothing, or count as something else: it is told once, with the fix. And calls
+// Calls that would change nothing, or count as something else: the program is told once, with the fix. And calls
 // that ranks do not make alike.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -228,7 +228,7 @@ Config config_of(int stage, GatherPolicy gather) {
   return config;
 }
 
-/// What each of two ranks is told when it does `program`, and that this takes no timeout.
+/// The errors of two ranks that run `program`; none of them may come from a timeout.
 std::vector<std::string> told(const Config& config, const std::function<void(ModelEngine<DotImpl>&, int)>& program,
                               const RunOptions& options = {}) {
   std::vector<std::string> texts(2);

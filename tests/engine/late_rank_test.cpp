@@ -1,4 +1,4 @@
-// What a rank is told when a peer does not come along: which of the engine's methods, which reduction, which parameter.
+// Errors of a rank whose peer does not come along: which of the engine's methods, which reduction, which parameter.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
@@ -32,7 +32,8 @@ TEST(ARankThatSavesAlone, IsNamedWithTheMethod) {
                 Dot net;
                 auto engine = initialize(rank.world(), net, {.config = late_config(stage)});
                 const auto go_on = [&] {
-                  // Who waits first is the first to give up, and tells the other: that is to be the one that saves.
+                  // The first rank to wait is the first to give up, and tells the other: it has to be the one that
+                  // saves.
                   if (rank.id() == 1) std::this_thread::sleep_for(50ms);
                   if (rank.id() == 0) engine.save_checkpoint(folder.path());
                   for (int step = 0; step < 3; ++step) {

@@ -65,7 +65,7 @@ const std::vector<Way> kWays = {
      [](MlpEngine& e, auto& out, auto& seed) { e.scale(loss_of(out, seed) / 2).backward(); }},
 };
 
-/// What the pager holds of this rank's gradients at the end of a window of two micro-batches.
+/// The pager's gradients of this rank at the end of a window of two micro-batches.
 std::vector<at::Tensor> gradients_of(Rank& rank, const PagerPolicy& policy, at::ScalarType dtype, const Way& way) {
   Mlp net;
   Config config = scaled_config(policy, dtype, rank.size(), way.accumulation);
@@ -242,7 +242,7 @@ TEST_P(LossScale, ComesBackWithACheckpoint) {
     Dot net;
     auto engine = initialize(rank.world(), net, {.config = config});
     engine.load_checkpoint(folder.path());
-    // The third overflow lowers the scale under ZeRO, whose hysteresis came back too; at stage 0 each one does.
+    // The third overflow lowers the scale under ZeRO, whose hysteresis came back too; at ZeRO stage 0 each one does.
     EXPECT_EQ(engine.loss_scale(), policy().stage == 0 ? 64 : 256);
     engine.backward(engine(half(1, 0)) * std::numeric_limits<float>::infinity());
     engine.step();

@@ -124,8 +124,8 @@ TEST_P(Scopes, ASharedLossTrainsEveryEngineThatItReached) {
   });
 }
 
-// What DeepSpeed refuses as "gradient computed twice": one graph through the model twice (contrastive), and several
-// backward passes in one window.
+// Programs that DeepSpeed refuses as "gradient computed twice": one graph through the model twice (contrastive), and
+// several backward passes in one window.
 TEST_P(Scopes, AParameterMayBeReducedTwiceInAWindow) {
   run_ranks(2, [&](Rank& rank) {
     Dot net;

@@ -141,7 +141,7 @@ TEST(EngineNoSync, ReducesOnceAndGivesTheSameStep) {
       EXPECT_EQ(engine.pager().counters().reduced_bytes, 0);
       train_once(engine, 0, 0);
       EXPECT_TRUE(engine.was_step_applied());
-      // Two gradients at stage 3, else their unit with its padding.
+      // Two gradients at ZeRO stage 3, else their unit with its padding.
       EXPECT_EQ(engine.pager().counters().reduced_bytes, stage == 3 ? 8 : 256) << "stage " << stage;
       // The mean over 2 x 4 micro-batches: (3, 3/8).
       engine.destroy();

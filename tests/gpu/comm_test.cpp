@@ -22,7 +22,7 @@
 namespace trireme {
 namespace {
 
-/// What differs between `group` and `host`; empty: nothing. `exact`: sums are compared bit by bit.
+/// Differences between `group` and `host`; empty: none. `exact`: sums are compared bit by bit.
 class Differences {
  public:
   Differences(Group& group, Group& host, c10::Device device, bool exact)

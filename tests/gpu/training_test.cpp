@@ -139,7 +139,7 @@ TEST(GpuRanks, HaveTheSameBitsAtEveryStageAndLearnWhatOneDoes) {
       EXPECT_EQ(result.exit_code, 0) << result.error_text;
 }
 
-/// Buffers that change hands between streams: gathered units at stage 3.
+/// Buffers that change hands between streams: gathered units at ZeRO stage 3.
 int watch_memory(Group& world, const std::string&) {
   const c10::Device device = choose_device("cuda:0", world.rank());
   (void)train_alike(world, device, 3, 10);

@@ -22,7 +22,7 @@ def run(*command, cwd=None, environment=None):
 
 
 class Installed(unittest.TestCase):
-    """What is installed into a folder of the test's own."""
+    """The installation in a folder of the test's own."""
 
     @classmethod
     def setUpClass(cls):

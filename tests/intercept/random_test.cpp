@@ -141,7 +141,7 @@ TEST(ManualSeed, SeedsTheRankAloneWhereItHasAGenerator) {
   EXPECT_TRUE(at::equal(default_state(), state));
 }
 
-/// What dropout keeps of 100 elements, drawn from kSlice in place `place`.
+/// The mask of dropout over 100 elements, drawn from kSlice in place `place`.
 at::Tensor slice_mask(uint64_t place) {
   RandomStreams::current().set_slice(place);
   const testing::DrawFromSlice slices;

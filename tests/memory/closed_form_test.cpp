@@ -1,4 +1,4 @@
-// What the pager and the optimizer count on every rank, against ZeRO's closed forms: equal to the byte.
+// The counts of the pager and the optimizer on every rank, against ZeRO's closed forms: equal to the byte.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>

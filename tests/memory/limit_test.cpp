@@ -1,4 +1,5 @@
-// A model whose states do not fit into a rank's address space trains at stage 3 on four ranks, and cannot at stage 0.
+// A model whose states do not fit into a rank's address space trains at ZeRO stage 3 on four ranks, and cannot at ZeRO
+// ZeRO stage 0.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-// What the tests of all models feed them.
+// Tokens that the tests of all models feed them.
 #pragma once
 
 #include <torch/utils.h>

@@ -1,4 +1,4 @@
-// What the tests of observe share: a temporary folder and steps with simple numbers.
+// Helpers that the tests of observe share: a temporary folder and steps with simple numbers.
 #pragma once
 
 #include <unistd.h>

@@ -22,7 +22,7 @@ struct FakeOutput {
             .columns = [this] { return columns; },
             .now = [this] { return now; }};
   }
-  /// What the last line of the terminal shows.
+  /// The text of the terminal's last line.
   std::string shown() const {
     const auto begin = text.find_last_of("\r");
     return text.substr(begin + 1, text.find("\x1b[K", begin) - begin - 1);

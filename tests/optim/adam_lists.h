@@ -79,7 +79,7 @@ inline at::Tensor number(double value, c10::Device device = c10::Device(c10::kCP
   return at::full({}, static_cast<float>(value), at::TensorOptions().dtype(at::kFloat).device(device));
 }
 
-/// What the host's own loops make of it.
+/// The result of the host's own loops.
 inline void adam_on_host(const AdamLists& lists, OptimizerOptions options, double gradient_factor) {
   options.lr = static_cast<float>(options.lr);  // as the device has it
   for (size_t i = 0; i < lists.masters.size(); ++i)

@@ -133,7 +133,7 @@ class Training {
   std::unique_ptr<ShardedOptimizer> optimizer;
 };
 
-/// Of each parameter, and of all of them together.
+/// The comparison of each parameter, and of all of them together.
 void expect_close(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected) {
   std::vector<at::Tensor> all_got, all_expected;
   for (size_t i = 0; i < expected.size(); ++i) {

@@ -69,7 +69,7 @@ TEST(AClosedWindow, HasThisRanksPartOfTheSquares) {
       Pager pager(rank.world(), {{"w", weight}}, {.stage = stage});
       (2 * weight.sum()).backward();
       ClosedWindow window = pager.close_window();
-      EXPECT_EQ(window.squares().total(), 4 * 32) << stage;  // of its half, at stage 0 too
+      EXPECT_EQ(window.squares().total(), 4 * 32) << stage;  // of its half, at ZeRO stage 0 too
       window.meet();
       window.publish(0);
       window.open();

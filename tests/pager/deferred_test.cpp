@@ -26,7 +26,7 @@ class EveryDeferral : public ::testing::TestWithParam<Sharding> {
 };
 INSTANTIATE_TEST_SUITE_P(Pager, EveryDeferral, ::testing::ValuesIn(all_shardings()), name_of_sharding);
 
-// What DDP does: each rank sums its own gradients, then ranks are summed. So the sums are the plain program's, bit by
+// DDP's order: each rank sums its own gradients, then ranks are summed. So the sums are the plain program's, bit by
 // bit.
 TEST_P(EveryDeferral, TrainsLikeOneProcess) {
   at::set_num_threads(1);
@@ -101,7 +101,7 @@ TEST_P(EveryDeferral, EndsWithTheWindowAtTheLatest) {
   });
 }
 
-// What only a deferred pass reached goes along with the reduction of a later one.
+// A gradient that only a deferred pass reached goes along with the reduction of a later one.
 TEST_P(EveryDeferral, LosesNoGradientThatTheLastPassHasNone) {
   run_ranks(2, [&](Rank& rank) {
     Chain net = chain();

@@ -21,7 +21,7 @@ using namespace testing;
 
 constexpr int64_t kNumel = 64;
 
-/// Parameters, a unit each, at stage 3 over two devices.
+/// Parameters, a unit each, at ZeRO stage 3 over two devices.
 void with_pager(const std::function<void(Rank&, Pager&, std::vector<at::Tensor>&)>& body, int count = 2,
                 PagerPolicy policy = {}) {
   policy.stage = 3;
@@ -46,7 +46,7 @@ ClosedWindow closed_window(Pager& pager) {
   return window;
 }
 
-/// What an optimizer would do.
+/// An optimizer's update, in one line.
 void update(Pager& pager, double value) {
   const at::NoGradGuard no_grad;
   ClosedWindow window = closed_window(pager);
@@ -103,8 +103,8 @@ TEST(PagerOnDevices, AGatherStartsBehindTheUsersWrite) {
   EXPECT_EQ(record.races(), std::vector<std::string>());
 }
 
-// What the gathers' stream is for: they do not wait for what was enqueued before and has nothing to do with them. (A
-// buffer's first gather does: its memory comes from the stream that computes.)
+// The purpose of the gathers' stream: gathers do not wait for what was enqueued before and has nothing to do with them.
+// (A buffer's first gather does: its memory comes from the stream that computes.)
 TEST(PagerOnDevices, AGatherWaitsForNothingThatComputesElsewhere) {
   FakeRecord record;
   with_pager([](Rank& rank, Pager& pager, std::vector<at::Tensor>& parameters) {

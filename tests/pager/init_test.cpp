@@ -17,7 +17,7 @@ namespace {
 
 using namespace testing;
 
-/// Of everything something, most of it above Init's 4096 bytes, and re-initialised in parts.
+/// A zoo of tensors, most of them above Init's 4096 bytes, and re-initialised in parts.
 struct ZooImpl : torch::nn::Module {
   ZooImpl()
       : embedding(register_module("embedding", torch::nn::Embedding(200, 32))),

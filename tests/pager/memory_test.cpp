@@ -1,4 +1,4 @@
-// What the pager holds, against the closed forms of docs/pager.md.
+// Bytes that the pager holds, against the closed forms of docs/pager.md.
 #include <gtest/gtest.h>
 
 #include "tests/pager/models.h"

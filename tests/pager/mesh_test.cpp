@@ -154,7 +154,7 @@ TEST_P(Hybrid, TheNormLeavesOutWhatIsNotCounted) {
     std::vector<NamedParameter> parameters;
     for (const auto& [name, numel, is_counted] : {std::tuple("a", 30, true), {"b", 50, false}, {"c", 70, true}})
       parameters.push_back({.name = name, .tensor = at::ones({numel}).requires_grad_(), .is_counted = is_counted});
-    // Of rows of 23 elements, nine from the fifth on.
+    // Rows of 23 elements, nine from the fifth on.
     parameters.push_back({.name = "d",
                           .tensor = at::ones({4, 23}).requires_grad_(),
                           .part = {{4, 40}, 1, {{10, 33}}},

@@ -1,4 +1,4 @@
-// What the pager keeps on the host for parameters on a device, piece by piece.
+// Data that the pager keeps on the host for parameters on a device, piece by piece.
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 

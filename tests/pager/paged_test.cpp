@@ -1,4 +1,4 @@
-// Stage 3 with the copy policy: what is gathered when, and that a missed gather cannot pass.
+// ZeRO stage 3 with the copy policy: what is gathered when, and that a missed gather cannot pass.
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 

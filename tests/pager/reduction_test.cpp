@@ -1,4 +1,4 @@
-// What becomes of ranks' gradients: their mean or their sum, divided before they travel, in the dtype they travel in.
+// Reductions of ranks' gradients: their mean or their sum, divided before they travel, in the dtype they travel in.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>

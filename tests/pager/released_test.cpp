@@ -72,7 +72,7 @@ TEST_P(EveryAccess, BySavingWritesTheValuesOrIsANamedError) {
       torch::load(loaded, in);
       EXPECT_TRUE(at::equal(loaded->parameters()[0], expected));
     }
-    // What an operator makes of it is an ordinary tensor.
+    // An operator's result from it is an ordinary tensor.
     std::ostringstream clone;
     torch::save(net->parameters()[0].detach().clone(), clone);
     at::Tensor read;

@@ -22,7 +22,7 @@ Residency ten_bytes_each(int units, const Residency::Limits& limits) {
 class Touches {
  public:
   explicit Touches(Residency& residency) : residency_(residency) {}
-  /// Of an operator of its own.
+  /// A touch by an operator of its own.
   Actions touch(int unit, bool exact = false, bool autocast = false) {
     const Residency::Touch touch{++serial_, exact, autocast};
     Actions actions = copy(residency_.touch(std::span(&unit, 1), touch));

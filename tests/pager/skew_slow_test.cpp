@@ -19,7 +19,7 @@ constexpr int kParameters = 7;
 // Small gradients, ones with a block of their own, one that lies in a single shard.
 const std::vector<std::vector<int64_t>> kShapes = {{10}, {200, 100}, {1}, {33000}, {100, 200}, {77}, {3, 3}};
 
-/// What one rank does in one micro-batch. Everybody can compute everybody's.
+/// The work of one rank in one micro-batch. Everybody can compute everybody's.
 struct Plan {
   int multiples[kParameters];  ///< gradient of each element; 0: not used
   bool separately[kParameters];

@@ -52,7 +52,7 @@ inline EndedWindow sgd_step(Pager& pager, double lr) {
   return ended;
 }
 
-/// Of a number of each rank.
+/// The sum of a number of each rank.
 inline double sum_over(Group& group, double mine) {
   const at::Tensor sum = at::scalar_tensor(mine, at::kDouble);
   group.all_reduce(sum).wait();
@@ -76,7 +76,7 @@ inline std::vector<Sharding> all_shardings() {
   return shardings;
 }
 
-/// Whose turn it is: step `step` of rank `rank`.
+/// The turn of rank `rank` at step `step`.
 struct Turn {
   int rank = 0;
   int step = 0;
@@ -176,7 +176,7 @@ void expect_trains_like_one_process(const Program<Net>& program, const PagerPoli
 
 inline std::string name_of_sharding(const ::testing::TestParamInfo<Sharding>& info) { return info.param.name; }
 
-/// What `act` throws, as text; empty where it throws nothing.
+/// The error of `act`, as text; empty where it throws nothing.
 inline std::string error_of(const std::function<void()>& act) {
   try {
     act();

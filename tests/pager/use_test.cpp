@@ -1,4 +1,4 @@
-// What models do with their parameters, under every sharding, compared with one process of plain libtorch.
+// Uses that models make of their parameters, under every sharding, compared with one process of plain libtorch.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional.h>

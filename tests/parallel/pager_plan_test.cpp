@@ -16,7 +16,7 @@ namespace {
 const std::vector<std::pair<std::string, std::vector<int64_t>>> kShapes = {
     {"embed", {50, 7}}, {"layers.0.weight", {33, 3}}, {"layers.0.bias", {3}}, {"norm", {70}}};
 
-/// Of each parameter, the elements that `pager` has this rank update.
+/// The elements of each parameter that `pager` has this rank update.
 std::vector<Interval> updated_by(const Pager& pager) {
   std::vector<Interval> updated(kShapes.size());
   for (const OwnedSlice& slice : pager.owned())

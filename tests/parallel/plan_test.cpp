@@ -178,7 +178,7 @@ TEST(ParallelPlan, ADividedSumIsTheMeanOfTheSamplesOwnersOrTheirSum) {
         sum += static_cast<double>(sharers.size()) * share * sample;
       }
       if (op == ReduceOp::kMean) expected /= static_cast<double>(owners.size());
-      // What the pager does: kSum looks at no divisor.
+      // The pager's arithmetic: kSum looks at no divisor.
       const double reduced = plans[0].reduce_op == ReduceOp::kSum ? sum : sum / static_cast<double>(plans[0].mean_over);
       EXPECT_NEAR(reduced, expected, 1e-9) << one.name();
       EXPECT_EQ(sum / static_cast<double>(plans[0].parameters[0].mean_over), reduced) << one.name();
@@ -227,7 +227,7 @@ TEST(ParallelPlan, ShardsOfEachParameterAreAPartitionOfItsElements) {
             const std::string what = str(one.name(), ", stage ", stage, ", ", parameter.name);
             EXPECT_TRUE(is_partition(held, spec.numel())) << what;
             EXPECT_TRUE(is_partition(updated, spec.trainable ? spec.numel() : 0)) << what;
-            // What a rank updates it also holds, or all of it.
+            // A rank holds all that it updates, or all of the parameter.
             if (parameter.updated.size() > 0) {
               EXPECT_GE(parameter.updated.begin, parameter.held.begin) << what;
               EXPECT_LE(parameter.updated.end, parameter.held.end) << what;

@@ -193,7 +193,7 @@ void train_layers(int layers, int steps, const Configure& configure,
   });
 }
 
-// What waits for gradients to arrive is the thread that updates, beside the program.
+// The thread that updates waits for gradients to arrive, beside the program.
 TEST(Offload, WhereNothingDecidesTheProgramWaitsForNoDevice) {
   FakeRecord record;
   std::map<std::thread::id, int64_t> before;
@@ -249,7 +249,7 @@ TEST(Offload, TheDeviceKeepsWeightsAlone) {
   }
 }
 
-/// What stands on the device and on the host of each of `ranks`, as it is and as `trireme estimate` has it.
+/// The memory on the device and on the host of each of `ranks`, compared with `trireme estimate`.
 void expect_the_estimate(int ranks, int stage, at::ScalarType dtype, double ratio, bool parameters) {
   FakeRecord record;
   run_ranks(ranks, [&](Rank& rank) {
@@ -285,7 +285,8 @@ void expect_the_estimate(int ranks, int stage, at::ScalarType dtype, double rati
     constexpr int64_t kNumbers = 4096;  // norms, step counts, the batch
     EXPECT_GE(record.bytes(rank.id()), states.total()) << what;
     EXPECT_LE(record.bytes(rank.id()), states.total() + kNumbers) << what;
-    // Of the host all but masters, where weights have 16 bits, and moments is page-locked, in blocks of powers of two.
+    // The host's memory is page-locked, in blocks of powers of two, but for moments, and masters where weights have 16
+    // bits.
     int64_t pinned = states.host_bytes;
     const std::vector<bool> offloaded = offloaded_units(engine.pager().layout(), ratio);
     for (size_t i = 0; i < offloaded.size(); ++i)

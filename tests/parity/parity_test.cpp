@@ -38,7 +38,7 @@ struct Setting {
 /// A power of two, so that scaling and unscaling are exact.
 double loss_scale_of(at::ScalarType dtype) { return dtype == at::kHalf ? 1024 : 1; }
 
-/// What training leaves: losses by micro-batch, norms of the gradients by step, and weights and buffers by name.
+/// The outcome of training: losses by micro-batch, norms of the gradients by step, and weights and buffers by name.
 struct Outcome {
   std::vector<double> losses;
   std::vector<double> norms;  // AdamW forgives gradients that are all wrong by one factor; these do not

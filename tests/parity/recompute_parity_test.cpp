@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Models, RecomputeParity,
                                       std::get<2>(info.param) == at::kFloat ? "Fp32" : "Bf16");
                          });
 
-/// What forward of `net` leaves allocated.
+/// The bytes that a forward of `net` leaves allocated.
 int64_t activation_bytes(LanguageModel& net, const at::Tensor& tokens) {
   const LiveBytes live;
   const auto loss = net.loss(tokens, tokens);

@@ -64,7 +64,7 @@ std::vector<Registered> all_cases() {
     cases.push_back({at_stage + "Dividing", stage, at::kBFloat16, divide_before});
     cases.push_back({at_stage + "Half", stage, at::kHalf, {}});
     if (stage > 0) cases.push_back({at_stage + "FoldedHere", stage, at::kFloat, {}, Place::kNccl});
-    // Stage 0 exchanges gradients alone, and in order they are not registered.
+    // ZeRO stage 0 exchanges gradients alone, and in order they are not registered.
     if (stage > 0) cases.push_back({at_stage + "InOrder", stage, at::kFloat, in_order});
     if (stage > 0) cases.push_back({at_stage + "HalfOffloaded", stage, at::kFloat, offload_half});
     if (stage > 0) cases.push_back({at_stage + "Offloaded", stage, at::kFloat, offload_all});
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Stages, RegisteredBuffers,
                                             ::testing::ValuesIn(all_cases())),
                          [](const auto& info) { return std::get<0>(info.param).name + std::get<1>(info.param).name; });
 
-/// What NCCL did in the micro-steps after the second, on all ranks.
+/// NCCL's calls in the backward passes after the second, on all ranks.
 struct Steady {
   FakeNcclMemory memory;
   int64_t registrations = 0;
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Stages, SteadyStep,
                                   (std::get<2>(info.param) > 0 ? "" : "WithLittleRoom");
                          });
 
-// What the second micro-step adds, and what travels in another dtype than it is kept in.
+// CUDA IPC registers no memory, so no buffer is registered there.
 TEST(RegisteredBuffers, ThatCudaIpcDoesNotHaveAreNotTaken) {
   run_ranks(kRanks, [](Rank& rank) {
     at::set_num_threads(1);

@@ -50,7 +50,7 @@ inline std::shared_ptr<LlamaImpl> make_model() {
   return net;
 }
 
-/// Of the second half of one sample more targets count than of the first, and of another one none.
+/// A sample with more targets in its second half than in its first; another one has none there.
 inline SequenceInputs sample(int64_t number) {
   const at::Tensor tokens = tokens_of({number, 0}, kVocab, {1, kLength + 1});
   SequenceInputs in{.input_ids = tokens.narrow(1, 0, kLength),

@@ -1,4 +1,4 @@
-// What sequence_parity_test.cpp shows of two layouts, of the others.
+// The layouts that sequence_parity_test.cpp leaves out.
 #include "tests/parity/sequence_parity.h"
 
 namespace trireme::sequence_parity {

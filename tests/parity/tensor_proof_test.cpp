@@ -194,7 +194,7 @@ TEST(TensorProof, AnExchangeThatIsLeftOutIsNamed) {
   for (int i = 0; i < 8; ++i) expect_named(str("all-reduce ", i), {.sum = i}, operators[i]);
 }
 
-/// What all ranks get alike, and wrong.
+/// A gradient that all ranks get alike, and wrong.
 TEST(TensorProof, AnExchangeThatIsNoSumIsNamed) {
   using Fault = FaultyWorld::Fault;
   for (const int i : {0, 2, 3, 5, 7})

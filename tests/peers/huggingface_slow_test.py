@@ -1,4 +1,4 @@
-"""What `trireme consolidate` and zero_to_fp32.py write, read by Hugging Face's packages. Arguments: the program, a folder for
+"""Files that `trireme consolidate` and zero_to_fp32.py write, read by Hugging Face's packages. Arguments: the program, a folder for
 environments."""
 import json
 import shutil

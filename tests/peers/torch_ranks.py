@@ -1,4 +1,4 @@
-"""What each of two processes of torch_ranks_slow_test.py runs: `save FOLDER` or `load FOLDER`."""
+"""The program of two processes of torch_ranks_slow_test.py: `save FOLDER` or `load FOLDER`."""
 import json
 import os
 import sys

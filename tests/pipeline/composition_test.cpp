@@ -226,7 +226,7 @@ Traffic traffic_of(int zero, bool whole_gradients) {
     auto engine =
         trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, rank.size())});
     const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
-    // Of two ranks each sends half of what it gives to a reduction, or has it read; no message of this group.
+    // Each of two ranks sends half of its operand of a reduction, or has it read; no message of this group.
     const auto moved = [&] {
       return engine.group().counters().bytes_sent + engine.pager().counters().reduced_bytes / 2;
     };
@@ -251,7 +251,7 @@ Traffic traffic_of(int zero, bool whole_gradients) {
   return {bytes, operators};
 }
 
-/// What one step of 2 x 2 ranks reduces on stage 0 at ZeRO 2, in units of which a layer's weight and bias are one.
+/// The reductions of one step of 2 x 2 ranks on stage 0 at ZeRO 2, in units of which a layer's weight and bias are one.
 struct Sent {
   int64_t reductions = 0;
   int64_t reduced_bytes = 0;

@@ -162,7 +162,7 @@ def together(*names):
 
 @dataclasses.dataclass
 class Outcome:
-    """Of one run: rank 0's losses, the gradients and their norm of each step before clipping, and the trained weights."""
+    """The outcome of one run: rank 0's losses, the gradients and their norm of each step before clipping, and the trained weights."""
     losses: list
     weights: dict
     norms: list = dataclasses.field(default_factory=list)
@@ -182,7 +182,7 @@ def make_net(feature):
 
 
 def batch(number, rank, size):
-    """Of one micro-batch on one rank."""
+    """One micro-batch on one rank."""
     generator = torch.Generator().manual_seed(number * size + rank)
     x = torch.randn(2, 8, generator=generator)
     return x, x.sum(1, keepdim=True).sin()
@@ -232,7 +232,7 @@ def moment_of(parameter):
 
 
 def in_stages(feature, net, config, size):
-    """Of a PipelineEngine, with rank 0's data."""
+    """The outcome of a PipelineEngine, with rank 0's data."""
     parts = [None, *(next(name for name, module in net.named_modules() if module is part) for part in (net.first, *net.blocks, net.last))]
     layers = [lambda x: x.to(net.first.weight.dtype), net.first, *net.blocks, net.last]
     loss_fn = lambda found, y: nn.functional.mse_loss(found.float(), y)
@@ -364,7 +364,7 @@ class Runs:
         return self.plain[names]
 
     def verdict(self, names, setting):
-        """Of rank 0 alone: a loss is one of its own."""
+        """The verdict of rank 0 alone: a loss is one of its own."""
         found = self.of(names, setting)
         if isinstance(found, str):
             return f"refused: {found}"

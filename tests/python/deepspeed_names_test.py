@@ -180,7 +180,7 @@ class Names(Case):
 
 
 class Engines(Case):
-    """What programs ask of an engine."""
+    """Names that programs ask of an engine."""
 
     def test_its_getters_tell_the_configuration_or_deepspeeds_defaults(self):
         result = self.on_ranks(0, _CONFIG + """

@@ -58,7 +58,7 @@ def words_of(name, stage):
 
 
 def recorded():
-    """What each program said, by its name: lists of numbers by name."""
+    """The record of each program, by its name: lists of numbers by name."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 

@@ -113,7 +113,7 @@ def _processes_with(mark):
 
 
 class Fault(Case):
-    """What the other rank's Python gets, and what is left: nothing."""
+    """The error in the other rank's Python, and the leftovers: none."""
 
     def _fault(self, fault, stage):
         """[type, whether it is a CommError, text, seconds] of rank 1; the launcher's last lines."""

@@ -1,4 +1,4 @@
-"""What `trireme convert --to huggingface` and `trireme consolidate` write is a model that transformers' from_pretrained() opens."""
+"""A model that `trireme convert --to huggingface` or `trireme consolidate` writes is one that transformers' from_pretrained() opens."""
 import json
 import subprocess
 

@@ -11,7 +11,7 @@ class Accelerated(Case):
         found = self.told("plugin", 2, micro=4, plugin=plugin)
         self.assert_same(found, alone)
         self.assertEqual((found["kind"], found["lr"]), ("DistributedType.FSDP", alone["lr"]))
-        # What `accelerate launch --config_file fsdp.yaml` sets.
+        # Variables that `accelerate launch --config_file fsdp.yaml` sets.
         variables = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
                      "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT", "FSDP_RESHARD_AFTER_FORWARD": "true",
                      "FSDP_OFFLOAD_PARAMS": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_ACTIVATION_CHECKPOINTING": "true"}

@@ -1,4 +1,4 @@
-"""What the tests of Accelerate's FSDP share: a run of a program, and comparisons of what it tells."""
+"""Helpers that the tests of Accelerate's FSDP share: a run of a program, and comparisons of its records."""
 import json
 import pathlib
 
@@ -22,7 +22,7 @@ class Case(harness.Case):
     """Programs beside one process, or beside PyTorch's own FSDP."""
 
     def told(self, out, ranks, *, by="trireme", environment=None, program="for_fsdp/accelerated.py", before="", **options):
-        """What a program tells: its line, and the tensors that it saves. `by`: "trireme", or "torch" for PyTorch's own FSDP; without ranks one process."""
+        """The record of a program: its line, and the tensors that it saves. `by`: "trireme", or "torch" for PyTorch's own FSDP; without ranks one process."""
         options = {"accumulation": 2, "out": str(self.folder / out), **options}
         (self.folder / out).mkdir()
         words = [str(PROGRAMS / program), json.dumps(options)]

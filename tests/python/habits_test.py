@@ -1,4 +1,4 @@
-"""What programs written for DeepSpeed are used to, of parameters, modules, optimizers and errors."""
+"""Habits of programs written for DeepSpeed: parameters, modules, optimizers and errors."""
 from harness import RankServer, main
 from small_model import Case
 

@@ -115,7 +115,7 @@ class RankServer:
 
 
 def result_of(done):
-    """What report() of rank 0 said in a run() that must have succeeded."""
+    """The report() of rank 0 in a run() that must have succeeded."""
     status, out, err = done
     told = [line.partition(_REPORT)[2] for line in out.splitlines() if _REPORT in line]
     if status or not told:
@@ -123,7 +123,7 @@ def result_of(done):
     return json.loads(told[-1])
 
 
-# What a snippet leaves in `result` is rank 0's result; `folder` is the test's own.
+# The value that a snippet leaves in `result` is rank 0's result; `folder` is the test's own.
 _FRAME = """
 import os, sys
 folder = {folder!r}

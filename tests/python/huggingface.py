@@ -1,4 +1,4 @@
-"""What the tests of Hugging Face's programs share: a run of a program with options, and configurations of DeepSpeed."""
+"""Helpers that the tests of Hugging Face's programs share: a run of a program with options, and configurations of DeepSpeed."""
 import json
 import pathlib
 
@@ -25,13 +25,13 @@ class Case(harness.Case):
         return str(self.write(f"stage{stage}-{len(sections)}.json", json.dumps({**AUTO, "zero_optimization": zero, **sections})))
 
     def trained(self, program, ranks, out, **options):
-        """What a program tells; 0 ranks: one process without a launcher and without the name deepspeed."""
+        """The record of a program; 0 ranks: one process without a launcher and without the name deepspeed."""
         options["out"] = str(self.folder / out)
         words = [PROGRAMS / f"{program}.py", json.dumps(options)]
         return harness.result_of(harness.RankServer.run(ranks, words, as_deepspeed=ranks > 0))
 
     def weights(self, out):
-        """Of what a program saved in the end."""
+        """The weights that a program saved in the end."""
         from safetensors.torch import load_file  # of the environment of these tests
         return load_file(self.folder / out / "model.safetensors")
 

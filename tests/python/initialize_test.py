@@ -1,4 +1,4 @@
-"""What initialize() makes of its arguments, and what it refuses before anything has changed."""
+"""Uses that initialize() makes of its arguments, and refusals before anything has changed."""
 from harness import Case, RankServer, main
 
 RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import

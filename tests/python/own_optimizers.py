@@ -171,7 +171,7 @@ class Normed(Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Of unit length."""
+        """Steps of unit length, parameter by parameter."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -94,7 +94,7 @@ def raised(call):
 """
 
 
-# What each rank leaves in told[name] is that test's.
+# The value that each rank leaves in told[name] is that test's.
 _METHODS = _BEGIN + """
 told = {}
 engine, *_ = make()
@@ -205,7 +205,7 @@ class Methods(Case):
         self.assertIn("train_batch failed in stage 0, ForwardPass, micro-batch 0: a value between layers is a OrderedDict", ended[1])
 
 
-# What each rank leaves in told[name] is that test's.
+# The value that each rank leaves in told[name] is that test's.
 _SEAMS = _BEGIN + """
 import numpy, time
 from torch.utils import checkpoint
@@ -263,7 +263,7 @@ for schedule, chunks in (("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)):
     module = pipeline([LayerSpec(nn.Linear, 3, 3) for _ in range(4)], schedule=schedule, chunks=chunks, activation_checkpoint_interval=1)
     told["not split"][-1].append(trained(module, plain, micro_batches=4)[0])
 
-# What training holds of tied parameters, whose copies lie on another stage, or in another part of the same one.
+# State of tied parameters, whose copies lie on another stage, or in another part of the same one.
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_fp32_param
 told["tied"] = []
 for schedule, chunks in (("1f1b", 1), ("zb-v", 2)):

@@ -1,4 +1,4 @@
-"""What it costs a rank to load a pretrained model under zero.Init."""
+"""The cost for a rank of loading a pretrained model under zero.Init."""
 import json
 import sys
 

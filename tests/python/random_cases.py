@@ -1,4 +1,4 @@
-"""What random_training.py trains: cases drawn from a seed, their models, optimizers and losses."""
+"""Cases that random_training.py trains, drawn from a seed: their models, optimizers and losses."""
 import dataclasses
 import random
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 NATIVE = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch.optim.SGD, "Adagrad": torch.optim.Adagrad}
 STEPS_ITSELF = {"RMSprop": torch.optim.RMSprop, "RAdam": torch.optim.RAdam, "Adamax": torch.optim.Adamax,
                 "Adadelta": torch.optim.Adadelta, "NAdam": torch.optim.NAdam, "AMSGrad": torch.optim.AdamW, "Damped": torch.optim.SGD}
-# What takes token ids, so that bf16 weights need no cast of the inputs, and has no routing, where a rounding chooses the way.
+# Models that take token ids, so that bf16 weights need no cast of the inputs, and have no routing, where a rounding chooses the way.
 IN_BF16 = ("llama", "llama, tied", "gpt2", "t5", "bert", "lora", "checkpoint, reentrant", "checkpoint", "blocks",
            "blocks, checkpoint, reentrant")
 # Compiling takes longer than all else together, and its caches grow with each model.
@@ -52,7 +52,7 @@ class Training:
 
     @property
     def steps(self):
-        """Of all segments."""
+        """The steps of all segments."""
         return sum(segment.steps for segment in self.segments)
 
     def describe(self):
@@ -198,7 +198,7 @@ def build(training, seed=7):
 
 
 def loss_of(training, model, step, micro):
-    """Of micro-batch `micro` of a step; `model` is the module or an engine."""
+    """The loss of micro-batch `micro` of a step; `model` is the module or an engine."""
     seed = step * 100 + micro
     if training.model != "mlp":
         return zoo.MODELS[training.model][1](model, seed, micro % training.part, training.part)
@@ -238,7 +238,7 @@ def scheduler_section(_training):
 
 
 def make_schedule(training, optimizer):
-    """Of torch.optim.lr_scheduler; None where there is none."""
+    """A schedule of torch.optim.lr_scheduler; None where there is none."""
     rates = torch.optim.lr_scheduler
     if training.schedule in ("LambdaLR", "by a callable"):
         return rates.LambdaLR(optimizer, lambda step: 1 / (1 + 0.3 * step))

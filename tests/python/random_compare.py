@@ -4,7 +4,7 @@
 # compute in it has 8 bits, and a sum that differs in fp32's last bit may round a weight to its neighbour.
 TOLERANCE = {False: (1e-5, 1e-3), True: (2e-2, 1e-1)}
 SMALL_LOSS = 0.1  # a smaller one is a difference of logits of order one, and has their last bits
-# What a case may be off by more: so many times the largest distance between plain PyTorch and itself with gradients whose last
+# The larger tolerance of a case: so many times the largest distance between plain PyTorch and itself with gradients whose last
 # bits differ, as another order of summation makes them. Looked at where a case is off: some multiply them, and some of those (a
 # norm behind a single number is its sign) by another factor with each draw of the bits.
 SENSITIVITY, LAST_BITS, DRAWS = 4, 2.0**-22, 4

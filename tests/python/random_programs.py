@@ -133,7 +133,7 @@ def build(training, seed=7):
 
 
 def loss_of(training, model, step, micro):
-    """Of micro-batch `micro` of a step."""
+    """The loss of micro-batch `micro` of a step."""
     return loss_of_case(training, lambda pixels, branches: model(pixels, branches, step), step, micro)
 
 
@@ -152,7 +152,7 @@ def parameter_groups(training, model):
 
 
 def make_optimizer(training, groups):
-    """Of parameters or groups."""
+    """An optimizer of parameters or groups."""
     options = dict(training.options)
     if training.shape["tensor_lr"]:
         options["lr"] = torch.tensor(options["lr"])
@@ -167,7 +167,7 @@ def scheduler_section(training):
 
 
 def make_schedule(training, optimizer):
-    """What plain PyTorch is trained with, and what a program passes as lr_scheduler where that is no section."""
+    """The schedule of plain PyTorch, and a program's lr_scheduler where that is no section."""
     section = scheduler_section(training)
     if section is not None:
         of = lr_schedules if section["type"] in lr_schedules.VALID_LR_SCHEDULES else torch.optim.lr_scheduler

@@ -1,4 +1,4 @@
-"""What each rank of random_training.py runs: its segments of the cases, each against plain PyTorch on the whole batch."""
+"""The program of each rank of random_training.py: its segments of the cases, each against plain PyTorch on the whole batch."""
 import argparse
 import contextlib
 import ctypes
@@ -101,7 +101,7 @@ class Plain:
                     p.copy_(master)
 
     def scale_parameter(self, number, factor):
-        """What a program writes into a weight is its master, too, where the value changed."""
+        """Multiplies a weight, and its master where the value changed, as training does with a program's write."""
         p = _parameter(self.model, number)
         before = p.detach().clone()
         with torch.no_grad():
@@ -165,7 +165,7 @@ class Sharded:
         self.training, self.segment = training, training.segments[number]
         self.first = sum(segment.steps for segment in training.segments[:number])
         self.folder = folder / f"case{training.index}"
-        # Of other values than the first segment's: they come from the checkpoint.
+        # A model of other values than the first segment's: they come from the checkpoint.
         self.model = cases.build(training, 7 if number == 0 else 100 + number)
         self.optimizer, self.trained = None, zoo.trained(self.model)
         self.engine, self.handle, _, self.schedule = self._initialize()
@@ -198,7 +198,7 @@ class Sharded:
         return deepspeed.initialize(model=self.model, config=config, **given)
 
     def loss(self, step, micro):
-        """Of a micro-batch of this rank's."""
+        """The loss of a micro-batch of this rank's."""
         called = self.engine if self.segment.calls == "engine" else self.model
         return cases.loss_of(self.training, called, step, micro)
 
@@ -299,7 +299,7 @@ def _memory():
 
 
 def _train_segment(training, number, folder):
-    """What one segment reports."""
+    """The report of one segment."""
     began = time.monotonic()
     report = {"case": training.index, "segment": number, "model": training.model}
     try:

@@ -49,7 +49,7 @@ def _launch(ranks, words, folder, mark):
 
 
 def _growth(memory):
-    """Of a rank's memory after the first half, in which it meets all models and shapes: medians of a tenth of the run."""
+    """The growth of a rank's memory after the first half, in which it meets all models and shapes: medians of a tenth of the run."""
     window = max(len(memory) // 10, 1)
     first, last = memory[len(memory) // 2:][:window], memory[-window:]
     middle = lambda rows, column: statistics.median(row[column] for row in rows)

@@ -242,7 +242,7 @@ def _free_port():
 
 
 class Setting(NamedTuple):
-    """Of a run of the table. `groups`: sequence groups that the ranks are divided into, which train on batches of their own."""
+    """The setting of a run of the table. `groups`: sequence groups that the ranks are divided into, which train on batches of their own."""
     ranks: int = 2
     attention: str = "ulysses"
     groups: int = 1

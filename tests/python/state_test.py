@@ -1,4 +1,4 @@
-"""What belongs to a program's state beside weights: buffers that its modules replace, values of parameter groups; and what a program
+"""State of a program beside weights: buffers that its modules replace, values of parameter groups; and what a program
 is told of calls that change nothing or that ranks do not make alike."""
 from harness import RankServer, launch, main
 from small_model import Case

@@ -69,7 +69,7 @@ _LISTS_OF_LAYERS = re.compile(r"layer_types|mlp_layer_types|layers_block_type|bl
 
 _KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
 _NAMES_OF_STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")
-# What is meant where there is nothing.
+# Fields that get a value where a configuration leaves them empty.
 _FILLED = re.compile(r"head_dim|num_key_value_heads|n_routed_experts|num_experts|moe_intermediate_size|num_experts_per_tok|pad_token_id|moe_num_experts|intermediate_size|"
                      r"max_position_embeddings|n_shared_experts")
 
@@ -298,7 +298,7 @@ def _is_finite(trained):
 
 
 def _sound(model, which):
-    """What plain PyTorch does with the model; an Exception: not what can be compared."""
+    """The outcome of plain PyTorch with the model; an Exception: it cannot be compared."""
     batches = []
     for step in range(STEPS):
         batches.append(_batches(model, step)[which])

@@ -13,7 +13,7 @@ RankServer.imports = ("torch._dynamo", "transformers", "transformers.models.auto
 
 HERE = pathlib.Path(__file__).parent
 MODELS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_classes\n"
-# Of transformers 5.24: train alike; do so with experts and latent vectors whole, by a plan without styles that are not there; and others.
+# Classes of transformers 5.24: train alike; do so with experts and latent vectors whole, by a plan without styles that are not there; and others.
 ALIKE, ALIKE_WITHOUT_STYLES = 133, 77
 REFUSED = {'="moe_tp_experts": this style is not there yet': 66, '="mla_kv_a_proj": this style is not there yet': 11, "have numbers of their own of": 2}
 NOT_RUN = 43  # configurations that shrinking does not know, and models that need images, sounds or other packages
@@ -22,7 +22,7 @@ NOT_RUN = 43  # configurations that shrinking does not know, and models that nee
 @unittest.skipIf(transformers.__version__ != "5.24.0", "counts are those of transformers 5.24")
 class Classes(Case):
     def judged(self, configuration, names):
-        """What ranks find of a configuration class; a crash ends its ranks alone."""
+        """The findings of ranks about a configuration class; a crash ends its ranks alone."""
         try:
             return self.on_ranks(2, MODELS + f"result = tensor_classes.main({configuration!r}, {names!r})", timeout_s=120)
         except AssertionError as error:

@@ -41,7 +41,7 @@ _PRELUDE = """
 
 class Asking(Case):
     def told(self, ranks, text):
-        """What say() wrote, by rank."""
+        """The text of say(), by rank."""
         self.on_ranks(ranks, _PRELUDE + text, as_deepspeed=True)
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 

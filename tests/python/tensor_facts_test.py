@@ -1,4 +1,4 @@
-"""What partition rules are told of a Python model: the configuration and the merged tp_plan of transformers', nothing of another."""
+"""Facts of a Python model for partition rules: the configuration and the merged tp_plan of transformers', none of another."""
 from harness import Case, RankServer, main
 
 RankServer.imports = ("transformers",)

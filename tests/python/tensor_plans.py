@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 
 def _has_plan(config):
-    """Of a configuration, or of one in it."""
+    """The plan of a configuration, or of one in it."""
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {}) or {}]
     return bool(config.base_model_tp_plan) or any(_has_plan(part) for part in parts if isinstance(part, transformers.PreTrainedConfig))
 

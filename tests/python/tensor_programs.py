@@ -24,7 +24,7 @@ _NO_DROPOUT = dict(hidden_dropout=0, attention_dropout=0)
 
 
 class Attention(torch.nn.Module):
-    """Of a model that is no transformers', with queries, keys and values in one matrix."""
+    """The attention of a model that is no transformers', with queries, keys and values in one matrix."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ FAMILIES = {
         hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY, use_cache=False, **_NO_DROPOUT)),
     # Sums of its layers are large enough to be exchanged by pieces.
     "wide": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_GROUPED, "hidden_size": 2560, "num_hidden_layers": 1}, head_dim=8)),
-    # What programs do with them.
+    # Programs' uses of them.
     "eager_attention": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_GROUPED, attn_implementation="eager")),
     "recomputed": lambda: _recomputed(FAMILIES["llama_with_biases"]()),
     "wide_recomputed": lambda: _recomputed(FAMILIES["wide"]()),
@@ -138,7 +138,7 @@ OPTIONS = {
 }
 
 
-# What a family's name may end with: a key of tensor_parallel that is on.
+# The suffixes of a family's name: a key of tensor_parallel that is on.
 KEYS = {"tokens": "sequence_parallel", "overlap": "tp_overlap_comm"}
 
 
@@ -163,7 +163,7 @@ def build(family):
 
 
 def batch(step, rank=0, ranks=1):
-    """Of `ranks` that take other samples, what `rank` gets. The end of each sample is padding, so that ranks' losses count alike."""
+    """The batch of `rank` among `ranks` that take other samples. The end of each sample is padding, so that ranks' losses count alike."""
     ids = torch.randint(3, VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(step))
     mask = torch.ones_like(ids)
     mask[:, -3:] = 0
@@ -189,7 +189,7 @@ def plain(family):
 
 
 def config(tensor, stage, ranks, tensor_parallel=None, **more):
-    """Of an engine that takes the samples of a batch in one step."""
+    """The configuration of an engine that takes the samples of a batch in one step."""
     result = {"train_micro_batch_size_per_gpu": SAMPLES * tensor // ranks // more.get("gradient_accumulation_steps", 1), "gradient_clipping": CLIPPING,
               "zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": ADAMW}, **more}
     return result if tensor == 1 else {**result, "tensor_parallel": {"autotp_size": tensor, **(tensor_parallel or {})}}

@@ -18,7 +18,7 @@ _EXPERTS = "this style is not there yet"
 _WHOLE = "looks at whole parameters"
 _BACKWARD = "write it by torch's operators"
 _HOOK = "so is its gradient, which has this rank's elements alone"
-# What is refused at every degree, and a part of the text.
+# Programs that are refused at every degree, and a part of the text.
 REFUSED = {
     "tensor_users": {
         **{f"attention_Packed{name}": _HEADS for name in ("Chunk", "Split", "Slices", "Unbind", "Indexed", "TensorSplit", "Unflatten")},
@@ -55,7 +55,7 @@ REFUSED = {
         "hf_model_mamba": _NO_ROW,
     },
 }
-# What is refused only where ranks have some tokens each between layers.
+# Programs that are refused only where ranks have some tokens each between layers.
 REFUSED_BY_TOKENS = {
     "tensor_users": {"mlp_StraightThrough": _BACKWARD, "mlp_StraightThrough_ruled": _BACKWARD, "mlp_Experts": "writes across slices", "mlp_Experts_ruled": "writes across slices",
                      "mlp_Gated": _NOT_KNOWN},
@@ -63,14 +63,14 @@ REFUSED_BY_TOKENS = {
     "tensor_users_loops": {},
     "tensor_users_families": {"hf_adalora": "writes across slices"},
 }
-# What is neither right nor refused by name yet: values of parameters that outlive the engine, sparse gradients, embeddings that change their size.
+# Programs that are neither right nor refused by name yet: values of parameters that outlive the engine, sparse gradients, embeddings that change their size.
 OPEN = {
     "tensor_users": set(),
     "tensor_users_operators": {"lm_embedding_sparse"},
     "tensor_users_loops": {"checkpoint_consolidated", "gathered_parameters", "checkpoint_torch_save"},
     "tensor_users_families": {"hf_resized_after"},
 }
-# What four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a
+# Programs that four ranks that share layers refuse: fewer heads or tokens than ranks, a write into rows of which a
 # rank has none, three channels, two features.
 REFUSED_ON_FOUR = {"hf_llama_3_3", "hf_gpt2_3_heads", "hf_t5_odd_heads", "loop_vocabulary_3", "loop_vocabulary_3_tied", "edit_rows_of_head", "loop_conv_ruled"}
 

@@ -25,7 +25,7 @@ pathlib.Path(folder, os.environ["RANK"] + ".json").write_text(json.dumps(result)
 
 
 class Programs(Case):
-    """What programs of a module give on every rank."""
+    """Results of a module's programs on every rank."""
 
     def outcomes(self, ranks, tensor, stage, module, names, section=None, timeout_s=240):
         """By rank, by name: the differences from plain PyTorch, or the error's text. `section`: of every program's `tensor_parallel`."""

@@ -68,7 +68,7 @@ hf("padded", llama, lambda call, _, ids: call(input_ids=ids, attention_mask=(tor
 hf("embeds", llama, lambda call, module, ids: call(inputs_embeds=module.get_input_embeddings()(ids) * 1.5, labels=ids).loss)
 hf("sequence_classification", lambda: transformers.LlamaForSequenceClassification(llama(num_labels=3).config), lambda call, _, ids: call(input_ids=ids, labels=ids[:, 0] % 3).loss)
 def _question():
-    """Whose last bias adds to all places alike: its gradient is 0 but for rounding."""
+    """A model whose last bias adds to all places alike: its gradient is 0 but for rounding."""
     model = transformers.BertForQuestionAnswering(_bert())
     model.qa_outputs.bias.requires_grad_(False)
     return model

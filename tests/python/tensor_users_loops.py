@@ -352,7 +352,7 @@ class TiedByCall(Lm):
         return F.linear(self.hidden(ids), self.embed_tokens.weight) * self.scale
 
 
-# What programs read of parameters.
+# Programs' reads of parameters.
 def penalty(name, function, partition_config=OF_LM, make=None):
     def loss_of(call, module, ids):
         return next_token(call, module, ids) + 0.01 * function(module)

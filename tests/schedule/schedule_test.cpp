@@ -22,7 +22,7 @@ std::string error_of(const std::function<void()>& act) {
   return "";
 }
 
-/// What DeepSpeed's documentation says of one step, case by case, as text.
+/// DeepSpeed's documentation of one step, case by case, as text.
 std::vector<std::string> expected_train_step(int step, int stage, int stages, int micro_batches) {
   const auto forward_id = [&](int t) { return t % 2 == 0 ? t / 2 - stage / 2 : (t - 1) / 2 - stage / 2; };
   const auto backward_id = [&](int t) {

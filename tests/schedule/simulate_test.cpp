@@ -57,7 +57,7 @@ TEST(Simulation, VSchedulesIdleOnlyWhileThePipelineFills) {
   }
 }
 
-/// Of a stage, the time from its first computation to its last in which it does not compute, as the papers measure
+/// The longest time in which a stage does not compute, from its first computation to its last, as the papers measure
 /// bubbles: the step of the optimizer need not wait for other stages.
 double longest_bubble(const Timeline& timeline) {
   double longest = 0;

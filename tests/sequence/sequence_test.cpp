@@ -348,7 +348,7 @@ TEST(SequenceCost, AnAttentionIsFourAllToAlls) {
     });
 }
 
-/// What `body` throws on every rank of two, each of which has half of the tokens.
+/// The error of `body` on every rank of two, each of which has half of the tokens.
 std::string refusal_of(const std::function<void(const Net&, const SequenceInputs&)>& body,
                        SequenceAttention attention = SequenceAttention::kUlysses, const Shape& shape = {}) {
   std::string message;

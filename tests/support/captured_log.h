@@ -1,4 +1,4 @@
-// What a test finds in the log.
+// The log of a test.
 #pragma once
 
 #include <mutex>

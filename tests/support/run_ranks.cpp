@@ -19,7 +19,7 @@
 namespace trireme {
 namespace {
 
-/// What is this rank's alone although libtorch keeps it once per process. Constructed and destroyed in the rank's
+/// State that is this rank's alone although libtorch keeps it once per process. Constructed and destroyed in the rank's
 /// thread.
 class RankScope {
  public:

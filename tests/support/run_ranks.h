@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// What a body sees of its rank. Lives as long as the body runs.
+/// A body's view of its rank. Lives as long as the body runs.
 class Rank {
  public:
   Rank(int id, Group& world) : id_(id), world_(world) {}
@@ -35,8 +35,8 @@ struct RunOptions {
 /// Runs `body` on `size` ranks, one thread each, and returns when all have ended.
 ///
 /// Ordering  a rank that throws aborts its group first, so that its peers end too.
-/// Throws    what the first failing rank threw, as Error with the rank in the message (code kept for trireme's errors); a CommError
-///           that merely follows from another rank's failure is reported only when there is nothing else.
+/// Throws    what the first failing rank threw, as Error with the rank in the message (code kept for trireme's errors);
+///           a CommError that merely follows from another rank's failure is reported only when there is nothing else.
 void run_ranks(int size, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 
 }  // namespace trireme

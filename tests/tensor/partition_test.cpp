@@ -31,7 +31,7 @@ const PartitionedParameter& find(const PartitionPlan& plan, const std::string& e
   throw std::logic_error(ending);
 }
 
-/// Of the dim that is cut; all of a dim of `extent` where none is.
+/// The indices of the dim that is cut; all of a dim of `extent` where none is.
 std::vector<int64_t> indices(const TensorPart& part, int64_t extent) {
   std::vector<int64_t> all;
   for (const Interval& interval : part.dim < 0 ? std::vector<Interval>{{0, extent}} : part.intervals)

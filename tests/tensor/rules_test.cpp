@@ -31,7 +31,7 @@ PartitionPlan config_plan(const PartitionModel& model, const std::string& text, 
   return make_partition_plan(model, {.autotp_size = 2, .preset_model = preset, .partition_config = config_of(text)});
 }
 
-/// What `make` is refused with.
+/// The error of `make`.
 template <class Make>
 std::string refusal(Make make, ErrorCode code = ErrorCode::kConfig) {
   try {

@@ -738,7 +738,7 @@ TEST(TensorPass, WrongRulesAreNamed) {
   EXPECT_THROW(register_partition_rule(kName, nullptr), ConfigError);
 }
 
-/// What nobody has written a rule for is refused by name.
+/// A composite that nobody has written a rule for runs on whole tensors.
 TEST(TensorPass, CompositesWithoutARuleRunOnWholes) {
   expect_same({.shapes = {{"up", {2 * kHidden, kHidden}}}, .cuts = {{"up", {0}}}, .loss = [](const Weights& w) {
                  return squares(call_own("tensor_pass_test::unruled", input(), w.at("up")));

@@ -1,16 +1,31 @@
-"""What README.md shows is what is there."""
+"""README.md shows only what is there."""
 import pathlib
 import re
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def names_of_tests():
+    """Suite.Name of every C++ test."""
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("*_test.cpp"))
+    return {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_[FP])?\((\w+),\s*(\w+)\)", sources)}
 
 
 class Readme(unittest.TestCase):
-    def test_the_program_in_it_is_the_example_that_is_built(self):
-        for language, file in (("cpp", "main.cpp"), ("json", "ds_config.json")):
-            block = re.search(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
-            self.assertEqual(block, (ROOT / "examples/minimal" / file).read_text())
+    def test_the_c_plus_plus_in_it_is_of_the_example_that_is_built(self):
+        block = re.search(r"```cpp\n(.*?)```", README, re.DOTALL).group(1)
+        self.assertLessEqual(len(block.splitlines()), 15)
+        self.assertIn(block, (ROOT / "examples/minimal/main.cpp").read_text())
+        self.assertEqual(re.search(r"```json\n(.*?)```", README, re.DOTALL).group(1), (ROOT / "examples/minimal/ds_config.json").read_text())
+
+    def test_the_figure_in_it_is_a_row_of_the_benchmarks(self):
+        section = README[README.index("## How fast"):]
+        ours, deepspeed, fsdp, plain = re.search(r"\*\*(\d+) ms\*\*.*?(\d+) ms there, FSDP2 (\d+) ms.*?nothing (\d+) ms", section, re.DOTALL).groups()
+        row = next(line for line in (ROOT / "benchmarks/README.md").read_text().splitlines() if line.startswith("| llama-130m bf16 | 2 |"))
+        minima = [cell.split(" / ")[0].strip() for cell in row.split("|")]
+        self.assertEqual([minima[3], minima[4], minima[6], minima[8]], [plain, ours, fsdp, deepspeed])
 
     def test_every_link_to_a_file_leads_to_one(self):
         pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
@@ -21,11 +36,26 @@ class Readme(unittest.TestCase):
         self.assertEqual(dead, [])
 
     def test_every_test_that_a_table_names_is_there(self):
-        sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("*_test.cpp"))
-        there = {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_[FP])?\((\w+),\s*(\w+)\)", sources)}
+        there = names_of_tests()
         named = re.findall(r"\(`([A-Z]\w+\.[A-Z]\w+)`\)", (ROOT / "docs/engine.md").read_text())
         self.assertGreater(len(named), 50)
         self.assertEqual([name for name in named if name not in there], [])
+
+    def test_every_file_and_test_that_the_house_names_is_there(self):
+        page = re.sub(r"```.*?```", "", (ROOT / "docs/house.md").read_text(), flags=re.DOTALL)
+        named = re.findall(r"`([^`]+)`", page)
+        paths = [word for word in named if "/" in word and "NAME" not in word and "NOUN" not in word]
+        self.assertGreater(len(paths), 40)
+        self.assertEqual([path for path in paths if not (ROOT / path).exists()], [])
+        tests = [word for word in named if re.fullmatch(r"[A-Z]\w+\.[A-Z]\w+", word)]
+        self.assertGreater(len(tests), 12)
+        self.assertEqual([test for test in tests if test not in names_of_tests()], [])
+        self.assertLessEqual(len((ROOT / "docs/house.md").read_text().splitlines()), 120)
+
+    def test_the_index_has_every_page(self):
+        index = (ROOT / "docs/README.md").read_text()
+        pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+        self.assertEqual(sorted(pages - set(re.findall(r"\]\(([a-z-]+\.md)", index))), [])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def run(*command, environment=None):
 
 
 def run_on_terminal(*command, environment):
-    """What `command` prints when its output is a terminal."""
+    """The text that `command` prints when its output is a terminal."""
     main, side = pty.openpty()
     with subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=side, stderr=side,
                           env={**os.environ, **environment}) as process:

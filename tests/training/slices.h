@@ -30,8 +30,9 @@ using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 inline constexpr int kSteps = 3;
 inline constexpr int64_t kHeads = 4, kKeyValueHeads = 2;
 
-/// Of a Llama; over four ranks, vocabulary and MLP are cut unevenly, and each key and value head has two ranks. Every
-/// rank has all `scales`, and data-parallel ranks share these otherwise on one tensor-parallel rank than on another.
+/// The shapes of a Llama; over four ranks, vocabulary and MLP are cut unevenly, and each key and value head has two
+/// ranks. Every rank has all `scales`, and data-parallel ranks share these otherwise on one tensor-parallel rank than
+/// on another.
 inline Shapes llama_shapes() {
   Shapes shapes = {{"model.embed_tokens.weight", {10, 8}}};
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
@@ -51,8 +52,9 @@ inline PartitionModel llama_facts() {
   return {.model_type = "llama", .heads = kHeads, .key_value_heads = kKeyValueHeads};
 }
 
-/// Of a Bloom with two key/value heads: query heads, key and value of each stand together in one matrix. Over four
-/// ranks, two have each key and value, and queries of their own; data-parallel ranks share the second one's queries.
+/// The shapes of a Bloom with two key/value heads: query heads, key and value of each stand together in one matrix.
+/// Over four ranks, two have each key and value, and queries of their own; data-parallel ranks share the second one's
+/// queries.
 inline Shapes packed_shapes() {
   Shapes shapes = {{"transformer.word_embeddings.weight", {10, 8}}};
   for (const std::string layer : {"transformer.h.0.", "transformer.h.1."}) {
@@ -106,14 +108,14 @@ inline std::shared_ptr<Part> make_llama_part(uint64_t seed) {
   return part;
 }
 
-/// Whose last packed bias is frozen.
+/// A part whose last packed bias is frozen.
 inline std::shared_ptr<Part> make_packed_part(uint64_t seed) {
   auto part = make_part(packed_shapes(), seed);
   part->named_parameters()["transformer.h.1.self_attention.query_key_value.bias"].requires_grad_(false);
   return part;
 }
 
-/// Of the gradient that a data-parallel rank's micro-batch gives, whole, by name.
+/// The gradient of a data-parallel rank's micro-batch, whole, by name.
 inline at::Tensor gradient_of(const std::string& name, const std::vector<int64_t>& shape, int64_t sample) {
   return at::randn(shape, at::detail::createCPUGenerator(1000 * sample + std::hash<std::string>()(name) % 1000));
 }

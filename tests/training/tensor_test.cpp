@@ -94,7 +94,7 @@ void expect_slices(const TrainingRun& run, const Tensors& whole, const std::vect
   EXPECT_EQ(cut_ones, run.world() * 17);  // all but the norms
 }
 
-/// What ranks have after destroy(): the same whole weights.
+/// The ranks' weights after destroy(): whole and the same.
 void expect_wholes(const Tensors& whole, const std::vector<Tensors>& got, double tolerance) {
   for (const auto& [name, expected] : whole)
     for (size_t rank = 0; rank < got.size(); ++rank) {
@@ -203,7 +203,7 @@ TEST(Slices, CountEachGradientOnce) {
   EXPECT_NEAR(got.norms[3][0], std::sqrt(squares), 1e-4);
 }
 
-/// What each of `ranks` refuses: the same everywhere, and no parameter has changed.
+/// The refusal of each of `ranks`: the same everywhere, and no parameter has changed.
 void expect_refused(int ranks, const Shapes& shapes, const std::function<void(TrainingOptions&, int rank)>& change,
                     const std::string& text) {
   run_ranks(ranks, [&](Rank& rank) {

@@ -1,9 +1,10 @@
-// What training holds of one parameter, whole or this rank's part of it: fp32 value, optimizer states, gradient.
+// The state that training keeps for one parameter, whole or this rank's part of it: fp32 value, optimizer states,
+// gradient.
 //
 // The functions find the engine by the parameter alone. Names are DeepSpeed's. "Full" tensors have the shape of the
 // model's parameter, also where layers are cut and this rank's has a slice of it. "Local" ones are [n], the n elements
 // (0 or more) of the flattening of this rank's parameter that it updates. All values are fp32, and copies. At every
-// ZeRO stage; at stage 0 every rank updates, and so holds, everything.
+// ZeRO stage; at ZeRO stage 0 every rank updates, and so holds, everything.
 //
 // Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
 // Arguments are the same on every rank, but for the values of local setters; where layers are cut, ranks that have the
@@ -55,8 +56,8 @@ std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter);
 /// The 16-bit weight becomes `value` rounded.
 void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value);
 void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state);
-/// What step() will use, but for gradients of later backward passes, which add to it. Throws StateError too for a
-/// parameter that no rank used.
+/// The gradient that step() will use, without those of later backward passes, which add to it. Throws StateError too
+/// for a parameter that no rank used.
 void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value);
 
 std::optional<at::Tensor> safe_get_local_fp32_param(const at::Tensor& parameter);
@@ -78,7 +79,7 @@ struct CutLayers {
   std::vector<std::vector<TensorPart>> parts = {};  ///< by parameter of the pager, then by rank
 };
 
-/// What the functions above work on, one per engine, which owns it.
+/// The engine's table behind the functions above; each engine owns one.
 class ParameterAccess final : public PagerCompanion {
  public:
   /// `loss_scale` says by what losses are multiplied now; empty: by nothing.

@@ -23,7 +23,7 @@ __attribute__((always_inline)) inline float widen(BFloat16 value) {
 __attribute__((always_inline)) inline float widen(Float16 value) {
   return c10::detail::fp16_ieee_to_fp32_value(value.bits);
 }
-/// What needs no widening.
+/// A number of a type that needs no widening, as it is.
 template <class T>
 __attribute__((always_inline)) inline T widen(T value) {
   return value;

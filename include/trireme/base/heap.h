@@ -1,4 +1,4 @@
-// What malloc keeps for later.
+// Memory that malloc keeps for later.
 #pragma once
 
 namespace trireme {

@@ -15,7 +15,8 @@ using Json = nlohmann::ordered_json;
 /// Parses JSON with //, /* */ and # comments. `origin` (a path, or "<string>") opens every error message.
 /// `Infinity` and numbers beyond a double's range (`1e999`) are read as infinite.
 ///
-/// Throws    ConfigError: a syntax error with line, column and the line itself; a key that stands twice in one object, by its path.
+/// Throws    ConfigError: a syntax error with line, column and the line itself; a key that stands twice in one object,
+///           by its path.
 Json parse_json(std::string_view text, const std::string& origin);
 
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_json.
@@ -25,8 +26,10 @@ Json read_json(const std::filesystem::path& path);
 /// in '…', texts of several lines in '''…''', commas that trail or are left out, the outermost braces left out. A value
 /// that is neither in quotes nor a number, true, false or null is the text up to the end of its line.
 ///
-/// Throws    ConfigError as parse_json; of the errors as JSON and as Hjson the one of the reader that came to a later line.
-/// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp; deepspeed_names_slow_test.py beside Python's hjson.
+/// Throws    ConfigError as parse_json; of the errors as JSON and as Hjson the one of the reader that came to a later
+///           line.
+/// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp; deepspeed_names_slow_test.py beside Python's
+///           hjson.
 Json parse_hjson(std::string_view text, const std::string& origin);
 
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_hjson.

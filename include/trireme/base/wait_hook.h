@@ -1,4 +1,4 @@
-// What the host of the library wants done while one of its threads waits for other ranks.
+// A hook that runs while one of the library's threads waits for other ranks; the library's host sets it.
 #pragma once
 
 #include <memory>

@@ -24,7 +24,8 @@ class AsyncSaver {
   /// As save_checkpoint(), but returns as soon as `state` is copied. A save in flight is waited for first. The result's
   /// seconds are those that this call took. Collective.
   ///
-  /// Cost      memory for what this rank writes (1/N of the state of N ranks), kept until this is destroyed; one copy of it.
+  /// Cost      memory for what this rank writes (1/N of the state of N ranks), kept until this is destroyed; one copy
+  ///           of it.
   /// Throws    at once, as save_checkpoint() before it touches files; the error of the save before, as wait().
   SavedCheckpoint save(const std::filesystem::path& directory, const std::string& tag, const StateTree& state,
                        const SaveOptions& options = {});

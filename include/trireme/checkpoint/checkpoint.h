@@ -39,7 +39,7 @@ struct SaveOptions {
   FileSystem* files = nullptr;
 };
 
-/// What a save wrote, the same on every rank.
+/// The checkpoint that a save wrote, the same on every rank.
 struct SavedCheckpoint {
   std::filesystem::path path;  ///< directory/tag
   int64_t tensor_bytes = 0;    ///< of all ranks
@@ -53,16 +53,16 @@ struct SavedCheckpoint {
 /// Every element of a tensor is written once: of ranks that hold the same slice, one writes it (the work is spread
 /// evenly). Values of a tensor come from any rank that has them.
 ///
-/// Requires  the slices of all ranks together cover each tensor; two slices are equal or do not overlap; data on the host,
-///           or in a store.
+/// Requires  the slices of all ranks together cover each tensor; two slices are equal or do not overlap; data on the
+///           host, or in a store.
 /// Ordering  returns on every rank when all files, the directory and `latest` are on disk. Temporaries that a crashed
 ///           save left are removed first. No reader ever sees a part of a checkpoint under its final name.
-/// Cost      writes each byte once, in blocks of 1 MiB straight from the tensors. Extra memory: a block; on rank 0 the manifest,
-///           16 bytes for each slice that a rank holds, and the table of one rank at a time. Rank 0 receives every
-///           rank's table, about 100 bytes a slice; the other ranks know their own.
-/// Throws    the same error on every rank: CheckpointError (bad tag, other tags on other ranks and kFail, tag exists and
-///           kRefuse, slices with a gap or overlap, a tensor with other values on another rank, another run is saving
-///           into `directory`), IoError (path and reason: disk full, read-only, directory gone). The previous
+/// Cost      writes each byte once, in blocks of 1 MiB straight from the tensors. Extra memory: a block; on rank 0 the
+///           manifest, 16 bytes for each slice that a rank holds, and the table of one rank at a time. Rank 0 receives
+///           every rank's table, about 100 bytes a slice; the other ranks know their own.
+/// Throws    the same error on every rank: CheckpointError (bad tag, other tags on other ranks and kFail, tag exists
+///           and kRefuse, slices with a gap or overlap, a tensor with other values on another rank, another run is
+///           saving into `directory`), IoError (path and reason: disk full, read-only, directory gone). The previous
 ///           checkpoint and `latest` are as before, the temporary is removed, `state` is untouched.
 SavedCheckpoint save_checkpoint(Group& group, const std::filesystem::path& directory, const std::string& tag,
                                 const StateTree& state, const SaveOptions& options = {});
@@ -97,11 +97,12 @@ struct LoadOptions {
 /// that a resumable program can start anew.
 ///
 /// Requires  destination tensors on the host; their data is written in place.
-/// Ordering  manifest, names, shapes, dtypes, file sizes and shard headers are checked on all ranks before any rank's memory changes.
+/// Ordering  manifest, names, shapes, dtypes, file sizes and shard headers are checked on all ranks before any rank's
+///           memory changes.
 /// Cost      each rank reads the blocks (1 MiB) that its slices touch, straight into the tensors.
-/// Throws    the same error on every rank: CheckpointError (tag not there: names the complete ones; newer format; missing,
-///           extra, mis-shaped tensor or wrong dtype: expected and found; truncated, corrupted or missing shard: file
-///           and tensor), IoError. With code kTornLoad the destination is a mixture: load again before use.
+/// Throws    the same error on every rank: CheckpointError (tag not there: names the complete ones; newer format;
+///           missing, extra, mis-shaped tensor or wrong dtype: expected and found; truncated, corrupted or missing
+///           shard: file and tensor), IoError. With code kTornLoad the destination is a mixture: load again before use.
 std::optional<LoadedCheckpoint> load_checkpoint(Group& group, const std::filesystem::path& directory,
                                                 const std::string& tag, StateTree& destination,
                                                 const LoadOptions& options = {});

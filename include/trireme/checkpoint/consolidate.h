@@ -23,9 +23,9 @@ enum class ExistingOutput {
 };
 
 struct ConsolidateOptions {
-  /// Of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
+  /// The dtype of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
   std::optional<at::ScalarType> dtype = at::kFloat;
-  /// What does not fit into one file of that many bytes becomes several with an index. Tensors are not cut.
+  /// The largest size of a file: weights that need more become several files with an index. Tensors are not split.
   int64_t max_shard_bytes = 5'000'000'000;
   bool exclude_frozen_parameters = false;
   /// .safetensors, or .bin, .pt, .pth for torch.load(). Of several files: NAME-00001-of-00003.safetensors, and
@@ -43,7 +43,7 @@ struct ConsolidateOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< several times per second of work
 };
 
-/// What consolidate() wrote.
+/// The result of consolidate().
 struct ConsolidatedWeights {
   std::vector<std::filesystem::path> files;  ///< weights, their index, config.json and what goes along
   int64_t tensors = 0;
@@ -56,11 +56,11 @@ struct ConsolidatedWeights {
 /// Ordering  a file appears under its name when all are complete and on disk; after an error none does.
 /// Cost      reads each tensor once, in pieces of 4 MiB: memory for the source's manifest and a few pieces, in .bin
 ///           files for the largest tensor as well.
-/// Throws    before anything is written: ConfigError (a file name without a known extension or with a slash, a dtype that is
-///           no floating-point one, a shard size below 1, a `model_folder` without config.json, of another model, or
-///           beside weights that are not a whole model's), CheckpointError (no weights, a file that exists and kRefuse:
-///           config.json only if it is of another model, frozen parameters that nothing tells apart). While reading as
-///           TensorReader::read; CheckpointError: a value beyond fp16's range. IoError.
+/// Throws    before anything is written: ConfigError (a file name without a known extension or with a slash, a dtype
+///           that is no floating-point one, a shard size below 1, a `model_folder` without config.json, of another
+///           model, or beside weights that are not a whole model's), CheckpointError (no weights, a file that exists
+///           and kRefuse: config.json only if it is of another model, frozen parameters that nothing tells apart).
+///           While reading as TensorReader::read; CheckpointError: a value beyond fp16's range. IoError.
 ConsolidatedWeights consolidate(const CheckpointSource& source, const std::filesystem::path& folder,
                                 const ConsolidateOptions& options = {});
 

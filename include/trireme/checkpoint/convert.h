@@ -42,8 +42,8 @@ struct DeepSpeedLayout {
 ///
 /// Ordering  complete and on disk, or not there; `latest` last.
 /// Cost      memory for 32 MiB; what a rank keeps of a larger flat tensor goes through a temporary file beside it.
-/// Throws    ConfigError (stage or ranks); CheckpointError (the tag exists; no optimizer states, unknown groups, a client state
-///           with a key of DeepSpeed's; the source is damaged), IoError.
+/// Throws    ConfigError (stage or ranks); CheckpointError (the tag exists; no optimizer states, unknown groups, a
+///           client state with a key of DeepSpeed's; the source is damaged), IoError.
 SavedCheckpoint write_deepspeed_checkpoint(const CheckpointSource& source, const std::filesystem::path& directory,
                                            const DeepSpeedLayout& layout, const ConvertOptions& options = {});
 

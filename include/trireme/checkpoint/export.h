@@ -40,8 +40,8 @@ void check_export_format(const std::filesystem::path& file);
 ///
 /// Ordering  returns on every rank when the file is on disk. It appears complete or not at all.
 /// Cost      memory for one tensor on rank 0, beyond what fetch() holds.
-/// Throws    on every rank alike, after the last fetch(): ConfigError (another extension), CheckpointError (a name twice,
-///           a dtype that the format does not have, a fetched tensor of another shape), IoError (disk full, read
+/// Throws    on every rank alike, after the last fetch(): ConfigError (another extension), CheckpointError (a name
+///           twice, a dtype that the format does not have, a fetched tensor of another shape), IoError (disk full, read
 ///           only); a former file of that name is as before. What fetch() throws, at once.
 void export_tensors(Group& group, const std::filesystem::path& file, const std::vector<ExportedTensor>& tensors,
                     const ExportOptions& options = {});

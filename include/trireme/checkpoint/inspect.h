@@ -1,4 +1,4 @@
-// What is in a checkpoint, and whether every byte of it is what was saved.
+// The contents of a checkpoint, and whether every byte of it is the one that was saved.
 #pragma once
 
 #include <cstdint>

@@ -66,8 +66,8 @@ struct Manifest {
 /// The text of manifest.json, its own checksum included.
 std::string dump_manifest(const Manifest& manifest);
 
-/// Throws    CheckpointError that opens with `origin`: newer version, wrong checksum, a field that is missing or makes no sense
-///           (slices with a gap, an unknown dtype, a file name with a slash).
+/// Throws    CheckpointError that opens with `origin`: newer version, wrong checksum, a field that is missing or makes
+///           no sense (slices with a gap, an unknown dtype, a file name with a slash).
 Manifest parse_manifest(std::string_view text, const std::string& origin);
 
 /// Reads `checkpoint`/manifest.json. Throws as parse_manifest; CheckpointError when there is none.

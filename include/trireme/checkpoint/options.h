@@ -1,9 +1,10 @@
-// What a configuration says of checkpoints.
+// Options of checkpoints.
 #pragma once
 
 namespace trireme {
 
-/// What happens when ranks save under different tags: rank 0's is used, silently or with a warning, or CheckpointError.
+/// The answer to ranks that save under different tags: use rank 0's, silently or with a warning, or throw
+/// CheckpointError.
 enum class TagValidation { kIgnore, kWarn, kFail };
 
 enum class Verify {

@@ -1,4 +1,4 @@
-// Who writes what and who reads what: pure functions of slices, without files or ranks.
+// The reshard plan: who writes and who reads which slice. Pure functions, without files or ranks.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -21,9 +21,9 @@ using NamedTensors = std::map<std::string, at::Tensor>;
 /// The tensors alias a private mapping of the file: nothing is read before it is touched, writes do not reach the file.
 /// A tensor that is not aligned to its element size is copied.
 ///
-/// Throws    IoError (not there, not readable); CheckpointError naming file and tensor: truncated, no valid header, offsets that
-///           overlap, leave holes or do not fit shape and dtype, a dtype that torch does not have; a tensor of the
-///           index that its shard does not hold.
+/// Throws    IoError (not there, not readable); CheckpointError naming file and tensor: truncated, no valid header,
+///           offsets that overlap, leave holes or do not fit shape and dtype, a dtype that torch does not have; a
+///           tensor of the index that its shard does not hold.
 NamedTensors read_safetensors(const std::filesystem::path& path);
 
 /// Writes a file with the given tensors (contiguous or not, on the host), synced, under a temporary name, then renamed.

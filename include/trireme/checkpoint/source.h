@@ -27,15 +27,15 @@ struct CheckpointSource {
   /// for example) are verified by what opened them. `values` holds what an engine needs to go on.
   Manifest manifest;
   /// Tensors of the manifest that no file holds, so without slices: elements of the tensor it is mapped to, rounded to
-  /// the dtype (to nearest, ties to even). DeepSpeed's stage 3 keeps no 16-bit weights, only their masters.
+  /// the dtype (to nearest, ties to even). DeepSpeed's ZeRO stage 3 keeps no 16-bit weights, only their masters.
   std::map<size_t, size_t> rounded_from = {};
 };
 
 /// Opens `path`: a checkpoint's folder, a folder of checkpoints (then `tag`, or the one that its `latest` names), or a
 /// .safetensors file, recognised by what is in it. Reads headers and metadata, no tensor.
 ///
-/// Throws    CheckpointError: no checkpoint of any known layout (says what was looked for), or a damaged one: file, expected,
-///           found. IoError.
+/// Throws    CheckpointError: no checkpoint of any known layout (says what was looked for), or a damaged one: file,
+///           expected, found. IoError.
 CheckpointSource open_checkpoint(const std::filesystem::path& path, const std::string& tag = {});
 
 /// Reads parts of tensors of a source, verified where there are checksums. Not for several threads at once.

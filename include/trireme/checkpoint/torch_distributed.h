@@ -32,8 +32,8 @@ struct TorchDistributedCheckpoint {
 /// Ordering  `.metadata`, by which the checkpoint is known, comes last, when all is on disk; after an error nothing
 ///           stands under a final name.
 /// Cost      reads each tensor once, in blocks of whole rows of about 32 MiB; memory for two of them.
-/// Throws    CheckpointError (a checkpoint is there already; no weights; a dtype that torch.save() has no storage for; the
-///           source is damaged: file and tensor), IoError.
+/// Throws    CheckpointError (a checkpoint is there already; no weights; a dtype that torch.save() has no storage for;
+///           the source is damaged: file and tensor), IoError.
 TorchDistributedCheckpoint write_torch_distributed(const CheckpointSource& source, const std::filesystem::path& folder,
                                                    const TorchDistributedOptions& options = {});
 

@@ -1,4 +1,5 @@
-// What the collectives of a thread are a part of, and what they are about: told in errors and in the flight record.
+// Names of the call that a thread's collectives are a part of, and of their subject: used in errors and in the flight
+// record.
 #pragma once
 
 #include <string_view>

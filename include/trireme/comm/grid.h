@@ -22,7 +22,8 @@ class Grid {
  public:
   /// Collective over `world`, which outlives the grid.
   ///
-  /// Cost      for k axes longer than 1, 2^k - 2 collectives over `world`: one per axis and combination. None for k = 1.
+  /// Cost      for k axes longer than 1, 2^k - 2 collectives over `world`: one per axis and combination. None for k
+  ///           = 1.
   /// Throws    ConfigError: a topology of another number of ranks.
   Grid(Group& world, Topology topology);
 

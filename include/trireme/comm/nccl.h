@@ -25,8 +25,8 @@ struct NcclGroupOptions {
 ///           block; Pending::wait() lets the then current stream go on behind it and does not block either. After
 ///           wait() the tensors may be freed in the order of that stream. Of messages, wait() blocks until both ends
 ///           are connected; the first call of each kind may block while NCCL connects.
-/// Throws    ConfigError: no NCCL, or too old; two ranks on one GPU (make_cuda_ipc_group() serves them). CommError: a rank
-///           did not come.
+/// Throws    ConfigError: no NCCL, or too old; two ranks on one GPU (make_cuda_ipc_group() serves them). CommError: a
+///           rank did not come.
 std::unique_ptr<Group> make_nccl_group(std::unique_ptr<Group> host, c10::Device device,
                                        const NcclGroupOptions& options = {});
 

@@ -50,7 +50,7 @@ struct AwaitedRanks {
 /// Throws    as init(), but of several hosts nothing is asked.
 AwaitedRanks await_ranks(const InitOptions& options = {});
 
-/// What moves the data of a world that join() makes.
+/// The means by which a world that join() makes moves its data.
 enum class Transport {
   kAuto,  ///< shared memory where all ranks can have it, else the process group
   kShm,   ///< shared memory, or an error that says why not
@@ -72,8 +72,8 @@ struct JoinOptions {
 /// chosen, and why.
 ///
 /// Requires  all ranks call it, in the same order. The keys in `store` begin with "trireme/".
-/// Throws    ConfigError: ranks or transports that do not fit, kShm on several hosts, no process group where one is needed.
-///           CommError: a rank that did not come, named. IoError: a store or shared memory that cannot be used.
+/// Throws    ConfigError: ranks or transports that do not fit, kShm on several hosts, no process group where one is
+///           needed. CommError: a rank that did not come, named. IoError: a store or shared memory that cannot be used.
 World join(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
            const JoinOptions& options);
 

@@ -1,4 +1,4 @@
-// What a run is to do, gathered from each module's own options, and the reader of DeepSpeed's JSON dialect.
+// The options of a run, gathered from each module's own options, and the reader of DeepSpeed's JSON dialect.
 // docs/config.md lists every key: works, has no meaning here, or is refused by name.
 #pragma once
 
@@ -40,7 +40,7 @@ enum class RecomputeMode {
   kSelective,  ///< cheap operators of any module
 };
 
-/// What of the activations is computed again in backward instead of kept.
+/// The activations that backward computes again instead of keeping them.
 struct RecomputeConfig {
   RecomputeMode mode = RecomputeMode::kNone;
   SelectivePolicy selective;  ///< read with kSelective
@@ -113,7 +113,7 @@ Config parse_config(std::string_view text, int world_size, const Degrees& degree
 Config config_from_json(const Json& json, int world_size, const Degrees& degrees = {},
                         const std::string& origin = "<json>");
 
-/// What is in force when there is no file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
+/// The configuration without a file: every default, micro-batches of one sample, no optimizer, ZeRO stage 0.
 Config default_config(int world_size, const Degrees& degrees = {});
 
 /// The options on which the plan of all axes depends (trireme/parallel/plan.h).

@@ -62,8 +62,8 @@ class TokenDataset {
   int64_t seq() const { return seq_; }
   int64_t tokens() const;
   int64_t files() const;
-  /// Of relative paths, sizes and seq: two data sets with the same fingerprint have the same samples, unless a file was
-  /// rewritten in place.
+  /// A hash of relative paths, sizes and seq: two data sets with the same fingerprint have the same samples, unless a
+  /// file was rewritten in place.
   int64_t fingerprint() const;
 
   /// Shapes    -> input [S], target [S].

@@ -17,8 +17,8 @@ int count_gpus();
 /// libtorch's CUDA half into the process where a GPU is chosen: a C++ program need not link it, and calls this before
 /// anything else asks libtorch for an accelerator, such as a backward pass. A GPU becomes this thread's current device.
 ///
-/// Throws    ConfigError: another name; a GPU that is not there, with what was found. Error: libtorch cannot use the GPU
-///           ("auto" then warns, once, and takes the host).
+/// Throws    ConfigError: another name; a GPU that is not there, with what was found. Error: libtorch cannot use the
+///           GPU ("auto" then warns, once, and takes the host).
 c10::Device choose_device(std::string_view name, int local_rank);
 
 /// Throws as choose_device() what the driver alone can tell, and loads nothing.
@@ -39,7 +39,7 @@ struct DeviceMemory {
 DeviceMemory device_memory(c10::Device device);
 /// Bytes of memory that `device`, or this host, has in all, whoever uses it; 0: unknown.
 int64_t total_memory(c10::Device device);
-/// What libtorch's allocator keeps for later goes back to the device, for others to take.
+/// Gives the memory that libtorch's allocator keeps for later back to the device, for others to take.
 void give_back_idle_memory(c10::Device device);
 void reset_device_peak(c10::Device device);
 

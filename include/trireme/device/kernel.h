@@ -11,8 +11,8 @@
 
 namespace trireme {
 
-/// What NVRTC compiles, with all functions on the device unless they say otherwise, and products and sums rounded one
-/// by one as on the host. There are no headers but those given here.
+/// The source that NVRTC compiles, with all functions on the device unless they say otherwise, and products and sums
+/// rounded one by one as on the host. There are no headers but those given here.
 struct KernelText {
   std::string function;  ///< extern "C" __global__ void function(const Argument argument)
   std::string text;
@@ -20,8 +20,8 @@ struct KernelText {
 };
 
 /// Machine code for GPUs of `architecture`, such as "sm_90". Needs no GPU.
-/// Throws    Error(kUnsupported): no NVRTC, one that does not know the architecture, or a text that it refuses, with its
-///           words.
+/// Throws    Error(kUnsupported): no NVRTC, one that does not know the architecture, or a text that it refuses, with
+///           its words.
 std::string compile_kernel(const KernelText& kernel, const std::string& architecture);
 
 /// One kernel on all GPUs of this process. Any thread may call it.

@@ -17,7 +17,7 @@ namespace trireme {
 inline bool is_host(c10::Device device) { return device.is_cpu(); }
 inline bool is_host(const at::Tensor& tensor) { return is_host(tensor.device()); }
 
-/// What this thread enqueues on now. Requires  `device` is no host.
+/// The stream on which this thread enqueues now. Requires  `device` is no host.
 c10::Stream current_stream(c10::Device device);
 
 /// The host waits for all that is on `device`. For what is released at the end, never within a step.
@@ -32,7 +32,7 @@ class Mark {
   static Mark here(c10::Device device);
   static Mark behind(const c10::Stream& stream);
 
-  /// What this thread enqueues on its current stream from now on starts only after the mark. The host does not wait.
+  /// Makes later work of this thread's current stream wait for the mark. The host does not wait.
   void pass() const;
   /// The same for what is enqueued on `stream`.
   void pass(const c10::Stream& stream) const {

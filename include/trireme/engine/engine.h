@@ -26,18 +26,19 @@ class Engine : public EngineBase {
   /// direct loss.backward() gives the same gradients. Collective at ZeRO stages 2 and 3.
   /// Throws    StateError: no optimizer, or after destroy(); ShapeError: not one floating element, or without a graph.
   at::Tensor backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  /// What to call backward() on directly, of any shape: `output` in fp32 times loss_scale() where something computes in
-  /// fp16 (a direct backward() of what was not scaled throws StateError there), else `output` itself.
+  /// The tensor to call backward() on directly, of any shape: `output` in fp32 times loss_scale() where something
+  /// computes in fp16 (a direct backward() of what was not scaled throws StateError there), else `output` itself.
   /// Throws    as backward().
   at::Tensor scale(const at::Tensor& output) const;
   /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule;
   /// what is not finite skips the step on all ranks, but in bf16 without check_grad_overflow. Collective.
   ///
   /// Returns what the host knows of the step without waiting for a device.
-  /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or (ignore_unused_parameters=false) none for
-  ///           some parameter, named; an overflow at the smallest loss scale (ZeRO stages 1 to 3; on a device it may be
-  ///           told one step late). Nothing is updated then, and the window's gradients are dropped. They are also
-  ///           dropped where the optimizer throws; this rank's part of the weights is then as it left it.
+  /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or
+  ///           (ignore_unused_parameters=false) none for some parameter, named; an overflow at the smallest loss scale
+  ///           (ZeRO stages 1 to 3; on a device it may be told one step late). Nothing is updated then, and the
+  ///           window's gradients are dropped. They are also dropped where the optimizer throws; this rank's part of
+  ///           the weights is then as it left it.
   StepReport step();
 
   /// From here on `is_boundary` says whether the next step() ends a window, not the count. A micro-batch still weighs

@@ -96,7 +96,7 @@ class EngineBase {
   /// As Training::export_weights(). Collective. Returns true.
   bool save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options = {});
 
-  /// Drops units that are gathered (stage 3, gather="copy"). Every rank alike.
+  /// Drops units that are gathered (ZeRO stage 3, gather="copy"). Every rank alike.
   void empty_partition_cache();
   /// Every state is in host memory already, which is said once. Throws ConfigError: an unknown state, another device.
   void offload_states(const OffloadOptions& options = {});

@@ -38,8 +38,8 @@ class ModelEngine : public Engine {
 
   /// net.forward(inputs...), under autocast where torch_autocast.enabled says so.
   ///
-  /// Throws    StateError: at ZeRO stage 3 with gather="copy", in another thread than the engine's. ShapeError: an input, or a
-  ///           buffer, has another dtype than the weights, and the module cannot compute with both.
+  /// Throws    StateError: at ZeRO stage 3 with gather="copy", in another thread than the engine's. ShapeError: an
+  ///           input, or a buffer, has another dtype than the weights, and the module cannot compute with both.
   template <class... Inputs>
   decltype(auto) forward(Inputs&&... inputs) {
     ForwardScope scope = begin_forward();

@@ -49,7 +49,7 @@ struct BackwardOptions {
 };
 
 struct OffloadOptions {
-  /// Of "optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"; empty: all.
+  /// Names out of "optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"; empty: all.
   std::vector<std::string> include = {};
   std::string device = "cpu";
 };

@@ -1,4 +1,4 @@
-// What is known of storages: a value for each, whichever view of it an operator gets.
+// A value for each storage, whichever view of it an operator gets.
 #pragma once
 
 #include <c10/core/Storage.h>

@@ -26,8 +26,8 @@ struct GenerateOptions {
 /// The random numbers come from `seed` alone, so ranks that hold the same model agree without talking.
 /// Cost      one decode() of one token each; when max_positions() is reached, the last half is read again.
 /// Requires  under sharding, all ranks call it alike.
-/// Throws    ConfigError: an option out of range; ShapeError: an empty prompt, a token outside the vocabulary, logits of
-///           a part of it.
+/// Throws    ConfigError: an option out of range; ShapeError: an empty prompt, a token outside the vocabulary, logits
+///           of a part of it.
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt, const GenerateOptions& options);
 
 /// The same for byte-level models: a document end, then the bytes of `prompt`, are continued up to the next document

@@ -122,7 +122,7 @@ struct SampleText {
   std::string text;
 };
 
-/// What stands in a metrics.jsonl.
+/// The contents of a metrics.jsonl.
 struct RunLog {
   std::optional<RunInfo> run;  ///< the last one: a resumed run's
   std::vector<StepMetrics> steps;

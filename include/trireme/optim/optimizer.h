@@ -36,7 +36,8 @@ class ShardedOptimizer {
  public:
   /// Copies fp32 masters from 16-bit weights; where the update's dtype is the weights', these are updated themselves,
   /// and states have their dtype. `pager` and its `group` outlive the optimizer; `parameters` are its own.
-  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device, and stochastic rounding there; Lamb, Lion
+  /// Throws ConfigError: Lamb, whose loops are the host's, for parameters on a device, and stochastic rounding there;
+  ///        Lamb, Lion
   /// and Muon in bf16.
   ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic = {});
   /// Steps what `factory` makes of this rank's parts of parameters. Throws ConfigError: it cannot be stepped.

@@ -10,7 +10,7 @@ class Module;
 
 namespace trireme {
 
-/// Modules whose parameters are gathered all together at stage 3, because ranks may use different parts of them.
+/// Modules whose parameters are gathered all together at ZeRO stage 3, because ranks may use different parts of them.
 struct LeafModuleOptions {
   /// Class names, with or without what stands before the last "." or "::"; libtorch's "Impl" may be left out.
   std::vector<std::string> classes = {"transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",

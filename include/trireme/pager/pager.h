@@ -53,8 +53,8 @@ class Pager {
  public:
   /// Takes the parameters over: rank 0's values become everybody's. Collective.
   ///
-  /// Requires  `parameters` distinct tensors (ties already removed), floating point, on one device; `group`, of that device
-  ///           where it has several ranks, outlives the pager.
+  /// Requires  `parameters` distinct tensors (ties already removed), floating point, on one device; `group`, of that
+  ///           device where it has several ranks, outlives the pager.
   /// Throws    ConfigError: a parameter that cannot be managed (named), a policy that the group cannot serve.
   Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
   /// The same with parameters of several meshes. `group` has the ranks of all of them; what the pager agrees on, it
@@ -94,12 +94,12 @@ class Pager {
   void expect_units(const std::vector<bool>& units);
 
   /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt
-  /// with. Collective at stages 2 and 3. Without it close_window() does the same.
+  /// with. Collective at ZeRO stages 2 and 3. Without it close_window() does the same.
   void end_backward();
 
   /// While true, gradients are summed on this rank alone, whole and in the accumulation dtype, and end_backward()
   /// reduces nothing. What was summed is reduced with the first backward pass after that, or by close_window(). Local;
-  /// the same on every rank. Without effect where the window is reduced once anyway, as at stages 0 and 1.
+  /// the same on every rank. Without effect where the window is reduced once anyway, as at ZeRO stages 0 and 1.
   void defer_reductions(bool defer);
   bool defers_reductions() const;
   /// While reductions are deferred: the gradients of `parameter` that this rank has summed since the last reduction,

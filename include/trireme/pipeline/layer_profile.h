@@ -1,4 +1,4 @@
-// What each layer of a model costs, measured.
+// The measured cost of each layer of a model.
 #pragma once
 
 #include <ATen/core/ivalue.h>

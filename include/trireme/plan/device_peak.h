@@ -1,4 +1,4 @@
-// What accelerators can compute at most, from their published data sheets. Pure.
+// The highest compute rates of accelerators, from their published data sheets. Pure.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -20,8 +20,8 @@ struct EstimateOptions {
   at::ScalarType accumulation_dtype = at::kFloat;
   at::ScalarType update_dtype = at::kFloat;  ///< PrecisionOptions::update_dtype
   OptimizerOptions optimizer = {};
-  double offload_ratio = 0;         ///< PagerPolicy::offload_ratio; from stage 1 on
-  bool offload_parameters = false;  ///< PagerPolicy::offload_parameters; at stage 3
+  double offload_ratio = 0;         ///< PagerPolicy::offload_ratio; from ZeRO stage 1 on
+  bool offload_parameters = false;  ///< PagerPolicy::offload_parameters; at ZeRO stage 3
 };
 
 /// Bytes on one rank, the one that holds most: where it computes, and on the host besides what it has offloaded.
@@ -36,12 +36,12 @@ struct ModelStates {
   bool operator==(const ModelStates&) const = default;
 };
 
-/// Of `parameters` trainable elements, without padding. With N ranks, w bytes per weight, g per gradient (the
-/// accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per parameter
-/// are
-///   stage 0: w + g + s    stage 1: w + g + s/N    stage 2: w + (g + s)/N    stage 3: (w + g + s)/N.
-/// Of offloaded ones (w + g + s)/N are on the host, and w, at stage 3 w/N, is left; nothing with offload_parameters.
-/// Beside them stage 1 has the others' gradients as stage 2 does. Units gathered for computing, activations and
+/// The memory of `parameters` trainable elements, without padding. With N ranks, w bytes per weight, g per gradient
+/// (the accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per
+/// parameter are
+///   ZeRO 0: w + g + s    ZeRO 1: w + g + s/N    ZeRO 2: w + (g + s)/N    ZeRO 3: (w + g + s)/N.
+/// Of offloaded ones (w + g + s)/N are on the host, and w, at ZeRO 3 w/N, is left; nothing with offload_parameters.
+/// Beside them ZeRO 1 has the others' gradients as ZeRO 2 does. Units gathered for computing, activations and
 /// gradients in flight come on top: docs/plan.md.
 ///
 /// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1.
@@ -64,7 +64,7 @@ struct EstimateRequest {
   bool offload_parameters = false;  ///< as in EstimateOptions
 };
 
-/// Of one world and accumulation dtype.
+/// The estimate for one world and accumulation dtype.
 struct EstimateRow {
   int world = 1;
   at::ScalarType accumulation_dtype = at::kFloat;

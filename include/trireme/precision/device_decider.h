@@ -1,4 +1,4 @@
-// What decides over a step on a device: whether it is applied, by what its gradients are multiplied, and the loss scale
+// The decisions of a step on a device: whether it is applied, the factor of its gradients, and the loss scale
 // that follows. All of it stays there, so that the host enqueues the next step before this one has run.
 #pragma once
 

@@ -31,7 +31,7 @@ struct GradScalerOptions {
 ///   scaler.update();
 class GradScaler {
  public:
-  /// What a program saves and restores.
+  /// The state that a program saves and restores.
   struct State {
     double scale = 65536;
     double growth_factor = 2;
@@ -49,8 +49,8 @@ class GradScaler {
 
   /// Divides the gradients of `optimizer`'s parameters by the scale, in place, and notes whether one is not finite.
   ///
-  /// Throws    StateError: already called since the last update(), or after step(); ShapeError: a gradient in fp16, which cannot
-  ///           hold what is unscaled.
+  /// Throws    StateError: already called since the last update(), or after step(); ShapeError: a gradient in fp16,
+  ///           which cannot hold what is unscaled.
   void unscale_(torch::optim::Optimizer& optimizer);
   /// Unscales unless that was done, then steps unless a gradient was not finite. Returns whether it stepped.
   ///

@@ -21,16 +21,16 @@ struct LossScaleOptions {
 /// Throws    ConfigError: a value out of range, named.
 void check_loss_scale(const LossScaleOptions& options);
 
-/// Whose rule a dynamic scale follows.
+/// The system whose rule a dynamic scale follows.
 enum class LossScaleRule {
   kHysteresis,  ///< ZeRO's: with hysteresis; an overflow at the minimum is an error
-  kClamp,       ///< FP16_Optimizer's, at stage 0: every overflow halves, down to the minimum, where it stays
+  kClamp,       ///< FP16_Optimizer's, at ZeRO stage 0: every overflow halves, down to the minimum, where it stays
 };
 
 /// Pure: a number and what decides over it.
 class LossScaler {
  public:
-  /// What a checkpoint holds.
+  /// The state in a checkpoint.
   struct State {
     double scale = 1;
     int64_t steps = 0;           ///< update() calls
@@ -51,7 +51,7 @@ class LossScaler {
   /// Source    step_arithmetic::follow().
   void update(bool overflow);
 
-  /// What update() throws.
+  /// The error of update().
   [[noreturn]] static void throw_at_minimum();
 
   const State& state() const { return state_; }

@@ -58,10 +58,10 @@ inline bool skips_overflows(const PrecisionOptions& options) {
   return options.weight_dtype != at::kBFloat16 || options.check_grad_overflow;
 }
 
-/// Throws    ConfigError: weights that are neither fp32 nor bf16 nor fp16, an accumulation dtype that is neither fp32 nor the
-///           weights', an update dtype that is neither fp32 nor bf16 with weights and sums in it, a communication dtype
-///           that the sums cannot be converted from, autocast over 16-bit weights; as check_loss_scale() where
-///           something computes in fp16.
+/// Throws    ConfigError: weights that are neither fp32 nor bf16 nor fp16, an accumulation dtype that is neither fp32
+///           nor the weights', an update dtype that is neither fp32 nor bf16 with weights and sums in it, a
+///           communication dtype that the sums cannot be converted from, autocast over 16-bit weights; as
+///           check_loss_scale() where something computes in fp16.
 void check_precision(const PrecisionOptions& options);
 
 /// "fp32", "bf16", "fp16"; otherwise ATen's name.

@@ -29,7 +29,7 @@ inline at::Tensor remainder(const at::Tensor& value, double divisor) { return va
 inline double number_like(double, double value) { return value; }
 inline at::Tensor number_like(const at::Tensor& other, double value) { return at::full_like(other, value); }
 
-/// By what gradients of this norm are multiplied, as in torch's clip_grad_norm_: the small number keeps a norm of zero
+/// The factor of gradients with this norm, as in torch's clip_grad_norm_: the small number keeps a norm of zero
 /// from dividing.
 template <class Number>
 Number clip_factor(const Number& norm, double max_norm) {

@@ -44,7 +44,8 @@ namespace detail {
 
 class Region;
 
-/// What autograd saves on this thread while one lives is dropped, and comes back by calling `replay` with the inputs.
+/// A scope in which the tensors that autograd saves on this thread are dropped. Calling `replay` with the inputs makes
+/// them again.
 class [[nodiscard]] RecordScope {
  public:
   using Replay = std::function<void(const std::vector<at::Tensor>&)>;
@@ -79,8 +80,8 @@ void call_with(Function& function, const std::vector<at::Tensor>& inputs, std::i
 ///           same inputs, and writes neither its inputs nor global state; under ZeRO-3 with gather="copy", on all ranks
 ///           alike. A BatchNorm inside counts each batch twice.
 /// Cost      one more forward per backward, without what follows the last saved tensor.
-/// Throws    from backward: RecomputeError when other tensors come out, by number, shape, dtype or device, or when an input or a
-///           parameter was written in between.
+/// Throws    from backward: RecomputeError when other tensors come out, by number, shape, dtype or device, or when an
+///           input or a parameter was written in between.
 /// Source    arXiv:1604.06174. Test: recompute_test.cpp.
 template <class Function, detail::TensorLike... Inputs>
 auto recompute(const RecomputeOptions& options, Function&& function, const Inputs&... inputs) {

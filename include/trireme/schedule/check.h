@@ -23,8 +23,8 @@ enum class Waits : uint8_t {
 /// what is sent, in that order; no stage waits for ever; each micro-batch passes each part once, forward before
 /// backward; no buffer is overwritten while it is needed.
 ///
-/// Throws    ConfigError that names the two instructions, with their stages, that do not fit each other or wait for each
-///           other.
+/// Throws    ConfigError that names the two instructions, with their stages, that do not fit each other or wait for
+///           each other.
 void check(const Schedule& schedule, Waits waits = Waits::kReceives);
 
 /// After check(): the schedule trains. Each stage steps once, after its last backward pass and with no reduction of

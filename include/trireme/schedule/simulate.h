@@ -8,7 +8,7 @@
 
 namespace trireme::pipeline {
 
-/// Of one part of the model and one micro-batch, in any one unit. A whole backward takes input plus weight.
+/// Times of one part of the model and one micro-batch, in any one unit. A whole backward takes input plus weight.
 struct PartTimes {
   double forward = 1;
   double backward_input = 1;

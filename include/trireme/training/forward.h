@@ -28,7 +28,7 @@ class [[nodiscard]] ForwardScope {
   /// Tells once of inputs that have another number of samples than a micro-batch.
   void look_at(const at::Tensor& input);
 
-  /// What the module is given for `value`: a floating tensor cast, if need be; all else as it is.
+  /// The module's argument for `value`: a floating tensor cast, if need be; all else as it is.
   template <class T>
   T&& input(T&& value) {
     if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {

@@ -18,8 +18,8 @@ struct ModuleTensors;
 /// Compares names, shapes, dtypes and what is frozen, of parameters and buffers, without the parameters in `unmanaged`.
 /// Engine::Engine does so too. Collective.
 ///
-/// Throws    ConfigError that names the first parameter or buffer that is not the same on all ranks, on every rank; one that
-///           an engine cannot manage, on ranks that have it.
+/// Throws    ConfigError that names the first parameter or buffer that is not the same on all ranks, on every rank; one
+///           that an engine cannot manage, on ranks that have it.
 void check_same_model(Group& group, torch::nn::Module& module, const PrecisionOptions& precision,
                       const std::set<std::string>& unmanaged = {});
 void check_same_model(Group& group, const ModuleTensors& tensors);

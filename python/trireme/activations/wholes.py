@@ -191,7 +191,7 @@ def _repr(original):
 
 
 def _metadata(tensor):
-    """What torch.utils.checkpoint compares of a tensor, in the forward pass and in backward, where sizes are of parts."""
+    """The facts that torch.utils.checkpoint compares of a tensor, in the forward pass and in backward, where sizes are of parts."""
     return {"shape": torch.Tensor.size.trireme_original(tensor), "dtype": tensor.dtype, "device": tensor.device}
 
 

@@ -6,7 +6,7 @@ import importlib.machinery
 import importlib.util
 import sys
 
-# What lies in this folder, and is found in the package `trireme` itself.
+# Modules that lie in this folder, and are found in the package `trireme` itself.
 _HERE = frozenset("accelerator checkpoint checkpointing comm git_version_info launcher ops pipe runtime utils zero".split())
 
 # DeepSpeed's longer names, and the module of this folder that each is. The modules of missing.py are found after these.

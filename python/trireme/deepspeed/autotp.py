@@ -18,7 +18,7 @@ _SEVERAL = "Conflicting tp_model_init arguments detected across multiple calls"
 
 
 class AUTOTP_MODE(enum.Enum):  # pylint: disable=invalid-name
-    """What tensor parallelism is for."""
+    """The purpose of tensor parallelism."""
 
     TRAINING = "TRAINING"
     INFERENCE = "INFERENCE"
@@ -164,7 +164,7 @@ def merged(config, mpu):
 
 
 def _asked(mpu, what):
-    """What a getter of `mpu` tells, by the first of Megatron's names that it has; None: it has none of them."""
+    """The value of a getter of `mpu`, by the first of Megatron's names that it has; None: it has none of them."""
     for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
         getter = getattr(mpu, f"get_{kind}_{what}", None)
         if getter is not None:

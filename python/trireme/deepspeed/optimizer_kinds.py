@@ -38,7 +38,7 @@ class SteeringOptimizer(EngineOptimizer):
 
     @property
     def loss_scale(self):
-        """By what losses are multiplied."""
+        """The factor of losses."""
         return self._engine.core.loss_scale
 
     cur_scale = loss_scale

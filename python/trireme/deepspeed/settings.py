@@ -1,4 +1,4 @@
-"""What an engine tells about its configuration, under DeepSpeed's names."""
+"""The configuration of an engine, under DeepSpeed's names."""
 import torch
 
 from .utils import groups

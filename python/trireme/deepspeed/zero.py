@@ -65,7 +65,7 @@ class Init:
 
     module               made whole already: its values become shards with initialize(); nothing is done to it here.
     remote_device        where shards stay: None or "cpu", which is the same here.
-    config_dict_or_path  as initialize()'s: gives the dtype, and switches the scope off below stage 3; also as `config`.
+    config_dict_or_path  as initialize()'s: gives the dtype, and switches the scope off below ZeRO stage 3; also as `config`.
     enabled              False: the scope does nothing.
     dtype                of what is made without one; None: the configuration's.
 

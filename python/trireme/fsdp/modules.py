@@ -15,7 +15,7 @@ _classes = {}  # a module's class with FSDPModule before it
 
 
 class _Wrap:
-    """What one call of fully_shard() has said of a module, and the wrapped module around it."""
+    """The arguments of one call of fully_shard(), and the wrapped module around it."""
 
     def __init__(self, module, choice, ignored):
         self.choice, self.outer, self._root = choice, None, None
@@ -118,7 +118,7 @@ def _class_of(kind, original):
 
 
 class UnshardHandle:
-    """What unshard(async_op=True) returns."""
+    """The handle that unshard(async_op=True) returns."""
 
     def wait(self):
         """Nothing is left to wait for: operators gather what they touch."""

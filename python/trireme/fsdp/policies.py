@@ -44,7 +44,7 @@ class Choice:
     precision: MixedPrecisionPolicy = MixedPrecisionPolicy()
     offload: OffloadPolicy = dataclasses.field(default_factory=OffloadPolicy)
     stochastic_rounding: bool = False  # ours: of updates in bf16
-    # Of FullyShardedDataParallel alone.
+    # Fields of FullyShardedDataParallel alone.
     is_replicated: bool = False  # every rank has all parameters, gradients and states
     casts_root_inputs: bool | None = None  # None: as precision says
     buffer_dtype: torch.dtype = torch.float32

@@ -15,7 +15,7 @@ from .tensors import Gradient, Whole, refuse_hook, show
 
 
 class _ProgramEngine(Engine):
-    """Of a program that says nothing about its batches."""
+    """The engine of a program that says nothing about its batches."""
 
     _knows_micro_batch = False
     layout_call, remake = "the first step", "make the model and its optimizer anew"
@@ -34,7 +34,7 @@ def managed_parameters(module):
 
 
 class Root:
-    """Of one tree of wrapped modules. Until engine() nothing is sharded."""
+    """The root of one tree of wrapped modules. Until engine() nothing is sharded."""
 
     def __init__(self, module):
         self._module, self._engine = module, None
@@ -323,7 +323,7 @@ class Root:
         return self._total(norms.double().pow(norm_type).sum(), "sum").pow(1 / norm_type).float()
 
     def variance(self, gradient, correction):
-        """Of all elements. Collective."""
+        """The variance of all elements. Collective."""
         own, numel = gradient.own.double(), gradient.numel()
         mean = self._total(own.sum(), "sum") / numel
         return self._total((own - mean).square().sum(), "sum") / max(numel - correction, 0)
@@ -404,7 +404,7 @@ class Root:
         self._engine.save_checkpoint(folder, tag)
 
     def load(self, optimizer, folder, tag):
-        """What save() has written, at any number of ranks; False: there is none. Collective."""
+        """The state that save() has written, at any number of ranks; False: there is none. Collective."""
         self.use(optimizer)
         self._require_all_saved("load_checkpoint()")
         self._forget()

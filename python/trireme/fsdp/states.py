@@ -38,7 +38,7 @@ def of(optimizer, has_all, client):
 
 
 def _of_client(client, parameter):
-    """Of an optimizer that steps itself: numbers, such as NAdam's mu_product, as it keeps them; zeros before the first step."""
+    """The state of an optimizer that steps itself: numbers, such as NAdam's mu_product, as it keeps them; zeros before the first step."""
     own, count, values = client.state(parameter), core.step_count(parameter), {}
     for name, form in client.forms(parameter).items():
         if name == "step" or count == 0:
@@ -121,7 +121,7 @@ def _load_client(client, values):
 
 
 def _count(values):
-    """Of SGD, whose states have none, whether there was a step."""
+    """The count of steps; for SGD, whose states have none, whether there was a step."""
     return round(float(values["step"])) if "step" in values else int(bool(values))
 
 

@@ -193,7 +193,7 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
-        """What state_dict() and optim_state_dict() of `module` give from here on. Returns the settings before."""
+        """Sets the form of state_dict() and optim_state_dict() of `module` from here on. Returns the settings before."""
         of_model, of_optimizer = _CONFIGS[state_dict_type]
         settings = StateDictSettings(state_dict_type, state_dict_config or of_model(), optim_state_dict_config or of_optimizer())
         for config, kind in ((settings.state_dict_config, of_model), (settings.optim_state_dict_config, of_optimizer)):
@@ -253,7 +253,7 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def optim_state_dict_to_load(model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None):  # pylint: disable=unused-argument
-        """What the optimizer's load_state_dict() takes, of an optim_state_dict(): with rank0_only of rank 0's. Collective then."""
+        """The argument of the optimizer's load_state_dict(), from an optim_state_dict(): with rank0_only from rank 0's. Collective then."""
         if is_named_optimizer:
             raise UnsupportedError("optim_state_dict_to_load(is_named_optimizer=True) is not there; use an optimizer of torch.optim")
         if getattr(_settings_of(model).optim_state_dict_config, "rank0_only", False):
@@ -277,7 +277,7 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def shard_full_optim_state_dict(full_optim_state_dict, model, optim_input=None, optim=None):  # pylint: disable=unused-argument
-        """What the optimizer's load_state_dict() takes; every rank has the whole."""
+        """The argument of the optimizer's load_state_dict(); every rank has the whole."""
         return _to_load(model, optim, full_optim_state_dict, rank0_only=False)
 
     @staticmethod

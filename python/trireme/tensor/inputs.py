@@ -20,7 +20,7 @@ def _digest(value):
 
 
 def checksum(tensor):
-    """Of its bytes, on its own device but for one number."""
+    """A checksum of its bytes, on its own device but for one number."""
     data = tensor.detach().contiguous()
     if data.device.type == "cpu":
         return _digest(ctypes.string_at(data.data_ptr(), data.nbytes) if data.numel() else b"")

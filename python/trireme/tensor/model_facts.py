@@ -1,4 +1,4 @@
-"""What partition rules are told of a model beside its parameters: its configuration and its tp_plan, where it is one of transformers."""
+"""Facts of a model for partition rules beside its parameters: its configuration and its tp_plan, where it is one of transformers."""
 import dataclasses
 import json
 import sys
@@ -8,7 +8,7 @@ from ..errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    """Of a model; of one that is not transformers' there are none, and names decide."""
+    """The facts of a model; one that is not of transformers has none, and names decide."""
 
     config: str = ""  # JSON text of its config.json; "": it has none
     tp_plan: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # module or parameter, "*" for a number, and a style

@@ -11,7 +11,7 @@ import torch
 from ..errors import Error, UnsupportedError
 from .optimizer_copy import REPLACED, Beginnings, Copy, fill, is_number, is_plain
 
-# What cannot step flat parts of parameters, by the name of a class or of one that it is derived from, and why.
+# Optimizers that cannot step flat parts of parameters, by the name of a class or of one that it is derived from, and why.
 _NEEDS_MORE = {"LBFGS": "calls back for the loss", "SparseAdam": "wants sparse gradients", "Muon": "wants whole matrices",
                "Adafactor": "wants the rows and columns of whole matrices", "Shampoo": "wants whole matrices", "SOAP": "wants whole matrices"}
 _FIX = ("use one that updates element by element, such as AdamW, or the configuration's optimizer section (Muon, Lamb)")
@@ -85,7 +85,7 @@ class ClientOptimizer:
             self._stepper().set_state(part, values)
 
     def values(self):
-        """What it keeps in its param_groups and counts in attributes, for a checkpoint."""
+        """The values in its param_groups and its counts in attributes, for a checkpoint."""
         return self._stepper().values()
 
     def load_values(self, values):
@@ -163,7 +163,7 @@ class PartOptimizer:
             store[part] = value
 
     def state(self, part):
-        """What it keeps of a part: tensors, and the count of steps as an int.
+        """The state of a part: tensors, and the count of steps as an int.
 
         One number, such as NAdam's mu_product, stands at each element, so that any rank that later owns a piece of the
         parameter finds it. A state that the optimizer has not made yet is not-a-number.
@@ -182,7 +182,7 @@ class PartOptimizer:
         return values
 
     def _dtype_of(self, part, name):
-        """Of a state in a checkpoint: numbers are fp32 there, whatever the part is."""
+        """The dtype of a state in a checkpoint: numbers are fp32 there, whatever the part is."""
         form = self._layout.of_group(self._group_of_part[part]).get(name)
         return self._parts[part].dtype if form is None or form.is_whole else torch.float32
 
@@ -256,7 +256,7 @@ def _attributes(optimizer):
 
 
 def _shared_state(optimizer):
-    """What stands in `state` for no parameter."""
+    """The entries of `state` that belong to no parameter."""
     state = vars(optimizer).get("state") or {}
     return {key: value for key, value in state.items() if isinstance(key, str) and is_plain(value)}
 

@@ -1,4 +1,4 @@
-"""What an engine saves and loads: checkpoints, and the model's weights alone."""
+"""Files that an engine saves and loads: checkpoints, and the model's weights alone."""
 import json
 import os
 import sys
@@ -26,7 +26,7 @@ def _config_of(module):
 
 
 class ModelFiles:
-    """Of an engine with `core`, `module`, `optimizer` and `client_lr_scheduler`."""
+    """The files of an engine with `core`, `module`, `optimizer` and `client_lr_scheduler`."""
 
     loaded_data_size = None  # ranks, or groups of ranks, that took different samples where load_checkpoint() was called last
 

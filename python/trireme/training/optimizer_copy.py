@@ -110,7 +110,7 @@ class Beginnings:
         self._kept.append(entry)  # an id is one object's for as long as that lives
 
     def of(self, entry, place):
-        """What `entry`, the state of one parameter, is for `place`; None: it is not the constructor's."""
+        """The form of `entry`, the state of one parameter, for `place`; None: it is not the constructor's."""
         if not self._entries.get(id(entry), False):
             return None
         if isinstance(entry, dict):

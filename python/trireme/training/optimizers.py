@@ -1,4 +1,4 @@
-"""What an optimizer object, or its lack, means for an engine: the library's own update, chosen by type and hyperparameters."""
+"""The meaning of an optimizer object, or its lack, for an engine: the library's own update, chosen by type and hyperparameters."""
 import functools
 import inspect
 import itertools
@@ -173,7 +173,7 @@ _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class EngineOptimizer(torch.optim.Optimizer):
-    """What initialize() returns as the optimizer: its param_groups steer the engine, which holds masters and states.
+    """The optimizer that initialize() returns: its param_groups steer the engine, which holds masters and states.
 
     `param_groups` are those of the optimizer that initialize() was given, the same list: learning rates and other
     hyperparameters that a program or a torch scheduler writes there are those of the next step. Attributes that this
@@ -306,7 +306,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             self._last[index] = {key: last[key] if (index, key) in but_for else value for key, value in self._values(index, group).items()}
 
     def group_values(self):
-        """What the groups hold beside parameters and learning rates, for a checkpoint; values that only code can make are left out."""
+        """The values of groups beside parameters and learning rates, for a checkpoint; values that only code can make are left out."""
         return [{key: value for key, value in group.items() if key not in _NOT_SAVED and client_state.is_plain(value)}
                 for group in self.param_groups]
 
@@ -371,7 +371,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
 
 def _fixed_options(group):
-    """What the library's update cannot change after initialize()."""
+    """The options that the library's update cannot change after initialize()."""
     return {key: bool(group[key]) if key == _DECOUPLED else group[key] for key in (*_OFF, _DECOUPLED) if key in group}
 
 
@@ -398,7 +398,7 @@ def of_torch(section):
 
 
 def made_by(make, groups):
-    """What a callable makes of parameters, or of groups where these have hyperparameters of their own."""
+    """The result of a callable for parameters, or for groups where these have hyperparameters of their own."""
     if any(set(group) > {"params"} for group in groups):
         return make(groups)
     return make([parameter for group in groups for parameter in group["params"]])

@@ -1,4 +1,4 @@
-"""What an engine trains by: groups of parameters, who updates them, and who sets their learning rates."""
+"""The plan of an engine's training: groups of parameters, who updates them, and who sets their learning rates."""
 import dataclasses
 from typing import Any
 

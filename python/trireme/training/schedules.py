@@ -1,4 +1,4 @@
-"""Who advances the learning rate: the engine's own schedule, or a scheduler of the program's."""
+"""The learning rate's advance: by the engine's own schedule, or by a scheduler of the program's."""
 import inspect
 import json
 
@@ -29,7 +29,7 @@ class EngineSchedule:
         """Nothing: the engine's step() advances it."""
 
     def get_lr(self):
-        """Of the next step, by parameter group."""
+        """The rates of the next step, by parameter group."""
         return self._engine.optimizer.rates() if self._engine.optimizer is not None else [self._engine.core.get_lr()]
 
     get_last_lr = get_lr

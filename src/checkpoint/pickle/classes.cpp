@@ -41,7 +41,7 @@ constexpr std::array<std::pair<std::string_view, Role>, 50> kClasses{{
     {"__builtin__.bytes", Role::kBytes},
     {"_codecs.encode", Role::kEncode},
     {"builtins.getattr", Role::kMember},
-    // What users keep beside their training state.
+    // Objects that users keep beside their training state.
     {"argparse.Namespace", Role::kObject},
     {"builtins.complex", Role::kObject},
     {"builtins.list", Role::kObject},

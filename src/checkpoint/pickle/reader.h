@@ -47,7 +47,7 @@ class Reader {
   /// Copies of what is named again and again must not grow beyond what the bytes themselves could hold.
   void charge(size_t copied);
 
-  // What operations make.
+  // Values that operations make.
   Value* long_integer(std::string_view bytes);
   Value* text_value(Kind kind, std::string_view text);
   Value* class_named(const std::string& name);

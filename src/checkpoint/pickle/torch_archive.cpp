@@ -14,7 +14,7 @@ namespace trireme::pickle {
 namespace {
 
 constexpr char kPickleName[] = "data.pkl";
-/// Of a pickle without its tensors: values take up to a hundred times as much memory.
+/// The limit of a pickle without its tensors: values take up to a hundred times as much memory.
 constexpr size_t kMostPickleBytes = size_t{64} << 20;
 
 std::string first_line(const std::exception& error) {
@@ -23,7 +23,7 @@ std::string first_line(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
-/// What the archive's reader reads from.
+/// A part of a file, as the archive's reader reads it.
 class PartOfFile final : public caffe2::serialize::ReadAdapterInterface {
  public:
   PartOfFile(ReadableFile& file, size_t begin, size_t bytes) : file_(file), begin_(begin), bytes_(bytes) {}

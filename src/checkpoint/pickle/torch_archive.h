@@ -19,7 +19,8 @@ namespace trireme::pickle {
 /// An archive opened for reading.
 class TorchArchive {
  public:
-  /// Throws    IoError (not there); CheckpointError naming the file: no such archive, damaged, compressed, big-endian, or as parse().
+  /// Throws    IoError (not there); CheckpointError naming the file: no such archive, damaged, compressed, big-endian,
+  ///           or as parse().
   explicit TorchArchive(const std::filesystem::path& path);
   /// The same for an archive that is bytes [begin, begin + bytes) of a file.
   TorchArchive(const std::filesystem::path& path, int64_t begin, int64_t bytes);

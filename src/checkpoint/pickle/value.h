@@ -1,4 +1,4 @@
-// What a pickle holds, as plain data: nothing in it was imported or called.
+// The contents of a pickle, as plain data: nothing in it was imported or called.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -59,7 +59,7 @@ struct Value {
   std::unique_ptr<TensorPlace> place;  ///< kStorage, kTensor
 
   bool is(Kind wanted) const { return kind == wanted; }
-  /// Of a dict, the value of the last such key; nullptr: no dict or no such key.
+  /// The value of a dict's last such key; nullptr: no dict or no such key.
   const Value* find(std::string_view key) const;
   /// Attribute of an object whose state is a dict.
   const Value* attribute(std::string_view name) const { return state ? state->find(name) : nullptr; }

@@ -35,7 +35,7 @@ struct Found {
   std::string manifest;
 };
 
-/// What lies at `path` is a checkpoint, but not one that a load from `directory` takes: starting anew would be wrong.
+/// A checkpoint at `path` that a load from `directory` does not take is refused: starting anew would be wrong.
 void refuse_what_else_it_is(const Path& directory, const Path& path) {
   const LayoutEntry* layout = layout_of(path);
   if (!layout) return;

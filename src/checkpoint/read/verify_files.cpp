@@ -13,7 +13,7 @@
 namespace trireme {
 namespace {
 
-/// What one thread takes at a time: enough that disks read forward, little enough that all threads end together.
+/// A thread's share at a time: enough that disks read forward, little enough that all threads end together.
 constexpr int64_t kBlocksPerTask = 16;
 
 /// A block or a stretch of a slice that is not what was saved.
@@ -93,7 +93,7 @@ class FileVerification {
     const int64_t file_bytes = bytes_of_file_[slice.file];
     int64_t present = std::clamp<int64_t>(file_bytes - slice.offset, 0, slice.bytes);
     if (present < slice.bytes) {
-      // Of a block that is there in part no checksum can be compared.
+      // A block that is there in part has no checksum to compare.
       if (has_checksums()) present -= present % kChecksumBlockBytes;
       bad_.push_back({tensor, index, present, slice.bytes, file_bytes < 0 ? "missing" : "missing: truncated"});
     }

@@ -13,8 +13,8 @@ LaunchMachine this_machine();
 /// Throws    ConfigError: somebody listens on `port` already.
 void check_port_is_free(int port);
 
-/// Throws    ConfigError: the request's program is a Python script, by its name, and no such file is there. Python would
-///           say so on every rank.
+/// Throws    ConfigError: the request's program is a Python script, by its name, and no such file is there. Python
+///           would say so on every rank.
 void check_script(const LaunchRequest& request);
 
 }  // namespace trireme::cli

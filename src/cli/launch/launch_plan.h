@@ -1,4 +1,4 @@
-// What `trireme launch` is going to start: flags and facts of the machine in, one command per rank out. Pure.
+// The plan of `trireme launch`: flags and facts of the machine in, one command per rank out. Pure.
 #pragma once
 
 #include <optional>
@@ -32,7 +32,7 @@ struct LaunchRequest {
   std::vector<std::string> program = {};  ///< the program and its arguments
 };
 
-/// What the plan needs to know of this machine.
+/// The facts of this machine that the plan needs.
 struct LaunchMachine {
   std::string host_name = "localhost";
   int cores = 1;                     ///< that this process may use

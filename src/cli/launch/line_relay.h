@@ -26,7 +26,7 @@ class LineSplitter {
   bool after_return_ = false;  // a carriage return was seen; the next byte decides what it meant
 };
 
-/// What is written for a rank's output: every line with `prefix`, in one piece; without a prefix the bytes as they
+/// A relay of a rank's output: every line with `prefix`, in one piece; without a prefix the bytes as they
 /// come.
 class LineRelay {
  public:

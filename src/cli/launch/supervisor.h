@@ -16,7 +16,7 @@
 
 namespace trireme::cli {
 
-/// Whose lines open with "[rank 1] ".
+/// The ranks whose lines open with "[rank 1] ".
 enum class Prefix {
   kAll,
   kAllButFirst,  ///< rank 0's bytes pass as they come, so that its progress bar works
@@ -49,7 +49,8 @@ class Supervisor {
   /// stdout did not take, a full disk for example, is a failure too, with code 1 where every rank was well.
   ///
   /// Requires  no other SignalPipe; the calling thread is the one whose death ends the ranks.
-  /// Throws    ConfigError: a program that is not there. IoError: the system cannot start a rank (those started are ended).
+  /// Throws    ConfigError: a program that is not there. IoError: the system cannot start a rank (those started are
+  ///           ended).
   Verdict run();
 
  private:

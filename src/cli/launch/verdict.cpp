@@ -62,7 +62,7 @@ std::string report_unfinished(const std::vector<RankEnd>& ends, const std::strin
   return report;
 }
 
-// Of a job in which no rank failed by itself, but perhaps some had to be ended.
+// The verdict of a job in which no rank failed by itself, but perhaps some had to be ended.
 Verdict judge_unfinished(const std::vector<RankEnd>& ends, const std::string& name, int forwarded) {
   const auto ended = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.wait_status != 0; });
   if (ended == ends.end()) return {};

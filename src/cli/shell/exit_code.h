@@ -1,4 +1,4 @@
-// What `trireme` returns to the shell. docs/cli.md is the manual.
+// Exit statuses of `trireme`. docs/cli.md is the manual.
 #pragma once
 
 namespace trireme::cli {

@@ -1,4 +1,4 @@
-// What the ranks of one group write into shared memory. docs/comm.md, "Protocol", explains it.
+// The block of shared memory that the ranks of one group write. docs/comm.md, "Protocol", explains it.
 //
 // Every collective is a sequence of steps; steps are numbered through the group's life, in the same way on every rank.
 // In a step a rank may write one slot (`posted`), then reads slots of its peers (`done`). Step t uses slot t % kSlots,

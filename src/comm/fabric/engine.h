@@ -1,4 +1,5 @@
-// What the queues of one group share: the fabric, and the state of the group, whose first error the peers are told.
+// The parts that the queues of one group share: the fabric, and the state of the group, whose first error the peers are
+// told.
 #pragma once
 
 #include <memory>

@@ -135,7 +135,7 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
     const bool due = now - looked_at_processes >= kSlice / 2;
     if (due) looked_at_processes = now;
     const auto failure = find_failure(wait, due ? Look::kProcesses : Look::kFlags, seconds_since(start));
-    // What the peer wrote before it went may be just what is waited for.
+    // A peer may have written just the awaited value before it went.
     if (!failure) continue;
     if (ready()) return;
     std::rethrow_exception(failure->error());

@@ -106,14 +106,15 @@ class Fabric {
     int peer = -1;      ///< who has caused it; -1: no single rank
     std::exception_ptr error() const;
   };
-  /// What keeps `wait` from ever ending. To look at the processes costs a system call per peer.
+  /// The places to look for a reason why `wait` would never end. Looking at processes costs a system call per peer.
   enum class Look { kFlags, kProcesses };
   std::unique_ptr<Failure> find_failure(const Wait& wait, Look look, double elapsed_s);
   std::unique_ptr<Failure> failure_of(int rank, const Wait& wait, Look look, double elapsed_s);
   std::string context_of(const Wait& wait, double elapsed_s) const;
   std::string last_seen_here(int rank) const;
   Failure timed_out(const Wait& wait, const std::string& context) const;
-  /// Who holds up a wait for `peer`: a stopped rank, or the end of the chain of ranks that wait for each other.
+  /// The rank that holds up a wait for `peer`: a stopped one, or the end of the chain of ranks that wait for each
+  /// other.
   int culprit(int peer) const;
   bool process_is_dead(int rank);
 

@@ -47,7 +47,7 @@ std::shared_ptr<Pending<void>::Operation> MessageQueue::submit(Request request) 
     fail_all(std::current_exception());
     throw;
   }
-  // What fits the ring needs no helper: it lies there until it is taken.
+  // A message that fits the ring needs no helper: it lies there until it is taken.
   const bool fits = message->bytes <= chunk_bytes_ * kMailboxChunks;
   if (!message->complete && (message->sends() || !fits)) want_background(lock);
   return message;

@@ -32,8 +32,8 @@ struct LaunchVariables {
   uint16_t port = 0;
   bool launcher_serves = false;  ///< torchrun's agent runs the server at host:port
   std::string path;
-  /// What to do where no peer comes because there is none: variables that an earlier command left in the shell. Empty
-  /// where a launcher has set them for sure.
+  /// The advice for a rank whose peers never come because there are none: variables that an earlier command left in the
+  /// shell. Empty where a launcher has set them for sure.
   std::string advice;
   std::string attempt = "0";  ///< of an elastic restart: keys of an earlier attempt must not be read
 };

@@ -1,5 +1,5 @@
-// Gradients that are reduced in each backward pass, of which this rank keeps its shards: stages 2 and 3, and at every
-// stage what is offloaded or summed in the deterministic order.
+// Gradients that are reduced in each backward pass, of which this rank keeps its shards: ZeRO stages 2 and 3, and at
+// every stage what is offloaded or summed in the deterministic order.
 //
 // Each unit's bucket is sent as soon as backward has filled it. The order of collectives is fixed, last unit first,
 // whatever order backward produced the gradients in: ranks on which a parameter is unused stay in step with the others.
@@ -75,8 +75,8 @@ class BackwardGradients : public BucketedGradients {
 
 /// Ranks' sums are added while they travel; each pass adds to the shard.
 std::unique_ptr<GradientStore> make_summed_gradients(const StoreContext& context, int mesh);
-/// PagerPolicy::deterministic: each rank adds the gradients of rank 0, 1, 2, … to its shard, micro-step by micro-step.
-/// The factor comes last, and at stage 0 the shards are gathered.
+/// PagerPolicy::deterministic: each rank adds the gradients of rank 0, 1, 2, … to its shard, micro-batch by
+/// micro-batch. The factor comes last, and at ZeRO stage 0 the shards are gathered.
 std::unique_ptr<GradientStore> make_ordered_gradients(const StoreContext& context, int mesh);
 
 }  // namespace trireme

@@ -47,10 +47,10 @@ class BucketedGradients : public GradientStore {
   int64_t peak_in_flight_bytes_ = 0;
 };
 
-/// Sums over the window, and reduces once at its end: stages 0 and 1.
+/// Sums over the window, and reduces once at its end: ZeRO stages 0 and 1.
 std::unique_ptr<GradientStore> make_window_gradients(const StoreContext& context, int mesh);
-/// Reduces in each backward pass, and keeps this rank's shard: stages 2 and 3, and at every stage what is offloaded or
-/// summed in the deterministic order.
+/// Reduces in each backward pass, and keeps this rank's shard: ZeRO stages 2 and 3, and at every stage what is
+/// offloaded or summed in the deterministic order.
 std::unique_ptr<GradientStore> make_backward_gradients(const StoreContext& context, int mesh);
 
 }  // namespace trireme

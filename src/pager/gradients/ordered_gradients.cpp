@@ -68,7 +68,7 @@ class OrderedGradients final : public BackwardGradients {
     }
   }
 
-  std::vector<at::Tensor> wholes_;  // by unit, at stage 0
+  std::vector<at::Tensor> wholes_;  // by unit, at ZeRO stage 0
   bool is_finished_ = false;
 };
 

@@ -22,7 +22,7 @@ ExactSum squares_on_host(const StoreContext& context, const GradientStores& grad
   return squares;
 }
 
-// The squares of this rank's own shards, at stage 0 too, so that the bits do not depend on the stage.
+// The squares of this rank's own shards, at ZeRO stage 0 too, so that the bits do not depend on the stage.
 at::Tensor squares_on_device(const StoreContext& context, const std::vector<OwnedSlice>& owned,
                              const GradientStores& gradients) {
   const WithoutInterception own_operators;

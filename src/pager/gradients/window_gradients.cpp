@@ -105,7 +105,7 @@ class WindowGradients final : public BucketedGradients {
     }
   }
 
-  // The part of `sum` that this rank keeps becomes the ranks' sum: all of it at stage 0, else its own shard.
+  // The part of `sum` that this rank keeps becomes the ranks' sum: all of it at ZeRO stage 0, else its own shard.
   void reduce(int index, const at::Tensor& sum) {
     const SubjectScope subject(unit(index).name);
     const at::Tensor mine = policy().stage == 0 ? sum : shard_of(index, sum);

@@ -23,7 +23,7 @@ namespace trireme::zero {
 /// One tensor's storage: whole (`data` set), or only this rank's part of its bytes (`shard`).
 class InitStorage final : public HeldStorage {
  public:
-  /// Of operator `serial`.
+  /// A storage that operator `serial` made.
   InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage, uint64_t serial);
   ~InitStorage() override;
   void before_access(Access access) override;
@@ -62,7 +62,7 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
  public:
   Store(Group& group, const InitPolicy& policy) : mesh{.shards = group}, policy(policy) {}
 
-  /// What operator `serial` made; 0: none did.
+  /// Takes over the storage of `tensor`, which operator `serial` made; 0: none did.
   void adopt(const at::Tensor& tensor, uint64_t serial) {
     if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return;
     c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();

@@ -1,5 +1,5 @@
-// Stage 3 where ranks share memory: the shards of all ranks stand side by side in one segment that everybody maps, so a
-// unit is always whole and a gather moves no byte. The host holds one copy of the weights.
+// ZeRO stage 3 where ranks share memory: the shards of all ranks stand side by side in one segment that everybody maps,
+// so a unit is always whole and a gather moves no byte. The host holds one copy of the weights.
 //
 // Writers and times: a rank writes only its own shard, and only between close_window() (after which no peer reads) and
 // open_window() (before which none reads again). A user's write in between goes to a private copy of the parameter.

@@ -1,5 +1,5 @@
-// Stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer, and
-// released when the room is needed for another one.
+// ZeRO stage 3 everywhere else: every rank holds its shard of each unit; a touched unit is all-gathered into a buffer,
+// and released when the room is needed for another one.
 //
 // Units that are only read under autocast, by modules whose weights it casts (UnitLayout::communication_dtype), travel
 // in that 16-bit dtype and are rounded. An access that needs the weights' own bits gathers the unit again.

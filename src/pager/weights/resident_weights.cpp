@@ -1,4 +1,4 @@
-// Stages 0-2, and a world of one on a device: every rank holds every weight, whole, in one flat buffer per unit.
+// ZeRO stages 0-2, and a world of one on a device: every rank holds every weight, whole, in one flat buffer per unit.
 #include <ATen/ops/zeros.h>
 
 #include <utility>

@@ -1,5 +1,5 @@
 // Where the weights of all units are, and how a touched parameter becomes whole. One subclass per policy:
-// resident (stages 0-2), mapped (stage 3, shared), paged (stage 3, copy).
+// resident (ZeRO stages 0-2), mapped (ZeRO stage 3, shared), paged (ZeRO stage 3, copy).
 #pragma once
 
 #include <memory>
@@ -65,7 +65,8 @@ class WeightStore {
   virtual void apply_writes() {}
   /// After apply_writes() on every rank: what was private is everybody's.
   virtual void settle_writes() {}
-  /// Of what this rank's program has written into `parameter` since apply_writes(); 0: nothing. Waits for a device.
+  /// A hash of the values that this rank's program has written into `parameter` since apply_writes(); 0: none. Waits
+  /// for a device.
   virtual int64_t written_digest(int index) const;
   /// The owned weights of `unit` are about to change.
   virtual void outdate(int) {}

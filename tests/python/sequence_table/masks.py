@@ -40,7 +40,7 @@ def a_sliding_window_smaller_than_a_part(m, input_ids, labels):
 
 @row(RIGHT, on_four=True)
 def a_sliding_window_larger_than_a_part(m, input_ids, labels):
-    """Of a part's length it looks like causality alone."""
+    """A window that looks like plain causality within one part's length."""
     at = torch.arange(input_ids.shape[1])
     return _masked(m, input_ids, labels, (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - 14))
 

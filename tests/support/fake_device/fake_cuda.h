@@ -16,7 +16,7 @@ namespace trireme::testing {
 /// peers have made theirs.
 std::unique_ptr<Group> make_fake_cuda_ipc_group(Group& host, c10::Device device, const CudaIpcOptions& options = {});
 
-/// What the fake driver refuses from now on, until it is told kNothing.
+/// The calls that the fake driver refuses from now on, until it is told kNothing.
 enum class FakeCudaFault { kNothing, kNoMemory, kNoPeerAccess, kNoStreamMemoryOperations };
 void set_fake_cuda_fault(FakeCudaFault fault);
 

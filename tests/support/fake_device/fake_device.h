@@ -33,7 +33,7 @@ inline c10::Device fake_device(int index = 0) {
   return {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index)};
 }
 
-/// What ran, in the order of its start.
+/// An operation that ran; they stand in the order of their start.
 struct FakeOperation {
   std::string name;  ///< "aten::addmm", or as enqueued
   int stream = 0;    ///< over all devices; streams of different devices differ
@@ -99,7 +99,7 @@ class FakeJoint {
   std::shared_ptr<State> state_;
 };
 
-/// What a custom kernel does: runs `kernel` at once, as the next operation of `stream`.
+/// A custom kernel: runs `kernel` at once, as the next operation of `stream`.
 void fake_launch(const std::string& name, const FakePart& part, const std::function<void()>& kernel);
 
 /// Words of the host's memory that streams wait for: what `stream` is told next starts when the word at `address` has

@@ -39,7 +39,7 @@ struct NcclCall {
   int64_t to_place = -1;
 
   bool is_registered() const { return from_place >= 0 || to_place >= 0; }
-  /// What NCCL asks for, where it does not work otherwise: see its documentation of user buffer registration.
+  /// NCCL's conditions, without which it does not work otherwise: see its documentation of user buffer registration.
   bool is_registered_as(const NcclCall& other) const {
     const bool gathers = kind == NcclKind::kAllGather, scatters = kind == NcclKind::kReduceScatter;
     return (from_place < 0) == (other.from_place < 0) && (to_place < 0) == (other.to_place < 0) &&
@@ -48,7 +48,7 @@ struct NcclCall {
   }
 };
 
-/// What all ranks of a communicator do between one ncclGroupStart and ncclGroupEnd.
+/// The calls of all ranks of a communicator between one ncclGroupStart and ncclGroupEnd.
 struct Meeting {
   explicit Meeting(int size) : joint(std::make_shared<FakeJoint>("nccl", size)), calls(static_cast<size_t>(size)) {}
   const std::shared_ptr<FakeJoint> joint;
@@ -163,7 +163,7 @@ class Exchange {
     return sums;
   }
 
-  /// Of a NaN and a number NCCL takes the number.
+  /// NCCL takes the number where one operand is a NaN and the other is a number.
   static void drop_nans(at::ScalarType dtype, ReduceOp op, std::byte* target,
                         const std::vector<const std::byte*>& sources, size_t numel) {
     const auto tensor_at = [&](const std::byte* data) {
@@ -211,7 +211,7 @@ std::map<int64_t, std::shared_ptr<Clique>> cliques;  // by id; guarded by nccl_m
 std::set<ncclComm*> broken;                          // guarded by nccl_mutex
 std::set<ncclComm*> all_comms;                       // guarded by nccl_mutex
 
-/// What a thread has called since ncclGroupStart.
+/// The calls of a thread since ncclGroupStart.
 struct OpenGroup {
   int depth = 0;
   std::vector<NcclCall> calls;

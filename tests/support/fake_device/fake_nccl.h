@@ -17,7 +17,7 @@ std::unique_ptr<Group> make_fake_nccl_group(Group& host, c10::Device device, con
 std::unique_ptr<Group> make_fake_nccl_group(std::unique_ptr<Group> host, c10::Device device,
                                             const NcclGroupOptions& options = {});
 
-/// What has become of memory that is registered. That it is freed while it is registered or used is a race of the
+/// The fate of registered memory. Freeing it while it is registered or used is a race of the
 /// FakeRecord. A call that is registered at one end alone, on some ranks alone, or at different offsets throws.
 struct FakeNcclMemory {
   int64_t registrations = 0;  ///< there are now

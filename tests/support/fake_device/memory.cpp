@@ -57,7 +57,7 @@ struct PinnedAllocator final : c10::Allocator {
     std::lock_guard lock(order.mutex);
     const FakeBytes all{data, order.pinned.at(data)};
     order.pinned.erase(data);
-    // What has not arrived has nowhere to arrive any more; libtorch's pinned allocator keeps it until then.
+    // Arrivals still under way have nowhere to go any more; libtorch's pinned allocator keeps the memory until then.
     std::erase_if(order.arrivals, [&](const Arrival& arrival) { return overlap(all, arrival.bytes()); });
     std::erase_if(order.departures, [&](const Departure& departure) { return overlap(all, departure.bytes()); });
     std::free(data);

@@ -1,4 +1,4 @@
-// What the fake NCCL knows of memory: what it has allocated, and what is registered with which communicator.
+// The fake NCCL's view of memory: what it has allocated, and what is registered with which communicator.
 #pragma once
 
 #include "comm/backends/nccl/nccl_api.h"

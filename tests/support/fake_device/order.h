@@ -46,7 +46,7 @@ struct FakeJoint::State {
   bool is_over_on(int device) const { return done || released.contains(device); }
 };
 
-/// What is known to be over, and joints that must be over besides.
+/// Operations that are known to be over, and joints that must be over besides.
 struct Knowledge {
   int device = 0;
   Clock clock;

@@ -26,7 +26,7 @@ c10::Stream stream_of(int key) {
   return c10::Stream(c10::Stream::UNSAFE, fake_device(key / kStreamsPerDevice), key % kStreamsPerDevice);
 }
 
-/// Of this thread: the one that looks after a device group's calls.
+/// This thread's kind: is it the one that looks after a device group's calls?
 bool is_watch_of_group() {
   char name[16] = {};
   return pthread_getname_np(pthread_self(), name, sizeof name) == 0 && std::string_view(name) == comm::kWatchThreadName;
@@ -100,7 +100,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     EventState& known = *static_cast<EventState*>(event);
     order.look_at_flags();
     known.settle_what_is_over();
-    // Who is told knows all that was before. What a group's own watch sees is told to nobody.
+    // The host that sees an event done knows all that was before it. A group's own watch tells nobody what it sees.
     if (known.open.empty() && !is_watch_of_group()) order.host_knows(known.device, known.clock);
     return known.open.empty();
   }

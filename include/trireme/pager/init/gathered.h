@@ -40,10 +40,10 @@ struct GatheredOptions {
 ///           too.
 /// Cost      memory for the whole parameters on every rank (without modifier_rank none where they are whole anyway);
 ///           close() broadcasts their bytes.
-/// Throws    StateError that names the parameter: it is in another scope, and one of the two has a modifier_rank; a write
-///           by an operator without modifier_rank, when it happens; a modifier_rank where layers are cut. ConfigError:
-///           no such rank. Tensors that nobody shards are whole as they are; a modifier_rank other than 0 is a
-///           StateError for them (initialize() takes rank 0's).
+/// Throws    StateError that names the parameter: it is in another scope, and one of the two has a modifier_rank; a
+///           write by an operator without modifier_rank, when it happens; a modifier_rank where layers are cut.
+///           ConfigError: no such rank. Tensors that nobody shards are whole as they are; a modifier_rank other than 0
+///           is a StateError for them (initialize() takes rank 0's).
 class [[nodiscard]] GatheredParameters {
  public:
   explicit GatheredParameters(const std::vector<at::Tensor>& parameters, const GatheredOptions& options = {});

@@ -19,7 +19,7 @@ struct InitPolicy {
   /// Whole tensors may hold this many bytes on a rank, the largest and those of one operator at least; the coldest are
   /// sharded first.
   int64_t live_bytes = 16 << 20;
-  /// What tensors get that are made without a dtype (parameters, as a rule): the default dtype of this scope. Drawing
+  /// The dtype of tensors that are made without one (parameters, as a rule): the default dtype of this scope. Drawing
   /// random numbers in bf16 takes others than in fp32: the values are those of a plain construction with that default.
   std::optional<at::ScalarType> dtype = {};
   /// Where shards stay: "" or "none", and "cpu", which is the same here.
@@ -40,9 +40,10 @@ struct InitPolicy {
 /// Scopes may be nested: a tensor belongs to the innermost one that is enabled, and gets its dtype.
 ///
 /// Requires  all ranks construct the same model under the same seed; `group` outlives the tensors.
-/// Ordering  touching a sharded tensor is collective. After the scope, or inside of it, initialize() takes the parameters
-///           over; train after it.
-/// Throws    ConfigError: a dtype that is not floating, a remote_device that is not there yet. Reading the data of a sharded tensor outside of an operator raises an error that names this scope.
+/// Ordering  touching a sharded tensor is collective. After the scope, or inside of it, initialize() takes the
+///           parameters over; train after it.
+/// Throws    ConfigError: a dtype that is not floating, a remote_device that is not there yet. Reading the data of a
+///           sharded tensor outside of an operator raises an error that names this scope.
 /// Source    ZeRO-Infinity's partitioned initialisation, arXiv:2104.07857. Test: tests/pager/init_test.cpp.
 class [[nodiscard]] Init {
  public:

@@ -12,7 +12,7 @@
 
 namespace trireme {
 
-/// How a released unit becomes whole again at stage 3.
+/// How a released unit becomes whole again at ZeRO stage 3.
 enum class GatherPolicy {
   kAuto,    ///< kShared where the group shares memory, else kCopy
   kShared,  ///< all ranks' shards are one mapped segment: a gather moves no byte
@@ -28,14 +28,14 @@ struct PagerPolicy {
   int64_t prefetch_bytes = 64 << 20;
   /// Gradients are summed over ranks and micro-batches in this dtype (fp32 or the parameter's own).
   at::ScalarType accumulation_dtype = at::kFloat;
-  /// Gradients are summed as one left fold over the window's micro-batches, the ranks of a micro-step in order, and
-  /// norms over fixed blocks: the same bits at any number of ranks and any stage. Needs end_backward() at the end of
-  /// each micro-step, and one gradient per parameter in it. Reduces in each micro-step at every stage.
+  /// Gradients are summed as one left fold over the window's micro-batches, each over the ranks in order, and
+  /// norms over fixed blocks: the same bits at any number of ranks and any ZeRO stage. Needs end_backward() at the end
+  /// of each backward pass, and one gradient per parameter in it. Reduces in each backward pass at every ZeRO stage.
   bool deterministic = false;
   /// How ranks' gradients are reduced: kMean or kSum.
   ReduceOp gradient_op = ReduceOp::kMean;
   /// Gradients are divided by this before they travel, and their sum is multiplied by it: sums of a 16-bit dtype stay
-  /// in its range. Without effect under kShared at stage 3, which sums in fp32.
+  /// in its range. Without effect under kShared at ZeRO stage 3, which sums in fp32.
   double predivide_factor = 1;
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
@@ -43,11 +43,11 @@ struct PagerPolicy {
   /// that the group has registered (Group::buffer_registration()). Gradients are copied into a buffer to send at stages
   /// 2 and 3, and the room for gathered units, `live_bytes`, is taken at once.
   bool register_buffers = false;
-  /// Of parameters on a device, at stages 1 to 3: what this rank updates, its slices of weights and gradients, stands
-  /// in page-locked memory of the host, of at least this share of the elements. The units that forward uses first are
-  /// the last to go there, for their new weights are needed first. 0: of nothing.
+  /// Parameters on a device, at ZeRO stages 1 to 3: this rank's slices of weights and gradients, which it updates,
+  /// stand in page-locked memory of the host, of at least this share of the elements. The units that forward uses first
+  /// are the last to go there, for their new weights are needed first. 0: of nothing.
   double offload_ratio = 0;
-  /// Stage 3: beside that no device keeps the shards of such units and of frozen ones; a gather brings them.
+  /// ZeRO stage 3: beside that no device keeps the shards of such units and of frozen ones; a gather brings them.
   bool offload_parameters = false;
   UnitRules units = {};
   bool operator==(const PagerPolicy&) const = default;

@@ -8,7 +8,7 @@
 namespace trireme {
 
 /// The part of one trainable unit that this rank updates: elements [begin, begin + numel) of its flat buffer; the whole
-/// unit at stage 0.
+/// unit at ZeRO stage 0.
 struct OwnedSlice {
   int unit = 0;
   int64_t begin = 0;

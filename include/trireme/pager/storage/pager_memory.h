@@ -7,7 +7,7 @@ namespace trireme {
 
 /// Model-state bytes that this rank holds now; memory that N ranks share counts 1/N.
 struct PagerMemory {
-  int64_t weight_bytes = 0;     ///< parameters that stay (shards, or whole ones at stages 0-2)
+  int64_t weight_bytes = 0;     ///< parameters that stay (shards, or whole ones at ZeRO stages 0-2)
   int64_t gradient_bytes = 0;   ///< accumulated gradients
   int64_t padding_bytes = 0;    ///< of the two above, what is alignment
   int64_t live_bytes = 0;       ///< gathered units now

@@ -1,4 +1,4 @@
-// What a program writes into parameters in place must be the same on every rank: each keeps its own part of it.
+// Writes of a program into parameters must have the same values on every rank, since each keeps its own part of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,8 @@
 
 namespace trireme {
 
-/// Of the bytes of `flat`, contiguous; never 0. The same for the same bytes on one kind of device, for which it waits.
+/// A hash of the bytes of `flat`, contiguous; never 0. The same for the same bytes on one kind of device, for which it
+/// waits.
 int64_t digest_of(const at::Tensor& flat);
 
 /// Compares what ranks have written: a digest of each of some values, 0 where there is none. Returns whether there is

@@ -62,11 +62,11 @@ class _Schedule:
         self._write()
 
     def get_lr(self):
-        """Of the next step, by parameter group."""
+        """The rates of the next step, by parameter group."""
         return [self._schedule.lr(self.last_batch_iteration + 1, index) for index in range(len(self.optimizer.param_groups))]
 
     def get_last_lr(self):
-        """What was written last, by parameter group."""
+        """The rates that were written last, by parameter group."""
         return self._last_lr
 
     def state_dict(self):

@@ -53,7 +53,7 @@ def see_memory_usage(message, force=False):
 
 
 def set_random_seed(seed):
-    """Of Python's, torch's and, where the program uses it, NumPy's generators."""
+    """Seeds the generators of Python, torch and, where the program uses it, NumPy."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)

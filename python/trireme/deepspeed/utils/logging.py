@@ -21,7 +21,7 @@ def print_rank_0(message, debug=False, force=False):  # pylint: disable=unused-a
 
 
 def set_log_level_from_string(log_level_str, custom_logger=None):
-    """Of "debug", "info", "warning", "error" or "critical". Raises ValueError: another."""
+    """Takes "debug", "info", "warning", "error" or "critical". Raises ValueError: another."""
     level = logging.getLevelName(str(log_level_str).upper())
     if not isinstance(level, int):
         raise ValueError(f"{log_level_str} is not a valid log level")

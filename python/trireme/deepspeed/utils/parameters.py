@@ -1,6 +1,6 @@
-"""What training holds of one parameter: fp32 value, optimizer states, gradient. The parameter itself finds its engine.
+"""The state that training keeps for one parameter: fp32 value, optimizer states, gradient. The parameter itself finds its engine.
 
-Full values have the parameter's shape, local ones are flat: the elements that this rank updates, at stage 0 all. All are copies in
+Full values have the parameter's shape, local ones are flat: the elements that this rank updates, at ZeRO stage 0 all. All are copies in
 fp32. Collective are all of these but the local functions and safe_set_full_optimizer_state().
 
 A copy of a tied parameter of a PipelineModule gives what its owner has, where that is on the same stage; of an owner elsewhere it has the
@@ -68,7 +68,7 @@ def safe_set_full_optimizer_state(param, value, optim_state_key):
 
 
 def safe_set_full_grad(param, value):
-    """What the next step() uses; later backward passes add to it."""
+    """The gradient that the next step() uses; later backward passes add to it."""
     core.safe_set_full_grad(_writable(param, "safe_set_full_grad"), value)
 
 

@@ -27,7 +27,7 @@ using Path = std::filesystem::path;
 
 enum class EntryRole { kWeight, kState, kGroup, kValues, kRounded, kOther };
 
-/// What an entry of the state dictionary means.
+/// The meaning of an entry of the state dictionary.
 struct Meaning {
   EntryRole role = EntryRole::kOther;
   std::string name;   ///< of the parameter; kGroup: the group's number
@@ -45,7 +45,7 @@ std::string joined_path(const std::vector<std::string>& path, size_t begin) {
   return text;
 }
 
-/// Of what stands behind "optim": nested (state, NAME, STATE), or flat ("state.NAME.STATE").
+/// The meaning of a key behind "optim": nested (state, NAME, STATE), or flat ("state.NAME.STATE").
 Meaning optimizer_meaning(const std::vector<std::string>& path, size_t at) {
   if (path.size() == at + 3 && path[at] == "state") return {EntryRole::kState, path[at + 1], path[at + 2]};
   if (path.size() == at + 3 && path[at] == "param_groups") return {EntryRole::kGroup, path[at + 1], path[at + 2]};
@@ -224,8 +224,8 @@ class DcpOpening {
     return found->second;
   }
 
-  /// What write_torch_distributed() changed for torch: a tied parameter stands under each of its names, and in the
-  /// place of a 16-bit weight stands its master.
+  /// Undoes the changes that write_torch_distributed() made for torch: a tied parameter stands under each of its names,
+  /// and in the place of a 16-bit weight stands its master.
   void restore_own_tensors() {
     std::vector<SavedTensor>& tensors = source_.manifest.tensors;
     const std::map<std::string, std::string> aliases = parse_training_values(*own_values_).aliases;

@@ -36,8 +36,8 @@ struct StoredEntry {
   std::vector<StoredItem> items;  ///< of a tensor its blocks, otherwise one
 };
 
-/// Throws    CheckpointError naming `file` and entry: as pickle::parse, or not what torch.distributed.checkpoint writes;
-///           IoError.
+/// Throws    CheckpointError naming `file` and entry: as pickle::parse, or not what torch.distributed.checkpoint
+///           writes; IoError.
 std::vector<StoredEntry> read_metadata(const std::filesystem::path& file);
 
 /// Calls take(first element in the tensor, first element in the block, number of elements) for each stretch of a block

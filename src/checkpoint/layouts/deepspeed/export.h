@@ -1,4 +1,4 @@
-// What is written for DeepSpeed, planned before the first byte.
+// The plan of an export for DeepSpeed, made before the first byte is written.
 #pragma once
 
 #include <map>
@@ -31,7 +31,7 @@ struct ExportedGroup {
   int64_t step = 0;
 };
 
-/// What one flat tensor holds: parameters of one group.
+/// The parameters of one flat tensor: those of one group.
 struct FlatParameters {
   size_t group = 0;
   std::vector<const ExportedParameter*> parameters;
@@ -63,7 +63,7 @@ struct Stretch {
   int64_t zeros = 0;
 };
 
-/// What rank `rank` keeps of a flat tensor; `state` empty: of the weights, which stages 1 and 2 save without the
+/// Rank `rank`'s part of a flat tensor; `state` empty: of the weights, which ZeRO stages 1 and 2 save without the
 /// padding at the end.
 std::vector<Stretch> part_of_rank(const ExportPlan& plan, const FlatParameters& flat, int rank,
                                   const std::string& state);
@@ -94,7 +94,7 @@ class ArchiveFile {
   pickle::TorchArchiveWriter archive_;
 };
 
-/// The model file of a rank (stages 1 and 2: the only one).
+/// The model file of a rank (ZeRO stages 1 and 2: the only one).
 void write_model_file(ArchiveFile& file, const ExportPlan& plan, const Manifest& manifest, int rank);
 /// The optimizer file of a rank.
 void write_optimizer_file(ArchiveFile& file, const ExportPlan& plan, int rank);

@@ -33,7 +33,7 @@ Value* param_shapes(Document& document, const ExportPlan& plan) {
   return document.list(std::move(groups));
 }
 
-/// The module's state_dict. With stage 3, parameters are empty in it.
+/// The module's state_dict. With ZeRO stage 3, parameters are empty in it.
 Value* module_of(ArchiveFile& file, const ExportPlan& plan, const Manifest& manifest) {
   Document& document = file.document();
   Document::Pairs pairs;
@@ -122,7 +122,7 @@ Value* slice_mappings(Document& document, const ExportPlan& plan, int rank) {
   return document.list(std::move(groups));
 }
 
-/// What only stages 1 and 2 save: how flat tensors were padded and cut.
+/// Values that only ZeRO stages 1 and 2 save: how flat tensors were padded and cut.
 void add_partition_values(Document& document, const ExportPlan& plan, int rank, Document::Pairs& pairs) {
   std::vector<Value*> paddings;
   std::vector<Value*> alignments;
@@ -145,7 +145,7 @@ void add_partition_values(Document& document, const ExportPlan& plan, int rank, 
   pairs.emplace_back("param_slice_mappings", slice_mappings(document, plan, rank));
 }
 
-/// Stage 2 keeps frozen parameters apart as well, stage 3 a part of each.
+/// ZeRO stage 2 keeps frozen parameters apart as well, ZeRO stage 3 a part of each.
 void add_frozen_values(ArchiveFile& file, const ExportPlan& plan, const Manifest& manifest, int rank,
                        Document::Pairs& pairs) {
   Document& document = file.document();

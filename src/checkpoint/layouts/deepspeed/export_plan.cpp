@@ -119,8 +119,8 @@ class Planner {
       fail(str("its parameter groups name ", count, " parameters, ", states_.size(), " have optimizer states"));
   }
 
-  /// What torch's optimizers keep of a group: the configuration's hyperparameters, then what the checkpoint says of the
-  /// group itself.
+  /// The options of a group, as torch's optimizers keep them: the configuration's hyperparameters, then what the
+  /// checkpoint says of the group itself.
   Json options_of(const Json& described, size_t group) const {
     Json options = {{"lr", plan_.values.lr.value_or(1e-3)},
                     {"betas", {0.9, 0.999}},
@@ -167,7 +167,8 @@ class Planner {
     }
   }
 
-  /// Stage 3 steps sub-groups of a group one after the other: as many parameters as reach sub_group_size on a rank.
+  /// ZeRO stage 3 steps sub-groups of a group one after the other: as many parameters as reach sub_group_size on a
+  /// rank.
   void cut_into_flat(size_t group) {
     double limit = 1e9;
     const Json zero = plan_.config.value("zero_optimization", Json::object());

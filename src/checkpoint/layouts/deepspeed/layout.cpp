@@ -37,7 +37,7 @@ size_t Builder::add_whole(const std::string& name, TorchArchive& archive, const 
 
 namespace {
 
-/// Of every parameter, where its weights or one of its states stand.
+/// The place of every parameter's weights, or of one of its states.
 class Cutter {
  public:
   Cutter(const std::vector<RankPart>& ranks, const std::vector<std::vector<Parameter>>& trained)
@@ -202,7 +202,7 @@ class Opening {
         builder_.add_whole(weight_name(name), archive, *model_.module.at(name), model_file_);
   }
 
-  /// Stage 3: every rank's model file holds its part of each frozen parameter.
+  /// ZeRO stage 3: every rank's model file holds its part of each frozen parameter.
   void add_frozen_parts(TorchArchive& first) {
     if (model_.frozen.empty()) return;
     const auto count = static_cast<int64_t>(names_.model.size());

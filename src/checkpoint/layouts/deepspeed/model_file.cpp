@@ -1,4 +1,4 @@
-// What the model file says: which parameters there are, in which order, and which of them are trained, frozen or tied.
+// The parameters that the model file names: their order, and which of them are trained, frozen or tied.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -28,7 +28,7 @@ std::vector<Parameter> parameters_of(const Value& shapes, const std::string& whe
   return parameters;
 }
 
-/// Of names with the same elements of one storage all but the first are aliases.
+/// Names with the same elements of one storage: all but the first are aliases.
 void find_aliases(const std::vector<std::string>& names, ModelPart& model) {
   std::map<std::tuple<std::string, int64_t, std::vector<int64_t>>, std::string> first;
   for (const std::string& name : names) {

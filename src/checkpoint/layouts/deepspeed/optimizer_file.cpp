@@ -1,4 +1,4 @@
-// What the file of one rank's optimizer says.
+// The optimizer states in the file of one rank.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>

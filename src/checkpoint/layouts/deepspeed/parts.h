@@ -1,8 +1,9 @@
 // The parts that a DeepSpeed checkpoint is read in. Its optimizer files hold, by parameter group, one flat fp32 tensor
 // of weights and one of each optimizer state, of what their rank updates:
 //
-//   stages 1, 2   the group's parameters end to end, padded to 2 * ranks, cut into equal parts: parameters do not end
-//   where parts do stage 3       of each parameter, padded to ranks, one part; these end to end
+//   ZeRO 1, 2   the group's parameters end to end, padded to 2 * ranks, cut into equal parts: parameters do not end
+//               where parts do
+//   ZeRO 3      of each parameter, padded to ranks, one part; these end to end
 //
 // Source        runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py and utils/zero_to_fp32.py of DeepSpeed 0.19.8.
 #pragma once
@@ -23,9 +24,9 @@ namespace trireme::deepspeed {
 
 /// Files of one checkpoint, by data-parallel rank.
 struct FileNames {
-  std::vector<std::string> model;      ///< one, or with stage 3 one of each rank
-  std::vector<std::string> optimizer;  ///< none with stage 0
-  bool weights_are_sharded = false;    ///< stage 3
+  std::vector<std::string> model;      ///< one, or with ZeRO stage 3 one of each rank
+  std::vector<std::string> optimizer;  ///< none with ZeRO stage 0
+  bool weights_are_sharded = false;    ///< ZeRO stage 3
 };
 
 /// Throws    CheckpointError: a rank's file is missing; model or pipeline parallelism, experts.
@@ -90,12 +91,12 @@ struct Parameter {
 
 /// A model file.
 struct ModelPart {
-  std::vector<std::vector<Parameter>> trained;  ///< by flat group; none with stage 0
-  std::vector<Parameter> frozen;                ///< those that the file lists: stages 2 and 3
+  std::vector<std::vector<Parameter>> trained;  ///< by flat group; none with ZeRO stage 0
+  std::vector<Parameter> frozen;                ///< those that the file lists: ZeRO stages 2 and 3
   std::map<std::string, std::string> aliases;
   std::vector<std::string> names;  ///< all parameters, in the model's order
   std::vector<std::string> buffers;
-  std::map<std::string, const pickle::Value*> module;  ///< tensors; with stage 3 those of parameters are empty
+  std::map<std::string, const pickle::Value*> module;  ///< tensors; with ZeRO stage 3 those of parameters are empty
 };
 ModelPart read_model(const pickle::TorchArchive& archive, bool weights_are_sharded);
 
@@ -120,8 +121,8 @@ struct TrainedPart {
   RankPart part;
   std::vector<std::vector<Parameter>> trained;
 };
-/// What stage 0 keeps in its model file: states by the number of a parameter, whose name has to be found by its shape.
-/// Where that leaves a choice there are no groups, and a warning.
+/// The part that ZeRO stage 0 keeps in its model file: states by the number of a parameter, whose name has to be found
+/// by its shape. Where that leaves a choice there are no groups, and a warning.
 TrainedPart read_stage_zero(pickle::TorchArchive& archive, int file, const ModelPart& model);
 
 /// Everything that is no tensor.

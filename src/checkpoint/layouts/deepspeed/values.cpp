@@ -1,4 +1,4 @@
-// What is no tensor: counters, rates, the loss scaler, the configuration, the user's own.
+// Values that are no tensors: counters, rates, the loss scaler, the configuration, the user's own.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>

@@ -16,7 +16,8 @@ constexpr int64_t kDirectBytes = 32 << 10;
 
 using Traffic = Link::Traffic;
 
-/// A call seen from one rank: where its bytes lie, and parcels of them. Where both are used, offsets are of the whole.
+/// A call seen from one rank: where its bytes lie, and messages made of them. Where both are used, offsets are of the
+/// whole.
 class Cargo {
  public:
   Cargo(Link& link, const Request& request)
@@ -53,7 +54,7 @@ class Cargo {
  private:
   Link& link_;
   const Request& request_;
-  const std::shared_ptr<Request> owner_;  // shared with parcels, which a failure may leave under way
+  const std::shared_ptr<Request> owner_;  // shared with messages, which a failure may leave under way
   const int64_t itemsize_;
 };
 
@@ -78,7 +79,7 @@ class PeerFold {
 
   const Cargo& cargo_;
   const int64_t bytes_;
-  const std::shared_ptr<std::byte[]> staging_;  // shared with parcels, which a failure may leave under way
+  const std::shared_ptr<std::byte[]> staging_;  // shared with messages, which a failure may leave under way
   std::vector<const std::byte*> sources_;
 };
 

@@ -1,5 +1,5 @@
-// What each collective moves over a wire, and what is folded where. Each runs in the thread of a CallQueue and returns
-// when this rank's part is done.
+// The messages of each collective over a wire, and where they are summed. Each runs in the thread of a CallQueue and
+// returns when this rank's part is done.
 #pragma once
 
 #include <cstddef>

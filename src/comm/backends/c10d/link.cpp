@@ -8,7 +8,7 @@
 
 namespace trireme::comm {
 
-/// What goes before the data of a call, or instead of it. All ranks run the same build.
+/// A message before the data of a call, or instead of it. All ranks run the same build.
 struct Link::Letter {
   static constexpr int64_t kCall = 0x5472697265;  // not what a stray message begins with
   static constexpr int64_t kFailure = kCall + 1;

@@ -28,7 +28,7 @@ class Link final : public GroupState {
   /// A message that does not fit is taken all the same, so that its sender ends. Throws as meet().
   void expect(const Call& call);
 
-  /// What `call` moves; the receptions are posted first.
+  /// The transfers of `call`; receptions are posted first.
   struct Traffic {
     std::vector<Parcel> receives;
     std::vector<Parcel> sends;
@@ -37,7 +37,7 @@ class Link final : public GroupState {
 
  private:
   struct Letter;
-  /// What a rank is told in place of the call that it waits for, when there will be none.
+  /// Compares a peer's letter with this rank's call; a letter may say that there will be no such call.
   void check(const Letter& letter, const Call& own, int peer);
   [[noreturn]] void rethrow(const WireError& error, const Call& call);
   std::string last_seen(int peer) const;

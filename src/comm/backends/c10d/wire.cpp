@@ -36,8 +36,9 @@ c10::intrusive_ptr<c10d::Backend> host_backend(c10d::ProcessGroup& process_group
   }
 }
 
-/// What peers have yet to take from groups that failed. The one thing that is kept per process: a group that has failed
-/// is soon destroyed, and a backend withdraws what nobody holds. Never destroyed, since libtorch may go before.
+/// Messages that peers have yet to take from groups that failed. The one thing that is kept per process: a group that
+/// has failed is soon destroyed, and a backend withdraws what nobody holds. Never destroyed, since libtorch may go
+/// before.
 struct Remains {
   std::mutex mutex;
   std::vector<c10::intrusive_ptr<c10d::Work>> transfers;  // guarded by mutex

@@ -12,7 +12,7 @@
 
 namespace trireme::comm {
 
-/// What a transfer belongs to. Within one channel, transfers of a pair and direction keep their order.
+/// The channel of a transfer. Within one channel, transfers of a pair and direction keep their order.
 enum class Channel { kCalls, kCollectives, kMessageCalls, kMessages };
 
 /// Bytes to or from a peer. `owner` keeps them alive: the backend may still hold them after a failure.
@@ -23,7 +23,7 @@ struct Parcel {
   std::shared_ptr<const void> owner;
 };
 
-/// What went wrong in a wait.
+/// An error of a wait.
 class WireError : public std::runtime_error {
  public:
   enum class Kind { kTimeout, kLost, kCancelled };

@@ -40,7 +40,7 @@ CudaApi load_driver() {
   fill_from_driver(driver, "cuMemcpyDtoDAsync_v2", api.memcpy_dtod_async);
   fill_from_driver(driver, "cuStreamWaitValue32_v2", api.stream_wait_value32);
   fill_from_driver(driver, "cuStreamWriteValue32_v2", api.stream_write_value32);
-  // Of two containers that share a host's memory processes may have one number.
+  // Processes of two containers that share a host's memory may have one number, so a random one stands beside it.
   static const auto drawn = static_cast<int64_t>(std::random_device{}());
   api.process_id = [] { return (drawn << 31) ^ static_cast<int64_t>(::getpid()); };
   return api;

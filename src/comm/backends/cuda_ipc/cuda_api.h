@@ -25,7 +25,7 @@ struct CudaApi {
   CUresult (*memcpy_dtod_async)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
   CUresult (*stream_wait_value32)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
   CUresult (*stream_write_value32)(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags);
-  /// Of the driver's client: memory of one process is opened by others only.
+  /// The process of the driver's client: memory of one process is opened by others only.
   int64_t (*process_id)();
 };
 

@@ -30,7 +30,7 @@ class IpcFlags {
     Kind kind;
     int peer = 0;  ///< of kSent and kTaken: the other end
   };
-  /// What `stream` is told next starts when `flag` has reached `value`.
+  /// Makes later work of `stream` wait until `flag` has reached `value`.
   void wait(CUstream stream, const Flag& flag, int64_t value) const;
   /// `flag` has `value` when all that `stream` was told before is over and can be seen by peers.
   void write(CUstream stream, const Flag& flag, int64_t value) const;

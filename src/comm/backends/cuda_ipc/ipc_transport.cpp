@@ -94,7 +94,7 @@ IpcTransport::IpcTransport(const CudaApi& api, const CudaIpcOptions& options, co
       sent_chunks_(static_cast<size_t>(place_.size)),
       taken_chunks_(static_cast<size_t>(place_.size)) {}
 
-// What the members give back belongs to the context, whichever thread it is.
+// The context owns everything that the members give back, so it must be current, whichever thread this is.
 IpcTransport::~IpcTransport() { (void)api_.ctx_set_current(context_); }
 
 CUstream IpcTransport::stream() const {

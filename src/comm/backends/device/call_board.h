@@ -1,4 +1,4 @@
-// What each rank has called on its device, where its peers can read it: ranks that call different things are told at
+// The calls of each rank on its device, where its peers can read them: ranks that call different things are told at
 // once, and nobody waits for anybody to find out.
 //
 // A rank writes its call, then looks what its peers have written under the same number. Of two ranks the later one
@@ -48,7 +48,7 @@ class CallBoard {
 
   static size_t bytes_for(size_t size);
   CollectiveRing& ring(int rank) const;
-  /// What `owner`, this rank or its peer, has called of the messages that go the way of this rank's `message`.
+  /// The messages that `owner`, this rank or its peer, has called in the direction of this rank's `message`.
   MessageRing& message_ring(const Call& message, int owner) const;
   [[noreturn]] void diverged(const Call& own, int peer, const Call& other) const;
 

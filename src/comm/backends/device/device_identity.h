@@ -13,7 +13,7 @@ namespace trireme::comm {
 /// The host's boot and the device's UUID: equal for two ranks of one device only.
 std::string identity_of(c10::Device device);
 
-/// What identity_of() gives on every rank, by rank. Collective.
+/// The identity_of() of every rank, by rank. Collective.
 std::vector<std::string> identities_of_all(Group& host, c10::Device device);
 
 /// Two ranks whose devices are one.

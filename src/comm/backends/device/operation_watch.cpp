@@ -51,7 +51,7 @@ std::shared_ptr<OperationWatch::DeviceCall> OperationWatch::begin(Request reques
 
 void OperationWatch::release(std::vector<std::shared_ptr<DeviceCall>> retired) {
   const Lock lock(mutex_);
-  // Who frees memory has to have seen for itself that the device is through with it.
+  // A thread that frees memory must have seen itself that the device is through with it.
   for (const auto& call : retired)
     if (call.use_count() == 1) (void)is_reached(*call);
 }

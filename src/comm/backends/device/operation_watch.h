@@ -1,4 +1,4 @@
-// What a device group has under way: its calls from before they are enqueued until the device is through with them, and
+// The unfinished calls of a device group, from before they are enqueued until the device is through with them, and
 // a thread that sees when they never will be.
 //
 // Nothing here makes a caller wait for the device. A call ends for its caller by a mark on the stream; the thread looks

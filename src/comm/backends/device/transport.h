@@ -1,4 +1,4 @@
-// What moves the bytes of a device group: NCCL, or memory that the ranks of one GPU map.
+// The transports of a device group: NCCL, or memory that the ranks of one GPU map.
 #pragma once
 
 #include <functional>
@@ -31,7 +31,7 @@ class DeviceTransport {
   /// Whether `collective` moves between such memory alone.
   virtual bool is_registered(const Request&) { return false; }
 
-  /// What went wrong behind this rank's back; empty: nothing. Any thread.
+  /// The error that happened behind this rank's back; empty: none. Any thread.
   virtual std::string problem() noexcept = 0;
   /// Lets what is under way end, whatever becomes of its data, so that streams are free again; calls that are being
   /// made return or throw, later ones throw. Called over and over until all streams are free. Any thread.

@@ -32,7 +32,7 @@ class NcclComm {
   /// back before would be to wait for peers. Throws CommError: NCCL's, or abort() was called.
   void register_memory(const NcclMemory& memory);
 
-  /// What NCCL found in the background; empty: nothing.
+  /// The error that NCCL found in the background; empty: none.
   std::string problem() noexcept;
   /// Ends what is under way and all that comes. Any thread.
   void abort() noexcept;

@@ -19,7 +19,7 @@ std::unique_ptr<Group> group_for_ids(Group& host);
 /// `id` as a tensor over its bytes.
 at::Tensor bytes_of_id(ncclUniqueId& id);
 
-/// What ends a wait for peers that NCCL knows nothing of, while a communicator is made.
+/// The poll that ends a wait for peers that NCCL knows nothing of, while a communicator is made.
 NcclComm::Poll poll_peers(GroupState& state, std::chrono::milliseconds timeout);
 
 }  // namespace trireme::comm

@@ -11,7 +11,7 @@
 
 namespace trireme::comm {
 
-/// What NCCL can reduce. Nothing for 16-bit integers.
+/// The NCCL type of `dtype`. None for 16-bit integers.
 inline std::optional<ncclDataType_t> nccl_type(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:

@@ -30,7 +30,7 @@ class RegisteredMemory : public std::enable_shared_from_this<RegisteredMemory> {
   bool has(const std::byte* data, int64_t bytes) const;
   /// Whether all tensors were dropped.
   bool is_idle() const;
-  /// What they stand in is never freed.
+  /// Keeps the memory of these tensors for good: from here on it is never freed.
   void abandon() noexcept { *abandoned_ = true; }
   NcclComm& comm() { return *comm_; }
 

@@ -19,7 +19,7 @@ def arguments_of(words, folder):
 
 
 def run(words, folder):
-    """What one program reports; nothing on other ranks than 0."""
+    """The report of one program; empty on other ranks than 0."""
     name, arguments = arguments_of(words, folder)
     sys.argv = [name, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as told:

@@ -188,7 +188,7 @@ class PipelineEngine(DeepSpeedEngine):
         return (result, outputs[-1] if outputs else None) if return_logits else result
 
     def _mean_of(self, outputs):
-        """Of tensors in the same nesting, over a list of micro-batches and the data-parallel ranks."""
+        """The mean of tensors in the same nesting, over a list of micro-batches and the data-parallel ranks."""
         def mean(*tensors):
             total = torch.stack(tensors).mean(0)
             if self.is_data_parallel:
@@ -206,7 +206,7 @@ class PipelineEngine(DeepSpeedEngine):
         self.core.reset_activation_shape()
 
     def set_schedule(self, schedule):
-        """What train_batch() executes: a name of trireme.pipe.schedule_names(), a class derived from PipeSchedule, or a callable that
+        """The schedule that train_batch() executes: a name of trireme.pipe.schedule_names(), a class derived from PipeSchedule, or a callable that
         makes a trireme.pipe.Schedule of (stages, micro_batches). Every rank alike. Collective.
 
         Raises  ConfigError: one that cannot be executed or trains nothing, is for other chunks or another placement than the module was cut

@@ -54,7 +54,7 @@ class TiedLayerSpec(LayerSpec):
 
 
 class TiedOwner:
-    """Of a copy of a tied parameter: the name and the stage of the one that is trained, and that itself where it is on this stage."""
+    """The owner of a copy of a tied parameter: name and stage of the one that is trained, and that itself where it is on this stage."""
 
     def __init__(self, name, stage, parameter):
         self.name, self.stage, self.parameter = name, stage, parameter
@@ -64,7 +64,7 @@ class TiedOwner:
 
 
 class LayerProfile:
-    """What one layer costs: seconds of a forward and a backward, bytes of parameters, bytes that autograd keeps between the two."""
+    """The cost of one layer: seconds of a forward and a backward, bytes of parameters, bytes that autograd keeps between the two."""
 
     def __init__(self, seconds, parameter_bytes, activation_bytes):
         self.seconds, self.parameter_bytes, self.activation_bytes = seconds, parameter_bytes, activation_bytes
@@ -114,7 +114,7 @@ _NOT_REENTRANT = (checkpointing.checkpoint, checkpointing.non_reentrant_checkpoi
 
 
 def _parameters_of(function):
-    """Of a layer as it is called: a module, a function of one (forward_fn), or another function."""
+    """The parameters of a layer as it is called: a module, a function of one (forward_fn), or another function."""
     module = function.args[0] if isinstance(function, functools.partial) and function.args else function
     return module.parameters() if isinstance(module, nn.Module) else ()
 
@@ -129,7 +129,7 @@ def _begins_graph(value):
 
 
 def _bytes_of(tensors):
-    """Of their storages, each counted once."""
+    """The bytes of their storages, each counted once."""
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
@@ -176,7 +176,7 @@ def sum_over(tensor, ranks):
 
 
 class _Part:
-    """What this rank has of the model in one piece: the functions of layers `first` and on."""
+    """One piece of the model on this rank: the functions of layers `first` and on."""
 
     def __init__(self, first, functions):
         self.first, self.functions = first, functions
@@ -373,7 +373,7 @@ class PipelineModule(nn.Module):
         return _Part(self.parts[part], [self._build(layers, index, part) for index in range(self.parts[part], self.parts[part + 1])])
 
     def _build(self, layers, index, part):
-        """What computes layer `index` of this stage; its module is registered under the layer's number."""
+        """The function that computes layer `index` of this stage; its module is registered under the layer's number."""
         layer = layers[index]
         if isinstance(layer, TiedLayerSpec):
             module = self._tied_module(layers, index, part)
