@@ -226,6 +226,8 @@ class Root:
         found = self._gradients.get(parameter)
         if found is None and parameter not in self._gradients:
             own = core.gradient_part(parameter)
+            if own is not None and own.numel() == 0:
+                own = own.to(torch.bfloat16 if self._is_low else torch.float32)  # as on ranks that have elements of it
             found = self._gradients[parameter] = None if own is None else Gradient(parameter, own, self.pass_number())
         return found
 
@@ -364,6 +366,10 @@ class Root:
             elif parameter is not None:
                 state[name] = value.as_subclass(Whole)
         return state
+
+    def shown_dtype(self, tensor):
+        """The dtype that state_dict() shows a parameter or buffer in."""
+        return torch.float32 if self._rounds() and core.is_managed(tensor) else tensor.dtype
 
     def require_same(self, call, tensors):
         """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's. Collective after it."""

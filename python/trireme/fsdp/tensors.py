@@ -20,8 +20,8 @@ _ALIASES = {_aten.detach, _aten.alias}
 # Whole reductions: (of this rank's elements, or of none; how ranks' results are joined).
 _REDUCTIONS = {_aten.sum: (lambda own: own.sum(), "sum"), _aten.mean: (lambda own: own.sum(), "sum"),
                _aten.any: (lambda own: own.any(), "max"), _aten.all: (lambda own: own.all(), "min"),
-               _aten.max: (lambda own: own.max() if own.numel() else torch.full((), -torch.inf), "max"),
-               _aten.min: (lambda own: own.min() if own.numel() else torch.full((), torch.inf), "min"),
+               _aten.max: (lambda own: own.max() if own.numel() else own.new_full((), -torch.inf), "max"),
+               _aten.min: (lambda own: own.min() if own.numel() else own.new_full((), torch.inf), "min"),
                _aten.count_nonzero: (lambda own: own.count_nonzero(), "sum")}
 _REDUCTIONS |= {_aten.amax: _REDUCTIONS[_aten.max], _aten.amin: _REDUCTIONS[_aten.min]}
 _SPREADS = {_aten.std: lambda variance: variance.sqrt(), _aten.var: lambda variance: variance}
