@@ -315,7 +315,9 @@ class Engine(ModelFiles, torch.nn.Module):
         """As the module's, for programs that treat the engine as their model."""
         with contextlib.suppress(AttributeError):
             return super().__getattr__(name)
-        module = self._modules["module"]
+        module = self._modules.get("module")
+        if module is None:  # while it is made, to who looks at every object
+            raise self._no_member(name)
         try:
             return getattr(module, name)
         except AttributeError:
@@ -324,4 +326,4 @@ class Engine(ModelFiles, torch.nn.Module):
             raise self._no_member(name) from None
 
     def _no_member(self, name):
-        return AttributeError(f"neither the engine nor its module, {type(self.module).__name__}, has an attribute '{name}'")
+        return AttributeError(f"neither the engine nor its module, {type(self._modules.get('module')).__name__}, has an attribute '{name}'")

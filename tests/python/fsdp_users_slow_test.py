@@ -233,6 +233,229 @@ refused |= {"fewer": regroup(lambda optimizer: optimizer.param_groups[1]["params
         self.assertRegex(refused["group"], r"^UnsupportedError: optimizer.step\(\): 2 param_groups at the first step are 1 now")
         self.assertIsNone(refused["kept"])
 
+    def test_trains_several_models_in_turns(self):
+        self.tried("""
+def two(on): return mlp(on), mlp(on, Wide)
+class Wide(MLP):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 1)
+def both(one, other): return {**one, **{name + "'": value for name, value in other.items()}}
+def gan(on, penalised=False):
+    told, (generator, judge) = [], two(on)
+    make, look = torch.optim.Adam(generator.parameters(), lr=.01, betas=(.5, .999)), torch.optim.RMSprop(judge.parameters(), lr=.01)
+    judged = lambda value: judge(torch.cat([value, value], 1))
+    for step in range(3):
+        x, y = samples(on, step)
+        look.zero_grad()
+        fake = generator(x)
+        real = F.softplus(-judged(y)).mean()
+        if penalised:
+            y = y.clone().requires_grad_()
+            slope, = torch.autograd.grad(judged(y).sum(), y, create_graph=True)
+            real = real + slope.pow(2).sum(1).mean()
+        real.backward()
+        F.softplus(judged(fake.detach())).mean().backward()
+        found = gradients(judge)
+        look.step()
+        with torch.no_grad(): [p.clamp_(-.4, .4) for p in judge.parameters()]
+        make.zero_grad()
+        judge.requires_grad_(False)
+        loss = F.softplus(-judged(fake if not penalised else generator(x))).mean()
+        loss.backward()
+        judge.requires_grad_(True)
+        told.append((on.mean(loss), both(found, gradients(generator))))
+        make.step()
+    return told, both(weights(generator), weights(judge))
+def contrastive(on):
+    one, other = two(on)
+    optimizers, told = [adamw(one), sgd(other)], []
+    for step in range(3):
+        x, y = samples(on, step)
+        loss = 1 - F.cosine_similarity(one(x), other(torch.cat([y, y], 1)).expand(-1, 4)).mean()
+        loss.backward()
+        told.append((on.mean(loss), both(gradients(one), gradients(other))))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return told, both(weights(one), weights(other))
+def teacher(on):
+    student, average = mlp(on), mlp(on).requires_grad_(False)
+    def loss_of(model, x, y):
+        with torch.no_grad(): wanted = average(x)
+        return error_of(model, x, y) + F.kl_div(F.log_softmax(model(x) / 2, -1), F.softmax(wanted / 2, -1), reduction="batchmean")
+    def after(model, step):
+        with torch.no_grad(): [a.mul_(.9).add_(p, alpha=.1) for a, p in zip(average.parameters(), model.parameters())]
+    told, values = steps(on, student, adamw(student), before=lambda model, step: step and after(model, step), loss_of=loss_of)
+    return told, both(values, weights(average))
+programs |= {"gan": gan, "penalty of the slope": lambda on: gan(on, True), "contrastive": contrastive, "teacher": teacher}
+""")
+
+    def test_follows_recipes_that_go_between_backward_and_step(self):
+        self.tried("""
+def idle(model, step, kept, on): return None
+def by(change, make=sgd, kind=MLP, before=idle):
+    def program(on):
+        model, kept = mlp(on, kind), {}
+        return steps(on, model, make(model), after=lambda model, step: change(model, step, kept, on), before=lambda model, step: before(model, step, kept, on))
+    return program
+@torch.no_grad()
+def climb(model, scale):
+    for p in model.parameters(): p.add_(p.grad * scale)
+def sam(model, step, kept, on):
+    norm = torch.norm(torch.stack([p.grad.norm() for p in model.parameters()]))
+    old = [p.detach().clone() for p in model.parameters()]
+    climb(model, .05 / float(norm))
+    model.zero_grad()
+    error_of(model, *samples(on, step)).backward()
+    with torch.no_grad(): [p.copy_(value) for p, value in zip(model.parameters(), old)]
+def surgery(model, step, kept, on):
+    first = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    x, y = samples(on, step)
+    F.l1_loss(model(x), y).backward()
+    for name, p in model.named_parameters():
+        along = (p.grad * first[name]).sum()
+        if along < 0: p.grad.sub_(first[name] * (along / first[name].square().sum()))
+        p.grad.add_(first[name])
+@torch.no_grad()
+def swap(model, step, kept, on):
+    now = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name, p in model.named_parameters(): p.copy_(kept.setdefault(name, p.detach().clone()).lerp_(p.detach(), .3))
+    model.eval()(samples(on, 70)[0])
+    model.train()
+    for name, p in model.named_parameters(): p.copy_(now[name])
+@torch.no_grad()
+def look_ahead(model, step, kept, on):
+    for name, p in model.named_parameters():
+        slow = kept.setdefault(name, p.detach().clone())
+        if step == 2: p.copy_(slow.add_(p - slow, alpha=.5))
+def momentum(model, step, kept, on):
+    with torch.no_grad():
+        for p in model.parameters():
+            kept[p] = kept[p].mul_(.9).add_(p.grad) if p in kept else p.grad.clone()
+            p.add_(kept[p], alpha=-.05)
+    for p in model.parameters(): p.grad.zero_()
+class Chosen(MLP):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    def forward(self, x):
+        x = super().forward(x)
+        score, place = self.gate(x).softmax(-1).max(-1)
+        out = x
+        for index, expert in enumerate(self.experts):
+            rows = (place == index).nonzero().flatten()
+            if len(rows): out = out.index_add(0, rows, expert(x[rows]) * score[rows, None])
+        return out
+class Normed(MLP):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.utils.parametrizations.weight_norm(self.head)
+        self.layers[0] = nn.utils.parametrizations.spectral_norm(self.layers[0])
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList([nn.LSTM(8, 16, batch_first=True), nn.GRU(16, 16, batch_first=True)]), nn.Linear(16, 4)
+    def forward(self, x):
+        x = x.unsqueeze(1).expand(-1, 3, -1)
+        for layer in self.layers: x, _ = layer(x)
+        return self.head(x[:, -1])
+programs |= {"sharpness": by(sam), "surgery": by(surgery, adamw), "average in its place": by(idle, adamw, before=swap), "look ahead": by(idle, adamw, before=look_ahead), "momentum": by(momentum),
+             "experts by row": by(idle, adamw, Chosen), "parametrizations": by(idle, kind=Normed), "recurrent": by(idle, adamw, Recurrent),
+             "compiled": lambda on: steps(on, model := mlp(on), adamw(model), loss_of=lambda _, x, y, whole=torch.compile(model, backend="aot_eager"): F.mse_loss(whole(x), y))}
+""")
+
+    def test_writes_fp32_values_where_modules_compute_in_bf16_as_torchs_fully_shard(self):
+        refused = self.tried("""
+import torch.distributed.fsdp as theirs
+import trireme.fsdp
+def run(fsdp):
+    model, policy = mlp(Plain()), fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in [*model.layers, model]: fsdp.fully_shard(layer, mp_policy=policy)
+    optimizer, told = adamw(model), []
+    for step in range(5):
+        x, y = samples(Ours(), step)
+        loss = F.mse_loss(model(x).float(), y)
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p *= 1 - 5e-4  # less than a digit of bf16
+                p.grad.add_(p, alpha=.3)
+        told.append((mean(loss), gradients(model)))
+        optimizer.step()
+        optimizer.zero_grad()
+        model.head.requires_grad_(False)
+        with torch.no_grad():
+            for p in model.parameters(): p.add_(1e-5).sub_(p, alpha=1e-4).clamp_(-.3, .3)
+        told.append((0, {name: value.clone() for name, value in weights(model).items()}))
+        model.head.requires_grad_(True)
+    return told, weights(model)
+programs["decay"] = lambda on: run(trireme.fsdp if on.ours else theirs)
+def apart(on):
+    model = mlp(Plain())
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    optimizer = adamw(model)
+    model(samples(on, 0)[0])
+    with torch.no_grad(): model.head.bias.add_(1e-6 * ranks.world().rank)
+def written(on):
+    model = mlp(Plain())
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    optimizer = adamw(model)
+    model(samples(on, 0)[0])
+    value = model.head.weight.full_tensor() + 1e-6
+    with torch.no_grad(): model.head.weight.copy_(value)
+    assert torch.equal(model.head.weight.full_tensor(), value)
+refused |= {"apart": apart, "written": written}
+""")
+        self.assertRegex(refused["apart"], "^StateError: a write to 'head.bias': a tensor of shape .4,. has other values on another rank")
+        self.assertIsNone(refused["written"])
+
+    def test_has_one_dtype_of_a_gradient_on_all_ranks(self):
+        refused = self.tried("""
+def dtypes(on):
+    model = fully_shard(mlp(Plain()).bfloat16())
+    x, y = (value.bfloat16() for value in samples(on, 0))
+    error_of(model, x, y).backward()
+    wrong, owned = torch.zeros(1), torch.ones(1)
+    for p in model.parameters():
+        found = {one.dtype for one in (p.grad, p.grad * 2, p.grad.full_tensor(), p.grad.sum(), p.grad.abs().max(), p.grad.min(), p.grad.mean())}
+        wrong += found != {torch.bfloat16}
+        owned *= p.grad.to_local().numel() > 0
+    for value in (wrong, owned): ranks.world().all_reduce(value, "sum")
+    assert (wrong.item(), owned.item()) == (0, 0), (wrong, owned)  # each rank has none of some parameters
+refused["dtypes"] = dtypes
+""")
+        self.assertIsNone(refused["dtypes"])
+
+    def test_loads_by_assign_also_over_the_device_meta(self):
+        refused = self.tried("""
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+def begun(on, load):
+    torch.manual_seed(3)
+    state = MLP().state_dict()
+    with torch.device("meta"): model = mlp(on)
+    if on.ours: load(model, state)
+    else: model.load_state_dict(state, assign=True)
+    return steps(on, model, adamw(model))
+def broadcast(model, state):
+    set_model_state_dict(model, state if ranks.world().rank == 0 else {}, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+def later(on):
+    model = mlp(on)
+    optimizer = sgd(model)
+    told, _ = steps(on, model, optimizer, count=2)
+    model.load_state_dict({name: torch.full(value.shape, .1) for name, value in model.state_dict().items()}, assign=on.ours)  # plain PyTorch's would leave the optimizer
+    more, values = steps(on, model, optimizer, count=2)
+    return told + more, values
+def narrower(on):
+    model = mlp(on)
+    model.load_state_dict({name: value.detach().bfloat16() for name, value in weights(model).items()}, assign=True)
+ranks.join()
+programs |= {"assigned": lambda on: begun(on, lambda model, state: model.load_state_dict(state, assign=True)), "broadcast": lambda on: begun(on, broadcast), "later": later}
+refused["narrower"] = narrower
+""")
+        self.assertRegex(refused["narrower"], r"^UnsupportedError: load_state_dict\(assign=True\): 'layers.0.weight' is in torch.bfloat16, and the model's in torch.float32, which stays")
+
 
 if __name__ == "__main__":
     main()

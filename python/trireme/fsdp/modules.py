@@ -135,18 +135,46 @@ class Wrapped:
 
     def _apply(self, *args, **kwargs):
         made = super()._apply(*args, **kwargs)
-        for parameter in managed_parameters(self):  # to_empty() of a model on the device "meta" makes new ones
-            show(parameter, self.fsdp_wrap.root)
+        self._fsdp_show()  # to_empty() of a model on the device "meta" makes new parameters
         return made
 
-    def load_state_dict(self, state_dict, *args, **kwargs):
-        """As the module's, of whole tensors. Collective once parameters are sharded. Raises StateError: a tensor has other values on another rank."""
+    def _fsdp_show(self):
+        for parameter in managed_parameters(self):
+            show(parameter, self.fsdp_wrap.root)
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        """As the module's, of whole tensors; parameters stay, and take the values, with `assign`, too. Collective once parameters are sharded.
+
+        Raises  StateError: a tensor has other values on another rank. UnsupportedError: `assign` would change a dtype.
+        """
+        if assign:
+            self._fsdp_fill(state_dict)
         ignored, places = self._fsdp_root().ignored(), super().state_dict(keep_vars=True)
         self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if places.get(name) not in ignored})
-        found = super().load_state_dict(state_dict, *args, **kwargs)
+        found = super().load_state_dict(state_dict, strict)
         own = super().state_dict(keep_vars=True)
         self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if isinstance(own.get(name), torch.nn.Parameter)})
         return found
+
+    def _fsdp_fill(self, state_dict):
+        """Memory for tensors on the device "meta" that `state_dict` has, with its dtypes; tied ones stay tied."""
+        made, names = {}, {}
+        for path, part in self.named_modules(remove_duplicate=False):
+            for table, name, tensor in [(table, name, tensor) for table in (part._parameters, part._buffers) for name, tensor in table.items()]:  # pylint: disable=protected-access
+                value = state_dict.get(f"{path}.{name}" if path else name)
+                if tensor is not None and isinstance(value, torch.Tensor):
+                    names.setdefault(tensor, (f"{path}.{name}" if path else name, value))
+        for tensor, (name, value) in names.items():
+            if tensor.is_meta:
+                empty = torch.empty(tensor.shape, dtype=value.dtype, device=value.device)
+                made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
+            elif value.dtype != self._fsdp_root().shown_dtype(tensor):
+                raise UnsupportedError(f"load_state_dict(assign=True): '{name}' is in {value.dtype}, and the model's in {self._fsdp_root().shown_dtype(tensor)}, which stays: "
+                                       "cast the tensor, or leave assign out")
+        for part in self.modules():
+            for table in (part._parameters, part._buffers):  # pylint: disable=protected-access
+                table.update({name: made[tensor] for name, tensor in table.items() if tensor in made})
+        self._fsdp_show()
 
     def zero_grad(self, set_to_none=True):
         """Drops gradients, all of the root's. Raises UnsupportedError: of a part alone; set_to_none=False."""

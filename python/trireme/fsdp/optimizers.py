@@ -13,6 +13,7 @@ from ..training.client_optimizer import refuse_known
 from ..training.optimizers import EngineOptimizer, section_of
 from .. import ranks
 from . import kept, states, tensors
+from .late import when_imported
 from .tensors import Gradient, ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
@@ -77,6 +78,8 @@ def watch():
     from . import dcp  # pylint: disable=import-outside-toplevel  # which needs this module
     dcp.watch()
     tensors.watch()
+    # Code of wrapped modules is compiled between calls of this package, as around PyTorch's own FSDP.
+    when_imported("torch._dynamo.trace_rules", lambda rules: rules.add("trireme"))
 
 
 def _unscaling(unscale):

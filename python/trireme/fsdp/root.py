@@ -11,7 +11,7 @@ from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
 from . import optimizers, policies
-from .tensors import Gradient, Whole, refuse_hook, show
+from .tensors import Gradient, ShardedParameter, Whole, refuse_hook, show
 
 
 class _ProgramEngine(Engine):
@@ -131,7 +131,7 @@ class Root:
 
     def _keep_value(self, parameter, value):
         """The fp32 value of a parameter that is rounded for modules: a trained one's is the optimizer's; of a frozen one this rank keeps a part."""
-        if parameter.requires_grad:
+        if parameter not in self._frozen_at_first:
             core.safe_set_full_fp32_param(parameter, value)
         elif value.dtype == torch.float32:
             world = ranks.world()
@@ -226,6 +226,8 @@ class Root:
         found = self._gradients.get(parameter)
         if found is None and parameter not in self._gradients:
             own = core.gradient_part(parameter)
+            if own is not None and own.numel() == 0:
+                own = own.to(torch.bfloat16 if self._is_low else torch.float32)  # as on ranks that have elements of it
             found = self._gradients[parameter] = None if own is None else Gradient(parameter, own, self.pass_number())
         return found
 
@@ -284,8 +286,22 @@ class Root:
             agreement.check_tensor(ranks.world(), f"{call} beside the gradient of '{self._name(parameter)}'", whole)
         return core.own_part(parameter, whole)
 
+    def writes_exactly(self, parameter):
+        """Whether an operator that changes `parameter` in place is one of its fp32 value, where modules compute in bf16."""
+        return self.is_sharded and self._rounds() and not (parameter.requires_grad and torch.is_grad_enabled())
+
+    def exact(self, value):
+        """A parameter's fp32 value where modules compute in bf16, of any root; else `value`. Collective then."""
+        parameter = numbered(value) if isinstance(value, torch.Tensor) and core.is_managed(value) else None
+        if not isinstance(parameter, ShardedParameter) or value.shape != parameter.shape or not parameter.fsdp_root().writes_exactly(parameter):
+            return value
+        return parameter.fsdp_root().full_parameter(parameter)
+
     def write(self, target, operator):
-        """operator(target) changes a tensor in place, alike on every rank: of a parameter its fp32 value. Collective where modules compute in bf16."""
+        """operator(target) changes a tensor in place, alike on every rank: of a parameter its fp32 value. Collective where modules compute in bf16.
+
+        Raises  StateError: ranks would write different values, where modules compute in bf16.
+        """
         parameter = numbered(target) if self._rounds() and core.is_managed(target) else None
         if parameter is not None:
             if target.shape != parameter.shape:
@@ -293,6 +309,7 @@ class Root:
                                        "write the parameter itself")
             value = self.full_parameter(parameter)
             operator(value)
+            agreement.check_tensor(ranks.world(), f"a write to '{self._name(parameter)}'", value)  # values that differ may round alike
             self.write_value(parameter, value)
         else:
             operator(target)
@@ -365,6 +382,10 @@ class Root:
                 state[name] = value.as_subclass(Whole)
         return state
 
+    def shown_dtype(self, tensor):
+        """The dtype that state_dict() shows a parameter or buffer in."""
+        return torch.float32 if self._rounds() and core.is_managed(tensor) else tensor.dtype
+
     def require_same(self, call, tensors):
         """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's. Collective after it."""
         if self.is_sharded:
@@ -379,7 +400,7 @@ class Root:
     def write_value(self, parameter, value):
         """`value`, fp32, whole and the same on every rank, becomes the parameter's. Collective."""
         with torch.no_grad():
-            parameter.copy_(value)
+            torch.Tensor.copy_(parameter, value)
         self._keep_value(parameter, value)
 
     def require_exact(self, call, fix):
@@ -391,7 +412,7 @@ class Root:
         """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
         if parameter in self._frozen:
             return self._frozen_value(parameter)
-        has_master = self.engine().optimizer is not None and parameter.requires_grad and not self._is_low
+        has_master = self.engine().optimizer is not None and parameter not in self._frozen_at_first and not self._is_low
         master = core.safe_get_full_fp32_param(parameter) if has_master else None
         return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
 

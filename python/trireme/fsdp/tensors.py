@@ -20,14 +20,17 @@ _ALIASES = {_aten.detach, _aten.alias}
 # Whole reductions: (of this rank's elements, or of none; how ranks' results are joined).
 _REDUCTIONS = {_aten.sum: (lambda own: own.sum(), "sum"), _aten.mean: (lambda own: own.sum(), "sum"),
                _aten.any: (lambda own: own.any(), "max"), _aten.all: (lambda own: own.all(), "min"),
-               _aten.max: (lambda own: own.max() if own.numel() else torch.full((), -torch.inf), "max"),
-               _aten.min: (lambda own: own.min() if own.numel() else torch.full((), torch.inf), "min"),
+               _aten.max: (lambda own: own.max() if own.numel() else own.new_full((), -torch.inf), "max"),
+               _aten.min: (lambda own: own.min() if own.numel() else own.new_full((), torch.inf), "min"),
                _aten.count_nonzero: (lambda own: own.count_nonzero(), "sum")}
 _REDUCTIONS |= {_aten.amax: _REDUCTIONS[_aten.max], _aten.amin: _REDUCTIONS[_aten.min]}
 _SPREADS = {_aten.std: lambda variance: variance.sqrt(), _aten.var: lambda variance: variance}
 # Random numbers of the whole, which rank 0 draws: functions of a tensor, and those that write one.
 _DRAWS = {_aten.randn_like: torch.Tensor.normal_, _aten.rand_like: torch.Tensor.uniform_}
 _RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+# What gives a parameter its next value, in place.
+_WRITES_EXACTLY = ("copy_ add_ sub_ mul_ div_ lerp_ addcmul_ addcdiv_ clamp_ clamp_min_ clamp_max_ pow_ sqrt_ abs_ neg_ sign_ tanh_ round_ nan_to_num_ masked_fill_ renorm_ "
+               "__iadd__ __isub__ __imul__ __itruediv__ __ipow__").split()
 _FILLS = {getattr(_aten, name): name for name in _RANDOM}
 _FOREACH = "_foreach_"
 _ONE_OF = {"maximum_": "clamp_min_", "minimum_": "clamp_max_"}  # of what _foreach has in place and tensors have not
@@ -107,8 +110,26 @@ def _drawn(name):
     return method
 
 
+def _exact(name):
+    original = getattr(torch.Tensor, name)
+
+    def method(self, *args, **kwargs):
+        root = self.fsdp_root()
+        rounds = name == "copy_" and not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float32)  # what it gives was rounded before
+        if rounds or not root.writes_exactly(self):
+            return original(self, *args, **kwargs)
+        exact = [root.exact(arg) for arg in args], {key: root.exact(arg) for key, arg in kwargs.items()}
+        root.write(self, lambda value: original(value, *exact[0], **exact[1]))
+        return self
+
+    method.__name__, method.__doc__ = name, f"As torch's {name}(). Where modules compute in bf16, of the fp32 values. Collective then."
+    return method
+
+
 for _name in _RANDOM:
     setattr(ShardedParameter, _name, _drawn(_name))
+for _name in _WRITES_EXACTLY:
+    setattr(ShardedParameter, _name, _exact(_name))
 
 
 def refuse_hook(which):
@@ -227,8 +248,8 @@ class Gradient(torch.Tensor):
         if found is not None:
             return found
         shapes = [tuple(one.shape) for one in _pytree.tree_leaves((args, kwargs)) if isinstance(one, Gradient)]
-        raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element, norms, "
-                               "sum(), mean(), std(), max(), min(), any() and all() work; take gradient.full_tensor() for others")
+        raise UnsupportedError(f"{func} of gradients of which this rank has parts, of shapes {shapes}: operators by element work, and "
+                               "norms, sum(), mean(), std(), max(), min(), any() and all() of the whole, without a dim; take gradient.full_tensor() for others")
 
     def goes_with(self, arg):
         """Whether an operator by element may have `arg` beside this gradient: a number, or a tensor that has one for each element."""
@@ -279,7 +300,8 @@ class Gradient(torch.Tensor):
             return arg.own
         if not isinstance(arg, torch.Tensor) or arg.dim() == 0:
             return arg
-        return self.parameter.fsdp_root().part_of(str(func), self.parameter, arg.expand(self.shape))
+        root = self.parameter.fsdp_root()
+        return root.part_of(str(func), self.parameter, root.exact(arg).expand(self.shape))
 
     def into_whole(self, func, args, kwargs):
         """func writes a tensor that every rank has whole, such as the parameter itself, by whole gradients. Collective."""
