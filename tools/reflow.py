@@ -156,7 +156,7 @@ def _beside_code(line, column):
 
 
 def python(text):
-    lines, edits, before = text.split("\n"), {}, tokenize.NEWLINE  # edits: {first line: (line after the last one, new lines)}
+    lines, edits, before = text.split("\n"), {}, tokenize.NEWLINE  # Edits are {first line: (line after the last one, new lines)}
     run = []
 
     def flush():

@@ -5,7 +5,7 @@
 """
 import sys
 
-import torch.distributed.checkpoint.state_dict  # keeps PyTorch's own FullyShardedDataParallel, which no module here is one of
+import torch.distributed.checkpoint.state_dict  # This import keeps PyTorch's own FullyShardedDataParallel; no module here is one of those
 import torch.distributed.fsdp
 import torch.distributed._composable.fsdp
 

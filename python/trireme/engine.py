@@ -32,7 +32,7 @@ class Engine(ModelFiles, torch.nn.Module):
 
     _stages = 1  # of a pipeline
     _knows_micro_batch = True  # the program has said how many samples its batches have
-    layout_call, remake = "initialize()", "engine.destroy() and initialize() again"  # in errors: what laid out memory, and how it is done anew
+    layout_call, remake = "initialize()", "engine.destroy() and initialize() again"  # Words of errors: the call that laid memory out, and the calls that do so anew
 
     def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=()):
         """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as initialize()'s.

@@ -4,7 +4,7 @@ import weakref
 
 from .activations import wholes
 
-_numbers, _known = itertools.count(), {}  # (number, parameter) by storage: what state_dict() gives is not the parameter itself
+_numbers, _known = itertools.count(), {}  # Storage: (number, parameter), since a tensor of state_dict() is not the parameter itself
 
 
 def number(_module, _name, parameter):

@@ -49,7 +49,8 @@ void report(const Document& file) {
   if (file.without_meaning.empty()) return;
   std::string keys;
   for (const std::string& key : file.without_meaning) keys += (keys.empty() ? "`" : ", `") + key + "`";
-  log(LogLevel::kInfo, str(file.origin(), ": without a meaning here (`trireme docs config` says why): ", keys));
+  log(LogLevel::kInfo,
+      str(file.origin(), ": ignored, because Trireme does not need them (`trireme docs config` says why): ", keys));
 }
 
 /// `text` with two blanks for each tab that a line begins with: YAML takes none there.

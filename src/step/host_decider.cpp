@@ -57,7 +57,7 @@ class HostDecider final : public StepDecider {
 std::unique_ptr<StepDecider> make_host_decider(const StepRules& rules) { return std::make_unique<HostDecider>(rules); }
 
 void warn_of_skipped_step(int64_t step, int64_t skipped) {
-  // Where no loss scale is sought, whose overflows are meant, something is wrong.
+  // Without a dynamic loss scale an overflow is unexpected: warn at the 1st, 2nd, 4th, 8th … skipped step.
   if (!std::has_single_bit(static_cast<uint64_t>(skipped))) return;
   log(LogLevel::kWarning, str("step ", step, " changed nothing: a gradient is not finite (", skipped,
                               " such so far); lower the learning rate, or look for what makes the loss overflow"));

@@ -272,7 +272,8 @@ TEST(KnownSections, WithoutMeaningAreNamedInTheInfoLine) {
   CapturedLog log;
   read_with(R"("zero_allow_untested_optimizer": true, "timers": {"throughput": {"enabled": false}})");
   EXPECT_EQ(log.text(),
-            "info <string>: without a meaning here (`trireme docs config` says why): `zero_allow_untested_optimizer`, "
+            "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
+            "`zero_allow_untested_optimizer`, "
             "`timers.throughput.enabled`\n");
 }
 

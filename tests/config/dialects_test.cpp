@@ -107,9 +107,10 @@ TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
 }
 
 TEST(Accelerate, KeysWithoutAMeaningAreNamed) {
-  EXPECT_EQ(log_of("distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_use_orig_params: true\n"),
-            "info f.yaml: without a meaning here (`trireme docs config` says why): `num_processes`, "
-            "`fsdp_config.fsdp_use_orig_params`\n");
+  EXPECT_EQ(
+      log_of("distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_use_orig_params: true\n"),
+      "info f.yaml: ignored, because Trireme does not need them (`trireme docs config` says why): `num_processes`, "
+      "`fsdp_config.fsdp_use_orig_params`\n");
   EXPECT_EQ(log_of("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 1\n"),
             "info f.yaml: `deepspeed_config` is read with `distributed_type: DEEPSPEED` alone, and left out here\n");
 }

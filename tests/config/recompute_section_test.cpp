@@ -62,7 +62,7 @@ TEST(ActivationCheckpointing, NamesWhatHasNoMeaningHere) {
                "number_checkpoints": 4, "cpu_checkpointing": true, "synchronize_checkpoint_boundary": true})");
   EXPECT_EQ(
       log.text(),
-      "info <string>: without a meaning here (`trireme docs config` says why): "
+      "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
       "`activation_checkpointing.partition_activations`, `activation_checkpointing.contiguous_memory_optimization`, "
       "`activation_checkpointing.number_checkpoints`, `activation_checkpointing.cpu_checkpointing`, "
       "`activation_checkpointing.synchronize_checkpoint_boundary`\n");

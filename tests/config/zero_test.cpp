@@ -87,7 +87,8 @@ TEST(Zero, RefusesABudgetInElementsAndInBytes) {
 TEST(Zero, NamesKeysWithoutMeaningInOneInfoLine) {
   EXPECT_EQ(
       zero_log(R"("stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8, "param_persistence_threshold": 10)"),
-      "info <string>: without a meaning here (`trireme docs config` says why): `zero_optimization.reduce_bucket_size`, "
+      "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
+      "`zero_optimization.reduce_bucket_size`, "
       "`zero_optimization.overlap_comm`, `zero_optimization.param_persistence_threshold`\n");
   EXPECT_EQ(zero_log(R"("stage": 3, "reduce_bucket_size": "auto")"), "");
 }
@@ -158,7 +159,7 @@ TEST(Zero, RefusesOffloadingThatCannotBe) {
 
 TEST(Zero, NamesTheKeysOfOffloadingWithoutAMeaning) {
   EXPECT_EQ(zero_log(R"("stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true})"),
-            "info <string>: without a meaning here (`trireme docs config` says why): "
+            "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
             "`zero_optimization.offload_optimizer.pin_memory`\n");
 }
 
@@ -175,7 +176,7 @@ TEST(Zero, WarnsOfTheDeprecatedNameOfGathering16BitWeights) {
   EXPECT_EQ(zero_log("\"stage3_gather_fp16_weights_on_model_save\": true"),
             "warning <string>: `zero_optimization.stage3_gather_fp16_weights_on_model_save` is deprecated; write "
             "`zero_optimization.stage3_gather_16bit_weights_on_model_save`\n"
-            "info <string>: without a meaning here (`trireme docs config` says why): "
+            "info <string>: ignored, because Trireme does not need them (`trireme docs config` says why): "
             "`zero_optimization.stage3_gather_fp16_weights_on_model_save`\n");
 }
 

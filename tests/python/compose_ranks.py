@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from trireme.errors import Error
 
 STEPS, ACCUMULATION, RATE, CLIP = 2, 2, 2e-3, 0.5
-ADAMW = {"lr": RATE, "weight_decay": 1e-2, "betas": (0.0, 0.95), "eps": 1e-3}  # whose first moment is the clipped gradient
+ADAMW = {"lr": RATE, "weight_decay": 1e-2, "betas": (0.0, 0.95), "eps": 1e-3}  # An AdamW whose first moment is the clipped gradient
 ROUNDING = 1e-5  # of fp32 sums in another order
 SIXTEEN_BITS = 6e-2
 CROSSED_AT = "ZeRO 3"

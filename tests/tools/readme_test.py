@@ -5,6 +5,16 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
+# A path from the root, or of a header as programs include it.
+FILE = re.compile(r"(?:include/trireme|trireme|src|tests|python/trireme|examples|tools|scripts|cmake|docs|benchmarks)/[\w{},./*-]+$")
+
+
+def expanded(path):
+    """The paths of one with {a,b} in it."""
+    braces = re.search(r"\{([^{}]*)\}", path)
+    if not braces:
+        return [path]
+    return [whole for part in braces.group(1).split(",") for whole in expanded(path[:braces.start()] + part.strip() + path[braces.end():])]
 
 
 def names_of_tests():
@@ -51,6 +61,14 @@ class Readme(unittest.TestCase):
         self.assertGreater(len(tests), 12)
         self.assertEqual([test for test in tests if test not in names_of_tests()], [])
         self.assertLessEqual(len((ROOT / "docs/house.md").read_text().splitlines()), 120)
+
+    def test_every_file_that_a_page_names_is_there(self):
+        pages = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/README.md") if path.name != "CHANGELOG.md"]
+        named = [(page, path) for page in pages for word in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+                 if FILE.match(word) and not re.search("NAME|NOUN", word) for path in expanded(word)]
+        self.assertGreater(len(named), 150)
+        self.assertEqual([f"{page.relative_to(ROOT)}: {path}" for page, path in named
+                          if not any(list(ROOT.glob(f"{folder}{path.rstrip('/')}")) for folder in ("", "include/", "python/"))], [])
 
     def test_the_index_has_every_page(self):
         index = (ROOT / "docs/README.md").read_text()

@@ -1,12 +1,12 @@
-// Errors of ours that pass through libtorch on their way to the program.
+// A hook that sees Trireme's errors before they pass through libtorch, which changes their type on the way to Python.
 #pragma once
 
 #include "trireme/base/error.h"
 
 namespace trireme {
 
-/// Told of an error that is about to leave an operator or a backward pass of the program. It may throw another in its
-/// place: Python's bindings of libtorch turn every C++ type but their own into RuntimeError.
+/// Called with an error that is about to leave an operator or a backward pass of the program. The hook may throw
+/// another in its place: libtorch's bindings for Python turn every C++ type but their own into RuntimeError.
 using ErrorHook = void (*)(const Error&);
 
 /// For the whole process; nullptr for none, as at first. Thread-safe.

@@ -1,4 +1,4 @@
-// Memory that malloc keeps for later.
+// Freed memory that malloc keeps for later calls, and how to give it back to the system.
 #pragma once
 
 namespace trireme {

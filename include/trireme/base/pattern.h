@@ -1,4 +1,4 @@
-// Texts with places to fill in: a refusal is written once, and known again by its text.
+// Texts of errors with "{}" for values: filled in where an error is thrown, and recognised in a thrown text by tests.
 #pragma once
 
 #include <initializer_list>

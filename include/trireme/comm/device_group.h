@@ -1,4 +1,5 @@
-// The group of ranks that train on devices, made over the one that they have met in.
+// The group for tensors on devices, over NCCL or CUDA IPC. It is made from the host's group, in which the ranks have
+// found each other.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// Tensors of which each rank of a group has a part.
+// A whole tensor and the parts that the ranks of a group have of it: cut, and joined again.
 #pragma once
 
 #include <ATen/core/Tensor.h>

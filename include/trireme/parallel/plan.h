@@ -1,8 +1,9 @@
 // The plan of all axes as one pure value: the effect of each axis on parameters, gradients, passes, groups and samples.
 //
-//   const ParallelPlan plan = make_plan(topology_of(degrees, 8), /*rank=*/3, {.degrees = degrees, .pager = {.stage =
-//   3}}); plan.shards.of(3);      // the ranks that hold the other shards of rank 3's parameters plan.mean_over; // by
-//   which their gradients' sum is divided
+//   const ParallelOptions options{.degrees = degrees, .pager = {.stage = 3}};
+//   const ParallelPlan plan = make_plan(topology_of(degrees, 8), /*rank=*/3, options);
+//   plan.shards.of(3);  // the ranks that hold the other shards of rank 3's parameters
+//   plan.mean_over;     // the divisor of their gradients' sum
 //
 // No process, device, tensor or Group. The engine makes its groups by it, `trireme plan` prints it, and tests hold it
 // against closed forms.

@@ -1,4 +1,5 @@
-// By how much a loss is multiplied, so that small gradients survive fp16, and how that number follows from overflows.
+// The loss scale of fp16: the factor of the loss that keeps small gradients from rounding to zero, and the rules by
+// which an overflow lowers it and steps without one raise it.
 #pragma once
 
 #include <cstdint>

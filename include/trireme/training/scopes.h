@@ -1,4 +1,5 @@
-// Scopes in which backward passes reduce nothing.
+// no_sync() and coalesce_grad_reduction() as scopes: backward passes in them sum gradients on their rank, and reduce
+// them later.
 #pragma once
 
 namespace trireme {

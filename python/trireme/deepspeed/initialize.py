@@ -26,7 +26,7 @@ def _check_arguments(model, training_data):
 
 def _engine_of(model):
     """The class of engine that trains `model`."""
-    layers = sys.modules.get(f"{__package__}.runtime.pipe.module")  # which a program that has a PipelineModule has imported
+    layers = sys.modules.get(f"{__package__}.runtime.pipe.module")  # A program that has a PipelineModule has imported this module
     if layers is None or not isinstance(model, layers.PipelineModule):
         return DeepSpeedEngine
     dualpipev = importlib.import_module(".runtime.pipe.dualpipev", __package__)

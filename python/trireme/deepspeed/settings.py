@@ -3,7 +3,7 @@ import torch
 
 from .utils import groups
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # as a resolved configuration writes them
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # Names as a resolved configuration writes them
 
 
 class EngineSettings:

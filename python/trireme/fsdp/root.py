@@ -48,7 +48,7 @@ class Root:
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
-        self._copies, self._groups = None, None  # _groups: ids of parameters, of the optimizer's groups at the first step
+        self._copies, self._groups = None, None  # _groups: ids of the parameters in the optimizer's groups at the first step
         self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
@@ -199,7 +199,7 @@ class Root:
         if self._defers == defers:
             return
         self._defers = defers
-        if not self._rounds():  # autograd adds up in the dtype of the weights; what is reduced at once is added up in fp32
+        if not self._rounds():  # Autograd adds up in the dtype of the weights; gradients that are reduced at once are added up in fp32
             self._engine.core.defer_reductions(self._defers)
 
     # --- gradients ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from .._native import core
 from ..errors import ShapeError, StateError, UnsupportedError
 from .tensors import ShardedParameter
 
-_HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)  # torch's state of a parameter has its count of steps
+_HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)  # Optimizers of torch whose state of a parameter has its count of steps
 _HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
           "_optimizer_load_state_dict_post_hooks")
 _FIX = "save them with the weights by trireme.fsdp.save_checkpoint(model, optimizer, folder), and load that by load_checkpoint()"
@@ -117,7 +117,7 @@ def _load_client(client, values):
             whole = {name: value if isinstance(value, torch.Tensor) and value.shape == parameter.shape else torch.full(parameter.shape, float(value))
                      for name, value in one.items() if value is not None}
             client.set_state(parameter, {name: count if name == "step" else core.own_part(parameter, value) for name, value in whole.items()})
-    core.set_step_counts(list(values), counts)  # makes the library know of states, and drops those of parameters that no step has changed
+    core.set_step_counts(list(values), counts)  # This makes the library know of states, and drops those of parameters that no step has changed
 
 
 def _count(values):
@@ -128,7 +128,7 @@ def _count(values):
 def _check_fits(optimizer, parameter, values, expected, forms):
     if not values:
         return
-    if set(values) != expected and not (forms and set(values) < expected):  # one that steps itself makes some of them late
+    if set(values) != expected and not (forms and set(values) < expected):  # An optimizer that steps itself makes some of them late
         raise StateError(f"optimizer.load_state_dict(): states {sorted(map(str, values))} of a parameter of shape {list(parameter.shape)}, where "
                          f"{type(optimizer).__name__} with these hyperparameters has {sorted(expected)}; load what was saved of such an optimizer")
     for name, value in values.items():

@@ -11,7 +11,7 @@ class ModelFacts:
     """The facts of a model; one that is not of transformers has none, and names decide."""
 
     config: str = ""  # JSON text of its config.json; "": it has none
-    tp_plan: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # module or parameter, "*" for a number, and a style
+    tp_plan: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # Pairs of a module or parameter, with "*" for a number, and a style
 
 
 # Keys of a config.json that count heads.

@@ -28,7 +28,7 @@ def _config_of(module):
 class ModelFiles:
     """The files of an engine with `core`, `module`, `optimizer` and `client_lr_scheduler`."""
 
-    loaded_data_size = None  # ranks, or groups of ranks, that took different samples where load_checkpoint() was called last
+    loaded_data_size = None  # Ranks, or groups of ranks, that took different samples in the run that load_checkpoint() loaded last
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False):
         """Saves all that training needs as save_dir/tag, by default global_stepN. Collective. Returns True.

@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 
 # Attributes of an object that schedulers or this package replace; a copy has its class's.
 REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "train", "eval")
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # the program's functions: a trial does not call them
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # Lists of the program's functions, which a trial does not call
 
 
 def is_optimizer(value):
@@ -121,7 +121,7 @@ class Beginnings:
         maker = self._makers.get(id(value))
         if maker is not None:
             return maker(place)
-        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)  # a copied tensor would share its memory
+        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)  # A tensor that copy.copy() made would share its memory
 
 
 class Copy:

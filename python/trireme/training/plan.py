@@ -15,12 +15,12 @@ from .optimizer_copy import Beginnings, is_optimizer
 class Plan:
     """Made of a configuration and what a program has made itself; see plan()."""
 
-    config: dict[str, Any]  # the library's: with the optimizer section that updates as the program's object does, without what torch does
+    config: dict[str, Any]  # The library's configuration: its optimizer section updates as the program's object does, and leaves out torch's part
     groups: list[dict[str, Any]]  # of parameters, with hyperparameters of their own
     others: list[dict[str, Any]]  # groups 1 and up, as the library takes them
     client: torch.optim.Optimizer | None  # the program's, or one of torch.optim that the configuration names
     steps_itself: bool  # the library has no update for `client`
-    scheduler: Any  # the program's, a callable that makes one, or one of torch's that the configuration names; None: the library's
+    scheduler: Any  # A scheduler of the program, a callable that makes one, or torch's that the configuration names; None: the library's
     torch_section: dict[str, Any] | None  # of the latter
     unmanaged: frozenset[torch.nn.Parameter]  # parameters that the engine does not train
 

@@ -169,8 +169,8 @@ void InitStorage::shard() {
   shard_ = std::move(shard);
   StorageHandle::release(
       storage_, self(),
-      "this tensor was sharded by zero.Init: its data can be read by operators inside of the scope, or "
-      "after initialize() has taken the model over");
+      "this tensor was sharded by zero.Init, so this rank has a part of its data: read it by operators inside of the "
+      "scope, wrap the access in zero.GatheredParameters, or read it after initialize()");
   data_ = {};
 }
 

@@ -1,4 +1,4 @@
-// Sharded parameters, whole for the length of a scope.
+// zero::GatheredParameters: a scope in which sharded parameters are whole on every rank, to read or to write.
 #pragma once
 
 #include <ATen/core/Tensor.h>

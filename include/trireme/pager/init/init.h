@@ -1,4 +1,5 @@
-// Constructing a model that fits nowhere.
+// zero::Init: a scope in which each parameter is sharded over the ranks as soon as it is made, so that a model may be
+// larger than the memory of any rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -9,8 +9,8 @@ inline constexpr const char* kSharedOnDevice =
 inline constexpr const char* kSharedWithoutMemory =
     "trireme.gather: \"shared\" needs ranks that share memory, and group '{}' does not; set it to \"copy\" or \"auto\"";
 inline constexpr const char* kReducedOnce =
-    "backward: with \"deterministic\" the gradients of a window can be read or reduced once, after its last backward; "
-    "'{}' got another one";
+    "backward: '{}' got a gradient after this window's gradients were read or reduced; with \"deterministic\" do so "
+    "after the window's last backward only";
 inline constexpr const char* kNoLeafModule =
     "zero_optimization.leaf_module.{}: no module is called \"{}\"; the model has: {}";
 

@@ -229,7 +229,7 @@ std::exception_ptr OperationWatch::timed_out(const Call& call, double elapsed_s)
       ErrorCode::kTimeout,
       str(state.own_title(), " waited", where,
           options_.board ? "; all ranks have called it, so a device or the link between them is stuck or very slow"
-                         : "; what its peers are at is not known, for they share no memory",
+                         : "; which call its peers are in is unknown, because they share no memory",
           ". ", limit)));
 }
 

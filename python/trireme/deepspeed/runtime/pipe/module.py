@@ -60,7 +60,7 @@ class TiedOwner:
         self.name, self.stage, self.parameter = name, stage, parameter
 
     def __deepcopy__(self, memo):
-        return self  # a parameter that is copied with its attributes is not the owner's copy any more, and nothing follows it
+        return self  # A parameter that is copied with its attributes is not the owner's copy any more, and nothing follows it
 
 
 class LayerProfile:
@@ -320,7 +320,7 @@ class PipelineModule(nn.Module):
     def _partition_by_profile(self, layers, inputs):
         if inputs is None:
             raise ConfigError("partition_method=\"profile\" measures the layers; give profile_input=, what the first layer takes")
-        told = torch.full((len(layers) + 1, 3), -1.0, dtype=torch.float64)  # what rank 0 has measured, and the memory of a rank
+        told = torch.full((len(layers) + 1, 3), -1.0, dtype=torch.float64)  # Rank 0's measurements, and the memory of a rank
         failure = PipelineSpecError("partition_method=\"profile\" failed on rank 0, which says why")
         if self._grid.global_rank == 0:
             try:
@@ -495,8 +495,8 @@ class PipelineModule(nn.Module):
 
     def _recomputed(self, compute, functions, inputs):
         """compute(inputs) by activation_checkpoint_func. A reentrant one, torch.utils.checkpoint's, gives gradients where an argument needs one."""
-        arguments = inputs if isinstance(inputs, tuple) else (inputs,)  # which reentrant checkpointing does not look into
-        is_reentrant = self.activation_checkpoint_func not in _NOT_REENTRANT and torch.is_grad_enabled()  # as far as is known
+        arguments = inputs if isinstance(inputs, tuple) else (inputs,)  # Reentrant checkpointing finds tensors among the arguments alone, not in a tuple
+        is_reentrant = self.activation_checkpoint_func not in _NOT_REENTRANT and torch.is_grad_enabled()  # A function that is not known counts as reentrant
         if is_reentrant and not any(tensor.requires_grad for tensor in _tensors(arguments)):
             if not any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in arguments):
                 return compute(inputs)  # such as numbers of words
