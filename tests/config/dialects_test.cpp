@@ -2,7 +2,6 @@
 #include "trireme/config/dialects.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -91,7 +90,8 @@ TEST(Accelerate, KeysOfDeepSpeedsPluginWork) {
 }
 
 TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
-  const auto path = std::filesystem::temp_directory_path() / str("trireme_dialects_", ::getpid(), ".json");
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "ds.json";
   std::ofstream(path)
       << R"({"train_micro_batch_size_per_gpu": 3, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}})";
   const std::string text =
@@ -103,7 +103,6 @@ TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
   EXPECT_EQ(refusal_of_yaml(text + "  zero_stage: 2"),
             wrong("f.yaml: `deepspeed_config.zero_stage` and `zero_optimization.stage` of `deepspeed_config_file` say "
                   "different things; keep one of the two"));
-  std::filesystem::remove(path);
 }
 
 TEST(Accelerate, KeysWithoutAMeaningAreNamed) {
@@ -421,10 +420,11 @@ TEST(Convert, NamesTheModesThatTheModelsDtypeChoosesInFsdp) {
             "`bf16.bf16_master_weights_and_grads` = true: load the model in bf16 in the program, and set "
             "mixed_precision to no");
   const char* const fsdp = "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: ";
-  EXPECT_EQ(left_out(str(fsdp, "'no'").c_str(), "f.yaml", Dialect::kDeepSpeed),
-            (std::vector<std::string>{"a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 "
-                                      "masters here; for the same set `bf16.enabled`, "
-                                      "`bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true"}));
+  EXPECT_EQ(
+      left_out(str(fsdp, "'no'").c_str(), "f.yaml", Dialect::kDeepSpeed),
+      (std::vector<std::string>{"a model that the program loads in bf16 is stepped in bf16 by FSDP, and has fp32 "
+                                "masters here; for the same set `bf16.enabled`, "
+                                "`bf16.bf16_master_weights_and_grads` and `bf16.bf16_optimizer_states` to true"}));
   EXPECT_EQ(left_out(str(fsdp, "bf16").c_str(), "f.yaml", Dialect::kDeepSpeed), std::vector<std::string>{});
 }
 
