@@ -125,8 +125,9 @@ TEST_P(Stages, AgreeByTwoCollectives) {
       const int64_t of_model = model.counters().calls, of_data = data.counters().calls;
       (void)stage.step.step();
       EXPECT_EQ(model.counters().calls, of_model + (device.is_cpu() ? 1 : 2));  // norm and flags: on the host in one
-      EXPECT_EQ(data.counters().calls,
-                of_data + (device.is_cpu() ? 2 : 1));  // the user's writes, and buffers; reductions have their own group
+      EXPECT_EQ(
+          data.counters().calls,
+          of_data + (device.is_cpu() ? 2 : 1));  // the user's writes, and buffers; reductions have their own group
     }
   });
 }
