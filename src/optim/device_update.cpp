@@ -149,8 +149,8 @@ void DeviceSteps::begin(const std::vector<bool>& touched) {
   ++updates_;
   for (size_t i = 0; i < touched.size(); ++i)
     if (touched[i])
-      histories_[i] = static_cast<int64_t>(
-          XXH3_64bits_withSeed(&updates_, sizeof(updates_), static_cast<uint64_t>(histories_[i])));
+      histories_[i] =
+          static_cast<int64_t>(XXH3_64bits_withSeed(&updates_, sizeof(updates_), static_cast<uint64_t>(histories_[i])));
 }
 
 void DeviceSteps::end(const at::Tensor& skip) {

@@ -1,11 +1,11 @@
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <functional>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -14,15 +14,8 @@ namespace {
 using Path = std::filesystem::path;
 
 /// A folder of its own for each test, removed at the end.
-class File : public testing::Test {
+class File : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::temp_directory_path() / ("trireme_file_" + std::to_string(::getpid()) + test->name());
-    files_.create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   static std::string error_of(const std::function<void()>& operation) {
     try {
       operation();
@@ -33,7 +26,7 @@ class File : public testing::Test {
   }
 
   FileSystem& files_ = posix_file_system();
-  Path folder_;
+  testing::TemporaryFolder folder_;
 };
 
 /// Writes that fail as on a full disk. Everything else is the real thing.
@@ -113,7 +106,7 @@ TEST_F(File, ListsNamesInOrder) {
   files_.create(folder_ / "b");
   files_.create(folder_ / "a");
   files_.create_directories(folder_ / "c" / "deep");
-  EXPECT_EQ(files_.list(folder_), (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_EQ(files_.list(folder_.path()), (std::vector<std::string>{"a", "b", "c"}));
 }
 
 TEST_F(File, RemovesAFolderWithAllThatIsInIt) {
@@ -128,7 +121,7 @@ TEST_F(File, RenamesOverAFile) {
   files_.create(folder_ / "a")->write("new", 3);
   files_.create(folder_ / "b")->write("old", 3);
   files_.rename(folder_ / "a", folder_ / "b");
-  files_.sync_directory(folder_);
+  files_.sync_directory(folder_.path());
   EXPECT_EQ(files_.read(folder_ / "b"), "new");
   EXPECT_FALSE(files_.exists(folder_ / "a"));
 }
@@ -159,7 +152,7 @@ TEST_F(File, AtomicWriteReplacesTheContentsAndLeavesNothingElse) {
   write_file_atomically(files_, folder_ / "a", "old");
   write_file_atomically(files_, folder_ / "a", "new");
   EXPECT_EQ(files_.read(folder_ / "a"), "new");
-  EXPECT_EQ(files_.list(folder_), (std::vector<std::string>{"a"}));
+  EXPECT_EQ(files_.list(folder_.path()), (std::vector<std::string>{"a"}));
 }
 
 TEST_F(File, AtomicWriteOnAFullDiskKeepsTheOldContents) {
@@ -168,7 +161,7 @@ TEST_F(File, AtomicWriteOnAFullDiskKeepsTheOldContents) {
   EXPECT_NE(error_of([&] { write_file_atomically(full, folder_ / "a", "new"); }).find("No space left on device"),
             std::string::npos);
   EXPECT_EQ(files_.read(folder_ / "a"), "old");
-  EXPECT_EQ(files_.list(folder_), (std::vector<std::string>{"a"}));
+  EXPECT_EQ(files_.list(folder_.path()), (std::vector<std::string>{"a"}));
 }
 
 }  // namespace

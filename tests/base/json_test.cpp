@@ -1,7 +1,6 @@
 #include "trireme/base/json.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -88,8 +88,8 @@ TEST(Json, ShowsNoBytesOfABinaryFile) {
 }
 
 TEST(Json, ReadsAFileAndNamesItInErrors) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("trireme_json_test_" + std::to_string(::getpid()) + ".json");
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "a.json";
   std::ofstream(path) << "{\"a\": 1} # comment\n";
   EXPECT_EQ(read_json(path).dump(), R"({"a":1})");
   std::ofstream(path) << "{\"a\"}";

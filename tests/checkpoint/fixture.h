@@ -10,26 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
 #include "trireme/base/file.h"
 #include "trireme/base/state_tree.h"
 #include "trireme/comm/group.h"
 
 namespace trireme::checkpoint_test {
 
-class Folder {
- public:
-  Folder();
-  ~Folder();
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  /// Names of everything in the folder, sorted.
-  std::vector<std::string> names() const;
-
- private:
-  std::filesystem::path path_;
-};
+using Folder = testing::TemporaryFolder;
 
 std::string text_of(const std::filesystem::path& path);
 void write_text(const std::filesystem::path& path, const std::string& text);

@@ -50,19 +50,6 @@ TensorSlice part(const std::string& name, std::vector<int64_t> shape, at::Scalar
 
 }  // namespace
 
-Folder::Folder() {
-  static std::atomic<int> count{0};
-  path_ = std::filesystem::temp_directory_path() / str("trireme-checkpoint-", ::getpid(), "-", count++);
-  std::filesystem::create_directories(path_);
-}
-
-Folder::~Folder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::vector<std::string> Folder::names() const { return posix_file_system().list(path_); }
-
 std::string text_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

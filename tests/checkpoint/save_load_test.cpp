@@ -60,7 +60,7 @@ std::string error_of_load(const std::filesystem::path& directory) {
   return error;
 }
 
-class AnyWorldToAnyWorld : public testing::TestWithParam<std::tuple<int, int>> {};
+class AnyWorldToAnyWorld : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(AnyWorldToAnyWorld, GivesBackEveryElement) {
   const auto [saved, loaded] = GetParam();
@@ -71,7 +71,7 @@ TEST_P(AnyWorldToAnyWorld, GivesBackEveryElement) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, AnyWorldToAnyWorld,
-                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 2, 3, 4)));
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Values(1, 2, 3, 4)));
 
 TEST(Checkpoint, KeepsEveryRanksValues) {
   Folder folder;

@@ -7,16 +7,11 @@
 
 #include "tests/cli/error_text.h"
 #include "tests/cli/train_runs.h"
+#include "tests/support/parameters.h"
 #include "trireme/checkpoint/safetensors.h"
 
 namespace trireme::cli {
 namespace {
-
-std::map<std::string, at::Tensor> weights_of_model(const LanguageModel& model) {
-  std::map<std::string, at::Tensor> weights;
-  for (const auto& item : model.named_parameters()) weights[item.key()] = item.value().detach();
-  return weights;
-}
 
 class InitWeights : public TrainProgram {
  protected:
@@ -33,14 +28,14 @@ class InitWeights : public TrainProgram {
 };
 
 TEST_F(InitWeights, TakesEveryTensorOfTheFile) {
-  const auto weights = weights_of_model(*source_);
-  EXPECT_FALSE(at::equal(weights.begin()->second, weights_of_model(*target_).begin()->second));
+  const auto weights = testing::parameters_of(*source_);
+  EXPECT_FALSE(at::equal(weights.begin()->second, testing::parameters_of(*target_).begin()->second));
   EXPECT_EQ(read_into(*target_, weights), "(no error)");
-  expect_same_weights(weights_of_model(*target_), weights);
+  expect_same_weights(testing::parameters_of(*target_), weights);
 }
 
 TEST_F(InitWeights, NamesATensorThatIsMissingExtraOrOfAnotherShape) {
-  const auto weights = weights_of_model(*source_);
+  const auto weights = testing::parameters_of(*source_);
   const std::string begin = "--init-from " + path_.string() + ": ";
   auto missing = weights;
   missing.erase("model.norm.weight");
@@ -60,7 +55,7 @@ TEST_F(InitWeights, ReadsGpt2AsItIsPublished) {
       GptOptions{.vocab_size = 256, .n_embd = 16, .n_layer = 2, .n_head = 2, .n_positions = 32};
   const auto source = make_language_model(options), target = make_language_model(options);
   std::map<std::string, at::Tensor> published;
-  for (const auto& [name, weight] : weights_of_model(*source)) {
+  for (const auto& [name, weight] : testing::parameters_of(*source)) {
     ASSERT_TRUE(name.starts_with("transformer.")) << name;
     published[name.substr(12)] = weight;
   }
@@ -70,11 +65,11 @@ TEST_F(InitWeights, ReadsGpt2AsItIsPublished) {
     published[layer + ".attn.masked_bias"] = at::tensor(-1e4);
   }
   EXPECT_EQ(read_into(*target, published), "(no error)");
-  expect_same_weights(weights_of_model(*target), weights_of_model(*source));
+  expect_same_weights(testing::parameters_of(*target), testing::parameters_of(*source));
 }
 
 TEST_F(InitWeights, AreWhatARunStartsWith) {
-  const auto weights = weights_of_model(*source_);
+  const auto weights = testing::parameters_of(*source_);
   write_safetensors(path_, {weights.begin(), weights.end()});
   const auto done = run_program(train("run", {"--steps", "1", "--lr", "0", "--init-from", path_}));
   ASSERT_EQ(done.exit_code, 0) << done.err;

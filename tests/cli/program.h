@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace trireme::cli {
 
 struct ProgramResult {
@@ -41,8 +43,9 @@ class Program {
   ProgramResult wait();
 
  private:
-  std::filesystem::path out_;
-  std::filesystem::path err_;
+  const testing::TemporaryFolder folder_;
+  const std::filesystem::path out_ = folder_ / "out";
+  const std::filesystem::path err_ = folder_ / "err";
   pid_t pid_ = -1;
 };
 
@@ -53,21 +56,10 @@ ProgramResult run_program(const std::vector<std::string>& arguments,
 /// The program under test.
 std::string program_path();
 
-/// A folder that is removed with the object.
-class TemporaryFolder {
+/// Its paths are texts, as words of a command line.
+class TemporaryFolder : public testing::TemporaryFolder {
  public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  /// Writes a file and returns its path.
-  std::string write(const std::string& name, const std::string& text) const;
-
- private:
-  std::filesystem::path path_;
+  std::string operator/(const std::string& name) const { return (path() / name).string(); }
 };
 
 std::string contents_of(const std::filesystem::path& path);

@@ -14,11 +14,6 @@
 namespace trireme::cli {
 namespace {
 
-std::filesystem::path new_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "trireme_cli_XXXXXX").string();
-  return mkdtemp(name.data());
-}
-
 // In the child: the write end of a pipe without a reader.
 int closed_pipe() {
   int ends[2];
@@ -41,18 +36,6 @@ std::string contents_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TemporaryFolder::TemporaryFolder() : path_(new_folder()) {}
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::string TemporaryFolder::write(const std::string& name, const std::string& text) const {
-  std::filesystem::create_directories((path_ / name).parent_path());
-  std::ofstream(path_ / name, std::ios::binary) << text;
-  return *this / name;
-}
-
 std::string ProgramResult::last_line() const {
   const std::string text = out.ends_with('\n') ? out.substr(0, out.size() - 1) : out;
   const auto newline = text.rfind('\n');
@@ -61,9 +44,6 @@ std::string ProgramResult::last_line() const {
 
 Program::Program(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment,
                  Output output) {
-  const auto folder = new_folder();
-  out_ = folder / "out";
-  err_ = folder / "err";
   std::vector<std::string> words;
   if (!arguments[0].starts_with("/")) words.push_back(program_path());
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -87,8 +67,6 @@ Program::~Program() {
     signal(SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
-  std::error_code ignored;
-  std::filesystem::remove_all(out_.parent_path(), ignored);
 }
 
 std::string Program::err() const { return contents_of(err_); }

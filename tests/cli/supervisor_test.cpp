@@ -17,6 +17,7 @@
 
 #include "tests/cli/error_text.h"
 #include "tests/support/becomes_true.h"
+#include "tests/support/temporary_folder.h"
 
 namespace trireme::cli {
 namespace {
@@ -67,12 +68,6 @@ Finished supervise(std::vector<RankCommand> commands, SupervisorOptions options 
 // A folder of this test alone.
 class SupervisorFiles : public ::testing::Test {
  protected:
-  SupervisorFiles() {
-    std::string name = (std::filesystem::temp_directory_path() / "trireme_supervisor_XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-  }
-  ~SupervisorFiles() override { std::filesystem::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   int number_in(const std::string& name) const {
     int number = 0;
@@ -80,7 +75,7 @@ class SupervisorFiles : public ::testing::Test {
     return number;
   }
 
-  std::filesystem::path folder_;
+  testing::TemporaryFolder folder_;
 };
 
 bool is_alive(int pid) {
@@ -172,12 +167,11 @@ TEST_F(SupervisorFiles, RefusesAProgramThatMayNotBeExecuted) {
             "'" + path("program") + "' may not be executed; allow it with chmod +x");
 }
 
-TEST(Supervisor, ReportsAProgramThatCannotBeExecuted) {
-  const std::string script = (std::filesystem::temp_directory_path() / "trireme_bad_interpreter").string();
+TEST_F(SupervisorFiles, ReportsAProgramThatCannotBeExecuted) {
+  const std::string script = path("script");
   std::ofstream(script) << "#!/no/such/interpreter\n";
   std::filesystem::permissions(script, std::filesystem::perms::owner_all);
   const auto done = supervise({{{script}, {}}});
-  std::filesystem::remove(script);
   EXPECT_EQ(done.exit_code, 127);
   EXPECT_NE(done.err.find("cannot execute " + script + ": No such file or directory"), std::string::npos) << done.err;
 }

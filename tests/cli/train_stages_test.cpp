@@ -8,6 +8,7 @@
 
 #include "tests/cli/train_runs.h"
 #include "tests/support/becomes_true.h"
+#include "tests/support/parameters.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/models/language_model.h"
 
@@ -76,9 +77,7 @@ TEST_F(TrainStages, GoOnWhereWholeModelsWere) {
 TEST_F(TrainStages, StartWithTheWeightsOfAFile) {
   const auto staged = folder_.write("two.json", R"({"pipeline": {"stages": 2}, "optimizer": {"type": "AdamW"}})");
   for (const std::string& path : {model_, gpt_}) {
-    std::map<std::string, at::Tensor> weights;
-    const auto source = make_language_model(model_options(path));
-    for (const auto& item : source->named_parameters()) weights[item.key()] = item.value().detach();
+    const auto weights = testing::parameters_of(*make_language_model(model_options(path)));
     const auto file = folder_ / "w.safetensors";
     write_safetensors(file, {weights.begin(), weights.end()});
     const std::string out = path == gpt_ ? "gpt" : "llama";

@@ -1,7 +1,6 @@
 #include "trireme/config/config.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +8,7 @@
 
 #include "tests/config/config_test_support.h"
 #include "tests/support/captured_log.h"
+#include "tests/support/temporary_folder.h"
 
 namespace trireme {
 namespace {
@@ -81,8 +81,8 @@ TEST(Config, SpellsOutEveryDefault) {
 }
 
 TEST(Config, ReadsAFileAndNamesItInErrors) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("trireme_config_test_" + std::to_string(::getpid()) + ".json");
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "a.json";
   std::ofstream(path) << "{ # two ranks\n \"train_batch_size\": 4 }";
   EXPECT_EQ(read_config(path, 2).batch.train_micro_batch_size_per_gpu, 2);
   std::ofstream(path) << "{\"train_batch_size\": 4, \"gradient_clippin\": 1}";
@@ -92,7 +92,6 @@ TEST(Config, ReadsAFileAndNamesItInErrors) {
   } catch (const ConfigError& error) {
     EXPECT_EQ(error.what(), path.string() + ": unknown key `gradient_clippin`. Did you mean `gradient_clipping`?");
   }
-  std::filesystem::remove(path);
 }
 
 TEST(Config, OfAFileThatIsNotThereSaysHowToWriteOne) {
@@ -150,11 +149,10 @@ TEST(Config, Takes0And1WhereABooleanStands) {
 }
 
 TEST(Config, ReadsHjson) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("trireme_hjson_test_" + std::to_string(::getpid()) + ".hjson");
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "a.hjson";
   std::ofstream(path) << "train_batch_size: 8\nzero_optimization: {\n  stage: 2,\n}\n";
   EXPECT_EQ(read_config(path, 4), parse_config(R"({"train_batch_size": 8, "zero_optimization": {"stage": 2}})", 4));
-  std::filesystem::remove(path);
 }
 
 TEST(Config, KnowsWhatOthersCallAKey) {

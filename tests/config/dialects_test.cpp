@@ -2,7 +2,6 @@
 #include "trireme/config/dialects.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -91,7 +90,8 @@ TEST(Accelerate, KeysOfDeepSpeedsPluginWork) {
 }
 
 TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
-  const auto path = std::filesystem::temp_directory_path() / str("trireme_dialects_", ::getpid(), ".json");
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "ds.json";
   std::ofstream(path)
       << R"({"train_micro_batch_size_per_gpu": 3, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}})";
   const std::string text =
@@ -103,7 +103,6 @@ TEST(Accelerate, AFileOfDeepSpeedsIsFilledIn) {
   EXPECT_EQ(refusal_of_yaml(text + "  zero_stage: 2"),
             wrong("f.yaml: `deepspeed_config.zero_stage` and `zero_optimization.stage` of `deepspeed_config_file` say "
                   "different things; keep one of the two"));
-  std::filesystem::remove(path);
 }
 
 TEST(Accelerate, KeysWithoutAMeaningAreNamed) {

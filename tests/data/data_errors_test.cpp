@@ -14,8 +14,8 @@ void expect_data_error(const DataOptions& options, std::vector<std::string> part
 
 TEST(DataErrors, AMissingPathIsNamed) {
   const TemporaryFolder folder;
-  expect_data_error({.path = folder.path("nowhere")}, {folder.path("nowhere"), "does not exist", "glob"});
-  expect_data_error({.path = folder.path("nowhere/*.txt")}, {"nowhere/*.txt", "does not exist"});
+  expect_data_error({.path = folder / "nowhere"}, {folder / "nowhere", "does not exist", "glob"});
+  expect_data_error({.path = folder / "nowhere/*.txt"}, {"nowhere/*.txt", "does not exist"});
 }
 
 TEST(DataErrors, AnEmptyFolderFileOrGlobIsNamed) {
@@ -23,8 +23,8 @@ TEST(DataErrors, AnEmptyFolderFileOrGlobIsNamed) {
   expect_data_error({.path = folder.path()}, {folder.path(), "no file"});
   folder.write("a.txt", "");
   expect_data_error({.path = folder.path()}, {folder.path(), "nothing to train on", "1 files"});
-  expect_data_error({.path = folder.path("a.txt")}, {"a.txt", "nothing to train on"});
-  expect_data_error({.path = folder.path("*.md")}, {"*.md", "no file"});
+  expect_data_error({.path = folder / "a.txt"}, {"a.txt", "nothing to train on"});
+  expect_data_error({.path = folder / "*.md"}, {"*.md", "no file"});
 }
 
 TEST(DataErrors, WhatIsNeitherFileNorFolderIsNamed) {

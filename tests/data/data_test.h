@@ -2,45 +2,16 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary_folder.h"
+
 namespace trireme {
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    static std::atomic<int> counter = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("trireme_data_" + std::to_string(::getpid()) + "_" + std::to_string(counter++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  /// Writes a file, with its folders, and returns its path.
-  std::string write(const std::string& relative, const std::string& bytes) const {
-    const auto path = path_ / relative;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path.string();
-  }
-
-  std::string path(const std::string& relative = "") const { return (path_ / relative).string(); }
-
- private:
-  std::filesystem::path path_;
-};
+using testing::TemporaryFolder;
 
 template <class Token>
 std::string raw_tokens(const std::vector<Token>& tokens) {

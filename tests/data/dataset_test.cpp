@@ -165,8 +165,7 @@ TEST(TokenDataset, TheFormatIsThatOfTheFilesWhateverTheVocabulary) {
   folder.write("b.bin", raw_tokens<uint16_t>({1, 2, 3, 4, 5}));
   folder.write("c.npy", npy(1, npy_header("<u4", "(5,)"), raw_tokens<uint32_t>({1, 2, 3, 4, 5})));
   const auto format_of = [&](const std::string& name) {
-    return open_data({.path = folder.path(name), .seq = 2, .held_out_fraction = 0, .vocab_size = kByteVocabSize})
-        .format;
+    return open_data({.path = folder / name, .seq = 2, .held_out_fraction = 0, .vocab_size = kByteVocabSize}).format;
   };
   EXPECT_EQ(format_of("a.txt"), DataFormat::kBytes);
   EXPECT_EQ(format_of("b.bin"), DataFormat::kUint16);
@@ -179,7 +178,7 @@ TEST(TokenDataset, AGlobChoosesFilesAtAnyDepth) {
   folder.write("x/y/b.py", "bb");
   folder.write("x/c.txt", "cc");
   const auto read = [&](const std::string& glob) {
-    return tokens_of(open_data({.path = folder.path(glob), .seq = 1, .held_out_fraction = 0}).train);
+    return tokens_of(open_data({.path = folder / glob, .seq = 1, .held_out_fraction = 0}).train);
   };
   EXPECT_EQ(read("**/*.py"), (std::vector<int64_t>{'a', 'a', 0, 'b', 'b'}));
   EXPECT_EQ(read("*.py"), (std::vector<int64_t>{'a', 'a'}));

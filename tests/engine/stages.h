@@ -6,35 +6,28 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/zero_stages.h"
+
 #include "trireme/config/config.h"
 
 namespace trireme::testing {
 
-/// Small units that are released and gathered many times.
-inline std::vector<PagerPolicy> all_policies() {
-  std::vector<PagerPolicy> policies;
-  for (int stage = 0; stage < 3; ++stage) policies.push_back({.stage = stage});
-  policies.push_back({.stage = 3, .gather = GatherPolicy::kShared});
-  policies.push_back({.stage = 3, .gather = GatherPolicy::kCopy, .live_bytes = 1, .poison = true});
-  for (PagerPolicy& policy : policies) policy.units.merge_below_bytes = 0;
-  return policies;
-}
-
+/// A way of sharding, and the dtype of the weights.
 struct Stage {
-  const char* name;
+  std::string name;
   int stage;
   GatherPolicy gather;
   at::ScalarType dtype;
 };
 
+/// Both dtypes at stage 3, one of them at the others.
 inline std::vector<Stage> all_stages() {
-  return {{"Stage0Fp32", 0, GatherPolicy::kAuto, at::kFloat},
-          {"Stage1Bf16", 1, GatherPolicy::kAuto, at::kBFloat16},
-          {"Stage2Fp32", 2, GatherPolicy::kAuto, at::kFloat},
-          {"Stage3SharedFp32", 3, GatherPolicy::kShared, at::kFloat},
-          {"Stage3SharedBf16", 3, GatherPolicy::kShared, at::kBFloat16},
-          {"Stage3CopyFp32", 3, GatherPolicy::kCopy, at::kFloat},
-          {"Stage3CopyBf16", 3, GatherPolicy::kCopy, at::kBFloat16}};
+  std::vector<Stage> stages;
+  for (const auto& [name, policy] : kZeroStages)
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+      if (policy.stage == 3 || (policy.stage == 1) == (dtype == at::kBFloat16))
+        stages.push_back({name + (dtype == at::kFloat ? "Fp32" : "Bf16"), policy.stage, policy.gather, dtype});
+  return stages;
 }
 
 /// `config` sharded as `stage` says, in small units that are released and gathered many times.

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/parameters.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 
@@ -99,7 +100,7 @@ Outcome plain(const Program& program) {
     optimizer->zero_grad();
     scheduler.step();
   }
-  for (const auto& item : net.named_parameters()) outcome.weights[item.key()] = item.value().detach().clone();
+  outcome.weights = testing::parameters_of(net);
   return outcome;
 }
 

@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
 #include "trireme/models/language_model.h"
 
@@ -13,20 +13,12 @@ namespace {
 /// A config.json that goes away.
 class ConfigFile {
  public:
-  explicit ConfigFile(const std::string& text)
-      : path_(std::filesystem::temp_directory_path() / ("trireme_model_" + std::to_string(::getpid()) + ".json")) {
-    std::ofstream(path_) << text;
-  }
-  ~ConfigFile() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  ConfigFile(const ConfigFile&) = delete;
-  ConfigFile& operator=(const ConfigFile&) = delete;
-  std::string path() const { return path_.string(); }
+  explicit ConfigFile(const std::string& text) : path_(folder_.write("config.json", text)) {}
+  const std::string& path() const { return path_; }
 
  private:
-  std::filesystem::path path_;
+  testing::TemporaryFolder folder_;
+  const std::string path_;
 };
 
 ModelOptions parse(const std::string& text) { return model_options(ConfigFile(text).path()); }

@@ -14,11 +14,11 @@ using namespace testing;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-class EveryBackward : public ::testing::TestWithParam<Sharding> {
+class EveryBackward : public ::testing::TestWithParam<ZeroStage> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryBackward, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryBackward, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 Program<Chain> chain_program(std::function<void(Chain&)> run) {
   return {.make = [] { return Chain(3); }, .run = [run = std::move(run)](Chain& net, const Turn&) { run(net); }};
@@ -105,7 +105,7 @@ TEST_P(EveryBackward, ThroughAGraphKeptAcrossAStepRaisesTheVersionError) {
     run_ranks(ranks, [&](Rank& rank) {
       manual_seed(3);
       Chain net(3);
-      Pager pager(rank.world(), parameters_of(*net), policy());
+      Pager pager(rank.world(), named_parameters_of(*net), policy());
       const at::Tensor loss = loss_of(net);
       loss.backward({}, /*retain_graph=*/true);
       pager.end_backward();
@@ -140,8 +140,8 @@ TEST_P(EveryBackward, OfALossThatTwoPagersShareTrainsBothModels) {
     run_ranks(ranks, [&](Rank& rank) {
       manual_seed(3);
       auto net = program.make();
-      Pager first(rank.world(), parameters_of(*net->a), policy());
-      Pager second(rank.world(), parameters_of(*net->b), policy());
+      Pager first(rank.world(), named_parameters_of(*net->a), policy());
+      Pager second(rank.world(), named_parameters_of(*net->b), policy());
       for (int step = 0; step < program.steps; ++step) {
         manual_seed(100 * step + rank.id());
         program.run(net, {rank.id(), step});
@@ -163,7 +163,7 @@ TEST_P(EveryBackward, AfterRestoreLeavesGradientsToTheUser) {
     manual_seed(3);
     Chain net(2);
     {
-      Pager pager(rank.world(), parameters_of(*net), policy());
+      Pager pager(rank.world(), named_parameters_of(*net), policy());
       loss_of(net).backward();
       EXPECT_FALSE(net->parameters()[0].grad().defined());
       pager.end_backward();

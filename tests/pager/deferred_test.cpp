@@ -19,12 +19,12 @@ Chain chain() {
   return Chain(3);
 }
 
-class EveryDeferral : public ::testing::TestWithParam<Sharding> {
+class EveryDeferral : public ::testing::TestWithParam<ZeroStage> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
   bool defers() const { return policy().stage >= 2; }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryDeferral, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryDeferral, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 // DDP's order: each rank sums its own gradients, then ranks are summed. So the sums are the plain program's, bit by
 // bit.
@@ -40,7 +40,7 @@ TEST_P(EveryDeferral, TrainsLikeOneProcess) {
     run_ranks(1, [&](Rank&) { expected = plain_weights(plain, ranks); });
     run_ranks(ranks, [&](Rank& rank) {
       Chain net = chain();
-      Pager pager(rank.world(), parameters_of(*net), policy());
+      Pager pager(rank.world(), named_parameters_of(*net), policy());
       for (int step = 0; step < plain.steps; ++step) {
         manual_seed(100 * step + rank.id());
         for (int micro = 0; micro < kMicroBatches; ++micro) {
@@ -61,7 +61,7 @@ TEST_P(EveryDeferral, TrainsLikeOneProcess) {
 TEST_P(EveryDeferral, SendsTheBytesOfOneReductionPerWindow) {
   run_ranks(2, [&](Rank& rank) {
     Chain net = chain();
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     for (int micro = 0; micro < kMicroBatches; ++micro) {
       pager.defer_reductions(micro + 1 < kMicroBatches);
       EXPECT_EQ(pager.counters().reduced_bytes, 0);
@@ -86,7 +86,7 @@ TEST_P(EveryDeferral, EndsWithTheWindowAtTheLatest) {
   run_ranks(2, [&](Rank& rank) {
     Chain net = chain();
     const at::Tensor before = net->parameters()[0].detach().clone();
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     pager.defer_reductions(true);
     (net->parameters()[0].sum() * (rank.id() + 1)).backward();
     pager.end_backward();
@@ -106,7 +106,7 @@ TEST_P(EveryDeferral, LosesNoGradientThatTheLastPassHasNone) {
   run_ranks(2, [&](Rank& rank) {
     Chain net = chain();
     const auto before = copies_of(net->parameters());
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     pager.defer_reductions(true);
     for (const at::Tensor& parameter : net->parameters()) parameter.sum().backward();
     pager.defer_reductions(false);
@@ -125,7 +125,7 @@ TEST_P(EveryDeferral, SumsSixteenBitGradientsInFp32) {
   run_ranks(2, [&](Rank& rank) {
     Chain net = chain();
     net->to(at::kBFloat16);
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     pager.defer_reductions(true);
     for (int micro = 0; micro < 512; ++micro) {  // a bf16 sum of ones stays at 256
       net->parameters()[0].sum().backward();

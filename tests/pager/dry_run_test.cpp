@@ -14,7 +14,7 @@ using namespace testing;
 TEST(ADryRun, CountsTheGathersOfStage3) {
   const auto world = make_fake_group(5, 64);
   Chain net(4);
-  Pager pager(*world, parameters_of(*net), {.stage = 3, .prefetch_bytes = 0, .units = {.merge_below_bytes = 0}});
+  Pager pager(*world, named_parameters_of(*net), {.stage = 3, .prefetch_bytes = 0, .units = {.merge_below_bytes = 0}});
   const int64_t shard_bytes = pager.layout().units.front().shard_numel * 4;
   for (int step = 0; step < 3; ++step) {
     const int64_t gathers = pager.counters().gathers;

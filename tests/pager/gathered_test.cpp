@@ -15,7 +15,7 @@ using namespace testing;
 
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
-class Gathered : public ::testing::TestWithParam<Sharding> {};
+class Gathered : public ::testing::TestWithParam<ZeroStage> {};
 
 float* floats(const at::Tensor& tensor) { return static_cast<float*>(tensor.storage().mutable_data()); }
 
@@ -25,7 +25,7 @@ TEST_P(Gathered, CanBeReadThroughTheirPointers) {
       manual_seed(3);
       Chain net(5);
       const auto expected = copies_of(net->parameters());
-      Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+      Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
       const zero::GatheredParameters whole(net);
       for (size_t i = 0; i < expected.size(); ++i)
         EXPECT_EQ(std::memcmp(net->parameters()[i].const_data_ptr(), expected[i].const_data_ptr(), 64 * 4), 0) << i;
@@ -37,7 +37,7 @@ TEST_P(Gathered, TakeTheValuesOfTheModifyingRank) {
   run_ranks(2, [](Rank& rank) {
     manual_seed(3);
     Chain net(5);
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     const std::vector<at::Tensor> weights = net->parameters();
     {
       zero::GatheredParameters whole({weights[1], weights[3], weights[1]}, {.modifier_rank = 1});
@@ -64,7 +64,7 @@ TEST_P(Gathered, RefuseAWriteThatNoRankWasNamedFor) {
     manual_seed(3);
     Chain net(3);
     const auto expected = copies_of(net->parameters());
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     {
       const zero::GatheredParameters whole(net);
       at::NoGradGuard no_grad;
@@ -85,7 +85,7 @@ TEST_P(Gathered, OverlapWhereNobodyWritesAndAreRefusedByNameElsewhere) {
     manual_seed(3);
     Chain net(3);
     const auto expected = copies_of(net->parameters());
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     {
       const zero::GatheredParameters outer(net);
       { const zero::GatheredParameters inner({net->parameters()[0]}); }
@@ -105,7 +105,7 @@ TEST_P(Gathered, ThatWereNotClosedAreUnusableUntilAScopeIs) {
   run_ranks(2, [](Rank& rank) {
     manual_seed(3);
     Chain net(2);
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     { zero::GatheredParameters modifies({net->parameters()[1]}, {.modifier_rank = 1}); }
     EXPECT_SAYS(error_of([&] { pager.settle_writes(); }), "parameter 'blocks.1.weight' is in, or was left by");
     EXPECT_SAYS(error_of([&] { (void)pager.close_window(); }), "call close()");
@@ -119,7 +119,7 @@ TEST_P(Gathered, StayAsLongAsTheScopeAndGoAfterIt) {
   if (GetParam().policy.gather != GatherPolicy::kCopy) return;
   run_ranks(2, [](Rank& rank) {
     Chain net(6);
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     const int64_t unit_bytes = 64 * 4;
     {
       const zero::GatheredParameters whole(net);
@@ -134,7 +134,7 @@ TEST_P(Gathered, StayAsLongAsTheScopeAndGoAfterIt) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shardings, Gathered, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Shardings, Gathered, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 TEST(GatheredUnderInit, AreWholeAndTakeARanksValuesBeforeAnEngineIsThere) {
   run_ranks(2, [](Rank& rank) {
@@ -152,14 +152,15 @@ TEST(GatheredUnderInit, AreWholeAndTakeARanksValuesBeforeAnEngineIsThere) {
         EXPECT_EQ(std::memcmp(weights[i].const_data_ptr(), plain->parameters()[i].const_data_ptr(), 6400), 0) << i;
       at::NoGradGuard no_grad;
       EXPECT_SAYS(error_of([&] { at::Tensor(weights[0]).fill_(1); }), "6400 bytes that zero.Init sharded was written");
-      EXPECT_SAYS(error_of([&] { Pager pager(rank.world(), parameters_of(*net), {}); }), "GatheredParameters scope");
+      EXPECT_SAYS(error_of([&] { Pager pager(rank.world(), named_parameters_of(*net), {}); }),
+                  "GatheredParameters scope");
     }
     {
       zero::GatheredParameters whole({weights[2]}, {.modifier_rank = 1});
       if (rank.id() == 1) floats(weights[2])[5] = 7;
       whole.close();
     }
-    Pager pager(rank.world(), parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kCopy});
+    Pager pager(rank.world(), named_parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kCopy});
     pager.restore();
     EXPECT_EQ(weights[2].view(-1)[5].item<float>(), 7);
     EXPECT_TRUE(at::equal(weights[1], plain->parameters()[1]));
@@ -179,7 +180,7 @@ TEST(GatheredUnderInit, AreShardedAlikeWhateverOneRankDoesWithThem) {
       for (size_t i = weights.size(); i-- > 0;) at::Tensor(weights[i]).fill_(static_cast<double>(i));
     whole.close();  // shards the coldest: to rank 0 these are others
     scope.reset();
-    Pager pager(rank.world(), parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kCopy});
+    Pager pager(rank.world(), named_parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kCopy});
     pager.restore();
     for (size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(weights[i].view(-1)[5].item<float>(), static_cast<float>(i));
   });
@@ -190,7 +191,7 @@ TEST(GatheredParameters, NameARankThatIsThere) {
     Chain net(1);
     const zero::GatheredParameters of_nobody(net, {.modifier_rank = 0});  // initialize() will give everybody rank 0's
     EXPECT_SAYS(error_of([&] { zero::GatheredParameters whole(net, {.modifier_rank = 1}); }), "is sharded by nobody");
-    Pager pager(rank.world(), parameters_of(*net), {.stage = 3});
+    Pager pager(rank.world(), named_parameters_of(*net), {.stage = 3});
     EXPECT_SAYS(error_of([&] { zero::GatheredParameters whole(net, {.modifier_rank = 2}); }),
                 "modifier_rank=2 is no rank of group");
     const zero::GatheredParameters off(net, {.modifier_rank = 2, .enabled = false});

@@ -176,7 +176,7 @@ TEST(OneSidedGradients, AreRightWhileTheUsersGraphHoldsEveryBlock) {
   // The user keeps gradients of a parameter's size for good; another parameter's gradient finds no block.
   run_ranks(2, [&](Rank& rank) {
     Loose net(std::vector<std::vector<int64_t>>{{200, 100}, {300, 100}});
-    Pager pager(rank.world(), parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kShared});
+    Pager pager(rank.world(), named_parameters_of(*net), {.stage = 3, .gather = GatherPolicy::kShared});
     std::vector<at::Tensor> kept;
     const std::function<void()> keep = [&] {
       for (int i = 0; i < 100; ++i) kept.push_back(at::empty({200, 100}));

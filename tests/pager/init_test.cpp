@@ -81,11 +81,11 @@ TEST(Init, KeepsNoMoreWholeThanTheLimit) {
 }
 
 TEST(Init, HandsOverToAPagerThatTrainsIdentically) {
-  for (const Sharding& sharding : all_shardings()) {
+  for (const ZeroStage& sharding : kZeroStages) {
     for (const int ranks : {1, 2, 4}) {
       run_ranks(ranks, [&](Rank& rank) {
         const auto train = [&](Zoo& net) {
-          Pager pager(rank.world(), parameters_of(*net), sharding.policy);
+          Pager pager(rank.world(), named_parameters_of(*net), sharding.policy);
           for (int step = 0; step < 2; ++step) {
             manual_seed(10 * step + rank.id());
             net->forward(at::randint(0, 200, {3, 2})).square().mean().backward();
@@ -195,7 +195,7 @@ TEST(Init, ShardsWhatACastMakes) {
 }
 
 TEST(Init, OfAParameterThatIsAViewHandsOverItsPart) {
-  for (const Sharding& sharding : all_shardings()) {
+  for (const ZeroStage& sharding : kZeroStages) {
     run_ranks(2, [&](Rank& rank) {
       at::Tensor parameter = [&] {
         zero::Init scope(rank.world(), {.live_bytes = 1});

@@ -21,7 +21,7 @@ Bytes closed_form(int stage, int ranks, double weight, double gradient) {
   return {weight, gradient};
 }
 
-class EveryMemory : public ::testing::TestWithParam<Sharding> {
+class EveryMemory : public ::testing::TestWithParam<ZeroStage> {
  protected:
   /// 12 * 70 elements: whole numbers of bytes on 1 to 4 ranks, and padding everywhere.
   static constexpr int64_t kNumel = 840;
@@ -33,7 +33,7 @@ class EveryMemory : public ::testing::TestWithParam<Sharding> {
         policy.accumulation_dtype = accumulation;
         Loose net(std::vector<std::vector<int64_t>>{{12, 10}, {12, 20}, {12, 40}});
         net->to(weights);
-        Pager pager(rank.world(), parameters_of(*net), policy);
+        Pager pager(rank.world(), named_parameters_of(*net), policy);
         const auto weight_bytes = static_cast<double>(c10::elementSize(weights));
         const auto gradient_bytes = weights == at::kFloat ? 4.0 : static_cast<double>(c10::elementSize(accumulation));
         const Bytes expected = closed_form(policy.stage, ranks, weight_bytes, gradient_bytes);
@@ -54,7 +54,7 @@ class EveryMemory : public ::testing::TestWithParam<Sharding> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryMemory, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryMemory, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 TEST_P(EveryMemory, OfFp32IsTheClosedForm) { expect_closed_form(at::kFloat, at::kFloat); }
 TEST_P(EveryMemory, OfBf16WithBf16AccumulationIsTheClosedForm) { expect_closed_form(at::kBFloat16, at::kBFloat16); }
@@ -64,7 +64,7 @@ TEST_P(EveryMemory, OfFrozenParametersHasNoGradients) {
   run_ranks(2, [&](Rank& rank) {
     Loose net(std::vector<std::vector<int64_t>>{{64}, {128}});
     (*net)[1].set_requires_grad(false);
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     const Bytes expected = closed_form(GetParam().policy.stage, 2, 4, 4);
     EXPECT_EQ(static_cast<double>(pager.memory().weight_bytes), expected.weights * 192);
     EXPECT_EQ(static_cast<double>(pager.memory().gradient_bytes), expected.gradients * 64);
@@ -77,7 +77,7 @@ TEST_P(EveryMemory, OfFrozenParametersHasNoGradients) {
 TEST_P(EveryMemory, InFlightIsNothingBetweenSteps) {
   run_ranks(3, [&](Rank& rank) {
     Chain net(5, 32);
-    Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+    Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
     for (int step = 0; step < 3; ++step) {
       for (int micro = 0; micro < 2; ++micro) {
         net->forward(at::randn({3, 32})).sum().backward();
@@ -96,7 +96,7 @@ TEST(PagerMemory, InFlightOfBucketsIsAFewUnitsNotTheModel) {
   for (const int stage : {2, 3}) {
     run_ranks(2, [&](Rank& rank) {
       Chain net(20, 32);
-      Pager pager(rank.world(), parameters_of(*net),
+      Pager pager(rank.world(), named_parameters_of(*net),
                   {.stage = stage, .gather = GatherPolicy::kCopy, .units = {.merge_below_bytes = 0}});
       for (int step = 0; step < 2; ++step) {
         net->forward(at::randn({3, 32})).sum().backward();

@@ -58,13 +58,13 @@ std::vector<at::Tensor> one_process(int micro_batches) {
 }
 
 struct Case {
-  Sharding sharding;
+  ZeroStage sharding;
   bool states_over_replicas = false;
 };
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const Sharding& sharding : all_shardings())
+  for (const ZeroStage& sharding : kZeroStages)
     for (const bool cut : {false, true}) cases.push_back({sharding, cut});
   return cases;
 }
@@ -81,7 +81,8 @@ std::vector<std::vector<at::Tensor>> train(const Case& which, int micro_batches,
     const Square square(rank.world());
     manual_seed(rank.id() == 0 ? 3 : 4);  // rank 0's values count
     Chain net(3);
-    Pager pager(rank.world(), {square.hybrid(which.states_over_replicas)}, parameters_of(*net), which.sharding.policy);
+    Pager pager(rank.world(), {square.hybrid(which.states_over_replicas)}, named_parameters_of(*net),
+                which.sharding.policy);
     for (int step = 0; step < 3; ++step) {
       manual_seed(100 * step + rank.id());
       for (int micro = 0; micro < micro_batches; ++micro) {
@@ -238,13 +239,13 @@ TEST(Meshes, AReplicaKeepsAPieceOfItsShardsStates) {
 }
 
 TEST(Meshes, SeveralInOnePagerTrainLikeOneProcess) {
-  for (const Sharding& sharding : all_shardings()) {
+  for (const ZeroStage& sharding : kZeroStages) {
     std::vector<std::vector<at::Tensor>> got(kRanks);
     run_ranks(kRanks, [&](Rank& rank) {
       const Square square(rank.world());
       manual_seed(3);
       Chain net(3);
-      std::vector<NamedParameter> parameters = parameters_of(*net);
+      std::vector<NamedParameter> parameters = named_parameters_of(*net);
       for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mesh = static_cast<int>(i);
       Pager pager(rank.world(), {square.hybrid(), square.whole(rank.world()), {.shards = rank.world()}}, parameters,
                   sharding.policy);

@@ -48,7 +48,7 @@ Delta now(Pager& pager, Group& group) { return {pager.counters(), group.counters
 TEST(PagedWeights, CountsOfAChainOfFourUnitsWithRoomForTwo) {
   run_ranks(2, [](Rank& rank) {
     Chain net(4, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(2, 2));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(2, 2));
     // Forward uses 0 1 2 3, backward 3 2 1: the input needs no gradient.
     Delta before = now(pager, rank.world());
     train_step(net, pager);
@@ -78,7 +78,7 @@ TEST(PagedWeights, CountsOfAChainOfFourUnitsWithRoomForTwo) {
 TEST(PagedWeights, GathersEachUnitOnceWhereThereIsRoomForAll) {
   run_ranks(2, [](Rank& rank) {
     Chain net(4, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(4, 2));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(4, 2));
     for (int i = 0; i < 3; ++i) {
       const Delta before = now(pager, rank.world());
       train_step(net, pager);
@@ -94,7 +94,7 @@ TEST(PagedWeights, GathersEachUnitOnceWhereThereIsRoomForAll) {
 TEST(PagedWeights, PrefetchesNothingWithoutAllowance) {
   run_ranks(2, [](Rank& rank) {
     Chain net(4, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(3, 0));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(3, 0));
     for (int i = 0; i < 3; ++i) train_step(net, pager);
     EXPECT_EQ(pager.counters().prefetches, 0);
     pager.restore();
@@ -104,7 +104,7 @@ TEST(PagedWeights, PrefetchesNothingWithoutAllowance) {
 TEST(PagedWeights, FollowsANewOrderAfterOneStep) {
   run_ranks(2, [](Rank& rank) {
     Chain net(4, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(2, 2));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(2, 2));
     const auto step_in = [&](const std::vector<int>& order) {
       const int64_t before = pager.counters().prefetches;
       at::Tensor x = at::randn({3, kWidth});
@@ -125,7 +125,7 @@ TEST(PagedWeights, FollowsANewOrderAfterOneStep) {
 TEST(PagedWeights, NeverHoldMoreThanTheLimitInAnyOrder) {
   run_ranks(2, [](Rank& rank) {
     Chain net(6, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(3, 2));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(3, 2));
     std::mt19937 random(1);  // the same order on every rank
     for (int step = 0; step < 6; ++step) {
       at::Tensor x = at::randn({3, kWidth});
@@ -145,7 +145,7 @@ TEST(PagedWeights, NeverHoldMoreThanTheLimitInAnyOrder) {
 TEST(PagedWeights, OfOneOperatorAreAllWholeWhateverTheLimit) {
   run_ranks(2, [](Rank& rank) {
     Chain net(4, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(1, 2));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(1, 2));
     const auto weights = net->parameters();
     const at::Tensor all = at::cat(weights, 0);
     EXPECT_FALSE(all.isnan().any().item<bool>());
@@ -159,7 +159,7 @@ TEST(PagedWeights, ThatAreAskedForDirectlyStayUntilTheNextOperator) {
     manual_seed(3);
     Chain net(4, kWidth);
     const auto expected = copies_of(net->parameters());
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(1, 8));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(1, 8));
     for (int round = 0; round < 3; ++round) {
       for (int i : {0, 2, 1, 3}) {
         const at::Tensor whole = pager.whole(i);
@@ -179,7 +179,7 @@ TEST(PagedWeights, UsedInDifferentOrdersAreNoticedAtOnceAndNamed) {
   try {
     run_ranks(2, [](Rank& rank) {
       Chain net(4, kWidth);
-      Pager pager(rank.world(), parameters_of(*net), copy_policy(4, 0));
+      Pager pager(rank.world(), named_parameters_of(*net), copy_policy(4, 0));
       at::Tensor x = at::randn({3, kWidth});
       for (const int i : {rank.id(), 1 - rank.id()}) x = net->blocks[i]->as<torch::nn::LinearImpl>()->forward(x);
     });
@@ -197,7 +197,7 @@ TEST(PagedWeights, UsedInDifferentOrdersAreNoticedAtOnceAndNamed) {
 TEST(PagedWeights, ThatAreReleasedAreNotANumberUnderPoison) {
   run_ranks(1, [](Rank& rank) {
     Chain net(2, kWidth);
-    Pager pager(rank.world(), parameters_of(*net), copy_policy(2, 0));
+    Pager pager(rank.world(), named_parameters_of(*net), copy_policy(2, 0));
     // A pointer that the pager knows nothing of.
     const auto* data = static_cast<const float*>(pager.whole(0).const_data_ptr());
     EXPECT_FALSE(std::isnan(data[0]));

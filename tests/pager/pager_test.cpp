@@ -9,13 +9,13 @@
 namespace trireme {
 namespace {
 
-using testing::all_shardings;
-using testing::parameters_of;
+using testing::kZeroStages;
+using testing::named_parameters_of;
 using testing::sgd_step;
-using testing::Sharding;
+using testing::ZeroStage;
 
-class EverySharding : public ::testing::TestWithParam<Sharding> {};
-INSTANTIATE_TEST_SUITE_P(Pager, EverySharding, ::testing::ValuesIn(all_shardings()),
+class EverySharding : public ::testing::TestWithParam<ZeroStage> {};
+INSTANTIATE_TEST_SUITE_P(Pager, EverySharding, ::testing::ValuesIn(kZeroStages),
                          [](const auto& info) { return info.param.name; });
 
 torch::nn::Sequential make_mlp() {
@@ -58,7 +58,7 @@ TEST_P(EverySharding, TrainsLikeOneProcess) {
     run_ranks(ranks, [&](Rank& rank) {
       manual_seed(3);
       auto net = make_mlp();
-      Pager pager(rank.world(), parameters_of(*net), GetParam().policy);
+      Pager pager(rank.world(), named_parameters_of(*net), GetParam().policy);
       for (int step = 0; step < 3; ++step) {
         manual_seed(100 * step + rank.id());
         net->forward(at::randn({4, 7})).square().mean().backward();

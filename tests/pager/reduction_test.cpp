@@ -47,7 +47,7 @@ Reduced reduce(Rank& rank, const PagerPolicy& policy, const Gradients& gradients
 
 bool reads_in_place(const PagerPolicy& policy) { return policy.stage == 3 && policy.gather == GatherPolicy::kShared; }
 
-class Reduction : public ::testing::TestWithParam<Sharding> {};
+class Reduction : public ::testing::TestWithParam<ZeroStage> {};
 
 TEST_P(Reduction, IsTheMeanOrTheSumOverRanks) {
   PagerPolicy policy = GetParam().policy;
@@ -105,7 +105,7 @@ TEST_P(Reduction, OfFp16AccumulatesInFp32OrFp16) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shardings, Reduction, ::testing::ValuesIn(all_shardings()),
+INSTANTIATE_TEST_SUITE_P(Shardings, Reduction, ::testing::ValuesIn(kZeroStages),
                          [](const auto& info) { return info.param.name; });
 
 TEST(ReductionErrors, NameTheKeyAndTheFix) {

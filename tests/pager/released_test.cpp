@@ -22,7 +22,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 bool releases(const PagerPolicy& policy) { return policy.stage == 3 && policy.gather == GatherPolicy::kCopy; }
 
-class EveryAccess : public ::testing::TestWithParam<Sharding> {
+class EveryAccess : public ::testing::TestWithParam<ZeroStage> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
   /// Runs `body` on two ranks with a pager whose first parameter has the values `expected`.
@@ -32,12 +32,12 @@ class EveryAccess : public ::testing::TestWithParam<Sharding> {
       manual_seed(3);
       Chain net(4);
       const at::Tensor expected = net->parameters()[0].detach().clone();
-      auto pager = std::make_unique<Pager>(rank.world(), parameters_of(*net), policy());
+      auto pager = std::make_unique<Pager>(rank.world(), named_parameters_of(*net), policy());
       body(net, expected, pager);
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryAccess, ::testing::ValuesIn(all_shardings()), testing::name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryAccess, ::testing::ValuesIn(kZeroStages), testing::name_of_zero_stage);
 
 TEST_P(EveryAccess, ToTheDataIsRightOrANamedErrorAndNeverNull) {
   with_pager([&](Chain& net, const at::Tensor& expected, std::unique_ptr<Pager>& pager) {
@@ -129,11 +129,11 @@ TEST_P(EveryAccess, AfterThePagerIsGoneSeesTheUsersLastWrite) {
 TEST_P(EveryAccess, ByAnotherPagerIsRefusedWhileTheFirstOneLives) {
   run_ranks(2, [&](Rank& rank) {
     Chain net(2);
-    Pager pager(rank.world(), parameters_of(*net), policy());
-    const std::string error = error_of([&] { Pager(rank.world(), parameters_of(*net), policy()); });
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
+    const std::string error = error_of([&] { Pager(rank.world(), named_parameters_of(*net), policy()); });
     EXPECT_TRUE(has(error, "parameter 'blocks.0.weight' is managed by another engine already")) << error;
     pager.restore();
-    Pager second(rank.world(), parameters_of(*net), policy());
+    Pager second(rank.world(), named_parameters_of(*net), policy());
     second.restore();
   });
 }
@@ -174,7 +174,7 @@ TEST(Pager, RefusesByNameWhatItCannotManage) {
 
 TEST(Pager, TakesParametersThatShareOneBufferWithoutOverlap) {
   run_ranks(2, [](Rank& rank) {
-    for (const Sharding& sharding : all_shardings()) {
+    for (const ZeroStage& sharding : kZeroStages) {
       const at::Tensor buffer = at::arange(20, at::kFloat);
       std::vector<NamedParameter> parameters;
       for (int i = 0; i < 2; ++i)
@@ -188,13 +188,13 @@ TEST(Pager, TakesParametersThatShareOneBufferWithoutOverlap) {
 }
 
 TEST(Pager, GivesEveryRankTheValuesOfRank0) {
-  for (const Sharding& sharding : all_shardings()) {
+  for (const ZeroStage& sharding : kZeroStages) {
     run_ranks(3, [&](Rank& rank) {
       manual_seed(rank.id());
       Chain net(2);
       manual_seed(0);
       Chain first(2);
-      Pager pager(rank.world(), parameters_of(*net), sharding.policy);
+      Pager pager(rank.world(), named_parameters_of(*net), sharding.policy);
       for (int i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(net->parameters()[i], first->parameters()[i])) << sharding.name;
       pager.restore();
     });

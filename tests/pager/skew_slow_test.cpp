@@ -67,7 +67,7 @@ void train_randomly(Rank& rank, const PagerPolicy& policy, std::chrono::millisec
     at::NoGradGuard no_grad;
     for (at::Tensor& weight : net->weights) weight.zero_();
   }
-  Pager pager(rank.world(), parameters_of(*net), policy);
+  Pager pager(rank.world(), named_parameters_of(*net), policy);
   pager.set_gradient_factor(rank.size());  // sums, so that everything stays an integer
   std::mt19937 random(static_cast<unsigned>(rank.id()));
   std::vector<int64_t> expected(kParameters);  // of -weight * ranks
@@ -101,8 +101,8 @@ void train_randomly(Rank& rank, const PagerPolicy& policy, std::chrono::millisec
     EXPECT_TRUE((*net)[i].eq(static_cast<double>(-expected[i])).all().item<bool>()) << "parameter " << i;
 }
 
-class Skew : public ::testing::TestWithParam<Sharding> {};
-INSTANTIATE_TEST_SUITE_P(Pager, Skew, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+class Skew : public ::testing::TestWithParam<ZeroStage> {};
+INSTANTIATE_TEST_SUITE_P(Pager, Skew, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 TEST_P(Skew, OfRanksThatUseParametersAtRandomLeavesNoGradientBehind) {
   // With the copy policy ranks must gather the same units: one unit holds all.

@@ -12,17 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/parameters.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/zero_stages.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/pager.h"
 
 namespace trireme::testing {
-
-inline std::vector<NamedParameter> parameters_of(const torch::nn::Module& module) {
-  std::vector<NamedParameter> parameters;
-  for (const auto& item : module.named_parameters()) parameters.push_back({item.key(), item.value()});
-  return parameters;
-}
 
 /// An accumulation window that has ended.
 struct EndedWindow {
@@ -57,23 +53,6 @@ inline double sum_over(Group& group, double mine) {
   const at::Tensor sum = at::scalar_tensor(mine, at::kDouble);
   group.all_reduce(sum).wait();
   return sum.item<double>();
-}
-
-/// How parameters are sharded; every sharding test runs under all of them.
-struct Sharding {
-  std::string name;
-  PagerPolicy policy;
-};
-
-inline std::vector<Sharding> all_shardings() {
-  std::vector<Sharding> shardings;
-  for (int stage = 0; stage < 3; ++stage) shardings.push_back({"stage" + std::to_string(stage), {.stage = stage}});
-  shardings.push_back({"stage3shared", {.stage = 3, .gather = GatherPolicy::kShared}});
-  // A limit of one byte: only the two largest units may be live, so that every unit is released and gathered many
-  // times.
-  shardings.push_back({"stage3copy", {.stage = 3, .gather = GatherPolicy::kCopy, .live_bytes = 1, .poison = true}});
-  for (Sharding& sharding : shardings) sharding.policy.units.merge_below_bytes = 0;
-  return shardings;
 }
 
 /// The turn of rank `rank` at step `step`.
@@ -136,7 +115,7 @@ template <class Net>
 std::vector<at::Tensor> paged_weights(const Program<Net>& program, Rank& rank, const PagerPolicy& policy) {
   manual_seed(3);
   Net net = program.make();
-  Pager pager(rank.world(), parameters_of(*net), policy);
+  Pager pager(rank.world(), named_parameters_of(*net), policy);
   for (int step = 0; step < program.steps; ++step) {
     manual_seed(100 * step + rank.id());
     program.run(net, {rank.id(), step});
@@ -173,8 +152,6 @@ void expect_trains_like_one_process(const Program<Net>& program, const PagerPoli
     run_ranks(ranks, train, {.backend = backend});
   }
 }
-
-inline std::string name_of_sharding(const ::testing::TestParamInfo<Sharding>& info) { return info.param.name; }
 
 /// The error of `act`, as text; empty where it throws nothing.
 inline std::string error_of(const std::function<void()>& act) {

@@ -14,11 +14,11 @@ namespace {
 
 using namespace testing;
 
-class EveryUse : public ::testing::TestWithParam<Sharding> {
+class EveryUse : public ::testing::TestWithParam<ZeroStage> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryUse, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryUse, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 TEST_P(EveryUse, OfViewsOfWeights) {
   const Program<Loose> program{.make =
@@ -108,7 +108,7 @@ TEST_P(EveryUse, OfAParameterThatNoRankUsesLeavesItAlone) {
     run_ranks(ranks, [&](Rank& rank) {
       Chain net(3);
       auto unused = net->register_parameter("unused", at::full({50}, 2.0f));
-      Pager pager(rank.world(), parameters_of(*net), policy());
+      Pager pager(rank.world(), named_parameters_of(*net), policy());
       for (int step = 0; step < 2; ++step) {
         net->forward(at::randn({3, 8})).sum().backward();
         pager.end_backward();
@@ -131,7 +131,7 @@ TEST_P(EveryUse, OfAParameterOnSomeRanksOnlyCountsTheOthersAsZero) {
   for (const int ranks : {2, 3, 4}) {
     run_ranks(ranks, [&](Rank& rank) {
       auto net = std::make_shared<PairImpl>();
-      Pager pager(rank.world(), parameters_of(*net), policy());
+      Pager pager(rank.world(), named_parameters_of(*net), policy());
       at::Tensor loss = net->a.sum();
       if (rank.id() == 1) loss = loss + net->b.sum() * static_cast<double>(ranks);
       loss.backward();
@@ -157,7 +157,7 @@ TEST_P(EveryUse, OfABiasOnOneRankOnlyDoesNotHoldUpGathersInBackward) {
             [&](Rank& rank) {
               torch::nn::ModuleList blocks;
               for (int i = 0; i < 8; ++i) blocks->push_back(std::make_shared<BlockImpl>());
-              Pager pager(rank.world(), parameters_of(*blocks), policy());
+              Pager pager(rank.world(), named_parameters_of(*blocks), policy());
               for (int step = 0; step < 2; ++step) {
                 at::Tensor x = at::ones({2, 8});
                 for (size_t i = 0; i < blocks->size(); ++i) {
@@ -183,7 +183,7 @@ TEST_P(EveryUse, ByOneRankAloneInAWindowCountsAsAMeanOverAll) {
         at::Tensor a;
       };
       auto net = std::make_shared<OneImpl>();
-      Pager pager(rank.world(), parameters_of(*net), policy());
+      Pager pager(rank.world(), named_parameters_of(*net), policy());
       // Nobody calls end_backward(): close_window() does the same, also for a rank that had nothing to do.
       const at::Tensor loss = net->a.sum() * static_cast<double>(ranks);
       if (rank.id() == 0) loss.backward();
@@ -203,7 +203,7 @@ TEST_P(EveryUse, InBfloat16SumsInTheAccumulationDtype) {
         Loose net(std::vector<std::vector<int64_t>>{{3, 40}, {7}});
         net->to(at::kBFloat16);
         net->weights = net->parameters();
-        Pager pager(rank.world(), parameters_of(*net), sharding);
+        Pager pager(rank.world(), named_parameters_of(*net), sharding);
         // Gradients are 1 + rank / 64 in bf16 (exact); their mean is exact in fp32 and rounded once in bf16.
         const at::Tensor gradient = at::full({3, 40}, 1.0 + rank.id() / 64.0, at::kBFloat16);
         ((*net)[0] * gradient).sum().backward();

@@ -17,7 +17,7 @@ namespace {
 
 using namespace testing;
 
-class EveryWrite : public ::testing::TestWithParam<Sharding> {
+class EveryWrite : public ::testing::TestWithParam<ZeroStage> {
  protected:
   const PagerPolicy& policy() const { return GetParam().policy; }
 
@@ -46,7 +46,7 @@ class EveryWrite : public ::testing::TestWithParam<Sharding> {
     expect_trains_like_one_process(program, policy());
   }
 };
-INSTANTIATE_TEST_SUITE_P(Pager, EveryWrite, ::testing::ValuesIn(all_shardings()), name_of_sharding);
+INSTANTIATE_TEST_SUITE_P(Pager, EveryWrite, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 TEST_P(EveryWrite, ByAdd) {
   expect_applied_once([](Loose& net) { (*net)[0].add_(0.25); });
@@ -93,7 +93,7 @@ TEST_P(EveryWrite, OfRandomNumbersIsTheSameOnEveryRank) {
     Loose net(std::vector<std::vector<int64_t>>{{100}});
     manual_seed(11);
     const at::Tensor expected = at::empty({100}).normal_();
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     {
       at::NoGradGuard no_grad;
       manual_seed(11);
@@ -114,7 +114,7 @@ TEST_P(EveryWrite, OfRandomNumbersIsTheSameOnEveryRank) {
 TEST_P(EveryWrite, OfOtherValuesThanAnotherRanksIsRefusedByNameOnEveryRank) {
   run_ranks(2, [&](Rank& rank) {
     Loose net(std::vector<std::vector<int64_t>>{{100}, {64}, {80}, {90}});
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     {
       at::NoGradGuard no_grad;
       (*net)[1].fill_(rank.id());
@@ -135,7 +135,7 @@ TEST_P(EveryWrite, OfOneRankAloneIsRefusedByNameOnEveryRank) {
   if (policy().stage == 3 && policy().gather == GatherPolicy::kCopy) GTEST_SKIP() << "writing is collective";
   run_ranks(3, [&](Rank& rank) {
     Loose net(std::vector<std::vector<int64_t>>{{100}, {64}});
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     if (rank.id() == 1) {
       at::NoGradGuard no_grad;
       (*net)[1].mul_(2);
@@ -156,7 +156,7 @@ TEST_P(EveryWrite, ThatFailsHalfWayLeavesThePagerUsable) {
     manual_seed(3);
     Loose net(std::vector<std::vector<int64_t>>{{100}, {4, 4}});
     const auto before = copies_of(net->weights);
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     {
       at::NoGradGuard no_grad;
       EXPECT_NE(error_of([&] { (*net)[0].add_((*net)[1]); }), "");
@@ -179,7 +179,7 @@ TEST_P(EveryWrite, AndUpdateOfAFastRankIsUnseenByASlowOneThatStillEvaluates) {
       at::NoGradGuard no_grad;
       (*net)[0].fill_(1);
     }
-    Pager pager(rank.world(), parameters_of(*net), policy());
+    Pager pager(rank.world(), named_parameters_of(*net), policy());
     for (int step = 0; step < 5; ++step) {
       const double value = 1 - 0.125 * step;  // exact in fp32
       (*net)[0].sum().backward();

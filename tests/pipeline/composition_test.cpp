@@ -14,6 +14,7 @@
 
 #include "tests/pipeline/pipelines.h"
 #include "tests/support/error_of.h"
+#include "tests/support/parameters.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/device/device.h"
 #include "trireme/zero.h"
@@ -82,9 +83,7 @@ std::map<std::string, at::Tensor> train_plain(const Recipe& recipe) {
     torch::nn::utils::clip_grad_norm_(model.parameters(), 0.5);
     optimizer.step();
   }
-  std::map<std::string, at::Tensor> weights;
-  for (const auto& item : model.named_parameters()) weights[item.key()] = item.value().detach();
-  return weights;
+  return testing::parameters_of(model);
 }
 
 TEST(Tied, AreThoseOfPlainPyTorchToAMillionthAfterTenSteps) {

@@ -3,8 +3,12 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
+#include <vector>
+
+#include "trireme/base/file.h"
 
 namespace trireme::testing {
 
@@ -21,6 +25,15 @@ class TemporaryFolder {
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(const std::filesystem::path& name) const { return path_ / name; }
+  /// Names of everything in the folder, sorted.
+  std::vector<std::string> names() const { return posix_file_system().list(path_); }
+  /// Writes a file, with its folders, and returns its path.
+  std::string write(const std::filesystem::path& name, const std::string& bytes) const {
+    std::filesystem::create_directories((path_ / name).parent_path());
+    std::ofstream(path_ / name, std::ios::binary) << bytes;
+    return (path_ / name).string();
+  }
 
  private:
   std::filesystem::path path_;
