@@ -1,11 +1,13 @@
-"""Saving and loading the training state of one Llama on two ranks, interleaved in one run: Trireme beside plain writes and
-reads, torch.save, PyTorch DCP (FSDP2) and DeepSpeed.
+"""Saving and loading the training state of one Llama on two ranks, interleaved in one run: Trireme beside plain writes
+and reads, torch.save, PyTorch DCP (FSDP2) and DeepSpeed.
 
-  checkpoint_peers_bench.py [--systems trireme,torch,dcp,dcp_async,deepspeed1,deepspeed3] [--rounds 3] [--dir FOLDER] [--smoke]
+  checkpoint_peers_bench.py [--systems trireme,torch,dcp,dcp_async,deepspeed1,deepspeed3] [--rounds 3] [--dir FOLDER]
+  [--smoke]
 
-trireme stands for all ways of checkpoint_bench, which says what they are. The others hold the same shape in PyTorch, fp32 with
-AdamW's moments. save: the call; save+sync: until fsync of every file (DeepSpeed and torch.save leave that out); load: from the
-page cache; blocked: what an asynchronous call keeps training from. DeepSpeed takes part where it can be imported, DCP where numpy can.
+trireme stands for all ways of checkpoint_bench, which says what they are. The others hold the same shape in PyTorch,
+fp32 with AdamW's moments. save: the call; save+sync: until fsync of every file (DeepSpeed and torch.save leave that
+out); load: from the page cache; blocked: what an asynchronous call keeps training from. DeepSpeed takes part where it
+can be imported, DCP where numpy can.
 """
 import argparse
 import importlib.util

@@ -1,4 +1,5 @@
-"""Reads the JSON lines of comm_bench and comm_gloo_bench.py from its input, prints one table and one JSON line. Used by comm.sh."""
+"""Reads the JSON lines of comm_bench and comm_gloo_bench.py from its input, prints one table and one JSON line. Used by
+comm.sh."""
 import argparse
 import collections
 import json

@@ -1,13 +1,15 @@
-"""Training on one GPU, interleaved in one run: Trireme from C++ and from Python beside plain libtorch, PyTorch, FSDP2 and DeepSpeed.
+"""Training on one GPU, interleaved in one run: Trireme from C++ and from Python beside plain libtorch, PyTorch, FSDP2
+and DeepSpeed.
 
   gpu_bench.py [--models llama-1b,mlp1024] [--systems nocomm,zero3,offload,plain,trireme,fsdp2,deepspeed] [--dtype bf16]
                [--samples 1] [--length 4096] [--rounds 3] [--steps 10] [--profile] [--undecided] [--smoke]
 
-nocomm (plain libtorch), zero3 and offload are train_bench's, in C++. The others train the same shape from PyTorch: plain,
-Trireme and DeepSpeed at ZeRO stage 3, FSDP2 with `fully_shard` on each block, all eager, with AdamW and clipping. A round's steps
-follow one another and its end alone is waited for. Memory is the most that the allocator gave out, after 10 steps and at the
-end: --steps 1000 shows whether it grows. --profile adds the share of the steps in which no kernel and no copy ran.
-Without a GPU there is nothing to measure: --smoke then runs the PyTorch systems that can on the host, once, for their code alone.
+nocomm (plain libtorch), zero3 and offload are train_bench's, in C++. The others train the same shape from PyTorch:
+plain, Trireme and DeepSpeed at ZeRO stage 3, FSDP2 with `fully_shard` on each block, all eager, with AdamW and
+clipping. A round's steps follow one another and its end alone is waited for. Memory is the most that the allocator gave
+out, after 10 steps and at the end: --steps 1000 shows whether it grows. --profile adds the share of the steps in which
+no kernel and no copy ran. Without a GPU there is nothing to measure: --smoke then runs the PyTorch systems that can on
+the host, once, for their code alone.
 """
 import argparse
 import importlib.util

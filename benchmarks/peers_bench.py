@@ -1,10 +1,13 @@
-"""Step time and memory of data-parallel systems on one Llama, interleaved in one run: Trireme beside DDP, FSDP2 and DeepSpeed.
+"""Step time and memory of data-parallel systems on one Llama, interleaved in one run: Trireme beside DDP, FSDP2 and
+DeepSpeed.
 
-  peers_bench.py [--systems nocomm,zero3,ddp,fsdp2,deepspeed] [--dtypes fp32,bf16] [--rounds 3] [--steps 6] [--memory] [--smoke]
+  peers_bench.py [--systems nocomm,zero3,ddp,fsdp2,deepspeed] [--dtypes fp32,bf16] [--rounds 3] [--steps 6] [--memory]
+  [--smoke]
 
-nocomm and zero3 are train_bench's llama-130m (two C++ ranks that exchange nothing, and Trireme). The others train the same
-shape from PyTorch: ranks, threads, batch, AdamW and clipping are alike. DeepSpeed takes part where it can be imported.
---memory polls the proportional set size instead, peak above what it was before the model was built; its times do not count.
+nocomm and zero3 are train_bench's llama-130m (two C++ ranks that exchange nothing, and Trireme). The others train the
+same shape from PyTorch: ranks, threads, batch, AdamW and clipping are alike. DeepSpeed takes part where it can be
+imported. --memory polls the proportional set size instead, peak above what it was before the model was built; its times
+do not count.
 """
 import argparse
 import importlib.util

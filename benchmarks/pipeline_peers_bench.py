@@ -1,9 +1,12 @@
-"""Step time of a Llama in two pipeline stages, interleaved in one run: Trireme beside torch.distributed.pipelining, DeepSpeed, one rank.
+"""Step time of a Llama in two pipeline stages, interleaved in one run: Trireme beside torch.distributed.pipelining,
+DeepSpeed, one rank.
 
-  pipeline_peers_bench.py [--systems one,trireme,trireme-zb,torch,deepspeed] [--micro-batches 8] [--rounds 3] [--steps 3] [--smoke]
+  pipeline_peers_bench.py [--systems one,trireme,trireme-zb,torch,deepspeed] [--micro-batches 8] [--rounds 3] [--steps
+  3] [--smoke]
 
-Two processes of one thread each; "one" is plain PyTorch on one. All cut llama-130m at the same layer, run 1F1B over micro-batches of one
-sample ("trireme-zb" ZB-H1), clip gradients by the norm of the whole model and update with AdamW. DeepSpeed takes part where it can be imported.
+Two processes of one thread each; "one" is plain PyTorch on one. All cut llama-130m at the same layer, run 1F1B over
+micro-batches of one sample ("trireme-zb" ZB-H1), clip gradients by the norm of the whole model and update with AdamW.
+DeepSpeed takes part where it can be imported.
 """
 import argparse
 import importlib.util

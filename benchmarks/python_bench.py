@@ -1,11 +1,14 @@
-"""Step time and memory of Python programs, interleaved in one run: Trireme's package beside plain PyTorch, DDP, FSDP2, DeepSpeed.
+"""Step time and memory of Python programs, interleaved in one run: Trireme's package beside plain PyTorch, DDP, FSDP2,
+DeepSpeed.
 
-  python_bench.py [--systems nocomm,trireme,as_fsdp,ddp,fsdp2,deepspeed] [--models llama-130m,llama-9m,tiny64] [--dtypes fp32,bf16]
+  python_bench.py [--systems nocomm,trireme,as_fsdp,ddp,fsdp2,deepspeed] [--models llama-130m,llama-9m,tiny64] [--dtypes
+  fp32,bf16]
                   [--ranks 2] [--rounds 3] [--steps 10] [--memory] [--smoke]
 
-as_fsdp is fsdp2's program with trireme.fsdp's names. nocomm is plain PyTorch whose ranks exchange nothing; with --ranks 1 it is one-process training. All sharded systems run ZeRO stage
-3 (FSDP2's full sharding). Model, batch per rank, threads (one), AdamW and clipping are alike. DeepSpeed and Trireme take part where they can
-be imported (PYTHONPATH=build/release/python). --memory polls the proportional set size instead, peak above what it was before the
+as_fsdp is fsdp2's program with trireme.fsdp's names. nocomm is plain PyTorch whose ranks exchange nothing; with --ranks
+1 it is one-process training. All sharded systems run ZeRO stage 3 (FSDP2's full sharding). Model, batch per rank,
+threads (one), AdamW and clipping are alike. DeepSpeed and Trireme take part where they can be imported
+(PYTHONPATH=build/release/python). --memory polls the proportional set size instead, peak above what it was before the
 model was built; its times do not count.
 """
 import argparse

@@ -1,11 +1,14 @@
-"""Step time of one Hugging Face Llama whose layers two ranks share: Trireme beside DTensor and DeepSpeed's AutoTP, interleaved in one run.
+"""Step time of one Hugging Face Llama whose layers two ranks share: Trireme beside DTensor and DeepSpeed's AutoTP,
+interleaved in one run.
 
-  tensor_peers_bench.py [--systems one,trireme,overlap,dtensor,autotp] [--rounds 3] [--steps 4] [--limit-s 300] [--smoke]
+  tensor_peers_bench.py [--systems one,trireme,overlap,dtensor,autotp] [--rounds 3] [--steps 4] [--limit-s 300]
+  [--smoke]
 
-one is a single rank of plain PyTorch, half of whose time is what two ranks without any exchange would take. overlap is trireme with tp_overlap_comm. dtensor is
-torch's parallelize_module() with column and row styles, and loss_parallel(). autotp takes part where deepspeed can be imported; it compiles
-operators of its own the first time (TORCH_EXTENSIONS_DIR keeps them). A system that does not run is named with its reason. Each rank has one
-thread; batches, AdamW and fp32 are alike. Needs transformers.
+one is a single rank of plain PyTorch, half of whose time is what two ranks without any exchange would take. overlap is
+trireme with tp_overlap_comm. dtensor is torch's parallelize_module() with column and row styles, and loss_parallel().
+autotp takes part where deepspeed can be imported; it compiles operators of its own the first time (TORCH_EXTENSIONS_DIR
+keeps them). A system that does not run is named with its reason. Each rank has one thread; batches, AdamW and fp32 are
+alike. Needs transformers.
 """
 import argparse
 import importlib.util

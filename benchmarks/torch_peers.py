@@ -205,8 +205,8 @@ class PeerFailed(Exception):
 
 
 def run_ranks(script, case, size=2, limit_s=900):
-    """The JSON that rank 0 of `size` processes of `script --rank-of CASE` printed. A peer that fails is run once more: a crash of
-    its own now and then is no failure of the benchmark. Raises PeerFailed, after `limit_s` too."""
+    """The JSON that rank 0 of `size` processes of `script --rank-of CASE` printed. A peer that fails is run once more:
+    a crash of its own now and then is no failure of the benchmark. Raises PeerFailed, after `limit_s` too."""
     try:
         return _run_ranks_once(script, case, size, limit_s)
     except PeerFailed as error:

@@ -11,7 +11,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def environment(here, torch_folder):
-    """The environment of the program: ranks that it starts run under this Python, and libtorch is found where torch is."""
+    """The environment of the program: ranks that it starts run under this Python, and libtorch is found where torch
+    is."""
     result = {"TRIREME_PYTHON": sys.executable, **os.environ, "TRIREME_COMMAND": os.path.abspath(sys.argv[0])}
     libraries = torch_folder / "lib"
     # The program looks beside its own package. Torch may lie elsewhere, as with `pip install --user` or a .pth file.

@@ -1,4 +1,5 @@
-"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts, check_words and reflow."""
+"""Lines of prose that are longer than COLUMNS, and comments that begin without a noun. Used by count_concepts,
+check_words and reflow."""
 import io
 import re
 import tokenize
@@ -62,7 +63,8 @@ def _beginnings(text, begins):
 
 
 def comments_without_noun(root):
-    """{language: [(file, number, line)]} of comments that begin with "What", "Of" or "Who", in the product and its tests."""
+    """{language: [(file, number, line)]} of comments that begin with "What", "Of" or "Who", in the product and its
+    tests."""
     kinds = {"C++": (r"\s*//", cpp_prose_files(root)), "Python": (r"\s*(?:#|\"\"\")", python_files(root))}
     return {kind: [(path, number, line) for path in paths for number, line in _beginnings(path.read_text(), begins) if _NO_NOUN.match(line)]
             for kind, (begins, paths) in kinds.items()}

@@ -147,7 +147,8 @@ def _comment_run(lines):
 
 
 def _beside_code(line, column):
-    """A line of code with a comment from `column` on: the comment stands above it, or opens the block that it begins."""
+    """A line of code with a comment from `column` on: the comment stands above it, or opens the block that it
+    begins."""
     code, comment = line[:column].rstrip(), line[column:]
     indent = " " * _indent(line)
     if re.match(r"(?:else|elif|except|finally|case)\b.*:$", code.strip()):
@@ -156,7 +157,8 @@ def _beside_code(line, column):
 
 
 def python(text):
-    lines, edits, before = text.split("\n"), {}, tokenize.NEWLINE  # Edits are {first line: (line after the last one, new lines)}
+    # Edits are {first line: (line after the last one, new lines)}
+    lines, edits, before = text.split("\n"), {}, tokenize.NEWLINE
     run = []
 
     def flush():

@@ -1,6 +1,8 @@
-"""The experiment of "From DeepSpeed to FSDP and back again" in small, on two ranks of this machine: where precision decides whether a model learns.
+"""The experiment of "From DeepSpeed to FSDP and back again" in small, on two ranks of this machine: where precision
+decides whether a model learns.
 
-    python examples/fsdp_and_deepspeed/experiment.py --out DIR      takes about a minute on two cores; writes figures.png and tables.md
+    python examples/fsdp_and_deepspeed/experiment.py --out DIR takes about a minute on two cores; writes figures.png and
+    tables.md
 
 Needs torch, transformers and matplotlib beside trireme.
 Source: https://huggingface.co/blog/deepspeed-to-fsdp-and-back
@@ -91,7 +93,8 @@ def _seconds(call):
 
 
 def table(folder, steps):
-    """Table 3: tokens per second and rank, seconds per step, and the part of the peak's operations that 6 x parameters x tokens are."""
+    """Table 3: tokens per second and rank, seconds per step, and the part of the peak's operations that 6 x parameters
+    x tokens are."""
     lines, peak = ["| | tokens/s per rank | ms per step | MFU |", "|---|---|---|---|"], peak_flops()
     for dialect, mode in (("fsdp", "mixed"), ("fsdp", "low"), ("deepspeed", "mixed")):
         found = run(dialect, mode, 1e-5, folder, steps)

@@ -1,9 +1,11 @@
-"""Fine-tunes a small Llama through FSDP's or DeepSpeed's names, with fp32 masters (mixed) or with everything in bf16 (low).
+"""Fine-tunes a small Llama through FSDP's or DeepSpeed's names, with fp32 masters (mixed) or with everything in bf16
+(low).
 
     trireme launch --num_gpus 2 --as-fsdp train.py --dialect fsdp --mode low --lr 1e-5 --base base.pt --out low.json
     trireme launch --num_gpus 2 train.py --dialect deepspeed --mode mixed --lr 1e-5 --base base.pt --out mixed.json
 
-Written for both libraries: `torch.distributed.fsdp` is PyTorch's without --as-fsdp, and `trireme` is named as programs name DeepSpeed.
+Written for both libraries: `torch.distributed.fsdp` is PyTorch's without --as-fsdp, and `trireme` is named as programs
+name DeepSpeed.
 """
 import argparse
 import json

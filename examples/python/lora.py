@@ -1,4 +1,5 @@
-"""LoRA with PEFT on a Hugging Face model, sharded by ZeRO-3: the base is frozen, the adapters learn, the merged model is saved.
+"""LoRA with PEFT on a Hugging Face model, sharded by ZeRO-3: the base is frozen, the adapters learn, the merged model
+is saved.
 
     trireme launch --num_gpus 2 python lora.py
 """

@@ -1,4 +1,5 @@
-"""A GPT with tied embeddings, trained in two stages of a pipeline with ZeRO 1: layers of which each rank builds its own.
+"""A GPT with tied embeddings, trained in two stages of a pipeline with ZeRO 1: layers of which each rank builds its
+own.
 
     trireme launch --num_gpus 2 examples/python/pipeline.py [STEPS]
 """

@@ -25,7 +25,8 @@ def _agree(world, values):
 
 
 def check_tensors(world, call, tensors):
-    """Collective. Raises StateError on every rank where {name: tensor} has other names or values on another; what an engine has is the same everywhere."""
+    """Collective. Raises StateError on every rank where {name: tensor} has other names or values on another; what an
+    engine has is the same everywhere."""
     if world.size == 1:
         return
     tensors = {name: value for name, value in sorted(tensors.items()) if isinstance(value, torch.Tensor)}

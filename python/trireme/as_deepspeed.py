@@ -15,8 +15,8 @@ from trireme.deepspeed.aliases import AliasFinder
 from trireme.programs import run
 
 DEEPSPEED_VERSION = "0.19.8"  # whose surface this is
-# A folder for sys.path in which `deepspeed` is found, and its metadata: processes that are started from here look there, too. The
-# metadata are a file, *.egg-info: builds of wheels leave out folders called *.dist-info.
+# A folder for sys.path in which `deepspeed` is found, and its metadata: processes that are started from here look
+# there, too. The metadata are a file, *.egg-info: builds of wheels leave out folders called *.dist-info.
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "deepspeed_path")
 
 

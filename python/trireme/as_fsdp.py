@@ -5,7 +5,8 @@
 """
 import sys
 
-import torch.distributed.checkpoint.state_dict  # This import keeps PyTorch's own FullyShardedDataParallel; no module here is one of those
+# This import keeps PyTorch's own FullyShardedDataParallel; no module here is one of those
+import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.distributed._composable.fsdp
 

@@ -26,7 +26,8 @@ def origin_of(config):
 
 
 def unwritable(value, path):
-    """Where in `value`, which stands at `path`, something is that JSON has not: "config['a'] is a torch.Tensor". None: nowhere."""
+    """Where in `value`, which stands at `path`, something is that JSON has not: "config['a'] is a torch.Tensor". None:
+    nowhere."""
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
@@ -57,8 +58,8 @@ def _what_else_it_is(config):
 def read(config):
     """The configuration as a dict of its own.
 
-    `config` is a dict, the path of a file with JSON or Hjson, or with YAML of Accelerate, or URL-safe base64 of JSON or Hjson. Keys of Accelerate
-    become DeepSpeed's.
+    `config` is a dict, the path of a file with JSON or Hjson, or with YAML of Accelerate, or URL-safe base64 of JSON or
+    Hjson. Keys of Accelerate become DeepSpeed's.
 
     Raises  ConfigError (a ValueError): none of these, or a syntax error, with its place.
     """
@@ -94,7 +95,8 @@ def check_filled(config, origin):
 
 
 def without_auto(section, depth=0):
-    """A section in which "auto" stands for the default, as in DeepSpeed; at the top level somebody must have filled it."""
+    """A section in which "auto" stands for the default, as in DeepSpeed; at the top level somebody must have filled
+    it."""
     if not isinstance(section, dict):
         return section
     return {key: without_auto(value, depth + 1) for key, value in section.items() if depth == 0 or value != "auto"}

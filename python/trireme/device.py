@@ -8,7 +8,8 @@ from .errors import ConfigError
 
 
 def local_device():
-    """The device that this rank trains on: TRIREME_DEVICE ("auto", "cpu", "cuda", "cuda:N"), which is "auto" where it is not set.
+    """The device that this rank trains on: TRIREME_DEVICE ("auto", "cpu", "cuda", "cuda:N"), which is "auto" where it
+    is not set.
 
     Raises  ConfigError: there is no such device.
     """

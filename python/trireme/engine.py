@@ -26,16 +26,18 @@ clipping.watch()
 class Engine(ModelFiles, torch.nn.Module):
     """Trains `module` over the ranks of the job: forward(), backward(), step(), and what ModelFiles saves and loads.
 
-    A call of these crosses into the library once, and waits for no device. What says collective is called by all ranks in the same
-    order. Errors are those of trireme.errors.
+    A call of these crosses into the library once, and waits for no device. What says collective is called by all ranks
+    in the same order. Errors are those of trireme.errors.
     """
 
     _stages = 1  # of a pipeline
     _knows_micro_batch = True  # the program has said how many samples its batches have
-    layout_call, remake = "initialize()", "engine.destroy() and initialize() again"  # Words of errors: the call that laid memory out, and the calls that do so anew
+    # Words of errors: the call that laid memory out, and the calls that do so anew
+    layout_call, remake = "initialize()", "engine.destroy() and initialize() again"
 
     def __init__(self, model, config, *, origin="config", optimizer=None, model_parameters=None, lr_scheduler=None, output="", unmanaged=()):
-        """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as initialize()'s.
+        """`config` is a dict in the library's keys; errors about it open with `origin`. The others are as
+        initialize()'s.
 
         `unmanaged`: parameters of the model that stay the program's own: neither sharded, updated nor saved.
         """
@@ -96,9 +98,11 @@ class Engine(ModelFiles, torch.nn.Module):
         beside.watch()
 
     def set_optimizer(self, optimizer):
-        """Lets the program's `optimizer` set what the next steps do, where no configuration and no argument has. Collective.
+        """Lets the program's `optimizer` set what the next steps do, where no configuration and no argument has.
+        Collective.
 
-        Raises  ConfigError: it does not fit the model. UnsupportedError: it cannot step here, or leaves out parameters that require gradients.
+        Raises  ConfigError: it does not fit the model. UnsupportedError: it cannot step here, or leaves out parameters
+                that require gradients.
         """
         plan = plans.plan(self.module, self._given, optimizer=optimizer, model_parameters=None, lr_scheduler=None, over_stages=self.over_stages,
                           unmanaged=self.unmanaged)
@@ -217,7 +221,8 @@ class Engine(ModelFiles, torch.nn.Module):
         return batches.prepare(self.core, self.module, inputs, kwargs)
 
     def backward(self, loss, retain_graph=False, scale_wrt_gas=True, create_graph=False, **_):
-        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at ZeRO stages 2, 3.
+        """Accumulates gradients; returns the loss, detached and divided by the accumulation steps. Collective at ZeRO
+        stages 2, 3.
 
         Raises  ShapeError: not a scalar with a graph. StateError: no optimizer.
         """
@@ -232,11 +237,13 @@ class Engine(ModelFiles, torch.nn.Module):
             raise
 
     def scale(self, loss):
-        """The tensor to call backward() on directly: `loss` times the loss scale, in fp32, where something computes in fp16."""
+        """The tensor to call backward() on directly: `loss` times the loss scale, in fp32, where something computes in
+        fp16."""
         return self.core.scale(loss)
 
     def step(self, lr_kwargs=None):
-        """At the end of an accumulation window updates the weights and advances the schedule; before it only counts. Collective.
+        """At the end of an accumulation window updates the weights and advances the schedule; before it only counts.
+        Collective.
 
         Waits for no device, unless the program's own scheduler must know whether the step was applied.
         """
@@ -257,7 +264,8 @@ class Engine(ModelFiles, torch.nn.Module):
         return self.client_steps.calling() if self.client_steps is not None else contextlib.nullcontext()
 
     def _follow_step(self, applied, lr_kwargs=None):
-        """After a step: optimizer and schedule go on. `applied`: whether the weights changed; None: a device has not told."""
+        """After a step: optimizer and schedule go on. `applied`: whether the weights changed; None: a device has not
+        told."""
         if applied is None and self.client_lr_scheduler is not None:
             applied = self.core.was_step_applied()
         if applied is not False:
@@ -282,12 +290,13 @@ class Engine(ModelFiles, torch.nn.Module):
     is_compiled = property(lambda self: self.module._compiled_call_impl is not None)  # pylint: disable=protected-access
 
     def gather(self, tensor):
-        """The whole of an activation or parameter of which each rank that shares layers has a slice, on all of these; differentiable.
-        `tensor` itself where it is whole. Collective over the ranks that share layers."""
+        """The whole of an activation or parameter of which each rank that shares layers has a slice, on all of these;
+        differentiable. `tensor` itself where it is whole. Collective over the ranks that share layers."""
         return self.core.gather(tensor)
 
     def destroy(self):
-        """Gives the module plain, whole parameters again. Collective. The engine is spent; a second call does nothing."""
+        """Gives the module plain, whole parameters again. Collective. The engine is spent; a second call does
+        nothing."""
         if not self.is_spent:
             self.core.destroy()
             self._thaw()

@@ -1,7 +1,9 @@
-"""Lets Python's higher-order operators (vmap, torch.func, flex attention, checkpoint wrappers) run while operators are intercepted.
+"""Lets Python's higher-order operators (vmap, torch.func, flex attention, checkpoint wrappers) run while operators are
+intercepted.
 
-The library sees operators through a dispatch key that is on for the whole thread. A higher-order operator is implemented in
-Python, per key, and knows nothing of that one: it is told to pass it by. What it calls inside is seen as usual.
+The library sees operators through a dispatch key that is on for the whole thread. A higher-order operator is
+implemented in Python, per key, and knows nothing of that one: it is told to pass it by. What it calls inside is seen as
+usual.
 """
 import torch
 from torch import _ops

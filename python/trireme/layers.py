@@ -10,7 +10,8 @@ _CACHES = ("past_key_value", "past_key_values", "layer_past")
 
 
 def layers_of(module):
-    """The modules in the outermost lists (ModuleList, Sequential) of at least two modules of one class that have parameters."""
+    """The modules in the outermost lists (ModuleList, Sequential) of at least two modules of one class that have
+    parameters."""
     found = []
     for child in module.children():
         parts = list(child.children())

@@ -4,11 +4,13 @@ import weakref
 
 from .activations import wholes
 
-_numbers, _known = itertools.count(), {}  # Storage: (number, parameter), since a tensor of state_dict() is not the parameter itself
+# Storage: (number, parameter), since a tensor of state_dict() is not the parameter itself
+_numbers, _known = itertools.count(), {}
 
 
 def number(_module, _name, parameter):
-    """Gives a parameter its place in the order in which all ranks gather: that in which models have got their parameters.
+    """Gives a parameter its place in the order in which all ranks gather: that in which models have got their
+    parameters.
 
     Programs pass parameters in sets, whose order differs by rank.
     """

@@ -21,7 +21,8 @@ def _is_module(name):
 
 
 def run(words, name, meaning, install):
-    """Runs `SCRIPT …` or `-m MODULE …` after install(). `name` is the module that was called, and `meaning` what it does to names."""
+    """Runs `SCRIPT …` or `-m MODULE …` after install(). `name` is the module that was called, and `meaning` what it
+    does to names."""
     if not words or (words[0] == "-m" and len(words) == 1) or words[0] in ("-h", "--help"):
         sys.exit(f"usage: python -m {name} [-m MODULE | SCRIPT] [ARGUMENT ...]\nRuns a program with {meaning}.")
     if words[0] != "-m" and not os.path.exists(words[0]):

@@ -30,10 +30,11 @@ def is_joined():
 
 
 def join(backend="gloo", timeout=TIMEOUT, *, init_method=None, rank=-1, size=-1):
-    """Joins the ranks that torch.distributed or the launcher's variables name, and initialises torch.distributed if nobody has, by
-    `backend`, `init_method`, `rank` and `size`. Nothing where there is a world already. Collective.
+    """Joins the ranks that torch.distributed or the launcher's variables name, and initialises torch.distributed if
+    nobody has, by `backend`, `init_method`, `rank` and `size`. Nothing where there is a world already. Collective.
 
-    Raises  ConfigError: launcher variables that are missing or contradict each other. CommTimeoutError: a peer that did not come.
+    Raises  ConfigError: launcher variables that are missing or contradict each other. CommTimeoutError: a peer that did
+            not come.
     """
     global _world  # pylint: disable=global-statement
     if _world is not None:
@@ -59,7 +60,8 @@ def _init_torch(backend, timeout, init_method, rank, size):
     if rank >= 0 and size > 0:
         dist.init_process_group(backend, rank=rank, world_size=size, **where)
     elif "RANK" in os.environ and ("MASTER_ADDR" in os.environ or init_method):
-        # torch.distributed would wait without a word. What is returned may serve at the address until it does so itself.
+        # torch.distributed would wait without a word. What is returned may serve at the address until it does so
+        # itself.
         met = None if init_method else core.await_ranks(timeout.total_seconds())
         dist.init_process_group(backend, **where)
         del met
@@ -99,14 +101,15 @@ def _let_go(process):
 
 
 def _leave_torch(process, groups):
-    # The process that made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the process.
-    # `groups`: weak references to what join() has made; the program may have taken it down itself.
+    # The process that made it takes it down: a thread of Gloo that lets a tensor go while Python ends would abort the
+    # process. `groups`: weak references to what join() has made; the program may have taken it down itself.
     if process == os.getpid():
         if dist.is_initialized():
             groups += [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]  # pylint: disable=protected-access
             dist.destroy_process_group()
         if any(group() is not None for group in groups):
-            # A DeviceMesh, say, still names one, which keeps its threads: they get a moment to let go of the last call's tensors.
+            # A DeviceMesh, say, still names one, which keeps its threads: they get a moment to let go of the last
+            # call's tensors.
             time.sleep(0.2)
         return
     if not dist.is_initialized():

@@ -1,4 +1,5 @@
-"""Each program of benchmarks/ explains itself at once: --help says what it measures, and a wrong flag names the right ones.
+"""Each program of benchmarks/ explains itself at once: --help says what it measures, and a wrong flag names the right
+ones.
 
   help_test.py BUILD PYTHON   the folder of the build, and the Python that runs the drivers of peers
 """

@@ -1,7 +1,8 @@
 """`pip install .`: what the wheel holds, and that it works beside the torch it was built against.
 
-Arguments: a folder for environments, build folder, ninja's folder, compiler. Run by a Python that has torch; exits 77 when PyPI, where
-the build's own tools come from, cannot be reached. Nothing is installed from there: torch comes from that Python.
+Arguments: a folder for environments, build folder, ninja's folder, compiler. Run by a Python that has torch; exits 77
+when PyPI, where the build's own tools come from, cannot be reached. Nothing is installed from there: torch comes from
+that Python.
 """
 import os
 import pathlib

@@ -1,5 +1,5 @@
-"""Files that `trireme consolidate` and zero_to_fp32.py write, read by Hugging Face's packages. Arguments: the program, a folder for
-environments."""
+"""Files that `trireme consolidate` and zero_to_fp32.py write, read by Hugging Face's packages. Arguments: the program,
+a folder for environments."""
 import json
 import shutil
 import sys

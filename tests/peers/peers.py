@@ -1,4 +1,5 @@
-"""Helpers that the tests beside it share: the program, small checkpoints that it trained, environments with other packages."""
+"""Helpers that the tests beside it share: the program, small checkpoints that it trained, environments with other
+packages."""
 import json
 import os
 import pathlib

@@ -1,4 +1,5 @@
-"""Checkpoints of torch.distributed.checkpoint: read bit for bit, and written so that torch fills a model and an optimizer.
+"""Checkpoints of torch.distributed.checkpoint: read bit for bit, and written so that torch fills a model and an
+optimizer.
 
 Arguments: the program, a folder for environments.
 """

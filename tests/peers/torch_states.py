@@ -36,7 +36,8 @@ def safetensors(path):
 
 
 def saved_tensors(checkpoint):
-    """All tensors of a checkpoint in our own layout, by the names in its manifest; and its values, those of tensors included."""
+    """All tensors of a checkpoint in our own layout, by the names in its manifest; and its values, those of tensors
+    included."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     tensors = {}
     for tensor in manifest["tensors"]:

@@ -1,9 +1,10 @@
-"""Trains with each feature of Python programs under each setting, and with each pair of features, on the ranks that run this:
-compose_test.py starts it.
+"""Trains with each feature of Python programs under each setting, and with each pair of features, on the ranks that run
+this: compose_test.py starts it.
 
-Prints a line of JSON: "settings", {feature: {setting: verdict}}; "pairs", {feature: {other feature: verdict}}; "compared", how many
-runs; "largest", the largest difference of a gradient in fp32. A verdict is "yes", "refused: TEXT", or "flaw: TEXT" where it is
-another training. A feature whose package is not installed has null. Arguments name features: each of them alone at ZeRO 3.
+Prints a line of JSON: "settings", {feature: {setting: verdict}}; "pairs", {feature: {other feature: verdict}};
+"compared", how many runs; "largest", the largest difference of a gradient in fp32. A verdict is "yes", "refused: TEXT",
+or "flaw: TEXT" where it is another training. A feature whose package is not installed has null. Arguments name
+features: each of them alone at ZeRO 3.
 """
 import contextlib
 import dataclasses
@@ -21,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from trireme.errors import Error
 
 STEPS, ACCUMULATION, RATE, CLIP = 2, 2, 2e-3, 0.5
-ADAMW = {"lr": RATE, "weight_decay": 1e-2, "betas": (0.0, 0.95), "eps": 1e-3}  # An AdamW whose first moment is the clipped gradient
+# An AdamW whose first moment is the clipped gradient
+ADAMW = {"lr": RATE, "weight_decay": 1e-2, "betas": (0.0, 0.95), "eps": 1e-3}
 ROUNDING = 1e-5  # of fp32 sums in another order
 SIXTEEN_BITS = 6e-2
 CROSSED_AT = "ZeRO 3"
@@ -162,7 +164,8 @@ def together(*names):
 
 @dataclasses.dataclass
 class Outcome:
-    """The outcome of one run: rank 0's losses, the gradients and their norm of each step before clipping, and the trained weights."""
+    """The outcome of one run: rank 0's losses, the gradients and their norm of each step before clipping, and the
+    trained weights."""
     losses: list
     weights: dict
     norms: list = dataclasses.field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Which features of Python programs go together with which settings and with each other. Makes the second part of docs/compose.md."""
+"""Which features of Python programs go together with which settings and with each other. Makes the second part of
+docs/compose.md."""
 import copy
 import json
 import os

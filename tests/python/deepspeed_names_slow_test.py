@@ -31,8 +31,8 @@ for name in NAMES:
 print("\\nTEST_RESULT " + json.dumps(found))
 """
 
-# Texts that are nearly Hjson, from a seed, and what Python's hjson makes of them. It refuses ''' on the first line, which is
-# a comment here, and takes blanks inside of \u escapes, which these texts do not have.
+# Texts that are nearly Hjson, from a seed, and what Python's hjson makes of them. It refuses ''' on the first line,
+# which is a comment here, and takes blanks inside of \u escapes, which these texts do not have.
 _HJSON = r"""
 import json, random, sys
 try:

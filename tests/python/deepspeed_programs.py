@@ -1,4 +1,5 @@
-"""The programs of programs/for_deepspeed, which know nothing of Trireme: at which stages they run, and what they say under DeepSpeed."""
+"""The programs of programs/for_deepspeed, which know nothing of Trireme: at which stages they run, and what they say
+under DeepSpeed."""
 import json
 import os
 import pathlib
@@ -72,7 +73,8 @@ def write_record(said):
 
 
 def difference(found, expected):
-    """The largest one between two reports, of a list against the largest number of the list; infinite where lists differ in kind."""
+    """The largest one between two reports, of a list against the largest number of the list; infinite where lists
+    differ in kind."""
     if {name: len(numbers) for name, numbers in found.items()} != {name: len(numbers) for name, numbers in expected.items()}:
         return float("inf")
     return max(abs(one - other) / (max(map(abs, numbers)) or 1)

@@ -1,4 +1,5 @@
-"""Programs written for DeepSpeed, each as it is under DeepSpeed itself (from PyPI) and under this package: the same losses.
+"""Programs written for DeepSpeed, each as it is under DeepSpeed itself (from PyPI) and under this package: the same
+losses.
 
 With TRIREME_RECORD=1 writes what DeepSpeed said for deepspeed_programs_test.py.
 """

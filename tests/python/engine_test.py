@@ -1,4 +1,5 @@
-"""The engine that façades stand on: it trains under its own name, and a step of it, or of a pipeline, is one call that waits for nothing."""
+"""The engine that façades stand on: it trains under its own name, and a step of it, or of a pipeline, is one call that
+waits for nothing."""
 import json
 import unittest.mock
 
@@ -66,7 +67,8 @@ class Neutral(Case):
 
 
 class Calls:
-    """An engine's core that tells which of its members were asked for; as one on a device it does not know yet how a step ended."""
+    """An engine's core that tells which of its members were asked for; as one on a device it does not know yet how a
+    step ended."""
 
     def __init__(self, core):
         self.core, self.asked, self.changes = core, [], None

@@ -287,7 +287,8 @@ dist.all_reduce(torch.zeros(1000000))
 dist.barrier()
 dist.destroy_process_group()
 """)
-        for runs in (harness.launch, *[RankServer.run] * 5):  # of two; the first as a program ends, with all that torch has made
+        # of two; the first as a program ends, with all that torch has made
+        for runs in (harness.launch, *[RankServer.run] * 5):
             status, _, err = runs(2, [program])
             self.assertEqual(status, 0, err)
 

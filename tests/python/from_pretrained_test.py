@@ -1,4 +1,5 @@
-"""A model that `trireme convert --to huggingface` or `trireme consolidate` writes is one that transformers' from_pretrained() opens."""
+"""A model that `trireme convert --to huggingface` or `trireme consolidate` writes is one that transformers'
+from_pretrained() opens."""
 import json
 import subprocess
 
@@ -44,7 +45,8 @@ class FromPretrained(Case):
                 model = opened(self.folder / "copy")
                 self.assertIsNone(model.config.eos_token_id)
                 words = ["generate", "--checkpoint", "run", "--prompt", PROMPT, "--temperature", "0", "--tokens", str(TOKENS)]
-                text = subprocess.run([PROGRAM, *words], cwd=self.folder, stdout=subprocess.PIPE, check=True).stdout  # bytes of any kind
+                # bytes of any kind
+                text = subprocess.run([PROGRAM, *words], cwd=self.folder, stdout=subprocess.PIPE, check=True).stdout
                 prompt = torch.tensor([list(PROMPT.encode())])
                 with torch.no_grad():
                     tokens = model.generate(prompt, do_sample=False, max_new_tokens=TOKENS, pad_token_id=0)

@@ -1,4 +1,5 @@
-"""Accelerate's FSDP with replicas, its FSDP1, and the Trainer's of both versions over adapters of peft, in fp32 and in bf16."""
+"""Accelerate's FSDP with replicas, its FSDP1, and the Trainer's of both versions over adapters of peft, in fp32 and in
+bf16."""
 import torch
 from fsdp_accelerated import Case
 from harness import main
@@ -27,7 +28,8 @@ class Fsdp1(Case):
                 self.assert_same(self.told(name, 2, micro=4, plugin=plugin), alone)
 
     def test_computes_in_bf16_as_torchs_fsdp1(self):
-        options = {"micro": 4, "precision": "bf16", "accumulation": 1,  # PyTorch's FSDP1 adds up in bf16 what it does not reduce
+        # PyTorch's FSDP1 adds up in bf16 what it does not reduce
+        options = {"micro": 4, "precision": "bf16", "accumulation": 1,
                    "plugin": {"fsdp_version": 1, "auto_wrap_policy": "transformer_based_wrap", "use_orig_params": True,
                               "mixed_precision_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32", "buffer_dtype": "float32"}}}
         for name, more in (("fp32", {}), ("bf16", {"dtype": "bfloat16"})):  # the latter Accelerate keeps in fp32

@@ -1,4 +1,5 @@
-"""Accelerate's FSDP on hosts: losses, gradients and weights of one process, and of PyTorch's own fully_shard as Accelerate calls it."""
+"""Accelerate's FSDP on hosts: losses, gradients and weights of one process, and of PyTorch's own fully_shard as
+Accelerate calls it."""
 import torch
 from fsdp_accelerated import Case
 from harness import main

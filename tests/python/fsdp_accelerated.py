@@ -22,7 +22,8 @@ class Case(harness.Case):
     """Programs beside one process, or beside PyTorch's own FSDP."""
 
     def told(self, out, ranks, *, by="trireme", environment=None, program="for_fsdp/accelerated.py", before="", **options):
-        """The record of a program: its line, and the tensors that it saves. `by`: "trireme", or "torch" for PyTorch's own FSDP; without ranks one process."""
+        """The record of a program: its line, and the tensors that it saves. `by`: "trireme", or "torch" for PyTorch's
+        own FSDP; without ranks one process."""
         options = {"accumulation": 2, "out": str(self.folder / out), **options}
         (self.folder / out).mkdir()
         words = [str(PROGRAMS / program), json.dumps(options)]
@@ -38,7 +39,8 @@ class Case(harness.Case):
         for name in ("losses", "norms", "gradients", "weights"):
             if name in expected:
                 torch.testing.assert_close(found[name], expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
-        self.assertEqual(found["again"], found["losses"][len(found["losses"]) // 2:])  # load_state() has brought everything back
+        # load_state() has brought everything back
+        self.assertEqual(found["again"], found["losses"][len(found["losses"]) // 2:])
 
     def assert_same_model(self, one, other, tolerance, file="model.safetensors"):
         from safetensors.torch import load_file  # of the environment of these tests

@@ -1,4 +1,5 @@
-"""FSDP's and DeepSpeed's programs of one model have one outcome, to the bit, in both modes; bf16 throughout is plain PyTorch's."""
+"""FSDP's and DeepSpeed's programs of one model have one outcome, to the bit, in both modes; bf16 throughout is plain
+PyTorch's."""
 from harness import Case, RankServer, main
 
 RankServer.imports = ("torch._dynamo", "transformers")

@@ -1,4 +1,5 @@
-"""Gradients and weights that FSDP programs change by hand: the outcome of plain PyTorch on the whole batch, or refused by name on every rank."""
+"""Gradients and weights that FSDP programs change by hand: the outcome of plain PyTorch on the whole batch, or refused
+by name on every rank."""
 from fsdp_programs import Case
 from harness import main
 

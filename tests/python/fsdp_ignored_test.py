@@ -1,4 +1,5 @@
-"""Parameters that a program keeps out of FSDP (ignored_params, ignored_modules, ignored_states): whole on each rank, with its own gradients, as PyTorch's."""
+"""Parameters that a program keeps out of FSDP (ignored_params, ignored_modules, ignored_states): whole on each rank,
+with its own gradients, as PyTorch's."""
 from fsdp_programs import Case
 from harness import main
 

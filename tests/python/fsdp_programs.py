@@ -1,4 +1,5 @@
-"""Helpers that the tests of FSDP programs share: a small model, its training on this rank's part of a batch, and a comparison with plain PyTorch."""
+"""Helpers that the tests of FSDP programs share: a small model, its training on this rank's part of a batch, and a
+comparison with plain PyTorch."""
 import pathlib
 
 import harness

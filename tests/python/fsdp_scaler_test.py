@@ -1,4 +1,5 @@
-"""torch's scalers of losses under FSDP1 and FSDP2: scales, skipped steps and weights of PyTorch's own FSDP with them."""
+"""torch's scalers of losses under FSDP1 and FSDP2: scales, skipped steps and weights of PyTorch's own FSDP with
+them."""
 from fsdp_programs import Case
 from harness import main
 
@@ -73,7 +74,8 @@ result = {"clipped": compared(by_fully_shard, make), "by step() alone": compared
 result["fused"] = {"told": max(abs(x - y) for x, y in zip(told, same)), "weights": farthest(found, expected), "states": True}
 """)
         self.assert_alike(result)
-        self.assertEqual(result["by step() alone"]["told by rank 0"][1::2], [1024.0, 1024.0, 512.0, 512.0, 512.0, 1024.0])  # the third step was skipped
+        # the third step was skipped
+        self.assertEqual(result["by step() alone"]["told by rank 0"][1::2], [1024.0, 1024.0, 512.0, 512.0, 512.0, 1024.0])
 
     def test_serves_fsdp1_with_the_sharded_scaler(self):
         result = self.ran(_RUN + """

@@ -1,4 +1,5 @@
-"""FSDP programs, longer: accumulation, bf16, meshes, compiled and checkpointed layers, and whole programs beside torch's own FSDP."""
+"""FSDP programs, longer: accumulation, bf16, meshes, compiled and checkpointed layers, and whole programs beside
+torch's own FSDP."""
 import torch
 from fsdp_programs import PROGRAMS, Case
 from harness import PROGRAM, PYTHON, main, run
@@ -122,7 +123,8 @@ result["set"] = farthest(weights(model), {name: value + 1 for name, value in her
         self.assertEqual([result["gotten"], result["set"]], [0, 0])
 
     def outcome(self, flags, words, said):
-        """The files of a program under the launcher; it says whose FSDP it had. PyTorch's own, without `flags`, aborts now and then as its threads end."""
+        """The files of a program under the launcher; it says whose FSDP it had. PyTorch's own, without `flags`, aborts
+        now and then as its threads end."""
         path = self.folder / f"{len(list(self.folder.iterdir()))}.pt"
         for _ in range(1 if flags else 3):
             status, out, err = run([PROGRAM, "launch", "--num_gpus", 2, *flags, PYTHON, "-B", PROGRAMS / words[0], path, *words[1:]])

@@ -1,4 +1,5 @@
-"""FSDP programs: losses, gradients and weights of plain PyTorch on the whole batch, and of torch's own FSDP; the rest is refused by name."""
+"""FSDP programs: losses, gradients and weights of plain PyTorch on the whole batch, and of torch's own FSDP; the rest
+is refused by name."""
 from fsdp_programs import Case
 from harness import main
 

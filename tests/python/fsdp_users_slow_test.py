@@ -1,4 +1,5 @@
-"""FSDP programs as users write them: each trains as one process of plain PyTorch does on the whole batch, or is refused by name."""
+"""FSDP programs as users write them: each trains as one process of plain PyTorch does on the whole batch, or is refused
+by name."""
 from fsdp_programs import Case
 from harness import main
 

@@ -78,10 +78,11 @@ class _SharedServer:
 
 
 class RankServer:
-    """A Python with torch that forks ranks (rank_server.py), for programs that are not about how a rank is started or ended.
+    """A Python with torch that forks ranks (rank_server.py), for programs that are not about how a rank is started or
+    ended.
 
-    `imports` names the modules that most programs of a test import, so that the server imports them once, for all ranks: a test sets
-    it before the first run().
+    `imports` names the modules that most programs of a test import, so that the server imports them once, for all
+    ranks: a test sets it before the first run().
     """
 
     imports = ()

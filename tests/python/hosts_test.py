@@ -1,4 +1,5 @@
-"""Training over torch.distributed's process group between two hosts: network, PID and UTS namespaces that the test makes itself.
+"""Training over torch.distributed's process group between two hosts: network, PID and UTS namespaces that the test
+makes itself.
 
 Skipped, with the reason, where the system does not let the test make them."""
 import concurrent.futures

@@ -1,4 +1,5 @@
-"""Helpers that the tests of Hugging Face's programs share: a run of a program with options, and configurations of DeepSpeed."""
+"""Helpers that the tests of Hugging Face's programs share: a run of a program with options, and configurations of
+DeepSpeed."""
 import json
 import pathlib
 

@@ -14,7 +14,8 @@ TESTS = ("trainer", "accelerate", "pretrained", "models", "as_deepspeed")
 class Newest(Case):
     def test_programs_of_hugging_face_run_unchanged(self):
         try:
-            python = environments.python_with(self.folder, *PACKAGES)  # a new folder, so that nothing is older than today
+            # a new folder, so that nothing is older than today
+            python = environments.python_with(self.folder, *PACKAGES)
         except environments.Unreachable:
             raise unittest.SkipTest("the package index cannot be reached") from None
         versions = f"import importlib.metadata as m; print({{name: m.version(name) for name in {PACKAGES}}})"

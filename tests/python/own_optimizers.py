@@ -1,4 +1,5 @@
-"""Optimizers as programs write them, for tests: they wrap others, keep what they need in odd places, or cannot be sharded."""
+"""Optimizers as programs write them, for tests: they wrap others, keep what they need in odd places, or cannot be
+sharded."""
 import torch
 from torch.optim import Optimizer
 
@@ -54,7 +55,8 @@ class EarlyLookahead(Lookahead):
 
 
 class ScheduleFree(Optimizer):
-    """SGD with iterates averaged as schedule-free optimizers do: groups count in `k` and `weight_sum`; eval() gives the average."""
+    """SGD with iterates averaged as schedule-free optimizers do: groups count in `k` and `weight_sum`; eval() gives the
+    average."""
 
     def __init__(self, params, lr=0.1, beta=0.9):
         super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "weight_sum": 0.0, "train_mode": True})

@@ -1,4 +1,5 @@
-"""A program's own optimizers and schedulers: trained as in plain PyTorch, or refused by name before anything has changed."""
+"""A program's own optimizers and schedulers: trained as in plain PyTorch, or refused by name before anything has
+changed."""
 import pathlib
 
 from harness import RankServer, main

@@ -87,7 +87,8 @@ class Package(Case):
                 for one in getattr(node, "body", []) if isinstance(node, (ast.Module, ast.ClassDef)) else []:
                     if not isinstance(one, (ast.FunctionDef, ast.ClassDef)) or not public([one.name]) or ast.get_docstring(one):
                         continue
-                    # Names that importlib asks for are described there; the accelerator's one-line answers say all that there is to say.
+                    # Names that importlib asks for are described there; the accelerator's one-line answers say all that
+                    # there is to say.
                     is_answer = path.name == "accelerator.py" and len(one.body) == 1 and isinstance(node, ast.ClassDef)
                     if one.name not in ("find_spec", "create_module", "exec_module") and not is_answer:
                         without.append(f"{path.name}:{one.lineno}: {one.name}")

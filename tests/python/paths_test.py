@@ -5,7 +5,8 @@ import pathlib
 
 from harness import Case, main
 
-# Paths that programs import, and where they lie. Inner modules come first: a finder of files would make second modules of these.
+# Paths that programs import, and where they lie. Inner modules come first: a finder of files would make second modules
+# of these.
 PATHS = {
     "runtime.pipe.engine": "runtime.pipe.engine", "runtime.pipe.topology": "runtime.pipe.topology", "runtime.pipe": "runtime.pipe",
     "runtime.lr_schedules": "runtime.lr_schedules", "runtime.engine": "runtime.engine", "runtime.config": "runtime.config",

@@ -1,4 +1,5 @@
-"""Engines of pipelines: the same bits as without stages, DeepSpeed's methods, checkpoints, and what is left when a stage ends."""
+"""Engines of pipelines: the same bits as without stages, DeepSpeed's methods, checkpoints, and what is left when a
+stage ends."""
 import json
 import pathlib
 import tempfile
@@ -538,7 +539,8 @@ class RightOrRefused(Case):
         self.assertIn("the loss function returned a float; expected a tensor of one floating element", self.of_ranks("loss")[1][1])
 
 
-# Stage 1 has a fault in the second backward pass of the second step; stage 0 says what it met, even when the launcher wants it to end.
+# Stage 1 has a fault in the second backward pass of the second step; stage 0 says what it met, even when the launcher
+# wants it to end.
 _FAULT = _BEGIN + """
 import os, signal, sys, time
 class Fault(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Trains small models in stages and whole, on the ranks that run this: pipeline_engine_test.py starts it.
 
-Arguments: a folder that all runs share. Rank 0 prints a line of JSON, {case: {layout: outcome}}, where a layout is "whole" or a number of
-stages. An outcome has the losses and a digest of each weight.
+Arguments: a folder that all runs share. Rank 0 prints a line of JSON, {case: {layout: outcome}}, where a layout is
+"whole" or a number of stages. An outcome has the losses and a digest of each weight.
 """
 import dataclasses
 import hashlib
@@ -18,8 +18,10 @@ from trireme.runtime.pipe import schedule as schedules
 from trireme.runtime.pipe.topology import PipeDataParallelTopology
 
 STEPS, MICRO_BATCHES, WIDTH, WORDS = 3, 4, 8, 11
-LAYOUTS = {1: ("whole",), 2: ("whole", 2), 4: (2, 4)}  # by the number of ranks; those that stages do not take are data parallel
-# The last layout of each number of ranks, without data parallelism, saves checkpoints. From which ranks' one a layout resumes:
+# by the number of ranks; those that stages do not take are data parallel
+LAYOUTS = {1: ("whole",), 2: ("whole", 2), 4: (2, 4)}
+# The last layout of each number of ranks, without data parallelism, saves checkpoints. From which ranks' one a layout
+# resumes:
 SAVED_BY = {(1, "whole"): 1, (2, "whole"): 2, (2, 2): 1, (4, 2): 4, (4, 4): 2}
 
 

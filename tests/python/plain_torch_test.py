@@ -1,4 +1,5 @@
-"""Users' programs train as plain PyTorch trains in one process: losses, every gradient, weights. And their mistakes are refused."""
+"""Users' programs train as plain PyTorch trains in one process: losses, every gradient, weights. And their mistakes are
+refused."""
 from harness import Case, RankServer, main
 
 RankServer.imports = ("torch._dynamo",)  # which optimizers of torch import

@@ -53,7 +53,8 @@ class Low(Case):
     """On one rank, and on two that see the same micro-batches, so that the mean of their gradients is each one's."""
 
     def trained(self, ranks, sizes):
-        """{optimizer, stage: [farthest weight, whether losses are the same, dtypes, bf16_optimizer_states(), farthest from the start]}."""
+        """{optimizer, stage: [farthest weight, whether losses are the same, dtypes, bf16_optimizer_states(), farthest
+        from the start]}."""
         return self.ran(ranks, _START + f"""
 result = {{}}
 for name, make in {_MAKERS}.items():
@@ -80,7 +81,8 @@ for name, make in {_MAKERS}.items():
                     self.assertGreater(moved, 0.05)
 
     def test_of_tensors_of_odd_sizes_only_sums_with_a_factor_are_rounded_otherwise(self):
-        # PyTorch's add(…, alpha=…), of weight decay as L2 and of SGD, rounds the last elements of a tensor twice: those behind its vectors.
+        # PyTorch's add(…, alpha=…), of weight decay as L2 and of SGD, rounds the last elements of a tensor twice: those
+        # behind its vectors.
         for name, (far, has_same_losses, *_) in self.trained(2, (37, 3)).items():
             with self.subTest(name):
                 if name.split(",")[0] in ("Adam", "SGD"):

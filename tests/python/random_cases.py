@@ -10,7 +10,8 @@ from torch.nn import functional
 NATIVE = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "SGD": torch.optim.SGD, "Adagrad": torch.optim.Adagrad}
 STEPS_ITSELF = {"RMSprop": torch.optim.RMSprop, "RAdam": torch.optim.RAdam, "Adamax": torch.optim.Adamax,
                 "Adadelta": torch.optim.Adadelta, "NAdam": torch.optim.NAdam, "AMSGrad": torch.optim.AdamW, "Damped": torch.optim.SGD}
-# Models that take token ids, so that bf16 weights need no cast of the inputs, and have no routing, where a rounding chooses the way.
+# Models that take token ids, so that bf16 weights need no cast of the inputs, and have no routing, where a rounding
+# chooses the way.
 IN_BF16 = ("llama", "llama, tied", "gpt2", "t5", "bert", "lora", "checkpoint, reentrant", "checkpoint", "blocks",
            "blocks, checkpoint, reentrant")
 # Compiling takes longer than all else together, and its caches grow with each model.

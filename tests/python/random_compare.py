@@ -1,12 +1,12 @@
 """How far the cases of random_training.py may be from plain PyTorch."""
 
-# Relative: of losses; and of the distance between final weights, to the way that training went. In bf16 a loss that operators
-# compute in it has 8 bits, and a sum that differs in fp32's last bit may round a weight to its neighbour.
+# Relative: of losses; and of the distance between final weights, to the way that training went. In bf16 a loss that
+# operators compute in it has 8 bits, and a sum that differs in fp32's last bit may round a weight to its neighbour.
 TOLERANCE = {False: (1e-5, 1e-3), True: (2e-2, 1e-1)}
 SMALL_LOSS = 0.1  # a smaller one is a difference of logits of order one, and has their last bits
-# The larger tolerance of a case: so many times the largest distance between plain PyTorch and itself with gradients whose last
-# bits differ, as another order of summation makes them. Looked at where a case is off: some multiply them, and some of those (a
-# norm behind a single number is its sign) by another factor with each draw of the bits.
+# The larger tolerance of a case: so many times the largest distance between plain PyTorch and itself with gradients
+# whose last bits differ, as another order of summation makes them. Looked at where a case is off: some multiply them,
+# and some of those (a norm behind a single number is its sign) by another factor with each draw of the bits.
 SENSITIVITY, LAST_BITS, DRAWS = 4, 2.0**-22, 4
 
 
@@ -15,8 +15,8 @@ def _distance(some, others):
 
 
 def differences(training, found, expected, begin, shaken=()):
-    """(what is wrong in words, "" if nothing is; relative distance of weights). Others are (losses, weights) of a segment, `shaken`
-    several of plain PyTorch with other last bits."""
+    """(what is wrong in words, "" if nothing is; relative distance of weights). Others are (losses, weights) of a
+    segment, `shaken` several of plain PyTorch with other last bits."""
     of_losses, of_weights = TOLERANCE[training.bf16]
     wrong = []
     for index, (one, other) in enumerate(zip(found[0], expected[0], strict=True)):

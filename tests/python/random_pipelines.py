@@ -1,8 +1,10 @@
-"""Random pipelines against plain PyTorch, on the ranks that run this: random_pipelines_test.py and random_pipelines_slow_test.py start it.
+"""Random pipelines against plain PyTorch, on the ranks that run this: random_pipelines_test.py and
+random_pipelines_slow_test.py start it.
 
-Arguments: the first seed, and how many. Each seed draws a model (tied layers over chunks and stages, operations in place, long runs of layers without
-parameters), a schedule, a ZeRO stage, and the lengths of its micro-batches. Rank 0 prints a line of JSON: [[seed, description, difference], …],
-where a difference is the largest one of losses, of each parameter's gradient relative to its norm, and of weights after two steps.
+Arguments: the first seed, and how many. Each seed draws a model (tied layers over chunks and stages, operations in
+place, long runs of layers without parameters), a schedule, a ZeRO stage, and the lengths of its micro-batches. Rank 0
+prints a line of JSON: [[seed, description, difference], …], where a difference is the largest one of losses, of each
+parameter's gradient relative to its norm, and of weights after two steps.
 """
 import copy
 import json
@@ -110,7 +112,8 @@ def run(seed):
             parameter = dict(plain[int(index)][0].named_parameters())[inner]
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             difference = ((before[name] - weight) / LR - expected).norm().item()
-            worst = max(worst, (difference - 1e-6 * weight.norm().item()) / max(expected.norm().item(), 1e-2))  # of the weight's rounding
+            # of the weight's rounding
+            worst = max(worst, (difference - 1e-6 * weight.norm().item()) / max(expected.norm().item(), 1e-2))
         before = after
         for parameter in parameters:  # torch.optim would import its compiler, at more than a second on each rank
             if parameter.grad is not None:

@@ -1,5 +1,5 @@
-"""Programs with optimizers, schedulers, parameter groups and buffers of their own, drawn from a seed: cases of random_training.py as
-random_cases.py draws them, on a small model in fp32."""
+"""Programs with optimizers, schedulers, parameter groups and buffers of their own, drawn from a seed: cases of
+random_training.py as random_cases.py draws them, on a small model in fp32."""
 import random
 
 import own_optimizers as own
@@ -9,7 +9,8 @@ import zoo
 from random_cases import Training, loss_of as loss_of_case
 from trireme.runtime import lr_schedules
 
-# By name: (what makes it of parameter groups and options, options to draw from, whether initialize() may refuse it by name).
+# By name: (what makes it of parameter groups and options, options to draw from, whether initialize() may refuse it by
+# name).
 _EPS = [1e-3, 1e-4]
 _DRAWN = {
     "SGD": (torch.optim.SGD, {"lr": [0.02, 0.1], "momentum": [0.0, 0.9], "dampening": [0, 0, 0.5], "weight_decay": [0.0, 0.1], "maximize": [False, False, True],
@@ -56,7 +57,8 @@ _SCHEDULES = ["", "", "LambdaLR", "CosineAnnealingLR", "StepLR", "by a callable"
 
 
 class Buffered(random_cases.Mlp):
-    """With buffers that follow the step: one is written in place, one replaced, one first made in forward. The loss depends on them."""
+    """With buffers that follow the step: one is written in place, one replaced, one first made in forward. The loss
+    depends on them."""
 
     def __init__(self, shape):
         super().__init__(shape)

@@ -1,4 +1,5 @@
-"""200 programs of random_training.py with optimizers, schedulers, groups and buffers of their own. TRIREME_TEST_SEED chooses another seed.
+"""200 programs of random_training.py with optimizers, schedulers, groups and buffers of their own. TRIREME_TEST_SEED
+chooses another seed.
 
 By itself: ctest --test-dir build/release -R python.random_programs_slow_test
 """

@@ -1,4 +1,5 @@
-"""The program of each rank of random_training.py: its segments of the cases, each against plain PyTorch on the whole batch."""
+"""The program of each rank of random_training.py: its segments of the cases, each against plain PyTorch on the whole
+batch."""
 import argparse
 import contextlib
 import ctypes
@@ -34,7 +35,8 @@ def _give_turn(folder, turn):
 
 
 def _wait_for_turn(folder, turn):
-    """Whether the run goes on. Segments take turns in one order, so a launch that waits takes no core from the one that works."""
+    """Whether the run goes on. Segments take turns in one order, so a launch that waits takes no core from the one that
+    works."""
     while (now := _turn(folder)) < turn:
         time.sleep(0.01)
     return now < END
@@ -43,8 +45,8 @@ def _wait_for_turn(folder, turn):
 class Plain:
     """Plain PyTorch over the whole batch: parameters in fp32, or in bf16 with masters in fp32.
 
-    `noise` is added to gradients, with a random sign (another with each `draw`), times the sum of the absolute values that an
-    element was summed of.
+    `noise` is added to gradients, with a random sign (another with each `draw`), times the sum of the absolute values
+    that an element was summed of.
     """
 
     def __init__(self, training, noise=0.0, draw=0):

@@ -4,8 +4,9 @@
     random_training.py PROGRAM [--seed S] [--cases N] [--minutes M] [--only K] [--max-ranks 3] [--programs]
 
 Runs at least N cases, and as many as begin within M minutes. Case K of a seed is the same whatever else is run, so that
-`--seed S --only K` repeats it. A case is split into segments, each an engine of its own that loads what the one before saved,
-maybe at another number of ranks. With --programs the optimizers, schedulers, groups and buffers are the program's own. PYTHONPATH must have the package and this folder.
+`--seed S --only K` repeats it. A case is split into segments, each an engine of its own that loads what the one before
+saved, maybe at another number of ranks. With --programs the optimizers, schedulers, groups and buffers are the
+program's own. PYTHONPATH must have the package and this folder.
 """
 import argparse
 import concurrent.futures
@@ -49,7 +50,8 @@ def _launch(ranks, words, folder, mark):
 
 
 def _growth(memory):
-    """The growth of a rank's memory after the first half, in which it meets all models and shapes: medians of a tenth of the run."""
+    """The growth of a rank's memory after the first half, in which it meets all models and shapes: medians of a tenth
+    of the run."""
     window = max(len(memory) // 10, 1)
     first, last = memory[len(memory) // 2:][:window], memory[-window:]
     middle = lambda rows, column: statistics.median(row[column] for row in rows)
@@ -59,7 +61,8 @@ def _growth(memory):
 
 
 def train(seed, cases, minutes=0.0, only=None, max_ranks=3, programs=False):
-    """Runs it, with cases of random_programs.py where `programs` says so. {"cases", "segments", "wrong": [text], "growth": {"ranks.rank": {...}}, "orphans": [pid], "worst": {...}}."""
+    """Runs it, with cases of random_programs.py where `programs` says so. {"cases", "segments", "wrong": [text],
+    "growth": {"ranks.rank": {...}}, "orphans": [pid], "worst": {...}}."""
     first, last = (0, cases) if only is None else (only, only + 1)
     mark, result = uuid.uuid4().hex, {"seed": seed, "wrong": [], "growth": {}}
     began = time.time()

@@ -1,4 +1,5 @@
-"""Half an hour of random_training.py. TRIREME_TEST_SEED and TRIREME_TEST_MINUTES choose others than a fixed seed and 30."""
+"""Half an hour of random_training.py. TRIREME_TEST_SEED and TRIREME_TEST_MINUTES choose others than a fixed seed
+and 30."""
 import json
 import os
 

@@ -1,11 +1,12 @@
 """Forks ranks out of one Python that has imported torch, which takes each new process about two seconds of a processor.
 
     rank_server.py [MODULE ...]       serves the test that started it, which also needs these modules
-    rank_server.py --listen SOCKET    serves all tests that connect: in the background, until --end, or two minutes without a test
+    rank_server.py --listen SOCKET    serves all tests that connect: in the background, until --end, or two minutes
+                                      without a test
     rank_server.py --end SOCKET
 
-Reads a request a line, runs its ranks with the variables that `trireme launch` gives them, and answers with their exit statuses. A
-test that connects first sends a line with the modules that it needs.
+Reads a request a line, runs its ranks with the variables that `trireme launch` gives them, and answers with their exit
+statuses. A test that connects first sends a line with the modules that it needs.
 """
 import ctypes
 import gc
@@ -140,7 +141,8 @@ def _accept(listener):
 
 
 def listen(path):
-    """serve() for each test that connects to the socket `path`. The caller goes on when they can; here it is the background."""
+    """serve() for each test that connects to the socket `path`. The caller goes on when they can; here it is the
+    background."""
     end(path)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -35,7 +35,8 @@ class Readme(Case):
         self.assertEqual(status, 0, out + err)
         losses = [float(text) for text in re.findall(r"last loss ([0-9.]+)", out)]
         self.assertEqual(len(losses), 2, out)  # one of each rank
-        self.assertLess(max(losses), 1, out)  # The text says "far below 1", and 8 for the first: the variance of a sum of 8 standard normal values
+        # The text says "far below 1", and 8 for the first: the variance of a sum of 8 standard normal values
+        self.assertLess(max(losses), 1, out)
         self.assertTrue((self.folder / "checkpoints/latest").exists())
 
     def test_every_command_runs_here_or_in_the_test_that_is_named_for_it(self):

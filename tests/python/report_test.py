@@ -67,7 +67,8 @@ class Report(Case):
         self.assertEqual([title.split(",")[0] for title in charts],
                          ["Loss", "Learning rate", "Gradient norm before clipping", "Throughput", "Memory of the largest rank"])
         for title, drawn in charts.items():
-            points = 5 if title.startswith("Memory") else 45  # memory is measured in steps 10, 20, 30, 40 and the last one
+            # memory is measured in steps 10, 20, 30, 40 and the last one
+            points = 5 if title.startswith("Memory") else 45
             self.assertEqual((drawn.count("M"), drawn.count("L")), (1, points - 1), f"{title}: {drawn}")
             self.assertNotIn("NaN", drawn)
         colors = sum(row.count(SLATE) for row in pixels(shot))

@@ -1,4 +1,5 @@
-"""Models of Hugging Face, each trained on whole samples by plain PyTorch and on parts of them by engines; every rank does both."""
+"""Models of Hugging Face, each trained on whole samples by plain PyTorch and on parts of them by engines; every rank
+does both."""
 import copy
 
 import torch
@@ -73,7 +74,8 @@ def _cut(name, model, padded, size, attention, stage):
 
 
 def difference(name, attention, stage, size, padded=False):
-    """The largest of losses, relative, and of the first step's gradients, relative to the largest of their parameter."""
+    """The largest of losses, relative, and of the first step's gradients, relative to the largest of their
+    parameter."""
     torch.manual_seed(1)
     model = MODELS[name]().train()
     losses, gradients = _plain(name, copy.deepcopy(model), padded)

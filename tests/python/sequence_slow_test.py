@@ -1,4 +1,5 @@
-"""Five models of Hugging Face on parts of samples: two and four ranks, both kinds of attention, every ZeRO stage; by heads also with padding."""
+"""Five models of Hugging Face on parts of samples: two and four ranks, both kinds of attention, every ZeRO stage; by
+heads also with padding."""
 from harness import Case, main
 from sequence_test import MODELS
 

@@ -1,14 +1,16 @@
-"""Runs the programs of sequence_table/ on parts of sequences and, in the same processes, on whole sequences by plain PyTorch.
+"""Runs the programs of sequence_table/ on parts of sequences and, in the same processes, on whole sequences by plain
+PyTorch.
 
-    python sequence_table_run.py [--ranks 2] [--groups 1] [--attention ulysses] [--only PATTERN] [--theme NAME] [--sample] [--list] [--verbose]
+    python sequence_table_run.py [--ranks 2] [--groups 1] [--attention ulysses] [--only PATTERN] [--theme NAME]
+    [--sample] [--list] [--verbose]
 
 Prints a line for each program: its name, attention, ranks of a sequence, outcome, largest difference. The outcomes:
 
     right      losses, every gradient, weights and the program's own numbers are those of plain PyTorch
     refused    an error of Trireme's on every rank
     different  SILENTLY: it ran, and something differs
-    failed     anything else: an error that is not Trireme's, a refusal on some ranks alone, a rank that hangs, a refusal whose
-               text lacks a fragment that it must have, a program that plain PyTorch does not run
+    failed     anything else: an error that is not Trireme's, a refusal on some ranks alone, a rank that hangs, a
+               refusal whose text lacks a fragment that it must have, a program that plain PyTorch does not run
 Exits 1 where an outcome is not the declared one.
 """
 import argparse
@@ -157,7 +159,8 @@ def _train(row, parameters, side):
 
 
 def _largest(own, plain):
-    """(the largest relative difference, where). A gradient is compared by norms, one that is next to nothing by all gradients'."""
+    """(the largest relative difference, where). A gradient is compared by norms, one that is next to nothing by all
+    gradients'."""
     scale = {step: math.sqrt(sum(value.square().sum().item() for name, value in plain.items() if name.startswith("gradient") and
                                  name.endswith(step))) for step in ("step 0", "step 1")}
     found = (0.0, "nothing")
@@ -242,7 +245,8 @@ def _free_port():
 
 
 class Setting(NamedTuple):
-    """The setting of a run of the table. `groups`: sequence groups that the ranks are divided into, which train on batches of their own."""
+    """The setting of a run of the table. `groups`: sequence groups that the ranks are divided into, which train on
+    batches of their own."""
     ranks: int = 2
     attention: str = "ulysses"
     groups: int = 1

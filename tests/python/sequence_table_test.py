@@ -1,4 +1,5 @@
-"""Programs that mix tokens in every way train as whole sequences do, or are refused by name: a sample of sequence_table/."""
+"""Programs that mix tokens in every way train as whole sequences do, or are refused by name: a sample of
+sequence_table/."""
 import json
 import pathlib
 

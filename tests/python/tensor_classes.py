@@ -1,6 +1,8 @@
-"""Tiny models of every configuration class of transformers that has a tp_plan, each trained by plain PyTorch and by ranks that share its layers.
+"""Tiny models of every configuration class of transformers that has a tp_plan, each trained by plain PyTorch and by
+ranks that share its layers.
 
-    trireme launch --num_gpus 2 python tests/python/tensor_classes.py CONFIGURATION [CLASS ...]     what rank 0 finds, as JSON
+    trireme launch --num_gpus 2 python tests/python/tensor_classes.py CONFIGURATION [CLASS ...] what rank 0 finds, as
+    JSON
 """
 import collections
 import copy
@@ -25,7 +27,8 @@ LARGEST_MODEL = 8_000_000  # parameters; more is what shrinking does not know, a
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.99), "eps": 1e-4, "weight_decay": 0.1}
 # Rounding noise would be most of a gradient that is zero by mathematics, as those of the biases of keys are.
 SMALLEST = 1e-3
-# Where a gradient is further away than LARGEST, it may be so by this much of what last bits of weights do to it: Sinkhorn's iterations lose digits.
+# Where a gradient is further away than LARGEST, it may be so by this much of what last bits of weights do to it:
+# Sinkhorn's iterations lose digits.
 ROUNDINGS = 3
 NOT_THERE = ("mla_kv_a_proj", "moe_tp_experts", "moe_identity_expert", "grouped_gemm", "ep_dispatch_experts", "ep_router")
 _HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForMaskedLM", "ForImageClassification", "ForCTC", "ForAudioClassification",
@@ -79,8 +82,8 @@ def _token(place):
 
 
 def _shrunk(values, layers, seen, fills=False, equal=False):
-    """A configuration as a dictionary, with tiny sizes; `seen` gives each special token a number of its own. With `fills` what is None has
-    sizes, too; with `equal` there are as many heads of keys as of queries."""
+    """A configuration as a dictionary, with tiny sizes; `seen` gives each special token a number of its own. With
+    `fills` what is None has sizes, too; with `equal` there are as many heads of keys as of queries."""
     result = {}
     partial, places = values.get("partial_rotary_factor"), _places(values, layers)
     for name, value in ((str(name), value) for name, value in values.items()):
@@ -126,7 +129,8 @@ def _shrunk(values, layers, seen, fills=False, equal=False):
     if "state_size" in values and "expand" in values and "head_dim" in values:
         result["head_dim"] = 32  # of Mamba 2: heads share what is `expand` times as wide
     if (values.get("qk_rope_head_dim") or equal) and "num_key_value_heads" in result:
-        result["num_key_value_heads"] = result["num_attention_heads"]  # of latent attention, whose keys are made of one vector
+        # of latent attention, whose keys are made of one vector
+        result["num_key_value_heads"] = result["num_attention_heads"]
     return result
 
 
@@ -187,7 +191,8 @@ def _without(values, names):
 
 
 def _filled(model):
-    """The model with weights that make each part matter: transformers begins with many zeros, and with scores that are all alike."""
+    """The model with weights that make each part matter: transformers begins with many zeros, and with scores that are
+    all alike."""
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -207,7 +212,8 @@ def _images(config):
 
 
 def _with_images(model, step):
-    """Arguments with images, of every number of tokens that an image may take: which one is right only the model knows."""
+    """Arguments with images, of every number of tokens that an image may take: which one is right only the model
+    knows."""
     config, accepted = model.config, inspect.signature(model.forward).parameters
     token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
     if not token or "pixel_values" not in accepted or not hasattr(config, "vision_config"):
@@ -320,7 +326,8 @@ def _brief(error):
 def tiny(configuration, names):
     """(model, batches, what plain PyTorch finds) of the first class that runs.
 
-    Raises  LookupError: no class of the configuration has a plan; RuntimeError: with the reasons, none can be built and run.
+    Raises  LookupError: no class of the configuration has a plan; RuntimeError: with the reasons, none can be built and
+            run.
     """
     errors, has_plan = collections.OrderedDict(), False
     make = getattr(transformers, configuration)
@@ -390,7 +397,8 @@ def _total(gradients):
 
 
 def _rounding(model, batches, expected):
-    """{name: how far a gradient goes, relative to its norm, when weights change by their last bits}, by plain PyTorch."""
+    """{name: how far a gradient goes, relative to its norm, when weights change by their last bits}, by plain
+    PyTorch."""
     found = dict.fromkeys(expected[1], 0.0)
     for seed in range(3):
         moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
@@ -422,7 +430,8 @@ def _verdict(model, batches, expected, tensor, stage):
 
 
 def _left_whole(model):
-    """The model with a tp_plan of its own, as its class's, without experts and styles that are not there: those layers are whole on every rank."""
+    """The model with a tp_plan of its own, as its class's, without experts and styles that are not there: those layers
+    are whole on every rank."""
     plan = trireme.tensor.model_facts._plan_of(model)  # pylint: disable=protected-access
     not_there = [key for key, style in plan.items() if style in NOT_THERE]
     model.tp_plan = {key: style for key, style in plan.items() if not any(key == other or key.startswith(f"{other}.") for other in not_there)}
@@ -430,7 +439,8 @@ def _left_whole(model):
 
 
 def judged(configuration, names, tensor=2, stage=3):
-    """{"class", "what", "why"} on this rank: "alike", "refused", "not run", "no plan", "DIFFERENT" or "crash". Collective.
+    """{"class", "what", "why"} on this rank: "alike", "refused", "not run", "no plan", "DIFFERENT" or "crash".
+    Collective.
 
     Where a style is refused, "whole" is the same of the model whose plan has no such styles.
     """

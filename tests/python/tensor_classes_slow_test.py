@@ -1,6 +1,8 @@
-"""Tiny models of every configuration class of transformers with a tp_plan train as plain PyTorch does, on two ranks that share layers at ZeRO stage 3.
+"""Tiny models of every configuration class of transformers with a tp_plan train as plain PyTorch does, on two ranks
+that share layers at ZeRO stage 3.
 
-tensor_classes_slow_test.py PROGRAM     all; of one of them: trireme launch --num_gpus 2 python tests/python/tensor_classes.py LlamaConfig
+tensor_classes_slow_test.py PROGRAM     all; of one of them: trireme launch --num_gpus 2 python
+                                        tests/python/tensor_classes.py LlamaConfig
 """
 import collections
 import pathlib
@@ -13,7 +15,8 @@ RankServer.imports = ("torch._dynamo", "transformers", "transformers.models.auto
 
 HERE = pathlib.Path(__file__).parent
 MODELS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_classes\n"
-# Classes of transformers 5.24: train alike; do so with experts and latent vectors whole, by a plan without styles that are not there; and others.
+# Classes of transformers 5.24: train alike; do so with experts and latent vectors whole, by a plan without styles that
+# are not there; and others.
 ALIKE, ALIKE_WITHOUT_STYLES = 133, 77
 REFUSED = {'="moe_tp_experts": this style is not there yet': 66, '="mla_kv_a_proj": this style is not there yet': 11, "have numbers of their own of": 2}
 NOT_RUN = 43  # configurations that shrinking does not know, and models that need images, sounds or other packages

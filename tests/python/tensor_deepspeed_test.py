@@ -1,4 +1,5 @@
-"""DeepSpeed's ways to ask for shared layers: tp_model_init(), mpu and the configuration, and what they contradict each other in."""
+"""DeepSpeed's ways to ask for shared layers: tp_model_init(), mpu and the configuration, and what they contradict each
+other in."""
 import json
 
 from harness import Case, main

@@ -1,4 +1,5 @@
-"""Facts of a Python model for partition rules: the configuration and the merged tp_plan of transformers', none of another."""
+"""Facts of a Python model for partition rules: the configuration and the merged tp_plan of transformers', none of
+another."""
 from harness import Case, RankServer, main
 
 RankServer.imports = ("transformers",)

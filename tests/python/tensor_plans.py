@@ -51,7 +51,8 @@ def _configurations(make):
 
 
 def build(name, configuration):
-    """The model on the device "meta"; None: its configuration has no plan. Raises RuntimeError: transformers cannot build it so."""
+    """The model on the device "meta"; None: its configuration has no plan. Raises RuntimeError: transformers cannot
+    build it so."""
     error = None
     for config in _configurations(getattr(transformers, configuration)):
         if error is None and not _has_plan(config):

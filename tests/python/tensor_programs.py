@@ -1,6 +1,8 @@
-"""Models of Hugging Face, each trained by plain PyTorch in one process and by an engine whose ranks share layers; every rank does both.
+"""Models of Hugging Face, each trained by plain PyTorch in one process and by an engine whose ranks share layers; every
+rank does both.
 
-    trireme launch --num_gpus 4 python tests/python/tensor_programs.py FAMILY TENSOR STAGE     prints what differs, on rank 0
+    trireme launch --num_gpus 4 python tests/python/tensor_programs.py FAMILY TENSOR STAGE prints what differs, on rank
+    0
 
 "llama@tokens" is a "llama" whose ranks have some tokens each between layers.
 "wide@overlap" is a "wide" whose ranks exchange large sums by pieces.
@@ -163,7 +165,8 @@ def build(family):
 
 
 def batch(step, rank=0, ranks=1):
-    """The batch of `rank` among `ranks` that take other samples. The end of each sample is padding, so that ranks' losses count alike."""
+    """The batch of `rank` among `ranks` that take other samples. The end of each sample is padding, so that ranks'
+    losses count alike."""
     ids = torch.randint(3, VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(step))
     mask = torch.ones_like(ids)
     mask[:, -3:] = 0
@@ -248,7 +251,8 @@ def _apart(found, expected, smallest=0.0):
 
 
 def differences(family, tensor, stage, planted=None):
-    """{"losses", "norms", "gradients", "weights", "after destroy()": [the largest relative difference on any rank, where]}. Collective."""
+    """{"losses", "norms", "gradients", "weights", "after destroy()": [the largest relative difference on any rank,
+    where]}. Collective."""
     trireme.init_distributed()
     ranks = trireme.comm.get_world_size()
     expected = plain(_base(family))

@@ -1,6 +1,8 @@
-"""All programs of users, on two and four ranks that share layers, and with data parallel copies; each group of programs is at another ZeRO stage.
+"""All programs of users, on two and four ranks that share layers, and with data parallel copies; each group of programs
+is at another ZeRO stage.
 
-    tensor_programs_of_users_slow_test.py PROGRAM Users.test_tensor_users_mlp_4_2     MLPs on four ranks, of which two share layers
+    tensor_programs_of_users_slow_test.py PROGRAM Users.test_tensor_users_mlp_4_2 MLPs on four ranks, of which two share
+    layers
 """
 import importlib
 
@@ -63,7 +65,8 @@ REFUSED_BY_TOKENS = {
     "tensor_users_loops": {},
     "tensor_users_families": {"hf_adalora": "writes across slices"},
 }
-# Programs that are neither right nor refused by name yet: values of parameters that outlive the engine, sparse gradients, embeddings that change their size.
+# Programs that are neither right nor refused by name yet: values of parameters that outlive the engine, sparse
+# gradients, embeddings that change their size.
 OPEN = {
     "tensor_users": set(),
     "tensor_users_operators": {"lm_embedding_sparse"},

@@ -1,4 +1,5 @@
-"""Programs of users whose models' layers ranks share train what plain PyTorch trains in one process, or are refused with a word that helps."""
+"""Programs of users whose models' layers ranks share train what plain PyTorch trains in one process, or are refused
+with a word that helps."""
 import json
 import pathlib
 
@@ -28,7 +29,8 @@ class Programs(Case):
     """Results of a module's programs on every rank."""
 
     def outcomes(self, ranks, tensor, stage, module, names, section=None, timeout_s=240):
-        """By rank, by name: the differences from plain PyTorch, or the error's text. `section`: of every program's `tensor_parallel`."""
+        """By rank, by name: the differences from plain PyTorch, or the error's text. `section`: of every program's
+        `tensor_parallel`."""
         self.on_ranks(ranks, _RUN.format(here=str(HERE), module=module, names=names, tensor=tensor, stage=stage, section=section or {}), timeout_s=timeout_s)
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -42,7 +44,8 @@ class Programs(Case):
                         self.assertLessEqual(relative, LARGEST, f"{kind} {where}")
 
     def assert_refused(self, ranks, tensor, stage, module, texts, **options):
-        """Each program ends on every rank with an error that has its text. One after the other: what is refused late leaves its engine."""
+        """Each program ends on every rank with an error that has its text. One after the other: what is refused late
+        leaves its engine."""
         for name, text in texts.items():
             for rank, found in enumerate(self.outcomes(ranks, tensor, stage, module, [name], **options)):
                 with self.subTest(name, ranks=ranks, tensor=tensor, stage=stage, rank=rank):

@@ -1,4 +1,5 @@
-"""Families of Hugging Face on two and four ranks that share layers, alone and with data parallel copies, at every ZeRO stage.
+"""Families of Hugging Face on two and four ranks that share layers, alone and with data parallel copies, at every ZeRO
+stage.
 
     tensor_slow_test.py PROGRAM OnRanks.test_gpt2     one family
 """

@@ -1,4 +1,5 @@
-"""Layers that ranks share: whole tensors in what programs save of a model, and refusals where a program would fill slices."""
+"""Layers that ranks share: whole tensors in what programs save of a model, and refusals where a program would fill
+slices."""
 from harness import RankServer, main
 from small_model import Case
 

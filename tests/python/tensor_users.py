@@ -1,4 +1,5 @@
-"""Programs that users write, each trained by plain PyTorch in one process and by an engine whose ranks share layers; every rank does both.
+"""Programs that users write, each trained by plain PyTorch in one process and by an engine whose ranks share layers;
+every rank does both.
 
 tensor_programs_of_users_test.py runs them. Attention and MLPs are here, training loops in tensor_users_loops.py.
 """

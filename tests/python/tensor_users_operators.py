@@ -1,4 +1,5 @@
-"""Operators on slices as users' programs have them: of heads, of the features of an MLP, of weights, of vocabularies. See tensor_users.py."""
+"""Operators on slices as users' programs have them: of heads, of the features of an MLP, of weights, of vocabularies.
+See tensor_users.py."""
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,4 +1,5 @@
-"""The transformers Trainer at every stage and precision, with the configuration's optimizer and schedule, from a folder."""
+"""The transformers Trainer at every stage and precision, with the configuration's optimizer and schedule, from a
+folder."""
 from harness import main
 from huggingface import OPTIMIZER, SCHEDULER, Case
 

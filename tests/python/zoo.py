@@ -1,4 +1,5 @@
-"""Models of Hugging Face and ways to write PyTorch programs, each as build() and loss(model, step, rank, size); batches of 4."""
+"""Models of Hugging Face and ways to write PyTorch programs, each as build() and loss(model, step, rank, size); batches
+of 4."""
 import torch
 import transformers
 from torch import nn
@@ -150,7 +151,8 @@ def quantised_loss(model, step, rank, size):
 
 
 class PerSample(nn.Module):
-    """A model whose loss uses torch.func: squared norms of per-sample gradients of an inner function of its parameters."""
+    """A model whose loss uses torch.func: squared norms of per-sample gradients of an inner function of its
+    parameters."""
 
     def __init__(self):
         super().__init__()

@@ -32,6 +32,12 @@ class CheckWords(unittest.TestCase):
         status, out = self.check({"docs/a.md": "at stages 2 and 3\n"})
         self.assertEqual((status, out[0]), (1, "docs/a.md:1: 'stages 2' is ZeRO's number; write 'ZeRO stages 2' (docs/words.md, 'stage')"))
 
+    def test_a_phrase_may_be_broken_over_two_lines(self):
+        self.assertEqual(self.check({"src/a.cpp": "// at ZeRO\n// stage 3\nint a;\n", "docs/a.md": "of ZeRO\n- stage 1\n\nZeRO\nstage 2\n"})[0], 1)
+        self.assertEqual(self.check({"src/a.cpp": "// at ZeRO\n// stage 3\nint a;\n", "docs/a.md": "ZeRO\nstage 2, ZeRO stage\n3\n"})[0], 0)
+        status, out = self.check({"docs/a.md": "the dimension\nof it\n"}, rows=AXIS + DIM.replace("`dimension`, ", "") + STAGE)
+        self.assertEqual((status, out[0]), (1, "docs/a.md:2: 'dimension of it'; docs/words.md says how it is called: 'dim'"))
+
     def test_a_word_that_nobody_says_is_named(self):
         self.assertEqual(self.check({}, uses="An axis, a dim.\n")[1][0], "docs/words.md: nobody says 'stage'; take the row out")
 

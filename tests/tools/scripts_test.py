@@ -57,7 +57,8 @@ class Scripts(unittest.TestCase):
         for words in ("train --config examples/train/ds_config.json", "--data /the/library/*.py", "--ranks 2"):
             self.assertIn(words, own)
 
-    # A compiler that finds every header, so that no package is missing, and a .venv that is not yet stamped as complete.
+    # A compiler that finds every header, so that no package is missing, and a .venv that is not yet stamped as
+    # complete.
     def stand_ins_of_setup(self):
         shutil.rmtree(self.root / ".venv", ignore_errors=True)
         self.write(".venv/bin/pip", f"#!{self.root}/.venv/bin/python\n")

@@ -1,4 +1,5 @@
-"""Forward passes of engines that cut samples or layers stay eager: compiled code reads sizes without Python, and hides operators."""
+"""Forward passes of engines that cut samples or layers stay eager: compiled code reads sizes without Python, and hides
+operators."""
 import contextlib
 import contextvars
 import sys

@@ -1,8 +1,9 @@
 """A program computes on whole tensors, wherever it looks.
 
-A part has this rank's tokens of a sequence, or its heads or features of a layer. What Python reads off it, sizes and strides, is of the
-whole, as plain numbers; what it gives back, sizes of views, places of elements and tensors that it makes by a length, is of the whole, too,
-and the engine's core turns it into this rank's. So nothing that a program computes from a length is of one rank.
+A part has this rank's tokens of a sequence, or its heads or features of a layer. What Python reads off it, sizes and
+strides, is of the whole, as plain numbers; what it gives back, sizes of views, places of elements and tensors that it
+makes by a length, is of the whole, too, and the engine's core turns it into this rank's. So nothing that a program
+computes from a length is of one rank.
 """
 import functools
 import math
@@ -191,7 +192,8 @@ def _repr(original):
 
 
 def _metadata(tensor):
-    """The facts that torch.utils.checkpoint compares of a tensor, in the forward pass and in backward, where sizes are of parts."""
+    """The facts that torch.utils.checkpoint compares of a tensor, in the forward pass and in backward, where sizes are
+    of parts."""
     return {"shape": torch.Tensor.size.trireme_original(tensor), "dtype": tensor.dtype, "device": tensor.device}
 
 
@@ -314,7 +316,8 @@ def _setitem(original):
 
 
 def _taken(tensor, index):
-    """`tensor` after the slices and numbers of `index`, one operator for each, and its tensors, None for dims without one.
+    """`tensor` after the slices and numbers of `index`, one operator for each, and its tensors, None for dims without
+    one.
 
     libtorch reads a part's sizes where it takes an index apart; here places are the whole's.
     """

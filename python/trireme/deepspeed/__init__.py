@@ -1,2 +1,3 @@
-"""DeepSpeed's names: its modules, its engine, and what its programs import. `import trireme` has them without "deepspeed."."""
+"""DeepSpeed's names: its modules, its engine, and what its programs import. `import trireme` has them without
+"deepspeed."."""
 from . import aliases, missing  # find the modules

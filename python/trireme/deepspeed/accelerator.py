@@ -51,7 +51,8 @@ class DeepSpeedAccelerator:
 
     def device_count(self):
         """Ranks of this host, as the launcher's variables say; 1 without them."""
-        counts = (int(os.environ.get(name, 0)) for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))  # Variables of DeepSpeed and of torchrun
+        # Variables of DeepSpeed and of torchrun
+        counts = (int(os.environ.get(name, 0)) for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE"))
         return next((count for count in counts if count > 0), 1)
 
     def is_available(self):

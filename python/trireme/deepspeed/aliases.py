@@ -1,5 +1,5 @@
-"""Modules under more than one name, the same module objects: trireme.zero is trireme.deepspeed.zero, and so is trireme.runtime.zero, as
-DeepSpeed calls it, too."""
+"""Modules under more than one name, the same module objects: trireme.zero is trireme.deepspeed.zero, and so is
+trireme.runtime.zero, as DeepSpeed calls it, too."""
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -103,5 +103,6 @@ def _of_this_package(fullname):
     return real and f"trireme.deepspeed.{real}"
 
 
-# Before the finder of files, which would find trireme.runtime.utils in the folder of trireme.runtime, and make a second module of it.
+# Before the finder of files, which would find trireme.runtime.utils in the folder of trireme.runtime, and make a second
+# module of it.
 sys.meta_path.insert(0, AliasFinder(_of_this_package))

@@ -1,4 +1,5 @@
-"""Samples whose tokens the ranks of a sequence group share: which tensors of a call are cut, and where. DeepSpeed calls it AutoSP."""
+"""Samples whose tokens the ranks of a sequence group share: which tensors of a call are cut, and where. DeepSpeed calls
+it AutoSP."""
 import inspect
 from typing import NamedTuple
 
@@ -15,7 +16,8 @@ _ROLES = ("input_ids", "labels", "position_ids", "attention_mask")
 
 
 class PreparedInputs(NamedTuple):
-    """A batch as every rank of a sequence group has it, whole. engine(prepared) takes it; so it does its tensors, one by one."""
+    """A batch as every rank of a sequence group has it, whole. engine(prepared) takes it; so it does its tensors, one
+    by one."""
 
     input_id: torch.Tensor
     label_id: torch.Tensor | None

@@ -1,4 +1,5 @@
-"""Ranks that share layers, as DeepSpeed's programs ask for it (AutoTP): by `tensor_parallel` of the configuration, tp_model_init() and mpu."""
+"""Ranks that share layers, as DeepSpeed's programs ask for it (AutoTP): by `tensor_parallel` of the configuration,
+tp_model_init() and mpu."""
 import enum
 
 import torch
@@ -29,7 +30,8 @@ _recorded = None  # {"tp_size", "dtype", "tp_group"} of tp_model_init()
 
 
 def set_autotp_mode(training=False):
-    """For programs that ask is_autotp_training_mode(); initialize() shares layers where the configuration or tp_model_init() says so."""
+    """For programs that ask is_autotp_training_mode(); initialize() shares layers where the configuration or
+    tp_model_init() says so."""
     global _mode  # pylint: disable=global-statement
     _mode = AUTOTP_MODE.TRAINING if training else AUTOTP_MODE.INFERENCE
 
@@ -48,7 +50,8 @@ def tp_model_init(model, tp_size, dtype, config=None, **kwargs):
     """Records how many ranks share each layer, for initialize(), which cuts the model. Returns `model`, as it is.
 
     tp_group  in kwargs: the ranks that share layers; they must be neighbours.
-    Raises  ConfigError (a ValueError): a size, dtype or group other than those of an earlier call, or of the configuration, then.
+    Raises  ConfigError (a ValueError): a size, dtype or group other than those of an earlier call, or of the
+            configuration, then.
     """
     # pylint: disable=unused-argument
     if isinstance(tp_size, bool) or not isinstance(tp_size, int) or tp_size < 1:
@@ -127,9 +130,11 @@ def merge_tp_model_init_into_config(config_dict, mpu, mesh_param, dist_module):
 # --- initialize() ---
 
 def merged(config, mpu):
-    """The dict `config` as initialize() takes it: with what tp_model_init() and `mpu` say, and without objects. Collective where ranks' groups are given.
+    """The dict `config` as initialize() takes it: with what tp_model_init() and `mpu` say, and without objects.
+    Collective where ranks' groups are given.
 
-    Raises  ConfigError, on every rank: the three contradict each other; groups that ranks of this job cannot share layers in.
+    Raises  ConfigError, on every rank: the three contradict each other; groups that ranks of this job cannot share
+            layers in.
     """
     given = config.get("tensor_parallel")
     if not isinstance(given, (dict, type(None))) or (given is None and mpu is None and _recorded is None):
@@ -202,7 +207,8 @@ def _take_unit(mpu, section, is_asked):
 
 
 def _check_group(group, size):
-    """Raises ConfigError: the ranks of torch.distributed's `group` are not the `size` neighbours that share layers here."""
+    """Raises ConfigError: the ranks of torch.distributed's `group` are not the `size` neighbours that share layers
+    here."""
     members, rank = dist.get_process_group_ranks(group), ranks.world().rank
     first = rank - rank % size
     if members != list(range(first, first + size)):

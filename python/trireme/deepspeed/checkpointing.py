@@ -1,4 +1,5 @@
-"""Activation checkpointing under DeepSpeed's names: torch.utils.checkpoint, not reentrant, with this rank's random numbers."""
+"""Activation checkpointing under DeepSpeed's names: torch.utils.checkpoint, not reentrant, with this rank's random
+numbers."""
 import contextlib
 import sys
 
@@ -18,7 +19,8 @@ _configured = False
 
 def configure(mpu_, deepspeed_config=None, partition_activations=None, contiguous_checkpointing=None, num_checkpoints=None,
               checkpoint_in_cpu=None, synchronize=None, profile=None):
-    """Accepts DeepSpeed's options. Of activations that lie in host memory nothing is partitioned or moved, which is logged.
+    """Accepts DeepSpeed's options. Of activations that lie in host memory nothing is partitioned or moved, which is
+    logged.
 
     Raises  UnsupportedError: partition_activations with model parallelism (`mpu_` of more than one rank).
     """
@@ -45,7 +47,8 @@ def reset():
 
 
 def checkpoint(function, *args, **kwargs):
-    """function(*args), of which autograd keeps the inputs alone; backward computes it again, with the same random numbers."""
+    """function(*args), of which autograd keeps the inputs alone; backward computes it again, with the same random
+    numbers."""
     return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
 
 

@@ -64,9 +64,10 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     def cut(self, input_ids, labels=None, position_ids=None, attention_mask=None, dim=1, **others):
         """This rank's tokens of a batch that its sequence group has whole, as keyword arguments of forward().
 
-        The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not cut;
-        `others` are more of them, one number for each token, such as token_type_ids.
-        Raises  ShapeError: fewer than two tokens for some rank. StateError, on every rank: the ranks of a sequence have other batches.
+        The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not
+        cut; `others` are more of them, one number for each token, such as token_type_ids.
+        Raises  ShapeError: fewer than two tokens for some rank. StateError, on every rank: the ranks of a sequence have
+                other batches.
         """
         names = ("input_ids", "labels", "position_ids", "attention_mask")
         parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)
@@ -193,7 +194,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def deepspeed_io(self, dataset, batch_size=None, route="train", pin_memory=True, data_sampler=None, collate_fn=None, num_local_io_workers=None):
-        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled; with `route` "eval" or "predict" all, in order."""
+        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled; with `route` "eval" or "predict"
+        all, in order."""
         if data_sampler is None and route == "train":
             data_sampler = torch.utils.data.DistributedSampler(dataset, self.dp_world_size, self._dp_rank)
         return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,
@@ -205,7 +207,8 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         self.training_dataloader = self.deepspeed_io(dataset, collate_fn=collate_fn)
 
     def compile(self, backend="inductor", compile_kwargs=None, schedule=None, compiled_autograd_enabled=False):
-        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples or layers are cut. Raises UnsupportedError: a schedule, compiled autograd."""
+        """Compiles the module's forward() by torch.compile(), once; leaves it eager where samples or layers are cut.
+        Raises UnsupportedError: a schedule, compiled autograd."""
         if schedule is not None or compiled_autograd_enabled:
             raise UnsupportedError("compile(schedule=…, compiled_autograd_enabled=…) is not there yet; leave it out")
         if self._cut_by:

@@ -132,8 +132,8 @@ class EngineGetters:
     # --- the module's state, and gradients ---------------------------------------------------------------------------
 
     def module_state_dict(self, destination=None, prefix="", keep_vars=False, exclude_frozen_parameters=False):
-        """The module's state_dict(), on request without frozen parameters. Where ranks share layers it has this rank's slices:
-        _consolidated_16bit_state_dict() and save_16bit_model() have whole tensors."""
+        """The module's state_dict(), on request without frozen parameters. Where ranks share layers it has this rank's
+        slices: _consolidated_16bit_state_dict() and save_16bit_model() have whole tensors."""
         state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
             for name, parameter in self.module.named_parameters(remove_duplicate=False):

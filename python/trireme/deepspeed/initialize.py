@@ -26,7 +26,8 @@ def _check_arguments(model, training_data):
 
 def _engine_of(model):
     """The class of engine that trains `model`."""
-    layers = sys.modules.get(f"{__package__}.runtime.pipe.module")  # A program that has a PipelineModule has imported this module
+    # A program that has a PipelineModule has imported this module
+    layers = sys.modules.get(f"{__package__}.runtime.pipe.module")
     if layers is None or not isinstance(model, layers.PipelineModule):
         return DeepSpeedEngine
     dualpipev = importlib.import_module(".runtime.pipe.dualpipev", __package__)
@@ -50,13 +51,19 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
                mpu: Any = None, dist_init_required: bool | None = None, collate_fn: Callable[..., Any] | None = None,
                config: _Config = None, mesh_param: Any = None, config_params: _Config = None,
                ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
-    """Makes `model`, any torch.nn.Module, trainable over the ranks of the job; a PipelineModule in stages (PipelineEngine). Collective.
+    """Makes `model`, any torch.nn.Module, trainable over the ranks of the job; a PipelineModule in stages
+    (PipelineEngine). Collective.
 
-    optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the configuration's.
-    model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that require grad.
-    training_data     a dataset: the third value returned is a DataLoader over this rank's part of it; train_batch() of a pipeline takes it.
-    lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the configuration's.
-    mpu               an object with Megatron's getters of the tensor axis, which the configuration's `tensor_parallel` must fit.
+    optimizer         of torch.optim or trireme.ops, or a callable that makes one of parameters; None: the
+                      configuration's.
+    model_parameters  what is trained: tensors, or dicts of them with hyperparameters of their own; None: all that
+                      require grad.
+    training_data     a dataset: the third value returned is a DataLoader over this rank's part of it; train_batch() of
+                      a pipeline takes it.
+    lr_scheduler      of torch.optim.lr_scheduler, or a callable that makes one of the optimizer; None: the
+                      configuration's.
+    mpu               an object with Megatron's getters of the tensor axis, which the configuration's `tensor_parallel`
+                      must fit.
     config            a dict, a path or base64 of JSON; also as config_params or args.deepspeed_config.
 
     An engine that `model` has already ends, which is told. Returns (engine, optimizer, dataloader, lr_scheduler).

@@ -1,4 +1,5 @@
-"""DeepSpeed's estimates of the memory that model states need, beside what a rank of this engine holds. Each prints a table."""
+"""DeepSpeed's estimates of the memory that model states need, beside what a rank of this engine holds. Each prints a
+table."""
 from .._native import core
 
 

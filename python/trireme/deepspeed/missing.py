@@ -1,8 +1,8 @@
-"""DeepSpeed's public names. Those that this package lacks can be imported; where they are used, a NotImplementedError names
-them. A program often imports more than it uses, and asks isinstance() about the rest.
+"""DeepSpeed's public names. Those that this package lacks can be imported; where they are used, a NotImplementedError
+names them. A program often imports more than it uses, and asks isinstance() about the rest.
 
-deepspeed_names.json has every public module of DeepSpeed and its names. tools/deepspeed_names makes it, and compares it with
-this package.
+deepspeed_names.json has every public module of DeepSpeed and its names. tools/deepspeed_names makes it, and compares it
+with this package.
 """
 import ast
 import functools
@@ -28,8 +28,8 @@ _TABLE = pathlib.Path(__file__).with_name("deepspeed_names.json")
 class Names:
     """DeepSpeed's public modules, by their names without "deepspeed.", and what is in them.
 
-    For each module `table` has the names that it makes ("own"), its constants as Python writes them ("values"), and the names that it
-    takes from other modules ("from"; "*" stands for all names of a module).
+    For each module `table` has the names that it makes ("own"), its constants as Python writes them ("values"), and the
+    names that it takes from other modules ("from"; "*" stands for all names of a module).
     """
 
     def __init__(self, table):
@@ -99,7 +99,8 @@ def _stub(module, name):
 
 
 def _value(module, home, name):
-    """The value of a name, which DeepSpeed makes in `home`, in this package's `module`: a stub where it is not there yet."""
+    """The value of a name, which DeepSpeed makes in `home`, in this package's `module`: a stub where it is not there
+    yet."""
     if home not in _originals(module):
         value = getattr(importlib.import_module(f"trireme.{home}".rstrip(".")), name)
         return _stub(module, name) if is_stub(value) else value  # named as the program has written it

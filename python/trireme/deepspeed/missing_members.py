@@ -1,7 +1,8 @@
 """Members of DeepSpeed's engine that this package's engine does not have, and what a program does instead.
 
-An engine answers for its module's attributes too. Without this table an error would name the program's own class as what lacks the member.
-A member that the engine gets is taken out of the table; tests/python/missing_members_test.py says so.
+An engine answers for its module's attributes too. Without this table an error would name the program's own class as
+what lacks the member. A member that the engine gets is taken out of the table; tests/python/missing_members_test.py
+says so.
 """
 
 # Advice, and the members that it is for.

@@ -28,7 +28,8 @@ class SteeringOptimizer(EngineOptimizer):
         self._engine.backward(loss, retain_graph=retain_graph)
 
     def needs_scaler(self):
-        """Whether backward() is to be called on a loss that was scaled: fp16 with a loss scale that follows overflows."""
+        """Whether backward() is to be called on a loss that was scaled: fp16 with a loss scale that follows
+        overflows."""
         return self._engine.dynamic_loss_scale() or self._engine.torch_autocast_dtype() is torch.float16
 
     @property
@@ -56,8 +57,8 @@ class _ProgramsOwn(SteeringOptimizer):
 
 
 def engine_optimizer(engine, groups, client):
-    """The SteeringOptimizer of an engine. For isinstance() it is what DeepSpeed returns: below ZeRO and in fp32 the program's own
-    optimizer, else one of DeepSpeed's."""
+    """The SteeringOptimizer of an engine. For isinstance() it is what DeepSpeed returns: below ZeRO and in fp32 the
+    program's own optimizer, else one of DeepSpeed's."""
     stage = engine.zero_optimization_stage()
     if stage > 0:
         like = DeepSpeedZeroOptimizer_Stage3 if stage == 3 else DeepSpeedZeroOptimizer

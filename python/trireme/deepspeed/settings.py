@@ -3,7 +3,8 @@ import torch
 
 from .utils import groups
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # Names as a resolved configuration writes them
+# Names as a resolved configuration writes them
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class EngineSettings:
@@ -13,7 +14,8 @@ class EngineSettings:
         return self.resolved_config.get(name) or {}
 
     def optimizer_name(self):
-        """The class of the optimizer that initialize() was given; else the type of the optimizer section, in lower case. None: there is none."""
+        """The class of the optimizer that initialize() was given; else the type of the optimizer section, in lower
+        case. None: there is none."""
         if self.client_optimizer is not None:
             return type(self.client_optimizer).__name__
         kind = (self.config.get("optimizer") or {}).get("type")

@@ -21,8 +21,8 @@ partition_parameters = sys.modules[__name__]
 __getattr__ = missing.names_of(__name__, "MiCS_AllGatherCoalescedHandle MiCS_Offload MiCS_Optimizer")
 
 
-# transformers replaces the first of these while it makes a model, to keep DeepSpeed from casting what arange() gives: here nothing is
-# wrapped, and a tensor that was told its dtype keeps it.
+# transformers replaces the first of these while it makes a model, to keep DeepSpeed from casting what arange() gives:
+# here nothing is wrapped, and a tensor that was told its dtype keeps it.
 _orig_torch_arange = torch.arange
 
 
@@ -48,7 +48,8 @@ class ZeroParamStatus(enum.Enum):
 
 
 def _text_of(config):
-    """A configuration as far as Init reads it: neither optimizer nor schedule, whose "auto" values a program fills later."""
+    """A configuration as far as Init reads it: neither optimizer nor schedule, whose "auto" values a program fills
+    later."""
     given = configs.without_auto(configs.read(config))
     given = {key: value for key, value in given.items() if key not in ("optimizer", "scheduler") and value != "auto"}
     given.setdefault("train_micro_batch_size_per_gpu", 1)
@@ -58,14 +59,16 @@ def _text_of(config):
 
 
 class Init:
-    """While it lasts, what a model makes is sharded over the ranks as soon as it is cold; initialize() takes it over. Collective.
+    """While it lasts, what a model makes is sharded over the ranks as soon as it is cold; initialize() takes it over.
+    Collective.
 
         with deepspeed.zero.Init(config_dict_or_path=config):
             model = Model()
 
     module               made whole already: its values become shards with initialize(); nothing is done to it here.
     remote_device        where shards stay: None or "cpu", which is the same here.
-    config_dict_or_path  as initialize()'s: gives the dtype, and switches the scope off below ZeRO stage 3; also as `config`.
+    config_dict_or_path  as initialize()'s: gives the dtype, and switches the scope off below ZeRO stage 3; also as
+                         `config`.
     enabled              False: the scope does nothing.
     dtype                of what is made without one; None: the configuration's.
 
@@ -106,7 +109,8 @@ class Init:
 
 
 class MiCS_Init(Init):  # pylint: disable=invalid-name
-    """Init for a model that initialize() shards within groups of "mics_shard_size" ranks; inside of the scope the shards are over all ranks.
+    """Init for a model that initialize() shards within groups of "mics_shard_size" ranks; inside of the scope the
+    shards are over all ranks.
 
     Arguments are Init's. Raises  ConfigError: the configuration has no "mics_shard_size". As Init.
     """
@@ -138,8 +142,8 @@ def _tensors_of(params):
 
 
 def _are_loaded(tensors):
-    """Whether these are what state_dict() gives of parameters that transformers has marked as filled by a checkpoint: it asks for
-    all of them where it means the others alone. What is touched inside of the scope is gathered then."""
+    """Whether these are what state_dict() gives of parameters that transformers has marked as filled by a checkpoint:
+    it asks for all of them where it means the others alone. What is touched inside of the scope is gathered then."""
     owners = [(tensor, numbered(tensor)) for tensor in tensors if is_numbered(tensor)]
     return all(owner is not tensor and getattr(owner, "_is_hf_initialized", False) for tensor, owner in owners)
 
@@ -153,7 +157,8 @@ def _check_wholes(tensors):
 
 
 class GatheredParameters:
-    """While it lasts, `params` (a tensor, a module or an iterable of tensors) are whole and may be read directly. Collective.
+    """While it lasts, `params` (a tensor, a module or an iterable of tensors) are whole and may be read directly.
+    Collective.
 
     modifier_rank  whose values become everybody's at the end; None: reading alone, a write by an operator is an error.
     fwd_module     accepted; nothing needs to be registered.

@@ -1,4 +1,5 @@
-"""FSDP's names on the library: programs that say `from torch.distributed.fsdp import fully_shard`, or `FullyShardedDataParallel`.
+"""FSDP's names on the library: programs that say `from torch.distributed.fsdp import fully_shard`, or
+`FullyShardedDataParallel`.
 
     for layer in model.layers:
         fully_shard(layer)

@@ -1,6 +1,7 @@
 """Accelerate's FSDP: its branch on hosts, and its places that need a GPU or PyTorch's own shards.
 
-Accelerate takes its FSDP branch on devices alone: on a host `state.py` stays at MULTI_CPU, and a plugin is passed over without a word.
+Accelerate takes its FSDP branch on devices alone: on a host `state.py` stays at MULTI_CPU, and a plugin is passed over
+without a word.
 """
 import functools
 import importlib.metadata
@@ -168,7 +169,8 @@ def _with_optimizers(prepare):
 
 
 def _in_fp32(prepare_model):
-    """With mixed precision Accelerate keeps what is trained in fp32, by flat parameters; here by the parameters of each wrapped module."""
+    """With mixed precision Accelerate keeps what is trained in fp32, by flat parameters; here by the parameters of each
+    wrapped module."""
     @functools.wraps(prepare_model)
     def prepare_in_fp32(self, *args, **kwargs):
         model = prepare_model(self, *args, **kwargs)

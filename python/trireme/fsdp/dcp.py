@@ -1,4 +1,5 @@
-"""torch.distributed.checkpoint over wrapped modules. Each rank reads and writes tensors in an order of its own there, so it gets whole copies."""
+"""torch.distributed.checkpoint over wrapped modules. Each rank reads and writes tensors in an order of its own there,
+so it gets whole copies."""
 import functools
 
 import torch

@@ -1,4 +1,5 @@
-"""Parameters that a program keeps (ignored_params, ignored_modules) in an optimizer of sharded ones: plain tensors of each rank, stepped as torch does."""
+"""Parameters that a program keeps (ignored_params, ignored_modules) in an optimizer of sharded ones: plain tensors of
+each rank, stepped as torch does."""
 import collections
 import itertools
 import weakref
@@ -25,7 +26,8 @@ def _states_of(optimizer):
 
 
 def _rest_of(optimizer, **changes):
-    """An optimizer of the same class over these parameters alone, with today's hyperparameters, and `changes` of them."""
+    """An optimizer of the same class over these parameters alone, with today's hyperparameters, and `changes` of
+    them."""
     rest = object.__new__(type(optimizer))
     rest.__dict__.update({name: value for name, value in vars(optimizer).items() if name not in _OWN})
     rest.param_groups = [{**group, **changes, "params": [p for p in group["params"] if not isinstance(p, ShardedParameter)]} for group in optimizer.param_groups]

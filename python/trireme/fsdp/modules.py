@@ -47,12 +47,14 @@ class _Wrap:
 
 def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placement_fn=None, mp_policy=MixedPrecisionPolicy(),
                 offload_policy=OffloadPolicy(), ignored_params=None, stochastic_rounding=False):
-    """Marks `module`, or each of a list, as a unit of sharding; the outermost one is sharded with all inside when it is first used. Returns it.
+    """Marks `module`, or each of a list, as a unit of sharding; the outermost one is sharded with all inside when it is
+    first used. Returns it.
 
-    stochastic_rounding  ours, of a model in bf16: updates are computed in fp32, and weights and states rounded by chance (docs/precision.md)
+    stochastic_rounding  ours, of a model in bf16: updates are computed in fp32, and weights and states rounded by
+                         chance (docs/precision.md)
 
-    Raises  ConfigError: no module, or a container without a forward. StateError: it, or a part of it, is sharded already.
-            UnsupportedError: an argument that is not there yet.
+    Raises  ConfigError: no module, or a container without a forward. StateError: it, or a part of it, is sharded
+            already. UnsupportedError: an argument that is not there yet.
     """
     if shard_placement_fn is not None:
         raise UnsupportedError("fully_shard(shard_placement_fn=…): shards are even parts of a unit's flattened parameters; leave it out")
@@ -65,7 +67,8 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, shard_placemen
 
 
 def parameters_of(argument, values):
-    """A set of parameters that a program keeps. Raises ShapeError: something else is among them; StateError: one is sharded already."""
+    """A set of parameters that a program keeps. Raises ShapeError: something else is among them; StateError: one is
+    sharded already."""
     ignored = set(values or ())
     for one in ignored:
         if not isinstance(one, torch.nn.Parameter):
@@ -222,7 +225,8 @@ class FSDPModule(Wrapped):
         root.set_sync(bool(requires_gradient_sync))
 
     def set_requires_all_reduce(self, requires_all_reduce, *, recurse=True):
-        """Whether backward passes reduce gradients over replicas; of a mesh without them nothing. Raises UnsupportedError: of a part alone."""
+        """Whether backward passes reduce gradients over replicas; of a mesh without them nothing. Raises
+        UnsupportedError: of a part alone."""
         root = self._fsdp_root()
         if root.module is not self or not recurse:
             raise UnsupportedError("set_requires_all_reduce: of a layer alone is not there; call it on the model that was given to fully_shard() last, with recurse=True")
@@ -304,7 +308,8 @@ def save_checkpoint(model, optimizer, folder, tag=None):
 
 
 def load_checkpoint(model, optimizer, folder, tag=None):
-    """Goes on where save_checkpoint() has saved, at any number of ranks; False: there is nothing in `folder`. Collective."""
+    """Goes on where save_checkpoint() has saved, at any number of ranks; False: there is nothing in `folder`.
+    Collective."""
     return _root_of_model("load_checkpoint", model).load(optimizer, folder, tag)
 
 

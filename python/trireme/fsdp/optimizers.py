@@ -1,4 +1,5 @@
-"""Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms of all gradients, and scalers."""
+"""Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms
+of all gradients, and scalers."""
 import functools
 import types
 import weakref
@@ -83,7 +84,8 @@ def watch():
 
 
 def _unscaling(unscale):
-    """A scaler's look for infinite gradients, of which each rank finds those of its parameters that the program keeps: all skip a step, or none."""
+    """A scaler's look for infinite gradients, of which each rank finds those of its parameters that the program keeps:
+    all skip a step, or none."""
     @functools.wraps(unscale)
     def unscale_alike(self, optimizer, *args, **kwargs):
         found = unscale(self, optimizer, *args, **kwargs)
@@ -127,7 +129,8 @@ def attach(optimizer, parameters):
 
 
 def _stepper(optimizer):
-    """step() of `optimizer`. A scheduler that has wrapped the one before finds its mark again; the library tells it of steps."""
+    """step() of `optimizer`. A scheduler that has wrapped the one before finds its mark again; the library tells it of
+    steps."""
     if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         return types.MethodType(_step, optimizer)
     step = functools.partial(_step, optimizer)
@@ -156,7 +159,8 @@ def _step(optimizer, closure=None):
 
 
 def require_steppable(optimizer):
-    """Raises UnsupportedError: `optimizer` has parameters of both kinds, and the library has no update for those that are sharded."""
+    """Raises UnsupportedError: `optimizer` has parameters of both kinds, and the library has no update for those that
+    are sharded."""
     if kept.parameters(optimizer) and section_of(optimizer) is None:
         raise UnsupportedError(f"optimizer: {type(optimizer).__name__} steps itself here, on parts of sharded parameters, and has ignored ones beside them; give the ignored "
                                "parameters an optimizer of their own, or use Adam, AdamW, SGD or Adagrad")

@@ -59,7 +59,8 @@ def choice_of(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic
         raise ConfigError(f"fully_shard(reshard_after_forward={reshard_after_forward!r}): expected True, False, None or a number of ranks")
     if mp_policy.param_dtype not in (None, torch.float32, *LOW):
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): param_dtype is torch.bfloat16, torch.float16, torch.float32 or None")
-    if mp_policy.reduce_dtype not in (None, torch.float32, *LOW):  # 16-bit gradients are summed in more digits than asked for
+    # 16-bit gradients are summed in more digits than asked for
+    if mp_policy.reduce_dtype not in (None, torch.float32, *LOW):
         raise UnsupportedError(f"fully_shard(mp_policy={mp_policy}): gradients are summed in float32; leave reduce_dtype out")
     return Choice(mesh, reshard_after_forward, mp_policy, offload_policy, stochastic_rounding)
 

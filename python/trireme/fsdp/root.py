@@ -1,4 +1,5 @@
-"""Root: an outermost wrapped module with what trains it, made when it is first needed; optimizer.step() ends its windows."""
+"""Root: an outermost wrapped module with what trains it, made when it is first needed; optimizer.step() ends its
+windows."""
 import contextlib
 import weakref
 
@@ -28,7 +29,8 @@ def _autocast_around(device):
 
 
 def managed_parameters(module):
-    """Parameters of the units in `module`, itself included, in the order of parameters(): without those that the program keeps."""
+    """Parameters of the units in `module`, itself included, in the order of parameters(): without those that the
+    program keeps."""
     managed = set().union(*(part.fsdp_wrap.managed() for part in module.modules() if hasattr(part, "fsdp_wrap")))
     return [parameter for parameter in module.parameters() if parameter in managed]
 
@@ -48,7 +50,8 @@ class Root:
         self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
-        self._copies, self._groups = None, None  # _groups: ids of the parameters in the optimizer's groups at the first step
+        # _groups: ids of the parameters in the optimizer's groups at the first step
+        self._copies, self._groups = None, None
         self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
@@ -186,7 +189,8 @@ class Root:
         self._set(is_on, self._wants_all_reduce)
 
     def set_all_reduce(self, is_on):
-        """Whether they do it over replicas. Here they reduce over all ranks or over none, which gives the same sum in the end."""
+        """Whether they do it over replicas. Here they reduce over all ranks or over none, which gives the same sum in
+        the end."""
         self._set(self._wants_sync, is_on)
 
     def _set(self, wants_sync, wants_all_reduce):
@@ -199,7 +203,8 @@ class Root:
         if self._defers == defers:
             return
         self._defers = defers
-        if not self._rounds():  # Autograd adds up in the dtype of the weights; gradients that are reduced at once are added up in fp32
+        # Autograd adds up in the dtype of the weights; gradients that are reduced at once are added up in fp32
+        if not self._rounds():
             self._engine.core.defer_reductions(self._defers)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
@@ -278,7 +283,8 @@ class Root:
         return core.whole_of_parts(gradient.parameter, gradient.own).to(gradient.dtype)
 
     def part_of(self, call, parameter, whole):
-        """This rank's elements, a copy, of a tensor of the shape of `parameter`, the same on every rank. Collective where no parameter has it.
+        """This rank's elements, a copy, of a tensor of the shape of `parameter`, the same on every rank. Collective
+        where no parameter has it.
 
         Raises  StateError: it differs by rank.
         """
@@ -315,7 +321,8 @@ class Root:
             operator(target)
 
     def drawn(self, fill, like):
-        """fill(tensor), of random numbers, of the shape and dtype of `like`, whole, as rank 0 draws them. Collective."""
+        """fill(tensor), of random numbers, of the shape and dtype of `like`, whole, as rank 0 draws them.
+        Collective."""
         drawn = fill(torch.empty(like.shape, dtype=like.dtype, device=like.device))
         ranks.world().broadcast(drawn)
         return drawn
@@ -372,7 +379,8 @@ class Root:
         return next((name for name, one in self._module.named_parameters() if one is parameter), "?")
 
     def values(self, state):
-        """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype. Collective then."""
+        """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype.
+        Collective then."""
         for name, value in state.items():
             parameter = numbered(value) if type(value) is torch.Tensor and core.is_managed(value) else None
             if parameter is not None and self._rounds():
@@ -387,7 +395,8 @@ class Root:
         return torch.float32 if self._rounds() and core.is_managed(tensor) else tensor.dtype
 
     def require_same(self, call, tensors):
-        """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's. Collective after it."""
+        """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's.
+        Collective after it."""
         if self.is_sharded:
             agreement.check_tensors(ranks.world(), call, tensors)
 
@@ -404,7 +413,8 @@ class Root:
         self._keep_value(parameter, value)
 
     def require_exact(self, call, fix):
-        """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32 values."""
+        """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32
+        values."""
         if self._rounds():
             raise UnsupportedError(f"{call} where modules compute in bf16: parameters are rounded; {fix}")
 

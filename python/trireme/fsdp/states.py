@@ -11,14 +11,16 @@ from .._native import core
 from ..errors import ShapeError, StateError, UnsupportedError
 from .tensors import ShardedParameter
 
-_HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)  # Optimizers of torch whose state of a parameter has its count of steps
+# Optimizers of torch whose state of a parameter has its count of steps
+_HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 _HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
           "_optimizer_load_state_dict_post_hooks")
 _FIX = "save them with the weights by trireme.fsdp.save_checkpoint(model, optimizer, folder), and load that by load_checkpoint()"
 
 
 def check(call, client, optimizer):
-    """Raises UnsupportedError: `optimizer` keeps states in other places than its `state`, or has hooks that would see none."""
+    """Raises UnsupportedError: `optimizer` keeps states in other places than its `state`, or has hooks that would see
+    none."""
     if client is not None and (beside := client.stores_beside()):
         raise UnsupportedError(f"{call}: {type(optimizer).__name__} keeps states in `{beside[0]}`, beside its own `state`, where torch's state_dict() has none; {_FIX}")
     if any(vars(optimizer).get(name) for name in _HOOKS):
@@ -38,7 +40,8 @@ def of(optimizer, has_all, client):
 
 
 def _of_client(client, parameter):
-    """The state of an optimizer that steps itself: numbers, such as NAdam's mu_product, as it keeps them; zeros before the first step."""
+    """The state of an optimizer that steps itself: numbers, such as NAdam's mu_product, as it keeps them; zeros before
+    the first step."""
     own, count, values = client.state(parameter), core.step_count(parameter), {}
     for name, form in client.forms(parameter).items():
         if name == "step" or count == 0:
@@ -117,7 +120,8 @@ def _load_client(client, values):
             whole = {name: value if isinstance(value, torch.Tensor) and value.shape == parameter.shape else torch.full(parameter.shape, float(value))
                      for name, value in one.items() if value is not None}
             client.set_state(parameter, {name: count if name == "step" else core.own_part(parameter, value) for name, value in whole.items()})
-    core.set_step_counts(list(values), counts)  # This makes the library know of states, and drops those of parameters that no step has changed
+    # This makes the library know of states, and drops those of parameters that no step has changed
+    core.set_step_counts(list(values), counts)
 
 
 def _count(values):
@@ -128,7 +132,8 @@ def _count(values):
 def _check_fits(optimizer, parameter, values, expected, forms):
     if not values:
         return
-    if set(values) != expected and not (forms and set(values) < expected):  # An optimizer that steps itself makes some of them late
+    # An optimizer that steps itself makes some of them late
+    if set(values) != expected and not (forms and set(values) < expected):
         raise StateError(f"optimizer.load_state_dict(): states {sorted(map(str, values))} of a parameter of shape {list(parameter.shape)}, where "
                          f"{type(optimizer).__name__} with these hyperparameters has {sorted(expected)}; load what was saved of such an optimizer")
     for name, value in values.items():

@@ -57,7 +57,8 @@ class Whole(torch.Tensor):
 
 
 class ShardedParameter(torch.nn.Parameter):
-    """A parameter of a wrapped module. Any operator finds it whole; `grad` is this rank's part of the reduced gradient."""
+    """A parameter of a wrapped module. Any operator finds it whole; `grad` is this rank's part of the reduced
+    gradient."""
 
     fsdp_root = None  # a function that gives the Root
 
@@ -175,7 +176,8 @@ def _written(parameter, value):
 
 
 def show(parameter, root):
-    """Makes `parameter` a ShardedParameter, the same object. Raises UnsupportedError: it is a tensor of another class."""
+    """Makes `parameter` a ShardedParameter, the same object. Raises UnsupportedError: it is a tensor of another
+    class."""
     if type(parameter) not in (torch.nn.Parameter, ShardedParameter):
         raise UnsupportedError(f"fully_shard: a parameter of shape {tuple(parameter.shape)} is a {type(parameter).__name__}; only plain torch.nn.Parameter are "
                                "sharded: take those of subclasses, such as quantised or distributed ones, as buffers, or out of the module")
@@ -191,7 +193,8 @@ def show(parameter, root):
 class Gradient(torch.Tensor):
     """This rank's elements of a parameter's reduced gradient, with the shape of the whole.
 
-    Operators by element and whole reductions work; others are refused by name. Writes in place change what the optimizer sees.
+    Operators by element and whole reductions work; others are refused by name. Writes in place change what the
+    optimizer sees.
     """
 
     @staticmethod
@@ -252,7 +255,8 @@ class Gradient(torch.Tensor):
                                "norms, sum(), mean(), std(), max(), min(), any() and all() of the whole, without a dim; take gradient.full_tensor() for others")
 
     def goes_with(self, arg):
-        """Whether an operator by element may have `arg` beside this gradient: a number, or a tensor that has one for each element."""
+        """Whether an operator by element may have `arg` beside this gradient: a number, or a tensor that has one for
+        each element."""
         if isinstance(arg, Gradient) or not isinstance(arg, torch.Tensor) or arg.dim() == 0:
             return True
         return arg.dim() <= self.dim() and all(size in (1, own) for size, own in zip(reversed(arg.shape), reversed(self.shape)))
@@ -304,7 +308,8 @@ class Gradient(torch.Tensor):
         return root.part_of(str(func), self.parameter, root.exact(arg).expand(self.shape))
 
     def into_whole(self, func, args, kwargs):
-        """func writes a tensor that every rank has whole, such as the parameter itself, by whole gradients. Collective."""
+        """func writes a tensor that every rank has whole, such as the parameter itself, by whole gradients.
+        Collective."""
         wholes = [arg.full_tensor() if isinstance(arg, Gradient) else arg for arg in args[1:]]
         self.parameter.fsdp_root().write(args[0], lambda tensor: func(tensor, *wholes, **kwargs))
         return args[0]
@@ -328,7 +333,8 @@ def _one_by_one(func, args, kwargs):
 
 
 def _unscale(gradients, is_infinite, inverse_scale):
-    """A scaler's: multiplies gradients by a number; `is_infinite` becomes 1 on every rank where one has an element that is not finite. Collective."""
+    """A scaler's: multiplies gradients by a number; `is_infinite` becomes 1 on every rank where one has an element that
+    is not finite. Collective."""
     own = [one.own if isinstance(one, Gradient) else one for one in gradients]
     if own := [one for one in own if one.numel()]:
         torch._amp_foreach_non_finite_check_and_unscale_(own, is_infinite, inverse_scale)  # pylint: disable=protected-access

@@ -84,10 +84,12 @@ def _fill_meta(module, param_init_fn, ignored):
 
 
 class FullyShardedDataParallel(Wrapped):
-    """FSDP(module, …) gives `module` itself back: its class has this one before its own, and `.module` is what it was before."""
+    """FSDP(module, …) gives `module` itself back: its class has this one before its own, and `.module` is what it was
+    before."""
 
     def __new__(cls, *args, **kwargs):
-        """The module. Of a class that was made here: another module of the original one, as slices of an nn.Sequential are made."""
+        """The module. Of a class that was made here: another module of the original one, as slices of an nn.Sequential
+        are made."""
         if cls is not FullyShardedDataParallel:
             return remade(cls, *args, **kwargs)
         module = args[0] if args else kwargs.pop("module", None)
@@ -130,7 +132,8 @@ class FullyShardedDataParallel(Wrapped):
         return [part for part in module.modules() if isinstance(part, FullyShardedDataParallel) and (not root_only or part.check_is_root())]
 
     def apply(self, fn):
-        """As the module's; what is sharded is whole meanwhile, and rank 0's values become everybody's. Collective then."""
+        """As the module's; what is sharded is whole meanwhile, and rank 0's values become everybody's. Collective
+        then."""
         if not self._fsdp_root().is_sharded or not self.check_is_root():
             return super().apply(fn)
         with self.summon_full_params(self):
@@ -253,7 +256,8 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def optim_state_dict_to_load(model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None):  # pylint: disable=unused-argument
-        """The argument of the optimizer's load_state_dict(), from an optim_state_dict(): with rank0_only from rank 0's. Collective then."""
+        """The argument of the optimizer's load_state_dict(), from an optim_state_dict(): with rank0_only from rank 0's.
+        Collective then."""
         if is_named_optimizer:
             raise UnsupportedError("optim_state_dict_to_load(is_named_optimizer=True) is not there; use an optimizer of torch.optim")
         if getattr(_settings_of(model).optim_state_dict_config, "rank0_only", False):
@@ -346,7 +350,8 @@ def _ignored(module, modules, states):
 
 
 def _norm_of_kept(parameters, norm_type):
-    """The norm of gradients that no rank shares. Collective. Raises UnsupportedError on every rank: another rank has another one, so each would clip by its own factor."""
+    """The norm of gradients that no rank shares. Collective. Raises UnsupportedError on every rank: another rank has
+    another one, so each would clip by its own factor."""
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters], norm_type).nan_to_num(torch.inf)
     least, most = norm.clone(), norm.clone()
     ranks.world().all_reduce(least, "min")

@@ -36,7 +36,8 @@ def _take_masks():
 
 
 def _of_all_tokens(original):
-    """transformers makes a mask of all tokens by the lengths that it reads; it indexes the padding mask of a batch inside of vmap()."""
+    """transformers makes a mask of all tokens by the lengths that it reads; it indexes the padding mask of a batch
+    inside of vmap()."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

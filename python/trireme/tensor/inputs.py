@@ -36,7 +36,8 @@ def _tensors(args, kwargs):
 
 
 class SameInputs:
-    """Looks whether the ranks that share layers call forward() with the same tensors: the first time, and whenever shapes are others."""
+    """Looks whether the ranks that share layers call forward() with the same tensors: the first time, and whenever
+    shapes are others."""
 
     def __init__(self, core):
         self._core = core

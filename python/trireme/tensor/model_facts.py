@@ -1,4 +1,5 @@
-"""Facts of a model for partition rules beside its parameters: its configuration and its tp_plan, where it is one of transformers."""
+"""Facts of a model for partition rules beside its parameters: its configuration and its tp_plan, where it is one of
+transformers."""
 import dataclasses
 import json
 import sys
@@ -11,7 +12,8 @@ class ModelFacts:
     """The facts of a model; one that is not of transformers has none, and names decide."""
 
     config: str = ""  # JSON text of its config.json; "": it has none
-    tp_plan: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # Pairs of a module or parameter, with "*" for a number, and a style
+    # Pairs of a module or parameter, with "*" for a number, and a style
+    tp_plan: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 # Keys of a config.json that count heads.
@@ -25,7 +27,8 @@ def _base():
 
 
 def _pretrained(module, prefix=""):
-    """(place, model) of transformers' models in `module` that are in no other one; the place ends with a dot, or is ""."""
+    """(place, model) of transformers' models in `module` that are in no other one; the place ends with a dot, or is
+    ""."""
     if isinstance(module, _base()):
         yield prefix, module
         return
@@ -39,7 +42,8 @@ def _plan_of(model):
 
 
 def _config_of(model):
-    """As its config.json. Where that of a model of several parts has no heads, those of the parts that have a plan, if they are alike."""
+    """As its config.json. Where that of a model of several parts has no heads, those of the parts that have a plan, if
+    they are alike."""
     config = model.config.to_dict()
     parts = [part.config for part in model.modules() if isinstance(part, _base()) and part.config.base_model_tp_plan]
     for part in (model.config, *parts):

@@ -11,7 +11,8 @@ import torch
 from ..errors import Error, UnsupportedError
 from .optimizer_copy import REPLACED, Beginnings, Copy, fill, is_number, is_plain
 
-# Optimizers that cannot step flat parts of parameters, by the name of a class or of one that it is derived from, and why.
+# Optimizers that cannot step flat parts of parameters, by the name of a class or of one that it is derived from, and
+# why.
 _NEEDS_MORE = {"LBFGS": "calls back for the loss", "SparseAdam": "wants sparse gradients", "Muon": "wants whole matrices",
                "Adafactor": "wants the rows and columns of whole matrices", "Shampoo": "wants whole matrices", "SOAP": "wants whole matrices"}
 _FIX = ("use one that updates element by element, such as AdamW, or the configuration's optimizer section (Muon, Lamb)")
@@ -22,7 +23,8 @@ _STEP = "step"  # the state that a checkpoint keeps as a count of each parameter
 class ClientOptimizer:
     """The program's optimizer `client`, tried on small tensors; make(parts, names) is what the library steps.
 
-    Raises  UnsupportedError: it cannot step flat parts of parameters, or keeps what a checkpoint could not hold; says why.
+    Raises  UnsupportedError: it cannot step flat parts of parameters, or keeps what a checkpoint could not hold; says
+            why.
     """
 
     def __init__(self, client, model, is_sharded):
@@ -74,7 +76,8 @@ class ClientOptimizer:
         return self._layout.of_group(next(g for g, group in enumerate(self._client.param_groups) if any(p is parameter for p in group["params"])))
 
     def state(self, parameter):
-        """{name: the elements of this rank, [n]} of a parameter; not-a-number where there is none yet. Empty where it has no part."""
+        """{name: the elements of this rank, [n]} of a parameter; not-a-number where there is none yet. Empty where it
+        has no part."""
         part = self._part_of.get(parameter)
         return {} if part is None else self._stepper().state(part)
 
@@ -94,7 +97,8 @@ class ClientOptimizer:
 
 
 class PartOptimizer:
-    """A copy of the program's optimizer over `parts`, this rank's parts of the parameters (flat; fp32, or bf16 in the mode `low`).
+    """A copy of the program's optimizer over `parts`, this rank's parts of the parameters (flat; fp32, or bf16 in the
+    mode `low`).
 
     The library calls it. A step takes the values that the program has written into param_groups and attributes; the
     program finds there the values that a step has written.
@@ -353,7 +357,8 @@ class _Trial:
         self._generator = torch.Generator().manual_seed(0)
         self._chosen = list(dict.fromkeys(p for group in client.param_groups for p in _samples(group["params"])))
         self._begin = [self._draw(tuple(min(size, 3) for size in p.shape)) for p in self._chosen]
-        # The gradients keep one direction, so that an optimizer that estimates its distance to the minimum sees it grow.
+        # The gradients keep one direction, so that an optimizer that estimates its distance to the minimum sees it
+        # grow.
         steady = [self._draw(tuple(begin.shape)) for begin in self._begin]
         self._gradients = [[one + 0.3 * self._draw(tuple(one.shape)) for one in steady] for _ in range(_TRIAL_STEPS)]
         self.layout = _Layout(len(client.param_groups))

@@ -1,5 +1,5 @@
-"""Python values inside a checkpoint's JSON: plain ones as they are, others as the bytes of torch.save, read back without
-running code (weights_only)."""
+"""Python values inside a checkpoint's JSON: plain ones as they are, others as the bytes of torch.save, read back
+without running code (weights_only)."""
 import base64
 import io
 import json

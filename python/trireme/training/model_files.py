@@ -7,8 +7,8 @@ from .._native import core
 from ..errors import ConfigError, UnsupportedError
 from . import client_state as client_states
 
-# Keys that an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and groups.
-# The model's config.json makes weights that are taken out a model that from_pretrained() opens.
+# Keys that an engine adds to a program's client_state. An optimizer that steps itself keeps more than its states and
+# groups. The model's config.json makes weights that are taken out a model that from_pretrained() opens.
 _SCHEDULER, _GROUPS, _OPTIMIZER, _MODEL = "trireme.lr_scheduler", "trireme.param_groups", "trireme.optimizer", "trireme.model"
 
 
@@ -28,7 +28,8 @@ def _config_of(module):
 class ModelFiles:
     """The files of an engine with `core`, `module`, `optimizer` and `client_lr_scheduler`."""
 
-    loaded_data_size = None  # Ranks, or groups of ranks, that took different samples in the run that load_checkpoint() loaded last
+    # Ranks, or groups of ranks, that took different samples in the run that load_checkpoint() loaded last
+    loaded_data_size = None
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None, save_latest=True, exclude_frozen_parameters=False):
         """Saves all that training needs as save_dir/tag, by default global_stepN. Collective. Returns True.
@@ -59,11 +60,12 @@ class ModelFiles:
                         load_lr_scheduler_states=True, load_module_only=False, custom_load_fn=None):
         """Continues where a checkpoint was saved, at any number of ranks. Collective.
 
-        `custom_load_fn(src, dst)` fills the module `dst`, whole while it runs, from `src`, every saved weight by name in fp32; rank
-        0's parameters become everybody's. The optimizer follows the weights.
+        `custom_load_fn(src, dst)` fills the module `dst`, whole while it runs, from `src`, every saved weight by name
+        in fp32; rank 0's parameters become everybody's. The optimizer follows the weights.
 
         Returns (its path, client_state), or (None, None) where there is none.
-        Raises  CheckpointError: one that does not fit or is damaged; names what. UnsupportedError: custom_load_fn where ranks share layers.
+        Raises  CheckpointError: one that does not fit or is damaged; names what. UnsupportedError: custom_load_fn where
+                ranks share layers.
         """
         _check_folder("load_checkpoint", "load_dir", load_dir)
         ranks = (self.resolved_config.get("tensor_parallel") or {}).get("autotp_size", 0)

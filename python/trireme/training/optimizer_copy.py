@@ -1,4 +1,5 @@
-"""A program's optimizer over other tensors than its parameters: copies of it, and what these keep outside of torch's `state`.
+"""A program's optimizer over other tensors than its parameters: copies of it, and what these keep outside of torch's
+`state`.
 
 Optimizers differ in where they keep things: in `state`, in their param_groups, in attributes, in an optimizer that they
 wrap. A copy has optimizers and containers of its own in the same places, and other tensors in place of the parameters.
@@ -12,11 +13,13 @@ from ..errors import UnsupportedError
 
 # Attributes of an object that schedulers or this package replace; a copy has its class's.
 REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "train", "eval")
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # Lists of the program's functions, which a trial does not call
+# Lists of the program's functions, which a trial does not call
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def is_optimizer(value):
-    """Whether `value` is an optimizer object, of torch or by its parameter groups, rather than a class or a function."""
+    """Whether `value` is an optimizer object, of torch or by its parameter groups, rather than a class or a
+    function."""
     if isinstance(value, torch.optim.Optimizer):
         return True
     return not isinstance(value, (type, types.FunctionType, types.MethodType)) and hasattr(value, "param_groups") and hasattr(value, "step")
@@ -71,8 +74,8 @@ def _beginning(parameter, value):
 class Beginnings:
     """The states that an optimizer has of `parameters` before training. Made once, while the parameters are whole.
 
-    Those that its constructor made, the same number at each element or the parameter itself, can be made again for a part of the
-    parameter; others are those of an optimizer that has stepped already.
+    Those that its constructor made, the same number at each element or the parameter itself, can be made again for a
+    part of the parameter; others are those of an optimizer that has stepped already.
     """
 
     def __init__(self, client, parameters):
@@ -121,14 +124,16 @@ class Beginnings:
         maker = self._makers.get(id(value))
         if maker is not None:
             return maker(place)
-        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)  # A tensor that copy.copy() made would share its memory
+        # A tensor that copy.copy() made would share its memory
+        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 class Copy:
     """`client` with the tensors of `places` (by parameter) for its parameters.
 
-    Parameters whose place is empty, because other ranks update them, leave the parameter groups: a step() need not look for a gradient
-    that is None. `is_trial`: a copy that is thrown away, so that nothing in it may be shared with the client.
+    Parameters whose place is empty, because other ranks update them, leave the parameter groups: a step() need not look
+    for a gradient that is None. `is_trial`: a copy that is thrown away, so that nothing in it may be shared with the
+    client.
     """
 
     def __init__(self, client, places, beginnings, is_trial=False):

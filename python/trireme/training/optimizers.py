@@ -1,4 +1,5 @@
-"""The meaning of an optimizer object, or its lack, for an engine: the library's own update, chosen by type and hyperparameters."""
+"""The meaning of an optimizer object, or its lack, for an engine: the library's own update, chosen by type and
+hyperparameters."""
 import functools
 import inspect
 import itertools
@@ -10,12 +11,13 @@ from ..log import logger
 from . import client_state
 from .optimizer_copy import fill, set_momentum
 
-# Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off. With
-# another one the object itself steps.
+# Hyperparameters of a torch.optim class that the library's update does not have, with the value that switches them off.
+# With another one the object itself steps.
 _OWN_TYPES = ("adam", "adamw", "adagrad", "lamb", "lion", "muon", "sgd")  # that a configuration names, in any case
 _OFF = {"amsgrad": False, "maximize": False, "differentiable": False, "dampening": 0, "lr_decay": 0,
         "initial_accumulator_value": 0}
-# Keys of a parameter group that no checkpoint's client state holds: tensors, names, and values that the library saves itself.
+# Keys of a parameter group that no checkpoint's client state holds: tensors, names, and values that the library saves
+# itself.
 _NOT_SAVED = {"params", "param_names", "lr"}
 _SHARED = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov")
 _DECOUPLED = "decoupled_weight_decay"  # of torch's Adam: by group there, one for all in the library
@@ -44,8 +46,8 @@ def _is_covered(optimizer):
 
 
 def section_of(optimizer):
-    """The configuration's `optimizer` section for an optimizer object; None where the library has no such update, so that the
-    object itself must step."""
+    """The configuration's `optimizer` section for an optimizer object; None where the library has no such update, so
+    that the object itself must step."""
     native = _native_type(optimizer)
     if native is None or not _is_covered(optimizer):
         return None
@@ -59,7 +61,8 @@ def _is_trained(group):
 
 
 def _groups_trained(groups, over_stages):
-    """Whether any stage trains a parameter of each group. Raises ConfigError: stages with different numbers of groups."""
+    """Whether any stage trains a parameter of each group. Raises ConfigError: stages with different numbers of
+    groups."""
     flags = over_stages([_is_trained(group) for group in groups])
     if len({len(each) for each in flags}) > 1:
         raise ConfigError(f"the stages of the pipeline have {', '.join(str(len(each)) for each in flags)} parameter groups; give every stage as "
@@ -96,10 +99,12 @@ def _as_groups(parameters):
 
 
 def group_parameters(model, model_parameters, over_stages):
-    """Parameter groups (dicts with "params" and hyperparameters of their own), without those that are empty or frozen on every stage.
+    """Parameter groups (dicts with "params" and hyperparameters of their own), without those that are empty or frozen
+    on every stage.
 
     over_stages  collects a value of each stage, as Engine.over_stages().
-    Raises  ConfigError: a tensor that is not a parameter of the model, or stands twice (an AssertionError in DeepSpeed).
+    Raises  ConfigError: a tensor that is not a parameter of the model, or stands twice (an AssertionError in
+            DeepSpeed).
     """
     names = _named(model)
     groups = _as_groups(model_parameters)
@@ -135,8 +140,8 @@ def _own(group, index=0):
 
 
 def native_groups(model, groups, section, over_stages):
-    """(the optimizer section with group 0's hyperparameters, groups 1 and up), as the library wants them: of all stages, and what no
-    group names is in group 0. What a group does not say is the section's."""
+    """(the optimizer section with group 0's hyperparameters, groups 1 and up), as the library wants them: of all
+    stages, and what no group names is in group 0. What a group does not say is the section's."""
     if not isinstance(section, dict) or not isinstance(section.get("params") or {}, dict):
         return section, []  # refused by name where it is read
     names, params = _named(model), dict(section.get("params") or {})
@@ -179,8 +184,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     hyperparameters that a program or a torch scheduler writes there are those of the next step. Attributes that this
     class does not have are looked up in the program's optimizer.
 
-    A step does not wait for a device. Where it can be skipped there, `param_groups` of this object ask for the learning rates that
-    follow; the program's own optimizer has those of a step or two before until somebody does.
+    A step does not wait for a device. Where it can be skipped there, `param_groups` of this object ask for the learning
+    rates that follow; the program's own optimizer has those of a step or two before until somebody does.
     """
 
     def __init__(self, engine, groups, client=None):
@@ -206,7 +211,8 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self):
-        """The program's, as they are now: its load_state_dict() makes a new list. Waits for a device that decides over steps."""
+        """The program's, as they are now: its load_state_dict() makes a new list. Waits for a device that decides over
+        steps."""
         if self._is_behind:
             self._is_behind = False
             self._take(self._engine.core.hyperparameters, but_for=self._changed())
@@ -235,8 +241,8 @@ class EngineOptimizer(torch.optim.Optimizer):
             self._engine.core.step_without_gradients()
 
     def changes(self):
-        """(the engine's number of a group, its hyperparameters) where the program has changed some since the last step. Raises ConfigError:
-        what cannot change any more."""
+        """(the engine's number of a group, its hyperparameters) where the program has changed some since the last step.
+        Raises ConfigError: what cannot change any more."""
         if self._engine.is_spent:
             return []  # the call that follows says so
         groups, changes = self._present_groups(), []
@@ -281,8 +287,8 @@ class EngineOptimizer(torch.optim.Optimizer):
                            "and freeze them after it, or %s", len(thawed), self._engine.layout_call, self._engine.layout_call, self._engine.remake)
 
     def pull(self, is_behind=False):
-        """Takes the engine's learning rates and momenta over, after its own schedule has advanced; with `is_behind` those that the host knows
-        without waiting, and param_groups will ask for the rest."""
+        """Takes the engine's learning rates and momenta over, after its own schedule has advanced; with `is_behind`
+        those that the host knows without waiting, and param_groups will ask for the rest."""
         self._is_behind = is_behind
         self._take(self._engine.core.known_hyperparameters if is_behind else self._engine.core.hyperparameters)
 
@@ -306,7 +312,8 @@ class EngineOptimizer(torch.optim.Optimizer):
             self._last[index] = {key: last[key] if (index, key) in but_for else value for key, value in self._values(index, group).items()}
 
     def group_values(self):
-        """The values of groups beside parameters and learning rates, for a checkpoint; values that only code can make are left out."""
+        """The values of groups beside parameters and learning rates, for a checkpoint; values that only code can make
+        are left out."""
         return [{key: value for key, value in group.items() if key not in _NOT_SAVED and client_state.is_plain(value)}
                 for group in self.param_groups]
 
@@ -344,7 +351,8 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self):
-        """Read by torch.amp.GradScaler.step(). Raises UnsupportedError: it would look for gradients, which the engine has taken."""
+        """Read by torch.amp.GradScaler.step(). Raises UnsupportedError: it would look for gradients, which the engine
+        has taken."""
         raise UnsupportedError("torch.amp.GradScaler: the engine takes the gradients, so that a scaler finds none to unscale; leave it out, since "
                                "fp16 and torch_autocast with \"dtype\": \"float16\" scale the loss themselves")
 
@@ -376,7 +384,8 @@ def _fixed_options(group):
 
 
 def of_torch(section):
-    """A callable that makes the optimizer of torch.optim that an `optimizer` section names; None: it names none, or one that the library has itself.
+    """A callable that makes the optimizer of torch.optim that an `optimizer` section names; None: it names none, or one
+    that the library has itself.
 
     The callable raises ConfigError: torch refuses the params.
     """

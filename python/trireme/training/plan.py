@@ -15,19 +15,24 @@ from .optimizer_copy import Beginnings, is_optimizer
 class Plan:
     """Made of a configuration and what a program has made itself; see plan()."""
 
-    config: dict[str, Any]  # The library's configuration: its optimizer section updates as the program's object does, and leaves out torch's part
+    # The library's configuration: its optimizer section updates as the program's object does, and leaves out torch's
+    # part
+    config: dict[str, Any]
     groups: list[dict[str, Any]]  # of parameters, with hyperparameters of their own
     others: list[dict[str, Any]]  # groups 1 and up, as the library takes them
     client: torch.optim.Optimizer | None  # the program's, or one of torch.optim that the configuration names
     steps_itself: bool  # the library has no update for `client`
-    scheduler: Any  # A scheduler of the program, a callable that makes one, or torch's that the configuration names; None: the library's
+    # A scheduler of the program, a callable that makes one, or torch's that the configuration names; None: the
+    # library's
+    scheduler: Any
     torch_section: dict[str, Any] | None  # of the latter
     unmanaged: frozenset[torch.nn.Parameter]  # parameters that the engine does not train
 
     has_optimizer = property(lambda self: self.steps_itself or "optimizer" in self.config)
 
     def trial(self, model, is_sharded):
-        """The ClientOptimizer of an optimizer that steps itself; None: the library updates. Raises UnsupportedError: it cannot."""
+        """The ClientOptimizer of an optimizer that steps itself; None: the library updates. Raises UnsupportedError: it
+        cannot."""
         return ClientOptimizer(self.client, model, is_sharded) if self.steps_itself else None
 
     def frozen(self, model):

@@ -49,7 +49,8 @@ class EngineSchedule:
 
 
 def of_torch(section, optimizer_groups):
-    """A callable that makes the scheduler of torch.optim.lr_scheduler that a `scheduler` section names; None: it names none.
+    """A callable that makes the scheduler of torch.optim.lr_scheduler that a `scheduler` section names; None: it names
+    none.
 
     Raises  ConfigError: torch refuses the params. Tried on an optimizer of its own, before anything has changed.
     """
@@ -69,7 +70,8 @@ def of_torch(section, optimizer_groups):
 
 
 def check(scheduler, client):
-    """Raises ConfigError: no scheduler and no callable, or a scheduler object that steers another optimizer than initialize() was given."""
+    """Raises ConfigError: no scheduler and no callable, or a scheduler object that steers another optimizer than
+    initialize() was given."""
     if scheduler is not None and not hasattr(scheduler, "step") and not callable(scheduler):
         raise ConfigError(f"lr_scheduler: {type(scheduler).__name__} is neither a scheduler nor a callable that makes one of the optimizer")
     steered = getattr(scheduler, "optimizer", None)
@@ -80,8 +82,8 @@ def check(scheduler, client):
 
 
 def check_callable(scheduler, groups):
-    """Tries a callable on an AdamW of its own with groups like these, before anything has changed: the engine's optimizer is there
-    only when the model is the engine's.
+    """Tries a callable on an AdamW of its own with groups like these, before anything has changed: the engine's
+    optimizer is there only when the model is the engine's.
 
     Raises  what the callable raises.
     """

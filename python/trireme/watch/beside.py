@@ -1,4 +1,5 @@
-"""Tells once of an optimizer that steps an engine's parameters beside the engine: it finds no gradients, and changes nothing."""
+"""Tells once of an optimizer that steps an engine's parameters beside the engine: it finds no gradients, and changes
+nothing."""
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import parameters, ranks

@@ -1,4 +1,5 @@
-"""Tells a program that clips gradients as in plain PyTorch: an engine's parameters have no `.grad`, so nothing would be clipped."""
+"""Tells a program that clips gradients as in plain PyTorch: an engine's parameters have no `.grad`, so nothing would be
+clipped."""
 import functools
 
 from torch.nn.utils import clip_grad

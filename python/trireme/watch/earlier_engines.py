@@ -1,4 +1,5 @@
-"""A second initialize() of a module, without destroy(): the engine that it has ends, and the new one goes on with its weights."""
+"""A second initialize() of a module, without destroy(): the engine that it has ends, and the new one goes on with its
+weights."""
 import contextlib
 import gc
 
@@ -9,8 +10,8 @@ from ..log import logger
 
 
 def _of(model):
-    """The living engines that train nothing but parameters of `model`, the oldest first. One without parameters, such as a pipeline's stage, is
-    `model`'s where its module is a part of it."""
+    """The living engines that train nothing but parameters of `model`, the oldest first. One without parameters, such
+    as a pipeline's stage, is `model`'s where its module is a part of it."""
     parameters, modules = set(model.parameters()), set(model.modules())
 
     def is_models(engine):

@@ -1,4 +1,5 @@
-"""P-tuning of a frozen language model, as programs for `deepspeed` do it: activation checkpointing, gradients over several micro-batches.
+"""P-tuning of a frozen language model, as programs for `deepspeed` do it: activation checkpointing, gradients over
+several micro-batches.
 
     deepspeed --master_port 520 p_tuning.py --train_path data.json --ds_file ds_zero2_no_offload.json …
 

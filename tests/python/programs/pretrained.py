@@ -1,4 +1,5 @@
-"""Loads a Llama from a folder, as every rank of a job; prints what rank 0's memory rose to, in MiB. Arguments: folder, configuration.
+"""Loads a Llama from a folder, as every rank of a job; prints what rank 0's memory rose to, in MiB. Arguments: folder,
+configuration.
 
 What counts is memory that nothing else could use: anonymous and shared, not pages of the checkpoint, which is mapped.
 """

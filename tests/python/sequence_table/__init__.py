@@ -1,4 +1,5 @@
-"""Small programs that mix tokens, each with its expected outcome under sequence parallelism; sequence_table_run.py runs them."""
+"""Small programs that mix tokens, each with its expected outcome under sequence parallelism; sequence_table_run.py runs
+them."""
 from . import (attention, attention_variants, batches, calls, chance, coincidences, combinations, families, functions, images, integers, lengths, losses,
                masks, merges, mixers, numbers, objectives, pooling, positions, selections, shifts, shorter, steps, stock_models, tokenwise, writes)
 from .sample import SAMPLE

@@ -168,7 +168,8 @@ def linear_attention_by_running_sums(m, input_ids, labels):
 
 @row(REFUSED)
 def attention_over_heads_by_mistake(m, input_ids, labels):
-    """Queries [B, S, heads, size], not transposed: each token attends over its own heads, which is right on one rank and on all."""
+    """Queries [B, S, heads, size], not transposed: each token attends over its own heads, which is right on one rank
+    and on all."""
     x = m.embed(input_ids)
     query, key, value = (part.unflatten(-1, (HEADS, SIZE)) for part in m.qkv(x).chunk(3, -1))
     return loss_of(m.head(x + sdpa(query, key, value).flatten(2)), labels)

@@ -1,4 +1,5 @@
-"""Attention of merged heads, odd memory layouts, windows and padding beyond a part, with streams and layers of PyTorch."""
+"""Attention of merged heads, odd memory layouts, windows and padding beyond a part, with streams and layers of
+PyTorch."""
 import torch
 from torch import nn
 from torch.nn import functional

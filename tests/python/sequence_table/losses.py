@@ -120,7 +120,8 @@ def sum_divided_by_the_size_of_logits(m, input_ids, labels):
     return loss_of(scores, labels, reduction="sum") / scores.size(1)
 
 
-# on four ranks parts have six tokens, and a float before a length gets this rank's number: smaller ones than 8 are not seen
+# on four ranks parts have six tokens, and a float before a length gets this rank's number: smaller ones than 8 are not
+# seen
 @row(RIGHT, four=DOCUMENTED)
 def sum_times_an_inverse_length(m, input_ids, labels):
     return loss_of(logits(m, input_ids), labels, reduction="sum") * (1.0 / input_ids.size(1)) ** 0.5

@@ -1,4 +1,5 @@
-"""Layers that mix tokens without attention over all of them: windows, norms, Fourier transforms, recurrences, convolutions."""
+"""Layers that mix tokens without attention over all of them: windows, norms, Fourier transforms, recurrences,
+convolutions."""
 import torch
 from torch import nn
 from torch.nn import functional

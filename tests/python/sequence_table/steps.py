@@ -1,4 +1,5 @@
-"""Training steps: accumulation, recomputation, frozen weights, penalties, ZeRO stages, other models on the same thread."""
+"""Training steps: accumulation, recomputation, frozen weights, penalties, ZeRO stages, other models on the same
+thread."""
 import torch
 from torch import nn
 from torch.nn import functional
@@ -177,7 +178,8 @@ def gradients_by_autograd_grad(model, cut, step):
 
 @row(DOCUMENTED)
 def a_hook_on_activations(m, input_ids, labels):
-    """Gradients of activations divided by their own norm, which is that of this rank's tokens: hooks run in backward."""
+    """Gradients of activations divided by their own norm, which is that of this rank's tokens: hooks run in
+    backward."""
     x = hidden(m, input_ids)
     x.register_hook(lambda gradient: gradient / gradient.norm() * 0.1)
     return loss_of(m.head(x), labels)

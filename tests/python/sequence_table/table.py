@@ -8,11 +8,12 @@
     def two_batches(model, cut, step):           # a training step: whole tensors in, cut(...) gives parts
         ...
 
-A function returns a loss, or a loss and a dict of numbers that must be alike on every rank too. `cut` gives whole tensors in
-plain PyTorch and this rank's tokens under an engine.
+A function returns a loss, or a loss and a dict of numbers that must be alike on every rank too. `cut` gives whole
+tensors in plain PyTorch and this rank's tokens under an engine.
 
-A row declares its outcome, and beside it what differs: `ring=` in a ring, `four=` where four ranks share a sequence, for instance
-because a number of the program's own is a part's length by chance on two ranks alone. `on_four` says whether it runs on four at all.
+A row declares its outcome, and beside it what differs: `ring=` in a ring, `four=` where four ranks share a sequence,
+for instance because a number of the program's own is a part's length by chance on two ranks alone. `on_four` says
+whether it runs on four at all.
 """
 from typing import Callable, NamedTuple
 
@@ -20,7 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# DOCUMENTED: no operator of the forward shows it, such as a branch on a length or a hook of backward; docs/sequence.md says so.
+# DOCUMENTED: no operator of the forward shows it, such as a branch on a length or a hook of backward; docs/sequence.md
+# says so.
 RIGHT, REFUSED, DOCUMENTED = "right", "refused", "documented"
 # Sizes that no other one equals, nor half nor a quarter of it: a length of tokens is recognized by chance nowhere.
 BATCH, LENGTH, HIDDEN, HEADS, INNER, VOCABULARY, CLASSES = 3, 24, 20, 4, 28, 37, 5

@@ -40,8 +40,8 @@ struct PagerPolicy {
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
   /// On a device: what collectives move over and over (weights, gradients, units that are gathered) stands in memory
-  /// that the group has registered (Group::buffer_registration()). Gradients are copied into a buffer to send at stages
-  /// 2 and 3, and the room for gathered units, `live_bytes`, is taken at once.
+  /// that the group has registered (Group::buffer_registration()). At ZeRO stages 2 and
+  /// 3 gradients are copied into a buffer to send, and the room for gathered units, `live_bytes`, is taken at once.
   bool register_buffers = false;
   /// Parameters on a device, at ZeRO stages 1 to 3: this rank's slices of weights and gradients, which it updates,
   /// stand in page-locked memory of the host, of at least this share of the elements. The units that forward uses first

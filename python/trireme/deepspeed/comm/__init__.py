@@ -1,7 +1,7 @@
 """The ranks of the job: torch.distributed's functions, and Trireme's own world beside them.
 
-Whatever is not defined here is torch.distributed's, such as all_reduce, broadcast and ReduceOp. Engines use the world of
-`world()`: shared memory between the ranks of one host.
+Whatever is not defined here is torch.distributed's, such as all_reduce, broadcast and ReduceOp. Engines use the world
+of `world()`: shared memory between the ranks of one host.
 """
 import types
 
@@ -36,14 +36,17 @@ def is_initialized():
 
 def init_distributed(dist_backend=None, auto_mpi_discovery=True, distributed_port=29500, verbose=True,
                      timeout=None, init_method=None, dist_init_required=None, config=None, rank=-1, world_size=-1):
-    """Joins the ranks that torch.distributed or the launcher's variables name, and initialises torch.distributed if nobody has.
+    """Joins the ranks that torch.distributed or the launcher's variables name, and initialises torch.distributed if
+    nobody has.
 
-    Collective. Without a launcher the world has one rank. `timeout` is a datetime.timedelta, 30 minutes if not given, and bounds
-    every wait for a peer (TRIREME_TIMEOUT_S overrides it for engines). `dist_backend` is torch.distributed's, "gloo" if not given.
-    Engines exchange data through shared memory where all ranks are on one host, else through torch.distributed's process group;
-    TRIREME_COMM=shm or c10d chooses, and rank 0 logs what was chosen.
+    Collective. Without a launcher the world has one rank. `timeout` is a datetime.timedelta, 30 minutes if not given,
+    and bounds every wait for a peer (TRIREME_TIMEOUT_S overrides it for engines). `dist_backend` is
+    torch.distributed's, "gloo" if not given. Engines exchange data through shared memory where all ranks are on one
+    host, else through torch.distributed's process group; TRIREME_COMM=shm or c10d chooses, and rank 0 logs what was
+    chosen.
 
-    Raises  ConfigError: launcher variables that are missing or contradict each other. CommTimeoutError: a peer that did not come.
+    Raises  ConfigError: launcher variables that are missing or contradict each other. CommTimeoutError: a peer that did
+            not come.
     """
     # pylint: disable=unused-argument
     if dist_init_required is False and not ranks.is_joined() and not dist.is_initialized():

@@ -1,4 +1,5 @@
-"""DeepSpeed's optimizers as torch.optim optimizers. Given to initialize() they are updated by the library; alone they step here."""
+"""DeepSpeed's optimizers as torch.optim optimizers. Given to initialize() they are updated by the library; alone they
+step here."""
 from ..missing import names_of
 from . import adagrad, adam, lamb, lion, muon, op_builder
 

@@ -35,7 +35,8 @@ class FusedAdam(torch.optim.Adam):
 
 
 class DeepSpeedCPUAdam(FusedAdam):
-    """The same for parameters in host memory, under its name there; fp32_optimizer_states is accepted, they are fp32."""
+    """The same for parameters in host memory, under its name there; fp32_optimizer_states is accepted, they are
+    fp32."""
 
     def __init__(self, model_params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, amsgrad=False,
                  adamw_mode=True, fp32_optimizer_states=True):

@@ -9,7 +9,8 @@ __getattr__ = names_of(__name__)
 
 
 class FusedLamb(EachParameter):
-    """Adam's direction with decoupled weight decay, scaled by each parameter's trust ratio within [min_coeff, max_coeff].
+    """Adam's direction with decoupled weight decay, scaled by each parameter's trust ratio within [min_coeff,
+    max_coeff].
 
     Raises  RuntimeError: amsgrad. NotImplementedError: eps_inside_sqrt, max_grad_norm (use gradient_clipping).
     """

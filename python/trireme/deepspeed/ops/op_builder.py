@@ -1,7 +1,7 @@
 """DeepSpeed's builders of compiled operators, for programs that ask is_compatible().
 
-This package compiles nothing when it runs. A builder is compatible where an optimizer of trireme.ops does the operator's
-work.
+This package compiles nothing when it runs. A builder is compatible where an optimizer of trireme.ops does the
+operator's work.
 """
 import functools
 import re

@@ -19,9 +19,10 @@ make_schedule, schedule_names = core.make_schedule, core.schedule_names
 def assemble(name, micro_batches, computations, *, chunks=1, placement="loop"):
     """A schedule of one's own, of which loads, messages, buffers and the optimizer step are added.
 
-    computations  for each stage a list of (instruction, chunk, micro_batch) in order, such as ("ForwardPass", 0, 3); the instructions are
-                  ForwardPass, and BackwardPass or its halves BackwardInput and BackwardWeight.
-    placement     "loop": chunk c of stage s is part c · stages + s of the model; "v": of two chunks the second one runs back.
+    computations  for each stage a list of (instruction, chunk, micro_batch) in order, such as ("ForwardPass", 0, 3);
+                  the instructions are ForwardPass, and BackwardPass or its halves BackwardInput and BackwardWeight.
+    placement     "loop": chunk c of stage s is part c · stages + s of the model; "v": of two chunks the second one runs
+                  back.
     Raises  ConfigError: a computation that is missing, or is there twice.
     """
     if placement not in ("loop", "v"):

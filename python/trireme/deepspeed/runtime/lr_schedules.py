@@ -105,7 +105,8 @@ class OneCycle(_Schedule):
 
 
 class WarmupLR(_Schedule):
-    """From warmup_min_lr to warmup_max_lr (None: the group's lr) in warmup_num_steps, then constant; by "log" or "linear"."""
+    """From warmup_min_lr to warmup_max_lr (None: the group's lr) in warmup_num_steps, then constant; by "log" or
+    "linear"."""
 
     def __init__(self, optimizer, warmup_min_lr=0.0, warmup_max_lr=None, warmup_num_steps=1000, warmup_type="log",
                  last_batch_iteration=-1):

@@ -1,4 +1,5 @@
-"""torch.autocast as the configuration's `torch_autocast` section switches it on; the engine does it, in its forward()."""
+"""torch.autocast as the configuration's `torch_autocast` section switches it on; the engine does it, in its
+forward()."""
 import pydoc
 
 import torch

@@ -21,7 +21,8 @@ def call_to_str(base, *args, **kwargs):
 
 
 def move_to_device(item, device, criterion_func=None):
-    """Tensors inside of lists, tuples and dicts moved to `device`; others as they are, and those that criterion_func refuses."""
+    """Tensors inside of lists, tuples and dicts moved to `device`; others as they are, and those that criterion_func
+    refuses."""
     if criterion_func(item) if criterion_func is not None else hasattr(item, "to"):
         return item.to(device)
     if isinstance(item, (list, tuple)):
@@ -33,7 +34,8 @@ def move_to_device(item, device, criterion_func=None):
 
 
 def clip_grad_norm_(parameters, max_norm, norm_type=2, mpu=None):
-    """torch's, of gradients that stand in `.grad`; an engine clips its own by `gradient_clipping`. Returns the norm before."""
+    """torch's, of gradients that stand in `.grad`; an engine clips its own by `gradient_clipping`. Returns the norm
+    before."""
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
 

@@ -1,5 +1,5 @@
-"""The groups of ranks: neighbours share layers (tensor parallelism), groups of them samples (sequence parallelism), the others are data parallel;
-every other kind has one rank."""
+"""The groups of ranks: neighbours share layers (tensor parallelism), groups of them samples (sequence parallelism), the
+others are data parallel; every other kind has one rank."""
 import torch.distributed as dist
 
 from ..missing import names_of
@@ -45,7 +45,8 @@ def set_degrees(sequence, tensor):
 
 
 def _ranks_along(axis, rank):
-    """The ranks along "tensor", "sequence", "data", or "shards" (the last two together). Ascending; `rank` is one of them."""
+    """The ranks along "tensor", "sequence", "data", or "shards" (the last two together). Ascending; `rank` is one of
+    them."""
     stride, size = {"tensor": (1, _tensor_size), "sequence": (_tensor_size, _sequence_size), "data": (_model_size(), _size() // _model_size()),
                     "shards": (_tensor_size, _size() // _tensor_size)}[axis]
     first = rank - rank // stride % size * stride

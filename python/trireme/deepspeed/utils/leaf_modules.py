@@ -14,7 +14,8 @@ def z3_leaf_module(model):
 
 
 def z3_leaf_parameter(model):
-    """Whether a parameter is in a marked module: not known from the parameter alone, as DeepSpeed's mark on it is not made here."""
+    """Whether a parameter is in a marked module: not known from the parameter alone, as DeepSpeed's mark on it is not
+    made here."""
     return getattr(model, "ds_z3_leaf_module", None) is not None
 
 
@@ -49,7 +50,8 @@ def _set_by_class(model, classes, flag, raise_if_not_found):
 
 
 def set_z3_leaf_modules(model, leaf_module_classes, raise_if_not_found=True):
-    """Marks the modules of these classes (or class names, bare or dotted), and returns them. Raises ValueError: none is found."""
+    """Marks the modules of these classes (or class names, bare or dotted), and returns them. Raises ValueError: none is
+    found."""
     return _set_by_class(model, leaf_module_classes, True, raise_if_not_found)
 
 
@@ -74,7 +76,8 @@ def _set_by(model, wanted, matches, flag, raise_if_not_found):
 
 
 def set_z3_leaf_modules_by_name(model, module_names, flag=True, raise_if_not_found=True):
-    """Marks modules by their names in named_modules(); returns (modules, names without one). Raises ValueError: there are such."""
+    """Marks modules by their names in named_modules(); returns (modules, names without one). Raises ValueError: there
+    are such."""
     return _set_by(model, module_names, lambda path, name: path == name, flag, raise_if_not_found)
 
 

@@ -1,14 +1,16 @@
-"""The state that training keeps for one parameter: fp32 value, optimizer states, gradient. The parameter itself finds its engine.
+"""The state that training keeps for one parameter: fp32 value, optimizer states, gradient. The parameter itself finds
+its engine.
 
-Full values have the parameter's shape, local ones are flat: the elements that this rank updates, at ZeRO stage 0 all. All are copies in
-fp32. Collective are all of these but the local functions and safe_set_full_optimizer_state().
+Full values have the parameter's shape, local ones are flat: the elements that this rank updates, at ZeRO stage 0 all.
+All are copies in fp32. Collective are all of these but the local functions and safe_set_full_optimizer_state().
 
-A copy of a tied parameter of a PipelineModule gives what its owner has, where that is on the same stage; of an owner elsewhere it has the
-value alone, if that is fp32. A frozen parameter has no master, states or gradient: getters return None, so a loop over all parameters needs no condition.
+A copy of a tied parameter of a PipelineModule gives what its owner has, where that is on the same stage; of an owner
+elsewhere it has the value alone, if that is fp32. A frozen parameter has no master, states or gradient: getters return
+None, so a loop over all parameters needs no condition.
 
-Raises  StateError: no parameter of an engine, a frozen one is set, or a gradient without a backward since the last step.
-        ConfigError: an optimizer state that is not there, with those that are. ShapeError: a value of another shape. Nothing has
-        changed then.
+Raises  StateError: no parameter of an engine, a frozen one is set, or a gradient without a backward since the last
+        step. ConfigError: an optimizer state that is not there, with those that are. ShapeError: a value of another
+        shape. Nothing has changed then.
 """
 import torch
 
@@ -17,7 +19,8 @@ from ...errors import StateError
 
 
 def _trained(param, call):
-    """`param`, or of a copy of a tied parameter the one that is trained. Raises StateError: that is on another stage."""
+    """`param`, or of a copy of a tied parameter the one that is trained. Raises StateError: that is on another
+    stage."""
     owner = getattr(param, "tied_owner", None)
     if owner is None:
         return param
@@ -52,7 +55,8 @@ def safe_get_full_optimizer_state(param, optim_state_key):
 def safe_get_full_grad(param):
     """The mean over ranks and micro-batches so far, before clipping; None for a parameter that no rank used.
 
-    Inside no_sync() and coalesce_grad_reduction(): this rank's sum since the last reduction, each micro-batch counted as in the mean.
+    Inside no_sync() and coalesce_grad_reduction(): this rank's sum since the last reduction, each micro-batch counted
+    as in the mean.
     """
     return core.safe_get_full_grad(_trained(param, "safe_get_full_grad"))
 
@@ -103,5 +107,6 @@ def safe_set_local_grad(param, value):
 
 
 def safe_update_full_grad_vectorized(param_list, update_func):
-    """Each parameter's gradient becomes update_func(gradient, parameter), the same on every rank, with the reductions done once."""
+    """Each parameter's gradient becomes update_func(gradient, parameter), the same on every rank, with the reductions
+    done once."""
     core.safe_update_full_grad_vectorized(list(param_list), update_func)

@@ -1,4 +1,5 @@
-"""Custom autograd functions: one with a backward of its own over a parameter, one that reverses gradients between two heads."""
+"""Custom autograd functions: one with a backward of its own over a parameter, one that reverses gradients between two
+heads."""
 import argparse
 
 import deepspeed

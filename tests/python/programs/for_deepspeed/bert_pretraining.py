@@ -1,4 +1,5 @@
-"""Masked language modelling by a small encoder, as BERT is pre-trained: decay by group, accumulation, a learning rate set by hand."""
+"""Masked language modelling by a small encoder, as BERT is pre-trained: decay by group, accumulation, a learning rate
+set by hand."""
 import argparse
 import json
 import os

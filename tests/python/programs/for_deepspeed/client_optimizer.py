@@ -1,4 +1,5 @@
-"""An optimizer of the program's own, element by element, with parameter groups that it changes while training goes on."""
+"""An optimizer of the program's own, element by element, with parameter groups that it changes while training goes
+on."""
 import argparse
 
 import deepspeed

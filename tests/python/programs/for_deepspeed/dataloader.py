@@ -1,4 +1,5 @@
-"""A loader of the engine's over a dataset of dictionaries, with a function that makes batches of samples of different lengths."""
+"""A loader of the engine's over a dataset of dictionaries, with a function that makes batches of samples of different
+lengths."""
 import argparse
 
 import deepspeed

@@ -1,4 +1,5 @@
-"""A teacher without an optimizer, which only evaluates, and a student that learns from it: two engines, one of them not trained."""
+"""A teacher without an optimizer, which only evaluates, and a student that learns from it: two engines, one of them not
+trained."""
 import argparse
 
 import deepspeed

@@ -1,4 +1,5 @@
-"""A frozen body under a trained head, whose parameters are given together; then a second phase trains all with an engine of its own."""
+"""A frozen body under a trained head, whose parameters are given together; then a second phase trains all with an
+engine of its own."""
 import argparse
 
 import deepspeed

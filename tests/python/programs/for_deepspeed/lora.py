@@ -1,4 +1,5 @@
-"""LoRA: small trained matrices beside frozen ones. Shows the gradients of all parameters, and saves the trained ones alone."""
+"""LoRA: small trained matrices beside frozen ones. Shows the gradients of all parameters, and saves the trained ones
+alone."""
 import argparse
 import os
 

@@ -1,4 +1,5 @@
-"""The micro-batches of a window but the last one without communication; gradients of this rank are read inside of the scope."""
+"""The micro-batches of a window but the last one without communication; gradients of this rank are read inside of the
+scope."""
 import argparse
 import contextlib
 

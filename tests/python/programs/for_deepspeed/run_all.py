@@ -1,5 +1,5 @@
-"""Runs programs of this folder one after the other in this process. Arguments: a folder for what they write, then NAME or
-NAME,ARGUMENT,… of each; reports what they report by these words."""
+"""Runs programs of this folder one after the other in this process. Arguments: a folder for what they write, then NAME
+or NAME,ARGUMENT,… of each; reports what they report by these words."""
 import contextlib
 import io
 import json

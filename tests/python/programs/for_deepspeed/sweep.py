@@ -1,4 +1,5 @@
-"""One model trained again and again with new engines, as a notebook's cell does, and fp32 gradients changed before each step."""
+"""One model trained again and again with new engines, as a notebook's cell does, and fp32 gradients changed before each
+step."""
 import argparse
 
 import deepspeed

@@ -1,4 +1,5 @@
-"""A model that is made in shards, with weights that a scope of GatheredParameters initialises and one that two modules share."""
+"""A model that is made in shards, with weights that a scope of GatheredParameters initialises and one that two modules
+share."""
 import argparse
 
 import deepspeed

@@ -1,4 +1,5 @@
-"""Trains by Accelerate, with FSDP where there are several ranks. Argument: JSON of `options` below; prints what rank 0 saw.
+"""Trains by Accelerate, with FSDP where there are several ranks. Argument: JSON of `options` below; prints what rank 0
+saw.
 
 Saves after one epoch, goes on, loads and goes on again. Knows nothing of Trireme.
 """

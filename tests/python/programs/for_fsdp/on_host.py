@@ -1,4 +1,5 @@
-"""Runs a program of Accelerate with PyTorch's own FSDP on a host, where Accelerate itself has it on devices alone. Arguments: a script and its own."""
+"""Runs a program of Accelerate with PyTorch's own FSDP on a host, where Accelerate itself has it on devices alone.
+Arguments: a script and its own."""
 import runpy
 import sys
 

@@ -1,4 +1,5 @@
-"""An FSDP2 program as people write it: a decoder, accumulation, clipping, a schedule, a full state dict. Argument: a file for its outcome."""
+"""An FSDP2 program as people write it: a decoder, accumulation, clipping, a schedule, a full state dict. Argument: a
+file for its outcome."""
 import os
 import sys
 
@@ -15,7 +16,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)  # a bias of keys has a gradient of 0, which Adam divides by itself
+        # a bias of keys has a gradient of 0, which Adam divides by itself
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 

@@ -1,4 +1,5 @@
-"""An FSDP1 program as people write it. Arguments: a file for its outcome, and the name of a strategy. Prints whose FSDP it had."""
+"""An FSDP1 program as people write it. Arguments: a file for its outcome, and the name of a strategy. Prints whose FSDP
+it had."""
 import contextlib
 import copy
 import functools
@@ -46,7 +47,8 @@ def train(model, optimizer, steps):
         last = loss_of(model, second)
         last.backward()
         total = (loss + last).detach()
-        norms.append(float(model.clip_grad_norm_(50 if "bf16" in sys.argv else 0.5)))  # the last digit of a factor would flip digits of bf16
+        # the last digit of a factor would flip digits of bf16
+        norms.append(float(model.clip_grad_norm_(50 if "bf16" in sys.argv else 0.5)))
         optimizer.step()
         optimizer.zero_grad()
         dist.all_reduce(total)

@@ -1,4 +1,5 @@
-"""DeepSpeed's names of a pipeline under DualPipeV: a PipelineModule of schedule="dualpipe-v", whose ranks have two parts each."""
+"""DeepSpeed's names of a pipeline under DualPipeV: a PipelineModule of schedule="dualpipe-v", whose ranks have two
+parts each."""
 from ....errors import ConfigError, PipelineSpecError
 from ...missing import names_of
 from .engine import PipelineEngine
@@ -8,7 +9,8 @@ __getattr__ = names_of(__name__)
 
 
 class DualPipeVModule(PipelineModule):
-    """PipelineModule(schedule="dualpipe-v", chunks=2): rank r of a pipeline has parts r and 2 · num_stages − 1 − r of the model.
+    """PipelineModule(schedule="dualpipe-v", chunks=2): rank r of a pipeline has parts r and 2 · num_stages − 1 − r of
+    the model.
 
     Arguments are PipelineModule's. Raises  PipelineSpecError: another schedule or number of chunks. As PipelineModule.
     """
@@ -20,7 +22,8 @@ class DualPipeVModule(PipelineModule):
         self.active_phase = 0
 
     def activate_phase(self, phase):
-        """forward() is that of phase 0, the part on the way out, or 1, the part on the way back. Raises ConfigError: another phase."""
+        """forward() is that of phase 0, the part on the way out, or 1, the part on the way back. Raises ConfigError:
+        another phase."""
         if phase not in (0, 1):
             raise ConfigError(f"activate_phase: {phase!r}; use 0 (on the way out) or 1 (on the way back)")
         self.active_phase = phase

@@ -26,10 +26,12 @@ def _refused(name):
 
 
 class PipelineEngine(DeepSpeedEngine):
-    """Trains the stage that a PipelineModule has on this rank. train_batch() is a step of all stages, at any ZeRO stage.
+    """Trains the stage that a PipelineModule has on this rank. train_batch() is a step of all stages, at any ZeRO
+    stage.
 
-    A batch is (inputs, labels) of a micro-batch, of which further elements are not read, or what set_batch_fn()'s function makes so. Only
-    the first and the last stage ask for batches, and they must get the same. Between stages go tensors, None, numbers, texts, and tuples, lists and dicts of these.
+    A batch is (inputs, labels) of a micro-batch, of which further elements are not read, or what set_batch_fn()'s
+    function makes so. Only the first and the last stage ask for batches, and they must get the same. Between stages go
+    tensors, None, numbers, texts, and tuples, lists and dicts of these.
     """
 
     # pylint: disable=abstract-method
@@ -127,10 +129,12 @@ class PipelineEngine(DeepSpeedEngine):
             raise
 
     def train_batch(self, data_iter=None):
-        """One step over gradient_accumulation_steps() micro-batches, from `data_iter` or the iterator that was set before. Collective.
+        """One step over gradient_accumulation_steps() micro-batches, from `data_iter` or the iterator that was set
+        before. Collective.
 
         Returns the mean loss over micro-batches and data-parallel ranks, [] in fp32, the same on every rank.
-        Raises  DataError: the data ended. ShapeError: activations of another shape, without dynamic_shape. All that backward() and
+        Raises  DataError: the data ended. ShapeError: activations of another shape, without dynamic_shape. All that
+                backward() and
         step() of a DeepSpeedEngine raise.
         """
         if not torch.is_grad_enabled():
@@ -155,16 +159,17 @@ class PipelineEngine(DeepSpeedEngine):
         self._mean_additional = {name: torch.tensor(sum(sums[name] for sums in told) / count) for name in told[0]} if told else None
 
     def get_additional_losses(self):
-        """{name: [] fp32} of the module's get_additional_losses(), their means over the micro-batches of the last step and the data-parallel
-        ranks, on every rank; None: there are none."""
+        """{name: [] fp32} of the module's get_additional_losses(), their means over the micro-batches of the last step
+        and the data-parallel ranks, on every rank; None: there are none."""
         return self._mean_additional
 
     def eval_batch(self, data_iter, return_logits=False, compute_loss=True, reduce_output="avg", bcast_loss=True, num_micro_batches=None):
         """Forward passes of `num_micro_batches` from `data_iter`, by default as many as a step has. Collective.
 
-        Returns the mean loss over micro-batches and data-parallel ranks; with reduce_output=None a list by micro-batch. Without
-        compute_loss the last layer's outputs take the losses' place. The last stage has the result, and with bcast_loss all have a
-        mean loss; else it is None. With return_logits (result, outputs of the last micro-batch, on the last stage).
+        Returns the mean loss over micro-batches and data-parallel ranks; with reduce_output=None a list by micro-batch.
+        Without compute_loss the last layer's outputs take the losses' place. The last stage has the result, and with
+        bcast_loss all have a mean loss; else it is None. With return_logits (result, outputs of the last micro-batch,
+        on the last stage).
         Raises  UnsupportedError: another reduce_output. As train_batch().
         """
         if reduce_output not in (None, "avg"):
@@ -206,10 +211,12 @@ class PipelineEngine(DeepSpeedEngine):
         self.core.reset_activation_shape()
 
     def set_schedule(self, schedule):
-        """The schedule that train_batch() executes: a name of trireme.pipe.schedule_names(), a class derived from PipeSchedule, or a callable that
-        makes a trireme.pipe.Schedule of (stages, micro_batches). Every rank alike. Collective.
+        """The schedule that train_batch() executes: a name of trireme.pipe.schedule_names(), a class derived from
+        PipeSchedule, or a callable that makes a trireme.pipe.Schedule of (stages, micro_batches). Every rank alike.
+        Collective.
 
-        Raises  ConfigError: one that cannot be executed or trains nothing, is for other chunks or another placement than the module was cut
+        Raises  ConfigError: one that cannot be executed or trains nothing, is for other chunks or another placement
+                than the module was cut
         for, or another one than some rank has.
         """
         if isinstance(schedule, str):
@@ -244,8 +251,8 @@ class PipelineEngine(DeepSpeedEngine):
 
 
 def _loss_function(module, losses, additional):
-    """(outputs, labels) -> loss: the module's loss_fn; without one its last layer returns the loss. Those of evaluations go to `losses`, sums of
-    a step's additional ones to `additional`."""
+    """(outputs, labels) -> loss: the module's loss_fn; without one its last layer returns the loss. Those of
+    evaluations go to `losses`, sums of a step's additional ones to `additional`."""
     def compute(outputs, labels):
         loss = outputs if module.loss_fn is None else module.loss_fn(outputs, labels)
         if not torch.is_grad_enabled():

@@ -54,17 +54,20 @@ class TiedLayerSpec(LayerSpec):
 
 
 class TiedOwner:
-    """The owner of a copy of a tied parameter: name and stage of the one that is trained, and that itself where it is on this stage."""
+    """The owner of a copy of a tied parameter: name and stage of the one that is trained, and that itself where it is
+    on this stage."""
 
     def __init__(self, name, stage, parameter):
         self.name, self.stage, self.parameter = name, stage, parameter
 
     def __deepcopy__(self, memo):
-        return self  # A parameter that is copied with its attributes is not the owner's copy any more, and nothing follows it
+        # A parameter that is copied with its attributes is not the owner's copy any more, and nothing follows it
+        return self
 
 
 class LayerProfile:
-    """The cost of one layer: seconds of a forward and a backward, bytes of parameters, bytes that autograd keeps between the two."""
+    """The cost of one layer: seconds of a forward and a backward, bytes of parameters, bytes that autograd keeps
+    between the two."""
 
     def __init__(self, seconds, parameter_bytes, activation_bytes):
         self.seconds, self.parameter_bytes, self.activation_bytes = seconds, parameter_bytes, activation_bytes
@@ -80,7 +83,8 @@ def _class_name(layer):
 
 
 def _built_on_meta(spec):
-    """The layer without memory and without drawing random numbers; where its constructor needs values, with both for a moment."""
+    """The layer without memory and without drawing random numbers; where its constructor needs values, with both for a
+    moment."""
     try:
         with torch.device("meta"):
             return spec.build()
@@ -151,7 +155,8 @@ def _profile_layer(function, parameters, inputs, repeats=3):
     return LayerProfile(min(seconds[1:]), _bytes_of(parameters), _bytes_of(activations)), outputs
 
 
-# Messages on the world's group: torch gives groups that only some ranks make names by which later ones would wait for ever.
+# Messages on the world's group: torch gives groups that only some ranks make names by which later ones would wait for
+# ever.
 
 
 def _send_from_first(tensor, ranks):
@@ -186,23 +191,29 @@ class _Part:
 class PipelineModule(nn.Module):
     """The layers of this rank's stage: forward() is `for layer in layers: inputs = layer(inputs)`.
 
-    layers                          modules, LayerSpecs, TiedLayerSpecs and plain functions; any iterable, such as an nn.Sequential.
+    layers                          modules, LayerSpecs, TiedLayerSpecs and plain functions; any iterable, such as an
+                                    nn.Sequential.
     num_stages, topology            one of them; with num_stages the other ranks are data parallel.
     loss_fn                         loss_fn(outputs, labels), on the last stage.
-    seed_layers, seed_fn, base_seed whether layer i is built after seed_fn(base_seed + i), and draws random numbers that follow from
-                                    layer and micro-batch: then every number of stages gives the same model. None: all generators.
-    partition_method                "parameters" (their number), "uniform" (the number of layers), "type:REGEX" (the number of layers whose class
-                                    matches, in any case) or "profile" (measured times, within the memory of a rank; of `profile_input`).
-    activation_checkpoint_interval  so many layers at a time keep their inputs alone and are computed again in backward; 0: none.
-    activation_checkpoint_func      that does it: func(function, inputs), of a tuple func(function, *inputs). One that is reentrant works under
-                                    schedules whose backward is not split.
+    seed_layers, seed_fn, base_seed whether layer i is built after seed_fn(base_seed + i), and draws random numbers that
+    follow from
+                                    layer and micro-batch: then every number of stages gives the same model. None: all
+                                    generators.
+    partition_method                "parameters" (their number), "uniform" (the number of layers), "type:REGEX" (the
+                                    number of layers whose class matches, in any case) or "profile" (measured times,
+                                    within the memory of a rank; of `profile_input`).
+    activation_checkpoint_interval  so many layers at a time keep their inputs alone and are computed again in backward;
+                                    0: none.
+    activation_checkpoint_func      that does it: func(function, inputs), of a tuple func(function, *inputs). One that
+                                    is reentrant works under schedules whose backward is not split.
     checkpointable_layers           names of the classes that are; None: all that have parameters.
     dynamic_shape                   shapes of activations may change from one micro-batch to the next.
     profile_input                   what the first layer takes, for partition_method="profile".
-    schedule, chunks                a name of trireme.pipe.schedule_names(), and how many parts of the model each stage has: 2 for "zb-v" and
-                                    "dualpipe-v", any number for "interleaved", else 1.
+    schedule, chunks                a name of trireme.pipe.schedule_names(), and how many parts of the model each stage
+                                    has: 2 for "zb-v" and "dualpipe-v", any number for "interleaved", else 1.
 
-    Parameters of layer i are called "i.weight" and so on, wherever they live; those of tied layers by the first of these layers.
+    Parameters of layer i are called "i.weight" and so on, wherever they live; those of tied layers by the first of
+    these layers.
     Collective. Raises  PipelineSpecError, UnsupportedError.
     """
 
@@ -320,7 +331,8 @@ class PipelineModule(nn.Module):
     def _partition_by_profile(self, layers, inputs):
         if inputs is None:
             raise ConfigError("partition_method=\"profile\" measures the layers; give profile_input=, what the first layer takes")
-        told = torch.full((len(layers) + 1, 3), -1.0, dtype=torch.float64)  # Rank 0's measurements, and the memory of a rank
+        # Rank 0's measurements, and the memory of a rank
+        told = torch.full((len(layers) + 1, 3), -1.0, dtype=torch.float64)
         failure = PipelineSpecError("partition_method=\"profile\" failed on rank 0, which says why")
         if self._grid.global_rank == 0:
             try:
@@ -342,7 +354,8 @@ class PipelineModule(nn.Module):
         return total if get_accelerator().device_name() != "cpu" else total // comm.world().local_size
 
     def _bytes_of_layer(self, profile):
-        """With gradients and two states of an optimizer, and the activations of as many micro-batches as 1F1B's first stage keeps."""
+        """With gradients and two states of an optimizer, and the activations of as many micro-batches as 1F1B's first
+        stage keeps."""
         return 4 * profile.parameter_bytes + self.num_stages * profile.activation_bytes
 
     def _profile(self, layers, inputs):
@@ -385,7 +398,8 @@ class PipelineModule(nn.Module):
         return self._registered(index, layer) if isinstance(layer, (LayerSpec, nn.Module)) else layer
 
     def _tied_module(self, layers, index, part):
-        """Each part has a module of its own; the stage's first one has the number of the first layer, whichever stage owns that."""
+        """Each part has a module of its own; the stage's first one has the number of the first layer, whichever stage
+        owns that."""
         key = layers[index].key
         if (key, part) not in self._tied_of_part:
             first = self._first_tied[key]
@@ -429,7 +443,8 @@ class PipelineModule(nn.Module):
                 tensor.detach().copy_(first.detach())
 
     def _mark_copies(self):
-        """Copies say what they are of: DeepSpeed's attribute, and the owner, which is asked for gradients and states (utils/parameters.py)."""
+        """Copies say what they are of: DeepSpeed's attribute, and the owner, which is asked for gradients and states
+        (utils/parameters.py)."""
         of_parts = self.tied_copies()
         for name, parts in self.tied_parameters().items():
             owner, stage = of_parts[name].get(parts[0]), self._shape.stage_of(parts[0])
@@ -438,8 +453,8 @@ class PipelineModule(nn.Module):
                     copy.ds_pipe_replicated, copy.tied_owner = True, TiedOwner(name, stage, owner)
 
     def tied_parameters(self):
-        """{name of a parameter of this stage: the parts that have a copy}, where there are several; the first of them owns it. With one chunk
-        parts are stages."""
+        """{name of a parameter of this stage: the parts that have a copy}, where there are several; the first of them
+        owns it. With one chunk parts are stages."""
         return {f"{self._first_tied[key]}.{name}": self._tied_parts[key] for key, module in self.tied_modules.items()
                 if len(self._tied_parts[key]) > 1 for name, _ in module.named_parameters()}
 
@@ -456,7 +471,8 @@ class PipelineModule(nn.Module):
         return [[parameter for function in part.functions for parameter in _parameters_of(function)] for part in self._parts]
 
     def allreduce_tied_weight_gradients(self):
-        """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself. Collective.
+        """Adds `.grad` of tied weights over their stages; one that is None counts as zeros. An engine does so itself.
+        Collective.
 
         Raises  UnsupportedError: a stage has several parts of the model.
         """
@@ -472,9 +488,11 @@ class PipelineModule(nn.Module):
     # --- forward ---
 
     def forward(self, forward_input, chunk=None):
-        """The layers of this stage in order; of the whole model where there is one stage. Inputs and outputs are any nesting of tensors.
+        """The layers of this stage in order; of the whole model where there is one stage. Inputs and outputs are any
+        nesting of tensors.
 
-        chunk  the layers of that part alone. Raises  ConfigError: it is None, and between this stage's parts there are others.
+        chunk  the layers of that part alone. Raises ConfigError: it is None, and between this stage's parts there are
+               others.
         """
         if chunk is None and self.num_stages > 1 and self.chunks > 1:
             raise ConfigError(f"PipelineModule: forward() of a stage with {self.chunks} parts; say which one by chunk=, or call train_batch()")
@@ -494,9 +512,12 @@ class PipelineModule(nn.Module):
         return outputs
 
     def _recomputed(self, compute, functions, inputs):
-        """compute(inputs) by activation_checkpoint_func. A reentrant one, torch.utils.checkpoint's, gives gradients where an argument needs one."""
-        arguments = inputs if isinstance(inputs, tuple) else (inputs,)  # Reentrant checkpointing finds tensors among the arguments alone, not in a tuple
-        is_reentrant = self.activation_checkpoint_func not in _NOT_REENTRANT and torch.is_grad_enabled()  # A function that is not known counts as reentrant
+        """compute(inputs) by activation_checkpoint_func. A reentrant one, torch.utils.checkpoint's, gives gradients
+        where an argument needs one."""
+        # Reentrant checkpointing finds tensors among the arguments alone, not in a tuple
+        arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+        # A function that is not known counts as reentrant
+        is_reentrant = self.activation_checkpoint_func not in _NOT_REENTRANT and torch.is_grad_enabled()
         if is_reentrant and not any(tensor.requires_grad for tensor in _tensors(arguments)):
             if not any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in arguments):
                 return compute(inputs)  # such as numbers of words
@@ -527,8 +548,8 @@ class PipelineModule(nn.Module):
         self.activation_checkpoint_interval = interval
 
     def get_additional_losses(self):
-        """{name: value} of losses to report beside loss_fn's; None: there are none. For subclasses. Called after each loss of a step, on the last
-        stage; the engine's get_additional_losses() has their means."""
+        """{name: value} of losses to report beside loss_fn's; None: there are none. For subclasses. Called after each
+        loss of a step, on the last stage; the engine's get_additional_losses() has their means."""
         return None
 
     # --- where what is ---

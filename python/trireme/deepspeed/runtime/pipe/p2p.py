@@ -1,6 +1,7 @@
 """Messages of a program's own between the stages of a pipeline, over torch.distributed, beside those of an engine.
 
-A program calls them in pairs and in one order on both stages, outside of train_batch(). Ranks are those of this rank's pipeline.
+A program calls them in pairs and in one order on both stages, outside of train_batch(). Ranks are those of this rank's
+pipeline.
 """
 import torch.distributed as dist
 

@@ -1,5 +1,5 @@
-"""Which instructions a stage executes when. TrainSchedule and its kin are views of trireme::pipeline::Schedule; a subclass of
-PipeSchedule becomes one with of_all_stages(), to be checked, simulated and executed."""
+"""Which instructions a stage executes when. TrainSchedule and its kin are views of trireme::pipeline::Schedule; a
+subclass of PipeSchedule becomes one with of_all_stages(), to be checked, simulated and executed."""
 import abc
 import functools
 
@@ -124,7 +124,8 @@ class PipeSchedule(abc.ABC):
     def of_all_stages(cls, micro_batches, stages):
         """The schedule of all stages as a trireme.pipe.Schedule, for check() and simulate().
 
-        Which micro-batch an instruction is about follows from buffers: load n is of micro-batch n, messages carry it on.
+        Which micro-batch an instruction is about follows from buffers: load n is of micro-batch n, messages carry it
+        on.
         Raises  ConfigError: an instruction whose buffer is empty, or that receives what nobody sends.
         """
         schedules = [cls(micro_batches, stages, stage) for stage in range(stages)]
@@ -207,7 +208,8 @@ class InferenceSchedule(_View):
 
 
 class DualPipeVSchedule(_View):
-    """DualPipeV: each stage has two parts of the model, which instructions name as `phase`, 0 on the way out and 1 on the way back.
+    """DualPipeV: each stage has two parts of the model, which instructions name as `phase`, 0 on the way out and 1 on
+    the way back.
 
     A buffer is phase · micro_batches + micro_batch. Backward passes are split, as in its paper; DeepSpeed's are not.
 

@@ -15,7 +15,8 @@ class ProcessTopology:
     """Ranks on named axes in row-major order: neighbours on the last axis are neighbouring ranks.
 
     axes  names; dims  as many sizes.
-    Raises  ConfigError: an axis, a position on one or their number that does not fit. ShapeError: a rank that is not there.
+    Raises  ConfigError: an axis, a position on one or their number that does not fit. ShapeError: a rank that is not
+            there.
     """
 
     def __init__(self, axes, dims):
