@@ -47,7 +47,7 @@ Shard make_shard(int64_t numel, c10::Device device) {
            at::zeros({numel}, options)}};
 }
 
-/// Of the mode `low`; `rounding`: stochastic.
+/// A shard of the mode `low`; `rounding`: stochastic.
 Shard make_low_shard(int64_t numel, const StochasticRounding* rounding) {
   const auto options = at::TensorOptions().dtype(at::kBFloat16);
   const at::Tensor weights = at::randn({numel}).to(at::kBFloat16);

@@ -4,8 +4,8 @@
     python zero_to_fp32.py . output_dir                        pytorch_model.bin
     python zero_to_fp32.py . output_dir --safe_serialization   model.safetensors
 
-Where the program `trireme` is found (TRIREME_PROGRAM, or PATH), it does the work and verifies every checksum. Otherwise this
-file does: with Python alone for safetensors, with torch for pytorch_model.bin. It may be imported:
+Where the program `trireme` is found (TRIREME_PROGRAM, or PATH), it does the work and verifies every checksum. Otherwise
+this file does: with Python alone for safetensors, with torch for pytorch_model.bin. It may be imported:
 
     from zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint("checkpoints"))
@@ -261,7 +261,8 @@ def convert_with_program(program, checkpoint_dir, output_dir, weights_name, max_
 
 def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output_dir, max_shard_size="5GB", safe_serialization=False,
                                                tag=None, exclude_frozen_parameters=False):
-    """Writes pytorch_model.bin or model.safetensors into `output_dir`, or shards of at most `max_shard_size` and an index."""
+    """Writes pytorch_model.bin or model.safetensors into `output_dir`, or shards of at most `max_shard_size` and an
+    index."""
     weights_name = "model.safetensors" if safe_serialization else "pytorch_model.bin"
     program = trireme_program()
     if program:

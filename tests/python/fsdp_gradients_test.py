@@ -33,6 +33,41 @@ class Gradients(Case):
             with self.subTest(name):
                 self.assertLessEqual(one, limit)
 
+    def test_reads_and_writes_data_in_fp32_where_modules_compute_in_bf16(self):
+        result = self.ran("""
+from trireme.fsdp import MixedPrecisionPolicy
+model = sharded(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+loss_of(model, *own(0)).backward()
+optimizer.step(); optimizer.zero_grad()
+wholes = lambda: {name: p.full_tensor() for name, p in model.named_parameters()}
+begun = wholes()
+averages = [p.data.clone() for p in model.parameters()]
+result = {"read": max(far(one, other) for one, other in zip(averages, begun.values()))}
+for p in model.parameters(): p.data.mul_(1 - 1e-4)
+result["mul"] = max(far(one, begun[name] * (1 - 1e-4)) for name, one in wholes().items())
+for average, p in zip(averages, model.parameters()): average.mul_(.9).add_(p.detach(), alpha=.1)
+result["average"] = max(far(average, .9 * one + .1 * one * (1 - 1e-4)) for average, one in zip(averages, begun.values()))
+kept = [p.data.clone() for p in model.parameters()]
+for p in model.parameters(): p.data += 1e-3
+for p, one in zip(model.parameters(), kept): p.data.copy_(one)
+result["put back"] = max(far(one, other) for one, other in zip(kept, wholes().values()))
+result["norm"] = max(abs(float(p.data.norm()) - float(one.norm())) for p, one in zip(model.parameters(), kept))
+loss = loss_of(model, *own(1))
+loss.backward()
+optimizer.step(); optimizer.zero_grad()
+result["trains"] = 0.0 if loss.isfinite() and max(far(one, other) for one, other in zip(kept, wholes().values())) > 0 else 1.0
+refused = {"view": raised(lambda: model.head.weight.data[0].zero_()), "list": raised(lambda: torch._foreach_mul_(list(model.parameters()), .5)),
+           "data": raised(lambda: torch._foreach_mul_([p.data for p in model.parameters()], .5)), "out": raised(lambda: torch.add(kept[0], 1, out=next(model.parameters()).data)),
+           "random": raised(lambda: model.head.weight.data.add_(torch.full(model.head.weight.shape, float(ranks.world().rank))))}
+result = [result, refused]
+""")
+        self.assert_all_near(result[0], 2e-7)
+        for name, words in {"view": "write the parameter itself", "list": "torch._foreach_mul_ into parameters", "data": "torch._foreach_mul_ into parameters",
+                            "out": "into parameters", "random": "other values on another rank"}.items():
+            with self.subTest(name):
+                self.assertIn(words, str(result[1][name]))
+
     def test_steps_by_hand_as_plain_pytorch(self):
         result = self.ran("""
 steps = {

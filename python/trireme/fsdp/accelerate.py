@@ -194,8 +194,8 @@ def _trained_with(part):
 
 
 class _Reader:
-    """An Accelerator that is told that it is rank 0 of one: every rank reads a full state dict, as for a model whose class is FSDP1's own, and asks the model
-    for one, whose names peft wants.
+    """An Accelerator that is told that it is rank 0 of one: every rank reads a full state dict, as for a model whose
+    class is FSDP1's own, and asks the model for one, whose names peft wants.
     """
 
     process_index = 0

@@ -1,4 +1,5 @@
-"""State dicts of LOCAL_STATE_DICT: of each parameter the elements that this rank updates, flat. They load on the same rank of as many ranks alone."""
+"""State dicts of LOCAL_STATE_DICT: of each parameter the elements that this rank updates, flat. They load on the same
+rank of as many ranks alone."""
 import torch
 
 from .. import ranks
@@ -20,7 +21,8 @@ def _place():
 
 
 def of(module, state, offload_to_cpu):
-    """`state`, a module's state_dict() of whole tensors, with parts in the place of those that are sharded. Collective."""
+    """`state`, a module's state_dict() of whole tensors, with parts in the place of those that are sharded.
+    Collective."""
     places = _places(module)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):

@@ -12,7 +12,7 @@ from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
 from . import optimizers, policies
-from .tensors import Gradient, ShardedParameter, Whole, refuse_hook, show
+from .tensors import Gradient, Rounded, ShardedParameter, Whole, refuse_hook, show
 
 
 class _ProgramEngine(Engine):
@@ -133,7 +133,8 @@ class Root:
                                    "optimizer, or freeze it by requires_grad_(False)")
 
     def _keep_value(self, parameter, value):
-        """The fp32 value of a parameter that is rounded for modules: a trained one's is the optimizer's; of a frozen one this rank keeps a part."""
+        """The fp32 value of a parameter that is rounded for modules: a trained one's is the optimizer's; of a frozen
+        one this rank keeps a part."""
         if parameter not in self._frozen_at_first:
             core.safe_set_full_fp32_param(parameter, value)
         elif value.dtype == torch.float32:
@@ -293,18 +294,28 @@ class Root:
         return core.own_part(parameter, whole)
 
     def writes_exactly(self, parameter):
-        """Whether an operator that changes `parameter` in place is one of its fp32 value, where modules compute in bf16."""
+        """Whether an operator that changes `parameter` in place is one of its fp32 value, where modules compute in
+        bf16."""
         return self.is_sharded and self._rounds() and not (parameter.requires_grad and torch.is_grad_enabled())
+
+    def has_other_values(self):
+        """Whether modules compute with rounded weights, and none computes now: what a program reads is another
+        value."""
+        return self.is_sharded and self._rounds() and not self._is_inside
 
     def exact(self, value):
         """A parameter's fp32 value where modules compute in bf16, of any root; else `value`. Collective then."""
         parameter = numbered(value) if isinstance(value, torch.Tensor) and core.is_managed(value) else None
-        if not isinstance(parameter, ShardedParameter) or value.shape != parameter.shape or not parameter.fsdp_root().writes_exactly(parameter):
+        if not isinstance(parameter, ShardedParameter) or value.shape != parameter.shape:
+            return value
+        root = parameter.fsdp_root()
+        if not (root.has_other_values() if isinstance(value, Rounded) else root.writes_exactly(parameter)):
             return value
         return parameter.fsdp_root().full_parameter(parameter)
 
     def write(self, target, operator):
-        """operator(target) changes a tensor in place, alike on every rank: of a parameter its fp32 value. Collective where modules compute in bf16.
+        """operator(target) changes a tensor in place, alike on every rank: of a parameter its fp32 value. Collective
+        where modules compute in bf16.
 
         Raises  StateError: ranks would write different values, where modules compute in bf16.
         """
@@ -315,7 +326,8 @@ class Root:
                                        "write the parameter itself")
             value = self.full_parameter(parameter)
             operator(value)
-            agreement.check_tensor(ranks.world(), f"a write to '{self._name(parameter)}'", value)  # values that differ may round alike
+            # values that differ may round alike
+            agreement.check_tensor(ranks.world(), f"a write to '{self._name(parameter)}'", value)
             self.write_value(parameter, value)
         else:
             operator(target)
@@ -382,7 +394,7 @@ class Root:
         """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype.
         Collective then."""
         for name, value in state.items():
-            parameter = numbered(value) if type(value) is torch.Tensor and core.is_managed(value) else None
+            parameter = numbered(value) if type(value) in (torch.Tensor, Rounded) and core.is_managed(value) else None
             if parameter is not None and self._rounds():
                 state[name] = self.full_parameter(parameter).as_subclass(Whole)
                 state[name].fsdp_parameter = parameter

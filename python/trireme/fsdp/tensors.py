@@ -28,9 +28,14 @@ _SPREADS = {_aten.std: lambda variance: variance.sqrt(), _aten.var: lambda varia
 # Random numbers of the whole, which rank 0 draws: functions of a tensor, and those that write one.
 _DRAWS = {_aten.randn_like: torch.Tensor.normal_, _aten.rand_like: torch.Tensor.uniform_}
 _RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
-# What gives a parameter its next value, in place.
+# Methods that give a parameter its next value, in place.
 _WRITES_EXACTLY = ("copy_ add_ sub_ mul_ div_ lerp_ addcmul_ addcdiv_ clamp_ clamp_min_ clamp_max_ pow_ sqrt_ abs_ neg_ sign_ tanh_ round_ nan_to_num_ masked_fill_ renorm_ "
                "__iadd__ __isub__ __imul__ __itruediv__ __ipow__").split()
+_RANDOM_FUNCTIONS = ("rand", "bernoulli", "multinomial", "normal", "poisson", "dropout")
+_NO_WRITES = ("requires_grad_", "detach_", "share_memory_", "rename_", "is_shared_", "retain_grad_")
+_OPERATOR_WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__ifloordiv__", "__imod__", "__imatmul__", "__iand__", "__ior__",
+                    "__ixor__", "__ilshift__", "__irshift__")
+_DATA = torch.Tensor.data
 _FILLS = {getattr(_aten, name): name for name in _RANDOM}
 _FOREACH = "_foreach_"
 _ONE_OF = {"maximum_": "clamp_min_", "minimum_": "clamp_max_"}  # of what _foreach has in place and tensors have not
@@ -56,6 +61,61 @@ class Whole(torch.Tensor):
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # files are read without this package
 
 
+def _writes(name):
+    return name in _OPERATOR_WRITES or (name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES)
+
+
+def _has_parameters(value):
+    """Whether parameters that modules compute with in bf16, or their data, are in a list."""
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(one, Rounded) or (isinstance(one, ShardedParameter) and one.fsdp_root().has_other_values()) for one in value)
+
+
+def refuse_lists(name):
+    """Raises UnsupportedError: an operator would write values that were rounded."""
+    raise UnsupportedError(f"torch.{name} into parameters whose modules compute in bf16: it would write rounded values; call the method of each parameter, such as "
+                           "p.mul_() under torch.no_grad()")
+
+
+class Rounded(torch.Tensor):
+    """Data of a parameter that modules compute with in bf16, or a view of them: outside of modules operators read and
+    write its fp32 value. Collective where they read or write."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            leaves = _pytree.tree_leaves((args, kwargs))
+            if any(isinstance(one, Gradient) for one in leaves):
+                return func(*args, **kwargs)
+            root = numbered(next(one for one in leaves if isinstance(one, Rounded))).fsdp_root()
+            if "out" in kwargs or (_writes(name) and not isinstance(args[0], Rounded) and _has_parameters(args[0])):
+                refuse_lists(name)
+            if _writes(name) and isinstance(args[0], Rounded):
+                if name == "copy_" and args[1].dtype != torch.float32:  # what it gives was rounded before
+                    return func(*args, **kwargs)
+                rest, more = _pytree.tree_map(root.exact, (args[1:], kwargs))
+                root.write(args[0], lambda value: func(value, *rest, **more))
+                return args[0]
+            if _writes(name) or name.endswith("_like") or name.startswith(_RANDOM_FUNCTIONS):  # what may run once
+                exact, more = _pytree.tree_map(root.exact, (args, kwargs))
+                return func(*exact, **more)
+            result = func(*args, **kwargs)
+            is_own = lambda one: isinstance(one, torch.Tensor) and core.is_managed(one)
+            found = [one for one in _pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+            if not found or any(map(is_own, found)):
+                return _pytree.tree_map(lambda one: one.as_subclass(Rounded) if is_own(one) else one, result)
+            exact, more = _pytree.tree_map(root.exact, (args, kwargs))
+            return func(*exact, **more)
+
+    def __deepcopy__(self, memo):
+        memo[id(self)] = self.clone()
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return self.clone().__reduce_ex__(protocol)  # files are read without this package
+
+
 class ShardedParameter(torch.nn.Parameter):
     """A parameter of a wrapped module. Any operator finds it whole; `grad` is this rank's part of the reduced
     gradient."""
@@ -78,6 +138,23 @@ class ShardedParameter(torch.nn.Parameter):
     def full_tensor(self):
         """A copy, whole and plain. Collective."""
         return self.fsdp_root().full_parameter(self)
+
+    @property
+    def data(self):
+        """As torch's; a Rounded where modules compute in bf16."""
+        return self._exactly(_DATA.__get__(self))
+
+    @data.setter
+    def data(self, value):
+        with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            _DATA.__set__(self, value.as_subclass(torch.Tensor) if isinstance(value, Rounded) else value)
+
+    def detach(self):
+        """As torch's; a Rounded where modules compute in bf16."""
+        return self._exactly(super().detach())
+
+    def _exactly(self, alias):
+        return alias.as_subclass(Rounded) if self.fsdp_root().has_other_values() else alias
 
     def register_post_accumulate_grad_hook(self, hook):
         """Raises UnsupportedError."""
@@ -116,7 +193,8 @@ def _exact(name):
 
     def method(self, *args, **kwargs):
         root = self.fsdp_root()
-        rounds = name == "copy_" and not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float32)  # what it gives was rounded before
+        # what it gives was rounded before
+        rounds = name == "copy_" and not (args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float32)
         if rounds or not root.writes_exactly(self):
             return original(self, *args, **kwargs)
         exact = [root.exact(arg) for arg in args], {key: root.exact(arg) for key, arg in kwargs.items()}
@@ -153,6 +231,8 @@ def watch():
                 _written(parameter, value.view_as(parameter))
         return None
 
+    for name in filter(_writes, [name for name in dir(torch) if name.startswith(_FOREACH)]):
+        setattr(torch, name, _on_lists(getattr(torch, name), name))
     torch.nn.utils.vector_to_parameters = convert.vector_to_parameters = vector_to_parameters
     original = torch.autograd.grad
 
@@ -166,6 +246,16 @@ def watch():
         return original(outputs, inputs, *args, **kwargs)
 
     torch.autograd.grad = grad
+
+
+def _on_lists(original, name):
+    @functools.wraps(original)
+    def write(tensors, *args, **kwargs):
+        if _has_parameters(tensors):
+            refuse_lists(name)
+        return original(tensors, *args, **kwargs)
+
+    return write
 
 
 def _written(parameter, value):

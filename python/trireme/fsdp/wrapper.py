@@ -157,7 +157,8 @@ class FullyShardedDataParallel(Wrapped):
         root = self._fsdp_root()
         root.engine()
         ignored = root.ignored()
-        kept = [parameter for parameter in self.parameters() if parameter in ignored and parameter.grad is not None]  # in one order on every rank
+        # in one order on every rank
+        kept = [parameter for parameter in self.parameters() if parameter in ignored and parameter.grad is not None]
         sharded = managed_parameters(self)
         if not kept:
             return torch.nn.utils.clip_grad_norm_(sharded, max_norm, norm_type).as_subclass(torch.Tensor)
@@ -196,7 +197,8 @@ class FullyShardedDataParallel(Wrapped):
 
     @staticmethod
     def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
-        """Sets the form of state_dict() and optim_state_dict() of `module` from here on. Returns the settings before."""
+        """Sets the form of state_dict() and optim_state_dict() of `module` from here on. Returns the settings
+        before."""
         of_model, of_optimizer = _CONFIGS[state_dict_type]
         settings = StateDictSettings(state_dict_type, state_dict_config or of_model(), optim_state_dict_config or of_optimizer())
         for config, kind in ((settings.state_dict_config, of_model), (settings.optim_state_dict_config, of_optimizer)):
@@ -226,8 +228,9 @@ class FullyShardedDataParallel(Wrapped):
             FullyShardedDataParallel.set_state_dict_type(module, before.state_dict_type, before.state_dict_config, before.optim_state_dict_config)
 
     def state_dict(self, *args, **kwargs):
-        """FULL: whole plain copies, with rank0_only elsewhere none. SHARDED: tensors that torch.distributed.checkpoint reads and writes. LOCAL: this rank's
-        elements, by names of parameters, which it alone loads again. Collective."""
+        """FULL: whole plain copies, with rank0_only elsewhere none. SHARDED: tensors that torch.distributed.checkpoint
+        reads and writes. LOCAL: this rank's elements, by names of parameters, which it alone loads again.
+        Collective."""
         self._fsdp_root().engine()
         state = self._fsdp_root().values(super().state_dict(*args, **kwargs))
         settings = _settings_of(self)
@@ -239,7 +242,8 @@ class FullyShardedDataParallel(Wrapped):
         return _for_this_rank(state, wholes, settings.state_dict_config)
 
     def load_state_dict(self, state_dict, *args, **kwargs):
-        """What state_dict() gives under the type in force. Collective. Raises StateError: of LOCAL_STATE_DICT, another rank's."""
+        """Loads what state_dict() gives under the type in force. Collective. Raises StateError: of LOCAL_STATE_DICT,
+        another rank's."""
         if _settings_of(self).state_dict_type is StateDictType.LOCAL_STATE_DICT:
             self._fsdp_root().engine()
             state_dict = local.wholes(self, state_dict)
