@@ -38,18 +38,7 @@ class Accelerated(Case):
         self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
 
     def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
-        alone = self.told("alone", 0, program="trainer.py", micro=8, accumulation=1)
-        config = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}
-        for name, more in (("full", {}), ("sharded", {"state_dict_type": "SHARDED_STATE_DICT"})):
-            options = {"program": "trainer.py", "micro": 2, "fsdp": "full_shard auto_wrap", "fsdp_config": {**config, **more}}
-            found = self.told(name, 2, **options)
-            for key in ("eval_loss", "grad_norm", "learning_rate"):
-                self.assert_close(found[key], alone[key])
-            resumed = self.told(f"{name}-resumed", 2, resume=str(self.folder / name / "checkpoint-3"), **options)
-            self.assertEqual(resumed, found)
-            if name == "full":  # a sharded state dict is PyTorch's checkpoint, not a file of the model
-                self.assert_same_model(f"{name}/final", "alone/final", 1e-5)
-                self.assert_same_model(f"{name}-resumed/final", f"{name}/final", 0)
+        self.assert_trainer_resumes({})
 
     def test_refuses_by_name_what_is_not_known_to_be_right(self):
         plugin = {"fsdp_version": 2}

@@ -48,3 +48,19 @@ class Case(harness.Case):
         self.assertEqual(set(found), set(expected))
         for name, weight in found.items():
             torch.testing.assert_close(weight, expected[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+    def assert_trainer_resumes(self, config):
+        """transformers' Trainer over FSDP by `config` trains as one process does, and resumes to the same bits, by FULL
+        and SHARDED state dicts."""
+        alone = self.told("alone", 0, program="trainer.py", micro=8, accumulation=1)
+        config = {**config, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}
+        for name, more in (("full", {}), ("sharded", {"state_dict_type": "SHARDED_STATE_DICT"})):
+            options = {"program": "trainer.py", "micro": 2, "fsdp": "full_shard auto_wrap", "fsdp_config": {**config, **more}}
+            found = self.told(name, 2, **options)
+            for key in ("eval_loss", "grad_norm", "learning_rate"):
+                self.assert_close(found[key], alone[key])
+            resumed = self.told(f"{name}-resumed", 2, resume=str(self.folder / name / "checkpoint-3"), **options)
+            self.assertEqual(resumed, found)
+            if name == "full":  # a sharded state dict is PyTorch's checkpoint, not a file of the model
+                self.assert_same_model(f"{name}/final", "alone/final", 1e-5)
+                self.assert_same_model(f"{name}-resumed/final", f"{name}/final", 0)

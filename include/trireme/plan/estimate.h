@@ -40,7 +40,7 @@ struct ModelStates {
 /// (the accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per
 /// parameter are
 ///   ZeRO 0: w + g + s    ZeRO 1: w + g + s/N    ZeRO 2: w + (g + s)/N    ZeRO 3: (w + g + s)/N.
-/// Of offloaded ones (w + g + s)/N are on the host, and w, at ZeRO 3 w/N, is left; nothing with offload_parameters.
+/// Offloaded ones have (w + g + s)/N on the host, and leave w, at ZeRO 3 w/N; with offload_parameters nothing.
 /// Beside them ZeRO 1 has the others' gradients as ZeRO 2 does. Units gathered for computing, activations and
 /// gradients in flight come on top: docs/plan.md.
 ///
