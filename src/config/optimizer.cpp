@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "config/keys.h"
+#include "config/document/keys.h"
 #include "config/options.h"
 #include "config/typed_section.h"
 

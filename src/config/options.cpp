@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "config/keys.h"
+#include "config/document/keys.h"
 
 namespace trireme {
 namespace {

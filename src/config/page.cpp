@@ -1,7 +1,7 @@
 // The keys' part of docs/config.md.
 #include "trireme/config/source.h"
 
-#include "config/keys.h"
+#include "config/document/keys.h"
 #include "config/options.h"
 
 namespace trireme {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <regex>
 
-#include "config/keys.h"
+#include "config/document/keys.h"
 #include "config/options.h"
 #include "trireme/base/pattern.h"
 #include "trireme/parallel/exclusions.h"

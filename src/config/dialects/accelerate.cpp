@@ -6,6 +6,7 @@
 
 #include "config/document/option.h"
 #include "config/document/yaml.h"
+#include "config/document/keys.h"
 #include "trireme/base/file.h"
 #include "trireme/config/dialects/accelerate.h"
 
@@ -26,7 +27,7 @@ using Names = std::vector<std::string>;
 /// A row with its place in the table of dialects.
 struct Mapping {
   DraftRow row;
-  const char* topic;      ///< of the line in the table; keys of the same topic share it
+  std::string topic;      ///< of the line in the table; keys of the same topic share it
   std::string here = {};  ///< the keys here, as the table shows them
 };
 
@@ -79,10 +80,6 @@ Mapping maps(const char* topic, const std::string& key, const std::string& path,
   return {.row = std::move(row), .topic = topic, .here = path.empty() ? "" : str("`", path, "`")};
 }
 
-Mapping without_meaning(const char* topic, const std::string& key, const Json& normal, const char* doc) {
-  return {.row = no_meaning<Draft>(key, normal, doc), .topic = topic, .here = {}};
-}
-
 /// Its values are checked as those of `type`, though they change nothing.
 template <class T>
 Mapping checked_by(Mapping mapping, ValueType<T> type) {
@@ -133,8 +130,23 @@ ValueType<std::string> name_among(const std::vector<std::string>& names) {
   return choice<std::string>(pairs);
 }
 
-Mapping not_there_yet(const char* topic, const std::string& key, const Json& normal, const char* doc) {
-  return {.row = refused<Draft>(key, normal, doc), .topic = topic, .here = {}};
+/// `values` of a group in keys.json: names, or what kind of value.
+Mapping checked_by(Mapping mapping, const Json& values) {
+  if (values.is_array()) return checked_by(std::move(mapping), name_among(values));
+  if (values == "positive") return checked_by(std::move(mapping), integer(kPositive));
+  if (values == "count") return checked_by(std::move(mapping), integer(kCount));
+  if (values == "flag") return checked_by(std::move(mapping), flag());
+  if (values == "texts") return checked_by(std::move(mapping), text_or_texts());
+  if (values == "number or text") return checked_by(std::move(mapping), number_or_text());
+  if (values == "attention") return checked_by(std::move(mapping), attention());
+  return mapping;
+}
+
+/// The keys under `place` in keys.json.
+void add_plain(std::vector<Mapping>& rows, const std::string& place) {
+  for (const KeyGroup& group : key_groups(place))
+    for (const auto& key : group.keys.items())
+      rows.push_back(checked_by(Mapping{.row = row_of<Draft>(group, key.key()), .topic = group.topic}, group.values));
 }
 
 /// These of its values are not there yet.
@@ -283,48 +295,17 @@ void add_fsdp(std::vector<Mapping>& rows) {
   rows.push_back(fsdp_offload());
   rows.push_back(maps("recomputation", fsdp + "activation_checkpointing", "trireme.recompute",
                       {{true, "full"}, {false, "none"}}, ""));
-  rows.push_back(not_there_yet("recomputation", fsdp + "activation_checkpointing_offload", false,
-                               "inputs of layers stay on the device"));
   std::vector<std::string> names;
   for (const ValuePair& pair : dtypes) names.push_back(pair.theirs);
   rows.push_back(read_only(mode(policy + "param_dtype", names, "of a plugin or a `MixedPrecisionPolicy`")));
   rows.push_back(read_only(maps("precision", policy + "reduce_dtype", "communication_data_type", dtypes, "")));
   rows.push_back(read_only(maps("precision", policy + "buffer_dtype", "data_types.buffer_dtype", dtypes, "")));
-  rows.push_back(checked_by(without_meaning("precision", policy + "output_dtype", {},
-                                            "outputs have the dtype of the weights; another one is refused"),
-                            name_among(names)));
-  rows.push_back(without_meaning("precision", policy + "cast_forward_inputs", true, "`fp16.auto_cast` casts inputs"));
-  rows.push_back(without_meaning("wrapping", fsdp + "auto_wrap_policy",
-                                 "TRANSFORMER_BASED_WRAP|SIZE_BASED_WRAP|NO_WRAP",
-                                 "repeated blocks are units by themselves: `trireme.unit_patterns`"));
-  rows.push_back(checked_by(without_meaning("wrapping", fsdp + "transformer_layer_cls_to_wrap", {},
-                                            "repeated blocks are units by themselves: `trireme.unit_patterns`"),
-                            text_or_texts()));
-  rows.push_back(checked_by(without_meaning("wrapping", fsdp + "min_num_params", {},
-                                            "small neighbours are merged: `trireme.merge_below_bytes`"),
-                            integer(kCount)));
-  rows.push_back(not_there_yet("wrapping", fsdp + "ignored_modules", {}, "every parameter is managed"));
-  rows.push_back(without_meaning("prefetching", fsdp + "backward_prefetch", "BACKWARD_PRE|BACKWARD_POST|NO_PREFETCH",
-                                 "units are gathered ahead along the recorded trace: `trireme.prefetch_bytes`"));
-  rows.push_back(without_meaning("prefetching", fsdp + "forward_prefetch", false,
-                                 "units are gathered ahead along the recorded trace: `trireme.prefetch_bytes`"));
-  rows.push_back(without_meaning("prefetching", fsdp + "limit_all_gathers", true,
-                                 "gathered units stay within `trireme.live_bytes`"));
-  rows.push_back(without_meaning("loading", fsdp + "cpu_ram_efficient_loading", false,
-                                 "`zero.Init` makes a model that never stands whole on a rank"));
   rows.push_back(
-      without_meaning("loading", fsdp + "sync_module_states", false, "rank 0's weights always become everybody's"));
-  rows.push_back(not_there_yet("loading", fsdp + "param_init_fn", {},
-                               "parameters are never on the meta device: `zero.Init` makes a model that never stands "
-                               "whole on a rank"));
-  rows.push_back(
-      without_meaning("parameters", fsdp + "use_orig_params", false, "parameters always keep their shapes and names"));
-  constexpr const char* kAnyCheckpoint =
-      "every checkpoint is sharded and loads anywhere; `trireme consolidate` makes one file";
-  rows.push_back(without_meaning("checkpoints", fsdp + "state_dict_type",
-                                 "FULL_STATE_DICT|SHARDED_STATE_DICT|LOCAL_STATE_DICT", kAnyCheckpoint));
-  for (const char* key : {"state_dict_config", "optim_state_dict_config"})
-    rows.push_back(without_meaning("checkpoints", fsdp + key, {}, kAnyCheckpoint));
+      checked_by(Mapping{.row = no_meaning<Draft>(policy + "output_dtype", {},
+                                                  "outputs have the dtype of the weights; another one is refused"),
+                         .topic = "precision"},
+                 name_among(names)));
+  add_plain(rows, "accelerate, fsdp_config");
 }
 
 void add_deepspeed(std::vector<Mapping>& rows) {
@@ -346,15 +327,10 @@ void add_deepspeed(std::vector<Mapping>& rows) {
                                 "FSDP: of the program")));
   rows.push_back(read_only(
       maps("gradients", ds + "gradient_clipping", "gradient_clipping", {}, "FSDP clips only where the program does")));
-  rows.push_back(without_meaning("loading", ds + "zero3_init_flag", false,
-                                 "`zero.Init` makes a model that never stands whole on a rank"));
   rows.push_back(read_only(
       maps("checkpoints", ds + "zero3_save_16bit_model", zero + "stage3_gather_16bit_weights_on_model_save", {}, "")));
   rows.push_back(moe_classes());
-  for (const char* key : {"deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter"})
-    rows.push_back(without_meaning("hosts", ds + key, "", "flags of `trireme launch`"));
-  rows.push_back(without_meaning("hosts", ds + "deepspeed_multinode_launcher",
-                                 "pdsh|standard|openmpi|mvapich|mpich|impi|slurm|nossh", "flags of `trireme launch`"));
+  add_plain(rows, "accelerate, deepspeed_config");
 }
 
 void add_top_level(std::vector<Mapping>& rows) {
@@ -363,44 +339,19 @@ void add_top_level(std::vector<Mapping>& rows) {
       mode("mixed_precision", {"no", "bf16", "fp16", "fp8"}, "weights in 16 bit, masters and states in fp32"));
   rows.push_back(read_only(maps("gradients", "gradient_accumulation_steps", "gradient_accumulation_steps", {}, "")));
   rows.push_back(read_only(maps("gradients", "gradient_clipping", "gradient_clipping", {}, "")));
-  constexpr const char* kLauncher = "flags of `trireme launch`";
-  const auto launcher = [&](const char* key, const Json& normal = {}) {
-    return without_meaning("processes", key, normal, kLauncher);
-  };
-  for (const char* key : {"num_processes", "num_machines"})
-    rows.push_back(checked_by(launcher(key), integer(kPositive)));
-  for (const char* key : {"machine_rank", "main_process_port"})
-    rows.push_back(checked_by(launcher(key), integer(kCount)));
-  rows.push_back(checked_by(launcher("gpu_ids"), number_or_text()));
-  for (const char* key :
-       {"main_process_ip", "rdzv_backend", "main_training_function", "tpu_name", "tpu_zone", "command_file"})
-    rows.push_back(launcher(key, ""));
-  for (const char* key : {"same_network", "enable_cpu_affinity", "use_cpu", "debug", "tpu_use_cluster", "tpu_use_sudo"})
-    rows.push_back(launcher(key, false));
-  for (const char* key : {"commands", "tpu_vm", "tpu_env"}) rows.push_back(checked_by(launcher(key), text_or_texts()));
-  rows.push_back(but_not(checked_by(launcher("downcast_bf16"), flag_or_word()), {true, "yes"},
-                         "it is of TPUs; remove it or set it to \"no\""));
-  rows.push_back(launcher("mpirun_config.mpirun_hostfile", ""));
-  rows.push_back(checked_by(launcher("mpirun_config.mpirun_ccl"), number_or_text()));
+  rows.push_back(but_not(checked_by(Mapping{.row = no_meaning<Draft>("downcast_bf16", {}, "flags of `trireme launch`"),
+                                            .topic = "processes"},
+                                    flag_or_word()),
+                         {true, "yes"}, "it is of TPUs; remove it or set it to \"no\""));
   rows.push_back(but_not(read_only(maps("processes", "compute_environment", "", {{"LOCAL_MACHINE", {}}}, "")),
                          {"AMAZON_SAGEMAKER"}, "set it to LOCAL_MACHINE"));
   const std::string parallelism = "parallelism_config.parallelism_config_";
-  for (const char* size : {"tp_size", "cp_size"})
-    rows.push_back(not_there_yet("other axes", parallelism + size, 1, "ranks are data- or sequence-parallel"));
   rows.push_back(shards_of_replicas(kReplicate, "so many copies, each over the same number of ranks"));
   rows.push_back(shards_of_replicas(kShard, "ranks of a copy; every rank where there is one copy"));
   rows.push_back(read_only(maps("other axes", parallelism + "sp_size", "sequence_parallel_size", {}, "")));
-  const auto axis = [&](const char* key, const char* doc, const auto& type) {
-    rows.push_back(checked_by(without_meaning("other axes", parallelism + key, {}, doc), type));
-  };
-  axis("sp_backend", "`trireme.sequence_attention`", name_among({"deepspeed"}));
-  axis("sp_seq_length", "every length is taken", integer(kPositive));
-  axis("sp_seq_length_is_variable", "every length is taken", flag());
-  axis("sp_attn_implementation", "every attention is taken", attention());
-  axis("cp_backend", "`trireme.sequence_attention`", name_among({"torch"}));
-  axis("cp_comm_strategy", "`trireme.sequence_attention`", name_among({"allgather", "alltoall"}));
+  add_plain(rows, "accelerate");
   for (const char* section : {"dynamo_config", "fp8_config", "megatron_lm_config"}) {
-    Mapping mapping = not_there_yet("other sections", section, {}, "refused unless it is empty");
+    Mapping mapping{.row = refused<Draft>(section, {}, "refused unless it is empty"), .topic = "other sections"};
     mapping.row.is_open = true;
     mapping.row.read = [section](Document& file, Draft&) {
       const Json* json = file.find(section);

@@ -22,6 +22,8 @@ struct KeyGroup {
   std::string doc;
   std::string fix;                 ///< before "remove it or set it to …"
   std::vector<std::string> types;  ///< of optimizers, where the keys are theirs
+  std::string topic;               ///< of Accelerate's keys: the line of their table
+  Json values;                     ///< of Accelerate's keys: which are valid, where the default does not say it
   Json keys;                       ///< with their defaults
 
   std::string path_of(const std::string& key) const { return section.empty() ? key : section + "." + key; }

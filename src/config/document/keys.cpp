@@ -1,9 +1,9 @@
-#include "config/keys.h"
+#include "config/document/keys.h"
 
 #include <map>
 #include <utility>
 
-#include "config/keys_text.h"
+#include "config/document/keys_text.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
@@ -25,6 +25,8 @@ KeyGroup group_of(const Json& json) {
           .doc = text("doc", ""),
           .fix = text("fix", ""),
           .types = json.value("types", std::vector<std::string>()),
+          .topic = text("topic", ""),
+          .values = json.value("values", Json()),
           .keys = json.at("keys")};
 }
 
