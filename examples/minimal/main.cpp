@@ -5,8 +5,8 @@
 #include <iostream>
 
 int main() try {
-  auto world = trireme::init();    // ranks from `trireme launch`, torchrun, mpirun or srun; without them, one
-  torch::manual_seed(world.rank);  // every rank draws its own data; rank 0's weights become everybody's
+  auto world = trireme::init();    // ranks of `trireme launch`, torchrun, mpirun or srun
+  torch::manual_seed(world.rank);  // of each rank's data; weights are rank 0's
   torch::nn::Sequential net{torch::nn::Linear(8, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1)};
   auto engine = trireme::initialize(world, net, {.config = "ds_config.json"});
   for (int step = 1; step <= 200; ++step) {
@@ -14,7 +14,9 @@ int main() try {
     auto loss = torch::mse_loss(engine(input), input.sum(1, /*keepdim=*/true));
     engine.backward(loss);
     engine.step();
-    if (world.rank == 0 && step % 50 == 0) std::cout << "step " << step << " loss " << loss.item<double>() << "\n";
+    if (world.rank == 0 && step % 50 == 0) {
+      std::cout << "step " << step << " loss " << loss.item<double>() << "\n";
+    }
   }
   engine.save_checkpoint("checkpoints");
 } catch (const c10::Error& error) {  // libtorch's, whose what() has a stack trace of every rank
