@@ -415,7 +415,7 @@ class SecondTraining {
   explicit SecondTraining(Group& world) : model_(make_mlp()) {
     Config config = default_config(world.size());
     config.optimizer = OptimizerOptions{.lr = 1e-2};
-    config.pager = harsh_policy({"", 3, GatherPolicy::kCopy});
+    config.pager = harsh_policy(3, GatherPolicy::kCopy);
     config.recompute.mode = RecomputeMode::kSelective;
     engine_.emplace(world, *model_.module, InitializeOptions{.config = config});
   }

@@ -50,7 +50,7 @@ TrainedModel make_uneven_net() {
 
 struct ShardedRun {
   int world = 1;
-  Variant variant = kVariants.front();
+  ZeroStage stage = kZeroStages.front();
   at::ScalarType dtype = at::kFloat;
   at::ScalarType accumulation = at::kFloat;
 };
@@ -63,7 +63,7 @@ Config config_of(const ShardedRun& run) {
   config.precision.buffer_dtype = run.dtype;  // libtorch's BatchNorm wants its averages in it
   config.precision.accumulation_dtype = run.accumulation;
   config.gradient_clipping = 0.5;  // small enough that the norm counts in most steps
-  config.pager = harsh_policy(run.variant);
+  config.pager = run.stage.policy;
   config.pager.deterministic = true;
   return config;
 }
@@ -102,9 +102,9 @@ TEST_P(Deterministic, WeightsAreTheSameAtEveryWorldAndStage) {
   const auto& [model, dtype] = GetParam();
   const uint64_t expected = train(model.make, {.dtype = dtype});
   for (const int world : {1, 2, 4, 8})
-    for (const Variant& variant : kVariants) {
-      if (model.name == "Uneven" && variant.gather == GatherPolicy::kCopy) continue;  // ranks use different units
-      EXPECT_EQ(train(model.make, {world, variant, dtype}), expected) << world << " ranks, " << variant.name;
+    for (const ZeroStage& stage : kZeroStages) {
+      if (model.name == "Uneven" && stage.policy.gather == GatherPolicy::kCopy) continue;  // ranks use different units
+      EXPECT_EQ(train(model.make, {world, stage, dtype}), expected) << world << " ranks, " << stage.name;
     }
 }
 
@@ -127,11 +127,11 @@ TEST(DeterministicOrder, HoldsForDirectBackwardCallsAndSixteenBitSums) {
   const ShardedRun alone{.dtype = at::kBFloat16, .accumulation = at::kBFloat16};
   const uint64_t expected = train(make_mlp, alone);
   EXPECT_NE(expected, train(make_mlp, {.dtype = at::kBFloat16}));
-  for (const Variant& variant : kVariants) {
+  for (const ZeroStage& stage : kZeroStages) {
     ShardedRun run = alone;
     run.world = 4;
-    run.variant = variant;
-    EXPECT_EQ(train(make_mlp, run, Backward::kDirect), expected) << variant.name;
+    run.stage = stage;
+    EXPECT_EQ(train(make_mlp, run, Backward::kDirect), expected) << stage.name;
   }
 }
 

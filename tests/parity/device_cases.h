@@ -32,7 +32,7 @@ inline Config config_of(int stage, at::ScalarType dtype, const Configure& config
   config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05};
   config.precision.weight_dtype = dtype;
   config.gradient_clipping = 0.5;
-  config.pager = harsh_policy({"", stage, GatherPolicy::kAuto});
+  config.pager = harsh_policy(stage);
   if (configure) configure(config);
   return config;
 }

@@ -28,7 +28,7 @@ std::vector<OptimizerOptions> low_optimizers() {
           {.kind = OptimizerKind::kSgd, .lr = 0.05, .momentum = 0.9}};
 }
 
-Config low_config(const OptimizerOptions& optimizer, int world, const Variant& variant, double clipping) {
+Config low_config(const OptimizerOptions& optimizer, int world, const ZeroStage& stage, double clipping) {
   Config config = default_config(world);
   config.batch = {world, 1, 1};
   config.optimizer = optimizer;
@@ -37,7 +37,7 @@ Config low_config(const OptimizerOptions& optimizer, int world, const Variant& v
                       .update_dtype = at::kBFloat16,
                       .buffer_dtype = at::kBFloat16};  // libtorch's BatchNorm wants its averages in it
   config.gradient_clipping = clipping;
-  config.pager = harsh_policy(variant);
+  config.pager = stage.policy;
   return config;
 }
 
@@ -123,29 +123,29 @@ TEST_P(LowParity, OfEveryStageIsThatOfPlainBf16BitByBit) {
   for (const OptimizerOptions& optimizer : low_optimizers())
     for (const int world : {1, 2}) {
       const WeightsByName expected = PlainBf16(GetParam(), optimizer).run(world);
-      for (const Variant& variant : kVariants)
-        expect_same_bits(train_low(GetParam(), low_config(optimizer, world, variant, 0), world), expected,
-                         str(optimizer_name(optimizer.kind), ", ", world, " ranks, ", variant.name));
+      for (const ZeroStage& stage : kZeroStages)
+        expect_same_bits(train_low(GetParam(), low_config(optimizer, world, stage, 0), world), expected,
+                         str(optimizer_name(optimizer.kind), ", ", world, " ranks, ", stage.name));
     }
 }
 
 TEST_P(LowParity, OfEveryStageIsTheSameUnderClipping) {
   const OptimizerOptions optimizer = low_optimizers()[0];
-  const WeightsByName expected = train_low(GetParam(), low_config(optimizer, 2, kVariants[0], 0.1), 2);
-  for (const Variant& variant : kVariants)
-    expect_same_bits(train_low(GetParam(), low_config(optimizer, 2, variant, 0.1), 2), expected, variant.name);
+  const WeightsByName expected = train_low(GetParam(), low_config(optimizer, 2, kZeroStages[0], 0.1), 2);
+  for (const ZeroStage& stage : kZeroStages)
+    expect_same_bits(train_low(GetParam(), low_config(optimizer, 2, stage, 0.1), 2), expected, stage.name);
 }
 
 TEST_P(LowParity, OfEveryStageIsTheSameUnderStochasticRounding) {
   for (const OptimizerOptions& optimizer : low_optimizers()) {
-    const auto train = [&](const Variant& variant, bool is_stochastic) {
-      Config config = low_config(optimizer, 2, variant, 0);
+    const auto train = [&](const ZeroStage& stage, bool is_stochastic) {
+      Config config = low_config(optimizer, 2, stage, 0);
       config.precision.stochastic_rounding = is_stochastic;
       return train_low(GetParam(), config, 2);
     };
-    const WeightsByName expected = train(kVariants[0], true);
-    for (const Variant& variant : kVariants) expect_same_bits(train(variant, true), expected, variant.name);
-    const WeightsByName nearest = train(kVariants[0], false);
+    const WeightsByName expected = train(kZeroStages[0], true);
+    for (const ZeroStage& stage : kZeroStages) expect_same_bits(train(stage, true), expected, stage.name);
+    const WeightsByName nearest = train(kZeroStages[0], false);
     EXPECT_FALSE(std::all_of(nearest.begin(), nearest.end(),
                              [&](const auto& one) { return at::equal(one.second, expected.at(one.first)); }));
   }

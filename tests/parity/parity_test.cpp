@@ -53,7 +53,7 @@ std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
   return tensors;
 }
 
-Config config_of(const Setting& setting, const Variant& variant) {
+Config config_of(const Setting& setting, const ZeroStage& stage) {
   Config config = default_config(setting.world);
   config.batch = {setting.accumulation * setting.world, 1, setting.accumulation};
   config.optimizer = optimizer_options();
@@ -61,18 +61,18 @@ Config config_of(const Setting& setting, const Variant& variant) {
   config.precision.buffer_dtype = setting.dtype;  // libtorch's BatchNorm wants its averages in it
   if (setting.dtype == at::kHalf) config.precision.loss_scale.loss_scale = loss_scale_of(setting.dtype);
   config.gradient_clipping = kMaxNorm;
-  config.pager = harsh_policy(variant);
+  config.pager = stage.policy;
   return config;
 }
 
-Outcome train_sharded(const ModelCase& model_case, const Setting& setting, const Variant& variant) {
+Outcome train_sharded(const ModelCase& model_case, const Setting& setting, const ZeroStage& stage) {
   Outcome outcome;
   outcome.losses.resize(kSteps * setting.accumulation * setting.world);
   run_ranks(setting.world,
             [&](Rank& rank) {
               at::set_num_threads(1);
               TrainedModel model = model_case.make();
-              Engine engine(rank.world(), *model.module, {.config = config_of(setting, variant)});
+              Engine engine(rank.world(), *model.module, {.config = config_of(setting, stage)});
               for (int64_t micro_step = 0; micro_step < kSteps * setting.accumulation; ++micro_step) {
                 const int64_t number = micro_step * rank.size() + rank.id();
                 const at::Tensor loss = model.loss({number, micro_step});
@@ -221,21 +221,21 @@ class Parity : public ::testing::TestWithParam<std::tuple<ModelCase, int, int64_
 TEST_P(Parity, EveryStageAgreesWithPlainTraining) {
   at::set_num_threads(1);
   const Outcome expected = PlainTraining(model_case(), setting()).run();
-  const Outcome first = train_sharded(model_case(), setting(), kVariants.front());
-  for (const Variant& variant : kVariants) {
-    const Outcome got = &variant == &kVariants.front() ? first : train_sharded(model_case(), setting(), variant);
+  const Outcome first = train_sharded(model_case(), setting(), kZeroStages.front());
+  for (const ZeroStage& stage : kZeroStages) {
+    const Outcome got = &stage == &kZeroStages.front() ? first : train_sharded(model_case(), setting(), stage);
     for (size_t i = 0; i < expected.losses.size(); ++i)
       EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-6 * std::abs(expected.losses[i]))
-          << variant.name << ", micro-batch " << i;
+          << stage.name << ", micro-batch " << i;
     ASSERT_EQ(got.norms.size(), expected.norms.size());
     for (size_t i = 0; i < expected.norms.size(); ++i)
-      EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-5 * expected.norms[i]) << variant.name << ", step " << i;
+      EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-5 * expected.norms[i]) << stage.name << ", step " << i;
     ASSERT_EQ(got.tensors.size(), expected.tensors.size());
     for (const auto& [name, tensor] : expected.tensors)
-      EXPECT_LE(distance(got.tensors.at(name), tensor), 1e-5) << variant.name << ", " << name;
+      EXPECT_LE(distance(got.tensors.at(name), tensor), 1e-5) << stage.name << ", " << name;
     if (setting().dtype != at::kFloat || setting().accumulation != 1) continue;
     for (const auto& [name, tensor] : first.tensors)
-      EXPECT_TRUE(at::equal(got.tensors.at(name), tensor)) << variant.name << " differs from stage 0 in " << name;
+      EXPECT_TRUE(at::equal(got.tensors.at(name), tensor)) << stage.name << " differs from stage 0 in " << name;
   }
 }
 

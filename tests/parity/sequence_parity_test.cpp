@@ -12,11 +12,11 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SequenceParity,
                          name_of_layout);
 
 TEST_P(SequenceParity, TrainsAsOneRankAtEveryStage) {
-  for (const Variant& variant : kVariants) {
-    SCOPED_TRACE(variant.name);
+  for (const ZeroStage& stage : kZeroStages) {
+    SCOPED_TRACE(stage.name);
     Json json = settings_of_layout();
-    json["zero_optimization"]["stage"] = variant.stage;
-    json["trireme"]["gather"] = variant.gather == GatherPolicy::kShared ? "shared" : "copy";
+    json["zero_optimization"]["stage"] = stage.policy.stage;
+    json["trireme"]["gather"] = stage.policy.gather == GatherPolicy::kShared ? "shared" : "copy";
     expect_near(train(ranks(), json), of_one_rank(), 1e-5);
   }
 }

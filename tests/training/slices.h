@@ -131,7 +131,7 @@ inline at::Tensor cut(const at::Tensor& whole, const TensorPart& part) {
 struct TrainingRun {
   int tensor = 1;
   int data = 1;
-  Variant variant = {};
+  ZeroStage stage = kZeroStages.front();
   double clipping = 0;
   at::ScalarType dtype = at::kFloat;
   int accumulation = 1;
@@ -149,7 +149,7 @@ inline TrainingOptions options_of(const TrainingRun& run) {
   const Degrees degrees{.tensor = run.tensor};
   TrainingOptions options{.config = default_config(run.world(), degrees),
                           .partition_model = run.is_packed ? packed_facts() : llama_facts()};
-  options.config.pager = harsh_policy(run.variant);
+  options.config.pager = run.stage.policy;
   options.config.pager.deterministic = run.is_deterministic;
   options.config.pager.offload_ratio = run.offload_ratio;
   options.config.gradient_clipping = run.clipping;

@@ -24,7 +24,7 @@
 #include "trireme/checkpoint/consolidate.h"
 #include "trireme/checkpoint/convert.h"
 #include "trireme/checkpoint/inspect.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 #include "trireme/pager/init/gathered.h"
 
 namespace trireme::slices {
@@ -132,20 +132,20 @@ class SlicesIn : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(SlicesIn, CheckpointsLoadIntoAnyOtherCut) {
   const TemporaryFolder folder;
-  std::vector<TrainingRun> chain = {{.tensor = 2, .variant = kVariants[4]},
-                                    {.tensor = 4, .variant = kVariants[0]},
-                                    {.tensor = 1, .variant = kVariants[1]},
-                                    {.tensor = 2, .data = 2, .variant = kVariants[2]},
-                                    {.data = 4, .variant = kVariants[3]},
-                                    {.tensor = 4, .variant = kVariants[3]},
-                                    {.tensor = 4, .data = 2, .variant = kVariants[2]},
-                                    {.tensor = 2, .data = 2, .variant = kVariants[4]}};
+  std::vector<TrainingRun> chain = {{.tensor = 2, .stage = kZeroStages[4]},
+                                    {.tensor = 4, .stage = kZeroStages[0]},
+                                    {.tensor = 1, .stage = kZeroStages[1]},
+                                    {.tensor = 2, .data = 2, .stage = kZeroStages[2]},
+                                    {.data = 4, .stage = kZeroStages[3]},
+                                    {.tensor = 4, .stage = kZeroStages[3]},
+                                    {.tensor = 4, .data = 2, .stage = kZeroStages[2]},
+                                    {.tensor = 2, .data = 2, .stage = kZeroStages[4]}};
   for (TrainingRun& run : chain) run.dtype = GetParam();
   const Saved saved = train_and_save(chain[0], folder.path(), "0");
   ASSERT_EQ(saved.state.contains(weight_name("table")), true);
   for (size_t i = 1; i < chain.size(); ++i) {
     const TrainingRun& run = chain[i];
-    SCOPED_TRACE(str("tensor ", run.tensor, ", data ", run.data, ", ", run.variant.name));
+    SCOPED_TRACE(str("tensor ", run.tensor, ", data ", run.data, ", ", run.stage.name));
     run_ranks(run.world(), [&](Rank& rank) {
       Job job(rank, run, 100 * i);
       const auto loaded = job.training().load(folder.path(), {.tag = std::to_string(i - 1)});
@@ -182,11 +182,11 @@ std::vector<int64_t> numels_of_parts(const SavedTensor& saved) {
 
 // Ranks 0 and 1 have rows 16-20 of the packed matrices, 2 and 3 rows 36-40, and rows of their own.
 TEST(SlicesThatMeet, LoadIntoAnyOtherCut) {
-  const std::vector<TrainingRun> chain = {{.tensor = 4, .variant = kVariants[2], .is_packed = true},
-                                          {.tensor = 2, .variant = kVariants[4], .is_packed = true},
-                                          {.tensor = 4, .data = 2, .variant = kVariants[3], .is_packed = true},
-                                          {.tensor = 1, .variant = kVariants[1], .is_packed = true},
-                                          {.tensor = 4, .variant = kVariants[2], .is_packed = true}};
+  const std::vector<TrainingRun> chain = {{.tensor = 4, .stage = kZeroStages[2], .is_packed = true},
+                                          {.tensor = 2, .stage = kZeroStages[4], .is_packed = true},
+                                          {.tensor = 4, .data = 2, .stage = kZeroStages[3], .is_packed = true},
+                                          {.tensor = 1, .stage = kZeroStages[1], .is_packed = true},
+                                          {.tensor = 4, .stage = kZeroStages[2], .is_packed = true}};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const TemporaryFolder folder;
     TrainingRun first = chain[0];
@@ -195,7 +195,7 @@ TEST(SlicesThatMeet, LoadIntoAnyOtherCut) {
     for (size_t i = 1; i < chain.size(); ++i) {
       TrainingRun run = chain[i];
       run.dtype = dtype;
-      SCOPED_TRACE(str(dtype, ", tensor ", run.tensor, ", data ", run.data, ", ", run.variant.name));
+      SCOPED_TRACE(str(dtype, ", tensor ", run.tensor, ", data ", run.data, ", ", run.stage.name));
       run_ranks(run.world(), [&](Rank& rank) {
         Job job(rank, run, 100 * i);
         ASSERT_TRUE(job.training().load(folder.path(), {.tag = std::to_string(i - 1)}));
@@ -230,7 +230,7 @@ TEST(SlicesThatMeet, LoadIntoAnyOtherCut) {
 class SlicesInFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    saved_ = train_and_save({.tensor = 4, .variant = kVariants[2], .dtype = at::kBFloat16}, folder_.path(), "slices");
+    saved_ = train_and_save({.tensor = 4, .stage = kZeroStages[2], .dtype = at::kBFloat16}, folder_.path(), "slices");
     run_ranks(1, [&](Rank& rank) {
       Job job(rank, {.dtype = at::kBFloat16}, 5);
       ASSERT_TRUE(job.training().load(folder_.path(), {.tag = "slices"}));
@@ -281,7 +281,7 @@ TEST_F(SlicesInFiles, AreReadByProgramsThatKnowNoSlices) {
                                  {.tag = "from_deepspeed"});
   (void)write_trireme_checkpoint(slices_, folder_.path(), {.tag = "copy"});
   for (const char* tag : {"from_deepspeed", "copy"}) {
-    const TrainingRun run{.tensor = 2, .variant = kVariants[4], .dtype = at::kBFloat16};
+    const TrainingRun run{.tensor = 2, .stage = kZeroStages[4], .dtype = at::kBFloat16};
     run_ranks(run.world(), [&](Rank& rank) {
       Job job(rank, run, 11);
       ASSERT_TRUE(job.training().load(folder_.path(), {.tag = tag})) << tag;
@@ -292,8 +292,8 @@ TEST_F(SlicesInFiles, AreReadByProgramsThatKnowNoSlices) {
 }
 
 TEST_F(SlicesInFiles, AreExportedAsOneProcessExports) {
-  for (const TrainingRun& run : {TrainingRun{.tensor = 2, .data = 2, .variant = kVariants[4], .dtype = at::kBFloat16},
-                                 TrainingRun{.tensor = 4, .variant = kVariants[1], .dtype = at::kBFloat16}}) {
+  for (const TrainingRun& run : {TrainingRun{.tensor = 2, .data = 2, .stage = kZeroStages[4], .dtype = at::kBFloat16},
+                                 TrainingRun{.tensor = 4, .stage = kZeroStages[1], .dtype = at::kBFloat16}}) {
     run_ranks(run.world(), [&](Rank& rank) {
       Job job(rank, run, 13);
       ASSERT_TRUE(job.training().load(folder_.path(), {.tag = "slices"}));
@@ -305,7 +305,7 @@ TEST_F(SlicesInFiles, AreExportedAsOneProcessExports) {
 }
 
 TEST_F(SlicesInFiles, LoadAsWeightsAlone) {
-  const TrainingRun run{.tensor = 2, .variant = kVariants[2], .dtype = at::kBFloat16};
+  const TrainingRun run{.tensor = 2, .stage = kZeroStages[2], .dtype = at::kBFloat16};
   run_ranks(run.world(), [&](Rank& rank) {
     Job job(rank, run, 17);
     ASSERT_TRUE(job.training().load(folder_.path(), {.tag = "slices", .load_module_only = true}));
@@ -326,7 +326,7 @@ TEST_F(SlicesInFiles, LoadAsWeightsAlone) {
 }
 
 TEST_F(SlicesInFiles, MayBeSavedInTheBackgroundAndWithoutFrozenParameters) {
-  const TrainingRun run{.tensor = 4, .variant = kVariants[3], .dtype = at::kBFloat16};
+  const TrainingRun run{.tensor = 4, .stage = kZeroStages[3], .dtype = at::kBFloat16};
   run_ranks(run.world(), [&](Rank& rank) {
     Job job(rank, run, 19, [](TrainingOptions& options) { options.config.checkpoint.async_save = true; });
     ASSERT_TRUE(job.training().load(folder_.path(), {.tag = "slices"}));
@@ -338,7 +338,7 @@ TEST_F(SlicesInFiles, MayBeSavedInTheBackgroundAndWithoutFrozenParameters) {
   for (const SavedTensor& tensor : open_checkpoint(folder_.path(), "background").manifest.tensors)
     EXPECT_NE(tensor.name, weight_name(kFrozen));
   for (const int tensor : {1, 2}) {
-    const TrainingRun other{.tensor = tensor, .variant = kVariants[1], .dtype = at::kBFloat16};
+    const TrainingRun other{.tensor = tensor, .stage = kZeroStages[1], .dtype = at::kBFloat16};
     run_ranks(other.world(), [&](Rank& rank) {
       Job job(rank, other, 23);
       Tensors expected = saved_.state;
@@ -358,10 +358,10 @@ TEST(SlicesOfOptimizers, OfTheProgramsOwnLoadIntoAnyOtherCut) {
       return std::make_unique<torch::optim::AdamW>(parts, torch::optim::AdamWOptions(1e-2));
     };
   };
-  const std::vector<TrainingRun> chain = {{.tensor = 1, .variant = kVariants[0]},
-                                          {.tensor = 2, .data = 2, .variant = kVariants[4]},
-                                          {.tensor = 4, .variant = kVariants[1]},
-                                          {.tensor = 1, .data = 2, .variant = kVariants[2]}};
+  const std::vector<TrainingRun> chain = {{.tensor = 1, .stage = kZeroStages[0]},
+                                          {.tensor = 2, .data = 2, .stage = kZeroStages[4]},
+                                          {.tensor = 4, .stage = kZeroStages[1]},
+                                          {.tensor = 1, .data = 2, .stage = kZeroStages[2]}};
   Tensors next;
   for (size_t i = 0; i < chain.size(); ++i)
     run_ranks(chain[i].world(), [&](Rank& rank) {
@@ -401,13 +401,13 @@ void expect_shown(const Tensors& shown, const Tensors& expected) {
   }
 }
 
-class SlicesShown : public ::testing::TestWithParam<Variant> {};
+class SlicesShown : public ::testing::TestWithParam<ZeroStage> {};
 
 TEST_P(SlicesShown, AsTheModelsParameters) {
-  const TrainingRun run{.tensor = 2, .data = 2, .variant = GetParam()};
+  const TrainingRun run{.tensor = 2, .data = 2, .stage = GetParam()};
   Tensors expected;
   run_ranks(1, [&](Rank& rank) {
-    Job job(rank, {.variant = kVariants[0]}, 7);
+    Job job(rank, {.stage = kZeroStages[0]}, 7);
     look(job, expected);
     (void)job.end();
   });
@@ -423,10 +423,10 @@ TEST_P(SlicesShown, AsTheModelsParameters) {
 
 // Ranks that share a part of a matrix show and set it as one.
 TEST_P(SlicesShown, WherePartsMeet) {
-  const TrainingRun run{.tensor = 4, .variant = GetParam(), .is_packed = true};
+  const TrainingRun run{.tensor = 4, .stage = GetParam(), .is_packed = true};
   Tensors expected;
   run_ranks(1, [&](Rank& rank) {
-    Job job(rank, {.variant = kVariants[0], .is_packed = true}, 7);
+    Job job(rank, {.stage = kZeroStages[0], .is_packed = true}, 7);
     look(job, expected);
     (void)job.end();
   });
@@ -455,7 +455,7 @@ at::Tensor numbers(const std::vector<int64_t>& shape, double factor) {
 }
 
 TEST_P(SlicesShown, AreSetAsTheModelsParameters) {
-  const TrainingRun run{.tensor = 2, .data = 2, .variant = GetParam()};
+  const TrainingRun run{.tensor = 2, .data = 2, .stage = GetParam()};
   run_ranks(run.world(), [&](Rank& rank) {
     Job job(rank, run, 7);
     job.backward_of(0);
@@ -510,8 +510,8 @@ TEST_P(SlicesShown, AreSetAsTheModelsParameters) {
 }
 
 TEST_P(SlicesShown, AsThisRanksGradientsBeforeTheyAreReduced) {
-  if (GetParam().stage < 2) return;  // which reduce once, in the end
-  const TrainingRun run{.tensor = 2, .variant = GetParam()};
+  if (GetParam().policy.stage < 2) return;  // which reduce once, in the end
+  const TrainingRun run{.tensor = 2, .stage = GetParam()};
   run_ranks(run.world(), [&](Rank& rank) {
     Job job(rank, run, 7);
     job.training().pager().defer_reductions(true);
@@ -526,11 +526,7 @@ TEST_P(SlicesShown, AsThisRanksGradientsBeforeTheyAreReduced) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Tensor, SlicesShown, ::testing::ValuesIn(kVariants), [](const auto& info) {
-  std::string name = info.param.name;
-  std::erase(name, ' ');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Tensor, SlicesShown, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 }  // namespace
 }  // namespace trireme::slices

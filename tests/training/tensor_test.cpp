@@ -113,7 +113,7 @@ void expect_as_one_process(TrainingRun run, double tolerance) {
     // Adam looks at no gradient's scale.
     if (clipping > 0) run.optimizer = {.kind = OptimizerKind::kSgd, .lr = 1, .momentum = 0.5};
     const Result alone =
-        train({.variant = kVariants[0], .clipping = clipping, .dtype = run.dtype, .optimizer = run.optimizer}, samples);
+        train({.stage = kZeroStages[0], .clipping = clipping, .dtype = run.dtype, .optimizer = run.optimizer}, samples);
     const Result got = train(run, samples);
     expect_slices(run, alone.first[0], got.first, got.plan);
     expect_wholes(alone.weights[0], got.weights, tolerance);
@@ -128,51 +128,47 @@ void expect_as_one_process(TrainingRun run, double tolerance) {
   }
 }
 
-class SlicesAt : public ::testing::TestWithParam<Variant> {};
+class SlicesAt : public ::testing::TestWithParam<ZeroStage> {};
 
 TEST_P(SlicesAt, TrainLikeOneProcess) {
   for (const auto& [tensor, data] : {std::pair{2, 1}, {2, 2}, {4, 1}})
-    expect_as_one_process({.tensor = tensor, .data = data, .variant = GetParam()}, 2e-5);
+    expect_as_one_process({.tensor = tensor, .data = data, .stage = GetParam()}, 2e-5);
 }
 
 TEST_P(SlicesAt, AccumulateLikeOneProcess) {
-  expect_as_one_process({.tensor = 2, .data = 2, .variant = GetParam(), .accumulation = 2}, 2e-5);
+  expect_as_one_process({.tensor = 2, .data = 2, .stage = GetParam(), .accumulation = 2}, 2e-5);
 }
 
 TEST_P(SlicesAt, In16BitsTrainLikeOneProcess) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf})
-    expect_as_one_process({.tensor = 2, .data = 1, .variant = GetParam(), .dtype = dtype}, 2e-2);
+    expect_as_one_process({.tensor = 2, .data = 1, .stage = GetParam(), .dtype = dtype}, 2e-2);
 }
 
 TEST_P(SlicesAt, AreDeterministicToo) {
-  if (GetParam().stage == 0) return;
-  expect_as_one_process({.tensor = 2, .data = 2, .variant = GetParam(), .is_deterministic = true}, 2e-5);
+  if (GetParam().policy.stage == 0) return;
+  expect_as_one_process({.tensor = 2, .data = 2, .stage = GetParam(), .is_deterministic = true}, 2e-5);
 }
 
 TEST_P(SlicesAt, OfWhatInitHasShardedTrainLikeOneProcess) {
   for (const auto& [tensor, data] : {std::pair{2, 1}, {2, 2}, {4, 1}})
-    expect_as_one_process({.tensor = tensor, .data = data, .variant = GetParam(), .is_under_init = true}, 2e-5);
+    expect_as_one_process({.tensor = tensor, .data = data, .stage = GetParam(), .is_under_init = true}, 2e-5);
 }
 
 TEST_P(SlicesAt, OfWhatInitHasShardedAreCastToo) {
-  TrainingRun run{.tensor = 2, .data = 2, .variant = GetParam(), .dtype = at::kBFloat16, .is_under_init = true};
-  const Result got = train(run, 2), alone = train({.variant = kVariants[0], .dtype = at::kBFloat16}, 2);
+  TrainingRun run{.tensor = 2, .data = 2, .stage = GetParam(), .dtype = at::kBFloat16, .is_under_init = true};
+  const Result got = train(run, 2), alone = train({.stage = kZeroStages[0], .dtype = at::kBFloat16}, 2);
   expect_slices(run, alone.first[0], got.first, got.plan);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tensor, SlicesAt, ::testing::ValuesIn(kVariants), [](const auto& info) {
-  std::string name = info.param.name;
-  std::erase(name, ' ');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Tensor, SlicesAt, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 // Units hold what is counted and what is not; of offloaded ones the norm is measured as they leave.
 TEST(Slices, OfADeviceTrainLikeOneProcess) {
-  for (const int variant : {0, 2, 4})
+  for (const int stage : {0, 2, 4})
     for (const double offload_ratio : {0.0, 1.0}) {
-      if (variant == 0 && offload_ratio > 0) continue;
+      if (stage == 0 && offload_ratio > 0) continue;
       expect_as_one_process(
-          {.tensor = 2, .data = 2, .variant = kVariants[variant], .is_on_device = true, .offload_ratio = offload_ratio},
+          {.tensor = 2, .data = 2, .stage = kZeroStages[stage], .is_on_device = true, .offload_ratio = offload_ratio},
           2e-5);
     }
 }
@@ -184,7 +180,7 @@ TEST(Slices, DrawTheSameNumbersForTheSameSamples) {
     manual_seed(rank.id());
     const auto module = make_llama_part(3);
     Training training(rank.world(), *module,
-                      options_of({.tensor = 2, .data = 2, .variant = kVariants[2], .is_deterministic = true}));
+                      options_of({.tensor = 2, .data = 2, .stage = kZeroStages[2], .is_deterministic = true}));
     training.step().start_micro_batch(0);
     drawn[rank.id()] = at::rand({4});
     training.destroy();
@@ -196,7 +192,7 @@ TEST(Slices, DrawTheSameNumbersForTheSameSamples) {
 
 // The squares of all gradients of the model, each once, by a plain sum.
 TEST(Slices, CountEachGradientOnce) {
-  const Result got = train({.tensor = 4, .variant = kVariants[2]}, 1);
+  const Result got = train({.tensor = 4, .stage = kZeroStages[2]}, 1);
   double squares = 0;
   for (const auto& [name, shape] : llama_shapes())
     if (name != "model.norm.weight") squares += gradient_of(name, shape, 0).square().sum().item<double>();
@@ -209,7 +205,7 @@ void expect_refused(int ranks, const Shapes& shapes, const std::function<void(Tr
   run_ranks(ranks, [&](Rank& rank) {
     const auto module = make_part(shapes, 3);
     const Tensors before = parameters_of(*module);
-    TrainingOptions options = options_of({.tensor = ranks, .variant = kVariants[1]});
+    TrainingOptions options = options_of({.tensor = ranks, .stage = kZeroStages[1]});
     change(options, rank.id());
     const auto make = [&] { Training(rank.world(), *module, options); };
     EXPECT_SAYS(error_of<ConfigError>(make), text);
@@ -225,7 +221,7 @@ TEST(SlicesAreRefused, WithOptimizersOfWholeParameters) {
         "looks at whole parameters, and with tensor_parallel (autotp_size=2) a rank has slices");
   run_ranks(2, [](Rank& rank) {
     const auto module = make_part(llama_shapes(), 3);
-    TrainingOptions options = options_of({.tensor = 2, .variant = kVariants[1]});
+    TrainingOptions options = options_of({.tensor = 2, .stage = kZeroStages[1]});
     options.config.optimizer.reset();
     Training training(rank.world(), *module, options);
     EXPECT_SAYS(error_of<ConfigError>(

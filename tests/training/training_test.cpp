@@ -30,9 +30,9 @@ using namespace testing;
 
 constexpr int kRanks = 2, kSteps = 3;
 
-TrainingOptions options_of(const Variant& variant) {
+TrainingOptions options_of(const ZeroStage& stage) {
   TrainingOptions options{.config = default_config(kRanks)};
-  options.config.pager = harsh_policy(variant);
+  options.config.pager = stage.policy;
   return options;
 }
 
@@ -48,11 +48,11 @@ OptimizerChoice adam() { return {.optimizer = OptimizerOptions{.lr = 1e-2}}; }
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// The weights on rank 0 after some steps, whose optimizer comes with the module, or after `passes` backward passes.
-Tensors trained(const Variant& variant, std::optional<int> passes_before_optimizer) {
+Tensors trained(const ZeroStage& stage, std::optional<int> passes_before_optimizer) {
   Tensors weights;
   run_ranks(kRanks, [&](Rank& rank) {
     const TrainedModel model = make_mlp();
-    TrainingOptions options = options_of(variant);
+    TrainingOptions options = options_of(stage);
     if (!passes_before_optimizer) options.config.optimizer = adam().optimizer;
     Training training(rank.world(), *model.module, options);
     for (int pass = 0; pass < passes_before_optimizer.value_or(0); ++pass) backward(training, model, rank, 100 + pass);
@@ -69,9 +69,9 @@ Tensors trained(const Variant& variant, std::optional<int> passes_before_optimiz
   return weights;
 }
 
-class EachVariant : public ::testing::TestWithParam<Variant> {};
+class EachZeroStage : public ::testing::TestWithParam<ZeroStage> {};
 
-TEST_P(EachVariant, TakesItsOptimizerLaterToTheSameBits) {
+TEST_P(EachZeroStage, TakesItsOptimizerLaterToTheSameBits) {
   const Tensors expected = trained(GetParam(), std::nullopt);
   for (const int passes : {0, 2}) {
     const Tensors later = trained(GetParam(), passes);
@@ -80,7 +80,7 @@ TEST_P(EachVariant, TakesItsOptimizerLaterToTheSameBits) {
   }
 }
 
-TEST_P(EachVariant, GivesGradientsWithoutAnOptimizerAfterEachPass) {
+TEST_P(EachZeroStage, GivesGradientsWithoutAnOptimizerAfterEachPass) {
   run_ranks(kRanks, [&](Rank& rank) {
     const TrainedModel model = make_mlp();
     const TrainedModel plain = make_mlp();
@@ -111,16 +111,12 @@ TEST_P(EachVariant, GivesGradientsWithoutAnOptimizerAfterEachPass) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Training, EachVariant, ::testing::ValuesIn(kVariants), [](const auto& info) {
-  std::string name = info.param.name;
-  std::erase(name, ' ');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Training, EachZeroStage, ::testing::ValuesIn(kZeroStages), name_of_zero_stage);
 
 TEST(Training, RefusesAnOptimizerThatCannotTrainBeforeAnythingIsChanged) {
   run_ranks(kRanks, [&](Rank& rank) {
     const TrainedModel model = make_mlp();
-    Training training(rank.world(), *model.module, options_of(kVariants[2]));
+    Training training(rank.world(), *model.module, options_of(kZeroStages[2]));
     EXPECT_SAYS(error_of<ConfigError>([&] { training.set_optimizer({}); }), "set_optimizer: neither");
     EXPECT_SAYS(error_of<ConfigError>([&] { training.set_optimizer({.optimizer = OptimizerOptions{.lr = -1}}); }),
                 "lr");
@@ -138,7 +134,7 @@ TEST(Training, RefusesAnOptimizerThatCannotTrainBeforeAnythingIsChanged) {
 TEST(Training, RefusesCallsAfterDestroyByName) {
   run_ranks(kRanks, [&](Rank& rank) {
     const TrainedModel model = make_mlp();
-    TrainingOptions options = options_of(kVariants[2]);
+    TrainingOptions options = options_of(kZeroStages[2]);
     options.config.optimizer = adam().optimizer;
     Training training(rank.world(), *model.module, options);
     backward(training, model, rank, 0);
@@ -169,7 +165,7 @@ TEST(Training, RefusesAnOptimizerAmongGradientsWithoutItsLossScale) {
   run_ranks(kRanks, [&](Rank& rank) {
     torch::manual_seed(0);
     torch::nn::Linear net(4, 2);
-    TrainingOptions options = options_of(kVariants[1]);
+    TrainingOptions options = options_of(kZeroStages[1]);
     options.config.precision.weight_dtype = at::kHalf;
     options.config.precision.loss_scale.loss_scale = 1024;
     Training training(rank.world(), *net, options);
