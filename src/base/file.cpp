@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/new_file.h"
 
 namespace trireme {
 namespace {
@@ -206,22 +207,9 @@ FileSystem& posix_file_system() {
 }
 
 void write_file_atomically(FileSystem& files, const Path& path, std::string_view contents) {
-  // The process's id keeps two writers of one path from mixing their bytes; the last rename wins.
-  const Path temporary = path.string() + ".tmp" + std::to_string(::getpid());
-  try {
-    auto file = files.create(temporary);
-    file->write(contents.data(), contents.size());
-    file->sync();
-    file->close();
-    files.rename(temporary, path);
-  } catch (const IoError&) {
-    try {
-      files.remove_all(temporary);
-    } catch (const IoError&) {  // the first error says what is wrong
-    }
-    throw;
-  }
-  files.sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+  NewFile file(files, path);
+  file.write(contents.data(), contents.size());
+  file.commit();
 }
 
 }  // namespace trireme

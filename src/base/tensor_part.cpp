@@ -8,6 +8,8 @@
 namespace trireme {
 namespace {
 
+constexpr int64_t kNumelLimit = int64_t{1} << 62;
+
 int64_t product(const std::vector<int64_t>& extents, size_t begin, size_t end) {
   int64_t numel = 1;
   for (size_t i = begin; i < end; ++i) numel *= extents[i];
@@ -85,6 +87,16 @@ std::vector<PartRun> intersect_other_dim(const TensorPart& a, const TensorPart& 
 }
 
 }  // namespace
+
+int64_t checked_numel(const std::vector<int64_t>& shape, const std::string& name) {
+  int64_t numel = 1;
+  for (const int64_t extent : shape) {
+    if (extent < 0 || (extent > 0 && numel > kNumelLimit / extent))
+      throw CheckpointError(str("tensor \"", name, "\": shape ", shape_text(shape), " makes no sense"));
+    numel *= extent;
+  }
+  return numel;
+}
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";

@@ -9,6 +9,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

@@ -5,11 +5,10 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {
-
-constexpr int64_t kNumelLimit = int64_t{1} << 62;
 
 std::string kind_text(const std::vector<int64_t>& shape, at::ScalarType dtype) {
   return shape_text(shape) + " " + safetensors_dtype(dtype);
@@ -41,16 +40,6 @@ std::pair<SliceIterator, SliceIterator> slices_of_part(const SavedTensor& saved,
 }
 
 }  // namespace
-
-int64_t checked_numel(const std::vector<int64_t>& shape, const std::string& name) {
-  int64_t numel = 1;
-  for (const int64_t extent : shape) {
-    if (extent < 0 || (extent > 0 && numel > kNumelLimit / extent))
-      throw CheckpointError(str("tensor \"", name, "\": shape ", shape_text(shape), " makes no sense"));
-    numel *= extent;
-  }
-  return numel;
-}
 
 void check_parts(const std::vector<TensorPart>& parts, const std::string& where,
                  const std::function<std::string(size_t)>& who) {

@@ -2,9 +2,9 @@
 #include <cstdio>
 
 #include "checkpoint/checksum.h"
-#include "checkpoint/safetensors_format.h"
 #include "checkpoint/shard.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace torch::nn {
 class Module;

@@ -9,7 +9,7 @@
 #include "cli/flags.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme::cli {
 namespace {

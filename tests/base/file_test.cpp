@@ -2,29 +2,21 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 
+#include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
 
+using testing::error_of;
 using Path = std::filesystem::path;
 
 /// A folder of its own for each test, removed at the end.
 class File : public ::testing::Test {
  protected:
-  static std::string error_of(const std::function<void()>& operation) {
-    try {
-      operation();
-    } catch (const IoError& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-
   FileSystem& files_ = posix_file_system();
   testing::TemporaryFolder folder_;
 };

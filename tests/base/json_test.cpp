@@ -14,7 +14,7 @@
 namespace trireme {
 namespace {
 
-std::string error_of(const std::string& text) {
+std::string json_error_of(const std::string& text) {
   try {
     parse_json(text, "ds.json");
   } catch (const ConfigError& error) {
@@ -51,9 +51,9 @@ TEST(Json, ReadsNumbersBeyondADoubleAsInfinite) {
 }
 
 TEST(Json, RefusesADuplicateKeyByItsPath) {
-  EXPECT_EQ(error_of(R"({"a": {"x": 1}, "b": [{}, {"c": {"stage": 1, "stage": 2}}]})"),
+  EXPECT_EQ(json_error_of(R"({"a": {"x": 1}, "b": [{}, {"c": {"stage": 1, "stage": 2}}]})"),
             "ds.json: the key `b[1].c.stage` stands twice; remove one of the two");
-  EXPECT_EQ(error_of(R"({"a": 1, "b": {"a": 2}, "a": 3})"), "ds.json: the key `a` stands twice; remove one of the two");
+  EXPECT_EQ(json_error_of(R"({"a": 1, "b": {"a": 2}, "a": 3})"), "ds.json: the key `a` stands twice; remove one of the two");
 }
 
 TEST(Json, AcceptsTheSameKeyInDifferentObjects) {
@@ -61,29 +61,29 @@ TEST(Json, AcceptsTheSameKeyInDifferentObjects) {
 }
 
 TEST(Json, ShowsTheLineOfASyntaxError) {
-  EXPECT_EQ(error_of("{\n  \"stage\": 2,\n  \"lr\": ]\n}"),
+  EXPECT_EQ(json_error_of("{\n  \"stage\": 2,\n  \"lr\": ]\n}"),
             "ds.json:3:9: syntax error while parsing value - unexpected ']'; expected '[', '{', or a literal\n"
             "      \"lr\": ]\n"
             "            ^");
 }
 
 TEST(Json, PlacesASyntaxErrorRightAfterComments) {
-  EXPECT_NE(error_of("{ /* a\nb */ \"x\" 1}").find("ds.json:2:10: syntax error"), std::string::npos)
-      << error_of("{ /* a\nb */ \"x\" 1}");
+  EXPECT_NE(json_error_of("{ /* a\nb */ \"x\" 1}").find("ds.json:2:10: syntax error"), std::string::npos)
+      << json_error_of("{ /* a\nb */ \"x\" 1}");
 }
 
 TEST(Json, RefusesACommentWithoutEnd) {
-  EXPECT_EQ(error_of("{\"a\": 1 /* never"),
+  EXPECT_EQ(json_error_of("{\"a\": 1 /* never"),
             "ds.json:1:9: comment without its end `*/`\n    {\"a\": 1 /* never\n            ^");
 }
 
 TEST(Json, RefusesWhatIsNoJson) {
   for (const char* text : {"", "{", "{\"a\": 1,}", "[1 2]", "\"open", "nul", "{} x", "{\"a\": NaN}", "\"a\\"})
-    EXPECT_EQ(error_of(text).rfind("ds.json:1:", 0), 0u) << text << " -> " << error_of(text);
+    EXPECT_EQ(json_error_of(text).rfind("ds.json:1:", 0), 0u) << text << " -> " << json_error_of(text);
 }
 
 TEST(Json, ShowsNoBytesOfABinaryFile) {
-  EXPECT_EQ(error_of(std::string("\x7f\0ELF", 5)),
+  EXPECT_EQ(json_error_of(std::string("\x7f\0ELF", 5)),
             "ds.json: a binary file, where text is expected; give the path of another file");
 }
 

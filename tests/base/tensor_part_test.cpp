@@ -7,6 +7,8 @@
 #include <numeric>
 #include <random>
 
+#include "trireme/base/error.h"
+
 namespace trireme {
 namespace {
 
@@ -186,6 +188,13 @@ TEST(Without, MatchesIndexArithmeticForRandomIntervals) {
       for (int64_t index = one.begin; index < one.end; ++index) left[index] = true;
     for (int64_t index = 0; index < 20; ++index) EXPECT_EQ(left[index], from[index] && !taken[index]);
   }
+}
+
+TEST(CheckedNumel, RefusesShapesThatWrapAround) {
+  EXPECT_EQ(checked_numel({}, "t"), 1);
+  EXPECT_EQ(checked_numel({3, 0, 5}, "t"), 0);
+  EXPECT_THROW(checked_numel({-1}, "t"), CheckpointError);
+  EXPECT_THROW(checked_numel({int64_t{1} << 40, int64_t{1} << 40}, "t"), CheckpointError);
 }
 
 }  // namespace

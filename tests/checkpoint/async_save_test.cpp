@@ -18,11 +18,11 @@ namespace trireme {
 namespace {
 
 using checkpoint_test::empty_state_of;
-using checkpoint_test::error_of;
 using checkpoint_test::FaultyFiles;
 using checkpoint_test::Folder;
 using checkpoint_test::has_seed;
 using checkpoint_test::state_of;
+using testing::named_error_of;
 
 constexpr int kAsyncRanks = 2;
 
@@ -117,7 +117,7 @@ TEST(AsyncSave, ThrowsTheErrorOfTheSaveBeforeOnceOnEveryRank) {
     const StateTree state = state_of(rank.id(), kAsyncRanks, 1);
     AsyncSaver saver(rank.world());
     (void)saver.save(folder.path(), "one", state, {.files = &full});
-    const std::string error = error_of([&] { (void)saver.save(folder.path(), "two", state); });
+    const std::string error = named_error_of([&] { (void)saver.save(folder.path(), "two", state); });
     EXPECT_TRUE(error.starts_with("IoError: ")) << error;
     EXPECT_NE(error.find("No space left on device"), std::string::npos) << error;
     rank.world().barrier();
@@ -135,11 +135,11 @@ TEST(AsyncSave, RefusesAtOnceWhatTheCallerHasWrong) {
   run_ranks(kAsyncRanks, [&](Rank& rank) {
     const StateTree state = state_of(rank.id(), kAsyncRanks, 1);
     AsyncSaver saver(rank.world());
-    EXPECT_NE(error_of([&] { (void)saver.save(folder.path(), "a/b", state); }).find("cannot name a checkpoint"),
+    EXPECT_NE(named_error_of([&] { (void)saver.save(folder.path(), "a/b", state); }).find("cannot name a checkpoint"),
               std::string::npos);
     StateTree gap = state;
     gap.tensors[0].begin += 1;
-    EXPECT_TRUE(error_of([&] { (void)saver.save(folder.path(), "one", gap); }).starts_with("CheckpointError: "));
+    EXPECT_TRUE(named_error_of([&] { (void)saver.save(folder.path(), "one", gap); }).starts_with("CheckpointError: "));
     EXPECT_FALSE(saver.wait());
   });
   EXPECT_TRUE(folder.names().empty());

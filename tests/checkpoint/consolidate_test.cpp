@@ -20,7 +20,7 @@
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/export.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
@@ -120,7 +120,7 @@ TEST(Consolidate, LeavesOutFrozenParametersAndWhatIsTiedToThem) {
   EXPECT_EQ(weights.count("mean"), 1u);  // a buffer is no parameter
   EXPECT_EQ(Json::parse(open_checkpoint(folder / "out").manifest.values)["aliases"].size(), 1u);
   // A file of weights does not say which of them were trained.
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(named_error_of([&] {
               (void)consolidate(open_checkpoint(folder / "out"), folder / "again", {.exclude_frozen_parameters = true});
             }).find("nothing in this checkpoint tells frozen parameters from others"),
             std::string::npos);
@@ -150,7 +150,7 @@ TEST(Consolidate, ReplacesFormerWeightsOnlyWhenToldSo) {
   const CheckpointSource source = saved_bf16(folder);
   (void)consolidate(source, folder / "out", {.max_shard_bytes = 900});
   write_text(folder / "out/config.json", "{}");
-  const std::string error = error_of([&] { (void)consolidate(source, folder / "out"); });
+  const std::string error = named_error_of([&] { (void)consolidate(source, folder / "out"); });
   EXPECT_NE(error.find("model-00001-of-00002.safetensors: this file exists already"), std::string::npos) << error;
   (void)consolidate(source, folder / "out", {.existing = ExistingOutput::kReplace});
   // A former index beside the new file would be two models in one folder.
@@ -166,7 +166,7 @@ TEST(Consolidate, LeavesNoFileUnderItsNameWhereverTheDiskFails) {
     for (int fail_at = 0; failures == fail_at; ++fail_at) {
       std::filesystem::remove_all(folder / "out");
       FaultyFiles files(fail_at, FaultyFiles::Then::kRecover);
-      const std::string error = error_of([&] {
+      const std::string error = named_error_of([&] {
         (void)consolidate(source, folder / "out",
                           {.max_shard_bytes = shard_bytes, .file_name = file_name, .files = &files});
       });
@@ -190,7 +190,7 @@ TEST(Consolidate, ADamagedCheckpointGivesNoWeights) {
   std::string text = text_of(shard);
   text[source.manifest.files[1].header_bytes + 40] ^= 1;
   write_text(shard, text);
-  const std::string error = error_of([&] { (void)consolidate(source, folder / "out"); });
+  const std::string error = named_error_of([&] { (void)consolidate(source, folder / "out"); });
   EXPECT_TRUE(error.starts_with("CheckpointError: " + shard.string())) << error;
   EXPECT_NE(error.find("are damaged: checksum"), std::string::npos) << error;
   EXPECT_TRUE(posix_file_system().list(folder / "out").empty());
@@ -200,7 +200,7 @@ TEST(Consolidate, RefusesWhatItCannotDoBeforeItWrites) {
   const Folder folder;
   const CheckpointSource source = saved_bf16(folder);
   const auto refusal = [&](const ConsolidateOptions& options) {
-    return error_of([&] { (void)consolidate(source, folder / "out", options); });
+    return named_error_of([&] { (void)consolidate(source, folder / "out", options); });
   };
   EXPECT_EQ(refusal({.file_name = "model.npz"}).find("ConfigError: 'model.npz' names no format"), 0u);
   EXPECT_EQ(refusal({.file_name = "a/model.bin"}).find("ConfigError: file name 'a/model.bin' has a slash"), 0u);
@@ -208,7 +208,8 @@ TEST(Consolidate, RefusesWhatItCannotDoBeforeItWrites) {
   EXPECT_EQ(refusal({.max_shard_bytes = 0}).find("ConfigError: a shard size of 0 bytes"), 0u);
   CheckpointSource empty = source;
   empty.manifest.tensors.clear();
-  EXPECT_NE(error_of([&] { (void)consolidate(empty, folder / "out"); }).find("holds no weights"), std::string::npos);
+  EXPECT_NE(named_error_of([&] { (void)consolidate(empty, folder / "out"); }).find("holds no weights"),
+            std::string::npos);
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
 }
 
@@ -220,7 +221,7 @@ TEST(Consolidate, DoesNotTurnLargeNumbersIntoInfinity) {
   EXPECT_TRUE(at::equal(read_safetensors(folder / "out").at("inf"), at::full({5}, INFINITY).to(at::kHalf)));
   values[3] = 70000.0;
   write_safetensors(folder / "b.safetensors", {{"w", values}});
-  const std::string error = error_of(
+  const std::string error = named_error_of(
       [&] { (void)consolidate(open_checkpoint(folder / "b.safetensors"), folder / "other", {.dtype = at::kHalf}); });
   EXPECT_NE(error.find("tensor \"model.w\", elements [0, 5): a value is beyond fp16's largest"), std::string::npos)
       << error;
@@ -271,7 +272,7 @@ TEST(ParseBytes, ReadsSizesAndRefusesTheRest) {
   EXPECT_EQ(parse_bytes("2GiB"), int64_t{2} << 30);
   EXPECT_EQ(parse_bytes("17"), 17);
   for (const char* text : {"", "GB", "5 potatoes", "-1MB", "0", "1e30TB", "nan"})
-    EXPECT_TRUE(error_of([&] { (void)parse_bytes(text); }).starts_with("ConfigError: ")) << text;
+    EXPECT_TRUE(named_error_of([&] { (void)parse_bytes(text); }).starts_with("ConfigError: ")) << text;
 }
 
 }  // namespace

@@ -86,11 +86,11 @@ TEST(Convert, LeavesExistingTagsAlone) {
   const CheckpointSource source = open_checkpoint(folder / "from");
   write_trireme_checkpoint(source, folder / "to");
   const std::string manifest = text_of(folder / "to/one/manifest.json");
-  const std::string error = error_of([&] { write_trireme_checkpoint(source, folder / "to"); });
+  const std::string error = named_error_of([&] { write_trireme_checkpoint(source, folder / "to"); });
   EXPECT_TRUE(error.starts_with("CheckpointError: " + (folder / "to/one").string() + ": this tag exists already"))
       << error;
   EXPECT_EQ(text_of(folder / "to/one/manifest.json"), manifest);
-  EXPECT_NE(error_of([&] { write_trireme_checkpoint(source, folder / "to", {.tag = "a/b"}); }).find("a/b"),
+  EXPECT_NE(named_error_of([&] { write_trireme_checkpoint(source, folder / "to", {.tag = "a/b"}); }).find("a/b"),
             std::string::npos);
   write_trireme_checkpoint(source, folder / "to", {.tag = "two"});
   EXPECT_EQ(text_of(folder / "to/latest"), "two\n");
@@ -104,7 +104,7 @@ TEST(Convert, StopsAtDamageOfTheSourceAndLeavesNothing) {
   bytes[bytes.size() - 100] ^= 1;
   write_text(shard, bytes);
   const std::string error =
-      error_of([&] { write_trireme_checkpoint(open_checkpoint(folder / "from"), folder / "to"); });
+      named_error_of([&] { write_trireme_checkpoint(open_checkpoint(folder / "from"), folder / "to"); });
   EXPECT_NE(error.find("are damaged: checksum"), std::string::npos) << error;
   EXPECT_TRUE(std::filesystem::is_empty(folder / "to"));
 }
@@ -116,7 +116,8 @@ TEST(Convert, LeavesNothingHalfWrittenWhereverTheDiskFails) {
   int failures = 0;
   for (int fail_at = 0; failures == fail_at; ++fail_at) {
     FaultyFiles files(fail_at, FaultyFiles::Then::kRecover);
-    const std::string error = error_of([&] { write_trireme_checkpoint(source, folder / "to", {.files = &files}); });
+    const std::string error =
+        named_error_of([&] { write_trireme_checkpoint(source, folder / "to", {.files = &files}); });
     if (error == "nothing") break;
     ++failures;
     ASSERT_TRUE(error.starts_with("IoError: ")) << error;

@@ -10,8 +10,8 @@
 #include "checkpoint/layouts/dcp/metadata.h"
 #include "tests/checkpoint/fixture.h"
 #include "trireme/base/error.h"
-#include "trireme/checkpoint/safetensors.h"
 #include "trireme/checkpoint/torch_distributed.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
@@ -62,7 +62,7 @@ TEST(DcpWrite, LeavesNothingUnderAFinalNameWhereverTheDiskFails) {
     std::filesystem::remove_all(folder / "out");
     FaultyFiles files(fail_at, FaultyFiles::Then::kRecover);
     const std::string error =
-        error_of([&] { (void)write_torch_distributed(source, folder / "out", {.files = &files}); });
+        named_error_of([&] { (void)write_torch_distributed(source, folder / "out", {.files = &files}); });
     if (error == "nothing") break;
     ++failures;
     EXPECT_TRUE(error.starts_with("IoError: ")) << error;
@@ -78,7 +78,7 @@ TEST(DcpWrite, LeavesNothingUnderAFinalNameWhereverTheDiskFails) {
   TensorReader reader(written);
   reader.read(0, 20, 7, reinterpret_cast<std::byte*>(values.data()));
   EXPECT_EQ(values, (std::vector<float>{20, 21, 22, 23, 24, 25, 26}));
-  EXPECT_NE(error_of([&] { (void)write_torch_distributed(source, folder / "out"); }).find("is there already"),
+  EXPECT_NE(named_error_of([&] { (void)write_torch_distributed(source, folder / "out"); }).find("is there already"),
             std::string::npos);
 }
 

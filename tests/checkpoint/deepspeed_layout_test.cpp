@@ -8,13 +8,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/pickle/torch_archive.h"
 #include "tests/checkpoint/fixture.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/convert.h"
+#include "trireme/formats/pickle/torch_archive.h"
 
 namespace trireme {
 namespace {
@@ -189,7 +189,7 @@ TEST(DeepSpeedLayout, IsRefusedWhenFilesAreMissingOrOfAnotherKind) {
     const Folder folder;
     write_deepspeed_checkpoint(saved_here(folder, at::kFloat), folder / "theirs", {.stage = stage, .ranks = 3});
     change(folder / "theirs/step12");
-    return error_of([&] { open_checkpoint(folder / "theirs"); });
+    return named_error_of([&] { open_checkpoint(folder / "theirs"); });
   };
   using Path = std::filesystem::path;
   const std::string optimizer = "_mp_rank_00_optim_states.pt";
@@ -234,7 +234,7 @@ TEST(DeepSpeedLayout, IsNotWrittenWhereDeepSpeedCouldNotLoadIt) {
     Contents contents = contents_in(at::kBFloat16);
     change(values, contents);
     const CheckpointSource source = saved_here(folder, at::kBFloat16, values, contents);
-    const std::string error = error_of([&] { write_deepspeed_checkpoint(source, folder / "theirs", layout); });
+    const std::string error = named_error_of([&] { write_deepspeed_checkpoint(source, folder / "theirs", layout); });
     EXPECT_EQ(folder.names().size(), std::filesystem::exists(folder / "theirs") ? 2U : 1U);
     EXPECT_FALSE(std::filesystem::exists(folder / "theirs/step12"));
     return error;
@@ -272,7 +272,7 @@ TEST(DeepSpeedLayout, LeavesAnExistingTagAndNoHalfOneWhereverTheDiskFails) {
   int failures = 0;
   for (int fail_at = 0; failures == fail_at; ++fail_at) {
     FaultyFiles files(fail_at, FaultyFiles::Then::kRecover);
-    const std::string error = error_of(
+    const std::string error = named_error_of(
         [&] { write_deepspeed_checkpoint(source, folder / "theirs", {.stage = 2, .ranks = 2}, {.files = &files}); });
     if (error == "nothing") break;
     ++failures;
@@ -285,7 +285,7 @@ TEST(DeepSpeedLayout, LeavesAnExistingTagAndNoHalfOneWhereverTheDiskFails) {
   EXPECT_GE(failures, 10);
   expect_equal(read_all(open_checkpoint(folder / "theirs")), contents_in(at::kBFloat16));
   const std::string again =
-      error_of([&] { write_deepspeed_checkpoint(source, folder / "theirs", {.stage = 1, .ranks = 1}); });
+      named_error_of([&] { write_deepspeed_checkpoint(source, folder / "theirs", {.stage = 1, .ranks = 1}); });
   EXPECT_NE(again.find("theirs/step12: this tag exists already"), std::string::npos) << again;
 }
 

@@ -9,7 +9,7 @@
 
 #include "tests/checkpoint/fixture.h"
 #include "tests/support/run_ranks.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
@@ -51,7 +51,7 @@ TEST(ExportTensors, LeaveTheFormerFileAndNoHalfOneWhereverTheDiskFails) {
       run_ranks(2, [&](Rank& rank) {
         FaultyFiles files(rank.id() == 0 ? fail_at : -1, FaultyFiles::Then::kRecover);
         int fetched = 0;
-        const std::string error = error_of([&] {
+        const std::string error = named_error_of([&] {
           export_tensors(rank.world(), folder / name, two_tensors(rank.world(), fetched), {.files = &files});
         });
         EXPECT_EQ(fetched, 2);  // no rank was left waiting
@@ -75,7 +75,7 @@ TEST(ExportTensors, RefuseWhatTheFormatCannotHoldOnEveryRank) {
   run_ranks(2, [&](Rank& rank) {
     const auto ones = [](at::IntArrayRef shape) { return [=, s = shape.vec()] { return at::ones(s); }; };
     const auto error = [&](const char* name, const std::vector<ExportedTensor>& tensors) {
-      return error_of([&] { export_tensors(rank.world(), folder / name, tensors); });
+      return named_error_of([&] { export_tensors(rank.world(), folder / name, tensors); });
     };
     for (const char* name : {"twice.safetensors", "twice.bin"})
       EXPECT_NE(

@@ -18,13 +18,13 @@ namespace trireme {
 namespace {
 
 using checkpoint_test::empty_state_of;
-using checkpoint_test::error_of;
 using checkpoint_test::FaultyFiles;
 using checkpoint_test::Folder;
 using checkpoint_test::has_seed;
 using checkpoint_test::state_of;
 using checkpoint_test::text_of;
 using checkpoint_test::write_text;
+using testing::named_error_of;
 
 constexpr int kRanks = 2;
 
@@ -33,7 +33,7 @@ std::set<std::string> save(const Folder& folder, const std::string& tag, int see
   std::mutex mutex;
   std::set<std::string> outcomes;
   run_ranks(kRanks, [&](Rank& rank) {
-    const auto error = error_of([&] {
+    const auto error = named_error_of([&] {
       (void)save_checkpoint(rank.world(), folder.path(), tag, state_of(rank.id(), kRanks, seed), {.files = files});
     });
     const std::lock_guard lock(mutex);
@@ -50,7 +50,7 @@ std::string load(const Folder& folder, const std::string& tag, const LoadOptions
     StateTree state = empty_state_of(rank.id(), kRanks);
     std::string found;
     const auto error =
-        error_of([&] { found = load_checkpoint(rank.world(), folder.path(), tag, state, options)->values; });
+        named_error_of([&] { found = load_checkpoint(rank.world(), folder.path(), tag, state, options)->values; });
     for (const int seed : {1, 2})
       if (has_seed(state, rank.id(), kRanks, seed) && found == str(R"({"seed":)", seed, "}"))
         found = std::to_string(seed);

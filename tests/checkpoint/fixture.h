@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/base/file.h"
 #include "trireme/base/state_tree.h"
@@ -18,6 +19,7 @@
 namespace trireme::checkpoint_test {
 
 using Folder = testing::TemporaryFolder;
+using testing::named_error_of;
 
 std::string text_of(const std::filesystem::path& path);
 void write_text(const std::filesystem::path& path, const std::string& text);
@@ -75,8 +77,5 @@ class FaultyFiles final : public DisturbedFiles {
   int action_at_ = -1;
   std::function<void()> action_;
 };
-
-/// The error of `work`: "NAME: message"; "nothing" when it throws nothing.
-std::string error_of(const std::function<void()>& work);
 
 }  // namespace trireme::checkpoint_test

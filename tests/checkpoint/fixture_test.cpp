@@ -121,15 +121,6 @@ void FaultyFiles::remove_all(const Path& path) {
   posix_file_system().remove_all(path);
 }
 
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return str(name_of(error.code()), ": ", error.what());
-  }
-  return "nothing";
-}
-
 namespace {
 
 TEST(Fixture, TellsStatesOfDifferentSeedsApart) {

@@ -14,7 +14,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/checkpoint.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
@@ -190,7 +190,7 @@ TEST(Inspect, ReportsADamagedManifestOrLatestAndThrowsOnlyWhereThereIsNothing) {
   flip_bit(folder / "a/manifest.json", 200);
   write_text(folder / "latest", ".hidden");
   EXPECT_NE(lines_of(inspect_checkpoint(folder / "a")).find("../latest||0|0|"), std::string::npos);
-  EXPECT_NE(error_of([&] { (void)inspect_checkpoint(folder / "none"); }).find("no such file or folder"),
+  EXPECT_NE(named_error_of([&] { (void)inspect_checkpoint(folder / "none"); }).find("no such file or folder"),
             std::string::npos);
 }
 

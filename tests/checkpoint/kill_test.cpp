@@ -25,12 +25,12 @@ namespace {
 
 using checkpoint_test::DisturbedFiles;
 using checkpoint_test::empty_state_of;
-using checkpoint_test::error_of;
 using checkpoint_test::Folder;
 using checkpoint_test::has_seed;
 using checkpoint_test::state_of;
 using checkpoint_test::text_of;
 using checkpoint_test::write_text;
+using testing::named_error_of;
 
 constexpr int kKillRanks = 2;
 
@@ -174,7 +174,7 @@ std::string seed_in(const Folder& folder, const std::string& tag) {
   run_ranks(kKillRanks, [&](Rank& rank) {
     StateTree state = empty_state_of(rank.id(), kKillRanks);
     int seed = 0;
-    const auto error = error_of([&] {
+    const auto error = named_error_of([&] {
       const auto loaded = load_checkpoint(rank.world(), folder.path(), tag, state);
       for (const int candidate : {1, 2})
         if (has_seed(state, rank.id(), kKillRanks, candidate) && loaded->values == str(R"({"seed":)", candidate, "}"))

@@ -9,8 +9,8 @@
 namespace trireme {
 namespace {
 
-using checkpoint_test::error_of;
 using checkpoint_test::Folder;
+using testing::named_error_of;
 
 Manifest small_manifest() {
   Manifest manifest;
@@ -40,7 +40,7 @@ std::string changed(const std::string& from, const std::string& to) {
 }
 
 std::string refusal(const std::string& text) {
-  return error_of([&] { (void)parse_manifest(text, "M"); });
+  return named_error_of([&] { (void)parse_manifest(text, "M"); });
 }
 
 TEST(Manifest, ComesBackAsItWasWritten) {
@@ -93,7 +93,7 @@ TEST(Manifest, FieldsThatMakeNoSenseAreNamed) {
 
 TEST(Manifest, AFolderWithoutOneIsNoCheckpoint) {
   Folder folder;
-  EXPECT_NE(error_of([&] { (void)read_manifest(folder.path()); }).find("no manifest.json"), std::string::npos);
+  EXPECT_NE(named_error_of([&] { (void)read_manifest(folder.path()); }).find("no manifest.json"), std::string::npos);
 }
 
 TEST(Checksum, IsTheOneThatXxhsumPrints) {

@@ -13,10 +13,10 @@ namespace trireme {
 namespace {
 
 using checkpoint_test::empty_state_of;
-using checkpoint_test::error_of;
 using checkpoint_test::Folder;
 using checkpoint_test::has_seed;
 using checkpoint_test::state_of;
+using testing::named_error_of;
 
 constexpr int kCannotMount = 77;
 
@@ -40,7 +40,7 @@ int save_on_small_disk(Group& world, const std::string& place) {
   std::string last_error;
   const auto save = [&](const char* tag, int seed) {
     const StateTree state = state_of(0, 1, seed);
-    last_error = error_of([&] { (void)save_checkpoint(world, place, tag, state); });
+    last_error = named_error_of([&] { (void)save_checkpoint(world, place, tag, state); });
     return has_seed(state, 0, 1, seed);  // unharmed
   };
   const auto says = [&](const std::string& text) { return last_error.find(text) != std::string::npos; };

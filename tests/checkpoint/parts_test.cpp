@@ -23,8 +23,8 @@
 namespace trireme {
 namespace {
 
-using checkpoint_test::error_of;
 using checkpoint_test::Folder;
+using testing::named_error_of;
 
 /// The elements of `slice`, taken from the global tensor by libtorch.
 at::Tensor cut(const at::Tensor& whole, const TensorSlice& slice, int64_t numel) {
@@ -207,7 +207,7 @@ TEST(Parts, EachBlockIsReadOnceAlthoughItsRowsGoToManyPlaces) {
 
 TEST(Parts, ThatLeaveAGapOrOverlapAreRefusedByNameAndRank) {
   const auto refused = [](const std::vector<TensorPart>& parts) {
-    return error_of([&] {
+    return named_error_of([&] {
       std::vector<std::vector<SliceSpec>> tables;
       for (const TensorPart& part : parts) tables.push_back({{.name = "t", .part = part, .numel = local_numel(part)}});
       (void)plan_writes(tables);
@@ -235,7 +235,8 @@ TEST(Values, OfATensorComeFromAnyRankAndMustAgree) {
       TensorSlice slice{"model.w", {{4}}, 2 * rank.id(), at::arange(2).to(at::kFloat)};
       slice.values = values[rank.id()];
       state.tensors.push_back(std::move(slice));
-      const std::string found = error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), "one", state); });
+      const std::string found =
+          named_error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), "one", state); });
       if (rank.id() == 1) error = found;
     });
     return error == "nothing" ? read_manifest(folder / "one").tensors[0].values : error;
@@ -250,7 +251,7 @@ TEST(Topology, IsKeptWithTheCheckpointAndMustHaveTheRanks) {
   Folder folder;
   run_ranks(4, [&](Rank& rank) {
     const auto save = [&](std::vector<Axis> topology) {
-      return error_of([&] {
+      return named_error_of([&] {
         (void)save_checkpoint(rank.world(), folder.path(), "one", columns_of(rank.id(), 4), {.topology = topology});
       });
     };

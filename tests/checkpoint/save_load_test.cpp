@@ -7,18 +7,18 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/manifest.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
 
 using checkpoint_test::empty_state_of;
-using checkpoint_test::error_of;
 using checkpoint_test::Folder;
 using checkpoint_test::has_seed;
 using checkpoint_test::state_of;
 using checkpoint_test::text_of;
 using checkpoint_test::write_text;
+using testing::named_error_of;
 
 void save(const Folder& folder, int size, const std::string& tag, int seed, const SaveOptions& options = {}) {
   run_ranks(size, [&](Rank& rank) {
@@ -44,7 +44,8 @@ void expect_refused(const Folder& folder, const std::function<void(StateTree&)>&
   run_ranks(2, [&](Rank& rank) {
     StateTree state = empty_state_of(rank.id(), 2);
     if (rank.id() == 1) change(state);
-    const std::string error = error_of([&] { (void)load_checkpoint(rank.world(), folder.path(), "", state, options); });
+    const std::string error =
+        named_error_of([&] { (void)load_checkpoint(rank.world(), folder.path(), "", state, options); });
     EXPECT_TRUE(error.starts_with("CheckpointError: ")) << error;
     for (const auto& part : parts) EXPECT_NE(error.find(part), std::string::npos) << error << " lacks " << part;
     for (const auto& slice : state.tensors) EXPECT_FALSE(slice.data.any().item<bool>()) << slice.name;
@@ -55,7 +56,7 @@ std::string error_of_load(const std::filesystem::path& directory) {
   std::string error;
   run_ranks(1, [&](Rank& rank) {
     StateTree state = empty_state_of(0, 1);
-    error = error_of([&] { (void)load_checkpoint(rank.world(), directory, "", state); });
+    error = named_error_of([&] { (void)load_checkpoint(rank.world(), directory, "", state); });
   });
   return error;
 }
@@ -169,7 +170,7 @@ TEST(Checkpoint, AnExistingTagIsReplacedOrRefused) {
   save(folder, 2, "one", 2);
   expect_loads(folder, 2, "one", 2);
   run_ranks(2, [&](Rank& rank) {
-    const auto error = error_of([&] {
+    const auto error = named_error_of([&] {
       (void)save_checkpoint(rank.world(), folder.path(), "one", state_of(rank.id(), 2, 3),
                             {.existing = ExistingTag::kRefuse});
     });
@@ -194,7 +195,8 @@ TEST(Checkpoint, ATagThatIsNoPlainNameIsRefused) {
   Folder folder;
   for (const std::string tag : {"", "a/b", "..", ".hidden", "latest", "latest.tmp7", "a\nb", "blank ", " blank"}) {
     run_ranks(1, [&](Rank& rank) {
-      const auto error = error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), tag, state_of(0, 1, 1)); });
+      const auto error =
+          named_error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), tag, state_of(0, 1, 1)); });
       EXPECT_NE(error.find("cannot name a checkpoint"), std::string::npos) << tag << error;
     });
   }
@@ -206,7 +208,7 @@ TEST(Checkpoint, SlicesThatLeaveAGapAreRefusedOnAllRanks) {
   run_ranks(2, [&](Rank& rank) {
     StateTree state = state_of(rank.id(), 2, 1);
     if (rank.id() == 1) state.tensors[0].begin += 1, state.tensors[0].data = state.tensors[0].data.slice(0, 1);
-    const auto error = error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), "one", state); });
+    const auto error = named_error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), "one", state); });
     EXPECT_EQ(error, "CheckpointError: tensor \"weight\": no rank holds elements [1500, 1501)");
   });
   EXPECT_TRUE(folder.names().empty());
@@ -262,7 +264,7 @@ TEST(Checkpoint, ASecondRunInTheSameDirectoryIsRefused) {
   // While the first save creates its shard, another one begins.
   files.before(2, [&] {
     run_ranks(1, [&](Rank& rank) {
-      second = error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), "two", state_of(0, 1, 2)); });
+      second = named_error_of([&] { (void)save_checkpoint(rank.world(), folder.path(), "two", state_of(0, 1, 2)); });
     });
   });
   save(folder, 1, "one", 1, {.files = &files});

@@ -16,7 +16,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/checkpoint.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {
@@ -80,7 +80,7 @@ TEST(OpenCheckpoint, TakesTheLatestTheNamedTagOrTheCheckpointsOwnFolder) {
 TEST(OpenCheckpoint, SaysWhatItLookedForAndWhatIsThere) {
   const Folder folder;
   const auto refusal = [&](const std::string& path, const std::string& tag = "") {
-    return error_of([&] { (void)open_checkpoint(path, tag); });
+    return named_error_of([&] { (void)open_checkpoint(path, tag); });
   };
   const std::string nothing = refusal(folder.path());
   EXPECT_TRUE(nothing.starts_with("CheckpointError: ")) << nothing;
@@ -108,7 +108,7 @@ TEST(TensorReader, NamesWhatIsDamagedTruncatedOrMissing) {
   const SavedSlice& big = source.manifest.tensors[index_of(source, "big")].slices[0];
   const std::string good = text_of(shard);
   const auto refusal = [&](int64_t begin, int64_t numel) {
-    return error_of([&] { (void)read_part(source, "big", begin, numel); });
+    return named_error_of([&] { (void)read_part(source, "big", begin, numel); });
   };
   std::string bad = good;
   bad[big.offset + 262'144 * 4 + 9] ^= 1;  // the second block
@@ -137,8 +137,10 @@ TEST(OpenCheckpoint, NamesTheTensorsOfASafetensorsFileAsAnEngineDoes) {
   EXPECT_EQ(Json::parse(source.manifest.values)["aliases"], (Json{{"tied", "w"}}));
 
   std::filesystem::resize_file(folder / "a.safetensors", 100);
-  EXPECT_NE(error_of([&] { (void)read_part(source, "model.w", 5, 4); }).find("it is truncated"), std::string::npos);
-  EXPECT_NE(error_of([&] { (void)open_checkpoint(folder / "a.safetensors"); }).find("truncated"), std::string::npos);
+  EXPECT_NE(named_error_of([&] { (void)read_part(source, "model.w", 5, 4); }).find("it is truncated"),
+            std::string::npos);
+  EXPECT_NE(named_error_of([&] { (void)open_checkpoint(folder / "a.safetensors"); }).find("truncated"),
+            std::string::npos);
 }
 
 TEST(OpenCheckpoint, ReadsAHuggingFaceFolder) {
@@ -155,16 +157,18 @@ TEST(OpenCheckpoint, ReadsAHuggingFaceFolder) {
     EXPECT_EQ(read_part(source, "model.a", 1, 1).item<float>() + read_part(source, "model.b", 0, 1).item<float>(), 5);
   }
   index(R"({"a":"m2.safetensors"})");
-  EXPECT_NE(error_of([&] { (void)open_checkpoint(folder.path()); }).find("tensor \"a\" is not in m2.safetensors"),
+  EXPECT_NE(named_error_of([&] { (void)open_checkpoint(folder.path()); }).find("tensor \"a\" is not in m2.safetensors"),
             std::string::npos);
   index(R"({"a":"../m1.safetensors"})");
-  EXPECT_NE(error_of([&] { (void)open_checkpoint(folder.path()); }).find("is in another folder"), std::string::npos);
+  EXPECT_NE(named_error_of([&] { (void)open_checkpoint(folder.path()); }).find("is in another folder"),
+            std::string::npos);
 }
 
 TEST(OpenCheckpoint, DoesNotTakeOneShardForAModel) {
   const Folder folder;
   save_state(folder, 2, "one", 1);
-  const std::string error = error_of([&] { (void)open_checkpoint(folder / "one/shard-00000-of-00002.safetensors"); });
+  const std::string error =
+      named_error_of([&] { (void)open_checkpoint(folder / "one/shard-00000-of-00002.safetensors"); });
   EXPECT_NE(error.find("this is one shard of a checkpoint"), std::string::npos) << error;
 }
 

@@ -8,7 +8,7 @@
 namespace trireme {
 namespace {
 
-using checkpoint_test::error_of;
+using testing::named_error_of;
 
 // All in one text, as version 1 has it and as other layouts give it.
 constexpr const char* kJoined =
@@ -45,10 +45,10 @@ TEST(TrainingValues, OfTensorsComeBeforeThoseThatAreShared) {
 
 TEST(TrainingValues, OfTheWrongKindAreRefused) {
   for (const char* text : {R"({"global_steps":"four"})", R"({"parameter_groups":3})", R"({"loss_scaler":{}})"})
-    EXPECT_NE(error_of([&] { (void)parse_training_values(text); }).find("a value is of the wrong kind"),
+    EXPECT_NE(named_error_of([&] { (void)parse_training_values(text); }).find("a value is of the wrong kind"),
               std::string::npos)
         << text;
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(named_error_of([] {
               (void)parse_training_values("{}", {{"model.w", R"({"group":1})"}});
             }),
             "CheckpointError: checkpoint: \"w\" is of parameter group 1, expected one of 0");

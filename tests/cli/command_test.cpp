@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "tests/cli/program.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 #include "trireme/models/language_model.h"
 
 namespace trireme::cli {

@@ -8,7 +8,7 @@
 #include "tests/cli/error_text.h"
 #include "tests/cli/train_runs.h"
 #include "tests/support/parameters.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include "tests/cli/train_runs.h"
 #include "tests/support/becomes_true.h"
 #include "tests/support/parameters.h"
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 #include "trireme/models/language_model.h"
 
 namespace trireme::cli {

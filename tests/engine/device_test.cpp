@@ -18,8 +18,8 @@
 #include "tests/support/run_ranks.h"
 #include "trireme/access/parameter_access.h"
 #include "trireme/base/error.h"
-#include "trireme/checkpoint/safetensors.h"
 #include "trireme/engine/engine.h"
+#include "trireme/formats/safetensors.h"
 #include "trireme/pager/init/gathered.h"
 
 namespace trireme::on_devices {

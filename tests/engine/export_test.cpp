@@ -11,8 +11,8 @@
 #include "tests/support/models.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
-#include "trireme/checkpoint/safetensors.h"
 #include "trireme/engine/model_engine.h"
+#include "trireme/formats/safetensors.h"
 
 namespace trireme {
 namespace {

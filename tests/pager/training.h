@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/error_of.h"
 #include "tests/support/parameters.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/zero_stages.h"
@@ -151,16 +152,6 @@ void expect_trains_like_one_process(const Program<Net>& program, const PagerPoli
     };
     run_ranks(ranks, train, {.backend = backend});
   }
-}
-
-/// The error of `act`, as text; empty where it throws nothing.
-inline std::string error_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace trireme::testing

@@ -28,6 +28,7 @@ class TemporaryFolder {
   std::filesystem::path operator/(const std::filesystem::path& name) const { return path_ / name; }
   /// Names of everything in the folder, sorted.
   std::vector<std::string> names() const { return posix_file_system().list(path_); }
+  std::string read(const std::filesystem::path& name) const { return posix_file_system().read(path_ / name); }
   /// Writes a file, with its folders, and returns its path.
   std::string write(const std::filesystem::path& name, const std::string& bytes) const {
     std::filesystem::create_directories((path_ / name).parent_path());

@@ -63,7 +63,7 @@ class CountConcepts(unittest.TestCase):
         self.assertIn(["0", "0", "1", "optim"], path)
         self.assertEqual(path[-1], ["1", "2", "2", "in", "all"])
         self.assertEqual(last, "count_concepts: 2 named types on the path of a step; "
-                               "6 lines of the product without checkpoint, data, models, cli, observe")
+                               "6 lines of the product without formats, checkpoint, data, models, cli, observe")
 
     def test_public_methods_are_those_of_public_parts_and_not_the_deleted(self):
         others = ("  A& operator=(const A&) = delete;\n  struct B {\n    void own();\n  };\n  using C = void();\n  friend void f();\n"

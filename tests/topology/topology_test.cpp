@@ -4,21 +4,15 @@
 
 #include <functional>
 
+#include "tests/support/error_of.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
 
-using Groups = std::vector<std::vector<int>>;
+using testing::error_of;
 
-std::string error_of(const std::function<void()>& operation) {
-  try {
-    operation();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using Groups = std::vector<std::vector<int>>;
 
 Topology cube() { return Topology({{"pipe", 2}, {"data", 2}, {"model", 2}}); }
 

@@ -25,6 +25,9 @@ struct TensorPart {
   bool operator==(const TensorPart&) const = default;
 };
 
+/// Number of elements of `shape`. Throws CheckpointError naming `name`: a negative extent or a product beyond 2^62.
+int64_t checked_numel(const std::vector<int64_t>& shape, const std::string& name);
+
 /// "[4, 8]".
 std::string shape_text(const std::vector<int64_t>& shape);
 /// "dim 1: 0-4, 8-12" (ends exclusive); "" for all of a tensor.

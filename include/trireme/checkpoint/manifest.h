@@ -73,10 +73,4 @@ Manifest parse_manifest(std::string_view text, const std::string& origin);
 /// Reads `checkpoint`/manifest.json. Throws as parse_manifest; CheckpointError when there is none.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
-/// The name of a dtype in shards and manifests ("F32", "BF16", …), as the safetensors format defines it.
-/// Throws    CheckpointError: a dtype that the format does not have.
-std::string safetensors_dtype(at::ScalarType dtype);
-/// The inverse; `origin` opens the message of the CheckpointError.
-at::ScalarType dtype_from_safetensors(std::string_view name, const std::string& origin);
-
 }  // namespace trireme

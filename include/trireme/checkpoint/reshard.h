@@ -105,9 +105,6 @@ std::vector<SliceRead> plan_tensor_reads(const SavedTensor& saved, const TensorP
 /// Throws    CheckpointError: wrong shape or dtype (tensor, expected, found), a destination outside of its part.
 std::vector<SliceRead> plan_reads(const Manifest& manifest, const std::vector<SliceSpec>& destinations);
 
-/// Number of elements of `shape`. Throws CheckpointError naming `name`: a negative extent or a product beyond 2^62.
-int64_t checked_numel(const std::vector<int64_t>& shape, const std::string& name);
-
 /// Throws    CheckpointError that opens with `where`: non-empty parts that do not cut the tensor along one dim into
 ///           intervals without gap or overlap; `who` names the part of an index.
 void check_parts(const std::vector<TensorPart>& parts, const std::string& where,

@@ -3,11 +3,11 @@
 #include <unordered_set>
 
 #include "checkpoint/layouts/layout.h"
-#include "checkpoint/safetensors_format.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/training_values.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

@@ -9,6 +9,7 @@
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

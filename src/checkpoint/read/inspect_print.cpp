@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/inspect.h"
 #include "trireme/checkpoint/training_values.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "checkpoint/layouts/dcp/metadata.h"
 #include "checkpoint/layouts/layout.h"
-#include "checkpoint/pickle/torch_archive.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
@@ -17,6 +16,8 @@
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/checkpoint/training_values.h"
+#include "trireme/formats/pickle/torch_archive.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

@@ -7,18 +7,19 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/export/weights_plan.h"
 #include "checkpoint/layouts/dcp/metadata.h"
-#include "checkpoint/new_file.h"
-#include "checkpoint/pickle/pickle.h"
-#include "checkpoint/pickle/torch_archive.h"
-#include "checkpoint/weights_plan.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/new_file.h"
 #include "trireme/base/state_names.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/checkpoint/torch_distributed.h"
 #include "trireme/checkpoint/training_values.h"
+#include "trireme/formats/pickle/pickle.h"
+#include "trireme/formats/pickle/torch_archive.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

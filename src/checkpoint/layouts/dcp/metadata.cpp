@@ -4,11 +4,11 @@
 #include <unordered_map>
 #include <utility>
 
-#include "checkpoint/pickle/classes.h"
-#include "checkpoint/pickle/pickle.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/formats/pickle/classes.h"
+#include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::dcp {
 namespace {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/convert.h"
-#include "checkpoint/pickle/torch_archive.h"
+#include "checkpoint/export/convert.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/training_values.h"
+#include "trireme/formats/pickle/torch_archive.h"
 
 namespace trireme::deepspeed {
 

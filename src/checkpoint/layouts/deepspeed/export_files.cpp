@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/layouts/deepspeed/export.h"
-#include "checkpoint/pickle/json.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/reshard.h"
+#include "trireme/formats/pickle/json.h"
 
 namespace trireme::deepspeed {
 namespace {

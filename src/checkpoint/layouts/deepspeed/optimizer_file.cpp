@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "checkpoint/layouts/deepspeed/parts.h"
-#include "checkpoint/pickle/json.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/formats/pickle/json.h"
 
 namespace trireme::deepspeed {
 

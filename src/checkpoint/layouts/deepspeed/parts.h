@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/pickle/torch_archive.h"
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/source.h"
 #include "trireme/checkpoint/training_values.h"
+#include "trireme/formats/pickle/torch_archive.h"
 
 namespace trireme::deepspeed {
 

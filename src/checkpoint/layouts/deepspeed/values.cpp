@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/layouts/deepspeed/parts.h"
-#include "checkpoint/pickle/json.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/formats/pickle/json.h"
 
 namespace trireme::deepspeed {
 

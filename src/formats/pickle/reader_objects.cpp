@@ -1,9 +1,9 @@
 // The operations of a pickle that name classes: what Python would import and call here becomes a value, or is refused.
 #include <algorithm>
 
-#include "checkpoint/pickle/classes.h"
-#include "checkpoint/pickle/reader.h"
+#include "formats/pickle/reader.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/pickle/classes.h"
 
 namespace trireme::pickle {
 namespace {

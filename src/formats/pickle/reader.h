@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/pickle/value.h"
+#include "trireme/formats/pickle/value.h"
 
 namespace trireme::pickle {
 

@@ -19,6 +19,12 @@ inline constexpr int64_t kSafetensorsAlignment = 64;
 /// Longest header that readers of the format accept.
 inline constexpr int64_t kSafetensorsHeaderLimit = 100'000'000;
 
+/// The name of a dtype as the format defines it: "F32", "BF16", …; manifests have it too.
+/// Throws    CheckpointError: a dtype that the format does not have.
+std::string safetensors_dtype(at::ScalarType dtype);
+/// The inverse; `origin` opens the message of the CheckpointError.
+at::ScalarType dtype_from_safetensors(std::string_view name, const std::string& origin);
+
 struct SafetensorsEntry {
   std::string name;
   std::vector<int64_t> shape;

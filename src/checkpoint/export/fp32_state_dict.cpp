@@ -1,6 +1,6 @@
 #include <ATen/ops/empty.h>
 
-#include "checkpoint/weights_plan.h"
+#include "checkpoint/export/weights_plan.h"
 #include "trireme/checkpoint/consolidate.h"
 
 namespace trireme {

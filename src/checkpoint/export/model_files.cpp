@@ -1,4 +1,4 @@
-#include "checkpoint/model_files.h"
+#include "checkpoint/export/model_files.h"
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,9 @@
-#include "checkpoint/pickle/json.h"
+#include "trireme/formats/pickle/json.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/pickle/pickle.h"
+#include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
 namespace {

@@ -11,14 +11,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/export_format.h"
-#include "checkpoint/model_files.h"
-#include "checkpoint/new_file.h"
-#include "checkpoint/weights_plan.h"
+#include "checkpoint/export/export_format.h"
+#include "checkpoint/export/model_files.h"
+#include "checkpoint/export/weights_plan.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
+#include "trireme/base/new_file.h"
 #include "trireme/checkpoint/training_values.h"
 
 namespace trireme {

@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/pickle/value.h"
 #include "trireme/base/file.h"
+#include "trireme/formats/pickle/value.h"
 
 namespace trireme::pickle {
 

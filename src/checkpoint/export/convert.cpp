@@ -1,5 +1,5 @@
 // The writer of this library's own layout, from any source.
-#include "checkpoint/convert.h"
+#include "checkpoint/export/convert.h"
 
 #include <torch/version.h>
 

@@ -1,5 +1,5 @@
 // The archives of torch.save(): where tensors stand in them, and what damage is noticed.
-#include "checkpoint/pickle/torch_archive.h"
+#include "trireme/formats/pickle/torch_archive.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -11,13 +11,15 @@
 #include <fstream>
 #include <random>
 
-#include "checkpoint/pickle/pickle.h"
-#include "tests/checkpoint/fixture.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
+#include "trireme/formats/pickle/pickle.h"
 
 namespace trireme {
 namespace {
 
-using namespace checkpoint_test;
+using testing::named_error_of;
+using Folder = testing::TemporaryFolder;
 
 /// A dict with the tensors "a" (fp32 [2, 3]: 0, 1, …) and "b" (int64 scalar: 7).
 std::string small_archive() {
@@ -37,29 +39,29 @@ std::string small_archive() {
 
 TEST(TorchArchive, TellsWhereTheElementsOfATensorStandInTheFile) {
   const Folder folder;
-  write_text(folder / "a.pt", small_archive());
+  folder.write("a.pt", small_archive());
   pickle::TorchArchive archive(folder / "a.pt");
   const int64_t offset = archive.offset_of(*archive.root().find("a"), "a");
   at::Tensor read = at::empty({6});
   std::memcpy(read.data_ptr(), small_archive().data() + offset, 24);
   EXPECT_TRUE(at::equal(read, at::arange(6, at::kFloat)));
   EXPECT_EQ(archive.item(*archive.root().find("b"), "b"), 7);
-  EXPECT_NE(error_of([&] { archive.item(*archive.root().find("a"), "a"); }).find("expected one element, found 6"),
+  EXPECT_NE(named_error_of([&] { archive.item(*archive.root().find("a"), "a"); }).find("expected one element, found 6"),
             std::string::npos);
 }
 
 TEST(TorchArchive, RefusesFilesOfAnotherKindByName) {
   const Folder folder;
-  write_text(folder / "empty.pt", "");
-  write_text(folder / "old.pt",
-             std::string("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15));  // before PyTorch 1.6
+  folder.write("empty.pt", "");
+  folder.write("old.pt",
+               std::string("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15));  // before PyTorch 1.6
   for (const char* name : {"empty.pt", "old.pt"}) {
-    const std::string error = error_of([&] { pickle::TorchArchive archive(folder / name); });
+    const std::string error = named_error_of([&] { pickle::TorchArchive archive(folder / name); });
     EXPECT_TRUE(
         error.starts_with("CheckpointError: " + (folder / name).string() + ": damaged, or not written by torch.save()"))
         << error;
   }
-  EXPECT_TRUE(error_of([&] { pickle::TorchArchive archive(folder / "none.pt"); }).starts_with("IoError: "));
+  EXPECT_TRUE(named_error_of([&] { pickle::TorchArchive archive(folder / "none.pt"); }).starts_with("IoError: "));
 }
 
 TEST(TorchArchive, RefusesACompressedRecord) {
@@ -75,7 +77,7 @@ TEST(TorchArchive, RefusesACompressedRecord) {
     writer.writeEndOfFile();
   }
   pickle::TorchArchive archive(folder / "a.pt");
-  EXPECT_NE(error_of([&] { archive.offset_of(archive.root(), "a"); }).find("record data/0 is compressed"),
+  EXPECT_NE(named_error_of([&] { archive.offset_of(archive.root(), "a"); }).find("record data/0 is compressed"),
             std::string::npos);
 }
 
@@ -89,11 +91,11 @@ TEST(TorchArchive, NoticesThatARecordIsShorterThanItsStorage) {
   pickle::Document document;
   document.set_root(document.list({document.tensor("0", at::kFloat, {2}), document.tensor("1", at::kFloat, {2})}));
   writer.finish(document);
-  write_text(folder / "a.pt", file);
+  folder.write("a.pt", file);
   pickle::TorchArchive archive(folder / "a.pt");
-  EXPECT_NE(error_of([&] { archive.offset_of(*archive.root().items[0], "w"); }).find("does not hold 2 elements"),
+  EXPECT_NE(named_error_of([&] { archive.offset_of(*archive.root().items[0], "w"); }).find("does not hold 2 elements"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { archive.offset_of(*archive.root().items[1], "w"); }).find("there is no record data/1"),
+  EXPECT_NE(named_error_of([&] { archive.offset_of(*archive.root().items[1], "w"); }).find("there is no record data/1"),
             std::string::npos);
 }
 
@@ -105,8 +107,8 @@ TEST(TorchArchive, AnswersDamageWithValuesOrAnError) {
     std::string file = whole;
     if (round % 2 == 0) file.resize(random() % whole.size());
     if (round % 2 == 1) file[random() % file.size()] = static_cast<char>(random());
-    write_text(folder / "a.pt", file);
-    const std::string error = error_of([&] {
+    folder.write("a.pt", file);
+    const std::string error = named_error_of([&] {
       pickle::TorchArchive archive(folder / "a.pt");
       for (const char* name : {"a", "b"})
         if (const pickle::Value* value = archive.root().find(name)) (void)archive.offset_of(*value, name);

@@ -1,4 +1,4 @@
-#include "checkpoint/new_file.h"
+#include "trireme/base/new_file.h"
 
 #include <unistd.h>
 

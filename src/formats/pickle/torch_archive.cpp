@@ -1,4 +1,4 @@
-#include "checkpoint/pickle/torch_archive.h"
+#include "trireme/formats/pickle/torch_archive.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
@@ -7,8 +7,8 @@
 #include <array>
 #include <cstring>
 
-#include "checkpoint/pickle/pickle.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
 namespace {

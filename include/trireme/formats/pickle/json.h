@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "checkpoint/pickle/value.h"
 #include "trireme/base/json.h"
+#include "trireme/formats/pickle/value.h"
 
 namespace trireme::pickle {
 

@@ -5,11 +5,11 @@
 #include <numeric>
 #include <optional>
 
-#include "checkpoint/export_format.h"
-#include "checkpoint/safetensors_format.h"
+#include "checkpoint/export/export_format.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/reshard.h"
 #include "trireme/comm/agreement.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/weights_plan.h"
+#include "checkpoint/export/weights_plan.h"
 
 #include <set>
 #include <unordered_map>

@@ -1,9 +1,9 @@
 // Values as a pickle of protocol 2. Nothing is memoized: readers do not need it, and values shared often are small.
 #include <bit>
 
-#include "checkpoint/pickle/classes.h"
-#include "checkpoint/pickle/pickle.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/pickle/classes.h"
+#include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
 namespace {

@@ -1,6 +1,6 @@
-#include "checkpoint/pickle/value.h"
+#include "trireme/formats/pickle/value.h"
 
-#include "checkpoint/pickle/classes.h"
+#include "trireme/formats/pickle/classes.h"
 
 namespace trireme::pickle {
 

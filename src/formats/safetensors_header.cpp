@@ -1,4 +1,4 @@
-#include "checkpoint/safetensors_format.h"
+#include "trireme/formats/safetensors_header.h"
 
 #include <algorithm>
 #include <array>
@@ -9,8 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
-#include "trireme/checkpoint/manifest.h"
-#include "trireme/checkpoint/reshard.h"
+#include "trireme/base/tensor_part.h"
 
 namespace trireme {
 namespace {

@@ -1,26 +1,26 @@
 // Python's pickle format read as data: what becomes of its values, what is refused, and that no bytes do harm.
-#include "checkpoint/pickle/pickle.h"
+#include "trireme/formats/pickle/pickle.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <random>
 
-#include "tests/checkpoint/fixture.h"
+#include "tests/support/error_of.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
 
-using namespace checkpoint_test;
 using pickle::Document;
 using pickle::Kind;
 using pickle::Value;
+using testing::named_error_of;
 
 std::string bytes_of(std::string_view operations) { return "\x80\x02" + std::string(operations); }
 
 std::string parse_error(std::string_view operations) {
-  return error_of([&] { (void)pickle::parse(bytes_of(operations), "a.pt"); });
+  return named_error_of([&] { (void)pickle::parse(bytes_of(operations), "a.pt"); });
 }
 
 /// One of everything that a checkpoint's pickle holds.
@@ -134,7 +134,7 @@ TEST(Pickle, RefusesMisuseOfStackMarksAndMemo) {
 TEST(Pickle, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(parse_error("\x82\x01.").find("operation 0x82"), std::string::npos);  // EXT1: a registry of the reader's
   EXPECT_NE(parse_error("P1\n.").find("operation 0x50"), std::string::npos);      // persistent ids as text
-  EXPECT_NE(error_of([] { (void)pickle::parse("\x80\x06N.", "a.pt"); }).find("protocol 6"), std::string::npos);
+  EXPECT_NE(named_error_of([] { (void)pickle::parse("\x80\x06N.", "a.pt"); }).find("protocol 6"), std::string::npos);
   EXPECT_NE(parse_error(std::string("X\x02\x00\x00\x00\xc3\x28.", 8)).find("not UTF-8"), std::string::npos);
   EXPECT_NE(parse_error("X\xff\xff\xff\x7fN.").find("truncated"), std::string::npos);
 }
@@ -179,7 +179,7 @@ TEST(Pickle, HoldsValuesOfAnyDepthButWritesNoneTooDeep) {
   const std::string deep = std::string(100'000, ']') + std::string(99'999, 'a') + '.';
   const Document read = pickle::parse(bytes_of(deep), "deep");
   EXPECT_TRUE(read.root().is(Kind::kList));
-  EXPECT_NE(error_of([&] { (void)pickle::dump(read); }).find("nested more than 200 deep"), std::string::npos);
+  EXPECT_NE(named_error_of([&] { (void)pickle::dump(read); }).find("nested more than 200 deep"), std::string::npos);
   const Document itself = pickle::parse(bytes_of("]q\x01h\x01"
                                                  "a."),
                                         "itself");  // a list that contains itself
@@ -191,7 +191,7 @@ TEST(Pickle, AnswersDamagedBytesWithValuesOrACheckpointError) {
   std::mt19937 random(7);
   int refused = 0;
   const auto survives = [&](const std::string& bytes) {
-    const std::string error = error_of([&] { (void)pickle::parse(bytes, "damaged"); });
+    const std::string error = named_error_of([&] { (void)pickle::parse(bytes, "damaged"); });
     refused += error != "nothing";
     ASSERT_TRUE(error == "nothing" || error.starts_with("CheckpointError: damaged: byte ")) << error;
   };

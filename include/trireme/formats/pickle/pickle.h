@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/pickle/value.h"
+#include "trireme/formats/pickle/value.h"
 
 namespace trireme::pickle {
 

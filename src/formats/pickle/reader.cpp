@@ -1,11 +1,11 @@
 // The operations of a pickle but those that make objects.
-#include "checkpoint/pickle/reader.h"
+#include "formats/pickle/reader.h"
 
 #include <bit>
 #include <cstdio>
 
-#include "checkpoint/pickle/pickle.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/pickle/classes.h"
+#include "trireme/formats/pickle/classes.h"
 
 #include <array>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -6,16 +6,15 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-#include "tests/checkpoint/fixture.h"
+#include "tests/support/error_of.h"
+#include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
 
 namespace trireme {
 namespace {
 
-using checkpoint_test::error_of;
-using checkpoint_test::Folder;
-using checkpoint_test::text_of;
-using checkpoint_test::write_text;
+using testing::named_error_of;
+using Folder = testing::TemporaryFolder;
 
 /// A file with the given header and data.
 std::string raw_file(const std::string& header, const std::string& data) {
@@ -55,7 +54,7 @@ TEST(Safetensors, DataIsAlignedAndWithoutHoles) {
   Folder folder;
   write_safetensors(folder / "a",
                     {{"byte", at::arange(0, 3).to(at::kByte)}, {"double", at::arange(0, 3).to(at::kDouble)}});
-  const std::string text = text_of(folder / "a");
+  const std::string text = folder.read("a");
   const auto header_bytes = static_cast<unsigned char>(text[0]) + 256 * static_cast<unsigned char>(text[1]);
   EXPECT_EQ((header_bytes + 8) % 64, 0);
   EXPECT_EQ(text.size(), 8u + header_bytes + 3 + 3 * 8);
@@ -64,11 +63,11 @@ TEST(Safetensors, DataIsAlignedAndWithoutHoles) {
 TEST(Safetensors, OutliveTheMapAndTheirFileAndMayBeWritten) {
   Folder folder;
   write_safetensors(folder / "a", {{"t", at::arange(0, 10).to(at::kFloat)}});
-  const std::string before = text_of(folder / "a");
+  const std::string before = folder.read("a");
   at::Tensor tensor = read_safetensors(folder / "a").at("t");
   tensor.add_(1);
   EXPECT_EQ(tensor[9].item<float>(), 10);
-  EXPECT_EQ(text_of(folder / "a"), before);
+  EXPECT_EQ(folder.read("a"), before);
   std::filesystem::remove(folder / "a");
   EXPECT_EQ(tensor.sum().item<float>(), 55);
 }
@@ -78,7 +77,7 @@ TEST(Safetensors, AMisalignedTensorIsCopied) {
   const std::string number("\0\0\x80\x3f", 4);  // 1.0f
   const std::string header =
       R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})";
-  write_text(folder / "a", raw_file(header, "x" + number));
+  folder.write("a", raw_file(header, "x" + number));
   const at::Tensor tensor = read_safetensors(folder / "a").at("f");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 4, 0u);
   EXPECT_EQ(tensor[0].item<float>(), 1);
@@ -88,20 +87,21 @@ TEST(Safetensors, AShardedHuggingFaceModelIsOneMap) {
   Folder folder;
   write_safetensors(folder / "m1.safetensors", {{"a", at::tensor({1.0f})}});
   write_safetensors(folder / "m2.safetensors", {{"b", at::tensor({2.0f})}});
-  write_text(folder / "model.safetensors.index.json",
-             R"({"metadata":{},"weight_map":{"a":"m1.safetensors","b":"m2.safetensors"}})");
+  folder.write("model.safetensors.index.json",
+               R"({"metadata":{},"weight_map":{"a":"m1.safetensors","b":"m2.safetensors"}})");
   const auto read = read_safetensors(folder.path());
   EXPECT_EQ(read.at("a").item<float>() + 10 * read.at("b").item<float>(), 21);
-  write_text(folder / "model.safetensors.index.json", R"({"weight_map":{"c":"m1.safetensors"}})");
-  EXPECT_NE(error_of([&] { (void)read_safetensors(folder.path()); }).find("tensor \"c\" is not in m1.safetensors"),
-            std::string::npos);
+  folder.write("model.safetensors.index.json", R"({"weight_map":{"c":"m1.safetensors"}})");
+  EXPECT_NE(
+      named_error_of([&] { (void)read_safetensors(folder.path()); }).find("tensor \"c\" is not in m1.safetensors"),
+      std::string::npos);
 }
 
 TEST(Safetensors, BrokenFilesAreNamed) {
   Folder folder;
   const auto refusal = [&](const std::string& contents) {
-    write_text(folder / "a", contents);
-    const auto error = error_of([&] { (void)read_safetensors(folder / "a"); });
+    folder.write("a", contents);
+    const auto error = named_error_of([&] { (void)read_safetensors(folder / "a"); });
     EXPECT_TRUE(error.starts_with("CheckpointError: " + (folder / "a").string())) << error;
     return error;
   };

@@ -1,4 +1,4 @@
-#include "trireme/checkpoint/safetensors.h"
+#include "trireme/formats/safetensors.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -12,10 +12,10 @@
 #include <memory>
 #include <system_error>
 
-#include "checkpoint/new_file.h"
-#include "checkpoint/safetensors_format.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/new_file.h"
+#include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {

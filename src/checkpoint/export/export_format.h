@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/new_file.h"
+#include "trireme/base/new_file.h"
 #include "trireme/checkpoint/export.h"
 
 namespace trireme {

@@ -2,9 +2,9 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/export_format.h"
-#include "checkpoint/pickle/torch_archive.h"
+#include "checkpoint/export/export_format.h"
 #include "trireme/base/error.h"
+#include "trireme/formats/pickle/torch_archive.h"
 
 namespace trireme {
 namespace {
