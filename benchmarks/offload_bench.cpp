@@ -39,7 +39,7 @@ struct Arguments {
   bool parameters = false;
 };
 
-void wait_for(c10::Device device) { trireme::Mark::here(device).wait(); }
+void wait_for(c10::Device device) { trireme::Event::record(device).synchronize(); }
 
 /// Seconds of `run`, all that it enqueues on `device` included; the least of `rounds`.
 double seconds_of(c10::Device device, int rounds, const std::function<void()>& run) {

@@ -156,7 +156,7 @@ Measured run_on_device(trireme::Group& group, const Model& model, const Step& st
     if (i == 9) measured.mib_after_10 = peak_mib();
   }
   measured.loss = loss.item<double>();
-  trireme::Mark::here(device).wait();  // the update comes after the loss
+  trireme::Event::record(device).synchronize();  // the update comes after the loss
   measured.seconds = {std::chrono::duration<double>(Clock::now() - start).count() / steps};
   measured.mib = peak_mib();
   group.barrier();

@@ -126,10 +126,10 @@ void measure(bool smoke, const std::string& device_name) {
   for (int round = 0; round < (smoke ? 1 : 15); ++round)
     for (Variant& variant : variants) {
       shard.span.gradients.copy_(gradients);  // separate passes scale them in place, in the end to denormal numbers
-      Mark::here(device).wait();
+      Event::record(device).synchronize();
       const auto start = std::chrono::steady_clock::now();
       variant.act(shard);
-      Mark::here(device).wait();
+      Event::record(device).synchronize();
       variant.ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
   std::printf("%-16s %10s %10s %8s %14s\n", "variant", "min ms", "median ms", "ratio", "useful GB/s");

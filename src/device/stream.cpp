@@ -16,27 +16,27 @@ void wait_quietly(c10::Device device) noexcept {
   }
 }
 
-Mark Mark::here(c10::Device device) { return is_host(device) ? Mark() : behind(current_stream(device)); }
+Event Event::record(c10::Device device) { return is_host(device) ? Event() : record(current_stream(device)); }
 
-Mark Mark::behind(const c10::Stream& stream) {
+Event Event::record(const c10::Stream& stream) {
   auto event = std::make_shared<c10::Event>(stream.device_type());
   event->record(stream);
-  return Mark(std::move(event));
+  return Event(std::move(event));
 }
 
-void Mark::pass() const {
-  if (event_) pass(current_stream(event_->device()));
+void Event::stream_wait() const {
+  if (event_) stream_wait(current_stream(event_->device()));
 }
 
-void Mark::pass_quietly() const noexcept {
+void Event::stream_wait_quietly() const noexcept {
   try {
-    pass();
+    stream_wait();
   } catch (const std::exception&) {
     // An error here was told to whoever used the device.
   }
 }
 
-void Mark::wait() const {
+void Event::synchronize() const {
   if (event_) event_->synchronize();
 }
 

@@ -74,9 +74,9 @@ at::Tensor DeviceDecider::present() const {
 
 void DeviceDecider::send_report() {
   Report& report = reports_[next_report_];
-  if (report.is_under_way && !report.arrived.is_reached()) return;  // the next one says all that this one would
+  if (report.is_under_way && !report.arrived.is_complete()) return;  // the next one says all that this one would
   report.values.copy_(present(), /*non_blocking=*/true);
-  report.arrived = Mark::here(device_);
+  report.arrived = Event::record(device_);
   report.steps = steps_so_far_;
   report.is_under_way = true;
   next_report_ = (next_report_ + 1) % reports_.size();
@@ -106,7 +106,7 @@ std::optional<DeviceDecider::Outcome> DeviceDecider::look() {
   std::optional<Outcome> newest;
   for (size_t i = 0; i < reports_.size(); ++i) {
     Report& report = reports_[(next_report_ + i) % reports_.size()];  // from the oldest on
-    if (!report.is_under_way || !report.arrived.is_reached()) continue;
+    if (!report.is_under_way || !report.arrived.is_complete()) continue;
     newest = outcome_of(report.values, report.steps);
     report.is_under_way = false;
   }

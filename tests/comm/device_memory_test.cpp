@@ -83,7 +83,7 @@ TEST_F(NcclMemory, IsMovedInPlaceByTheGroupThatHasRegisteredIt) {
     auto sent = rank.group().send(slab, 1 - rank.id());
     rank.group().recv(at::empty_like(slab), 1 - rank.id()).wait();
     sent.wait();
-    Mark::here(rank.device()).wait();  // a close that the group's own watch has seen to tells the record nothing
+    Event::record(rank.device()).synchronize();  // a close that the group's own watch has seen to tells the record nothing
     rank.host().barrier();
     EXPECT_EQ(fake_nccl_memory().moved_in_place - before.moved_in_place, 2 * 3);
     EXPECT_GE(fake_nccl_memory().copied - before.copied, 2 * 2);
@@ -126,7 +126,7 @@ TEST_F(NcclMemory, OutlivesItsGroup) {
   run([&](DeviceRank& rank) {
     kept[rank.id()] = registered_zeros(rank, 512);
     kept[rank.id()].fill_(rank.id() + 1);
-    Mark::here(rank.device()).wait();
+    Event::record(rank.device()).synchronize();
   });
   EXPECT_EQ(fake_nccl_memory().registrations, 0);
   for (int rank = 0; rank < 2; ++rank) {
@@ -143,9 +143,9 @@ TEST_F(NcclMemory, IsFreedWhenTheDeviceIsThroughWithAllOfIt) {
     std::optional<at::Tensor> other = registered_zeros(rank, 512);
     const SideStream side(rank.device());
     {
-      const Mark made = Mark::here(rank.device());
+      const Event made = Event::record(rank.device());
       const OnStream on(side);
-      made.pass();
+      made.stream_wait();
       slab->fill_(3);  // nothing is behind it
     }
     const int64_t waits = record_.host_waits(std::this_thread::get_id()), bytes = record_.bytes(rank.id());

@@ -97,13 +97,13 @@ TEST_P(DeviceOrder, AResultThatIsUsedWithoutWaitIsARace) {
 TEST_P(DeviceOrder, TheStreamThatIsCurrentCounts) {
   run(2, [](DeviceRank& rank) {
     const at::Tensor tensor = at::zeros({300}, rank.on_device());
-    const Mark made = Mark::here(rank.device());
+    const Event made = Event::record(rank.device());
     const SideStream writer(rank.device());
     const SideStream reader(rank.device());
     Pending<void> pending;
     {
       const OnStream on(writer);
-      made.pass();
+      made.stream_wait();
       tensor.add_(1);
       pending = rank.group().all_reduce(tensor);
     }

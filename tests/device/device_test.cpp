@@ -53,43 +53,43 @@ TEST(Device, TheHostHasNoDeviceMemoryAndIsNamedCpu) {
   EXPECT_FALSE(pinned_memory(4, at::kFloat, kHost).is_pinned());
 }
 
-TEST(Mark, OrdersWhatPassesItAfterWhatWasBefore) {
+TEST(Event, OrdersWhatWaitsForItAfterWhatWasBefore) {
   FakeRecord record;
   const at::Tensor values = at::zeros({4}, at::TensorOptions().device(fake_device()));
-  const Mark written = Mark::here(fake_device());
+  const Event written = Event::record(fake_device());
   const SideStream side(fake_device());
   at::Tensor sum;
   {
     const OnStream on(side);
-    written.pass();
+    written.stream_wait();
     sum = values.add(1);
   }
   EXPECT_EQ(record.races(), std::vector<std::string>());
   EXPECT_EQ(record.host_waits(), 0);
 }
 
-TEST(Mark, HereIsOnTheStreamThatIsCurrent) {
+TEST(Event, IsRecordedOnTheStreamThatIsCurrent) {
   FakeRecord record;
   at::Tensor values = at::zeros({4}, at::TensorOptions().device(fake_device()));
   const SideStream side(fake_device());
   {
-    const Mark written = Mark::here(fake_device());
+    const Event written = Event::record(fake_device());
     const OnStream on(side);
-    written.pass();
+    written.stream_wait();
     values.add_(1);
   }
-  Mark::here(fake_device()).pass();  // of the main stream, which knows nothing of the other one
+  Event::record(fake_device()).stream_wait();  // of the main stream, which knows nothing of the other one
   values.add_(1);
   EXPECT_FALSE(record.races().empty());
 }
 
-TEST(Mark, OnTheHostIsPassedAlready) {
-  const Mark mark = Mark::here(kHost);
+TEST(Event, OnTheHostIsCompleteAlready) {
+  const Event event = Event::record(kHost);
   const OnStream on{SideStream(kHost)};
-  mark.pass();
-  mark.wait();
-  EXPECT_TRUE(mark.is_reached());
-  EXPECT_TRUE(Mark().is_reached());
+  event.stream_wait();
+  event.synchronize();
+  EXPECT_TRUE(event.is_complete());
+  EXPECT_TRUE(Event().is_complete());
 }
 
 }  // namespace

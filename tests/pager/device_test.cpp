@@ -1,4 +1,4 @@
-// The pager's marks, one at a time: what would race on a device if it were left out.
+// The pager's events, one at a time: what would race on a device if it were left out.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>

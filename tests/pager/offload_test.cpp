@@ -129,7 +129,7 @@ TEST(PagerOnDevices, TheNormLeavesOutWhatIsNotCounted) {
   }
 }
 
-// Nothing but the marks says that a use after backward is over before the new weights come.
+// Nothing but events says that a use after backward is over before the new weights come.
 TEST_P(PagerOffload, NewWeightsComeBehindTheLastUseOfTheOld) {
   FakeRecord record;
   with_offload(

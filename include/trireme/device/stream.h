@@ -23,29 +23,29 @@ c10::Stream current_stream(c10::Device device);
 /// The host waits for all that is on `device`. For what is released at the end, never within a step.
 void wait_quietly(c10::Device device) noexcept;
 
-/// A point in the order of one stream: all that was enqueued on it before. Copies share it. A default one, and any on
-/// the host, is passed already.
-class Mark {
+/// A point in the work of one stream: all that was enqueued on it before. Copies share it. A default one, and any on the
+/// host, is complete already.
+class Event {
  public:
-  Mark() = default;
-  /// Here: behind what this thread has enqueued on its current stream of `device`.
-  static Mark here(c10::Device device);
-  static Mark behind(const c10::Stream& stream);
+  Event() = default;
+  /// Behind what this thread has enqueued on its current stream of `device`.
+  static Event record(c10::Device device);
+  static Event record(const c10::Stream& stream);
 
-  /// Makes later work of this thread's current stream wait for the mark. The host does not wait.
-  void pass() const;
+  /// Makes later work of this thread's current stream wait for the event. The host does not wait.
+  void stream_wait() const;
   /// The same for what is enqueued on `stream`.
-  void pass(const c10::Stream& stream) const {
+  void stream_wait(const c10::Stream& stream) const {
     if (event_) event_->block(stream);
   }
-  /// pass() for destructors: on a device that has failed nothing is in order any more.
-  void pass_quietly() const noexcept;
+  /// stream_wait() for destructors: on a device that has failed nothing is in order any more.
+  void stream_wait_quietly() const noexcept;
   /// The host waits. For what a user asks to see, never within a step.
-  void wait() const;
-  bool is_reached() const { return !event_ || event_->query(); }
+  void synchronize() const;
+  bool is_complete() const { return !event_ || event_->query(); }
 
  private:
-  explicit Mark(std::shared_ptr<c10::Event> event) : event_(std::move(event)) {}
+  explicit Event(std::shared_ptr<c10::Event> event) : event_(std::move(event)) {}
   std::shared_ptr<c10::Event> event_;  // shared: several streams may wait for one point
 };
 

@@ -66,7 +66,7 @@ class DeviceDecider {
   /// Numbers on their way to the host.
   struct Report {
     at::Tensor values;  // pinned
-    Mark arrived;
+    Event arrived;
     int64_t steps = 0;
     bool is_under_way = false;
   };

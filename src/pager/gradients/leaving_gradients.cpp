@@ -33,22 +33,22 @@ LeavingGradients::LeavingGradients(const StoreContext& context, int mesh)
 }
 
 LeavingGradients::~LeavingGradients() {
-  for (const UnderWay& each : under_way_) each.left.pass_quietly();
+  for (const UnderWay& each : under_way_) each.left.stream_wait_quietly();
 }
 
 void LeavingGradients::leave(int unit, at::Tensor reduced, bool replaces) {
   const at::NoGradGuard no_grad;
   offload_.await(unit);  // one that this forward did not use may still be being updated
   Place& place = places_[unit];
-  const Mark made = Mark::here(device_);
+  const Event made = Event::record(device_);
   {
     const OnStream on(stream_);
-    made.pass();
+    made.stream_wait();
     at::Tensor sum = reduced;
     if (!replaces) sum = place.on_host.to(device_, /*non_blocking=*/true).add_(reduced);
     measure(unit, sum);
     place.on_host.copy_(sum, /*non_blocking=*/true);
-    place.arrived = Mark::here(device_);
+    place.arrived = Event::record(device_);
   }
   under_way_.push_back({std::move(reduced), place.arrived});
   while (under_way_.size() > kUnderWay) forget_oldest();
@@ -58,7 +58,7 @@ void LeavingGradients::rewritten(int unit) {
   const at::NoGradGuard no_grad;
   const OnStream on(stream_);
   measure(unit, places_[unit].on_host.to(device_, /*non_blocking=*/true));
-  places_[unit].arrived = Mark::here(device_);
+  places_[unit].arrived = Event::record(device_);
   under_way_.push_back({{}, places_[unit].arrived});
 }
 
@@ -71,7 +71,7 @@ void LeavingGradients::measure(int unit, const at::Tensor& gradients) {
 }
 
 void LeavingGradients::forget_oldest() {
-  under_way_.front().left.pass();
+  under_way_.front().left.stream_wait();
   under_way_.pop_front();
 }
 

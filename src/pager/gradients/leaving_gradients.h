@@ -30,18 +30,18 @@ class LeavingGradients {
   const at::Tensor& on_host(int unit) const { return places_[unit].on_host; }
   /// After finish(): of what has left, [] fp64 on the device.
   at::Tensor norm(int unit) const { return norms_.select(0, unit); }
-  void await(int unit) const { places_[unit].arrived.wait(); }
-  bool has_arrived(int unit) const { return places_[unit].arrived.is_reached(); }
+  void await(int unit) const { places_[unit].arrived.synchronize(); }
+  bool has_arrived(int unit) const { return places_[unit].arrived.is_complete(); }
 
  private:
   struct Place {
     at::Tensor on_host;  // [shard_numel], accumulation dtype
-    Mark arrived;
+    Event arrived;
   };
   /// Memory that the allocator may give to others only when the stream that made it is behind its leaving.
   struct UnderWay {
     at::Tensor memory;
-    Mark left;
+    Event left;
   };
 
   void measure(int unit, const at::Tensor& gradients);

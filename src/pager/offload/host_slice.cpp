@@ -13,7 +13,7 @@ void HostSlice::send(const SideStream& side) {
   on_device_.begin_write();
   at::Tensor(on_device_.memory()).copy_(on_host_, /*non_blocking=*/true);
   on_device_.end_write();
-  sent_ = Mark::here(side.device());
+  sent_ = Event::record(side.device());
 }
 
 void HostSlice::fetch() {

@@ -15,7 +15,7 @@ class HostSlice {
   HostSlice(HostSlice&&) = default;
   HostSlice& operator=(HostSlice&&) = default;
   /// The memory of the device's copy may go: who gets it next comes behind what is still on its way there.
-  ~HostSlice() { sent_.pass_quietly(); }
+  ~HostSlice() { sent_.stream_wait_quietly(); }
   /// A slice with the values that `on_device` has.
   HostSlice(const at::Tensor& on_device, PinnedArena& memory);
 
@@ -29,13 +29,13 @@ class HostSlice {
   /// The device's copy, into which somebody wrote, goes to the host, which waits for that.
   void fetch();
   /// Blocks until the host's memory may be written.
-  void await_sent() const { sent_.wait(); }
-  bool is_sent() const { return sent_.is_reached(); }
+  void await_sent() const { sent_.synchronize(); }
+  bool is_sent() const { return sent_.is_complete(); }
 
  private:
   at::Tensor on_host_;
   ArenaBuffer on_device_;
-  Mark sent_;
+  Event sent_;
 };
 
 }  // namespace trireme

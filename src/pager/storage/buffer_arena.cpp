@@ -12,37 +12,37 @@ namespace trireme {
 ArenaBuffer::ArenaBuffer(at::Tensor memory) : memory_(std::move(memory)) {
   if (is_host(memory_)) return;
   owner_ = current_stream(memory_.device());
-  free_ = Mark::behind(*owner_);  // the allocator hands out what this stream may still be using
+  free_ = Event::record(*owner_);  // the allocator hands out what this stream may still be using
 }
 
-ArenaBuffer::ArenaBuffer(at::Tensor memory, Mark used)
+ArenaBuffer::ArenaBuffer(at::Tensor memory, Event used)
     : memory_(std::move(memory)), free_(std::move(used)), owner_(current_stream(memory_.device())) {}
 
 void ArenaBuffer::end_write() {
   if (is_host(memory_)) return;
   readers_ = {current_stream(memory_.device())};
-  written_ = Mark::behind(readers_.front());
+  written_ = Event::record(readers_.front());
 }
 
 void ArenaBuffer::begin_read() {
   if (is_host(memory_)) return;
   const c10::Stream stream = current_stream(memory_.device());
   if (std::find(readers_.begin(), readers_.end(), stream) != readers_.end()) return;
-  written_.pass(stream);
+  written_.stream_wait(stream);
   readers_.push_back(stream);
 }
 
 void ArenaBuffer::end_use() {
   if (!owner_) return;
-  if (readers_.empty()) free_.pass(*owner_);  // nobody came to write it
+  if (readers_.empty()) free_.stream_wait(*owner_);  // nobody came to write it
   for (const c10::Stream& reader : readers_)
-    if (reader != *owner_) Mark::behind(reader).pass(*owner_);
-  free_ = Mark::behind(*owner_);
+    if (reader != *owner_) Event::record(reader).stream_wait(*owner_);
+  free_ = Event::record(*owner_);
 }
 
 BufferArena::BufferArena(at::Tensor slab) : slab_(std::move(slab)) {
   const c10::Stream stream = current_stream(slab_.device());
-  rooms_.push_back({0, slab_.numel(), stream, Mark::behind(stream)});
+  rooms_.push_back({0, slab_.numel(), stream, Event::record(stream)});
 }
 
 std::optional<ArenaBuffer> BufferArena::cut(int64_t numel, at::ScalarType dtype) {
@@ -70,8 +70,8 @@ void BufferArena::give_back(const ArenaBuffer& buffer) {
     room.begin = std::min(room.begin, other.begin);
     room.end = std::max(room.end, other.end);
     if (other.owner == owner) return true;  // its use ended before
-    other.free.pass(owner);
-    room.free = Mark::behind(owner);
+    other.free.stream_wait(owner);
+    room.free = Event::record(owner);
     return true;
   };
   std::erase_if(rooms_, joins);

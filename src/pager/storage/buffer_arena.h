@@ -1,7 +1,7 @@
 // Buffers of gathered units that come and go: one that is idle is used again for the next unit of its size, so that
 // long runs neither fragment memory nor ask the allocator.
 //
-// On a device a buffer changes hands by marks, and the host never waits: who takes one writes behind its last use, and
+// On a device a buffer changes hands by events, and the host never waits: who takes one writes behind its last use, and
 // every stream that reads it does so behind the writing.
 //
 // Where buffers are to be registered with the group (PagerPolicy::register_buffers) they are cut from one slab. Who
@@ -23,11 +23,11 @@ class ArenaBuffer {
   ArenaBuffer() = default;  ///< no memory
   explicit ArenaBuffer(at::Tensor memory);
   /// Memory whose last use is before `used`.
-  ArenaBuffer(at::Tensor memory, Mark used);
+  ArenaBuffer(at::Tensor memory, Event used);
 
   const at::Tensor& memory() const { return memory_; }
   /// The current stream may write it from here on.
-  void begin_write() const { free_.pass(); }
+  void begin_write() const { free_.stream_wait(); }
   /// The current stream has written it.
   void end_write();
   /// The current stream may read it from here on.
@@ -38,8 +38,8 @@ class ArenaBuffer {
  private:
   friend class BufferArena;
   at::Tensor memory_;
-  Mark free_;  // behind its last use
-  Mark written_;
+  Event free_;  // behind its last use
+  Event written_;
   std::vector<c10::Stream> readers_;  // since it was written; none on the host
   std::optional<c10::Stream> owner_;  // whose order the allocator follows; nothing on the host
 };
@@ -64,7 +64,7 @@ class BufferArena {
     int64_t begin;
     int64_t end;
     c10::Stream owner;  // of what was there last
-    Mark free;          // behind the last use of all of it, on the owner
+    Event free;          // behind the last use of all of it, on the owner
     int64_t bytes() const { return end - begin; }
   };
   std::optional<ArenaBuffer> cut(int64_t numel, at::ScalarType dtype);

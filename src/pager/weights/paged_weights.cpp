@@ -4,7 +4,7 @@
 // Units that are only read under autocast, by modules whose weights it casts (UnitLayout::communication_dtype), travel
 // in that 16-bit dtype and are rounded. An access that needs the weights' own bits gathers the unit again.
 //
-// On a device gathers have a stream of their own. What may run when is said by marks: a gather starts behind the last
+// On a device gathers have a stream of their own. What may run when is said by events: a gather starts behind the last
 // write of its shard and the last use of its buffer, and who touches a unit goes on behind its gather.
 //
 // Where a unit is offloaded its shard is updated on the host: the device has a copy of it, or none (HostSlice, and
@@ -35,14 +35,14 @@ enum class UnitState { kReleased, kGathering, kWhole };
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
-  Mark written;             // behind the shard's last write
+  Event written;             // behind the shard's last write
   HostSlice updated_there;  // where the device's shard is a copy
-  Mark left;                // behind the last copy from a shard on the host
+  Event left;                // behind the last copy from a shard on the host
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   bool is_unseen = false;   // the program has written into it, and ranks have not compared that
   Pending<void> gather;
-  Mark brought;  // behind a gather in which no peer takes part
+  Event brought;  // behind a gather in which no peer takes part
 };
 
 class PagedWeights final : public WeightStore {
@@ -64,7 +64,7 @@ class PagedWeights final : public WeightStore {
   ~PagedWeights() override {
     for (int i = 0; i < units(); ++i) {
       paged_[i].gather = {};
-      paged_[i].brought.pass_quietly();
+      paged_[i].brought.stream_wait_quietly();
       // A unit that is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release(i);
       if (paged_[i].state != UnitState::kWhole) continue;
@@ -96,7 +96,7 @@ class PagedWeights final : public WeightStore {
     // The whole unit has come from there, so the shard, wherever it is, is read by nobody.
     paged.shard.narrow(0, mine.begin - begin, mine.numel())
         .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
-    paged.written = Mark::here(device());
+    paged.written = Event::record(device());
   }
 
   int64_t written_digest(int index) const override {
@@ -145,10 +145,10 @@ class PagedWeights final : public WeightStore {
         index, piece_begin(index), has_copy(index) ? paged.updated_there.on_host() : piece_of(index, paged.shard), {}};
   }
   void await_owned(int index) override {
-    has_copy(index) ? paged_[index].updated_there.await_sent() : paged_[index].left.wait();
+    has_copy(index) ? paged_[index].updated_there.await_sent() : paged_[index].left.synchronize();
   }
   bool is_owned_there(int index) const override {
-    return has_copy(index) ? paged_[index].updated_there.is_sent() : paged_[index].left.is_reached();
+    return has_copy(index) ? paged_[index].updated_there.is_sent() : paged_[index].left.is_complete();
   }
 
   void outdate(int index) override { execute(residency_.release(index)); }
@@ -158,7 +158,7 @@ class PagedWeights final : public WeightStore {
   }
 
   void open_window() override {
-    const Mark updated = Mark::here(device());
+    const Event updated = Event::record(device());
     for (PagedUnit& paged : paged_) paged.written = updated;
     residency_.end_step();
   }
@@ -258,7 +258,7 @@ class PagedWeights final : public WeightStore {
     else
       paged.shard = shards_.zeros(mine.numel(), mine.scalar_type()).copy_(mine);
     if (has_copy(index)) paged.updated_there = HostSlice(paged.shard, offload().memory());
-    paged.written = Mark::here(device());
+    paged.written = Event::record(device());
   }
 
   bool is_alone_on_device(int index) const { return !is_host(device()) && shards(index).size() == 1; }
@@ -304,7 +304,7 @@ class PagedWeights final : public WeightStore {
     paged.is_rounded = rounded;
     {
       const OnStream on(gathers_stream_);
-      paged.written.pass();
+      paged.written.stream_wait();
       if (has_copy(index)) paged.updated_there.begin_use();
       paged.buffer.begin_write();
       const SubjectScope subject(unit(index).name);
@@ -332,7 +332,7 @@ class PagedWeights final : public WeightStore {
       return shards(index).all_gather(whole, paged.shard);
     const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
     mine.copy_(paged.shard, /*non_blocking=*/true);
-    paged.left = Mark::here(device());
+    paged.left = Event::record(device());
     if (!is_alone_on_device(index)) return shards(index).all_gather(whole, mine);
     paged.brought = paged.left;
     return {};
@@ -365,7 +365,7 @@ class PagedWeights final : public WeightStore {
       forget_buffer(index);  // a later access must not take what never came for the weights
       throw;
     }
-    paged.brought.pass();
+    paged.brought.stream_wait();
     if (paged.is_rounded) widen(index);
     paged.buffer.end_write();
     point_at(index, paged.buffer.memory());

@@ -74,7 +74,7 @@ std::vector<Pending<void>> DeviceBackend::submit_collectives(std::vector<Request
     calls.push_back(watch_->begin(std::move(request)));
     ++next_seq_;
   }
-  watch_->issue(calls, Mark::here(device_), stream_, [this](const OperationWatch::Requests& collectives) {
+  watch_->issue(calls, Event::record(device_), stream_, [this](const OperationWatch::Requests& collectives) {
     OperationWatch::Requests moving;
     for (const Request* collective : collectives) {
       if (board_) board_->post(collective->call);
@@ -98,7 +98,7 @@ Pending<void> DeviceBackend::submit_message(Request request) {
   request.call.seq = lane->next_seq;
   const auto pending = watch_->begin(std::move(request));
   ++lane->next_seq;
-  lane->submit(pending, Mark::here(device_));
+  lane->submit(pending, Event::record(device_));
   return Pending<void>(pending);
 }
 

@@ -1,7 +1,7 @@
 // The backend of ranks with a device each: tensors on that device go by a transport, tensors on the host by the group
 // beneath. One state, one record and one count of calls for both.
 //
-// The main idea: a call on the device is enqueued on a stream of the group between two marks, and nobody on the host
+// The main idea: a call on the device is enqueued on a stream of the group between two events, and nobody on the host
 // waits. Who is late, gone or at something else is seen by an OperationWatch and a CallBoard beside the stream.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 namespace trireme::comm {
 
-void MessageLane::submit(CallPointer call, Mark inputs) {
+void MessageLane::submit(CallPointer call, Event inputs) {
   const std::lock_guard lock(mutex_);
   queue_.push_back({std::move(call), std::move(inputs)});
   worker_.start_once([this] { work(); });

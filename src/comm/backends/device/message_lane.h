@@ -19,7 +19,7 @@ class MessageLane {
   MessageLane(std::shared_ptr<OperationWatch> watch, c10::Device device, Body body)
       : watch_(std::move(watch)), stream_(device), body_(std::move(body)) {}
   /// Enqueues `call` behind `inputs` and the messages before it.
-  void submit(CallPointer call, Mark inputs);
+  void submit(CallPointer call, Event inputs);
   /// Ends the thread. All messages are over, or the group has failed.
   void shutdown() noexcept;
 
@@ -28,7 +28,7 @@ class MessageLane {
  private:
   struct Item {
     CallPointer call;
-    Mark inputs;
+    Event inputs;
   };
   void work();
 

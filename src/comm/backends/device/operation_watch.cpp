@@ -56,14 +56,14 @@ void OperationWatch::release(std::vector<std::shared_ptr<DeviceCall>> retired) {
     if (call.use_count() == 1) (void)is_reached(*call);
 }
 
-void OperationWatch::issue(const Calls& calls, const Mark& inputs, const SideStream& stream,
+void OperationWatch::issue(const Calls& calls, const Event& inputs, const SideStream& stream,
                            const std::function<void(const Requests&)>& body) {
   try {
     Requests requests;
     for (const auto& call : calls) requests.push_back(&call->request_);
     options_.state->throw_if_failed();
     const EnqueueScope scope(stream);
-    inputs.pass();
+    inputs.stream_wait();
     body(requests);
   } catch (const CommError&) {
     fail(std::current_exception());
@@ -78,9 +78,9 @@ void OperationWatch::issue(const Calls& calls, const Mark& inputs, const SideStr
 }
 
 void OperationWatch::enqueued(const Calls& calls, const SideStream& stream) noexcept {
-  Mark end;
+  Event end;
   try {
-    end = Mark::behind(*stream.stream());
+    end = Event::record(*stream.stream());
   } catch (const std::exception& error) {
     fail(std::make_exception_ptr(std::runtime_error(first_line(error))));
   }
@@ -121,7 +121,7 @@ void OperationWatch::give_up() noexcept {
 
 bool OperationWatch::is_reached(const DeviceCall& call) noexcept {
   try {
-    return call.end_.is_reached();
+    return call.end_.is_complete();
   } catch (const std::exception& error) {  // the device itself has failed: nothing on it goes on
     device_problem_ = first_line(error);
     return true;
@@ -282,7 +282,7 @@ void OperationWatch::DeviceCall::wait() {
   };
   if (!outcome()) watch_->wait_for_issue(*this);
   if (outcome() != Outcome::kOver) watch_->check(call_);
-  end_.pass();
+  end_.stream_wait();
   request_ = {};
 }
 

@@ -1,8 +1,8 @@
 // The unfinished calls of a device group, from before they are enqueued until the device is through with them, and
 // a thread that sees when they never will be.
 //
-// Nothing here makes a caller wait for the device. A call ends for its caller by a mark on the stream; the thread looks
-// at marks, peers and clock every 20 ms while there is anything under way.
+// Nothing here makes a caller wait for the device. A call ends for its caller by an event on the stream; the thread looks
+// at events, peers and clock every 20 ms while there is anything under way.
 #pragma once
 
 #include <chrono>
@@ -40,7 +40,7 @@ class OperationWatch : public std::enable_shared_from_this<OperationWatch> {
   /// Records `request` and watches it from here on. Throws the error of a group that has failed.
   std::shared_ptr<DeviceCall> begin(Request request);
   /// Enqueues on `stream`, behind `inputs`, what `body` does for the calls' requests. What it throws ends the group.
-  void issue(const Calls& calls, const Mark& inputs, const SideStream& stream,
+  void issue(const Calls& calls, const Event& inputs, const SideStream& stream,
              const std::function<void(const Requests&)>& body);
   /// Throws if the group has failed, here or, as far as can be seen without asking the system, on a peer.
   void check(const Call& call);
@@ -104,7 +104,7 @@ class OperationWatch::DeviceCall final : public Pending<void>::Operation {
   // Guarded by the watch's mutex:
   Outcome outcome_ = Outcome::kUnderWay;
   bool is_enqueued_ = false;
-  Mark end_;
+  Event end_;
 };
 
 }  // namespace trireme::comm
