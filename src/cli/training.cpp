@@ -18,7 +18,7 @@
 #include "trireme/base/error.h"
 #include "trireme/data/loader.h"
 #include "trireme/models/language_model.h"
-#include "trireme/optim/schedule.h"
+#include "trireme/optim/lr_schedule.h"
 
 namespace trireme::cli {
 namespace {
@@ -72,7 +72,7 @@ void resume(const TrainSetup& setup, TrainedModel& trained, DataLoader& loader) 
   // A checkpoint brings the rate of its next step back, which the flag replaces.
   EngineBase& engine = trained.engine();
   const auto& config = engine.config();
-  const Schedule schedule(config.scheduler.value_or(ScheduleOptions{}), config.optimizer->lr);
+  const LrSchedule schedule(config.scheduler.value_or(LrScheduleOptions{}), config.optimizer->lr);
   if (setup.options.lr) engine.set_lr(schedule.lr(engine.global_steps() - engine.skipped_steps()));
 }
 

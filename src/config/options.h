@@ -30,8 +30,8 @@ BatchSizes read_batch_sizes(const Document& file, int data_degree);
 void read_optimizer(Document& file, Config& config, std::vector<KnownKey>& known);
 void read_scheduler(Document& file, Config& config, std::vector<KnownKey>& known);
 Json optimizer_json(const OptimizerOptions& options);
-Json scheduler_json(const ScheduleOptions& options);
+Json scheduler_json(const LrScheduleOptions& options);
 const std::vector<Option<OptimizerOptions>>& optimizer_options();
-const std::vector<Option<ScheduleOptions>>& scheduler_options();
+const std::vector<Option<LrScheduleOptions>>& scheduler_options();
 
 }  // namespace trireme

@@ -8,13 +8,13 @@
 namespace trireme {
 namespace {
 
-using ScheduleRow = Option<ScheduleOptions>;
+using ScheduleRow = Option<LrScheduleOptions>;
 using Types = std::vector<std::string>;
 
-constexpr ScheduleKind kScheduleKinds[] = {
-    ScheduleKind::kWarmup,      ScheduleKind::kWarmupDecay, ScheduleKind::kWarmupCosine,
-    ScheduleKind::kLrRangeTest, ScheduleKind::kOneCycle,    ScheduleKind::kConstant,
-    ScheduleKind::kLinear,      ScheduleKind::kCosine,      ScheduleKind::kWsd};
+constexpr LrScheduleKind kScheduleKinds[] = {
+    LrScheduleKind::kWarmup,      LrScheduleKind::kWarmupDecay, LrScheduleKind::kWarmupCosine,
+    LrScheduleKind::kLrRangeTest, LrScheduleKind::kOneCycle,    LrScheduleKind::kConstant,
+    LrScheduleKind::kLinear,      LrScheduleKind::kCosine,      LrScheduleKind::kWsd};
 const Types kTorchSchedulers = {"LambdaLR",         "MultiplicativeLR",  "StepLR",
                                 "MultiStepLR",      "ConstantLR",        "LinearLR",
                                 "ExponentialLR",    "CosineAnnealingLR", "CosineAnnealingWarmRestarts",
@@ -38,7 +38,7 @@ ValueType<PerGroup> per_group() {
 
 ScheduleRow required(ScheduleRow row, const char* fix) {
   row.standard = "required";
-  row.read = [read = row.read, path = row.path, fix](Document& file, ScheduleOptions& options) {
+  row.read = [read = row.read, path = row.path, fix](Document& file, LrScheduleOptions& options) {
     if (!file.has(path)) file.refuse(path, str("`", file.path_of(path), "` is missing", fix));
     read(file, options);
   };
@@ -48,15 +48,15 @@ ScheduleRow required(ScheduleRow row, const char* fix) {
 /// "auto" is what integrations write for "the optimizer's lr".
 ScheduleRow warmup_max_lr(const char* standard) {
   const char* path = "scheduler.params.warmup_max_lr";
-  ScheduleRow row = works<ScheduleOptions>(path, per_group(), at<&ScheduleOptions::warmup_max_lr>,
+  ScheduleRow row = works<LrScheduleOptions>(path, per_group(), at<&LrScheduleOptions::warmup_max_lr>,
                                            "`\"auto\"` is the optimizer's `lr`");
   row.standard = standard;
-  row.read = [path, read = row.read](Document& file, ScheduleOptions& options) {
-    if (options.kind == ScheduleKind::kWarmupDecay && !file.is_auto(path)) options.warmup_max_lr = 0.001;
+  row.read = [path, read = row.read](Document& file, LrScheduleOptions& options) {
+    if (options.kind == LrScheduleKind::kWarmupDecay && !file.is_auto(path)) options.warmup_max_lr = 0.001;
     read(file, options);
   };
-  row.write = [write = row.write](const ScheduleOptions& options) {
-    return options.warmup_max_lr == ScheduleOptions::kOptimizerLr ? Json("auto") : write(options);
+  row.write = [write = row.write](const LrScheduleOptions& options) {
+    return options.warmup_max_lr == LrScheduleOptions::kOptimizerLr ? Json("auto") : write(options);
   };
   return row;
 }
@@ -69,14 +69,14 @@ ScheduleRow last_batch_iteration() {
           .type = "an integer",
           .standard = "`-1`",
           .doc = "a checkpoint holds the position",
-          .read = [path](Document& file, ScheduleOptions&) {
+          .read = [path](Document& file, LrScheduleOptions&) {
             if (file.integer_or(path, -1, {}) != -1)
               file.not_there_yet(path, "a checkpoint holds the position; remove it");
           }};
 }
 
 std::vector<ScheduleRow> schedule_rows() {
-  using Options = ScheduleOptions;
+  using Options = LrScheduleOptions;
   constexpr auto range_test = &Options::lr_range_test;
   constexpr auto cycle = &Options::one_cycle;
   const Types warmups = {"WarmupLR", "WarmupDecayLR"}, cosine = {"WarmupCosineLR"}, own = {"linear", "cosine", "wsd"};
@@ -143,7 +143,7 @@ std::vector<ScheduleRow> schedule_rows() {
 }
 
 /// Parameters that do not fit together: the schedule itself refuses them.
-void check_together(Document& file, const ScheduleOptions& options) {
+void check_together(Document& file, const LrScheduleOptions& options) {
   const OneCycleOptions& cycle = options.one_cycle;
   const PerGroup* lists[] = {&options.warmup_min_lr, &options.warmup_max_lr, &options.lr_range_test.min_lr,
                              &cycle.cycle_min_lr,    &cycle.cycle_max_lr,    &cycle.cycle_min_mom,
@@ -151,7 +151,7 @@ void check_together(Document& file, const ScheduleOptions& options) {
   size_t groups = 1;  // how many there are is not known yet
   for (const PerGroup* list : lists) groups = std::max(groups, list->values.size());
   try {
-    (void)Schedule(options, std::vector<double>(groups, 0.0));
+    (void)LrSchedule(options, std::vector<double>(groups, 0.0));
   } catch (const ConfigError& error) {
     file.refuse("scheduler.params", error.what());
   }
@@ -181,11 +181,11 @@ void read_scheduler(Document& file, Config& config, std::vector<KnownKey>& known
   TypeNames names{.not_there_yet = kTorchSchedulers,
                   .others = ", or in Python a scheduler of torch.optim.lr_scheduler",
                   .instead = "initialize() in Python makes it of torch.optim.lr_scheduler; in C++ "};
-  for (const ScheduleKind kind : kScheduleKinds) names.supported.emplace_back(name_of(kind));
+  for (const LrScheduleKind kind : kScheduleKinds) names.supported.emplace_back(name_of(kind));
   const auto type = read_type(file, "scheduler", names, known);
   if (!type) return;
-  ScheduleOptions& options = config.scheduler.emplace();
-  for (const ScheduleKind kind : kScheduleKinds)
+  LrScheduleOptions& options = config.scheduler.emplace();
+  for (const LrScheduleKind kind : kScheduleKinds)
     if (*type == name_of(kind)) options.kind = kind;
   const auto rows = rows_of(scheduler_options(), *type);
   add_keys(rows, known);
@@ -193,7 +193,7 @@ void read_scheduler(Document& file, Config& config, std::vector<KnownKey>& known
   if (!file.is_mistaken({"scheduler"})) file.attempt([&] { check_together(file, options); });
 }
 
-Json scheduler_json(const ScheduleOptions& options) {
+Json scheduler_json(const LrScheduleOptions& options) {
   return typed_json("scheduler", scheduler_options(), name_of(options.kind), options);
 }
 

@@ -55,7 +55,7 @@ void ScheduleChoice::set(Group& all, Make make) {
     if (next.stages != stages_ || next.micro_batches != micro_batches)
       throw ConfigError(str("set_schedule: '", next.name, "' is of ", next.stages, " stages and ", next.micro_batches,
                             " micro-batches, and asked for were ", stages_, " and ", micro_batches));
-    if (next.chunks != schedule_.chunks || next.placement != schedule_.placement)
+    if (next.chunks != schedule_.chunks || next.order != schedule_.order)
       throw ConfigError(str("set_schedule: '", next.name, "' has other parts than the model was cut into for '",
                             schedule_.name, "'; it needs as many chunks, placed alike"));
     check_training(next, ties_);

@@ -37,7 +37,7 @@ pipeline::Schedule forwards_only(const pipeline::Schedule& shape, int micro_batc
   for (std::vector<pipeline::Computation>& of_stage : computations)
     for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
       for (int chunk = 0; chunk < shape.chunks; ++chunk) of_stage.push_back({Kind::kForward, chunk, micro_batch});
-  return pipeline::assemble("inference", shape.stages, micro_batches, shape.chunks, shape.placement, computations);
+  return pipeline::assemble("inference", shape.stages, micro_batches, shape.chunks, shape.order, computations);
 }
 
 ScheduleChoice::Make configured(const PipelineOptions& options) {

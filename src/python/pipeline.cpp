@@ -40,7 +40,7 @@ pipeline::Schedule assembled(std::string name, int micro_batches, int chunks, bo
     for (const auto& [kind, chunk, micro_batch] : named) list.push_back({pipeline::kind_of(kind), chunk, micro_batch});
   }
   return pipeline::assemble(std::move(name), static_cast<int>(computations.size()), micro_batches, chunks,
-                            in_v ? pipeline::Placement::kV : pipeline::Placement::kLoop, lists);
+                            in_v ? pipeline::PartOrder::kV : pipeline::PartOrder::kLoop, lists);
 }
 
 void bind_instruction(py::module_& module) {

@@ -1,5 +1,5 @@
 // Learning-rate schedules as pure functions.
-#include "trireme/optim/schedule.h"
+#include "trireme/optim/lr_schedule.h"
 
 #include "python/bindings.h"
 #include "trireme/config/config.h"
@@ -7,15 +7,15 @@
 namespace trireme::python {
 
 void bind_schedule(py::module_& module) {
-  py::class_<Schedule>(module, "Schedule", "trireme::Schedule of a configuration's `scheduler` section (JSON text).")
+  py::class_<LrSchedule>(module, "Schedule", "trireme::LrSchedule of a configuration's `scheduler` section (JSON text).")
       .def(py::init([](const std::string& section, std::vector<double> group_lrs) {
              const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "scheduler": )" + section + "}";
-             return Schedule(parse_config(text, 1).scheduler.value_or(ScheduleOptions{}), std::move(group_lrs));
+             return LrSchedule(parse_config(text, 1).scheduler.value_or(LrScheduleOptions{}), std::move(group_lrs));
            }),
            py::arg("section"), py::arg("group_lrs"))
-      .def("lr", &Schedule::lr, py::arg("applied_steps"), py::arg("group") = 0)
-      .def("momentum", &Schedule::momentum, py::arg("applied_steps"), py::arg("group") = 0)
-      .def_property_readonly_static("cycle_beta2", [](const py::object&) { return Schedule::kCycleBeta2; });
+      .def("lr", &LrSchedule::lr, py::arg("applied_steps"), py::arg("group") = 0)
+      .def("momentum", &LrSchedule::momentum, py::arg("applied_steps"), py::arg("group") = 0)
+      .def_property_readonly_static("cycle_beta2", [](const py::object&) { return LrSchedule::kCycleBeta2; });
 }
 
 }  // namespace trireme::python

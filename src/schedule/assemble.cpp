@@ -157,13 +157,13 @@ void check_complete(const Schedule& schedule, const std::vector<std::vector<Comp
 
 }  // namespace
 
-Schedule assemble(std::string name, int stages, int micro_batches, int chunks, Placement placement,
+Schedule assemble(std::string name, int stages, int micro_batches, int chunks, PartOrder order,
                   const std::vector<std::vector<Computation>>& computations) {
   Schedule schedule{.name = std::move(name),
                     .stages = stages,
                     .micro_batches = micro_batches,
                     .chunks = chunks,
-                    .placement = placement,
+                    .order = order,
                     .streams = {},
                     .buffers = {}};
   check_complete(schedule, computations);

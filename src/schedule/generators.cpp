@@ -147,7 +147,7 @@ Schedule gpipe(int stages, int micro_batches) {
   Order order(micro_batches);
   for (int i = 0; i < micro_batches; ++i) order.forward();
   for (int i = 0; i < micro_batches; ++i) order.backward();
-  return assemble("gpipe", stages, micro_batches, 1, Placement::kLoop, Computations(stages, order.take()));
+  return assemble("gpipe", stages, micro_batches, 1, PartOrder::kLoop, Computations(stages, order.take()));
 }
 
 Schedule interleaved(int stages, int micro_batches, int chunks) {
@@ -174,7 +174,7 @@ Schedule interleaved(int stages, int micro_batches, int chunks) {
       list.push_back(turn(i, false));
     }
   }
-  return assemble("interleaved", stages, micro_batches, chunks, Placement::kLoop, computations);
+  return assemble("interleaved", stages, micro_batches, chunks, PartOrder::kLoop, computations);
 }
 
 Schedule zero_bubble_h1(int stages, int micro_batches) {
@@ -192,7 +192,7 @@ Schedule zero_bubble_h1(int stages, int micro_batches) {
     for (int i = 0; i <= stage; ++i) order.backward_weight();
     computations.push_back(order.take());
   }
-  return assemble("zb-h1", stages, micro_batches, 1, Placement::kLoop, computations);
+  return assemble("zb-h1", stages, micro_batches, 1, PartOrder::kLoop, computations);
 }
 
 Schedule zero_bubble_v(int stages, int micro_batches) {
@@ -229,7 +229,7 @@ Schedule zero_bubble_v(int stages, int micro_batches) {
       while (order.count(Kind::kBackwardWeight, chunk) < micro_batches) order.backward_weight(chunk);
     computations.push_back(order.take());
   }
-  return assemble("zb-v", stages, micro_batches, 2, Placement::kV, computations);
+  return assemble("zb-v", stages, micro_batches, 2, PartOrder::kV, computations);
 }
 
 Schedule dual_pipe_v(int stages, int micro_batches) {
@@ -283,7 +283,7 @@ Schedule dual_pipe_v(int stages, int micro_batches) {
     while (!weights.empty()) weight();
     computations.push_back(order.take());
   }
-  return assemble("dualpipe-v", stages, micro_batches, 2, Placement::kV, computations);
+  return assemble("dualpipe-v", stages, micro_batches, 2, PartOrder::kV, computations);
 }
 
 namespace {

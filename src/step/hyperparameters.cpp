@@ -16,7 +16,7 @@ std::vector<double> rates_of(const std::vector<OptimizerOptions>& groups) {
 
 }  // namespace
 
-Hyperparameters::Hyperparameters(std::vector<OptimizerOptions> groups, const ScheduleOptions& schedule)
+Hyperparameters::Hyperparameters(std::vector<OptimizerOptions> groups, const LrScheduleOptions& schedule)
     : groups_(std::move(groups)), schedule_(schedule, rates_of(groups_)), given_(groups_.size()) {
   for (size_t group = 0; group < groups_.size(); ++group) apply_schedule(group);
 }
@@ -41,7 +41,7 @@ void Hyperparameters::set_lr(size_t group, double lr) {
 void Hyperparameters::apply_schedule(size_t group) {
   groups_[group].lr = schedule_.lr(followed_, group);
   if (const std::optional<double> momentum = schedule_.momentum(followed_, group))
-    set_momentum(groups_[group], {*momentum, Schedule::kCycleBeta2});
+    set_momentum(groups_[group], {*momentum, LrSchedule::kCycleBeta2});
 }
 
 void Hyperparameters::follow(int64_t applied_steps) {

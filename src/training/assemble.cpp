@@ -43,7 +43,7 @@ OptimizerChoice choice_of(const TrainingOptions& options) {
   return {.optimizer = options.config.optimizer,
           .parameter_groups = options.parameter_groups,
           .client = options.client_optimizer,
-          .schedule = options.config.scheduler.value_or(ScheduleOptions{})};
+          .schedule = options.config.scheduler.value_or(LrScheduleOptions{})};
 }
 
 std::function<PresentBuffers()> list_of_buffers(const torch::nn::Module& module, const TrainingOptions& options) {
@@ -134,7 +134,7 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
   buffers_ = std::make_unique<Buffers>(
       groups_.stage(), pager_->device(),
       [list = list_of_buffers(module, options), parameters] { return present_buffers(list(), parameters); });
-  const ScheduleOptions schedule = config_.scheduler.value_or(ScheduleOptions{});
+  const LrScheduleOptions schedule = config_.scheduler.value_or(LrScheduleOptions{});
   step_ = std::make_unique<TrainStep>(TrainStepParts{.shards = groups_.shards,
                                                      .model = groups_.model,
                                                      .place = groups_.plan.place,

@@ -22,7 +22,7 @@ void check(const OptimizerChoice& choice, const ParallelPlan& plan, const Precis
 struct PreparedOptimizer {
   GroupedParameters grouped = {};
   ClientOptimizerFactory client = {};
-  ScheduleOptions schedule = {};
+  LrScheduleOptions schedule = {};
 
   bool is_empty() const { return grouped.options.empty() && !client; }
 };

@@ -64,8 +64,8 @@ TEST(CompleteConfig, PutsTheFlagsLearningRateAboveThatOfAWarmUp) {
   EXPECT_EQ(peak(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 9}})"), 0.5);
   EXPECT_EQ(peak(R"({"type": "warmuplr", "params": {"warmup_max_lr": 0.25}})"), 0.5);
   EXPECT_EQ(peak(R"({"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto", "total_num_steps": 9}})"), 0.5);
-  EXPECT_EQ(peak(R"({"type": "WarmupLR"})"), ScheduleOptions::kOptimizerLr);
-  EXPECT_EQ(peak(R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 9}})"), ScheduleOptions::kOptimizerLr);
+  EXPECT_EQ(peak(R"({"type": "WarmupLR"})"), LrScheduleOptions::kOptimizerLr);
+  EXPECT_EQ(peak(R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 9}})"), LrScheduleOptions::kOptimizerLr);
 }
 
 TEST(CompleteConfig, RefusesABatchSizeThatIsGivenTwice) {

@@ -11,7 +11,7 @@ OptimizerOptions optimizer(const std::string& type, const std::string& params = 
 Refusal optimizer_refusal(const std::string& type, const std::string& params = "{}") {
   return refusal_of("\"optimizer\": {\"type\": \"" + type + "\", \"params\": " + params + "}");
 }
-ScheduleOptions scheduler(const std::string& type, const std::string& params = "{}") {
+LrScheduleOptions scheduler(const std::string& type, const std::string& params = "{}") {
   return read_with("\"scheduler\": {\"type\": \"" + type + "\", \"params\": " + params + "}").scheduler.value();
 }
 Refusal scheduler_refusal(const std::string& type, const std::string& params = "{}") {
@@ -187,19 +187,19 @@ TEST(OptimizerOptions, NameUnknownParameters) {
 }
 
 TEST(SchedulerOptions, HaveDeepSpeedsDefaults) {
-  EXPECT_EQ(scheduler("WarmupLR"), (ScheduleOptions{.kind = ScheduleKind::kWarmup}));
+  EXPECT_EQ(scheduler("WarmupLR"), (LrScheduleOptions{.kind = LrScheduleKind::kWarmup}));
   EXPECT_EQ(scheduler("WarmupDecayLR", R"({"total_num_steps": 10})"),
-            (ScheduleOptions{.kind = ScheduleKind::kWarmupDecay, .warmup_max_lr = 0.001, .total_num_steps = 10}));
+            (LrScheduleOptions{.kind = LrScheduleKind::kWarmupDecay, .warmup_max_lr = 0.001, .total_num_steps = 10}));
   EXPECT_EQ(scheduler("WarmupCosineLR", R"({"total_num_steps": 10})"),
-            (ScheduleOptions{.kind = ScheduleKind::kWarmupCosine, .total_num_steps = 10}));
-  EXPECT_EQ(scheduler("constant"), ScheduleOptions{});
+            (LrScheduleOptions{.kind = LrScheduleKind::kWarmupCosine, .total_num_steps = 10}));
+  EXPECT_EQ(scheduler("constant"), LrScheduleOptions{});
 }
 
 TEST(SchedulerOptions, ReadEveryParameter) {
   EXPECT_EQ(
       scheduler("warmuplr",
                 R"({"warmup_min_lr": 0.1, "warmup_max_lr": 0.2, "warmup_num_steps": 5, "warmup_type": "linear"})"),
-      (ScheduleOptions{.kind = ScheduleKind::kWarmup,
+      (LrScheduleOptions{.kind = LrScheduleKind::kWarmup,
                        .warmup_min_lr = 0.1,
                        .warmup_max_lr = 0.2,
                        .warmup_num_steps = 5,
@@ -211,7 +211,7 @@ TEST(SchedulerOptions, ReadEveryParameter) {
 }
 
 TEST(SchedulerOptions, ReadEveryParameterOfLrRangeTestAndOneCycle) {
-  EXPECT_EQ(scheduler("LRRangeTest"), (ScheduleOptions{.kind = ScheduleKind::kLrRangeTest}));
+  EXPECT_EQ(scheduler("LRRangeTest"), (LrScheduleOptions{.kind = LrScheduleKind::kLrRangeTest}));
   EXPECT_EQ(
       scheduler("LRRangeTest", R"({"lr_range_test_min_lr": [0.1, 0.2], "lr_range_test_step_size": 5,
                                          "lr_range_test_step_rate": 3, "lr_range_test_staircase": true})")
@@ -249,14 +249,14 @@ TEST(SchedulerOptions, ReadEveryParameterOfLrRangeTestAndOneCycle) {
 TEST(SchedulerOptions, ReadEveryParameterOfOurOwn) {
   EXPECT_EQ(
       scheduler("wsd", R"({"warmup_num_steps": 2, "decay_num_steps": 3, "total_num_steps": 9, "min_ratio": 0.5})"),
-      (ScheduleOptions{.kind = ScheduleKind::kWsd,
+      (LrScheduleOptions{.kind = LrScheduleKind::kWsd,
                        .warmup_num_steps = 2,
                        .total_num_steps = 9,
                        .decay_num_steps = 3,
                        .min_ratio = 0.5}));
-  for (const ScheduleKind kind : {ScheduleKind::kLinear, ScheduleKind::kCosine})
+  for (const LrScheduleKind kind : {LrScheduleKind::kLinear, LrScheduleKind::kCosine})
     EXPECT_EQ(scheduler(name_of(kind), R"({"warmup_num_steps": 2, "total_num_steps": 9})"),
-              (ScheduleOptions{.kind = kind, .warmup_num_steps = 2, .total_num_steps = 9}));
+              (LrScheduleOptions{.kind = kind, .warmup_num_steps = 2, .total_num_steps = 9}));
 }
 
 TEST(SchedulerOptions, SurviveBeingWrittenAndReadAgain) {
@@ -275,7 +275,7 @@ TEST(SchedulerOptions, SurviveBeingWrittenAndReadAgain) {
 
 TEST(SchedulerOptions, ReadAutoAsTheOptimizersLearningRate) {
   EXPECT_EQ(scheduler("WarmupDecayLR", R"({"total_num_steps": 10, "warmup_max_lr": "auto"})").warmup_max_lr,
-            ScheduleOptions::kOptimizerLr);
+            LrScheduleOptions::kOptimizerLr);
 }
 
 TEST(SchedulerOptions, RefuseWhatDoesNotFit) {

@@ -74,7 +74,7 @@ Config config_of(const Change& change, const Layout& layout) {
                   .train_micro_batch_size_per_gpu = 1,
                   .gradient_accumulation_steps = kMicroBatchesPerStep / layout.world};
   config.optimizer = OptimizerOptions{.lr = 0.01, .weight_decay = 0.1};
-  config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 20};
+  config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 20};
   config.gradient_clipping = 0.5;
   config.pager.stage = layout.stage;
   config.pager.gather = change.gather;

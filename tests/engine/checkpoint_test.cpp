@@ -31,7 +31,7 @@ class Resume : public ::testing::TestWithParam<Stage> {
   static Config config(int world) {
     Config config = with_stage(sgd_config(world, 2), GetParam());
     config.optimizer = OptimizerOptions{.lr = 0.01, .weight_decay = 0.1};
-    config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 20};
+    config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 20};
     config.gradient_clipping = 0.3;
     return config;
   }

@@ -122,7 +122,7 @@ TEST(ClientOptimizer, TakesItsLearningRateFromTheSchedule) {
   run_ranks(1, [](Rank& rank) {
     Dot net;
     Config config = client_config(1, 0);
-    config.scheduler = ScheduleOptions{.kind = ScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 4};
+    config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 4};
     const auto sgd = [](const std::vector<at::Tensor>& parts, const std::vector<std::string>&) {
       return std::make_unique<torch::optim::SGD>(std::move(parts), torch::optim::SGDOptions(0.5));
     };

@@ -32,7 +32,7 @@ enum class Place { kHost, kDevice };
 Config make_config(int ranks, int stage, at::ScalarType dtype = at::kFloat) {
   Config config = default_config(ranks);
   config.optimizer = OptimizerOptions{.kind = OptimizerKind::kAdamW, .lr = 1e-2};
-  config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 8};
+  config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 8};
   config.precision.weight_dtype = dtype;
   config.precision.loss_scale = {.initial_scale_power = 4, .loss_scale_window = 2};
   config.gradient_clipping = 1;

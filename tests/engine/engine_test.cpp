@@ -110,7 +110,7 @@ TEST(EngineStep, IsSkippedOnAllRanksWhenOneGradientIsNotFinite) {
   run_ranks(2, [](Rank& rank) {
     Dot net;
     Config config = sgd_config(2);
-    config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup,
+    config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup,
                                        .warmup_min_lr = 0.5,
                                        .warmup_max_lr = 0.7,
                                        .warmup_num_steps = 2,

@@ -53,7 +53,7 @@ TEST(EngineParameterGroups, AreScaledByTheScheduleAndSetOneByOne) {
   run_ranks(1, [](Rank& rank) {
     Affine net;
     Config config = sgd_config(1);
-    config.scheduler = ScheduleOptions{.kind = ScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 4};
+    config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 4};
     auto engine = initialize(rank.world(), net, {.config = config, .parameter_groups = kBiasAlone});
     train_step(engine);
     EXPECT_DOUBLE_EQ(engine.get_lr(0), 0.5 * 3 / 4);
@@ -173,7 +173,7 @@ TEST(EngineSchedule, OfOneCycleMovesTheMomentumOfTheNextStep) {
     Dot net, other_net;
     Config config = sgd_config(1);
     config.optimizer->momentum = 0.875;
-    config.scheduler = ScheduleOptions{.kind = ScheduleKind::kOneCycle,
+    config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kOneCycle,
                                        .one_cycle = {.cycle_min_lr = 1,
                                                      .cycle_max_lr = 2,
                                                      .cycle_first_step_size = 2,

@@ -148,7 +148,7 @@ TEST(Device, RecomputesWhatTheHostDoes) {
 }
 
 void warm_up(Config& config) {
-  config.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 4};
+  config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 4};
 }
 
 TEST(Device, SkipsAndFollowsTheScheduleAsTheHostDoes) {

@@ -133,7 +133,7 @@ TEST(Offload, SkipsAndFollowsTheScheduleAsTheHostDoes) {
   const auto overflow = [](int step) { return step == 1 || step == 3 ? std::numeric_limits<double>::infinity() : 1; };
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
     const auto warm_up = [](Config& c) {
-      c.scheduler = ScheduleOptions{.kind = ScheduleKind::kWarmup, .warmup_num_steps = 4};
+      c.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 4};
       c.precision.loss_scale = {.initial_scale_power = 8, .loss_scale_window = 2, .hysteresis = 1};
     };
     const Outcome host = train(kModels[0], config_of(2, dtype, warm_up), Place::kHost, 1, overflow);

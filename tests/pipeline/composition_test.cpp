@@ -491,7 +491,7 @@ TEST(Checkpoints, LoadAtOtherNumbersOfStagesRanksAndSchedules) {
       return [zero](Config& config) {
         config.pager.stage = zero;
         config.pager.deterministic = true;
-        config.scheduler = ScheduleOptions{};
+        config.scheduler = LrScheduleOptions{};
       };
     };
     const Outcome expected = train_whole({.tied = tied, .steps = 6, .configure = configure(0)});

@@ -319,7 +319,7 @@ TEST(Check, NamesWhatIsOverwrittenMissingOrTwice) {
             "schedule 'gpipe': stage 0's BackwardPass(micro_batch=0, chunk=0, buffer=0) needs a buffer that stage 0's "
             "LoadMicroBatch(micro_batch=1, chunk=0, buffer=0) has overwritten; give one of the two another buffer");
   EXPECT_EQ(error_of([] {
-              (void)assemble("own", 1, 1, 1, Placement::kLoop, {{{Kind::kBackward, 0, 0}}});
+              (void)assemble("own", 1, 1, 1, PartOrder::kLoop, {{{Kind::kBackward, 0, 0}}});
             }),
             "schedule 'own': stage 0 computes chunk 0 of micro-batch 0 0 times forward, 1 times backward, 0 times for "
             "inputs and 0 times for weights; expected one forward, and one backward or one of each half");

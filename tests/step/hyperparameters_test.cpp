@@ -15,7 +15,7 @@ using namespace testing;
 
 Hyperparameters falling(size_t groups = 2) {
   return {std::vector<OptimizerOptions>(groups, {.kind = OptimizerKind::kSgd, .lr = 1}),
-          {.kind = ScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 10}};
+          {.kind = LrScheduleKind::kLinear, .warmup_num_steps = 0, .total_num_steps = 10}};
 }
 
 std::vector<double> rates_of(const Hyperparameters& hyperparameters) {

@@ -23,7 +23,7 @@ inline std::unique_ptr<ShardedOptimizer> sgd(Pager& pager, Group& data, double l
 
 struct Stage {
   /// `count` weights of one element, all 1, each a unit; SGD with learning rate 1.
-  Stage(Group& data, Group& model, int count, TrainStepOptions options = {}, const ScheduleOptions& schedule = {},
+  Stage(Group& data, Group& model, int count, TrainStepOptions options = {}, const LrScheduleOptions& schedule = {},
         c10::Device device = c10::kCPU)
       : weights(make_weights(count, device)),
         pager(data, named(weights), {.units = {.merge_below_bytes = 0}}),

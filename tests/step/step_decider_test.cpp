@@ -24,7 +24,7 @@ at::Tensor squares(double norm, c10::Device device) {
 }
 
 Hyperparameters scheduled() {
-  return {{{.kind = OptimizerKind::kSgd, .lr = 1}}, {.kind = ScheduleKind::kLinear, .total_num_steps = 1000}};
+  return {{{.kind = OptimizerKind::kSgd, .lr = 1}}, {.kind = LrScheduleKind::kLinear, .total_num_steps = 1000}};
 }
 
 TEST(StepDeciders, DecideAlike) {

@@ -12,7 +12,7 @@
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/options.h"
 #include "trireme/optim/optimizer.h"
-#include "trireme/optim/schedule.h"
+#include "trireme/optim/lr_schedule.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"
@@ -74,7 +74,7 @@ struct Config {
   /// Nothing when the file names none: then the program passes its own options, or only evaluates.
   std::optional<OptimizerOptions> optimizer;
   /// Nothing: the optimizer's constant lr.
-  std::optional<ScheduleOptions> scheduler;
+  std::optional<LrScheduleOptions> scheduler;
   PrecisionOptions precision;
   /// Largest global L2 norm of the gradients; 0 switches clipping off. On by default, as there.
   double gradient_clipping = 1.0;

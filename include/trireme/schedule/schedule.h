@@ -44,7 +44,7 @@ std::string to_text(const Instruction& instruction);
 using Step = std::vector<Instruction>;
 
 /// Where the parts of a model are, which each micro-batch passes in order.
-enum class Placement : uint8_t {
+enum class PartOrder : uint8_t {
   kLoop,  ///< chunk c of stage s is part c * stages + s
   kV,     ///< two chunks: stage s has the parts s and 2 * stages - 1 - s
 };
@@ -54,16 +54,16 @@ struct Schedule {
   int stages = 1;
   int micro_batches = 1;
   int chunks = 1;  ///< of each stage
-  Placement placement = Placement::kLoop;
+  PartOrder order = PartOrder::kLoop;
   std::vector<std::vector<Step>> streams;  ///< by stage
   std::vector<std::vector<int>> buffers;   ///< by stage and chunk: micro-batches whose activations are kept at once
 
   int parts() const { return stages * chunks; }
   int part_of(int stage, int chunk) const {
-    return placement == Placement::kV && chunk == 1 ? parts() - 1 - stage : chunk * stages + stage;
+    return order == PartOrder::kV && chunk == 1 ? parts() - 1 - stage : chunk * stages + stage;
   }
   int stage_of(int part) const {
-    return placement == Placement::kV && part >= stages ? parts() - 1 - part : part % stages;
+    return order == PartOrder::kV && part >= stages ? parts() - 1 - part : part % stages;
   }
   int chunk_of(int part) const { return part / stages; }
 };
@@ -109,7 +109,7 @@ struct Computation {
 /// A schedule out of each stage's computations: for schedules of one's own. Messages of a pair of stages and direction
 /// are received in the order in which they are sent.
 /// Throws    ConfigError: a computation that is missing, or is there twice.
-Schedule assemble(std::string name, int stages, int micro_batches, int chunks, Placement placement,
+Schedule assemble(std::string name, int stages, int micro_batches, int chunks, PartOrder order,
                   const std::vector<std::vector<Computation>>& computations);
 
 /// A schedule of one chunk per stage whose instructions name their buffers alone, as DeepSpeed's do, with their

@@ -5,23 +5,23 @@
 #include <vector>
 
 #include "trireme/optim/options.h"
-#include "trireme/optim/schedule.h"
+#include "trireme/optim/lr_schedule.h"
 
 namespace trireme {
 
 class Hyperparameters {
  public:
-  /// `groups`: empty without an optimizer. Throws ConfigError as Schedule.
-  Hyperparameters(std::vector<OptimizerOptions> groups, const ScheduleOptions& schedule);
+  /// `groups`: empty without an optimizer. Throws ConfigError as LrSchedule.
+  Hyperparameters(std::vector<OptimizerOptions> groups, const LrScheduleOptions& schedule);
 
   /// In force for the next step. Where a device alone knows how many steps were applied, the learning rates are those
   /// after as many as the host knew of in the last follow().
   const std::vector<OptimizerOptions>& groups() const { return groups_; }
   /// Throws ConfigError that names `call`: there is no such group.
   const OptimizerOptions& of(size_t group, const char* call) const;
-  const Schedule& schedule() const { return schedule_; }
+  const LrSchedule& schedule() const { return schedule_; }
   /// Whether the learning rates change from step to step by themselves.
-  bool has_schedule() const { return schedule_.options().kind != ScheduleKind::kConstant; }
+  bool has_schedule() const { return schedule_.options().kind != LrScheduleKind::kConstant; }
 
   /// The next step goes by `options`; a schedule sets its own again after it.
   void set(size_t group, const OptimizerOptions& options);
@@ -43,7 +43,7 @@ class Hyperparameters {
   void apply_schedule(size_t group);
 
   std::vector<OptimizerOptions> groups_;
-  Schedule schedule_;
+  LrSchedule schedule_;
   int64_t followed_ = 0;
   std::vector<bool> given_;
 };

@@ -24,7 +24,7 @@ struct OptimizerChoice {
   std::vector<ParameterGroup> parameter_groups = {};
   /// Any torch::optim optimizer over this rank's parts of parameters, in place of `optimizer`.
   ClientOptimizerFactory client = {};
-  ScheduleOptions schedule = {};
+  LrScheduleOptions schedule = {};
 
   bool is_empty() const { return !optimizer && !client; }
 };

@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-enum class ScheduleKind {
+enum class LrScheduleKind {
   kConstant,
   kLinear,
   kCosine,
@@ -57,8 +57,8 @@ struct OneCycleOptions {
 };
 
 /// Names and defaults are DeepSpeed's; "linear", "cosine" and "wsd" are our own.
-struct ScheduleOptions {
-  ScheduleKind kind = ScheduleKind::kConstant;
+struct LrScheduleOptions {
+  LrScheduleKind kind = LrScheduleKind::kConstant;
   PerGroup warmup_min_lr = 0.0;           ///< WarmupLR, WarmupDecayLR
   PerGroup warmup_max_lr = kOptimizerLr;  ///< WarmupLR, WarmupDecayLR
   int64_t warmup_num_steps = 1000;        ///< in DeepSpeed's raised to 2, so that the logarithm is never zero
@@ -73,21 +73,21 @@ struct ScheduleOptions {
 
   /// Stands for "the optimizer's lr".
   static constexpr double kOptimizerLr = -1;
-  bool operator==(const ScheduleOptions&) const = default;
+  bool operator==(const LrScheduleOptions&) const = default;
 };
 
 /// "WarmupLR", …; "constant" for none.
-const char* name_of(ScheduleKind kind) noexcept;
+const char* name_of(LrScheduleKind kind) noexcept;
 
 /// Source    DeepSpeed's LRRangeTest, OneCycle (arXiv:1803.09820), WarmupLR, WarmupDecayLR and WarmupCosineLR; wsd
 ///           arXiv:2404.06395. The formulas are in docs/optim.md. Test: schedule_test.cpp.
-class Schedule {
+class LrSchedule {
  public:
   /// `group_lrs`: the optimizer's lr of each parameter group.
   /// Throws    ConfigError: a parameter out of its range, or not one value per group.
-  Schedule(const ScheduleOptions& options, std::vector<double> group_lrs);
-  Schedule(const ScheduleOptions& options, double optimizer_lr)
-      : Schedule(options, std::vector<double>{optimizer_lr}) {}
+  LrSchedule(const LrScheduleOptions& options, std::vector<double> group_lrs);
+  LrSchedule(const LrScheduleOptions& options, double optimizer_lr)
+      : LrSchedule(options, std::vector<double>{optimizer_lr}) {}
 
   /// The learning rate for the next step after `applied_steps` steps changed the weights (skipped ones do not count).
   double lr(int64_t applied_steps, size_t group = 0) const;
@@ -96,10 +96,10 @@ class Schedule {
   /// beta2 wherever momentum() has a value.
   static constexpr double kCycleBeta2 = 0.99;
 
-  const ScheduleOptions& options() const { return options_; }
+  const LrScheduleOptions& options() const { return options_; }
 
  private:
-  ScheduleOptions options_;
+  LrScheduleOptions options_;
   std::vector<double> group_lrs_;
 };
 

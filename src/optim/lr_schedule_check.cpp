@@ -1,4 +1,4 @@
-#include "optim/schedule_check.h"
+#include "optim/lr_schedule_check.h"
 
 #include <cmath>
 
@@ -29,22 +29,22 @@ void require_lrs(const char* key, const PerGroup& lrs, size_t groups, std::optio
     if (!stand_in || lr != *stand_in) require_non_negative(key, lr);
 }
 
-void check_total(const ScheduleOptions& options) {
+void check_total(const LrScheduleOptions& options) {
   if (options.total_num_steps <= 0)
     refuse("total_num_steps", options.total_num_steps,
            str(name_of(options.kind), " needs the number of steps of the whole training, 1 or more"));
 }
 
-void check_warmup(const ScheduleOptions& options) {
+void check_warmup(const LrScheduleOptions& options) {
   if (options.warmup_num_steps < 0)
     refuse("warmup_num_steps", options.warmup_num_steps, str(name_of(options.kind), " needs 0 or more"));
 }
 
-void check_own(const ScheduleOptions& options) {
+void check_own(const LrScheduleOptions& options) {
   check_total(options);
   check_warmup(options);
   require_non_negative("min_ratio", options.min_ratio);
-  const bool is_wsd = options.kind == ScheduleKind::kWsd;
+  const bool is_wsd = options.kind == LrScheduleKind::kWsd;
   if (is_wsd && options.decay_num_steps < 1)
     refuse("decay_num_steps", options.decay_num_steps, "wsd needs the number of its last, decaying steps, 1 or more");
   const int64_t decay = is_wsd ? options.decay_num_steps : 0;
@@ -94,30 +94,30 @@ void check_cycle(const OneCycleOptions& options, size_t groups) {
 
 }  // namespace
 
-void check_schedule(const ScheduleOptions& options, size_t groups) {
+void check_schedule(const LrScheduleOptions& options, size_t groups) {
   switch (options.kind) {
-    case ScheduleKind::kConstant:
+    case LrScheduleKind::kConstant:
       return;
-    case ScheduleKind::kLinear:
-    case ScheduleKind::kCosine:
-    case ScheduleKind::kWsd:
+    case LrScheduleKind::kLinear:
+    case LrScheduleKind::kCosine:
+    case LrScheduleKind::kWsd:
       return check_own(options);
-    case ScheduleKind::kLrRangeTest:
+    case LrScheduleKind::kLrRangeTest:
       return check_range_test(options.lr_range_test, groups);
-    case ScheduleKind::kOneCycle:
+    case LrScheduleKind::kOneCycle:
       return check_cycle(options.one_cycle, groups);
-    case ScheduleKind::kWarmupCosine:
+    case LrScheduleKind::kWarmupCosine:
       check_total(options);
       require_non_negative("warmup_min_ratio", options.warmup_min_ratio);
       require_non_negative("cos_min_ratio", options.cos_min_ratio);
       return check_warmup(options);
-    case ScheduleKind::kWarmupDecay:
+    case LrScheduleKind::kWarmupDecay:
       check_total(options);
       [[fallthrough]];
-    case ScheduleKind::kWarmup:
+    case LrScheduleKind::kWarmup:
       check_warmup(options);
       require_lrs("warmup_min_lr", options.warmup_min_lr, groups);
-      require_lrs("warmup_max_lr", options.warmup_max_lr, groups, ScheduleOptions::kOptimizerLr);
+      require_lrs("warmup_max_lr", options.warmup_max_lr, groups, LrScheduleOptions::kOptimizerLr);
   }
 }
 
