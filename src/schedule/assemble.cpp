@@ -25,7 +25,7 @@ class Assembly {
 
   void run(const std::vector<std::vector<Computation>>& computations) {
     for (int stage = 0; stage < schedule_.stages; ++stage)
-      for (const Computation& computation : computations[stage]) list_parcels(stage, computation);
+      for (const Computation& computation : computations[stage]) list_messages(stage, computation);
     schedule_.streams.resize(schedule_.stages);
     schedule_.buffers.assign(schedule_.stages, std::vector<int>(schedule_.chunks));
     for (int stage = 0; stage < schedule_.stages; ++stage) {
@@ -64,7 +64,7 @@ class Assembly {
   };
 
   /// The messages that `stage` sends after `computation`; none where the next part is its own.
-  std::vector<std::pair<int, Parcel>> parcels_after(int stage, const Computation& computation) const {
+  std::vector<std::pair<int, MessageContent>> messages_after(int stage, const Computation& computation) const {
     const int part = schedule_.part_of(stage, computation.chunk);
     const bool forwards = is_forward(computation.kind);
     const int next = forwards ? part + 1 : part - 1;
@@ -73,16 +73,16 @@ class Assembly {
     return {{schedule_.stage_of(next), {forwards, forwards ? part : next, computation.micro_batch}}};
   }
 
-  void list_parcels(int stage, const Computation& computation) {
-    for (const auto& [to, message] : parcels_after(stage, computation)) sent_[{stage, to}].push_back(message);
+  void list_messages(int stage, const Computation& computation) {
+    for (const auto& [to, message] : messages_after(stage, computation)) sent_[{stage, to}].push_back(message);
   }
 
   // A message comes behind all that its sender sent before it.
-  void receive(Step& step, int stage, int from, const Parcel& wanted) {
+  void receive(Step& step, int stage, int from, const MessageContent& wanted) {
     if (received_.contains(wanted)) return;
-    std::deque<Parcel>& queue = sent_[{from, stage}];
+    std::deque<MessageContent>& queue = sent_[{from, stage}];
     while (!queue.empty() && !received_.contains(wanted)) {
-      const Parcel message = queue.front();
+      const MessageContent message = queue.front();
       queue.pop_front();
       received_.insert(message);
       const int part = message.is_activation ? message.part + 1 : message.part;
@@ -112,7 +112,7 @@ class Assembly {
     if (is_forward(kind) && (part == 0 || part == schedule_.parts() - 1))
       step.push_back({.kind = Kind::kLoadMicroBatch, .chunk = chunk, .micro_batch = micro_batch, .buffer = buffer});
     step.push_back({.kind = kind, .chunk = chunk, .micro_batch = micro_batch, .buffer = buffer});
-    for (const auto& [to, message] : parcels_after(stage, computation))
+    for (const auto& [to, message] : messages_after(stage, computation))
       step.push_back({.kind = message.is_activation ? Kind::kSendActivation : Kind::kSendGradient,
                       .chunk = chunk,
                       .micro_batch = micro_batch,
@@ -122,9 +122,9 @@ class Assembly {
   }
 
   Schedule& schedule_;
-  std::map<Pair, std::deque<Parcel>> sent_;  // in order; shorter by what the receiver has taken
+  std::map<Pair, std::deque<MessageContent>> sent_;  // in order; shorter by what the receiver has taken
   Buffers buffers_;                          // of the stage that is being assembled
-  std::set<Parcel> received_;                // by it
+  std::set<MessageContent> received_;                // by it
 };
 
 // Each micro-batch passes each chunk forward once, and backward once, whole or in halves; or never backward at all.

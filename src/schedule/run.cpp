@@ -18,7 +18,7 @@ bool is_computation(Kind kind) {
          kind == Kind::kBackwardWeight;
 }
 
-Parcel parcel_of(const Schedule& schedule, int stage, const Instruction& instruction) {
+MessageContent content_of(const Schedule& schedule, int stage, const Instruction& instruction) {
   const int part = schedule.part_of(stage, instruction.chunk);
   switch (instruction.kind) {
     case Kind::kSendActivation:
@@ -110,9 +110,9 @@ class Run {
   bool execute(int stage, const Instruction& instruction) {
     Stage& at = stages_[stage];
     if (is_send(instruction.kind)) {
-      arrivals_[{stage, instruction.peer, parcel_of(schedule_, stage, instruction)}] = at.time + times_.message;
+      arrivals_[{stage, instruction.peer, content_of(schedule_, stage, instruction)}] = at.time + times_.message;
     } else if (is_receive(instruction.kind)) {
-      const auto arrival = arrivals_.find({instruction.peer, stage, parcel_of(schedule_, stage, instruction)});
+      const auto arrival = arrivals_.find({instruction.peer, stage, content_of(schedule_, stage, instruction)});
       if (arrival == arrivals_.end()) return false;
       // It is there when it is computed with: other messages may overtake the wait.
       double& ready = ready_[{stage, instruction.chunk, instruction.micro_batch}];
@@ -198,7 +198,7 @@ class Run {
   const TiedParts& ties_;
   std::vector<Stage> stages_;
   std::map<int, std::set<int>> with_weights_;  // by part: micro-batches whose gradients of weights are computed
-  std::map<std::tuple<int, int, Parcel>, double> arrivals_;  // by sender and receiver
+  std::map<std::tuple<int, int, MessageContent>, double> arrivals_;  // by sender and receiver
   std::map<std::tuple<int, int, int>, double> ready_;        // by stage, chunk and micro-batch: the newest message
   Timeline timeline_;
 };

@@ -16,13 +16,13 @@ bool is_receive(Kind kind);
 bool is_computation(Kind kind);
 
 /// The contents of a message, the same for its send and its receive.
-struct Parcel {
+struct MessageContent {
   bool is_activation = true;
   int part = 0;  ///< whose output it is, or whose output's gradient
   int micro_batch = 0;
-  auto operator<=>(const Parcel&) const = default;
+  auto operator<=>(const MessageContent&) const = default;
 };
-Parcel parcel_of(const Schedule& schedule, int stage, const Instruction& instruction);
+MessageContent content_of(const Schedule& schedule, int stage, const Instruction& instruction);
 
 /// "stage 1's RecvActivation(micro_batch=3, chunk=0, buffer=1, peer=0)"
 std::string name_of(int stage, const Instruction& instruction);

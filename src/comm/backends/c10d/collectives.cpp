@@ -38,9 +38,9 @@ class Cargo {
     return {rank * block_bytes, (rank + 1) * block_bytes};
   }
 
-  Parcel from_output(int peer, ShardRange range) const { return {peer, output() + range.begin, range.numel(), owner_}; }
+  PeerBytes from_output(int peer, ShardRange range) const { return {peer, output() + range.begin, range.numel(), owner_}; }
   /// A backend takes a tensor that it may write, even to send it.
-  Parcel from_input(int peer, ShardRange range) const {
+  PeerBytes from_input(int peer, ShardRange range) const {
     return {peer, const_cast<std::byte*>(input()) + range.begin, range.numel(), owner_};
   }
 
@@ -69,7 +69,7 @@ class PeerFold {
       sources_.push_back(rank == cargo.place().rank ? own : staged(rank));
   }
 
-  Parcel from(int peer) const { return {peer, staged(peer), bytes_, staging_}; }
+  PeerBytes from(int peer) const { return {peer, staged(peer), bytes_, staging_}; }
   void fold_into(std::byte* output, const FoldKind& kind) const {
     fold(kind, output, sources_, bytes_ / static_cast<int64_t>(c10::elementSize(kind.input)));
   }
@@ -216,14 +216,14 @@ void run_recv(Link& link, const Request& request) {
 void run_exchange(Link& link, const Request& request, const Records& records) {
   link.meet(request.call);
   const Place& place = link.place();
-  const auto parcel = [&](int peer, int rank) {
-    return Parcel{peer, records.data + rank * records.bytes, records.bytes, records.owner};
+  const auto bytes = [&](int peer, int rank) {
+    return PeerBytes{peer, records.data + rank * records.bytes, records.bytes, records.owner};
   };
   Traffic traffic;
   for (int peer = 0; peer < place.size; ++peer) {
     if (peer == place.rank) continue;
-    traffic.receives.push_back(parcel(peer, peer));
-    traffic.sends.push_back(parcel(peer, place.rank));
+    traffic.receives.push_back(bytes(peer, peer));
+    traffic.sends.push_back(bytes(peer, place.rank));
   }
   link.move(request.call, Channel::kCollectives, traffic);
 }

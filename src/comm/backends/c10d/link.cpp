@@ -9,7 +9,7 @@
 namespace trireme::comm {
 
 /// A message before the data of a call, or instead of it. All ranks run the same build.
-struct Link::Letter {
+struct Link::Message {
   static constexpr int64_t kCall = 0x5472697265;  // not what a stray message begins with
   static constexpr int64_t kFailure = kCall + 1;
   int64_t kind = kCall;
@@ -20,10 +20,10 @@ struct Link::Letter {
 
 namespace {
 
-template <class Letter>
-Parcel parcel_of(int peer, const std::shared_ptr<std::vector<Letter>>& letters, size_t index) {
-  static_assert(std::is_trivially_copyable_v<Letter> && sizeof(Letter) == 512);
-  return {peer, reinterpret_cast<std::byte*>(&(*letters)[index]), sizeof(Letter), letters};
+template <class Message>
+PeerBytes bytes_of(int peer, const std::shared_ptr<std::vector<Message>>& messages, size_t index) {
+  static_assert(std::is_trivially_copyable_v<Message> && sizeof(Message) == 512);
+  return {peer, reinterpret_cast<std::byte*>(&(*messages)[index]), sizeof(Message), messages};
 }
 
 std::string format_seconds(std::chrono::steady_clock::duration duration) {
@@ -34,15 +34,15 @@ std::string format_seconds(std::chrono::steady_clock::duration duration) {
 
 }  // namespace
 
-void Link::check(const Letter& letter, const Call& own, int peer) {
-  if (letter.kind == Letter::kFailure) {
-    const std::string cause(letter.cause.data());
+void Link::check(const Message& message, const Call& own, int peer) {
+  if (message.kind == Message::kFailure) {
+    const std::string cause(message.cause.data());
     throw PeerError(
-        static_cast<ErrorCode>(letter.code),
+        static_cast<ErrorCode>(message.code),
         str(title(peer), " failed while ", own_title(), " was in ", describe(own), " of group '", name(), "': ", cause),
         peer, cause);
   }
-  if (letter.kind != Letter::kCall)
+  if (message.kind != Message::kCall)
     throw PeerError(
         ErrorCode::kDiverged,
         str(title(peer), " sent something else than a call to ", own_title(), " in ", describe(own), " of group '",
@@ -50,10 +50,10 @@ void Link::check(const Letter& letter, const Call& own, int peer) {
         peer);
   {
     std::lock_guard lock(mutex_);
-    last_calls_[static_cast<size_t>(peer)] = letter.call;
+    last_calls_[static_cast<size_t>(peer)] = message.call;
   }
   const bool is_message = own.kind == CallKind::kRecv;
-  const Call& other = letter.call;
+  const Call& other = message.call;
   const bool fits =
       is_message ? other.numel == own.numel && other.dtype == own.dtype && other.seq == own.seq : other.same_as(own);
   if (!fits) throw PeerError(ErrorCode::kDiverged, describe_mismatch(info(), {place().rank, own}, {peer, other}), peer);
@@ -61,8 +61,8 @@ void Link::check(const Letter& letter, const Call& own, int peer) {
 
 void Link::meet(const Call& call) {
   const auto size = static_cast<size_t>(place().size);
-  const auto letters = std::make_shared<std::vector<Letter>>(size);
-  (*letters)[static_cast<size_t>(place().rank)].call = call;
+  const auto messages = std::make_shared<std::vector<Message>>(size);
+  (*messages)[static_cast<size_t>(place().rank)].call = call;
   Wire::Flight outgoing(wire_);
   std::vector<std::unique_ptr<Wire::Flight>> incoming(size);
   try {
@@ -70,13 +70,13 @@ void Link::meet(const Call& call) {
       if (peer == place().rank) continue;
       const auto index = static_cast<size_t>(peer);
       incoming[index] = std::make_unique<Wire::Flight>(wire_);
-      incoming[index]->receive(Channel::kCalls, parcel_of(peer, letters, index));
-      outgoing.send(Channel::kCalls, parcel_of(peer, letters, static_cast<size_t>(place().rank)));
+      incoming[index]->receive(Channel::kCalls, bytes_of(peer, messages, index));
+      outgoing.send(Channel::kCalls, bytes_of(peer, messages, static_cast<size_t>(place().rank)));
     }
     for (int peer = 0; peer < place().size; ++peer) {
       if (peer == place().rank) continue;
       incoming[static_cast<size_t>(peer)]->land();
-      check((*letters)[static_cast<size_t>(peer)], call, peer);
+      check((*messages)[static_cast<size_t>(peer)], call, peer);
     }
     outgoing.land();
   } catch (const WireError& error) {
@@ -85,11 +85,11 @@ void Link::meet(const Call& call) {
 }
 
 void Link::announce(const Call& call) {
-  const auto letter = std::make_shared<std::vector<Letter>>(1);
-  letter->front().call = call;
+  const auto message = std::make_shared<std::vector<Message>>(1);
+  message->front().call = call;
   try {
     Wire::Flight flight(wire_);
-    flight.send(Channel::kMessageCalls, parcel_of(call.root, letter, 0));
+    flight.send(Channel::kMessageCalls, bytes_of(call.root, message, 0));
     flight.land();
   } catch (const WireError& error) {
     rethrow(error, call);
@@ -97,19 +97,19 @@ void Link::announce(const Call& call) {
 }
 
 void Link::expect(const Call& call) {
-  const auto letter = std::make_shared<std::vector<Letter>>(1);
+  const auto message = std::make_shared<std::vector<Message>>(1);
   try {
     Wire::Flight flight(wire_);
-    flight.receive(Channel::kMessageCalls, parcel_of(call.root, letter, 0));
+    flight.receive(Channel::kMessageCalls, bytes_of(call.root, message, 0));
     flight.land();
   } catch (const WireError& error) {
     rethrow(error, call);
   }
   try {
-    check(letter->front(), call, call.root);
+    check(message->front(), call, call.root);
   } catch (const CommError&) {
-    const Call& sent = letter->front().call;
-    if (letter->front().kind == Letter::kCall) {
+    const Call& sent = message->front().call;
+    if (message->front().kind == Message::kCall) {
       const int64_t bytes = sent.numel * static_cast<int64_t>(c10::elementSize(sent.dtype));
       const auto unwanted = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes));
       move(call, Channel::kMessages, {.receives = {{call.root, unwanted->data(), bytes, unwanted}}, .sends = {}});
@@ -121,8 +121,8 @@ void Link::expect(const Call& call) {
 void Link::move(const Call& call, Channel channel, const Traffic& traffic) {
   try {
     Wire::Flight flight(wire_);
-    for (const Parcel& parcel : traffic.receives) flight.receive(channel, parcel);
-    for (const Parcel& parcel : traffic.sends) flight.send(channel, parcel);
+    for (const PeerBytes& data : traffic.receives) flight.receive(channel, data);
+    for (const PeerBytes& data : traffic.sends) flight.send(channel, data);
     flight.land();
   } catch (const WireError& error) {
     rethrow(error, call);
@@ -154,16 +154,16 @@ void Link::rethrow(const WireError& error, const Call& call) {
 }
 
 void Link::tell_peers(ErrorCode code, const std::string& cause) noexcept {
-  const auto letter = std::make_shared<std::vector<Letter>>(1);
-  letter->front().kind = Letter::kFailure;
-  letter->front().code = static_cast<int64_t>(code);
-  std::snprintf(letter->front().cause.data(), letter->front().cause.size(), "%s", cause.c_str());
+  const auto message = std::make_shared<std::vector<Message>>(1);
+  message->front().kind = Message::kFailure;
+  message->front().code = static_cast<int64_t>(code);
+  std::snprintf(message->front().cause.data(), message->front().cause.size(), "%s", cause.c_str());
   for (int peer = 0; peer < place().size; ++peer) {
     if (peer == place().rank) continue;
     Wire::Flight notice(wire_);
     try {
-      notice.send(Channel::kCalls, parcel_of(peer, letter, 0));
-      notice.send(Channel::kMessageCalls, parcel_of(peer, letter, 0));
+      notice.send(Channel::kCalls, bytes_of(peer, message, 0));
+      notice.send(Channel::kMessageCalls, bytes_of(peer, message, 0));
     } catch (const std::exception&) {
       // A peer that is gone needs none.
     }

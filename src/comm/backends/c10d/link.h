@@ -30,15 +30,15 @@ class Link final : public GroupState {
 
   /// The transfers of `call`; receptions are posted first.
   struct Traffic {
-    std::vector<Parcel> receives;
-    std::vector<Parcel> sends;
+    std::vector<PeerBytes> receives;
+    std::vector<PeerBytes> sends;
   };
   void move(const Call& call, Channel channel, const Traffic& traffic);
 
  private:
-  struct Letter;
-  /// Compares a peer's letter with this rank's call; a letter may say that there will be no such call.
-  void check(const Letter& letter, const Call& own, int peer);
+  struct Message;
+  /// Compares a peer's message with this rank's call; a message may say that there will be no such call.
+  void check(const Message& message, const Call& own, int peer);
   [[noreturn]] void rethrow(const WireError& error, const Call& call);
   std::string last_seen(int peer) const;
   void tell_peers(ErrorCode code, const std::string& cause) noexcept override;

@@ -124,22 +124,22 @@ Wire::Flight::~Flight() {
     wire_.left_over_.push_back(std::move(transfers_[index].work));
 }
 
-void Wire::Flight::send(Channel channel, const Parcel& parcel) { start(channel, parcel, Way::kSend); }
+void Wire::Flight::send(Channel channel, const PeerBytes& data) { start(channel, data, Way::kSend); }
 
-void Wire::Flight::receive(Channel channel, const Parcel& parcel) { start(channel, parcel, Way::kReceive); }
+void Wire::Flight::receive(Channel channel, const PeerBytes& data) { start(channel, data, Way::kReceive); }
 
-void Wire::Flight::start(Channel channel, const Parcel& parcel, Way way) {
-  const int rank = wire_.address_.members[static_cast<size_t>(parcel.peer)];
-  for (int64_t begin = 0; begin < parcel.bytes; begin += kLongestBytes) {
-    const int64_t bytes = std::min(kLongestBytes, parcel.bytes - begin);
+void Wire::Flight::start(Channel channel, const PeerBytes& data, Way way) {
+  const int rank = wire_.address_.members[static_cast<size_t>(data.peer)];
+  for (int64_t begin = 0; begin < data.bytes; begin += kLongestBytes) {
+    const int64_t bytes = std::min(kLongestBytes, data.bytes - begin);
     std::vector<at::Tensor> tensors{at::from_blob(
-        parcel.data + begin, {bytes}, [owner = parcel.owner](void*) {}, at::kByte)};
+        data.data + begin, {bytes}, [owner = data.owner](void*) {}, at::kByte)};
     try {
       auto work = way == Way::kSend ? wire_.backend_->send(tensors, rank, wire_.tag(channel))
                                     : wire_.backend_->recv(tensors, rank, wire_.tag(channel));
-      transfers_.push_back({parcel.peer, std::move(work)});
+      transfers_.push_back({data.peer, std::move(work)});
     } catch (const std::exception& error) {
-      throw WireError(WireError::Kind::kLost, parcel.peer, {}, first_line(error));
+      throw WireError(WireError::Kind::kLost, data.peer, {}, first_line(error));
     }
   }
 }

@@ -16,7 +16,7 @@ namespace trireme::comm {
 enum class Channel { kCalls, kCollectives, kMessageCalls, kMessages };
 
 /// Bytes to or from a peer. `owner` keeps them alive: the backend may still hold them after a failure.
-struct Parcel {
+struct PeerBytes {
   int peer;
   std::byte* data;
   int64_t bytes;
@@ -61,8 +61,8 @@ class Wire {
     Flight(const Flight&) = delete;
     Flight& operator=(const Flight&) = delete;
     /// Start at once and go on without the caller. Throw WireError: the backend refuses.
-    void send(Channel channel, const Parcel& parcel);
-    void receive(Channel channel, const Parcel& parcel);
+    void send(Channel channel, const PeerBytes& data);
+    void receive(Channel channel, const PeerBytes& data);
     /// Waits for what was started and not waited for yet, in that order. Throws WireError.
     void land();
     /// Nobody will wait: what was started goes on to the end of the process, whatever becomes of the group.
@@ -71,7 +71,7 @@ class Wire {
    private:
     friend class Wire;
     enum class Way { kSend, kReceive };
-    void start(Channel channel, const Parcel& parcel, Way way);
+    void start(Channel channel, const PeerBytes& data, Way way);
     struct Transfer {
       int peer;
       c10::intrusive_ptr<c10d::Work> work;
