@@ -38,9 +38,9 @@ ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSl
   const int unit = pager_.layout().unit_of[parameter];
   for (const OwnedSlice& slice : pager_.owned()) {
     if (slice.unit != unit) continue;
-    for (const Portion& portion : portions_of(pager_.layout().units[unit], slice.begin, slice.weights.numel()))
-      if (portion.parameter == parameter)
-        return {portion.parameter_begin, (slice.*flat).narrow(0, portion.slice_begin, portion.numel)};
+    for (const ParameterRange& range : ranges_of(pager_.layout().units[unit], slice.begin, slice.weights.numel()))
+      if (range.parameter == parameter)
+        return {range.parameter_begin, (slice.*flat).narrow(0, range.slice_begin, range.numel)};
   }
   return {0, at::empty({0})};
 }

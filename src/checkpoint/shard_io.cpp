@@ -124,7 +124,7 @@ void ShardReader::read(const SliceRead& read, std::byte* destination) {
 
 void ShardReader::read(const SliceRead& read, const Take& take) { read_blocks(read, nullptr, take); }
 
-// A block that one stretch of the destination needs whole is read in place.
+// A block that one range of the destination needs whole is read in place.
 void ShardReader::read_blocks(const SliceRead& read, std::byte* destination, const Take& take) {
   const SavedSlice& slice = slice_of(read);
   const auto itemsize = static_cast<int64_t>(c10::elementSize(tensor_of(read).dtype));

@@ -16,7 +16,7 @@ namespace {
 
 using Path = std::filesystem::path;
 
-/// Reads from files whose bytes nothing vouches for. Their tensors have no parts, so a run is one stretch.
+/// Reads from files whose bytes nothing vouches for. Their tensors have no parts, so a run is one range.
 class PlainReader {
  public:
   explicit PlainReader(const CheckpointSource& source) : source_(source), open_(source.manifest.files.size()) {}

@@ -74,7 +74,7 @@ std::optional<double> published_peak(const EngineBase& engine) {
 
 }  // namespace
 
-StepAgreement agree_on_step(Group& group, double loss, int signal) {
+AgreedStep agree_on_step(Group& group, double loss, int signal) {
   const auto sums = at::tensor({loss, signal == 0 ? 0.0 : 1.0}, at::kDouble);
   group.all_reduce(sums).wait();
   const double* values = sums.const_data_ptr<double>();

@@ -19,13 +19,13 @@
 namespace trireme::cli {
 
 /// The values that all ranks agree on after a step.
-struct StepAgreement {
+struct AgreedStep {
   double loss = 0;    ///< mean over the global batch
   bool stop = false;  ///< some rank was interrupted
 };
 
 /// Mean of the ranks' losses, and whether any of them was interrupted. Collective.
-StepAgreement agree_on_step(Group& group, double loss, int signal);
+AgreedStep agree_on_step(Group& group, double loss, int signal);
 
 class RunRecord {
  public:

@@ -49,7 +49,7 @@ ScheduleRow required(ScheduleRow row, const char* fix) {
 ScheduleRow warmup_max_lr(const char* standard) {
   const char* path = "scheduler.params.warmup_max_lr";
   ScheduleRow row = works<LrScheduleOptions>(path, per_group(), at<&LrScheduleOptions::warmup_max_lr>,
-                                           "`\"auto\"` is the optimizer's `lr`");
+                                             "`\"auto\"` is the optimizer's `lr`");
   row.standard = standard;
   row.read = [path, read = row.read](Document& file, LrScheduleOptions& options) {
     if (options.kind == LrScheduleKind::kWarmupDecay && !file.is_auto(path)) options.warmup_max_lr = 0.001;

@@ -4,15 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
-namespace trireme {
+#include "trireme/base/mix64.h"
 
-/// Mixes all bits (the finalizer of splitmix64, after its increment, so that 0 is no fixed point).
-constexpr uint64_t mix64(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
+namespace trireme {
 
 /// FNV-1a of `text`, started from `seed` and mixed: its own upper bits are weak for short texts.
 constexpr uint64_t hash_text(std::string_view text, uint64_t seed) {

@@ -116,10 +116,10 @@ double FullySharded::clip_grad_norm_(double max_norm) {
   const at::Tensor squares = at::full({1}, 0.0, at::kDouble);
   for (const OwnedSlice& slice : pager.owned()) {
     pager.await_owned(slice.unit);
-    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel()))
-      if (pager.has_gradient(portion.parameter))
-        squares.add_(
-            slice.gradients.narrow(0, portion.slice_begin, portion.numel).to(at::kDouble).square().sum().cpu());
+    for (const ParameterRange& range :
+         ranges_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel()))
+      if (pager.has_gradient(range.parameter))
+        squares.add_(slice.gradients.narrow(0, range.slice_begin, range.numel).to(at::kDouble).square().sum().cpu());
   }
   const int64_t copies = copies_of_elements();
   group().all_reduce(squares).wait();
@@ -127,9 +127,9 @@ double FullySharded::clip_grad_norm_(double max_norm) {
   const double factor = max_norm / (norm + kOfTorch);
   if (!(factor < 1)) return norm;
   for (const OwnedSlice& slice : pager.owned())
-    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel()))
-      if (pager.has_gradient(portion.parameter))
-        slice.gradients.narrow(0, portion.slice_begin, portion.numel).mul_(factor);
+    for (const ParameterRange& range :
+         ranges_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel()))
+      if (pager.has_gradient(range.parameter)) slice.gradients.narrow(0, range.slice_begin, range.numel).mul_(factor);
   for (size_t i = 0; i < pager.parameters().size(); ++i)
     if (pager.has_gradient(static_cast<int>(i))) pager.gradient_written(static_cast<int>(i));
   return norm;
@@ -140,8 +140,9 @@ int64_t FullySharded::copies_of_elements() {
   if (copies_ > 0) return copies_;
   int64_t owned = 0, all = 0;
   for (const OwnedSlice& slice : pager().owned())
-    for (const Portion& portion : portions_of(pager().layout().units[slice.unit], slice.begin, slice.gradients.numel()))
-      owned += portion.numel;
+    for (const ParameterRange& range :
+         ranges_of(pager().layout().units[slice.unit], slice.begin, slice.gradients.numel()))
+      owned += range.numel;
   for (const ParameterSpec& spec : pager().parameters())
     if (spec.trainable) all += spec.numel();
   const at::Tensor held = at::full({1}, owned, at::kLong);

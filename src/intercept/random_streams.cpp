@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "trireme/base/error.h"
+#include "trireme/base/mix64.h"
 #include "trireme/intercept.h"
 
 namespace trireme {
@@ -122,12 +123,7 @@ void RandomStreams::forget_slice(c10::Device device) {
   std::erase_if(slices_, [device](const auto& slice) { return slice.first == device; });
 }
 
-uint64_t stream_seed(uint64_t seed, uint64_t index) {
-  uint64_t value = seed + (index + 1) * 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
+uint64_t stream_seed(uint64_t seed, uint64_t index) { return mix64(seed + index * 0x9e3779b97f4a7c15); }
 
 void manual_seed(uint64_t seed) { RandomStreams::current().seed(seed); }
 

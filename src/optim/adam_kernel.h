@@ -8,7 +8,7 @@ namespace trireme {
 
 enum AdamType : int { kAdamFloat, kAdamBFloat16, kAdamFloat16 };
 
-/// A stretch of flat memory.
+/// A range of flat memory.
 struct AdamRun {
   float* master;
   void* weights;  ///< bf16 or fp16

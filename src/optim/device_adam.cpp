@@ -70,7 +70,7 @@ void check_numbers(const at::Tensor& lr, std::initializer_list<at::Tensor> numbe
     TRIREME_CHECK(number.device() == lr.device() && number.numel() == 1, "one number on ", lr.device().str(),
                   " expected, got ", number.numel(), " on ", number.device().str());
 }
-void check_stretch(const at::Tensor& lr, std::initializer_list<at::Tensor> tensors) {
+void check_range(const at::Tensor& lr, std::initializer_list<at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors)
     TRIREME_CHECK(
         tensor.device() == lr.device() && tensor.is_contiguous() && tensor.numel() == tensors.begin()->numel(),
@@ -78,7 +78,7 @@ void check_stretch(const at::Tensor& lr, std::initializer_list<at::Tensor> tenso
         tensor.device().str());
 }
 
-/// The operator's kernel: stretches go by calls of as many as one takes.
+/// The operator's kernel: ranges go by calls of as many as one takes.
 template <class Place>
 void run_adam(at::TensorList masters, at::TensorList weights, at::TensorList gradients, at::TensorList first,
               at::TensorList second, at::TensorList steps, const at::Tensor& lr,
@@ -101,9 +101,9 @@ void run_adam(at::TensorList masters, at::TensorList weights, at::TensorList gra
   };
   check_numbers(lr, {lr, gradient_factor.value_or(lr), skip.value_or(lr)});
   for (const at::TensorList list : {weights, gradients, first, second, steps})
-    TRIREME_CHECK(list.size() == masters.size(), masters.size(), " stretches, and a list of ", list.size());
+    TRIREME_CHECK(list.size() == masters.size(), masters.size(), " ranges, and a list of ", list.size());
   for (size_t i = 0; i < masters.size(); ++i) {
-    check_stretch(lr, {masters[i], weights[i], gradients[i], first[i], second[i]});
+    check_range(lr, {masters[i], weights[i], gradients[i], first[i], second[i]});
     check_numbers(lr, {steps[i]});
     const AdamType type = type_of(weights[i]);
     TRIREME_CHECK(type != kAdamFloat, "weights of 16 bits expected");

@@ -13,7 +13,7 @@
 
 namespace trireme {
 
-/// The memory of many stretches: entry i of each list belongs to stretch i.
+/// The memory of many ranges: entry i of each list belongs to range i.
 struct AdamLists {
   std::vector<at::Tensor> masters;    ///< [n] fp32
   std::vector<at::Tensor> weights;    ///< [n] bf16 or fp16
@@ -37,7 +37,7 @@ const KernelText& adam_kernel_text();
 /// Collective: whether `own` is true on every rank.
 bool is_true_on_all(Group& group, bool own);
 
-/// adam_in_one_pass() for all stretches, 56 per launch, by numbers of the device.
+/// adam_in_one_pass() for all ranges, 56 per launch, by numbers of the device.
 ///
 /// Arguments `lr`, `gradient_factor`, `skip`: as in StepDecision, the latter two undefined or [] fp32.
 /// Cost      one pass: reads 14 or 16, writes 14 bytes per element. On a GPU NVRTC's code of adam_kernel.h; the

@@ -1,4 +1,4 @@
-// An optimizer step on a device: few launches over many stretches of flat memory, and no number that the host waits
+// An optimizer step on a device: few launches over many ranges of flat memory, and no number that the host waits
 // for.
 #pragma once
 
@@ -17,7 +17,7 @@ class DeviceSteps {
  public:
   DeviceSteps(size_t parameters, c10::Device device);
 
-  /// By parameter. Equal ones have had the same updates, so that they can go into one stretch.
+  /// By parameter. Equal ones have had the same updates, so that they can go into one range.
   const std::vector<int64_t>& histories() const { return histories_; }
   /// [] fp32: the number of the update that is being made, between begin() and end().
   at::Tensor of(int parameter) const { return counts_.select(0, parameter); }
@@ -38,7 +38,7 @@ class DeviceSteps {
   int64_t updates_ = 0;
 };
 
-/// A stretch of one parameter group, and the number of its update, [] fp32.
+/// A range of one parameter group, and the number of its update, [] fp32.
 struct DeviceRun {
   UpdateSpan span;
   at::Tensor step;

@@ -61,10 +61,10 @@ class ShardedOptimizer::Impl {
     std::vector<at::Tensor> parts;
     std::vector<std::string> names;
     for (size_t i = 0; i < slices_.count(); ++i)
-      for (const Portion& portion : slices_.portions(i)) {
-        client_portions_.push_back(portion);
-        parts.push_back(slices_.span(i).master.narrow(0, portion.slice_begin, portion.numel));
-        names.push_back(pager_.parameters()[portion.parameter].name);
+      for (const ParameterRange& range : slices_.ranges(i)) {
+        client_ranges_.push_back(range);
+        parts.push_back(slices_.span(i).master.narrow(0, range.slice_begin, range.numel));
+        names.push_back(pager_.parameters()[range.parameter].name);
       }
     client_ = std::make_unique<ClientOptimizer>(factory, std::move(parts), std::move(names));
   }
@@ -86,10 +86,10 @@ class ShardedOptimizer::Impl {
     if (!client_) return slices;
     client_states_ = client_->states();
     for (const ClientState& state : client_states_) {
-      const Portion& portion = client_portions_[state.part];
-      const ParameterSpec& parameter = pager_.parameters()[portion.parameter];
-      slices.push_back({optimizer_state_name(state.name, parameter.name), parameter.model_part(),
-                        portion.parameter_begin, state.tensor});
+      const ParameterRange& range = client_ranges_[state.part];
+      const ParameterSpec& parameter = pager_.parameters()[range.parameter];
+      slices.push_back({optimizer_state_name(state.name, parameter.name), parameter.model_part(), range.parameter_begin,
+                        state.tensor});
     }
     return slices;
   }
@@ -122,14 +122,14 @@ class ShardedOptimizer::Impl {
     if (device_steps_) device_steps_->set(steps);
     if (!client_) return;
     std::vector<int64_t> by_part;
-    for (const Portion& portion : client_portions_) by_part.push_back(steps_[portion.parameter]);
+    for (const ParameterRange& range : client_ranges_) by_part.push_back(steps_[range.parameter]);
     client_->set_states(std::exchange(client_states_, {}), by_part);
   }
 
  private:
   /// The part of one parameter that this rank updates.
   struct Part {
-    Portion portion;
+    ParameterRange range;
     const OptimizerOptions& options;
     int64_t step = 0;
     UpdateSpan span;
@@ -144,10 +144,10 @@ class ShardedOptimizer::Impl {
   std::vector<Part> parts(size_t i, OptimizerKind kind, const ClosedWindow& window, const StepOptions& options) const {
     std::vector<Part> result;
     const UpdateSpan span = slices_.span(i);
-    for (const Portion& portion : slices_.portions(i)) {
-      if (!is_updated_by(kind, portion.parameter, window, options)) continue;
-      result.push_back({portion, options.groups[slices_.group_of(portion.parameter)], steps_[portion.parameter] + 1,
-                        span.slice(portion.slice_begin, portion.slice_begin + portion.numel)});
+    for (const ParameterRange& range : slices_.ranges(i)) {
+      if (!is_updated_by(kind, range.parameter, window, options)) continue;
+      result.push_back({range, options.groups[slices_.group_of(range.parameter)], steps_[range.parameter] + 1,
+                        span.slice(range.slice_begin, range.slice_begin + range.numel)});
     }
     return result;
   }
@@ -166,8 +166,8 @@ class ShardedOptimizer::Impl {
       for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
         const LambNorms own = lamb_moments(part.span.master, part.span.gradients.to(at::kFloat), part.span.first,
                                            part.span.second, part.options, options.gradient_factor, part.step);
-        sums[0][part.portion.parameter] += own.weights;
-        sums[1][part.portion.parameter] += own.update;
+        sums[0][part.range.parameter] += own.weights;
+        sums[1][part.range.parameter] += own.update;
       }
     }
     for (int64_t i = 0; i < mesh_count && pager_.policy().stage > 0; ++i) {
@@ -181,7 +181,7 @@ class ShardedOptimizer::Impl {
   void step_lamb(size_t i, const ClosedWindow& window, const StepOptions& options, const at::Tensor& norms) const {
     const auto sums = norms.accessor<double, 2>();
     for (const Part& part : parts(i, OptimizerKind::kLamb, window, options)) {
-      const int parameter = part.portion.parameter;
+      const int parameter = part.range.parameter;
       const double trust = lamb_trust({sums[0][parameter], sums[1][parameter]}, part.options);
       lamb_apply(part.span.master, part.span.first, part.span.second, part.options, trust, part.step);
       OptimizerSlices::round_weights(part.span);
@@ -193,11 +193,11 @@ class ShardedOptimizer::Impl {
     client_states_.clear();
     std::vector<at::Tensor> gradients;
     for (size_t i = 0; i < slices_.count(); ++i)
-      for (const Portion& portion : slices_.portions(i)) {
+      for (const ParameterRange& range : slices_.ranges(i)) {
         const at::Tensor& flat = pager_.owned()[i].gradients;
         gradients.emplace_back();
-        if (!window.touched()[portion.parameter]) continue;
-        gradients.back() = flat.narrow(0, portion.slice_begin, portion.numel).to(slices_.span(i).master.scalar_type());
+        if (!window.touched()[range.parameter]) continue;
+        gradients.back() = flat.narrow(0, range.slice_begin, range.numel).to(slices_.span(i).master.scalar_type());
         if (options.gradient_factor != 1) gradients.back().mul_(options.gradient_factor);
       }
     std::vector<double> learning_rates;
@@ -233,7 +233,7 @@ class ShardedOptimizer::Impl {
     }
   }
 
-  /// A stretch that is updated by one call, and how.
+  /// A range that is updated by one call, and how.
   struct UpdateRun {
     Run run;
     OptimizerOptions options;
@@ -261,7 +261,7 @@ class ShardedOptimizer::Impl {
     }
   }
 
-  // All stretches of a group by one call, and then all units are final.
+  // All ranges of a group by one call, and then all units are final.
   void step_on_device(ClosedWindow& window, const StepOptions& options) {
     const WithoutInterception own_operators;
     const StepDecision decision = options.decision ? *options.decision : decision_of(options.gradient_factor);
@@ -317,12 +317,12 @@ class ShardedOptimizer::Impl {
     const std::vector<Part> own = parts(i, OptimizerKind::kMuon, window, options);
     const at::Tensor directions = at::zeros({slice.weights.numel()}, slice.weights.options().dtype(at::kFloat));
     for (const Part& part : own)
-      directions.narrow(0, part.portion.slice_begin, part.portion.numel)
+      directions.narrow(0, part.range.slice_begin, part.range.numel)
           .copy_(muon_direction(part.span.first, part.span.gradients, part.options.momentum, options.gradient_factor));
     const at::Tensor updates = orthogonalise_parts(directions, matrices, unit, pager_.mesh_of(slice.unit));
     for (const Part& part : own) {
-      muon_apply(part.span.master, updates.narrow(0, part.portion.slice_begin, part.portion.numel), part.options,
-                 pager_.parameters()[part.portion.parameter].shape);
+      muon_apply(part.span.master, updates.narrow(0, part.range.slice_begin, part.range.numel), part.options,
+                 pager_.parameters()[part.range.parameter].shape);
       OptimizerSlices::round_weights(part.span);
     }
   }
@@ -336,7 +336,7 @@ class ShardedOptimizer::Impl {
   std::vector<int64_t> steps_;                 ///< by parameter: how often it was updated; on the host
   std::optional<DeviceSteps> device_steps_;    ///< the same on a device
   std::unique_ptr<ClientOptimizer> client_;    ///< instead of our own
-  std::vector<Portion> client_portions_;       ///< by its part
+  std::vector<ParameterRange> client_ranges_;  ///< by its part
   std::vector<ClientState> client_states_;     ///< what a load writes into
   std::unique_ptr<HostUpdates> host_updates_;  ///< of what is offloaded; the last member, its thread uses the others
 };

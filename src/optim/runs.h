@@ -1,4 +1,4 @@
-// Which stretches of a flat shard can be updated by one call.
+// Which ranges of a flat shard can be updated by one call.
 #pragma once
 
 #include <cstdint>

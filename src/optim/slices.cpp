@@ -44,13 +44,12 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
     is_on_host_.push_back(is_host(weights));
   }
   for (size_t i = 0; arithmetic.rounds_stochastically && i < spans_.size(); ++i) {
-    std::vector<StochasticRounding::Stretch> stretches;
-    for (const Portion& portion : portions(i)) {
-      const std::string& name = pager.parameters()[portion.parameter].name;
-      stretches.push_back(
-          {portion.slice_begin, portion.numel, XXH3_64bits(name.data(), name.size()), portion.parameter_begin});
+    std::vector<StochasticRounding::Range> ranges;
+    for (const ParameterRange& range : ranges(i)) {
+      const std::string& name = pager.parameters()[range.parameter].name;
+      ranges.push_back({range.slice_begin, range.numel, XXH3_64bits(name.data(), name.size()), range.parameter_begin});
     }
-    roundings_.emplace_back(std::move(stretches));
+    roundings_.emplace_back(std::move(ranges));
   }
 }
 
@@ -71,9 +70,9 @@ std::vector<Run> OptimizerSlices::runs(size_t i, const std::vector<bool>& touche
   return plan_runs(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel(), touched, steps, group_of_);
 }
 
-std::vector<Portion> OptimizerSlices::portions(size_t i) const {
+std::vector<ParameterRange> OptimizerSlices::ranges(size_t i) const {
   const OwnedSlice& slice = pager_.owned()[i];
-  return portions_of(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel());
+  return ranges_of(pager_.layout().units[slice.unit], slice.begin, slice.weights.numel());
 }
 
 void OptimizerSlices::round_weights(const UpdateSpan& span) {
@@ -85,9 +84,9 @@ void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < spans_.size(); ++i) {
     if (!spans_[i].has_master()) continue;
-    for (const Portion& portion : portions(i)) {
-      if (!chosen[portion.parameter]) continue;
-      const UpdateSpan part = spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel);
+    for (const ParameterRange& range : ranges(i)) {
+      if (!chosen[range.parameter]) continue;
+      const UpdateSpan part = spans_[i].slice(range.slice_begin, range.slice_begin + range.numel);
       // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
       const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
       part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
@@ -98,21 +97,20 @@ void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
 void OptimizerSlices::write_back_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < spans_.size(); ++i)
-    for (const Portion& portion : portions(i))
-      if (chosen[portion.parameter])
-        round_weights(spans_[i].slice(portion.slice_begin, portion.slice_begin + portion.numel));
+    for (const ParameterRange& range : ranges(i))
+      if (chosen[range.parameter]) round_weights(spans_[i].slice(range.slice_begin, range.slice_begin + range.numel));
 }
 
 std::vector<TensorSlice> OptimizerSlices::state() const {
   std::vector<TensorSlice> slices;
   for (size_t i = 0; i < spans_.size(); ++i) {
     const UpdateSpan& span = spans_[i];
-    for (const Portion& portion : portions(i)) {
-      const std::string& parameter = pager_.parameters()[portion.parameter].name;
-      if (span.has_master()) append(slices, master_name(parameter), portion, span.master);
-      const std::vector<std::string>& names = state_names(portion.parameter);
+    for (const ParameterRange& range : ranges(i)) {
+      const std::string& parameter = pager_.parameters()[range.parameter].name;
+      if (span.has_master()) append(slices, master_name(parameter), range, span.master);
+      const std::vector<std::string>& names = state_names(range.parameter);
       for (size_t state = 0; state < names.size(); ++state)
-        append(slices, optimizer_state_name(names[state], parameter), portion, state == 0 ? span.first : span.second);
+        append(slices, optimizer_state_name(names[state], parameter), range, state == 0 ? span.first : span.second);
     }
   }
   return slices;
@@ -134,13 +132,13 @@ int64_t OptimizerSlices::state_bytes() const {
   return bytes;
 }
 
-void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& name, const Portion& portion,
+void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& name, const ParameterRange& range,
                              const at::Tensor& flat) const {
   TensorSlice& slice = slices.emplace_back();
   slice.name = name;
-  slice.part = pager_.parameters()[portion.parameter].model_part();
-  slice.begin = portion.parameter_begin;
-  slice.data = flat.narrow(0, portion.slice_begin, portion.numel);
+  slice.part = pager_.parameters()[range.parameter].model_part();
+  slice.begin = range.parameter_begin;
+  slice.data = flat.narrow(0, range.slice_begin, range.numel);
 }
 
 }  // namespace trireme

@@ -30,7 +30,7 @@ class OptimizerSlices {
   int group_of(int parameter) const { return group_of_[parameter]; }
   const std::vector<std::string>& state_names(int parameter) const { return state_names_[group_of_[parameter]]; }
   std::vector<Run> runs(size_t i, const std::vector<bool>& touched, const std::vector<int64_t>& steps) const;
-  std::vector<Portion> portions(size_t i) const;
+  std::vector<ParameterRange> ranges(size_t i) const;
 
   /// Weights of slice `i` become its masters, rounded.
   static void round_weights(const UpdateSpan& span);
@@ -46,7 +46,7 @@ class OptimizerSlices {
 
  private:
   bool any(bool on_host) const;
-  void append(std::vector<TensorSlice>& slices, const std::string& name, const Portion& portion,
+  void append(std::vector<TensorSlice>& slices, const std::string& name, const ParameterRange& range,
               const at::Tensor& flat) const;
 
   Pager& pager_;

@@ -42,14 +42,14 @@ void StochasticRounding::round(const at::Tensor& to, const at::Tensor& from, int
   auto* const target = to.data_ptr<at::BFloat16>();
   const float* const values = from.const_data_ptr<float>();
   const int64_t end = begin + to.numel();
-  for (const Stretch& stretch : stretches_) {
-    const int64_t low = std::max(begin, stretch.begin), high = std::min(end, stretch.begin + stretch.numel);
+  for (const Range& range : ranges_) {
+    const int64_t low = std::max(begin, range.begin), high = std::min(end, range.begin + range.numel);
     if (low >= high) continue;
-    const uint64_t of_step[] = {stretch.parameter, static_cast<uint64_t>(step), static_cast<uint64_t>(tensor)};
+    const uint64_t of_step[] = {range.parameter, static_cast<uint64_t>(step), static_cast<uint64_t>(tensor)};
     const uint64_t seed = XXH3_64bits(of_step, sizeof of_step);
     at::parallel_for(low, high, kGrain, [&](int64_t from_here, int64_t to_here) {
       round_elements(target + (from_here - begin), values + (from_here - begin), to_here - from_here, seed,
-                     stretch.first + (from_here - stretch.begin));
+                     range.first + (from_here - range.begin));
     });
   }
 }

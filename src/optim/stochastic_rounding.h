@@ -14,7 +14,7 @@ namespace trireme {
 class StochasticRounding {
  public:
   /// Elements of one parameter that lie in the slice side by side.
-  struct Stretch {
+  struct Range {
     int64_t begin = 0;  ///< in the slice
     int64_t numel = 0;
     uint64_t parameter = 0;  ///< a number of its own, the same in every run
@@ -22,7 +22,7 @@ class StochasticRounding {
   };
   enum Tensor : uint8_t { kWeights, kFirst, kSecond };  ///< each has random numbers of its own
 
-  explicit StochasticRounding(std::vector<Stretch> stretches) : stretches_(std::move(stretches)) {}
+  explicit StochasticRounding(std::vector<Range> ranges) : ranges_(std::move(ranges)) {}
 
   /// `to` [n] bf16, the elements of the slice from `begin` on, become `from` [n] fp32, rounded; the padding between
   /// parameters stays. Values that are not finite, and those that bf16 has, stay what they are. On the host.
@@ -31,7 +31,7 @@ class StochasticRounding {
   void round(const at::Tensor& to, const at::Tensor& from, int64_t begin, int64_t step, Tensor tensor) const;
 
  private:
-  std::vector<Stretch> stretches_;
+  std::vector<Range> ranges_;
 };
 
 }  // namespace trireme

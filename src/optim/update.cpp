@@ -62,7 +62,7 @@ void update_master(const UpdateSpan& span, const OptimizerOptions& optimizer, do
     case OptimizerKind::kLamb:
     case OptimizerKind::kMuon:
     case OptimizerKind::kClient:
-      TRIREME_CHECK(false, optimizer_name(optimizer.kind), " is not updated stretch by stretch.");
+      TRIREME_CHECK(false, optimizer_name(optimizer.kind), " is not updated range by range.");
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW: {
       const at::Tensor steps = at::scalar_tensor(static_cast<double>(step), at::kFloat);

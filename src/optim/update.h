@@ -1,4 +1,4 @@
-// The arithmetic of one optimizer step over one stretch of flat memory.
+// The arithmetic of one optimizer step over one range of flat memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -57,23 +57,23 @@ const std::vector<Exclusion>& exclusions() {
       {kPipeline, kSequence,
        "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one of "
        "the two 1"},
-      {kSharedGather, kDevice, kSharedOnDevice, Call::kInitialize, ErrorCode::kConfig},
-      {kSharedGather, kSeparateMemory, kSharedWithoutMemory, Call::kInitialize, ErrorCode::kConfig},
+      {kSharedGather, kDevice, kSharedOnDevice, EngineCall::kInitialize, ErrorCode::kConfig},
+      {kSharedGather, kSeparateMemory, kSharedWithoutMemory, EngineCall::kInitialize, ErrorCode::kConfig},
       {kParameterGroups, kClientOptimizer,
        "parameter_groups: {} of them beside a client_optimizer, which has its own; let the factory make them",
-       Call::kInitialize, ErrorCode::kConfig},
-      {kRecomputeLayers, kPipeline, kNoLayers, Call::kInitialize, ErrorCode::kConfig},
-      {kLeafModules, kPipeline, kNoLeafModule, Call::kInitialize, ErrorCode::kConfig},
+       EngineCall::kInitialize, ErrorCode::kConfig},
+      {kRecomputeLayers, kPipeline, kNoLayers, EngineCall::kInitialize, ErrorCode::kConfig},
+      {kLeafModules, kPipeline, kNoLeafModule, EngineCall::kInitialize, ErrorCode::kConfig},
       {kTensor, kMatrixOptimizer,
        "optimizer {} looks at whole parameters, and with tensor_parallel (autotp_size={}) a rank has slices; use "
        "another "
        "optimizer, such as AdamW",
-       Call::kInitialize},
-      {kRecomputeByCall, kSequence, kMadeByLength, Call::kForward, ErrorCode::kState},
-      {kRingAttention, kDevice, kRingRefusal, Call::kForward, ErrorCode::kState},
-      {kDeterministic, kCoalesced, kReducedOnce, Call::kBackward, ErrorCode::kState},
-      {kPipeline, kNoSync, kNoScope, Call::kForward, ErrorCode::kState},
-      {kPipeline, kCoalesced, kNoScope, Call::kForward, ErrorCode::kState},
+       EngineCall::kInitialize},
+      {kRecomputeByCall, kSequence, kMadeByLength, EngineCall::kForward, ErrorCode::kState},
+      {kRingAttention, kDevice, kRingRefusal, EngineCall::kForward, ErrorCode::kState},
+      {kDeterministic, kCoalesced, kReducedOnce, EngineCall::kBackward, ErrorCode::kState},
+      {kPipeline, kNoSync, kNoScope, EngineCall::kForward, ErrorCode::kState},
+      {kPipeline, kCoalesced, kNoScope, EngineCall::kForward, ErrorCode::kState},
   };
   return all;
 }

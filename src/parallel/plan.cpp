@@ -112,8 +112,8 @@ std::vector<PlannedPass> passes_of(const ParallelPlan& plan, const ParallelOptio
 
 /// The elements of one parameter, in its own flattening, that lie in [begin, begin + numel) of its unit.
 Interval part_of(const UnitLayout& unit, int parameter, int64_t begin, int64_t numel) {
-  for (const Portion& portion : portions_of(unit, begin, numel))
-    if (portion.parameter == parameter) return {portion.parameter_begin, portion.parameter_begin + portion.numel};
+  for (const ParameterRange& range : ranges_of(unit, begin, numel))
+    if (range.parameter == parameter) return {range.parameter_begin, range.parameter_begin + range.numel};
   return {};
 }
 

@@ -7,7 +7,8 @@
 namespace trireme::python {
 
 void bind_schedule(py::module_& module) {
-  py::class_<LrSchedule>(module, "Schedule", "trireme::LrSchedule of a configuration's `scheduler` section (JSON text).")
+  py::class_<LrSchedule>(module, "Schedule",
+                         "trireme::LrSchedule of a configuration's `scheduler` section (JSON text).")
       .def(py::init([](const std::string& section, std::vector<double> group_lrs) {
              const std::string text = R"({"train_micro_batch_size_per_gpu": 1, "scheduler": )" + section + "}";
              return LrSchedule(parse_config(text, 1).scheduler.value_or(LrScheduleOptions{}), std::move(group_lrs));

@@ -123,7 +123,7 @@ class Assembly {
 
   Schedule& schedule_;
   std::map<Pair, std::deque<MessageContent>> sent_;  // in order; shorter by what the receiver has taken
-  Buffers buffers_;                          // of the stage that is being assembled
+  Buffers buffers_;                                  // of the stage that is being assembled
   std::set<MessageContent> received_;                // by it
 };
 

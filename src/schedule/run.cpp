@@ -199,7 +199,7 @@ class Run {
   std::vector<Stage> stages_;
   std::map<int, std::set<int>> with_weights_;  // by part: micro-batches whose gradients of weights are computed
   std::map<std::tuple<int, int, MessageContent>, double> arrivals_;  // by sender and receiver
-  std::map<std::tuple<int, int, int>, double> ready_;        // by stage, chunk and micro-batch: the newest message
+  std::map<std::tuple<int, int, int>, double> ready_;  // by stage, chunk and micro-batch: the newest message
   Timeline timeline_;
 };
 

@@ -52,9 +52,10 @@ void append_weights(StateTree& state, const Pager& pager, bool with_frozen, cons
   };
   for (const std::vector<OwnedSlice>& owned : {pager.owned(), pager.owned_frozen()})
     for (const OwnedSlice& slice : owned)
-      for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
-        of_parameter[portion.parameter].push_back(slice_of(
-            portion.parameter, portion.parameter_begin, slice.weights.narrow(0, portion.slice_begin, portion.numel)));
+      for (const ParameterRange& range :
+           ranges_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
+        of_parameter[range.parameter].push_back(
+            slice_of(range.parameter, range.parameter_begin, slice.weights.narrow(0, range.slice_begin, range.numel)));
   const std::vector<bool> frozen = frozen_parameters(pager);
   for (size_t i = 0; i < of_parameter.size(); ++i) {
     if (frozen[i] && !with_frozen) continue;

@@ -34,15 +34,16 @@ at::Tensor numbers_of_gradients(Pager& pager) {
   const at::Tensor own = at::zeros({static_cast<int64_t>(pager.parameters().size()), 2}, at::kDouble);
   for (const OwnedSlice& slice : pager.owned()) {
     pager.await_owned(slice.unit);
-    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel())) {
-      const at::Tensor gradient = slice.gradients.narrow(0, portion.slice_begin, portion.numel).to(at::kDouble);
+    for (const ParameterRange& range :
+         ranges_of(pager.layout().units[slice.unit], slice.begin, slice.gradients.numel())) {
+      const at::Tensor gradient = slice.gradients.narrow(0, range.slice_begin, range.numel).to(at::kDouble);
       const at::Tensor vector =
-          at::arange(portion.parameter_begin, portion.parameter_begin + portion.numel, gradient.options())
+          at::arange(range.parameter_begin, range.parameter_begin + range.numel, gradient.options())
               .mul_(0.7)
-              .add_(portion.parameter)
+              .add_(range.parameter)
               .sin_();
-      own[portion.parameter][0] += gradient.square().sum().cpu();
-      own[portion.parameter][1] += gradient.mul(vector).sum().cpu();
+      own[range.parameter][0] += gradient.square().sum().cpu();
+      own[range.parameter][1] += gradient.mul(vector).sum().cpu();
     }
   }
   return own;

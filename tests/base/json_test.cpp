@@ -53,7 +53,8 @@ TEST(Json, ReadsNumbersBeyondADoubleAsInfinite) {
 TEST(Json, RefusesADuplicateKeyByItsPath) {
   EXPECT_EQ(json_error_of(R"({"a": {"x": 1}, "b": [{}, {"c": {"stage": 1, "stage": 2}}]})"),
             "ds.json: the key `b[1].c.stage` stands twice; remove one of the two");
-  EXPECT_EQ(json_error_of(R"({"a": 1, "b": {"a": 2}, "a": 3})"), "ds.json: the key `a` stands twice; remove one of the two");
+  EXPECT_EQ(json_error_of(R"({"a": 1, "b": {"a": 2}, "a": 3})"),
+            "ds.json: the key `a` stands twice; remove one of the two");
 }
 
 TEST(Json, AcceptsTheSameKeyInDifferentObjects) {

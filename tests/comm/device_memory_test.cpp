@@ -83,7 +83,8 @@ TEST_F(NcclMemory, IsMovedInPlaceByTheGroupThatHasRegisteredIt) {
     auto sent = rank.group().send(slab, 1 - rank.id());
     rank.group().recv(at::empty_like(slab), 1 - rank.id()).wait();
     sent.wait();
-    Event::record(rank.device()).synchronize();  // a close that the group's own watch has seen to tells the record nothing
+    Event::record(rank.device())
+        .synchronize();  // a close that the group's own watch has seen to tells the record nothing
     rank.host().barrier();
     EXPECT_EQ(fake_nccl_memory().moved_in_place - before.moved_in_place, 2 * 3);
     EXPECT_GE(fake_nccl_memory().copied - before.copied, 2 * 2);

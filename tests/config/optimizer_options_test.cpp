@@ -200,10 +200,10 @@ TEST(SchedulerOptions, ReadEveryParameter) {
       scheduler("warmuplr",
                 R"({"warmup_min_lr": 0.1, "warmup_max_lr": 0.2, "warmup_num_steps": 5, "warmup_type": "linear"})"),
       (LrScheduleOptions{.kind = LrScheduleKind::kWarmup,
-                       .warmup_min_lr = 0.1,
-                       .warmup_max_lr = 0.2,
-                       .warmup_num_steps = 5,
-                       .warmup_type = WarmupKind::kLinear}));
+                         .warmup_min_lr = 0.1,
+                         .warmup_max_lr = 0.2,
+                         .warmup_num_steps = 5,
+                         .warmup_type = WarmupKind::kLinear}));
   const auto cosine =
       scheduler("WarmupCosineLR", R"({"total_num_steps": 9, "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2})");
   EXPECT_EQ(cosine.warmup_min_ratio, 0.1);
@@ -250,10 +250,10 @@ TEST(SchedulerOptions, ReadEveryParameterOfOurOwn) {
   EXPECT_EQ(
       scheduler("wsd", R"({"warmup_num_steps": 2, "decay_num_steps": 3, "total_num_steps": 9, "min_ratio": 0.5})"),
       (LrScheduleOptions{.kind = LrScheduleKind::kWsd,
-                       .warmup_num_steps = 2,
-                       .total_num_steps = 9,
-                       .decay_num_steps = 3,
-                       .min_ratio = 0.5}));
+                         .warmup_num_steps = 2,
+                         .total_num_steps = 9,
+                         .decay_num_steps = 3,
+                         .min_ratio = 0.5}));
   for (const LrScheduleKind kind : {LrScheduleKind::kLinear, LrScheduleKind::kCosine})
     EXPECT_EQ(scheduler(name_of(kind), R"({"warmup_num_steps": 2, "total_num_steps": 9})"),
               (LrScheduleOptions{.kind = kind, .warmup_num_steps = 2, .total_num_steps = 9}));

@@ -111,10 +111,10 @@ TEST(EngineStep, IsSkippedOnAllRanksWhenOneGradientIsNotFinite) {
     Dot net;
     Config config = sgd_config(2);
     config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kWarmup,
-                                       .warmup_min_lr = 0.5,
-                                       .warmup_max_lr = 0.7,
-                                       .warmup_num_steps = 2,
-                                       .warmup_type = WarmupKind::kLinear};
+                                         .warmup_min_lr = 0.5,
+                                         .warmup_max_lr = 0.7,
+                                         .warmup_num_steps = 2,
+                                         .warmup_type = WarmupKind::kLinear};
     auto engine = initialize(rank.world(), net, {.config = config});
     const float infinity = std::numeric_limits<float>::infinity();
     engine.backward(engine(vec(rank.id() == 1 ? infinity : 1, 1)));

@@ -185,7 +185,8 @@ TEST(ARefusedInitialize, LeavesTheModelAsItWas) {
     refuse([](Config&, InitializeOptions& options) { options.parameter_groups = {{.patterns = {"bias"}, .lr = 1}}; });
     refuse([](Config& config, InitializeOptions&) { config.leaf_modules.names = {"experts"}; });
     refuse([](Config& config, InitializeOptions&) {
-      config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kLinear, .warmup_num_steps = 9, .total_num_steps = 3};
+      config.scheduler =
+          LrScheduleOptions{.kind = LrScheduleKind::kLinear, .warmup_num_steps = 9, .total_num_steps = 3};
     });
     refuse([](Config& config, InitializeOptions&) { config.recompute.mode = RecomputeMode::kFull; });
     net->w.set_requires_grad(false);

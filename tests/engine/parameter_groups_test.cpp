@@ -174,11 +174,11 @@ TEST(EngineSchedule, OfOneCycleMovesTheMomentumOfTheNextStep) {
     Config config = sgd_config(1);
     config.optimizer->momentum = 0.875;
     config.scheduler = LrScheduleOptions{.kind = LrScheduleKind::kOneCycle,
-                                       .one_cycle = {.cycle_min_lr = 1,
-                                                     .cycle_max_lr = 2,
-                                                     .cycle_first_step_size = 2,
-                                                     .cycle_min_mom = 0.25,
-                                                     .cycle_max_mom = 0.75}};
+                                         .one_cycle = {.cycle_min_lr = 1,
+                                                       .cycle_max_lr = 2,
+                                                       .cycle_first_step_size = 2,
+                                                       .cycle_min_mom = 0.25,
+                                                       .cycle_max_mom = 0.75}};
     auto engine = initialize(rank.world(), net, {.config = config});
     EXPECT_EQ(engine.get_mom().first, 0.75);
     train_step(engine);  // w = (2, 3) - 1 * (1, 1), momentum buffer (1, 1)

@@ -31,8 +31,8 @@ TEST(LrSchedule, WarmupLrRisesWithTheLogarithmOfTheStepThenStays) {
 }
 
 TEST(LrSchedule, WarmupLrWithoutAMaximumEndsAtTheOptimizersLearningRate) {
-  const LrSchedule schedule({.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 10, .warmup_type = WarmupKind::kLinear},
-                          0.5);
+  const LrSchedule schedule(
+      {.kind = LrScheduleKind::kWarmup, .warmup_num_steps = 10, .warmup_type = WarmupKind::kLinear}, 0.5);
   EXPECT_DOUBLE_EQ(schedule.lr(6), 0.25);
   EXPECT_DOUBLE_EQ(schedule.lr(11), 0.5);
 }
@@ -45,12 +45,12 @@ TEST(LrSchedule, WarmupOfZeroStepsLastsTwo) {
 
 TEST(LrSchedule, WarmupDecayLrFallsLinearlyToTheMinimumAtTheLastStep) {
   const LrSchedule schedule({.kind = LrScheduleKind::kWarmupDecay,
-                           .warmup_min_lr = 0.1,
-                           .warmup_max_lr = 1.1,
-                           .warmup_num_steps = 20,
-                           .warmup_type = WarmupKind::kLinear,
-                           .total_num_steps = 120},
-                          7.0);
+                             .warmup_min_lr = 0.1,
+                             .warmup_max_lr = 1.1,
+                             .warmup_num_steps = 20,
+                             .warmup_type = WarmupKind::kLinear,
+                             .total_num_steps = 120},
+                            7.0);
   EXPECT_DOUBLE_EQ(schedule.lr(11), 0.6);  // i = 10 of 20
   EXPECT_DOUBLE_EQ(schedule.lr(21), 1.1);  // i = 20: all 100 are left
   EXPECT_DOUBLE_EQ(schedule.lr(71), 0.6);  // i = 70: 50 of 100 are left
@@ -60,12 +60,12 @@ TEST(LrSchedule, WarmupDecayLrFallsLinearlyToTheMinimumAtTheLastStep) {
 
 TEST(LrSchedule, WarmupCosineLrFollowsHalfAWaveAndStaysAtItsEnd) {
   const LrSchedule schedule({.kind = LrScheduleKind::kWarmupCosine,
-                           .warmup_num_steps = 10,
-                           .warmup_type = WarmupKind::kLinear,
-                           .total_num_steps = 110,
-                           .warmup_min_ratio = 0.2,
-                           .cos_min_ratio = 0.1},
-                          2.0);
+                             .warmup_num_steps = 10,
+                             .warmup_type = WarmupKind::kLinear,
+                             .total_num_steps = 110,
+                             .warmup_min_ratio = 0.2,
+                             .cos_min_ratio = 0.1},
+                            2.0);
   EXPECT_DOUBLE_EQ(schedule.lr(0), 0.4);
   EXPECT_DOUBLE_EQ(schedule.lr(6), 2.0 * (0.2 + 0.8 * 0.5));  // i = 5
   EXPECT_DOUBLE_EQ(schedule.lr(11),
@@ -179,14 +179,14 @@ TEST(LrSchedule, ScalesTheLearningRateOfEveryGroup) {
   EXPECT_DOUBLE_EQ(wave.lr(1, 0), 3);
   EXPECT_DOUBLE_EQ(wave.lr(1, 1), 6);
   const LrSchedule warmup({.kind = LrScheduleKind::kWarmup,
-                         .warmup_min_lr = std::vector<double>{0, 2},
-                         .warmup_num_steps = 4,
-                         .warmup_type = WarmupKind::kLinear},
-                        {4.0, 6.0});
+                           .warmup_min_lr = std::vector<double>{0, 2},
+                           .warmup_num_steps = 4,
+                           .warmup_type = WarmupKind::kLinear},
+                          {4.0, 6.0});
   EXPECT_DOUBLE_EQ(warmup.lr(3, 0), 2);  // i = 2 of 4
   EXPECT_DOUBLE_EQ(warmup.lr(3, 1), 4);
   const LrSchedule test({.kind = LrScheduleKind::kLrRangeTest, .lr_range_test = {.min_lr = std::vector<double>{1, 3}}},
-                      {4.0, 6.0});
+                        {4.0, 6.0});
   EXPECT_DOUBLE_EQ(test.lr(0, 1), 3);
 }
 
@@ -208,8 +208,9 @@ TEST(LrSchedule, RefusesByNameAndValueWhatDoesNotFit) {
             prefix + "warmup_num_steps=-3: WarmupLR needs 0 or more");
   EXPECT_EQ(refusal_of({.kind = LrScheduleKind::kLinear, .warmup_num_steps = 9, .total_num_steps = 8}),
             prefix + "total_num_steps=8: warm-up takes 9 steps; use fewer, or a larger total");
-  EXPECT_EQ(refusal_of({.kind = LrScheduleKind::kWsd, .warmup_num_steps = 2, .total_num_steps = 8, .decay_num_steps = 7}),
-            prefix + "total_num_steps=8: warm-up and decay take 9 steps; use fewer, or a larger total");
+  EXPECT_EQ(
+      refusal_of({.kind = LrScheduleKind::kWsd, .warmup_num_steps = 2, .total_num_steps = 8, .decay_num_steps = 7}),
+      prefix + "total_num_steps=8: warm-up and decay take 9 steps; use fewer, or a larger total");
   EXPECT_EQ(refusal_of({.kind = LrScheduleKind::kWsd, .warmup_num_steps = 2, .total_num_steps = 8}),
             prefix + "decay_num_steps=0: wsd needs the number of its last, decaying steps, 1 or more");
   EXPECT_EQ(refusal_of({.kind = LrScheduleKind::kLrRangeTest, .lr_range_test = {.step_size = 0}}),

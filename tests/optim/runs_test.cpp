@@ -55,19 +55,19 @@ TEST(Runs, AShardCountsFromItsOwnStart) {
             (Lists{{0, 32, 1}, {32, 64, 2}}));
 }
 
-TEST(Portions, OfAShardThatBeginsAndEndsInsideParameters) {
-  const std::vector<Portion> portions = portions_of(three_parameters(), 32, 66);
-  ASSERT_EQ(portions.size(), 3);
-  EXPECT_EQ(portions[0].parameter, 4);
-  EXPECT_EQ(portions[0].slice_begin, 0);
-  EXPECT_EQ(portions[0].parameter_begin, 32);
-  EXPECT_EQ(portions[0].numel, 8);
-  EXPECT_EQ(portions[1].parameter, 1);
-  EXPECT_EQ(portions[1].slice_begin, 32);
-  EXPECT_EQ(portions[1].parameter_begin, 0);
-  EXPECT_EQ(portions[1].numel, 32);
-  EXPECT_EQ(portions[2].slice_begin, 64);
-  EXPECT_EQ(portions[2].numel, 2);
+TEST(ParameterRanges, OfAShardThatBeginsAndEndsInsideParameters) {
+  const std::vector<ParameterRange> ranges = ranges_of(three_parameters(), 32, 66);
+  ASSERT_EQ(ranges.size(), 3);
+  EXPECT_EQ(ranges[0].parameter, 4);
+  EXPECT_EQ(ranges[0].slice_begin, 0);
+  EXPECT_EQ(ranges[0].parameter_begin, 32);
+  EXPECT_EQ(ranges[0].numel, 8);
+  EXPECT_EQ(ranges[1].parameter, 1);
+  EXPECT_EQ(ranges[1].slice_begin, 32);
+  EXPECT_EQ(ranges[1].parameter_begin, 0);
+  EXPECT_EQ(ranges[1].numel, 32);
+  EXPECT_EQ(ranges[2].slice_begin, 64);
+  EXPECT_EQ(ranges[2].numel, 2);
 }
 
 }  // namespace

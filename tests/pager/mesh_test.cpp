@@ -191,8 +191,8 @@ TEST_P(Hybrid, AGradientOfOneReplicaCountsForAll) {
       EXPECT_TRUE(window.touched()[0]);
       const double expected = step == 0 ? 8 : 2;
       const OwnedSlice& slice = pager.owned()[0];
-      for (const Portion& portion : portions_of(pager.layout().units[0], slice.begin, slice.gradients.numel())) {
-        const at::Tensor part = slice.gradients.narrow(0, portion.slice_begin, portion.numel);
+      for (const ParameterRange& range : ranges_of(pager.layout().units[0], slice.begin, slice.gradients.numel())) {
+        const at::Tensor part = slice.gradients.narrow(0, range.slice_begin, range.numel);
         EXPECT_TRUE(at::equal(part, at::full_like(part, expected))) << "step " << step;
       }
       EXPECT_EQ(squares_of_all(rank, window), 70 * expected * expected);

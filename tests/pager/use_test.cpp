@@ -215,8 +215,8 @@ TEST_P(EveryUse, InBfloat16SumsInTheAccumulationDtype) {
         const UnitLayout& unit = pager.layout().units[0];
         const OwnedSlice& slice = pager.owned()[0];
         ASSERT_EQ(slice.gradients.scalar_type(), accumulation);
-        for (const Portion& portion : portions_of(unit, slice.begin, slice.gradients.numel())) {
-          const at::Tensor part = slice.gradients.narrow(0, portion.slice_begin, portion.numel);
+        for (const ParameterRange& range : ranges_of(unit, slice.begin, slice.gradients.numel())) {
+          const at::Tensor part = slice.gradients.narrow(0, range.slice_begin, range.numel);
           EXPECT_TRUE(part.eq(expected).all().item<bool>()) << accumulation << " " << ranks << " ranks";
         }
         window.publish(0);

@@ -20,8 +20,8 @@ const std::vector<std::pair<std::string, std::vector<int64_t>>> kShapes = {
 std::vector<Interval> updated_by(const Pager& pager) {
   std::vector<Interval> updated(kShapes.size());
   for (const OwnedSlice& slice : pager.owned())
-    for (const Portion& portion : portions_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
-      updated[portion.parameter] = {portion.parameter_begin, portion.parameter_begin + portion.numel};
+    for (const ParameterRange& range : ranges_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
+      updated[range.parameter] = {range.parameter_begin, range.parameter_begin + range.numel};
   return updated;
 }
 

@@ -52,7 +52,7 @@ std::vector<Interval> without(const std::vector<Interval>& from, const std::vect
 /// Requires  parts of one tensor, cut along one dim where they are cut.
 TensorPart first_held(const std::vector<TensorPart>& parts, int rank);
 
-/// `count` stretches of `length` elements that two flattenings share: stretch i begins at a + i * a_stride in the one
+/// `count` ranges of `length` elements that two flattenings share: range i begins at a + i * a_stride in the one
 /// and at b + i * b_stride in the other. Both ascend.
 struct PartRun {
   int64_t a = 0;

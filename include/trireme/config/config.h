@@ -11,8 +11,8 @@
 
 #include "trireme/base/json.h"
 #include "trireme/checkpoint/options.h"
-#include "trireme/optim/optimizer.h"
 #include "trireme/optim/lr_schedule.h"
+#include "trireme/optim/optimizer.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/pager/pager.h"
 #include "trireme/precision/precision.h"

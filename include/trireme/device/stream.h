@@ -23,8 +23,8 @@ c10::Stream current_stream(c10::Device device);
 /// The host waits for all that is on `device`. For what is released at the end, never within a step.
 void wait_quietly(c10::Device device) noexcept;
 
-/// A point in the work of one stream: all that was enqueued on it before. Copies share it. A default one, and any on the
-/// host, is complete already.
+/// A point in the work of one stream: all that was enqueued on it before. Copies share it. A default one, and any on
+/// the host, is complete already.
 class Event {
  public:
   Event() = default;

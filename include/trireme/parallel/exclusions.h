@@ -38,12 +38,12 @@ enum class Feature : uint8_t {
 };
 
 /// Calls of a run, in their order.
-enum class Call : uint8_t { kInitialize, kForward, kBackward, kStep };
+enum class EngineCall : uint8_t { kInitialize, kForward, kBackward, kStep };
 
 struct Exclusion {
   Feature one, other;
-  std::string text;             ///< of the error; "{}" where it has a value of the run (base/pattern.h)
-  std::optional<Call> at = {};  ///< the call that refuses; nothing: options tell, before anything is made
+  std::string text;                   ///< of the error; "{}" where it has a value of the run (base/pattern.h)
+  std::optional<EngineCall> at = {};  ///< the call that refuses; nothing: options tell, before anything is made
   ErrorCode code = ErrorCode::kUnsupported;
 };
 

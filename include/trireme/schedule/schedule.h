@@ -62,9 +62,7 @@ struct Schedule {
   int part_of(int stage, int chunk) const {
     return order == PartOrder::kV && chunk == 1 ? parts() - 1 - stage : chunk * stages + stage;
   }
-  int stage_of(int part) const {
-    return order == PartOrder::kV && part >= stages ? parts() - 1 - part : part % stages;
-  }
+  int stage_of(int part) const { return order == PartOrder::kV && part >= stages ? parts() - 1 - part : part % stages; }
   int chunk_of(int part) const { return part / stages; }
 };
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "trireme/optim/options.h"
 #include "trireme/optim/lr_schedule.h"
+#include "trireme/optim/options.h"
 
 namespace trireme {
 

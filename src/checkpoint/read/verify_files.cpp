@@ -16,7 +16,7 @@ namespace {
 /// A thread's share at a time: enough that disks read forward, little enough that all threads end together.
 constexpr int64_t kBlocksPerTask = 16;
 
-/// A block or a stretch of a slice that is not what was saved.
+/// A block or a range of a slice that is not what was saved.
 struct BadBytes {
   size_t tensor = 0;
   size_t slice = 0;

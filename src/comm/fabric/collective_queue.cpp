@@ -23,8 +23,8 @@ struct CollectiveQueue::QueuedCall final : public Pending<void>::Operation {
   std::exception_ptr error;
 };
 
-CollectiveQueue::CollectiveQueue(std::shared_ptr<Engine> engine)
-    : engine_(std::move(engine)), runner_(engine_->fabric()) {}
+CollectiveQueue::CollectiveQueue(std::shared_ptr<FabricState> fabric_state)
+    : fabric_state_(std::move(fabric_state)), runner_(fabric_state_->fabric()) {}
 
 std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request request,
                                                                   std::unique_ptr<Algorithm> algorithm) {
@@ -33,14 +33,14 @@ std::shared_ptr<Pending<void>::Operation> CollectiveQueue::submit(Request reques
       retired;  // their tensors are released here, in the caller's thread, unlocked
   Lock lock(mutex_);
   retired.swap(retired_);
-  engine_->throw_if_failed();
+  fabric_state_->throw_if_failed();
   call->request.call.seq = next_seq_++;
   call->first_step = next_step_;
   next_step_ += call->algorithm->steps();
   const bool alone = queue_.empty();
   queue_.push_back(call);
   if (call->algorithm->steps() == 1 && alone) {
-    call->record = engine_->recorder().begin(call->request.call);
+    call->record = fabric_state_->recorder().begin(call->request.call);
     call->posted = runner_.try_post({call->request.call, *call->algorithm, call->first_step});
     if (call->posted) return call;
   }
@@ -63,7 +63,7 @@ void CollectiveQueue::complete(QueuedCall& call) {
     --waiters_;
     if (moved) continue;
     lock.unlock();
-    engine_->poll(host);
+    fabric_state_->poll(host);
     lock.lock();
   }
   if (call.error) std::rethrow_exception(call.error);
@@ -88,13 +88,13 @@ std::exception_ptr CollectiveQueue::run_front(Lock& lock, Patience patience) {
   lock.unlock();
   std::exception_ptr error;
   try {
-    engine_->throw_if_failed();
-    if (call->record < 0) call->record = engine_->recorder().begin(call->request.call);
+    fabric_state_->throw_if_failed();
+    if (call->record < 0) call->record = fabric_state_->recorder().begin(call->request.call);
     runner_.run({call->request.call, *call->algorithm, call->first_step}, call->posted, patience);
-    engine_->recorder().end(call->record);
+    fabric_state_->recorder().end(call->record);
   } catch (...) {
     error = std::current_exception();
-    engine_->fail(error);
+    fabric_state_->fail(error);
   }
   lock.lock();
   running_ = false;
@@ -127,7 +127,7 @@ void CollectiveQueue::shutdown() noexcept {
   Lock lock(mutex_);
   for (const auto& call : queue_) {
     call->complete = true;
-    call->error = engine_->destroyed_before(call->request.call);
+    call->error = fabric_state_->destroyed_before(call->request.call);
   }
   queue_.clear();
   retired_.clear();

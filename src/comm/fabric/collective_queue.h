@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/fabric/algorithm.h"
-#include "comm/fabric/engine.h"
+#include "comm/fabric/fabric_state.h"
 #include "comm/fabric/step_runner.h"
 #include "trireme/base/worker.h"
 
@@ -16,7 +16,7 @@ namespace trireme::comm {
 
 class CollectiveQueue : public std::enable_shared_from_this<CollectiveQueue> {
  public:
-  explicit CollectiveQueue(std::shared_ptr<Engine> engine);
+  explicit CollectiveQueue(std::shared_ptr<FabricState> fabric_state);
 
   /// Gives `request` the next sequence number and queues it. A call of one step that is alone is posted at once, so
   /// that peers need not wait for this rank's wait(); taking in what peers posted is left to wait().
@@ -35,8 +35,8 @@ class CollectiveQueue : public std::enable_shared_from_this<CollectiveQueue> {
   void want_background(const Lock& lock);
   void work();
 
-  const std::shared_ptr<Engine> engine_;  // shared with the group and the message queue
-  StepRunner runner_;                     // used by whoever runs the front call
+  const std::shared_ptr<FabricState> fabric_state_;  // shared with the group and the message queue
+  StepRunner runner_;                                // used by whoever runs the front call
 
   std::mutex mutex_;  // guards everything below
   std::condition_variable work_;

@@ -36,46 +36,46 @@ struct Outcome {
 
 FabricBackend::FabricBackend(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<Segment> segment,
                              GroupInfo group, Fabric::LastSeen last_seen_in_parent)
-    : FabricBackend(std::move(provider),
-                    std::make_shared<Engine>(std::move(segment), std::move(group), std::move(last_seen_in_parent))) {}
+    : FabricBackend(std::move(provider), std::make_shared<FabricState>(std::move(segment), std::move(group),
+                                                                       std::move(last_seen_in_parent))) {}
 
-FabricBackend::FabricBackend(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<Engine> engine)
-    : Backend(engine),
+FabricBackend::FabricBackend(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<FabricState> fabric_state)
+    : Backend(fabric_state),
       provider_(std::move(provider)),
-      engine_(std::move(engine)),
-      collectives_(std::make_shared<CollectiveQueue>(engine_)),
-      messages_(std::make_shared<MessageQueue>(engine_)) {}
+      fabric_state_(std::move(fabric_state)),
+      collectives_(std::make_shared<CollectiveQueue>(fabric_state_)),
+      messages_(std::make_shared<MessageQueue>(fabric_state_)) {}
 
 FabricBackend::~FabricBackend() {
-  if (engine_->is_forked()) {
+  if (fabric_state_->is_forked()) {
     abandon(collectives_, messages_);
     return;
   }
-  if (std::uncaught_exceptions() > 0) engine_->abort("it was destroyed while an exception was thrown");
-  engine_->fabric().cancel();
+  if (std::uncaught_exceptions() > 0) fabric_state_->abort("it was destroyed while an exception was thrown");
+  fabric_state_->fabric().cancel();
   collectives_->shutdown();
   messages_->shutdown();
-  engine_->fabric().leave();
+  fabric_state_->fabric().leave();
 }
 
 Pending<void> FabricBackend::submit(Request request) {
   const CallKind kind = request.call.kind;
   if (kind == CallKind::kSend || kind == CallKind::kRecv) return Pending<void>(messages_->submit(std::move(request)));
-  auto algorithm = make_algorithm(engine_->place(), request, host_mover());
+  auto algorithm = make_algorithm(fabric_state_->place(), request, host_mover());
   return Pending<void>(collectives_->submit(std::move(request), std::move(algorithm)));
 }
 
 template <class Record>
 void FabricBackend::exchange(const Call& call, std::vector<Record>& records) {
   static_assert(std::is_trivially_copyable_v<Record>);
-  auto algorithm = make_exchange(engine_->place(), reinterpret_cast<std::byte*>(records.data()), sizeof(Record));
+  auto algorithm = make_exchange(fabric_state_->place(), reinterpret_cast<std::byte*>(records.data()), sizeof(Record));
   collectives_->submit({.call = call, .output = {}, .input = {}}, std::move(algorithm))->wait();
 }
 
 std::vector<std::shared_ptr<Segment>> FabricBackend::exchange_segments(const Call& call, size_t own_bytes,
                                                                        const std::function<bool(int rank)>& opens) {
-  const auto size = static_cast<size_t>(engine_->place().size);
-  const auto self = static_cast<size_t>(engine_->place().rank);
+  const auto size = static_cast<size_t>(fabric_state_->place().size);
+  const auto self = static_cast<size_t>(fabric_state_->place().rank);
   std::vector<std::shared_ptr<Segment>> segments(size);
   std::vector<Offer> offers(size);
   std::vector<Outcome> outcomes(size);
@@ -105,26 +105,26 @@ std::vector<std::shared_ptr<Segment>> FabricBackend::exchange_segments(const Cal
   if (segments[self]) segments[self]->withdraw();
   for (size_t peer = 0; peer < size; ++peer)
     if (outcomes[peer].failed != 0)
-      throw IoError(str(name_of(call.kind), " of group '", engine_->name(), "' failed on ",
-                        engine_->title(static_cast<int>(peer)), ": ",
+      throw IoError(str(name_of(call.kind), " of group '", fabric_state_->name(), "' failed on ",
+                        fabric_state_->title(static_cast<int>(peer)), ": ",
                         peer == self ? problem : "see the error of that rank"));
   return segments;
 }
 
 std::shared_ptr<SharedMemory> FabricBackend::share(size_t bytes, Share mode) {
   const Call call{.kind = CallKind::kShare, .root = mode == Share::kOne ? 0 : -1, .numel = static_cast<int64_t>(bytes)};
-  const size_t own_bytes = mode == Share::kEach || engine_->place().rank == 0 ? std::max<size_t>(bytes, 1) : 0;
+  const size_t own_bytes = mode == Share::kEach || fabric_state_->place().rank == 0 ? std::max<size_t>(bytes, 1) : 0;
   auto segments = exchange_segments(call, own_bytes, [](int) { return true; });
-  engine_->count(1, 0);
+  fabric_state_->count(1, 0);
   return std::make_shared<SharedSegments>(std::move(segments), bytes);
 }
 
 std::unique_ptr<Backend> FabricBackend::split(const Split& split) {
   const int leader = split.takes_part() ? split.members.front() : -1;
-  const size_t own_bytes = leader == engine_->place().rank ? FabricLayout(split.info.place.size).bytes() : 0;
+  const size_t own_bytes = leader == fabric_state_->place().rank ? FabricLayout(split.info.place.size).bytes() : 0;
   auto segments = exchange_segments(split.call, own_bytes, [leader](int rank) { return rank == leader; });
   if (!split.takes_part()) return nullptr;
-  auto last_seen = [parent = engine_, members = split.members](int member) {
+  auto last_seen = [parent = fabric_state_, members = split.members](int member) {
     const int rank = members[static_cast<size_t>(member)];
     return str("in group '", parent->name(), "' ", parent->fabric().last_seen(rank));
   };
@@ -133,7 +133,7 @@ std::unique_ptr<Backend> FabricBackend::split(const Split& split) {
 }
 
 void FabricBackend::wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) {
-  engine_->throw_if_failed();
+  fabric_state_->throw_if_failed();
   const Call call;  // of the method that waits
   const std::function<std::string()> what = [&reason] {
     std::string text(reason.operation);
@@ -142,9 +142,9 @@ void FabricBackend::wait_slowly(const std::function<bool()>& ready, const WaitRe
     return detail.empty() ? text : str(text, " (", detail, ")");
   };
   try {
-    engine_->fabric().wait(ready, {reason.peer, Patience::kCaller, what, &call});
+    fabric_state_->fabric().wait(ready, {reason.peer, Patience::kCaller, what, &call});
   } catch (...) {
-    engine_->fail(std::current_exception());
+    fabric_state_->fail(std::current_exception());
     throw;
   }
 }

@@ -7,7 +7,7 @@
 
 #include "comm/backend.h"
 #include "comm/fabric/collective_queue.h"
-#include "comm/fabric/engine.h"
+#include "comm/fabric/fabric_state.h"
 #include "comm/fabric/message_queue.h"
 #include "comm/memory.h"
 
@@ -25,10 +25,10 @@ class FabricBackend final : public Backend, private MemorySharing {
   MemorySharing* memory_sharing() override { return this; }
 
  private:
-  FabricBackend(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<Engine> engine);
+  FabricBackend(std::shared_ptr<MemoryProvider> provider, std::shared_ptr<FabricState> fabric_state);
 
   std::shared_ptr<SharedMemory> share(size_t bytes, Share mode) override;
-  void notify() noexcept override { engine_->fabric().notify(); }
+  void notify() noexcept override { fabric_state_->fabric().notify(); }
   void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) override;
 
   /// By rank: the segment that each rank has made, this one of `own_bytes` (0: none), where `opens` says that this rank
@@ -39,8 +39,8 @@ class FabricBackend final : public Backend, private MemorySharing {
   template <class Record>
   void exchange(const Call& call, std::vector<Record>& records);
 
-  const std::shared_ptr<MemoryProvider> provider_;  // shared with groups split from this one
-  const std::shared_ptr<Engine> engine_;            // state(); shared: pending operations may outlive the group
+  const std::shared_ptr<MemoryProvider> provider_;   // shared with groups split from this one
+  const std::shared_ptr<FabricState> fabric_state_;  // state(); shared: pending operations may outlive the group
   const std::shared_ptr<CollectiveQueue> collectives_;
   const std::shared_ptr<MessageQueue> messages_;
 };

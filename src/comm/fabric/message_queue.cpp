@@ -24,21 +24,21 @@ struct MessageQueue::Message final : public Pending<void>::Operation {
   std::exception_ptr error;
 };
 
-MessageQueue::MessageQueue(std::shared_ptr<Engine> engine)
-    : engine_(std::move(engine)),
-      chunk_bytes_(engine_->fabric().layout().mailbox_chunk_bytes()),
-      lanes_(2 * static_cast<size_t>(engine_->place().size)) {}
+MessageQueue::MessageQueue(std::shared_ptr<FabricState> fabric_state)
+    : fabric_state_(std::move(fabric_state)),
+      chunk_bytes_(fabric_state_->fabric().layout().mailbox_chunk_bytes()),
+      lanes_(2 * static_cast<size_t>(fabric_state_->place().size)) {}
 
 std::shared_ptr<Pending<void>::Operation> MessageQueue::submit(Request request) {
   auto message = std::make_shared<Message>(shared_from_this(), std::move(request));
   std::vector<std::shared_ptr<Message>> retired;  // their tensors are released here, in the caller's thread, unlocked
   Lock lock(mutex_);
   retired.swap(retired_);
-  engine_->throw_if_failed();
+  fabric_state_->throw_if_failed();
   Call& call = message->request.call;
-  Lane& lane = lanes_[static_cast<size_t>(call.root + (message->sends() ? 0 : engine_->place().size))];
+  Lane& lane = lanes_[static_cast<size_t>(call.root + (message->sends() ? 0 : fabric_state_->place().size))];
   call.seq = lane.next_seq++;
-  message->record = engine_->recorder().begin(call);
+  message->record = fabric_state_->recorder().begin(call);
   lane.messages.push_back(message);
   try {
     move_all();
@@ -58,13 +58,13 @@ bool MessageQueue::idle() const {
 }
 
 bool MessageQueue::can_move(const Message& message) const {
-  Fabric& fabric = engine_->fabric();
+  Fabric& fabric = fabric_state_->fabric();
   const int peer = message.request.call.root;
   if (message.sends()) {
-    const Mailbox& box = fabric.mailbox(engine_->place().rank, peer);
+    const Mailbox& box = fabric.mailbox(fabric_state_->place().rank, peer);
     return box.sent.load(std::memory_order_relaxed) - box.taken.load(std::memory_order_acquire) < kMailboxChunks;
   }
-  const Mailbox& box = fabric.mailbox(peer, engine_->place().rank);
+  const Mailbox& box = fabric.mailbox(peer, fabric_state_->place().rank);
   return box.sent.load(std::memory_order_acquire) > box.taken.load(std::memory_order_relaxed);
 }
 
@@ -79,7 +79,7 @@ void MessageQueue::move_all() {
       const std::shared_ptr<Message> message = lane.messages.front();
       while (!message->complete && can_move(*message)) move(*message);
       if (!message->complete) break;
-      engine_->recorder().end(message->record);
+      fabric_state_->recorder().end(message->record);
       lane.messages.pop_front();
       if (message.use_count() == 1) retired_.push_back(message);
     }
@@ -89,13 +89,13 @@ void MessageQueue::move_all() {
 void MessageQueue::move(Message& message) {
   message.sends() ? send_chunk(message) : receive_chunk(message);
   message.complete = message.moved_bytes >= message.bytes;
-  engine_->fabric().notify();
+  fabric_state_->fabric().notify();
 }
 
 void MessageQueue::send_chunk(Message& message) {
-  const int from = engine_->place().rank;
+  const int from = fabric_state_->place().rank;
   const int to = message.request.call.root;
-  Mailbox& box = engine_->fabric().mailbox(from, to);
+  Mailbox& box = fabric_state_->fabric().mailbox(from, to);
   const int64_t index = box.sent.load(std::memory_order_relaxed);
   MessageRecord& record = box.chunks[index % kMailboxChunks];
   record.seq.store(message.request.call.seq, std::memory_order_relaxed);
@@ -103,7 +103,7 @@ void MessageQueue::send_chunk(Message& message) {
   record.dtype.store(static_cast<int64_t>(message.request.call.dtype), std::memory_order_relaxed);
   const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
   if (bytes > 0)
-    std::memcpy(engine_->fabric().mailbox_chunk(from, to, index), message.request.in() + message.moved_bytes,
+    std::memcpy(fabric_state_->fabric().mailbox_chunk(from, to, index), message.request.in() + message.moved_bytes,
                 static_cast<size_t>(bytes));
   message.moved_bytes += bytes;
   box.sent.store(index + 1, std::memory_order_release);
@@ -111,9 +111,9 @@ void MessageQueue::send_chunk(Message& message) {
 
 void MessageQueue::receive_chunk(Message& message) {
   const int from = message.request.call.root;
-  const int to = engine_->place().rank;
+  const int to = fabric_state_->place().rank;
   const Call& call = message.request.call;
-  Mailbox& box = engine_->fabric().mailbox(from, to);
+  Mailbox& box = fabric_state_->fabric().mailbox(from, to);
   const int64_t index = box.taken.load(std::memory_order_relaxed);
   const MessageRecord& record = box.chunks[index % kMailboxChunks];
   const Call sent{.kind = CallKind::kSend,
@@ -122,11 +122,11 @@ void MessageQueue::receive_chunk(Message& message) {
                   .numel = record.numel.load(std::memory_order_relaxed),
                   .seq = record.seq.load(std::memory_order_relaxed)};
   if (sent.numel != call.numel || sent.dtype != call.dtype || sent.seq != call.seq) {
-    throw PeerError(ErrorCode::kDiverged, describe_mismatch(engine_->info(), {to, call}, {from, sent}), from);
+    throw PeerError(ErrorCode::kDiverged, describe_mismatch(fabric_state_->info(), {to, call}, {from, sent}), from);
   }
   const int64_t bytes = std::min(chunk_bytes_, message.bytes - message.moved_bytes);
   if (bytes > 0)
-    std::memcpy(message.request.out() + message.moved_bytes, engine_->fabric().mailbox_chunk(from, to, index),
+    std::memcpy(message.request.out() + message.moved_bytes, fabric_state_->fabric().mailbox_chunk(from, to, index),
                 static_cast<size_t>(bytes));
   message.moved_bytes += bytes;
   box.taken.store(index + 1, std::memory_order_release);
@@ -145,8 +145,8 @@ void MessageQueue::complete(Message& message) {
         if (!message.complete) move_all();
         if (message.complete) break;
       }
-      engine_->throw_if_failed();
-      engine_->fabric().wait(may_move, {message.request.call.root, Patience::kCaller, what});
+      fabric_state_->throw_if_failed();
+      fabric_state_->fabric().wait(may_move, {message.request.call.root, Patience::kCaller, what});
     }
   } catch (...) {
     fail_all(std::current_exception());
@@ -168,7 +168,7 @@ bool MessageQueue::done_or_hurry(Message& message) noexcept {
 }
 
 void MessageQueue::fail_all(const std::exception_ptr& error) {
-  engine_->fail(error);
+  fabric_state_->fail(error);
   Lock lock(mutex_);
   for (Lane& lane : lanes_) {
     for (const auto& message : lane.messages) {
@@ -200,7 +200,7 @@ void MessageQueue::work() {
       if (stopped_) return;
     }
     try {
-      engine_->fabric().wait(may_move, {-1, Patience::kBackground, what});
+      fabric_state_->fabric().wait(may_move, {-1, Patience::kBackground, what});
       Lock lock(mutex_);
       move_all();
     } catch (...) {
@@ -215,10 +215,10 @@ void MessageQueue::shutdown() noexcept {
     stopped_ = true;
     work_.notify_all();
   }
-  engine_->fabric().cancel();
+  fabric_state_->fabric().cancel();
   worker_.join();
   fail_all(std::make_exception_ptr(
-      StateError(str("group '", engine_->name(), "' was destroyed before a message was complete"))));
+      StateError(str("group '", fabric_state_->name(), "' was destroyed before a message was complete"))));
   Lock lock(mutex_);
   retired_.clear();
 }

@@ -8,14 +8,14 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/fabric/engine.h"
+#include "comm/fabric/fabric_state.h"
 #include "trireme/base/worker.h"
 
 namespace trireme::comm {
 
 class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
  public:
-  explicit MessageQueue(std::shared_ptr<Engine> engine);
+  explicit MessageQueue(std::shared_ptr<FabricState> fabric_state);
 
   /// `request` is a kSend or kRecv; call.root is the peer.
   std::shared_ptr<Pending<void>::Operation> submit(Request request);
@@ -44,7 +44,7 @@ class MessageQueue : public std::enable_shared_from_this<MessageQueue> {
   void want_background(const Lock& lock);
   void work();
 
-  const std::shared_ptr<Engine> engine_;  // shared with the group and the collective queue
+  const std::shared_ptr<FabricState> fabric_state_;  // shared with the group and the collective queue
   const int64_t chunk_bytes_;
 
   std::mutex mutex_;  // guards everything below

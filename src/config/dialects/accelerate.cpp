@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "config/document/keys.h"
 #include "config/document/option.h"
 #include "config/document/yaml.h"
-#include "config/document/keys.h"
 #include "trireme/base/file.h"
 #include "trireme/config/dialects/accelerate.h"
 

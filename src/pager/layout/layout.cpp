@@ -134,14 +134,14 @@ int64_t ParameterSpec::numel() const {
 
 TensorPart ParameterSpec::model_part() const { return part.shape.empty() ? TensorPart{shape} : part; }
 
-std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
-  std::vector<Portion> portions;
+std::vector<ParameterRange> ranges_of(const UnitLayout& unit, int64_t begin, int64_t numel) {
+  std::vector<ParameterRange> ranges;
   for (const Placement& placement : unit.parameters) {
     const int64_t low = std::max(placement.begin, begin);
     const int64_t high = std::min(placement.end(), begin + numel);
-    if (low < high) portions.push_back({placement.index, low - begin, low - placement.begin, high - low});
+    if (low < high) ranges.push_back({placement.index, low - begin, low - placement.begin, high - low});
   }
-  return portions;
+  return ranges;
 }
 
 Layout make_layout(const std::vector<ParameterSpec>& parameters, int shards, const UnitRules& rules) {

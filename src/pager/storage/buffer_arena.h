@@ -64,7 +64,7 @@ class BufferArena {
     int64_t begin;
     int64_t end;
     c10::Stream owner;  // of what was there last
-    Event free;          // behind the last use of all of it, on the owner
+    Event free;         // behind the last use of all of it, on the owner
     int64_t bytes() const { return end - begin; }
   };
   std::optional<ArenaBuffer> cut(int64_t numel, at::ScalarType dtype);

@@ -84,7 +84,7 @@ inline Overlap overlap(const ManagedParameter& parameter, int64_t begin, int64_t
   return {std::max(parameter.begin, begin), std::min(parameter.begin + parameter.numel, end)};
 }
 
-/// The stretches of `part`, elements of `parameter`, that norms count here.
+/// The ranges of `part`, elements of `parameter`, that norms count here.
 inline std::vector<Overlap> counted_within(const ManagedParameter& parameter, const Overlap& part) {
   std::vector<Overlap> counted;
   for (const Interval& one : parameter.counted) {

@@ -35,9 +35,9 @@ enum class UnitState { kReleased, kGathering, kWhole };
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
-  Event written;             // behind the shard's last write
+  Event written;            // behind the shard's last write
   HostSlice updated_there;  // where the device's shard is a copy
-  Event left;                // behind the last copy from a shard on the host
+  Event left;               // behind the last copy from a shard on the host
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   bool is_unseen = false;   // the program has written into it, and ranks have not compared that

@@ -95,7 +95,7 @@ struct Layout {
 };
 
 /// The part of one parameter that lies in a slice of its unit's flat buffer.
-struct Portion {
+struct ParameterRange {
   int parameter = 0;            ///< index into the list of specs
   int64_t slice_begin = 0;      ///< its first element, counted from the start of the slice
   int64_t parameter_begin = 0;  ///< and in the parameter's own flattening
@@ -103,7 +103,7 @@ struct Portion {
 };
 
 /// The parameters of `unit` that have elements in [begin, begin + numel) of its flat buffer, in order.
-std::vector<Portion> portions_of(const UnitLayout& unit, int64_t begin, int64_t numel);
+std::vector<ParameterRange> ranges_of(const UnitLayout& unit, int64_t begin, int64_t numel);
 
 /// Groups `parameters` into units (one mesh, dtype, trainability and communication dtype each) and lays each out for
 /// its mesh.

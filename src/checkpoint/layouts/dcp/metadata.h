@@ -40,7 +40,7 @@ struct StoredEntry {
 ///           writes; IoError.
 std::vector<StoredEntry> read_metadata(const std::filesystem::path& file);
 
-/// Calls take(first element in the tensor, first element in the block, number of elements) for each stretch of a block
+/// Calls take(first element in the tensor, first element in the block, number of elements) for each range of a block
 /// that is consecutive in the tensor's row-major order, ascending. Pure.
 void for_each_run(const std::vector<int64_t>& shape, const StoredItem& block,
                   const std::function<void(int64_t, int64_t, int64_t)>& take);

@@ -55,8 +55,8 @@ struct ExportPlan {
 /// Throws as write_deepspeed_checkpoint.
 ExportPlan plan_export(const CheckpointSource& source, const DeepSpeedLayout& layout);
 
-/// One stretch of a source's tensor, and zeros behind it.
-struct Stretch {
+/// One range of a source's tensor, and zeros behind it.
+struct PaddedRange {
   size_t tensor = 0;
   int64_t begin = 0;
   int64_t numel = 0;
@@ -65,8 +65,8 @@ struct Stretch {
 
 /// Rank `rank`'s part of a flat tensor; `state` empty: of the weights, which ZeRO stages 1 and 2 save without the
 /// padding at the end.
-std::vector<Stretch> part_of_rank(const ExportPlan& plan, const FlatParameters& flat, int rank,
-                                  const std::string& state);
+std::vector<PaddedRange> part_of_rank(const ExportPlan& plan, const FlatParameters& flat, int rank,
+                                      const std::string& state);
 
 /// An archive that is filled from a source, tensor by tensor.
 class ArchiveFile {
@@ -74,10 +74,10 @@ class ArchiveFile {
   ArchiveFile(FileSystem& files, const std::filesystem::path& path, BlockReader& reader);
 
   pickle::Document& document() { return document_; }
-  /// Writes the stretches as one storage and returns the tensor of it.
-  pickle::Value* tensor(const std::vector<Stretch>& stretches, at::ScalarType dtype, std::vector<int64_t> shape);
+  /// Writes the ranges as one storage and returns the tensor of it.
+  pickle::Value* tensor(const std::vector<PaddedRange>& ranges, at::ScalarType dtype, std::vector<int64_t> shape);
   /// The same, fp32 and one-dimensional.
-  pickle::Value* flat(const std::vector<Stretch>& stretches);
+  pickle::Value* flat(const std::vector<PaddedRange>& ranges);
   pickle::Value* scalar(float value);
   /// With `root` as what torch.load() returns; synced.
   void finish(pickle::Value* root);

@@ -109,13 +109,13 @@ Value* slice_mappings(Document& document, const ExportPlan& plan, int rank) {
   for (const FlatParameters& flat : plan.flat) {
     Document::Pairs pairs;
     int64_t begin = 0;
-    for (const Stretch& stretch : part_of_rank(plan, flat, rank, "")) {
+    for (const PaddedRange& range : part_of_rank(plan, flat, rank, "")) {
       const auto parameter = std::find_if(flat.parameters.begin(), flat.parameters.end(),
-                                          [&](const ExportedParameter* p) { return p->weights == stretch.tensor; });
+                                          [&](const ExportedParameter* p) { return p->weights == range.tensor; });
       pairs.emplace_back((*parameter)->name, document.instance("deepspeed.utils.tensor_fragment.fragment_address",
-                                                               {{"numel", document.integer(stretch.numel)},
+                                                               {{"numel", document.integer(range.numel)},
                                                                 {"start", document.integer(begin)}}));
-      begin += stretch.numel;
+      begin += range.numel;
     }
     groups.push_back(document.dict(pairs, /*ordered=*/true));
   }
@@ -130,9 +130,8 @@ void add_partition_values(Document& document, const ExportPlan& plan, int rank, 
   for (const FlatParameters& flat : plan.flat) {
     int64_t weights = 0;
     int64_t padded = 0;
-    for (const Stretch& stretch : part_of_rank(plan, flat, rank, "")) weights += stretch.numel;
-    for (const Stretch& stretch : part_of_rank(plan, flat, rank, plan.states[0]))
-      padded += stretch.numel + stretch.zeros;
+    for (const PaddedRange& range : part_of_rank(plan, flat, rank, "")) weights += range.numel;
+    for (const PaddedRange& range : part_of_rank(plan, flat, rank, plan.states[0])) padded += range.numel + range.zeros;
     paddings.push_back(document.integer(padded - weights));
     std::vector<Value*> none(flat.parameters.size(), document.integer(0));
     alignments.push_back(document.list(std::move(none)));

@@ -226,19 +226,19 @@ ExportPlan plan_export(const CheckpointSource& source, const DeepSpeedLayout& la
   }
 }
 
-std::vector<Stretch> part_of_rank(const ExportPlan& plan, const FlatParameters& flat, int rank,
-                                  const std::string& state) {
+std::vector<PaddedRange> part_of_rank(const ExportPlan& plan, const FlatParameters& flat, int rank,
+                                      const std::string& state) {
   const auto tensor_of = [&](const ExportedParameter& parameter) {
     return state.empty() ? parameter.weights : parameter.states.at(state);
   };
-  std::vector<Stretch> stretches;
+  std::vector<PaddedRange> ranges;
   if (plan.stage == 3) {
     for (const ExportedParameter* parameter : flat.parameters) {
       const int64_t part = (parameter->numel + plan.ranks - 1) / plan.ranks;
       const int64_t numel = std::clamp<int64_t>(parameter->numel - rank * part, 0, part);
-      stretches.push_back({tensor_of(*parameter), std::min(rank * part, parameter->numel), numel, part - numel});
+      ranges.push_back({tensor_of(*parameter), std::min(rank * part, parameter->numel), numel, part - numel});
     }
-    return stretches;
+    return ranges;
   }
   int64_t total = 0;
   for (const ExportedParameter* parameter : flat.parameters) total += parameter->numel;
@@ -248,12 +248,12 @@ std::vector<Stretch> part_of_rank(const ExportPlan& plan, const FlatParameters& 
   for (const ExportedParameter* parameter : flat.parameters) {
     const int64_t first = std::max(begin, parameter_begin);
     const int64_t last = std::min(begin + part, parameter_begin + parameter->numel);
-    if (first < last) stretches.push_back({tensor_of(*parameter), first - parameter_begin, last - first, 0});
+    if (first < last) ranges.push_back({tensor_of(*parameter), first - parameter_begin, last - first, 0});
     parameter_begin += parameter->numel;
   }
   const int64_t padding = part - std::clamp<int64_t>(total - begin, 0, part);
-  if (!state.empty() && padding > 0) stretches.push_back({0, 0, 0, padding});
-  return stretches;
+  if (!state.empty() && padding > 0) ranges.push_back({0, 0, 0, padding});
+  return ranges;
 }
 
 }  // namespace trireme::deepspeed

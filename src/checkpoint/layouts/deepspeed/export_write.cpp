@@ -71,24 +71,24 @@ pickle::Value* ArchiveFile::add(const void* data, size_t bytes, at::ScalarType d
   return document_.tensor(storage, dtype, std::move(shape));
 }
 
-pickle::Value* ArchiveFile::tensor(const std::vector<Stretch>& stretches, at::ScalarType dtype,
+pickle::Value* ArchiveFile::tensor(const std::vector<PaddedRange>& ranges, at::ScalarType dtype,
                                    std::vector<int64_t> shape) {
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   int64_t numel = 0;
-  for (const Stretch& stretch : stretches) numel += stretch.numel + stretch.zeros;
+  for (const PaddedRange& range : ranges) numel += range.numel + range.zeros;
   Spool spool(files_, path_.string() + ".part", numel * itemsize);
-  for (const Stretch& stretch : stretches) {
-    reader_.read(stretch.tensor, stretch.begin, stretch.numel,
+  for (const PaddedRange& range : ranges) {
+    reader_.read(range.tensor, range.begin, range.numel,
                  [&](std::span<const std::byte> block) { spool.append(block); });
-    spool.append_zeros(stretch.zeros * itemsize);
+    spool.append_zeros(range.zeros * itemsize);
   }
   return add(spool.data(), numel * itemsize, dtype, std::move(shape));
 }
 
-pickle::Value* ArchiveFile::flat(const std::vector<Stretch>& stretches) {
+pickle::Value* ArchiveFile::flat(const std::vector<PaddedRange>& ranges) {
   int64_t numel = 0;
-  for (const Stretch& stretch : stretches) numel += stretch.numel + stretch.zeros;
-  return tensor(stretches, at::kFloat, {numel});
+  for (const PaddedRange& range : ranges) numel += range.numel + range.zeros;
+  return tensor(ranges, at::kFloat, {numel});
 }
 
 pickle::Value* ArchiveFile::scalar(float value) { return add(&value, sizeof value, at::kFloat, {}); }

@@ -38,7 +38,9 @@ class Cargo {
     return {rank * block_bytes, (rank + 1) * block_bytes};
   }
 
-  PeerBytes from_output(int peer, ShardRange range) const { return {peer, output() + range.begin, range.numel(), owner_}; }
+  PeerBytes from_output(int peer, ShardRange range) const {
+    return {peer, output() + range.begin, range.numel(), owner_};
+  }
   /// A backend takes a tensor that it may write, even to send it.
   PeerBytes from_input(int peer, ShardRange range) const {
     return {peer, const_cast<std::byte*>(input()) + range.begin, range.numel(), owner_};

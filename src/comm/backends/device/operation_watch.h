@@ -1,8 +1,8 @@
 // The unfinished calls of a device group, from before they are enqueued until the device is through with them, and
 // a thread that sees when they never will be.
 //
-// Nothing here makes a caller wait for the device. A call ends for its caller by an event on the stream; the thread looks
-// at events, peers and clock every 20 ms while there is anything under way.
+// Nothing here makes a caller wait for the device. A call ends for its caller by an event on the stream; the thread
+// looks at events, peers and clock every 20 ms while there is anything under way.
 #pragma once
 
 #include <chrono>

@@ -10,9 +10,9 @@
 
 namespace trireme::comm {
 
-class Engine final : public GroupState {
+class FabricState final : public GroupState {
  public:
-  Engine(std::shared_ptr<Segment> segment, GroupInfo group, Fabric::LastSeen last_seen_in_parent)
+  FabricState(std::shared_ptr<Segment> segment, GroupInfo group, Fabric::LastSeen last_seen_in_parent)
       : GroupState(std::move(group)), fabric_(std::move(segment), info(), std::move(last_seen_in_parent)) {}
 
   Fabric& fabric() { return fabric_; }
