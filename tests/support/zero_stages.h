@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace trireme::testing {
 struct ZeroStage {
   std::string name;  ///< as a part of a test's name
   PagerPolicy policy;
+  friend void PrintTo(const ZeroStage& stage, std::ostream* out) { *out << stage.name; }
 };
 
 /// Several units in a small model, and only the two largest of them may be live, so that every unit is released and
