@@ -44,12 +44,12 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
     is_on_host_.push_back(is_host(weights));
   }
   for (size_t i = 0; arithmetic.rounds_stochastically && i < spans_.size(); ++i) {
-    std::vector<StochasticRounding::Range> ranges;
+    std::vector<StochasticRounding::Range> rounded;
     for (const ParameterRange& range : ranges(i)) {
       const std::string& name = pager.parameters()[range.parameter].name;
-      ranges.push_back({range.slice_begin, range.numel, XXH3_64bits(name.data(), name.size()), range.parameter_begin});
+      rounded.push_back({range.slice_begin, range.numel, XXH3_64bits(name.data(), name.size()), range.parameter_begin});
     }
-    roundings_.emplace_back(std::move(ranges));
+    roundings_.emplace_back(std::move(rounded));
   }
 }
 

@@ -72,8 +72,8 @@ void check_directions(const Schedule& schedule) {
       if (i >= sends.size())
         refuse(schedule, name_of(receives[i].stage, receives[i].instruction), " is sent by nobody; let stage ",
                direction.first, " send it");
-      if (parcel_of(schedule, sends[i].stage, sends[i].instruction) !=
-          parcel_of(schedule, receives[i].stage, receives[i].instruction))
+      if (content_of(schedule, sends[i].stage, sends[i].instruction) !=
+          content_of(schedule, receives[i].stage, receives[i].instruction))
         refuse(schedule, "message ", i, " from stage ", direction.first, " to stage ", direction.second, " is ",
                name_of(sends[i].stage, sends[i].instruction), ", and ",
                name_of(receives[i].stage, receives[i].instruction),
