@@ -1,13 +1,13 @@
 #include "trireme/checkpoint/async_save.h"
 
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include "checkpoint/save_job.h"
 #include "checkpoint/snapshot.h"
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/base/log.h"
 #include "trireme/base/worker.h"
 #include "trireme/comm/agreement.h"
@@ -19,11 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::string in_seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", seconds);
-  return text;
-}
+std::string in_seconds(double seconds) { return formatted("{:.2f} s", seconds); }
 
 }  // namespace
 

@@ -1,18 +1,16 @@
 #include <algorithm>
-#include <cstdio>
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/shard.h"
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/formats/safetensors_header.h"
 
 namespace trireme {
 namespace {
 
 std::string file_name(int rank, int world_size) {
-  char name[64];
-  std::snprintf(name, sizeof name, "shard-%05d-of-%05d.safetensors", rank, world_size);
-  return name;
+  return formatted("shard-{:05}-of-{:05}.safetensors", rank, world_size);
 }
 
 /// A whole tensor stands under its own name and shape, so that a checkpoint of one rank is a plain safetensors file; a

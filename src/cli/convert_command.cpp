@@ -16,6 +16,7 @@
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/checkpoint/consolidate.h"
 #include "trireme/checkpoint/convert.h"
 #include "trireme/checkpoint/torch_distributed.h"
@@ -132,10 +133,9 @@ int run_convert(const ConvertFlags& flags) {
   const LayoutWriter& writer = writer_for(flags);
   const CheckpointSource source = open_checkpoint(checkpoints_folder(flags.from), flags.tag);
   const SavedCheckpoint saved = writer.write(source, flags, {.tag = flags.out_tag, .progress = progress_line()});
-  char size[64];
-  std::snprintf(size, sizeof(size), "%.1f MB in %.1f s", static_cast<double>(saved.tensor_bytes) / 1e6, saved.seconds);
   print_result(str(saved.path.string(), ": ", source.manifest.tensors.size(), " tensors of ", source.folder.string(),
-                   " (", layout_name(source.layout), "), ", size, "\n"));
+                   " (", layout_name(source.layout), "), ",
+                   formatted("{:.1f} MB in {:.1f} s\n", static_cast<double>(saved.tensor_bytes) / 1e6, saved.seconds)));
   return kDone;
 }
 

@@ -5,11 +5,10 @@
 #include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <charconv>
-#include <iomanip>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
-#include <sstream>
 
 #include "cli/command.h"
 #include "cli/flags.h"
@@ -19,6 +18,7 @@
 #include "cli/train_setup.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/format.h"
 #include "trireme/base/json.h"
 #include "trireme/config/source.h"
 #include "trireme/config/torch_scheduler.h"
@@ -158,17 +158,17 @@ std::string title_of(const pipeline::Schedule& schedule) {
 }
 
 std::string streams_of(const pipeline::Schedule& schedule) {
-  std::ostringstream text;
+  std::string text;
   for (int stage = 0; stage < schedule.stages; ++stage) {
-    text << "stage " << stage << '\n';
+    text += str("stage ", stage, '\n');
     const auto& stream = schedule.streams[stage];
     for (size_t step = 0; step < stream.size(); ++step) {
-      text << "  step " << step << ':';
-      for (const pipeline::Instruction& instruction : stream[step]) text << ' ' << to_text(instruction);
-      text << '\n';
+      text += str("  step ", step, ':');
+      for (const pipeline::Instruction& instruction : stream[step]) text += str(' ', to_text(instruction));
+      text += '\n';
     }
   }
-  return text.str();
+  return text;
 }
 
 // Forwards of `inference` have no backward that they wait for.
@@ -178,21 +178,15 @@ bool has_backward(const pipeline::Timeline& timeline) {
 }
 
 std::string summary_of(const pipeline::Schedule& schedule, const pipeline::Timeline& timeline) {
-  std::ostringstream text;
-  text << "bubble share  " << std::fixed << std::setprecision(2) << 100 * timeline.bubble_share << " % of "
-       << std::defaultfloat << std::setprecision(6) << timeline.makespan << " on each stage\n"
-       << "buffers      ";
-  for (const auto& of_chunks : schedule.buffers) {
-    int buffers = 0;
-    for (const int of_chunk : of_chunks) buffers += of_chunk;
-    text << ' ' << buffers;
-  }
-  text << " on the stages, each for the activations of one part and micro-batch\n";
-  if (!has_backward(timeline)) return text.str();
-  text << "activations  ";
-  for (const int peak : timeline.peak_activations) text << ' ' << peak;
-  text << " at most, of one part and micro-batch each\n";
-  return text.str();
+  std::string text = formatted("bubble share  {:.2f} % of {:.6g} on each stage\nbuffers      ",
+                               100 * timeline.bubble_share, timeline.makespan);
+  for (const auto& of_chunks : schedule.buffers)
+    text += str(' ', std::accumulate(of_chunks.begin(), of_chunks.end(), 0));
+  text += " on the stages, each for the activations of one part and micro-batch\n";
+  if (!has_backward(timeline)) return text;
+  text += "activations  ";
+  for (const int peak : timeline.peak_activations) text += str(' ', peak);
+  return text + " at most, of one part and micro-batch each\n";
 }
 
 std::string text_of(const pipeline::Schedule& schedule, const PlanFlags& flags) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/tensor.h>
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "cli/text.h"
 #include "cli/trained_model.h"
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/data/loader.h"
 #include "trireme/models/language_model.h"
 #include "trireme/optim/lr_schedule.h"
@@ -105,9 +105,7 @@ std::string conclude(const TrainSetup& setup, const Group& world, TrainedModel& 
   record.finish("finished");
   if (world.rank() != 0) return "";
   const std::string sample = text.empty() ? "" : str("sample:\n", printable(setup.options.prompt + text), "\n\n");
-  char last_line[64];
-  std::snprintf(last_line, sizeof(last_line), "validation loss %.4f\n", loss);
-  return sample + last_line;
+  return sample + formatted("validation loss {:.4f}\n", loss);
 }
 
 // The run is over and on record by now, whatever becomes of what is printed.

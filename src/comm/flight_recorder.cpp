@@ -1,7 +1,7 @@
 #include "comm/flight_recorder.h"
+#include "trireme/base/format.h"
 
 #include <algorithm>
-#include <cstdio>
 
 namespace trireme::comm {
 
@@ -34,13 +34,10 @@ std::string FlightRecorder::text() const {
     const Entry& entry = entries_[static_cast<size_t>(index % kEntries)];
     const double start_s = std::chrono::duration<double>(entry.start - created_).count();
     const double took_us = std::chrono::duration<double, std::micro>(entry.end - entry.start).count();
-    char times[64];
-    if (entry.end < entry.start)
-      std::snprintf(times, sizeof(times), "at %.6f s, under way", start_s);
-    else
-      std::snprintf(times, sizeof(times), "at %.6f s, %s %.1f us", start_s, entry.failed ? "failed after" : "took",
-                    took_us);
-    all += describe(entry.call) + " " + times + "\n";
+    const std::string took = entry.end < entry.start
+                                 ? "under way"
+                                 : formatted("{} {:.1f} us", entry.failed ? "failed after" : "took", took_us);
+    all += formatted("{} at {:.6f} s, {}\n", describe(entry.call), start_s, took);
   }
   return all;
 }

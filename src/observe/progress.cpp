@@ -1,4 +1,5 @@
 #include "trireme/observe/progress.h"
+#include "trireme/base/format.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -7,7 +8,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -20,12 +20,6 @@ constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
 constexpr double kSmoothing = 0.95;
 constexpr int kWidestBar = 30;
 constexpr int kNarrowestBar = 8;
-
-std::string formatted(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
 
 /// The figures of floating point work that are known, in the order of their worth.
 std::vector<std::string> compute_parts(const ComputeRate& compute, double tokens_per_s) {
@@ -74,9 +68,7 @@ std::string short_count(double value) {
   for (; std::abs(value) >= 999.5 && power + 1 < std::size(kSuffixes); ++power) value /= 1000;
   const bool whole = power == 0 && value == std::floor(value);
   const int digits = whole || std::abs(value) >= 99.95 ? 0 : std::abs(value) >= 9.995 ? 1 : 2;
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f%s", digits, value, kSuffixes[power]);
-  return text;
+  return formatted("{:.{}f}{}", value, digits, kSuffixes[power]);
 }
 
 std::string short_quantity(double value, std::string_view unit) {
@@ -88,15 +80,8 @@ std::string short_quantity(double value, std::string_view unit) {
 std::string short_duration(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "--";
   const auto total = static_cast<int64_t>(std::llround(seconds));
-  const auto hours = static_cast<long long>(total / 3600);
-  const auto minutes = static_cast<int>(total / 60 % 60), rest = static_cast<int>(total % 60);
-  char text[64];
-  if (hours > 0) {
-    std::snprintf(text, sizeof text, "%lld:%02d:%02d", hours, minutes, rest);
-  } else {
-    std::snprintf(text, sizeof text, "%d:%02d", minutes, rest);
-  }
-  return text;
+  const int64_t hours = total / 3600, minutes = total / 60 % 60, rest = total % 60;
+  return hours > 0 ? formatted("{}:{:02}:{:02}", hours, minutes, rest) : formatted("{}:{:02}", minutes, rest);
 }
 
 Progress::Progress(const ProgressOptions& options, ProgressOutput output)

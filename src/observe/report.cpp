@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "observe/curves.h"
 #include "observe/report_assets.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/format.h"
 #include "trireme/base/json.h"
 #include "trireme/base/version.h"
 #include "trireme/observe/progress.h"
@@ -49,19 +49,7 @@ std::string escaped(std::string_view text) {
 
 std::string fixed(double value, int digits) {
   if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : value > 0 ? "∞" : "−∞";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
-std::string grouped(int64_t value) {
-  const std::string digits = std::to_string(value);
-  std::string text;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0 && digits[i - 1] != '-') text += ',';
-    text += digits[i];
-  }
-  return text;
+  return formatted("{:.{}f}", value, digits);
 }
 
 std::string mebibytes(int64_t bytes) { return grouped(std::llround(static_cast<double>(bytes) / kMiB)) + " MiB"; }

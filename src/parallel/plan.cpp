@@ -1,12 +1,12 @@
 #include "trireme/parallel/plan.h"
 
 #include <algorithm>
-#include <iomanip>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/base/pattern.h"
 #include "trireme/parallel/exclusions.h"
 
@@ -203,8 +203,7 @@ void print_groups(std::ostream& text, const ParallelPlan& plan) {
       {"are a pipeline", plan.stages}};
   if (plan.topology.size() > 1) text << "ranks that, together with this one,\n";
   for (const auto& [what, groups] : kinds)
-    if (groups.size() > 1)
-      text << "  " << std::left << std::setw(22) << what << short_text(groups.of(plan.rank)) << "\n";
+    if (groups.size() > 1) text << formatted("  {:<22}{}\n", what, short_text(groups.of(plan.rank)));
 }
 
 /// Parameters of which the same is said.
@@ -302,7 +301,7 @@ std::string plan_text(const ParallelPlan& plan) {
   std::ostringstream text;
   text << "rank " << plan.rank << " of " << plan.topology.size() << "\n\naxes\n";
   for (const PlannedAxis& axis : plan.axes) {
-    text << "  " << std::left << std::setw(10) << axis.name << axis.size << ", position " << axis.position;
+    text << formatted("  {:<10}{}, position {}", axis.name, axis.size, axis.position);
     if (axis.size > 1) text << "; ranks " << short_text(groups_along(plan.topology, {axis.name}));
     text << "\n";
   }

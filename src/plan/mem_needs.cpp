@@ -3,10 +3,10 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <unordered_set>
 
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/plan/estimate.h"
 
 namespace trireme {
@@ -75,18 +75,14 @@ std::string head(const MemNeedsOptions& options, const std::string& model) {
 }
 
 std::string row(const Needs& needs, const std::string& options) {
-  char figures[64];
-  std::snprintf(figures, sizeof figures, " %7.2fGB | %6.2fGB | ", needs.host / kGiB, needs.device / kGiB);
-  return figures + options + "\n";
+  return formatted(" {:7.2f}GB | {:6.2f}GB | {}\n", needs.host / kGiB, needs.device / kGiB, options);
 }
 
 std::string own_row(int64_t params, int stage, const MemNeedsOptions& options) {
   const int ranks = options.num_nodes * options.num_gpus_per_node;
   const ModelStates states = estimate_model_states(params, {.stage = stage, .world = ranks});
-  char text[160];
-  std::snprintf(text, sizeof text, "Trireme, stage %d, on each of %d ranks, in host memory: %.2fGB\n", stage, ranks,
-                static_cast<double>(states.total()) / kGiB);
-  return text;
+  return formatted("Trireme, stage {}, on each of {} ranks, in host memory: {:.2f}GB\n", stage, ranks,
+                   static_cast<double>(states.total()) / kGiB);
 }
 
 std::string millions(int64_t count) { return str(count / 1'000'000, "M"); }

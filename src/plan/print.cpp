@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/plan/estimate.h"
 #include "trireme/precision/precision.h"
 
@@ -24,15 +24,9 @@ Unit unit_for(double largest, std::initializer_list<Unit> units) {
 /// One digit after the point from 1 on (none when it is 0), two below.
 std::string figure(double value) {
   if (value == 0) return "0";
-  char text[32];
-  std::snprintf(text, sizeof text, value < 1 ? "%.2f" : "%.1f", value);
-  std::string result = text;
+  std::string result = formatted("{:.{}f}", value, value < 1 ? 2 : 1);
   if (result.size() > 2 && result.ends_with(".0")) result.resize(result.size() - 2);
   return result;
-}
-
-std::string right(const std::string& text, size_t width) {
-  return std::string(text.size() < width ? width - text.size() : 0, ' ') + text;
 }
 
 std::string words_for(const OptimizerOptions& optimizer) {
@@ -54,8 +48,8 @@ std::string heading(const Estimate& estimate) {
 }
 
 std::string row_of(const EstimateRow& row, const std::vector<int64_t>& bytes, const Unit& unit) {
-  std::string text = right(std::to_string(row.world), 6) + right(short_name(row.accumulation_dtype), 14);
-  for (const int64_t one : bytes) text += right(figure(static_cast<double>(one) / unit.size), 10);
+  std::string text = formatted("{:>6}{:>14}", row.world, short_name(row.accumulation_dtype));
+  for (const int64_t one : bytes) text += formatted("{:>10}", figure(static_cast<double>(one) / unit.size));
   return text + "\n";
 }
 

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iomanip>
-#include <sstream>
 
 #include "schedule/run.h"
+#include "trireme/base/format.h"
 
 namespace trireme::pipeline {
 
@@ -34,12 +33,9 @@ std::string to_text(const Timeline& timeline, double unit) {
       const auto end = std::max(begin + 1, static_cast<size_t>(slot.end / unit));
       for (size_t column = begin; column < std::min(end, columns); ++column) cells[column] = cell;
     }
-    std::ostringstream row;
-    row << "stage " << std::left << std::setw(stage_width) << stage << ' ';
-    for (const std::string& cell : cells) row << ' ' << std::setw(width) << cell;
-    std::string line = row.str();
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + '\n';
+    std::string row = formatted("stage {:<{}} ", stage, stage_width);
+    for (const std::string& cell : cells) row += formatted(" {:<{}}", cell, width);
+    text += without_trailing_spaces(std::move(row)) + '\n';
   }
   return text;
 }
@@ -48,14 +44,14 @@ std::string to_svg(const Timeline& timeline, const std::string& title) {
   constexpr double kWidth = 1200, kRow = 28, kLeft = 70, kTop = 34;
   const double scale = timeline.makespan > 0 ? (kWidth - kLeft - 10) / timeline.makespan : 0;
   const double height = kTop + kRow * static_cast<double>(timeline.slots.size()) + 10;
-  std::ostringstream svg;
-  svg << std::fixed << std::setprecision(1);
-  svg << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << kWidth << "\" height=\"" << height
-      << "\" font-family=\"sans-serif\" font-size=\"11\">\n<text x=\"8\" y=\"20\" font-size=\"14\">" << title
-      << "</text>\n";
+  std::string svg = formatted(
+      R"(<svg xmlns="http://www.w3.org/2000/svg" width="{:.1f}" height="{:.1f}" font-family="sans-serif" font-size="11">
+<text x="8" y="20" font-size="14">{}</text>
+)",
+      kWidth, height, title);
   for (size_t stage = 0; stage < timeline.slots.size(); ++stage) {
     const double y = kTop + kRow * static_cast<double>(stage);
-    svg << "<text x=\"8\" y=\"" << y + 17 << "\">stage " << stage << "</text>\n";
+    svg += formatted("<text x=\"8\" y=\"{:.1f}\">stage {}</text>\n", y + 17, stage);
     for (const Slot& slot : timeline.slots[stage]) {
       const Kind kind = slot.instruction.kind;
       const char* colour = kind == Kind::kForward          ? "#8fb8de"
@@ -63,16 +59,15 @@ std::string to_svg(const Timeline& timeline, const std::string& title) {
                            : kind == Kind::kBackwardInput  ? "#f2c14e"
                                                            : "#e39a7b";
       const double x = kLeft + slot.begin * scale, width = (slot.end - slot.begin) * scale;
-      svg << "<rect x=\"" << x << "\" y=\"" << y << "\" width=\"" << width << "\" height=\"" << kRow - 4 << "\" fill=\""
-          << colour << "\" stroke=\"#fff\"><title>" << to_text(slot.instruction) << ": " << slot.begin << " to "
-          << slot.end << "</title></rect>\n";
+      svg += formatted(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="#fff">)", x, y,
+                       width, kRow - 4, colour);
+      svg += formatted("<title>{}: {:.1f} to {:.1f}</title></rect>\n", to_text(slot.instruction), slot.begin, slot.end);
       if (width > 12)
-        svg << "<text x=\"" << x + width / 2 << "\" y=\"" << y + 16 << "\" text-anchor=\"middle\">"
-            << slot.instruction.micro_batch << "</text>\n";
+        svg += formatted("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n", x + width / 2, y + 16,
+                         slot.instruction.micro_batch);
     }
   }
-  svg << "</svg>\n";
-  return svg.str();
+  return svg + "</svg>\n";
 }
 
 }  // namespace trireme::pipeline

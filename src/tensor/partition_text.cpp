@@ -1,8 +1,8 @@
-#include <iomanip>
 #include <sstream>
 
 #include "tensor/rules.h"
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/tensor/partition.h"
 
 namespace trireme {
@@ -57,27 +57,24 @@ std::string exchanges_text(const TensorUse& use) {
   return text;
 }
 
+std::string row(const std::string& label, const std::string& text) { return formatted("    {:<11}{}\n", label, text); }
+
 void print(std::ostream& text, const LikeParameters& kind) {
   const PartitionedParameter& one = *kind.first;
   text << "  " << kind.name << " " << shape_text(one.parts.front().shape);
   if (kind.count > 1) text << ", " << kind.count << " of them";
-  text << "\n    " << std::left << std::setw(11) << "cut" << name_of(one.kind) << "; " << one.why << "\n    "
-       << std::setw(11) << "rule" << one.rule << "\n";
+  text << "\n" << row("cut", str(name_of(one.kind), "; ", one.why)) << row("rule", one.rule);
   if (one.kind != PartitionKind::kReplicated)
     for (size_t rank = 0; rank < one.parts.size(); ++rank) {
       const std::string part = part_text(one.parts[rank]);
-      text << "    " << std::setw(11) << str("rank ", rank) << (part.empty() ? "all" : part) << ", "
-           << shape_text(local_shape(one.parts[rank])) << "\n";
+      text << row(str("rank ", rank), str(part.empty() ? "all" : part, ", ", shape_text(local_shape(one.parts[rank]))));
     }
   for (const TensorUse& use : one.uses) {
     const std::string exchanges = exchanges_text(use);
     if (exchanges.empty()) continue;
-    text << "    " << std::setw(11) << "exchanges" << exchanges << (one.uses.size() > 1 ? " as " + use.name : "")
-         << "\n";
+    text << row("exchanges", exchanges + (one.uses.size() > 1 ? " as " + use.name : ""));
   }
-  if (one.sums_gradient)
-    text << "    " << std::setw(11) << "gradient"
-         << "added up over the ranks that have the same elements\n";
+  if (one.sums_gradient) text << row("gradient", "added up over the ranks that have the same elements");
 }
 
 }  // namespace
@@ -97,10 +94,10 @@ std::string partition_text(const PartitionPlan& plan) {
   for (const LikeParameters& kind : alike(plan)) print(text, kind);
   for (const TensorUse& module : plan.modules)
     if (const std::string exchanges = exchanges_text(module); !exchanges.empty())
-      text << "  " << module.name << "\n    " << std::left << std::setw(11) << "exchanges" << exchanges << "\n";
-  text << "\nelements\n  " << std::left << std::setw(10) << "all" << all << "\n";
+      text << "  " << module.name << "\n" << row("exchanges", exchanges);
+  text << formatted("\nelements\n  {:<10}{}\n", "all", all);
   for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-    text << "  " << std::setw(10) << str("rank ", rank) << of_ranks[rank] << "\n";
+    text << formatted("  {:<10}{}\n", str("rank ", rank), of_ranks[rank]);
   return text.str();
 }
 

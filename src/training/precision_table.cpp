@@ -1,11 +1,11 @@
 #include "training/precision_table.h"
 
-#include <cstdio>
 #include <iterator>
 #include <set>
 #include <string>
 
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/base/log.h"
 #include "trireme/base/state_names.h"
 
@@ -29,16 +29,6 @@ int64_t total(const DtypeBytes& bytes) {
   return sum;
 }
 
-std::string size_text(int64_t bytes) {
-  constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB"};
-  auto size = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; size >= 1000 && unit + 1 < std::size(kUnits); ++unit) size /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", size, kUnits[unit]);
-  return text;
-}
-
 struct Row {
   const char* stage;
   std::string dtype;
@@ -47,11 +37,7 @@ struct Row {
 };
 
 std::string line_of(const Row& row) {
-  char text[64];
-  std::snprintf(text, sizeof text, "\n  %-18s%-10s%12s  ", row.stage, row.dtype.c_str(), row.size.c_str());
-  std::string line = text + row.remark;
-  line.erase(line.find_last_not_of(' ') + 1);
-  return line;
+  return without_trailing_spaces(formatted("\n  {:<18}{:<10}{:>12}  {}", row.stage, row.dtype, row.size, row.remark));
 }
 
 /// Masters and states that this rank keeps.

@@ -1,11 +1,10 @@
 // The report of an inspection as text for people and as JSON for programs.
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/checkpoint/inspect.h"
 #include "trireme/checkpoint/training_values.h"
 #include "trireme/formats/safetensors_header.h"
@@ -15,39 +14,11 @@ namespace {
 
 constexpr size_t kLargestShown = 5;
 
-std::string bytes_text(int64_t bytes) {
-  constexpr std::array kUnits = {"bytes", "kB", "MB", "GB", "TB", "PB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1000 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
-  return text.data();
-}
-
-/// "1,234,567".
-std::string grouped(int64_t number) {
-  const std::string digits = std::to_string(number);
-  std::string text;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
-  return text;
-}
-
-std::string padded(const std::string& text, size_t width) {
-  return text + std::string(text.size() < width ? width - text.size() : 0, ' ');
-}
-
-std::string right_aligned(const std::string& text, size_t width) {
-  return std::string(text.size() < width ? width - text.size() : 0, ' ') + text;
-}
+std::string bytes_text(int64_t bytes) { return size_text(static_cast<double>(bytes), 2); }
 
 std::string kind_row(const std::string& name, const std::string& dtype, const std::string& tensors,
                      const std::string& elements, const std::string& bytes) {
-  return str(padded(name, 26), padded(dtype, 8), right_aligned(tensors, 8), right_aligned(elements, 20),
-             right_aligned(bytes, 12), "\n");
+  return formatted("{:<26}{:<8}{:>8}{:>20}{:>12}\n", name, dtype, tensors, elements, bytes);
 }
 
 int64_t bytes_of(const SavedTensor& tensor) {
@@ -100,7 +71,7 @@ std::string tags_line(const CheckpointReport& report) {
 }
 
 void add_line(std::string& text, const std::string& label, const std::string& value) {
-  if (!value.empty()) text += str(padded(label, 14), value, "\n");
+  if (!value.empty()) text += formatted("{:<14}{}\n", label, value);
 }
 
 std::string software_line(const Manifest& manifest) {
@@ -119,10 +90,8 @@ std::string place_line(const DamagedPlace& place) {
 }
 
 std::string health_lines(const CheckpointReport& report) {
-  std::array<char, 64> seconds;
-  std::snprintf(seconds.data(), seconds.size(), "%.2f s", report.seconds);
-  const std::string checked =
-      str(report.checksums, " checksums over ", bytes_text(report.verified_bytes), " in ", seconds.data());
+  const std::string checked = formatted("{} checksums over {} in {:.2f} s", report.checksums,
+                                        bytes_text(report.verified_bytes), report.seconds);
   if (!report.healthy()) {
     std::string text;
     add_line(text, "health",

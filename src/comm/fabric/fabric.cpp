@@ -14,6 +14,7 @@
 #include "trireme/base/wait_hook.h"
 
 #include "comm/group_state.h"
+#include "trireme/base/format.h"
 
 namespace trireme::comm {
 namespace {
@@ -34,11 +35,7 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nan
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-std::string format_seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", seconds);
-  return text;
-}
+std::string format_seconds(double seconds) { return formatted("{:.1f} s", seconds); }
 
 /// Lets peers see whom this rank sleeps for.
 class WaitsFor {

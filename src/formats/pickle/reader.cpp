@@ -2,9 +2,9 @@
 #include "formats/pickle/reader.h"
 
 #include <bit>
-#include <cstdio>
 
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/formats/pickle/pickle.h"
 
 namespace trireme::pickle {
@@ -266,9 +266,7 @@ Document Reader::run() {
       return std::move(document_);
     } else if (!run_scalar(operation) && !run_text(operation) && !run_container(operation) && !run_memo(operation) &&
                !run_object(operation)) {
-      char code[8];
-      std::snprintf(code, sizeof code, "0x%02x", operation);
-      fail(str("operation ", code, " is none that torch.save() writes"));
+      fail(formatted("operation {:#04x} is none that torch.save() writes", operation));
     }
   }
 }

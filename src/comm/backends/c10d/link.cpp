@@ -1,4 +1,5 @@
 #include "comm/backends/c10d/link.h"
+#include "trireme/base/format.h"
 
 #include <algorithm>
 #include <array>
@@ -27,9 +28,7 @@ PeerBytes bytes_of(int peer, const std::shared_ptr<std::vector<Message>>& messag
 }
 
 std::string format_seconds(std::chrono::steady_clock::duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
-  return text;
+  return formatted("{:.1f} s", std::chrono::duration<double>(duration).count());
 }
 
 }  // namespace

@@ -4,10 +4,10 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "comm/host_record.h"
+#include "trireme/base/format.h"
 
 namespace trireme::comm {
 namespace {
@@ -23,11 +23,7 @@ std::string uuid_of(c10::Device device) {
   unsigned char uuid[16] = {};
   if (get_uuid == nullptr || get_uuid(uuid, device.index()) != 0) return device.str();
   std::string text = "GPU-";
-  for (const unsigned char byte : uuid) {
-    char digits[3];
-    std::snprintf(digits, sizeof(digits), "%02x", byte);
-    text += digits;
-  }
+  for (const unsigned char byte : uuid) text += formatted("{:02x}", byte);
   return text;
 }
 

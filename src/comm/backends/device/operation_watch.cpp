@@ -3,12 +3,12 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 #include <utility>
 
 #include "comm/backends/device/enqueue_scope.h"
 #include "comm/first_line.h"
+#include "trireme/base/format.h"
 #include "trireme/base/log.h"
 #include "trireme/base/wait_hook.h"
 
@@ -25,11 +25,7 @@ double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::
   return std::chrono::duration<double>(to - from).count();
 }
 
-std::string after_seconds(double elapsed_s) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "after %.1f s", elapsed_s);
-  return text;
-}
+std::string after_seconds(double elapsed_s) { return formatted("after {:.1f} s", elapsed_s); }
 
 }  // namespace
 
