@@ -1,6 +1,5 @@
 #include "trireme/base/format.h"
 
-#define FMT_HEADER_ONLY 1
 #include <fmt/format.h>
 
 #include <array>

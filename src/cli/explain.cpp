@@ -1,11 +1,10 @@
 #include "cli/explain.h"
 
-#include <array>
 #include <cstdlib>
 #include <new>
 
 #include "trireme/base/error.h"
-#include "trireme/base/format.h"
+#include "trireme/observe/progress.h"
 
 namespace trireme::cli {
 namespace {
@@ -26,7 +25,7 @@ std::string explain(const std::exception& error) {
     const std::string mark = "you tried to allocate ";
     const auto at = text.find(mark);
     const double bytes = at == std::string::npos ? 0 : std::atof(text.c_str() + at + mark.size());
-    return str("out of memory: ", size_text(bytes), " were asked for at once; ", kWhatToLower);
+    return str("out of memory: ", short_quantity(bytes, "B"), " were asked for at once; ", kWhatToLower);
   }
   return text.substr(0, text.find('\n'));
 }

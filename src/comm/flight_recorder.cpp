@@ -1,7 +1,8 @@
 #include "comm/flight_recorder.h"
-#include "trireme/base/format.h"
 
 #include <algorithm>
+
+#include "trireme/base/format.h"
 
 namespace trireme::comm {
 

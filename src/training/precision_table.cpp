@@ -1,6 +1,5 @@
 #include "training/precision_table.h"
 
-#include <iterator>
 #include <set>
 #include <string>
 

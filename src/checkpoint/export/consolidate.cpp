@@ -16,6 +16,7 @@
 #include "checkpoint/export/weights_plan.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/format.h"
 #include "trireme/base/json.h"
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
@@ -39,11 +40,7 @@ struct BaseName {
   std::string whole() const { return stem + extension; }
   std::string index() const { return stem + extension + ".index.json"; }
   std::string shard(size_t i, size_t count) const {
-    const auto digits = [](size_t number) {
-      const std::string text = std::to_string(number);
-      return std::string(text.size() < 5 ? 5 - text.size() : 0, '0').append(text);
-    };
-    return count == 1 ? whole() : str(stem, "-", digits(i + 1), "-of-", digits(count), extension);
+    return count == 1 ? whole() : formatted("{}-{:05}-of-{:05}{}", stem, i + 1, count, extension);
   }
 
   /// Whether `name` is a file that an output of this base may have.

@@ -11,10 +11,9 @@
 #include <cstring>
 #include <optional>
 
-#include "trireme/base/wait_hook.h"
-
 #include "comm/group_state.h"
 #include "trireme/base/format.h"
+#include "trireme/base/wait_hook.h"
 
 namespace trireme::comm {
 namespace {

@@ -1,11 +1,12 @@
 #include "comm/backends/c10d/link.h"
-#include "trireme/base/format.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <type_traits>
 #include <utility>
+
+#include "trireme/base/format.h"
 
 namespace trireme::comm {
 
