@@ -12,6 +12,7 @@
 #include "cli/shell/exit_code.h"
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
+#include "trireme/base/format.h"
 #include "trireme/base/suggest.h"
 #include "trireme/base/version.h"
 
@@ -204,7 +205,7 @@ int run_command(const Command& command, const std::vector<std::string>& argument
 std::string help_text() {
   std::string text = str(kDescription, "\nUsage: trireme COMMAND [FLAGS]\n\nCommands:\n");
   for (const auto& command : commands())
-    text += str("  ", command.name, std::string(13 - std::string(command.name).size(), ' '), command.summary, "\n");
+    text += formatted("  {:<13}{}\n", command.name, command.summary);
   return str(text, "\nFlags:\n  -h,--help   this text\n  --version   the version\n\n", kFooter, "\n", kExitCodes, "\n");
 }
 

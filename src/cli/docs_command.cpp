@@ -11,6 +11,7 @@
 #include "cli/shell/print.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/format.h"
 #include "trireme/base/suggest.h"
 
 namespace trireme::cli {
@@ -52,8 +53,7 @@ int run_docs(const std::string& name) {
   if (name.empty()) {
     std::string text = str("Pages in ", folder.string(), "; `trireme docs PAGE` prints one.\n\n");
     for (const auto& page : names)
-      text += str("  ", page, std::string(page.size() < 20 ? 20 - page.size() : 1, ' '),
-                  title_of(files.read(folder / (page + ".md"))), "\n");
+      text += formatted("  {:<19} {}\n", page, title_of(files.read(folder / (page + ".md"))));
     print_result(text);
     return kDone;
   }

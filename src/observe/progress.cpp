@@ -26,7 +26,7 @@ std::vector<std::string> compute_parts(const ComputeRate& compute, double tokens
   std::vector<std::string> parts;
   if (const auto rate = compute.tflops_per_rank(tokens_per_s))
     parts.push_back(short_quantity(*rate * 1e12, compute.ranks > 1 ? "FLOP/s/rank" : "FLOP/s"));
-  if (const auto mfu = compute.mfu(tokens_per_s)) parts.push_back(formatted("%.3g %% MFU", *mfu * 100));
+  if (const auto mfu = compute.mfu(tokens_per_s)) parts.push_back(formatted("{:.3g} % MFU", *mfu * 100));
   return parts;
 }
 
@@ -160,7 +160,7 @@ std::string Progress::describe(int columns) const {
 
   const std::string head = "step " + std::to_string(last_.step) + "/" + std::to_string(options_.total_steps);
   const double tokens_per_s = elapsed_s > 0 ? static_cast<double>(tokens_) / elapsed_s : 0;
-  std::string tail = formatted("loss %.4f", loss) + formatted("  lr %.2e", last_.learning_rate) + "  " +
+  std::string tail = formatted("loss {:.4f}", loss) + formatted("  lr %.2e", last_.learning_rate) + "  " +
                      short_count(tokens_per_s) + " tokens/s";
   const std::string time =
       last_.step >= options_.total_steps ? "  took " + short_duration(elapsed_s) : "  left " + short_duration(left_s);

@@ -22,7 +22,7 @@ TEST(Explain, NamesMemoryThatRanOutWhoeverFoundIt) {
     at::empty({int64_t{1} << 55});
     FAIL() << "2^57 bytes were given out";
   } catch (const std::exception& error) {
-    EXPECT_EQ(explain(error), "out of memory: 144 PB were asked for at once" + kFix);
+    EXPECT_EQ(explain(error), "out of memory: 144.1 PB were asked for at once" + kFix);
   }
 }
 
