@@ -1,8 +1,9 @@
 # One noun, four places: include/trireme/NOUN.h (and NOUN/), src/NOUN/, tests/NOUN/, docs/NOUN.md.
 #
-# trireme_module(NOUN [DEPENDS module ...] [LIBRARIES target ...] [TEST_LIBRARIES target ...])
+# trireme_module(NOUN [COLD] [DEPENDS module ...] [LIBRARIES target ...] [TEST_LIBRARIES target ...])
 #   makes the static library trireme_NOUN from src/NOUN/*.cpp (and subfolders, but not a main.cpp), linked to just the
-#   modules of lower levels that it names, and one test executable NOUN_test from tests/NOUN/*_test.cpp.
+#   modules of lower levels that it names, and one test executable NOUN_test from tests/NOUN/*_test.cpp. COLD: nothing of it
+#   runs within a step, so it is compiled without the costly optimisations, in three fifths of the time.
 # trireme_test(NOUN LIBRARIES ...)     the test executables of a folder that is not a module.
 # trireme_benchmark(FILE)              one executable from benchmarks/FILE.cpp.
 # trireme_shared_library()             libtrireme.so of all modules above.
@@ -61,7 +62,7 @@ function(_trireme_share_headers target)
 endfunction()
 
 function(trireme_module noun)
-  cmake_parse_arguments(ARG "" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "COLD" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${noun}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   if(NOT sources)
@@ -75,6 +76,9 @@ function(trireme_module noun)
       target_link_libraries(trireme_${noun} PUBLIC trireme_${dependency})
     endif()
   endforeach()
+  if(ARG_COLD)
+    target_compile_options(trireme_${noun} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   _trireme_share_headers(trireme_${noun})
   set_property(GLOBAL APPEND PROPERTY TRIREME_MODULES trireme_${noun})
   set_property(GLOBAL APPEND PROPERTY TRIREME_LIBRARIES ${ARG_LIBRARIES})
@@ -105,7 +109,7 @@ function(_trireme_test_target target noun label timeout_s files libraries)
   endif()
   add_executable(${target} ${files})
   target_link_libraries(${target} PRIVATE ${libraries} trireme_test_support GTest::gtest)
-  # A test spends its time in the libraries; compiling it without the costly optimisations is a fifth faster.
+  # A test spends its time in the libraries.
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   _trireme_share_headers(${target})
   # One thread per process: ranks are threads or processes, and tests run side by side.

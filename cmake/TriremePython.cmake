@@ -49,6 +49,7 @@ function(trireme_python_module)
   target_link_libraries(trireme_python PRIVATE trireme trireme_options "${TRIREME_TORCH_DIR}/lib/libtorch_python.so")
   target_include_directories(trireme_python SYSTEM PRIVATE "${headers}")
   target_compile_definitions(trireme_python PRIVATE TORCH_EXTENSION_NAME=_core)
+  target_compile_options(trireme_python PRIVATE $<$<CONFIG:Release>:-O2>)  # a third faster to compile than -O3
   set(package "${PROJECT_BINARY_DIR}/python/trireme")
   set_target_properties(trireme_python PROPERTIES
     PREFIX "" OUTPUT_NAME _core SUFFIX "${suffix}" CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${package}"
