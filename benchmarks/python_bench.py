@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model, once")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model in bf16, once")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank_of:
@@ -93,7 +93,7 @@ def main():
             print(f"{system} cannot be imported: left out")
             systems.remove(system)
     if arguments.smoke:
-        arguments.models, arguments.rounds, arguments.steps = "small", 1, 1
+        arguments.models, arguments.dtypes, arguments.rounds, arguments.steps = "small", "bf16", 1, 1
     failed = False
     for model in arguments.models.split(","):
         for dtype in arguments.dtypes.split(","):
