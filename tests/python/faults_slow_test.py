@@ -1,8 +1,9 @@
-"""A rank that waits ten seconds for another says so."""
+"""A rank that waits ten seconds for another says so; many exits without destroy()."""
 import concurrent.futures
 import socket
 
 import harness
+from faults_test import Exits
 from harness import Case, main
 
 
@@ -31,6 +32,14 @@ class Late(Case):
                           "If no launcher has set that, it is left over in the shell: run the program alone by "
                           "`env -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT PROGRAM`, or unset them\n", err)
             self.assertEqual(err.count("has waited 10 s"), 1, err)
+
+
+class Exit(Exits):
+    def test_twenty_exits_without_destroy_are_clean(self):
+        self.check_without_destroy(20)
+
+    def test_eight_exits_with_a_mesh_are_clean(self):
+        self.check_with_a_mesh(8)
 
 
 if __name__ == "__main__":

@@ -247,11 +247,11 @@ result = json.loads((folder / "told0").read_text())
             self.assertLess(longest, seconds / 2, (waited, saved))
 
 
-class Exit(Case):
-    """A program that just ends."""
+class Exits(Case):
+    """Programs that just end."""
 
-    def test_twenty_exits_without_destroy_are_clean(self):
-        ends = self.on_ranks(0, _FORKED + """
+    def check_without_destroy(self, count):
+        ends = self.on_ranks(0, f"count = {count}\n" + _FORKED + """
 def program(turn):
     def run(rank):
         optimizer = torch.optim.RMSprop if turn % 2 else None
@@ -264,9 +264,9 @@ def program(turn):
             engine.saved_loss = engine(torch.ones(1, 8)).sum()  # a graph that was not used
     return run
 
-result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for turn in range(20)]
+result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for turn in range(count)]
 """, timeout_s=300)
-        self.assertEqual(len(ends), 20)
+        self.assertEqual(len(ends), count)
         for turn, ranks in enumerate(ends):
             for rank, (status, err) in enumerate(ranks):
                 with self.subTest(turn=turn, rank=rank):
@@ -277,7 +277,8 @@ result = [on_forks(f"exit{turn}", program(turn), 2 if turn % 4 == 0 else 1) for 
                     others = [line for line in err.splitlines() if not re.match(expected, line)]
                     self.assertEqual(others, [])
 
-    def test_six_exits_are_clean_where_the_program_has_taken_its_group_down_but_a_mesh_keeps_it(self):
+    def check_with_a_mesh(self, count):
+        """The program has taken its group down, but a mesh keeps it."""
         program = self.write("mesh.py", """
 import torch, torch.distributed as dist, trireme as deepspeed
 from torch.distributed.device_mesh import init_device_mesh
@@ -287,10 +288,20 @@ dist.all_reduce(torch.zeros(1000000))
 dist.barrier()
 dist.destroy_process_group()
 """)
-        # of two; the first as a program ends, with all that torch has made
-        for runs in (harness.launch, *[RankServer.run] * 5):
+        # The first ends as a program does, with all that torch has made.
+        for runs in (harness.launch, *[RankServer.run] * (count - 1)):
             status, _, err = runs(2, [program])
             self.assertEqual(status, 0, err)
+
+
+class Exit(Exits):
+    """faults_slow_test.py has more of them."""
+
+    def test_exits_without_destroy_are_clean(self):
+        self.check_without_destroy(8)
+
+    def test_exits_with_a_mesh_are_clean(self):
+        self.check_with_a_mesh(2)
 
 
 class Forked(Case):

@@ -1,5 +1,5 @@
-"""Accelerate's FSDP with replicas, its FSDP1, and the Trainer's of both versions over adapters of peft, in fp32 and in
-bf16."""
+"""Accelerate's FSDP with replicas, as PyTorch's own fully_shard in bf16, its FSDP1, and the Trainer's of both versions
+over adapters of peft, in fp32 and in bf16."""
 import torch
 from fsdp_accelerated import Case
 from harness import main
@@ -9,6 +9,20 @@ class Replicas(Case):
     def test_shards_over_some_ranks_and_replicates_over_others(self):
         plugin, axes = {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap"}, {"dp_replicate_size": 2, "dp_shard_size": 2}
         self.assert_same(self.told("found", 4, micro=2, plugin=plugin, parallelism=axes), self.told("alone", 0, micro=8))
+
+
+class Fsdp2(Case):
+    """Accelerate's fsdp_version 2."""
+
+    def test_computes_in_bf16_as_torchs_fully_shard(self):
+        policy = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "bfloat16"}
+        options = {"micro": 4, "precision": "bf16", "plugin": {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap", "mixed_precision_policy": policy}}
+        expected, found = self.told("torchs", 2, by="torch", **options), self.told("ours", 2, **options)
+        self.assert_same(found, expected, 1e-6)
+        self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
+
+    def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
+        self.assert_trainer_resumes({})
 
 
 class Fsdp1(Case):

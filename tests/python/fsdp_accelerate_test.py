@@ -1,6 +1,4 @@
-"""Accelerate's FSDP on hosts: losses, gradients and weights of one process, and of PyTorch's own fully_shard as
-Accelerate calls it."""
-import torch
+"""Accelerate's FSDP on hosts: losses, gradients and weights of one process."""
 from fsdp_accelerated import Case
 from harness import main
 
@@ -29,16 +27,6 @@ class Accelerated(Case):
                      "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT", "FSDP_SYNC_MODULE_STATES": "true",
                      "FSDP_USE_ORIG_PARAMS": "false", "FSDP_BACKWARD_PREFETCH": "BACKWARD_PRE", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
         self.assert_same(self.told("variables", 2, micro=4, environment=variables), alone)
-
-    def test_computes_in_bf16_as_torchs_fully_shard(self):
-        policy = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "bfloat16"}
-        options = {"micro": 4, "precision": "bf16", "plugin": {"fsdp_version": 2, "auto_wrap_policy": "transformer_based_wrap", "mixed_precision_policy": policy}}
-        expected, found = self.told("torchs", 2, by="torch", **options), self.told("ours", 2, **options)
-        self.assert_same(found, expected, 1e-6)
-        self.assertEqual({value.dtype for value in found["weights"].values()}, {torch.float32})
-
-    def test_transformers_trainer_trains_as_one_process_and_resumes_to_the_same_bits(self):
-        self.assert_trainer_resumes({})
 
     def test_refuses_by_name_what_is_not_known_to_be_right(self):
         plugin = {"fsdp_version": 2}

@@ -20,7 +20,7 @@ def far(one, other):
 """
 
 
-class Gradients(Case):
+class OfWholes(Case):
     """In two ranks, unless a test says another number."""
 
     def ran(self, text, ranks=2, **options):
@@ -33,6 +33,43 @@ class Gradients(Case):
             with self.subTest(name):
                 self.assertLessEqual(one, limit)
 
+
+class Noise(OfWholes):
+    """Random numbers that a program puts into gradients and weights."""
+
+    def check(self, *cases):
+        """Cases are (ranks, arguments of fully_shard())."""
+        for ranks, options in cases:
+            with self.subTest(f"{ranks} {options}"):
+                result = self.ran(f"""
+options = {options}
+""" + """
+noises = {
+    "randn": lambda p: p.grad.add_(torch.randn_like(p.grad)), "rand": lambda p: p.grad.mul_(torch.rand_like(p.grad)), "normal_": lambda p: p.grad.normal_(0, .1),
+    "uniform_": lambda p: p.grad.uniform_(-1, 1), "weights": lambda p: p.normal_(0, .1), "init": lambda p: nn.init.uniform_(p), "trunc": lambda p: nn.init.trunc_normal_(p, std=.02)}
+result = {}
+for name, noise in noises.items():
+    plain, ours = pair(**options)
+    backward(plain, ours)
+    with torch.no_grad():
+        for seed, model in ((7, plain), (7 + ranks.world().rank, ours)):
+            torch.manual_seed(seed)
+            for p in model.parameters(): noise(p)
+    for model in plain, ours: torch.optim.SGD(model.parameters(), lr=.1).step()
+    result[name] = farthest(weights(ours), weights(plain))
+    assert farthest(weights(ours), weights(net())) > 1e-3
+""", ranks=ranks)
+                self.assert_all_near(result)
+
+
+class SomeNoise(Noise):
+    """fsdp_slow_test.py has a mesh, and parameters that stay."""
+
+    def test_draws_random_numbers_of_the_whole_as_rank_0_does(self):
+        self.check((2, "{}"))
+
+
+class Gradients(OfWholes):
     def test_reads_and_writes_data_in_fp32_where_modules_compute_in_bf16(self):
         result = self.ran("""
 from trireme.fsdp import MixedPrecisionPolicy
@@ -137,29 +174,6 @@ for name, change in {**changes, "+=": iadd}.items():
     result[name + ", stepped"] = farthest(weights(ours), weights(plain))
 """)
         self.assert_all_near(result)
-
-    def test_draws_random_numbers_of_the_whole_as_rank_0_does(self):
-        for ranks, options in ((2, "{}"), (4, "{'mesh': torch.distributed.device_mesh.init_device_mesh('cpu', (2, 2))}"), (2, "{'reshard_after_forward': False}")):
-            with self.subTest(f"{ranks} {options}"):
-                result = self.ran(f"""
-options = {options}
-""" + """
-noises = {
-    "randn": lambda p: p.grad.add_(torch.randn_like(p.grad)), "rand": lambda p: p.grad.mul_(torch.rand_like(p.grad)), "normal_": lambda p: p.grad.normal_(0, .1),
-    "uniform_": lambda p: p.grad.uniform_(-1, 1), "weights": lambda p: p.normal_(0, .1), "init": lambda p: nn.init.uniform_(p), "trunc": lambda p: nn.init.trunc_normal_(p, std=.02)}
-result = {}
-for name, noise in noises.items():
-    plain, ours = pair(**options)
-    backward(plain, ours)
-    with torch.no_grad():
-        for seed, model in ((7, plain), (7 + ranks.world().rank, ours)):
-            torch.manual_seed(seed)
-            for p in model.parameters(): noise(p)
-    for model in plain, ours: torch.optim.SGD(model.parameters(), lr=.1).step()
-    result[name] = farthest(weights(ours), weights(plain))
-    assert farthest(weights(ours), weights(net())) > 1e-3
-""", ranks=ranks)
-                self.assert_all_near(result)
 
     def test_names_what_the_program_called(self):
         result = self.ran("""

@@ -2,6 +2,8 @@
 torch's own FSDP."""
 import torch
 from fsdp_programs import PROGRAMS, Case
+from fsdp_test import States
+from fsdp_gradients_test import Noise
 from harness import PROGRAM, PYTHON, main, run
 
 
@@ -152,6 +154,16 @@ result["set"] = farthest(weights(model), {name: value + 1 for name, value in her
                 self.assert_same_outcome(self.outcome(["--as-fsdp"], ["train_fsdp1.py", strategy], ours), expected)
         words = ["train_fsdp1.py", "FULL_SHARD", "bf16"]
         self.assert_same_outcome(self.outcome(["--as-fsdp"], words, ours), self.outcome([], words, theirs))
+
+
+class AllNoise(Noise):
+    def test_draws_random_numbers_of_the_whole_as_rank_0_does(self):
+        self.check((4, "{'mesh': torch.distributed.device_mesh.init_device_mesh('cpu', (2, 2))}"), (2, "{'reshard_after_forward': False}"))
+
+
+class AllStates(States):
+    def test_has_optimizer_states_as_torchs_and_takes_them_over_at_another_number_of_ranks(self):
+        self.check({"AdamW", "SGD", "Adagrad", "NAdam", "amsgrad", "RAdam", "Adadelta", "Adamax", "ASGD", "RMSprop"}, (1, 4))
 
 
 if __name__ == "__main__":

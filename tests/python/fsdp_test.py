@@ -254,107 +254,6 @@ result["far"] = farthest(weights(model), weights(again))
         self.assertTrue(result["there"])
         self.assertEqual(result["far"], 0)
 
-    def test_has_optimizer_states_as_torchs_and_takes_them_over_at_another_number_of_ranks(self):
-        text = """
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, get_optimizer_state_dict, set_state_dict, set_optimizer_state_dict
-def go(model, optimizer, steps, data):
-    for step in steps:
-        loss_of(model, *data(step)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-kinds = {"AdamW": lambda p: torch.optim.AdamW(p, lr=0.05), "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
-         "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01), "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True), "RAdam": lambda p: torch.optim.RAdam(p, lr=0.05),
-         "Adadelta": lambda p: torch.optim.Adadelta(p), "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01), "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05, t0=2),
-         "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.001, centered=True, momentum=0.5)}
-def pair(kind):
-    model = net()
-    model.layers[2].up.bias.requires_grad_(False)
-    return model, kinds[kind]
-def far_states(one, other):
-    assert set(one) == set(other), (set(one), set(other))
-    assert all(set(one[key]) == set(other[key]) for key in one)
-    pairs = [(torch.as_tensor(one[key][name]), torch.as_tensor(other[key][name])) for key in one for name in one[key]]
-    return max(((found - expected).abs().max() / expected.abs().max().clamp_min(1)).item() for found, expected in pairs)
-def plain(kind, steps):
-    model, make = pair(kind)
-    optimizer = make(model.parameters())
-    go(model, optimizer, range(steps), whole)
-    return model, optimizer
-def ours(kind):
-    model, make = pair(kind)
-    sharded(model)
-    return model, make(model.parameters())
-full, rank0 = StateDictOptions(full_state_dict=True), StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
-"""
-        saved = self.ran(text + """
-result = {}
-for kind in kinds:
-    (other, expected), (model, optimizer) = plain(kind, 3), ours(kind)
-    go(model, optimizer, range(3), own)
-    result[kind] = [far_states(optimizer.state_dict()["state"], expected.state_dict()["state"])]
-    assert [sorted(g) for g in optimizer.state_dict()["param_groups"]] == [sorted(g) for g in expected.state_dict()["param_groups"]]
-    weights_, states_ = get_state_dict(model, optimizer)
-    dcp.save({"model": weights_, "optimizer": states_}, checkpoint_id=f"{folder}/{kind}")
-    state = get_optimizer_state_dict(model, optimizer, options=rank0)
-    if ranks.world().rank == 0: torch.save([state, {name: value.clone() for name, value in get_state_dict(other, expected)[0].items()}, expected.state_dict()], f"{folder}/{kind}.pt")
-    other, again = ours(kind)  # from torch's own states, before the first step
-    other.load_state_dict(torch.load(f"{folder}/{kind}.pt")[1]) if ranks.world().rank == 0 else other.load_state_dict(plain(kind, 3)[0].state_dict())
-    again.load_state_dict(expected.state_dict())
-    go(other, again, range(3, 6), own)
-    result[kind].append(farthest(weights(other), weights(plain(kind, 6)[0])))
-class Beside(torch.optim.SGD):
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
-        self.kept = {}
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None: p.data.sub_(self.kept.setdefault(p, torch.zeros_like(p.data)).mul_(.9).add_(p.grad), alpha=group["lr"])
-stepper = Beside(sharded(stepped := net()).parameters(), lr=0.1)
-go(stepped, stepper, range(1), own)
-model, optimizer = ours("AdamW")
-go(model, optimizer, range(1), own)
-state = optimizer.state_dict()
-part, less, strange = (torch.utils._pytree.tree_map(lambda x: x, state) for _ in range(3))
-part["state"][0]["exp_avg"], strange["state"][999] = part["state"][0]["exp_avg"][1:], strange["state"][0]
-del less["state"][0]["exp_avg"]
-result["refused"] = [raised(stepper.state_dict), *(raised(lambda one=one: optimizer.load_state_dict(one)) for one in (part, less, strange))]
-""")
-        self.assertEqual(len(saved), 11)
-        for kind in set(saved) - {"refused"}:
-            with self.subTest(kind):
-                self.assertLessEqual(max(saved[kind]), 1e-5)
-        for words, found in zip(("Beside keeps states in `kept`, beside its own `state`", "state 'exp_avg' has the shape [12, 8]", "states ['exp_avg_sq', 'step'] of a parameter", "in no group"),
-                                saved["refused"]):
-            self.assertIn(words, str(found))
-        loaded = """
-result = {}
-for kind in kinds:
-    expected = weights(plain(kind, 6)[0])
-    model, optimizer = ours(kind)
-    weights_, states_ = get_state_dict(model, optimizer)
-    state = {"model": weights_, "optimizer": states_}
-    dcp.load(state, checkpoint_id=f"{folder}/{kind}")
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    go(model, optimizer, range(3, 6), own)
-    result[kind] = [farthest(weights(model), expected)]
-    model, optimizer = ours(kind)  # whole states of rank 0, and weights that are read into those of the model
-    dcp.load({"model": model.state_dict()}, checkpoint_id=f"{folder}/{kind}")
-    set_optimizer_state_dict(model, optimizer, torch.load(f"{folder}/{kind}.pt")[0] if ranks.world().rank == 0 else {}, options=rank0)
-    go(model, optimizer, range(3, 6), own)
-    result[kind].append(farthest(weights(model), expected))
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    state = get_optimizer_state_dict(model, optimizer, options=flat)
-    before = optimizer.state_dict()["state"]
-    set_optimizer_state_dict(model, optimizer, {key: value * 2 if torch.is_tensor(value) and value.dim() else value for key, value in state.items()}, options=flat)
-    after = optimizer.state_dict()["state"]
-    result[kind].append(max((after[i][n] - before[i][n] * (2 if before[i][n].dim() else 1)).abs().max().item() for i in before for n in before[i]))
-"""
-        for size in (1, 4):
-            for kind, found in self.ran(text + loaded, ranks=size).items():
-                self.assertLessEqual(max(found), 1e-5, (kind, size, found))
-
     def test_trains_modules_that_fsdp1_has_wrapped(self):
         result = self.ran("""
 from torch.distributed.fsdp import (CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, LocalStateDictConfig, MixedPrecision, ShardingStrategy, StateDictType)
@@ -449,6 +348,120 @@ result["refused"] = {name: raised(make) for name, make in {
                             "hook": "register_comm_hook", "half": "take state_dict()"}.items():
             with self.subTest(name):
                 self.assertIn(words, str(result["refused"][name]))
+
+
+class States(Case):
+    """Optimizer states as torch's."""
+
+    def check(self, kinds, sizes):
+        """States of optimizers of `kinds` are torch's, and are taken over on `sizes` ranks."""
+        text = f"wanted = {sorted(kinds)}\n" + """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, get_optimizer_state_dict, set_state_dict, set_optimizer_state_dict
+def go(model, optimizer, steps, data):
+    for step in steps:
+        loss_of(model, *data(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+kinds = {"AdamW": lambda p: torch.optim.AdamW(p, lr=0.05), "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+         "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01), "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True), "RAdam": lambda p: torch.optim.RAdam(p, lr=0.05),
+         "Adadelta": lambda p: torch.optim.Adadelta(p), "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01), "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05, t0=2),
+         "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.001, centered=True, momentum=0.5)}
+kinds = {kind: kinds[kind] for kind in wanted}
+def pair(kind):
+    model = net()
+    model.layers[2].up.bias.requires_grad_(False)
+    return model, kinds[kind]
+def far_states(one, other):
+    assert set(one) == set(other), (set(one), set(other))
+    assert all(set(one[key]) == set(other[key]) for key in one)
+    pairs = [(torch.as_tensor(one[key][name]), torch.as_tensor(other[key][name])) for key in one for name in one[key]]
+    return max(((found - expected).abs().max() / expected.abs().max().clamp_min(1)).item() for found, expected in pairs)
+def plain(kind, steps):
+    model, make = pair(kind)
+    optimizer = make(model.parameters())
+    go(model, optimizer, range(steps), whole)
+    return model, optimizer
+def ours(kind):
+    model, make = pair(kind)
+    sharded(model)
+    return model, make(model.parameters())
+full, rank0 = StateDictOptions(full_state_dict=True), StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+"""
+        saved = self.ran(text + """
+result = {}
+for kind in kinds:
+    (other, expected), (model, optimizer) = plain(kind, 3), ours(kind)
+    go(model, optimizer, range(3), own)
+    result[kind] = [far_states(optimizer.state_dict()["state"], expected.state_dict()["state"])]
+    assert [sorted(g) for g in optimizer.state_dict()["param_groups"]] == [sorted(g) for g in expected.state_dict()["param_groups"]]
+    weights_, states_ = get_state_dict(model, optimizer)
+    dcp.save({"model": weights_, "optimizer": states_}, checkpoint_id=f"{folder}/{kind}")
+    state = get_optimizer_state_dict(model, optimizer, options=rank0)
+    if ranks.world().rank == 0: torch.save([state, {name: value.clone() for name, value in get_state_dict(other, expected)[0].items()}, expected.state_dict()], f"{folder}/{kind}.pt")
+    other, again = ours(kind)  # from torch's own states, before the first step
+    other.load_state_dict(torch.load(f"{folder}/{kind}.pt")[1]) if ranks.world().rank == 0 else other.load_state_dict(plain(kind, 3)[0].state_dict())
+    again.load_state_dict(expected.state_dict())
+    go(other, again, range(3, 6), own)
+    result[kind].append(farthest(weights(other), weights(plain(kind, 6)[0])))
+class Beside(torch.optim.SGD):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.kept = {}
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None: p.data.sub_(self.kept.setdefault(p, torch.zeros_like(p.data)).mul_(.9).add_(p.grad), alpha=group["lr"])
+stepper = Beside(sharded(stepped := net()).parameters(), lr=0.1)
+go(stepped, stepper, range(1), own)
+model, optimizer = ours("AdamW")
+go(model, optimizer, range(1), own)
+state = optimizer.state_dict()
+part, less, strange = (torch.utils._pytree.tree_map(lambda x: x, state) for _ in range(3))
+part["state"][0]["exp_avg"], strange["state"][999] = part["state"][0]["exp_avg"][1:], strange["state"][0]
+del less["state"][0]["exp_avg"]
+result["refused"] = [raised(stepper.state_dict), *(raised(lambda one=one: optimizer.load_state_dict(one)) for one in (part, less, strange))]
+""")
+        self.assertEqual(set(saved), {*kinds, "refused"})
+        for kind in set(saved) - {"refused"}:
+            with self.subTest(kind):
+                self.assertLessEqual(max(saved[kind]), 1e-5)
+        for words, found in zip(("Beside keeps states in `kept`, beside its own `state`", "state 'exp_avg' has the shape [12, 8]", "states ['exp_avg_sq', 'step'] of a parameter", "in no group"),
+                                saved["refused"]):
+            self.assertIn(words, str(found))
+        loaded = """
+result = {}
+for kind in kinds:
+    expected = weights(plain(kind, 6)[0])
+    model, optimizer = ours(kind)
+    weights_, states_ = get_state_dict(model, optimizer)
+    state = {"model": weights_, "optimizer": states_}
+    dcp.load(state, checkpoint_id=f"{folder}/{kind}")
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    go(model, optimizer, range(3, 6), own)
+    result[kind] = [farthest(weights(model), expected)]
+    model, optimizer = ours(kind)  # whole states of rank 0, and weights that are read into those of the model
+    dcp.load({"model": model.state_dict()}, checkpoint_id=f"{folder}/{kind}")
+    set_optimizer_state_dict(model, optimizer, torch.load(f"{folder}/{kind}.pt")[0] if ranks.world().rank == 0 else {}, options=rank0)
+    go(model, optimizer, range(3, 6), own)
+    result[kind].append(farthest(weights(model), expected))
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(model, optimizer, options=flat)
+    before = optimizer.state_dict()["state"]
+    set_optimizer_state_dict(model, optimizer, {key: value * 2 if torch.is_tensor(value) and value.dim() else value for key, value in state.items()}, options=flat)
+    after = optimizer.state_dict()["state"]
+    result[kind].append(max((after[i][n] - before[i][n] * (2 if before[i][n].dim() else 1)).abs().max().item() for i in before for n in before[i]))
+"""
+        for size in sizes:
+            for kind, found in self.ran(text + loaded, ranks=size).items():
+                self.assertLessEqual(max(found), 1e-5, (kind, size, found))
+
+
+class SomeStates(States):
+    """fsdp_slow_test.py has those of all optimizers."""
+
+    def test_has_optimizer_states_as_torchs_and_takes_them_over_at_another_number_of_ranks(self):
+        self.check({"AdamW", "SGD", "NAdam"}, (4,))
 
 
 if __name__ == "__main__":
