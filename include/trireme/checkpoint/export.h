@@ -16,6 +16,7 @@ namespace trireme {
 
 class FileSystem;
 
+/// One tensor to write, and how to get its data.
 struct ExportedTensor {
   std::string name;
   std::vector<int64_t> shape;
