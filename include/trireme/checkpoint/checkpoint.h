@@ -29,6 +29,7 @@ enum class ExistingTag {
 /// Whether `directory`/latest names the new checkpoint.
 enum class UpdateLatest { kYes, kNo };
 
+/// Options of save_checkpoint().
 struct SaveOptions {
   ExistingTag existing = ExistingTag::kReplace;
   UpdateLatest latest = UpdateLatest::kYes;
@@ -85,6 +86,7 @@ struct LoadedCheckpoint {
   std::vector<std::string> missing;      ///< tensors of any rank's destination that the checkpoint does not have
 };
 
+/// Options of load_checkpoint().
 struct LoadOptions {
   Mismatch missing = Mismatch::kRefuse;  ///< tensors of the destination that the checkpoint does not have
   /// Called with the values before any memory changes; throws to refuse them. Returns the names of tensors that may be

@@ -23,6 +23,7 @@ enum class ExistingOutput {
   kReplace,  ///< the former files stay until all new ones are complete; those that the new ones do not replace go too
 };
 
+/// Options of consolidate().
 struct ConsolidateOptions {
   /// The dtype of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
   std::optional<at::ScalarType> dtype = at::kFloat;

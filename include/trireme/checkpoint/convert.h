@@ -11,6 +11,7 @@
 
 namespace trireme {
 
+/// Options of the functions below.
 struct ConvertOptions {
   std::string tag = {};  ///< empty: the source's, or "converted" where it has none
   /// Called now and then, and at the end, with bytes of tensors read so far and in all.

@@ -25,6 +25,7 @@ struct ExportedTensor {
   std::function<at::Tensor()> fetch;
 };
 
+/// Options of export_tensors().
 struct ExportOptions {
   /// Other name -> name of the tensor that it is tied to. Its bytes are written once.
   std::map<std::string, std::string> aliases = {};

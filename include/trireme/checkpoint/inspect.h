@@ -21,6 +21,7 @@ struct DamagedPlace {
   std::string problem;
 };
 
+/// Options of inspect_checkpoint().
 struct InspectOptions {
   bool verify = true;  ///< false: only what the manifest and the files' sizes tell
   int threads = 0;     ///< 0: one per core

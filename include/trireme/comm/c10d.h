@@ -15,6 +15,7 @@ class ProcessGroup;
 
 namespace trireme {
 
+/// Options of make_c10d_group().
 struct C10dGroupOptions {
   std::string name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);

@@ -11,6 +11,7 @@
 
 namespace trireme {
 
+/// Options of make_cuda_ipc_group().
 struct CudaIpcOptions {
   /// Each rank has two slots of this size on its GPU, through which collectives go piece by piece. At least 4096 bytes
   /// for each rank of the group.

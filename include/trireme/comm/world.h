@@ -17,6 +17,7 @@ class Store;
 
 namespace trireme {
 
+/// Options of init() and await_ranks().
 struct InitOptions {
   /// How long a rank waits for a peer that is alive but does not arrive. TRIREME_TIMEOUT_S overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -58,6 +59,7 @@ enum class Transport {
   kC10d,  ///< the process group
 };
 
+/// Options of join().
 struct JoinOptions {
   int rank = 0;
   int size = 1;

@@ -30,6 +30,7 @@ DataFormat data_format(const std::string& name);
 inline constexpr int64_t kByteVocabSize = 256;
 inline constexpr int64_t kDocumentEnd = 0;
 
+/// Options of open_data().
 struct DataOptions {
   /// A file; a folder (all its files, recursively; hidden ones and, for bytes, those with a NUL byte in the first 8 KiB
   /// are skipped); or a glob (*, ?, [...] within a name, ** over folders).

@@ -34,6 +34,7 @@ class SampleOrder {
   int half_bits_ = 1;
 };
 
+/// Options of a DataLoader.
 struct LoaderOptions {
   int64_t micro_batch = 1;  ///< samples per call of next()
   int64_t rank = 0;         ///< in the data-parallel group

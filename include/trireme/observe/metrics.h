@@ -115,11 +115,13 @@ class MetricsWriter {
   int file_ = -1;
 };
 
+/// A validation loss, as read.
 struct ValidationPoint {
   int64_t step = 0;
   double loss = 0;
 };
 
+/// A generated text, as read.
 struct SampleText {
   int64_t step = 0;
   std::string prompt;
