@@ -86,9 +86,9 @@ struct DataPlace {
   int size = 1;
 };
 
-/// A topology of the axes "data", "pipe" and "tensor" from smp's placement strategy: the letters D, P and T in any
-/// order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring ranks) or
-/// "spread" (TPD).
+/// A topology of the axes "data", "pipe" and "tensor" from the placement strategy of SageMaker's smp: the letters D, P
+/// and T in any order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring
+/// ranks) or "spread" (TPD).
 /// Throws    ConfigError: anything else, naming what is accepted.
 Topology place(std::string_view strategy, const Degrees& degrees);
 
