@@ -25,7 +25,7 @@ namespace trireme {
 class InterceptScope;
 class RankContext;
 
-/// Included in the dispatch state of threads whose operators are seen.
+/// The dispatch key that is included while a thread's operators are seen.
 inline constexpr c10::DispatchKey kInterceptKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// The way in which an operator uses an argument, by its schema.
@@ -45,37 +45,37 @@ class ManagedStorage {
   virtual void after_write() {}
 };
 
-/// The calls on c10::StorageImpl that managing needs, in one place.
+/// All calls that change a managed c10::StorageImpl.
 class StorageHandle {
  public:
   /// Lets `storage` point at `bytes` bytes at `data` on its device, owned by `owner`; frees what it pointed at before.
   static void point(c10::StorageImpl& storage, void* data, size_t bytes, std::shared_ptr<ManagedStorage> owner);
   /// Takes the bytes away. Until the next point(), reading the data outside of an operator throws `message`.
   static void release(c10::StorageImpl& storage, std::shared_ptr<ManagedStorage> owner, const std::string& message);
-  /// Gives `storage` ordinary memory; nothing is managed afterwards.
+  /// Gives `storage` ordinary memory; it is not managed afterwards.
   static void give(c10::StorageImpl& storage, c10::DataPtr data, size_t bytes);
   /// The owner, or nullptr where the storage is not managed. Never throws.
   static ManagedStorage* owner_of(c10::StorageImpl& storage) noexcept;
-  /// The same, with a share in it.
+  /// The same as a shared_ptr.
   static std::shared_ptr<ManagedStorage> share_owner_of(c10::StorageImpl& storage);
 
  private:
   static void drop(void* context) noexcept;
 };
 
-/// The facts that an operator's schema tells; computed once.
+/// Facts from an operator's schema; computed once.
 struct OperatorTraits {
   uint32_t arguments = 0;
   uint64_t written = 0;     ///< bit i: argument i is written (the first 64 arguments)
   bool overwrites = false;  ///< the written argument is not read
   bool random = false;      ///< draws from a generator
-  bool composite = false;   ///< may be made of other operators, which autograd then sees instead of it
+  bool composite = false;   ///< may be implemented by other operators, which autograd then sees instead of it
 };
 
-/// Where the chain begins for an operator that a thread calls.
+/// The link at which the chain begins for an operator that a thread calls.
 struct ChainStart {
   bool is_first = true;                        ///< at the first link; else at `link`
-  const InterceptScope* link = nullptr;        ///< null: at the touch
+  const InterceptScope* link = nullptr;        ///< null: behind the last pass, at the touch
   RandomStream stream = RandomStream::kModel;  ///< of the operator around it
 };
 
@@ -86,7 +86,7 @@ struct OperatorCall {
   c10::DispatchKeySet keys;  ///< what is left to dispatch to, by the arguments that the program gave
   const OperatorTraits& traits;
   torch::jit::Stack& stack;
-  int depth = 0;  ///< how many operators it runs inside of: opened ones, and what passes run
+  int depth = 0;  ///< how many operators it runs inside of: opened ones, and those that a pass computes
   RandomStream stream = RandomStream::kModel;  ///< where it draws from; a pass may choose another one
   const InterceptScope* opener = nullptr;      ///< its parts run through the chain from there on: Next::open()
 
@@ -94,7 +94,7 @@ struct OperatorCall {
   c10::ArrayRef<c10::IValue> results() const { return torch::jit::last(stack, op.schema().returns().size()); }
 };
 
-/// Calls `visit` with each tensor in arguments or results, undefined ones included. One value is a list of one.
+/// Calls `visit` with each tensor in arguments or results, those in lists and undefined ones included.
 template <class Visit>
 void for_each_tensor(c10::ArrayRef<c10::IValue> values, const Visit& visit) {
   for (const c10::IValue& value : values) {
@@ -114,11 +114,11 @@ class Next {
  public:
   /// Runs `call` through the rest of the chain. At most once per operator.
   void operator()(OperatorCall& call) const;
-  /// The same, and the operators that `call` is made of run through this pass and the rest of the chain, too. An
-  /// operator that draws random numbers stays closed: the generator is its own meanwhile.
+  /// The same, but the operators that `call` is made of run through this pass and the rest of the chain, too. An
+  /// operator that draws random numbers is not opened, since it holds the generator meanwhile.
   void open(OperatorCall& call) const;
-  /// Calls `body`, whose operators run through the rest of the chain: how a pass computes `call` by itself. Elsewhere
-  /// in a pass, operators are seen by nobody.
+  /// Calls `body`, whose operators run through the rest of the chain: a pass computes `call` by itself in it. Operators
+  /// that a pass calls outside of it run without interception.
   template <class Body>
   decltype(auto) run(const OperatorCall& call, const Body& body) const {
     const Inside inside(call, after());
@@ -154,7 +154,7 @@ enum class PassOrder : uint8_t {
   kTensor,     ///< parameters that are cut
   kTiles,      ///< computes wide activations a tile of tokens at a time
   kRecompute,  ///< records operators as this rank runs them, without communication
-  kTouch,      ///< takes care of storages
+  kTouch,      ///< frees and shards storages (zero::Init)
 };
 
 /// One link of the chain: a transformation of the stream of operators.
@@ -162,9 +162,10 @@ class Pass {
  public:
   virtual ~Pass() = default;
   virtual PassOrder order() const = 0;
-  /// Replaces `call`'s arguments by its results: by `next(call)`, also with other arguments of the same kind, or by
-  /// itself, and then `next` is not called. Whatever `next` throws goes through it, which need not be an error
-  /// (recompute() ends by an exception): undo in destructors. Calls nest where operators are opened or run by a pass.
+  /// Replaces the arguments on `call`'s stack by its results: either calls `next(call)`, perhaps with other arguments
+  /// of the same types, or computes them itself without calling `next`. Exceptions of `next` pass through and need not
+  /// be errors (recompute() ends by one), so undo things in destructors. run() nests where an operator is opened or a
+  /// pass computes one.
   virtual void run(OperatorCall& call, Next next) = 0;
 };
 
@@ -176,11 +177,11 @@ class RankContext {
   static RankContext* current() noexcept;
   /// Like current(), made on first use.
   static RankContext& of_this_thread();
-  /// The context that of_this_thread() returns; current() does not see it before that.
+  /// The context that of_this_thread() will return; current() does not return it before of_this_thread() was called.
   static RankContext& to_be();
 
-  /// The number of the operator that this thread runs, with all that is seen inside of it. No other operator of the
-  /// rank has it.
+  /// The number of the outermost operator that this thread runs; operators inside of it have the same. Unique within
+  /// the rank.
   uint64_t serial() const;
 
   RandomStreams& streams() { return streams_; }
@@ -231,8 +232,8 @@ class [[nodiscard]] InterceptScope {
   InterceptScope* next_ = nullptr;  // the next link of the chain
 };
 
-/// While it lives, operators that this thread calls run through the passes of `order` and later ones only, and draw
-/// from `stream`: an operator that a pass of the order before has written down runs again.
+/// While it lives, operators that this thread calls run through the passes from `order` on only, and draw from
+/// `stream`: to run a recorded operator again, which has been through the earlier passes.
 class [[nodiscard]] ChainFrom {
  public:
   ChainFrom(PassOrder order, RandomStream stream);
@@ -244,8 +245,7 @@ class [[nodiscard]] ChainFrom {
   const ChainStart outer_;
 };
 
-/// While it lives, operators of this thread are seen by no scope: what the library itself computes and allocates is not
-/// the model's.
+/// While it lives, operators of this thread are seen by no scope: for what the library itself computes and allocates.
 class [[nodiscard]] WithoutInterception {
  public:
   WithoutInterception() {

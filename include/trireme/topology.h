@@ -51,7 +51,7 @@ class Topology {
   std::vector<std::vector<int>> groups_along_all(const std::vector<std::string>& axes) const;
   /// The group of groups_along(axis) that `rank` is in; just `rank` for an axis that is not there.
   std::vector<int> group_of(int rank, std::string_view axis) const;
-  /// All ranks that stand at every one of `places`, ascending. Throws ConfigError: an axis that is unknown.
+  /// The ranks whose positions are those in `places`, ascending. Throws ConfigError: an axis that is unknown.
   std::vector<int> ranks_at(const std::vector<Place>& places) const;
 
   /// "pipe_00-model_01": axis and position of `rank`, without the axes in `omitted`. Used in names of files.
@@ -69,7 +69,7 @@ class Topology {
   int size_ = 1;
 };
 
-/// Into how many parts each way to parallelize splits the work.
+/// The degree of each kind of parallelism.
 struct Degrees {
   int data = 1;      ///< ranks that take different samples through the same parameters
   int pipe = 1;      ///< stages of layers
@@ -86,9 +86,9 @@ struct DataPlace {
   int size = 1;
 };
 
-/// A topology of the axes "data", "pipe" and "tensor" from smp's placement strategy: the letters D, P and T in any
-/// order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring ranks) or
-/// "spread" (TPD).
+/// A topology of the axes "data", "pipe" and "tensor" from the placement strategy of SageMaker's smp: the letters D, P
+/// and T in any order, the right-most varying fastest over ranks, or "cluster" (DPT: a model stays on neighbouring
+/// ranks) or "spread" (TPD).
 /// Throws    ConfigError: anything else, naming what is accepted.
 Topology place(std::string_view strategy, const Degrees& degrees);
 

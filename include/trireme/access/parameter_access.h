@@ -2,13 +2,13 @@
 // gradient.
 //
 // The functions find the engine by the parameter alone. Names are DeepSpeed's. "Full" tensors have the shape of the
-// model's parameter, also where layers are cut and this rank's has a slice of it. "Local" ones are [n], the n elements
-// (0 or more) of the flattening of this rank's parameter that it updates. All values are fp32, and copies. At every
-// ZeRO stage; at ZeRO stage 0 every rank updates, and so holds, everything.
+// model's parameter, also under tensor parallelism, where this rank has only a slice of it. "Local" tensors are [n]:
+// the n elements (0 or more) of this rank's flattened parameter that this rank updates. All values are fp32 copies. The
+// functions work at every ZeRO stage; at ZeRO stage 0 every rank updates, and so holds, everything.
 //
-// Collective are all of these, but for the optimizer states' local functions and safe_set_full_optimizer_state.
-// Arguments are the same on every rank, but for the values of local setters; where layers are cut, ranks that have the
-// same elements give these the same values.
+// All are collective, except those that say Local, safe_get_local_optimizer_state, safe_set_local_optimizer_state and
+// safe_set_full_optimizer_state. Arguments are the same on every rank, except the values of local setters; where layers
+// are cut, ranks that have the same elements give these the same values.
 //
 // A frozen parameter has no master, states or gradient: getters return nothing for it, so that a loop over all
 // parameters of a model needs no condition.
@@ -34,32 +34,33 @@
 
 namespace trireme {
 
-/// The fp32 master; of an fp32 parameter its weights. What users wrote into the weight counts.
+/// The fp32 master, or the weights of an fp32 parameter. Includes what users wrote into the weight.
 std::optional<at::Tensor> safe_get_full_fp32_param(const at::Tensor& parameter);
-/// The weight itself, in its own dtype; of a frozen parameter and without an optimizer, too.
+/// The weight itself, in its own dtype. Works for a frozen parameter and without an optimizer, too.
 at::Tensor whole_weight(const at::Tensor& parameter);
 /// A state by the name that it has in checkpoints, such as "exp_avg".
 std::optional<at::Tensor> safe_get_full_optimizer_state(const at::Tensor& parameter, const std::string& state);
 /// The names of the states that the library's own update keeps of a parameter, the same on every rank; none with a
 /// client's optimizer. Local.
 std::vector<std::string> optimizer_state_names(const at::Tensor& parameter);
-/// How often a parameter was updated; 0 of a frozen one. Local, but waits for a device.
+/// How often a parameter was updated; 0 for a frozen one. Local, but waits for a device.
 int64_t step_count(const at::Tensor& parameter);
-/// Each of `parameters`, of one engine and not frozen, goes on as after so many updates. Local.
+/// Sets the update counts of `parameters`, which are of one engine and not frozen: bias correction goes on from these.
+/// Local.
 void set_step_counts(const std::vector<at::Tensor>& parameters, const std::vector<int64_t>& counts);
 /// The mean over ranks and micro-batches so far, without a loss scale, before clipping; nothing for a parameter that no
 /// rank used. Inside of no_sync() and coalesce_grad_reduction(), where nothing is reduced: this rank's sum since the
-/// last reduction, each micro-batch counted as in the mean of the window; collective then over the ranks that share
-/// layers alone.
+/// last reduction, already divided by the accumulation steps; collective then only over the ranks that share layers.
 std::optional<at::Tensor> safe_get_full_grad(const at::Tensor& parameter);
 
 /// The 16-bit weight becomes `value` rounded.
 void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value);
 void safe_set_full_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state);
-/// The gradient that step() will use, without those of later backward passes, which add to it. Throws StateError too
-/// for a parameter that no rank used.
+/// Replaces the gradient that step() will use; later backward passes add to it. Throws StateError too for a parameter
+/// that no rank used.
 void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value);
 
+/// The same for the elements that this rank updates, [n].
 std::optional<at::Tensor> safe_get_local_fp32_param(const at::Tensor& parameter);
 std::optional<at::Tensor> safe_get_local_optimizer_state(const at::Tensor& parameter, const std::string& state);
 std::optional<at::Tensor> safe_get_local_grad(const at::Tensor& parameter);
@@ -73,16 +74,16 @@ using GradientUpdate = std::function<at::Tensor(const at::Tensor& gradient, cons
 /// those that are frozen or that no rank used are left out. `update` gives the same on every rank.
 void safe_update_full_grad_vectorized(const std::vector<at::Tensor>& parameters, const GradientUpdate& update);
 
-/// Ranks that have slices of the same layers.
+/// The ranks that have slices of the same layers, and which slices.
 struct CutLayers {
   Group* ranks = nullptr;                           ///< null: each rank has all of every layer
   std::vector<std::vector<TensorPart>> parts = {};  ///< by parameter of the pager, then by rank
 };
 
-/// The engine's table behind the functions above; each engine owns one.
+/// The part of an engine that the functions above call. A `parameter` is an index into the pager's parameters.
 class ParameterAccess final : public PagerCompanion {
  public:
-  /// `loss_scale` says by what losses are multiplied now; empty: by nothing.
+  /// `loss_scale` returns the factor of the loss now; empty: 1.
   ///
   /// Requires  all outlive this; `optimizer` may be null.
   ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std::function<double()> loss_scale = {},
@@ -110,16 +111,17 @@ class ParameterAccess final : public PagerCompanion {
   double loss_scale() const { return loss_scale_ ? loss_scale_() : 1; }
   /// Assembles every rank's part of this rank's parameter, as fp32 [numel]. Collective.
   at::Tensor gather(int parameter, const Part& part) const;
-  /// The model's parameter of which this rank's has the values `own` [numel], in its shape. Collective where layers are
-  /// cut.
+  /// Makes the model's parameter, in its shape, of the ranks' slices; this rank's is `own` [numel]. Collective where
+  /// layers are cut.
   at::Tensor join(int parameter, const at::Tensor& own) const;
-  /// Elements of a tensor in the shape of the model's parameter that this rank's parameter has, [numel].
+  /// The elements of `full`, in the shape of the model's parameter, that this rank's slice has: [numel].
   at::Tensor cut(int parameter, const at::Tensor& full) const;
-  /// Whether it is so on any of the ranks that share layers. Collective where layers are cut.
+  /// Whether `condition` holds on any of the ranks that share layers. Collective where layers are cut.
   bool on_any_slice(bool condition) const;
-  /// `full`, fp32 in the shape of the model's parameter, becomes its value, here and, rounded, in `weight`. Collective.
+  /// Writes `full`, fp32 in the shape of the model's parameter, into the master and, rounded, into `weight`.
+  /// Collective.
   void set_value(int parameter, const at::Tensor& weight, const at::Tensor& full);
-  /// Users' writes reach the shards and the masters. Collective.
+  /// Takes users' writes into weights over into shards and masters. Collective.
   void settle();
 
   Pager& pager() const { return pager_; }

@@ -11,12 +11,12 @@
 
 namespace trireme {
 
-/// Argument `index` of `call`, to be replaced.
+/// A reference to argument `index` of `call`, so that it can be replaced.
 inline c10::IValue& argument(OperatorCall& call, size_t index) {
   return call.stack[call.stack.size() - call.traits.arguments + index];
 }
 
-/// The value of the argument `name` of the schema; None where there is none.
+/// The value of the argument called `name` in the schema; None if the schema has no such argument.
 inline c10::IValue value_of(const OperatorCall& call, const char* name) {
   const auto index = call.op.schema().argumentIndexWithName(name);
   return index ? call.arguments()[static_cast<size_t>(*index)] : c10::IValue();
@@ -28,7 +28,7 @@ std::vector<int64_t> named_dims(const OperatorCall& call, int64_t dims);
 /// Whether `call` writes argument 0.
 inline bool writes_first(const OperatorCall& call) { return (call.traits.written & 1) != 0; }
 
-/// Results in place of the arguments.
+/// Replaces the arguments on the call's stack by `results`.
 inline void give(OperatorCall& call, std::vector<c10::IValue> results) {
   torch::jit::drop(call.stack, call.traits.arguments);
   for (c10::IValue& result : results) call.stack.push_back(std::move(result));

@@ -1,7 +1,7 @@
 // Which dim of an activation runs along the sequence, of which each rank has some tokens.
 //
 // The main idea: a tensor is known by its storage, and within it by the distance from one token to the next. So a view
-// is known without a rule: the token's digit is found among its strides. A tensor that every rank can compute whole
+// is known without a rule: its dim of tokens is the one with that stride. A tensor that every rank can compute whole
 // keeps its whole beside this rank's part.
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace trireme {
 
-/// How many tokens each rank of a group has. Neighbours have neighbouring tokens, but for those that a mask selected.
+/// How many tokens each rank of a group has, in rank order: neighbouring ranks have neighbouring tokens, except tokens
+/// that a mask selected.
 struct TokenSplit {
   std::vector<int64_t> lengths;
   int rank = 0;
@@ -28,39 +29,40 @@ struct TokenSplit {
   int64_t total() const { return before(static_cast<int>(lengths.size())); }
   bool is_first() const { return rank == 0; }
   bool is_last() const { return rank + 1 == static_cast<int>(lengths.size()); }
-  /// The same tokens but for the last rank's last ones: where a shift by one token has left some out.
+  /// Whether the two differ at most in the last rank's last tokens, as after a shift by one token.
   bool matches(const TokenSplit& other) const;
-  /// The split of `total` tokens that differs in the last rank's alone.
+  /// This split with the last rank's length changed so that all lengths add up to `total`.
   TokenSplit with_total(int64_t total) const;
 };
 
+/// How a tensor is related to the tokens of the whole sequence.
 struct Sharding {
   enum class Kind : uint8_t {
     kTokens,    ///< this rank's tokens along dims[0], in order
     kSelected,  ///< some of this rank's tokens along dims[0], in an order of their own
-    kMerged,    ///< this rank's tokens, in a dim that is not to be had: part of a token dim went into another one
-    kWithin,    ///< as long as the whole along dims[0], and of it this rank's tokens alone are known
-    kTotal,     ///< of all tokens, and the same on every rank
+    kMerged,    ///< this rank's tokens, along no single dim: a view has merged part of the token dim into another one
+    kWithin,    ///< as long as the whole along dims[0], but right at this rank's tokens alone
+    kTotal,     ///< computed from all tokens, and the same on every rank
     kConstant,  ///< made by the program, with one value everywhere, so it is the same for all tokens
     kCounting,  ///< made by the program: 0, 1, 2, … along dims[0]
   };
   Kind kind = Kind::kTokens;
   std::shared_ptr<const TokenSplit> split;
-  c10::SmallVector<int64_t, 2> dims = {};  ///< two: this rank's queries by its keys, only with `whole`
-  /// The size of a single dim is outer * tokens * inner, since dims were flattened.
+  c10::SmallVector<int64_t, 2> dims = {};  ///< that run along tokens; two: queries by keys, only with `whole`
+  /// The size of dims[0] is outer * tokens * inner, where other dims were flattened into it.
   int64_t outer = 1, inner = 1;
   at::Tensor whole = {};  ///< [as many dims]: the tensor of all tokens; undefined where it is not known
-  /// The mask that took the tokens of kSelected, or of what a view has made kMerged of them. Those that one mask took
-  /// are in one order.
+  /// The mask that selected the tokens (kSelected, or kMerged after a view). Tensors of the same mask have their tokens
+  /// in the same order.
   at::Tensor selector = {};
-  /// This rank's selection (kSelected), beside a total that the same mask took of the whole.
+  /// This rank's selected tokens, kept beside the tensor that the same mask selected from the whole.
   at::Tensor selected = {};
   /// Numbers of elements that a program may have counted, on this rank or another one, for a total.
   std::shared_ptr<const std::vector<double>> counts = nullptr;
-  bool is_copy = false;  ///< stands for a view of other ranks' tokens: what is written into it would be lost
+  bool is_copy = false;  ///< a copy in place of a view of other ranks' tokens: a write into it would be lost
 
   bool has_tokens() const { return kind == Kind::kTokens || kind == Kind::kSelected; }
-  /// Whether only ranks together have it.
+  /// Whether only the ranks together have all of it.
   bool is_sharded() const { return has_tokens() || kind == Kind::kMerged || kind == Kind::kWithin; }
   int64_t dim() const { return dims.empty() ? -1 : dims[0]; }
 };
@@ -68,18 +70,19 @@ struct Sharding {
 /// This rank's part of `whole`, a contiguous copy.
 at::Tensor part_of(const at::Tensor& whole, const Sharding& sharding);
 
+/// The sharding of each known tensor, by its storage and its place in it.
 class ShardingTable {
  public:
   bool is_empty() const { return storages_.size() == 0; }
-  /// Whether some tensor that is still there is sharded.
+  /// Whether a tensor that still exists is sharded.
   bool has_sharded() const;
-  /// Nothing where `tensor` comes from nothing that is sharded.
+  /// The sharding of `tensor`; nothing if it was not computed from a sharded tensor.
   std::optional<Sharding> find(const at::Tensor& tensor);
-  /// `tensor` is sharded so, and views of it accordingly.
+  /// Records that `tensor` is sharded so; views of it follow.
   void add(const at::Tensor& tensor, const Sharding& sharding);
-  /// After a write that makes a kConstant or kCounting tensor another one.
+  /// To call after a write into `tensor`: it is no longer kConstant or kCounting.
   void forget_made(const at::Tensor& tensor);
-  /// After a write to the storage of `whole`: parts of it that are still there follow.
+  /// To call after a write into the storage of `whole`: updates the parts of it that still exist.
   void refresh(const at::Tensor& whole);
 
  private:
@@ -113,8 +116,8 @@ class ShardingTable {
   StorageTable<std::vector<WeakTensor>> parts_;  // by the storage of their wholes
 };
 
-/// The dims of a view that tokens run along, from the elements between tokens of what it is a view of: [dim, outer,
-/// inner]. Nothing: part of the token dim went into another one.
+/// The dim of a view that tokens run along, where `stride` is the number of elements from one token to the next. Its
+/// size is outer * tokens * inner. Nothing: a part of the token dim was merged into another dim.
 struct TokenDim {
   int64_t dim, outer, inner;
 };

@@ -7,6 +7,7 @@
 
 namespace trireme {
 
+/// The kind of an error, for programs.
 enum class ErrorCode {
   kConfig,       ///< a configuration key, its value or their combination
   kBatchSize,    ///< the batch triple does not multiply out

@@ -9,12 +9,12 @@ namespace trireme {
 /// another in its place: libtorch's bindings for Python turn every C++ type but their own into RuntimeError.
 using ErrorHook = void (*)(const Error&);
 
-/// For the whole process; nullptr for none, as at first. Thread-safe.
+/// Sets the hook of the whole process; nullptr, the default, is none. Thread-safe.
 void set_error_hook(ErrorHook hook) noexcept;
 /// Calls the hook, if there is one.
 void tell_error_hook(const Error& error);
 
-/// work(), whose errors go through libtorch.
+/// Calls work(), whose errors will pass through libtorch: the hook sees them first.
 template <class Work>
 void run_below_libtorch(const Work& work) {
   try {

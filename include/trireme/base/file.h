@@ -44,6 +44,7 @@ class MappedFile {
   virtual size_t bytes() const noexcept = 0;
 };
 
+/// Files by path. Tests replace it to make single operations fail.
 class FileSystem {
  public:
   using Path = std::filesystem::path;

@@ -9,14 +9,16 @@
 
 namespace trireme {
 
+/// A bf16 number as its bits.
 struct BFloat16 {
   uint16_t bits;
 };
+/// An fp16 number as its bits.
 struct Float16 {
   uint16_t bits;
 };
 
-// Inlined always: a call would leave the instruction set of the loop around it.
+// Always inlined: a function of its own would be compiled for another instruction set than the loop around it.
 __attribute__((always_inline)) inline float widen(BFloat16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }

@@ -8,6 +8,7 @@
 
 namespace trireme {
 
+/// formatted() with its arguments packed; not for direct use.
 std::string vformatted(fmt::string_view format, fmt::format_args arguments);
 
 /// `format` with its arguments filled in, such as "{:.2f} s" or "{:<10}{:>8}". A format that does not fit its arguments
@@ -20,7 +21,7 @@ std::string formatted(fmt::format_string<Arguments...> format, Arguments&&... ar
 /// "1,234,567".
 std::string grouped(int64_t number);
 
-/// "512 bytes", "1.5 GB", with `digits` after the point from kB on; powers of 1000.
+/// "512 bytes", "1.5 GB": powers of 1000, from kB on with `digits` digits after the point.
 std::string size_text(double bytes, int digits = 1);
 
 /// `line` without spaces at its end.

@@ -26,10 +26,10 @@ Json read_json(const std::filesystem::path& path);
 /// in '…', texts of several lines in '''…''', commas that trail or are left out, the outermost braces left out. A value
 /// that is neither in quotes nor a number, true, false or null is the text up to the end of its line.
 ///
-/// Throws    ConfigError as parse_json; of the errors as JSON and as Hjson the one of the reader that came to a later
-///           line.
-/// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp; deepspeed_names_slow_test.py beside Python's
-///           hjson.
+/// Throws    ConfigError as parse_json. A text that is neither JSON nor Hjson gets the error of the parser that got to
+///           the later line.
+/// Source    https://hjson.github.io/syntax.html. Test: hjson_test.cpp; deepspeed_names_slow_test.py compares with
+///           Python's hjson.
 Json parse_hjson(std::string_view text, const std::string& origin);
 
 /// Reads and parses a file. Throws IoError when it cannot be read, ConfigError as parse_hjson.

@@ -15,7 +15,7 @@ struct PeerFailure {
   int peer = 0;  ///< its rank in the job
 };
 
-/// The variable by which a rank finds the channel.
+/// The environment variable by which a rank finds the channel.
 inline constexpr const char* kLauncherVariable = "TRIREME_LAUNCHER";
 
 /// The variable's value for a process that inherits `socket`: the launcher's, of AF_UNIX and SOCK_SEQPACKET.

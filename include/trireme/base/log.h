@@ -14,6 +14,7 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 /// Thread-safe; a sink may be called from several threads at once.
 LogSink set_log_sink(LogSink sink);
 
+/// Hands `message` to the sink in force. Thread-safe.
 void log(LogLevel level, const std::string& message);
 
 }  // namespace trireme

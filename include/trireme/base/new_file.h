@@ -8,6 +8,7 @@
 
 namespace trireme {
 
+/// A file being written under a temporary name; commit() renames it.
 class NewFile {
  public:
   /// Opens a temporary file beside `path`. Throws IoError.
@@ -19,11 +20,11 @@ class NewFile {
 
   /// Appends. Throws IoError.
   void write(const void* data, size_t bytes) { file_->write(data, bytes); }
-  /// Syncs and closes: after it, of what can fail only the rename is left. Throws IoError.
+  /// Syncs and closes, after which only the rename can still fail. Throws IoError.
   void finish();
   /// finish(), unless that was done; renames and syncs the folder. Throws IoError.
   void commit();
-  /// Whether it stands under its name.
+  /// Whether commit() has put it under its name.
   bool is_in_place() const noexcept { return committed_; }
 
  private:

@@ -7,6 +7,7 @@
 
 namespace trireme {
 
+/// The names above, made of a parameter's or buffer's name in the model.
 std::string weight_name(std::string_view parameter);
 std::string master_name(std::string_view parameter);
 /// `state` has no dot: "exp_avg".
@@ -21,6 +22,7 @@ struct StateName {
   std::string_view state;      ///< kOptimizerState: "exp_avg", …
 };
 
+/// Takes a name apart; kOther where it has none of the forms above.
 StateName parse_state_name(std::string_view name);
 
 }  // namespace trireme

@@ -15,9 +15,8 @@ struct Interval {
   bool operator==(const Interval&) const = default;
 };
 
-/// A rank's tensor is the global tensor of `shape`, cut along `dim` to `intervals`, which stand one behind the other in
-/// it: one interval for a column- or row-parallel weight, three for a fused QKV weight. Without `dim` it is all of the
-/// tensor.
+/// A rank's tensor holds the indices `intervals` of dim `dim` of the global tensor of `shape`, concatenated: one
+/// interval for a column- or row-parallel weight, three for a fused QKV weight. Without `dim` it is all of the tensor.
 struct TensorPart {
   std::vector<int64_t> shape;            ///< of the global tensor
   int dim = -1;                          ///< that it is cut along; -1: none
@@ -33,8 +32,8 @@ std::string shape_text(const std::vector<int64_t>& shape);
 /// "dim 1: 0-4, 8-12" (ends exclusive); "" for all of a tensor.
 std::string part_text(const TensorPart& part);
 
-/// The reason why `part` is none: a dim that `shape` does not have, intervals that are outside of it, empty or out of
-/// order. "" for a valid one. All other functions require a valid part.
+/// The reason why `part` is invalid: a dim that `shape` does not have, intervals that are outside of it, empty or out
+/// of order. "" for a valid one. All other functions require a valid part.
 std::string part_problem(const TensorPart& part);
 
 /// The same elements, written in one way only: intervals that touch are one, and all of a dim is no cut.
@@ -47,7 +46,7 @@ int64_t local_numel(const TensorPart& part);
 /// The indices of `from` that are not in `taken`; both ascend.
 std::vector<Interval> without(const std::vector<Interval>& from, const std::vector<Interval>& taken);
 
-/// The elements of `parts[rank]` that no part before it has. Of none, a part without intervals.
+/// The elements of `parts[rank]` that no earlier part has; a part without intervals if there are none.
 ///
 /// Requires  parts of one tensor, cut along one dim where they are cut.
 TensorPart first_held(const std::vector<TensorPart>& parts, int rank);

@@ -1,25 +1,26 @@
-// A hook that runs while one of the library's threads waits for other ranks; the library's host sets it.
+// A hook that runs while one of the library's threads waits for other ranks; the program that embeds the library sets
+// it.
 #pragma once
 
 #include <memory>
 
 namespace trireme {
 
-/// Python, for example, lets its lock go, and looks for Ctrl-C.
+/// The Python package, for example, releases the GIL and looks for Ctrl-C.
 class WaitHook {
  public:
   virtual ~WaitHook() = default;
-  /// A wait of the calling thread begins that is longer than a moment; it ends with what is returned (null: nothing to
-  /// end).
+  /// Called when the calling thread begins a wait that is more than a short spin. The returned object is destroyed when
+  /// the wait ends; it may be null.
   virtual std::shared_ptr<void> begin() = 0;
-  /// Called every 20 ms or so in between. What it throws ends the wait, and with it the group that was waited in.
+  /// Called about every 20 ms meanwhile. An exception from it ends the wait and makes the group unusable.
   virtual void poll() = 0;
 };
 
 /// For all waits of the process that begin from now on; nullptr for none, as at first. Thread-safe.
 void set_wait_hook(std::shared_ptr<WaitHook> hook);
 
-/// A wait: made where it begins, on the thread that waits.
+/// Lives as long as one wait, on the thread that waits.
 class [[nodiscard]] WaitScope {
  public:
   WaitScope();

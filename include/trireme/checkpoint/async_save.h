@@ -8,7 +8,7 @@
 
 namespace trireme {
 
-/// One save in flight at a time. Call from one thread.
+/// Copies the state, then writes it in a thread of its own; one save at a time. Call from one thread.
 class AsyncSaver {
  public:
   /// Collective: the saves of this saver agree through a group of their own, beside the caller's collectives.
@@ -26,18 +26,19 @@ class AsyncSaver {
   ///
   /// Cost      memory for what this rank writes (1/N of the state of N ranks), kept until this is destroyed; one copy
   ///           of it.
-  /// Throws    at once, as save_checkpoint() before it touches files; the error of the save before, as wait().
+  /// Throws    at once: what save_checkpoint() throws before it touches files, or what wait() would throw for the save
+  ///           before.
   SavedCheckpoint save(const std::filesystem::path& directory, const std::string& tag, const StateTree& state,
                        const SaveOptions& options = {});
 
-  /// Waits for the save in flight. What it wrote, once; nothing when there was none since the last wait(). Local, but
-  /// the outcome is the same on every rank.
+  /// Waits for the save in flight and returns what it wrote; nothing if no save has begun since the last wait(). Local,
+  /// but the outcome is the same on every rank.
   ///
-  /// Throws    once: why it failed, as save_checkpoint(). Rank 0 logged it as an error when it happened. Directory and
-  ///           `latest` are as that promises, the state was never touched.
+  /// Throws    once: the error of the save, as save_checkpoint(). Rank 0 logged it when it happened. Directory and
+  ///           `latest` are as save_checkpoint() promises; the caller's state was never touched.
   std::optional<SavedCheckpoint> wait();
 
-  /// Memory that the snapshot holds.
+  /// Bytes of memory that the snapshot holds.
   size_t snapshot_bytes() const;
 
  private:

@@ -20,13 +20,16 @@ namespace trireme {
 
 class FileSystem;
 
+/// The fate of an existing checkpoint with the tag of a save.
 enum class ExistingTag {
   kReplace,  ///< the old checkpoint of this tag stays loadable until the new one is complete
   kRefuse,   ///< CheckpointError
 };
 
+/// Whether `directory`/latest names the new checkpoint.
 enum class UpdateLatest { kYes, kNo };
 
+/// Options of save_checkpoint().
 struct SaveOptions {
   ExistingTag existing = ExistingTag::kReplace;
   UpdateLatest latest = UpdateLatest::kYes;
@@ -35,7 +38,7 @@ struct SaveOptions {
   std::vector<Axis> topology = {};
   /// Complete checkpoints that stay in the directory, this one included; the oldest others are removed. 0: all stay.
   int keep_last = 0;
-  /// Where the bytes go; nullptr: POSIX files. Same kind on every rank.
+  /// Where the bytes go; nullptr: POSIX files. The same kind on every rank.
   FileSystem* files = nullptr;
 };
 
@@ -43,8 +46,8 @@ struct SaveOptions {
 struct SavedCheckpoint {
   std::filesystem::path path;  ///< directory/tag
   int64_t tensor_bytes = 0;    ///< of all ranks
-  double seconds = 0;          ///< of the slowest rank, until everything was synced
-  double blocked_seconds = 0;  ///< of these, on this rank, those that the caller waited
+  double seconds = 0;          ///< of the slowest rank, until all was synced; while in_background, of the call
+  double blocked_seconds = 0;  ///< how long the caller waited on this rank
   bool in_background = false;  ///< it is not complete yet, and may fail still
 };
 
@@ -67,24 +70,27 @@ struct SavedCheckpoint {
 SavedCheckpoint save_checkpoint(Group& group, const std::filesystem::path& directory, const std::string& tag,
                                 const StateTree& state, const SaveOptions& options = {});
 
+/// The treatment of tensors that only one side of a load has.
 enum class Mismatch {
   kRefuse,  ///< CheckpointError that names the tensors
   kIgnore,  ///< leave them as they are
 };
 
+/// The contents of a loaded checkpoint beside its tensors.
 struct LoadedCheckpoint {
   std::string tag;
   std::string values;                                              ///< JSON text, as saved
   std::vector<std::pair<std::string, std::string>> tensor_values;  ///< JSON text by tensor, of those that have any
   std::vector<Axis> topology;                                      ///< of the ranks that saved
   std::vector<std::string> rank_values;  ///< JSON text of every rank that saved, by rank in `topology`
-  std::vector<std::string> missing;      ///< of the destination's tensors, on any rank, those that it does not have
+  std::vector<std::string> missing;      ///< tensors of any rank's destination that the checkpoint does not have
 };
 
+/// Options of load_checkpoint().
 struct LoadOptions {
   Mismatch missing = Mismatch::kRefuse;  ///< tensors of the destination that the checkpoint does not have
-  /// Sees the values before any memory changes, and throws to refuse them. Returns the tensors that this checkpoint
-  /// need not have; empty: none.
+  /// Called with the values before any memory changes; throws to refuse them. Returns the names of tensors that may be
+  /// missing from this checkpoint. Empty function: none may.
   std::function<std::set<std::string>(const LoadedCheckpoint&)> optional = {};
   Mismatch extra = Mismatch::kRefuse;  ///< tensors of the checkpoint that no rank's destination asks for
   Verify verify = Verify::kWhileReading;

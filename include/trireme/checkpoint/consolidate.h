@@ -17,11 +17,13 @@ namespace trireme {
 
 class FileSystem;
 
+/// The fate of weights that are in the folder already.
 enum class ExistingOutput {
   kRefuse,   ///< CheckpointError
   kReplace,  ///< the former files stay until all new ones are complete; those that the new ones do not replace go too
 };
 
+/// Options of consolidate().
 struct ConsolidateOptions {
   /// The dtype of floating-point tensors; nullopt: as saved. fp32 comes from the masters where there are any.
   std::optional<at::ScalarType> dtype = at::kFloat;
@@ -34,9 +36,8 @@ struct ConsolidateOptions {
   /// config.json and the files of tokenizer and generation go beside model.safetensors or pytorch_model.bin of whole
   /// models, so that from_pretrained() opens the folder. False: weights alone.
   bool model_files = true;
-  /// The folder in Hugging Face's form that these files come from. Empty: config.json as the checkpoint tells the
-  /// model, those of `trireme train` and of Python's engines with a model of transformers, and none where nothing tells
-  /// it.
+  /// The folder in Hugging Face's form that these files come from. Empty: config.json alone, from the checkpoint, if it
+  /// records the model (those of `trireme train` and of Python's engines with a model of transformers do).
   std::filesystem::path model_folder = {};
   ExistingOutput existing = ExistingOutput::kRefuse;
   FileSystem* files = nullptr;                                                 ///< of the output; nullptr: POSIX files
@@ -51,7 +52,7 @@ struct ConsolidatedWeights {
 };
 
 /// Writes the weights and buffers of `source` into `folder`, which is made where there is none, under the model's own
-/// names. A tied parameter stands once; files of safetensors name its other names in their metadata.
+/// names. A tied parameter is written once; safetensors files list its other names in their metadata.
 ///
 /// Ordering  a file appears under its name when all are complete and on disk; after an error none does.
 /// Cost      reads each tensor once, in pieces of 4 MiB: memory for the source's manifest and a few pieces, in .bin

@@ -11,6 +11,7 @@
 
 namespace trireme {
 
+/// Options of the functions below.
 struct ConvertOptions {
   std::string tag = {};  ///< empty: the source's, or "converted" where it has none
   /// Called now and then, and at the end, with bytes of tensors read so far and in all.
@@ -20,8 +21,8 @@ struct ConvertOptions {
 
 /// Writes `source` as `directory`/TAG in this library's layout, and lets `directory`/latest name it. Local.
 ///
-/// Engines of any world size and stage load it. What the source does not have, they keep: a generator's state for
-/// example, which no other system saves.
+/// Engines of any world size and ZeRO stage load it. What the source does not have, such as the state of random number
+/// generators, stays as the engine has it.
 ///
 /// Ordering  complete and on disk, or not there.
 /// Cost      memory for blocks of 4 MiB and the manifest, whatever the tensors' sizes.
@@ -29,6 +30,7 @@ struct ConvertOptions {
 SavedCheckpoint write_trireme_checkpoint(const CheckpointSource& source, const std::filesystem::path& directory,
                                          const ConvertOptions& options = {});
 
+/// The run of DeepSpeed that the written checkpoint is for.
 struct DeepSpeedLayout {
   int stage = 3;  ///< ZeRO stage, 1 to 3
   int ranks = 1;  ///< data-parallel ranks that will load it: DeepSpeed loads at no other number

@@ -16,6 +16,7 @@ namespace trireme {
 
 class FileSystem;
 
+/// One tensor to write, and how to get its data.
 struct ExportedTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -24,6 +25,7 @@ struct ExportedTensor {
   std::function<at::Tensor()> fetch;
 };
 
+/// Options of export_tensors().
 struct ExportOptions {
   /// Other name -> name of the tensor that it is tied to. Its bytes are written once.
   std::map<std::string, std::string> aliases = {};

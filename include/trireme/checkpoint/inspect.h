@@ -21,6 +21,7 @@ struct DamagedPlace {
   std::string problem;
 };
 
+/// Options of inspect_checkpoint().
 struct InspectOptions {
   bool verify = true;  ///< false: only what the manifest and the files' sizes tell
   int threads = 0;     ///< 0: one per core
@@ -35,6 +36,7 @@ struct TensorKind {
   int64_t bytes = 0;
 };
 
+/// The result of inspect_checkpoint().
 struct CheckpointReport {
   CheckpointSource source;            ///< without tensors where the manifest cannot be read
   std::vector<std::string> tags;      ///< of the folder that it is in, oldest first; empty for layouts that have none
@@ -51,7 +53,7 @@ struct CheckpointReport {
 };
 
 /// Looks at the checkpoint that open_checkpoint(path, tag) opens, and finds every place that is missing, truncated or
-/// damaged. Where the manifest itself is, that is the one place.
+/// damaged. If the manifest itself is damaged, it is the only place reported.
 ///
 /// Cost      reads every byte once (`verify`), in blocks of 1 MiB per thread; otherwise the manifest.
 /// Throws    CheckpointError: there is no checkpoint; IoError.

@@ -32,6 +32,7 @@ struct SavedSlice {
   int part = 0;                     ///< index into SavedTensor::parts
 };
 
+/// A tensor of the checkpoint, and where its slices are.
 struct SavedTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -44,6 +45,7 @@ struct SavedTensor {
   TensorPart part_of(size_t slice) const { return parts.empty() ? TensorPart{shape} : parts[slices[slice].part]; }
 };
 
+/// A shard file.
 struct SavedFile {
   std::string name;  ///< in the checkpoint's directory
   int64_t bytes = 0;
@@ -51,6 +53,7 @@ struct SavedFile {
   uint64_t header_checksum = 0;  ///< XXH3-64 of these bytes
 };
 
+/// The contents of manifest.json.
 struct Manifest {
   int version = kManifestVersion;
   std::vector<Axis> topology = {{"data", 1}};  ///< of the ranks that saved, the last axis varying fastest

@@ -35,6 +35,7 @@ struct SliceWrite {
   size_t index = 0;
 };
 
+/// The ranks that write one tensor, and their slices.
 struct TensorWrites {
   std::string name;
   at::ScalarType dtype = at::kFloat;

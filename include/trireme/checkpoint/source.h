@@ -23,8 +23,8 @@ struct CheckpointSource {
   CheckpointLayout layout = CheckpointLayout::kTrireme;
   std::filesystem::path folder;  ///< that holds the files; names in the manifest are relative to it
   std::string tag;               ///< empty for layouts that have none
-  /// Slices of other layouts have no checksums, and their files no header: those that come with the files (zip's,
-  /// for example) are verified by what opened them. `values` holds what an engine needs to go on.
+  /// Slices of other layouts have no checksums here, and their files no `header_bytes`: checksums of the file format
+  /// itself (zip's, for example) are compared when the file is opened. `values` holds what an engine needs to continue.
   Manifest manifest;
   /// Tensors of the manifest that no file holds, so without slices: elements of the tensor it is mapped to, rounded to
   /// the dtype (to nearest, ties to even). DeepSpeed's ZeRO stage 3 keeps no 16-bit weights, only their masters.

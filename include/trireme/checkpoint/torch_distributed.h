@@ -11,11 +11,13 @@ namespace trireme {
 
 class FileSystem;
 
+/// Options of write_torch_distributed().
 struct TorchDistributedOptions {
   FileSystem* files = nullptr;                                                 ///< of the output; nullptr: POSIX files
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  ///< after each block
 };
 
+/// The folder that was written.
 struct TorchDistributedCheckpoint {
   std::filesystem::path path;
   int64_t tensor_bytes = 0;
@@ -29,8 +31,8 @@ struct TorchDistributedCheckpoint {
 /// the fp32 masters where there are any; tied parameters stand under each of their names. A further entry, "trireme",
 /// keeps the checkpoint's values as JSON text, so that opening the result gives them back.
 ///
-/// Ordering  `.metadata`, by which the checkpoint is known, comes last, when all is on disk; after an error nothing
-///           stands under a final name.
+/// Ordering  `.metadata`, which makes the folder a checkpoint, is written last, when all else is on disk; after an
+///           error no file has its final name.
 /// Cost      reads each tensor once, in blocks of whole rows of about 32 MiB; memory for two of them.
 /// Throws    CheckpointError (a checkpoint is there already; no weights; a dtype that torch.save() has no storage for;
 ///           the source is damaged: file and tensor), IoError.

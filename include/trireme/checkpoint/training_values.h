@@ -12,6 +12,7 @@
 
 namespace trireme {
 
+/// LossScaler::State, as saved.
 struct LossScalerValues {
   double scale = 1;
   int64_t steps = 0;
@@ -19,8 +20,7 @@ struct LossScalerValues {
   int64_t hysteresis = 1;
 };
 
-/// The values of one parameter. They are saved with the parameter's weight, so that any rank that has the weight tells
-/// them.
+/// The values of one parameter. They are saved with the parameter's weight, by any rank that has a slice of it.
 struct ParameterValues {
   std::optional<int64_t> steps = {};  ///< how often the optimizer has updated it
   int group = -1;                     ///< parameter group; -1: none
@@ -31,6 +31,7 @@ struct ParameterValues {
 /// JSON text; empty where nothing is known.
 std::string to_text(const ParameterValues& values);
 
+/// One parameter group.
 struct GroupValues {
   std::string options = "{}";  ///< JSON text: "lr", "betas", … as torch's optimizers call them
   std::vector<std::string> names;
@@ -61,7 +62,8 @@ struct TrainingValues {
 /// JSON text, as Manifest::values.
 std::string to_text(const TrainingValues& values);
 
-/// From Manifest::values and the values of tensors, by tensor name; these come first. Version 1 has all in the former.
+/// Parses Manifest::values and the values of tensors (by tensor name), which take precedence. In format version 1 all
+/// are in the former.
 /// Throws    CheckpointError: a value of the wrong kind.
 TrainingValues parse_training_values(const std::string& values,
                                      const std::vector<std::pair<std::string, std::string>>& tensor_values = {});

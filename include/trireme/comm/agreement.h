@@ -27,8 +27,8 @@ std::string broadcast_or_throw(Group& group, const std::function<std::string()>&
 void collect_or_throw(Group& group, const std::function<std::string()>& work,
                       const std::function<void(int rank, const std::string& text)>& take);
 
-/// Runs `work` on rank 0 for each rank, which gets the text that is its own. Rank 0 holds one text at a time.
-/// Requires  `work` throws nothing but for want of memory.
+/// Runs `work` on rank 0 once for each rank and sends that rank the text. Rank 0 holds one text at a time.
+/// Requires  `work` throws nothing except when memory runs out.
 std::string distribute(Group& group, const std::function<std::string(int rank)>& work);
 
 }  // namespace trireme

@@ -15,17 +15,19 @@ class ProcessGroup;
 
 namespace trireme {
 
+/// Options of make_c10d_group().
 struct C10dGroupOptions {
   std::string name = "world";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
 /// Collective over `process_group`, as are the calls of the group: all its ranks make one, in the same order.
-/// Everything goes by send() and recv() of its backend for host tensors (Gloo, MPI), under tags from 16384 to 32767;
-/// the program may go on to use the process group with other tags. Sums are folded by the receiving rank, with the bits
-/// of every other backend.
+/// Everything is sent by send() and recv() of its backend for host tensors (Gloo, MPI), under tags from 16384 to 32767;
+/// the program may still use the process group with other tags. The receiving rank folds sums in rank order: the same
+/// bits as in every backend but nccl.
 ///
-/// Cost      the cost lines of docs/comm.md, and a description of 512 bytes to every peer per collective and message.
+/// Cost      the cost lines of docs/comm.md, and a description of 512 bytes: to every peer per collective, to the
+///           receiver per message.
 /// Throws    ConfigError (kUnsupported): no backend for tensors on the host, as with NCCL alone.
 std::unique_ptr<Group> make_c10d_group(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
                                        const C10dGroupOptions& options = {});

@@ -1,4 +1,4 @@
-// Names of the call that a thread's collectives are a part of, and of their subject: used in errors and in the flight
+// Scopes that name the call which a thread's collectives belong to, and their subject, in errors and in the flight
 // record.
 #pragma once
 
@@ -7,7 +7,8 @@
 namespace trireme {
 
 /// While one lives, the collectives of this thread are named as a part of `name` in errors and in the flight record:
-/// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts. At most 23 characters.
+/// "all_reduce #12 (…) in save_checkpoint". Where scopes are nested, the outermost one counts. A name has at most
+/// 23 characters.
 class [[nodiscard]] CallerScope {
  public:
   explicit CallerScope(const char* name) noexcept;

@@ -11,10 +11,12 @@
 
 namespace trireme {
 
+/// Options of make_cuda_ipc_group().
 struct CudaIpcOptions {
-  /// Each rank has two slots of this size on its GPU, through which collectives go in steps. At least 4096 per rank.
+  /// Each rank has two slots of this size on its GPU, through which collectives go piece by piece. At least 4096 bytes
+  /// for each rank of the group.
   int64_t slot_bytes = 4 << 20;
-  /// And two for messages to each rank, at least 4096.
+  /// Each rank also has two slots of this size for messages to each other rank. At least 4096.
   int64_t message_bytes = 256 << 10;
 };
 

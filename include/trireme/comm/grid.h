@@ -15,9 +15,9 @@ namespace trireme {
 
 /// Where this rank stands in a Topology, and its group along every axis and every combination of axes.
 ///
-/// The groups are made in the constructor, in one order on every rank: to make one is collective, so ranks that asked
-/// for different ones at different times would wait for each other for ever. An axis of size 1 counts for nothing: a
-/// combination with it is the one without it. All axes together are the world itself.
+/// The groups are made in the constructor, in the same order on every rank: making one is collective, so ranks that
+/// asked for different ones at different times would deadlock. An axis of size 1 is ignored: a combination with it is
+/// the one without it. The group of all axes is the world itself.
 class Grid {
  public:
   /// Collective over `world`, which outlives the grid.
@@ -30,13 +30,13 @@ class Grid {
   Group& world() const { return world_; }
   const Topology& topology() const { return topology_; }
 
-  /// The ranks that stand where this one does on all axes but `axes`, such as {"data", "sequence"}, in any order. Where
-  /// these are of size 1 it is a group of this rank alone, for tensors on the host. Named for where it is and what it
-  /// goes along: "pipe1/data-sequence".
+  /// The group of the ranks that differ from this one only in their positions on `axes`, such as {"data", "sequence"}
+  /// (in any order). If all of these have size 1 it is this rank alone, for tensors on the host. Its name says the
+  /// positions on the other axes and then `axes`: "pipe1/data-sequence".
   /// Throws    ConfigError: an axis that is not in the topology.
   Group& along(const std::vector<std::string>& axes) const;
 
-  /// Rank in the world of rank `rank` of `group`, one of the grid's or split from one.
+  /// The world rank of rank `rank` of `group`, a group of the grid or split from one.
   int world_rank_of(const Group& group, int rank) const { return group.world_rank(rank); }
   /// This rank's position on `axis`; 0 for an axis that is not there.
   int position_on(std::string_view axis) const { return topology_.position_of(world_.rank(), axis); }

@@ -17,10 +17,11 @@ namespace trireme {
 
 enum class ReduceOp { kSum, kMean, kMax, kMin };
 
-/// How a collective ends. wait() rethrows what the operation threw. Until then the tensors are held alive.
+/// The handle of a started operation. wait() rethrows what the operation threw. Until then the tensors are held alive.
 template <class T>
 class Pending;
 
+/// Elements [begin, end).
 struct ShardRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -36,6 +37,7 @@ constexpr ShardRange shard_range(int64_t numel, int size, int rank) {
   return {begin, end};
 }
 
+/// Counts since the group was made.
 struct CommCounters {
   int64_t calls = 0;       ///< collectives issued by this rank
   int64_t bytes_sent = 0;  ///< by the cost line of each collective
@@ -59,7 +61,7 @@ class Group final {
   const std::string& name() const;
   /// The rank in the world of this group's rank `rank`: the world is the group from which others are split.
   int world_rank(int rank) const;
-  /// Whether it moves tensors on `device`; every group moves those on the host.
+  /// Whether the group takes tensors on `device`; every group takes tensors on the host.
   bool serves(c10::Device device) const { return device.is_cpu() || device == device_; }
 
   // Shapes: tensors are contiguous; n elements. Ranks call in the same order with the same n, dtype and options;
@@ -67,7 +69,7 @@ class Group final {
   // for fp64, the integer type itself for integers), then rounded once: the same bits on every rank and in every
   // backend but nccl, which adds in an order of its own (docs/comm.md).
 
-  /// In place. Cost: sends 2 (N-1)/N n elements per rank.
+  /// In place. Cost: a rank sends 2 (N-1)/N n elements.
   Pending<void> all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum);
   /// input [n] -> output [shard_range(n, size, rank).numel()]. `output` may be fp32 while `input` is bf16 or fp16.
   Pending<void> reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum);
@@ -87,7 +89,7 @@ class Group final {
   /// collectives.
   Pending<void> send(const at::Tensor& tensor, int peer);
   Pending<void> recv(const at::Tensor& tensor, int peer);
-  /// The ranks meet, on the host.
+  /// Returns when all ranks have called it. Blocks the host; does not wait for devices.
   void barrier();
 
   /// A new group for each of `parts`: lists of ranks of this group, each ascending, of which no two share a rank. A

@@ -24,11 +24,11 @@ class SharedMemory {
   virtual size_t bytes() const = 0;
 };
 
-/// The peer and the operation that a wait is for: the text of a CommError. Nothing is copied or asked unless it fails.
+/// The peer and the operation that a wait is for, for the text of a CommError; read only if the wait fails.
 struct WaitReason {
   int peer = -1;                             ///< rank in the group that is waited for; -1: any
   std::string_view operation = {};           ///< e.g. "reduction of gradients"
-  int64_t seq = 0;                           ///< how many of these there were, from 1; 0: not counted
+  int64_t seq = 0;                           ///< its number among these operations, from 1; 0: not counted
   std::function<std::string()> detail = {};  ///< e.g. the name of the parameter whose turn it is
 };
 
@@ -58,7 +58,7 @@ class MemorySharing {
 
  protected:
   ~MemorySharing() = default;
-  /// wait_until() when the first look was in vain.
+  /// wait_until() after `ready` was false once.
   virtual void wait_slowly(const std::function<bool()>& ready, const WaitReason& reason) = 0;
 };
 
@@ -66,10 +66,10 @@ class MemorySharing {
 /// outlive it.
 class BufferRegistration {
  public:
-  /// [bytes] of zeros on the group's device for all_reduce(), reduce_scatter() and all_gather() over and over: NCCL
-  /// moves them without a copy of its own. Collective. Ask for few and large ones, for long: NCCL rounds each up to the
-  /// driver's granularity for multicast, and dropped tensors are freed when all are dropped, by the next call, or with
-  /// the group.
+  /// [bytes] of zeros on the group's device, to use again and again in all_reduce(), reduce_scatter() and all_gather():
+  /// NCCL moves them without a copy of its own. Collective. Ask for few, large and long-lived tensors: NCCL rounds each
+  /// up to the driver's granularity for multicast, and memory is freed only when all tensors are dropped, by the next
+  /// call, or with the group.
   /// Throws    ConfigError (kUnsupported): an NCCL that cannot. CommError: NCCL's own, such as too little memory.
   virtual at::Tensor zeros(int64_t bytes) = 0;
 

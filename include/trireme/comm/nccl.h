@@ -9,6 +9,7 @@
 
 namespace trireme {
 
+/// Options of make_nccl_group().
 struct NcclGroupOptions {
   /// How sums of fp32, bf16, fp16 and fp64 are made.
   enum class Sums {

@@ -15,8 +15,8 @@ namespace trireme {
 /// Requires  `whole` has the shape `part.shape`, and `part` some elements.
 at::Tensor cut_part(const at::Tensor& whole, const TensorPart& part);
 
-/// The whole tensor of which each rank of `group` has `own`, the part `parts[rank]`, bit for bit; of ranks that have
-/// the same elements the first one's. Perhaps `own` itself, where all ranks have all of it. Collective.
+/// Gathers the whole tensor, bit for bit; each rank of `group` gives `own`, the part `parts[rank]`. Elements that
+/// several ranks have are taken from the first. Perhaps `own` itself, where all ranks have all of it. Collective.
 ///
 /// Requires  `parts` are cut along one dim, and together the tensor; `own` is contiguous.
 /// Cost      memory for the whole tensor and for the largest part, on every rank.

@@ -10,6 +10,7 @@
 
 namespace trireme {
 
+/// Options of make_thread_groups().
 struct ThreadGroupOptions {
   std::string name = "threads";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);

@@ -17,6 +17,7 @@ class Store;
 
 namespace trireme {
 
+/// Options of init() and await_ranks().
 struct InitOptions {
   /// How long a rank waits for a peer that is alive but does not arrive. TRIREME_TIMEOUT_S overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -39,24 +40,26 @@ struct World {
 ///           CommError: a peer did not arrive in time.
 World init(const InitOptions& options = {});
 
-/// Where ranks have met. Rank 0 may serve there: keep it until they have joined.
+/// The store at which ranks have met. Rank 0 may serve it: keep this object until all have joined.
 struct AwaitedRanks {
   std::shared_ptr<const void> meeting_point;
 };
 
-/// Returns when all ranks that the launcher's variables name have come. For programs whose ranks something else joins
-/// than init(), such as torch.distributed, which waits without a word. After 10 s a rank logs for whom it waits.
+/// Returns when all ranks that the launcher's variables name have come. For programs whose ranks are joined by
+/// something other than init(), such as torch.distributed, which waits silently. After 10 s a rank logs for whom it
+/// waits.
 ///
-/// Throws    as init(), but of several hosts nothing is asked.
+/// Throws    as init(), but ranks may be on several hosts.
 AwaitedRanks await_ranks(const InitOptions& options = {});
 
-/// The means by which a world that join() makes moves its data.
+/// How the group that join() makes moves its data.
 enum class Transport {
   kAuto,  ///< shared memory where all ranks can have it, else the process group
   kShm,   ///< shared memory, or an error that says why not
   kC10d,  ///< the process group
 };
 
+/// Options of join().
 struct JoinOptions {
   int rank = 0;
   int size = 1;

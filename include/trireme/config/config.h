@@ -34,6 +34,7 @@ struct BatchSizes {
   bool operator==(const BatchSizes&) const = default;
 };
 
+/// Which activations are recomputed.
 enum class RecomputeMode {
   kNone,
   kFull,       ///< the layers of modules that say where they begin (RecomputesLayers)
@@ -47,36 +48,38 @@ struct RecomputeConfig {
   bool operator==(const RecomputeConfig&) const = default;
 };
 
-/// How `trireme train` cuts its model into Degrees::pipe stages, where a PipelineModule says it itself, and for both
-/// how gradients are summed.
+/// How `trireme train` cuts its model into Degrees::pipe stages (a PipelineModule has options of its own for that), and
+/// how any pipeline sums its gradients.
 struct PipelineConfig {
   std::string schedule = "1f1b";               ///< as pipeline::make_schedule() knows it
   int64_t chunks = 1;                          ///< parts of the model on each stage
   std::string partition = "best";              ///< as PipelineModuleOptions::partition_method
   int64_t activation_checkpoint_interval = 0;  ///< layers that are recomputed together; 0: none
-  /// At ZeRO 2 and 3: one reduction per step, of whole sums, instead of per micro-batch. Nothing: where they fit
-  /// (docs/schedule.md).
+  /// At ZeRO 2 and 3: sum whole gradients and reduce them once per step, not once per micro-batch. Nothing: where the
+  /// sums fit (docs/schedule.md).
   std::optional<bool> whole_gradients = {};
   bool operator==(const PipelineConfig&) const = default;
 };
 
+/// Every option of a run, each with a value.
 struct Config {
   Degrees degrees;  ///< pipe * tensor * sequence * data == world size, always
   PipelineConfig pipeline;
-  /// Beside Degrees::replicas: weights are sharded within a replica, gradients and optimizer states over all
+  /// With Degrees::replicas above 1: weights are sharded within a replica, gradients and optimizer states over all
   /// data-parallel ranks (ZeRO++'s hpZ).
   bool states_over_replicas = false;
   /// Read where Degrees::sequence is above 1.
   SequenceAttention sequence_attention = SequenceAttention::kUlysses;
-  /// `autotp_size` is Degrees::tensor, and 0 where that is 1; `tp_plan` is the program's and empty here.
+  /// `autotp_size` is Degrees::tensor, or 0 if that is 1. `tp_plan` is empty: the program gives it elsewhere.
   TensorParallelOptions tensor;
   BatchSizes batch;
-  /// Nothing when the file names none: then the program passes its own options, or only evaluates.
+  /// Nothing if the file names none: the program then brings its own optimizer, or only evaluates.
   std::optional<OptimizerOptions> optimizer;
-  /// Nothing: the optimizer's constant lr.
+  /// Nothing: the learning rate is constant.
   std::optional<LrScheduleOptions> scheduler;
   PrecisionOptions precision;
-  /// Largest global L2 norm of the gradients; 0 switches clipping off. On by default, as there.
+  /// Largest global L2 norm of the gradients; 0 switches clipping off. On by default, as in DeepSpeed's recent
+  /// releases.
   double gradient_clipping = 1.0;
   PagerPolicy pager;
   LeafModuleOptions leaf_modules;

@@ -8,14 +8,16 @@
 
 namespace trireme {
 
+/// The form of a configuration file.
 enum class Dialect {
   kDeepSpeed,  ///< DeepSpeed's JSON, whose keys are this library's own
   kFsdp,       ///< a YAML file of Hugging Face Accelerate with `distributed_type: FSDP`
 };
 
+/// The result of convert().
 struct Conversion {
   std::string text;  ///< of a file in the other dialect
-  /// By key, the settings that this dialect has no word for, and what to do instead.
+  /// A line for each setting that the other dialect has no key for: the key, and what to do instead.
   std::vector<std::string> left_out;
 };
 
@@ -23,7 +25,7 @@ struct Conversion {
 /// Throws ConfigError as config_from_source().
 Conversion convert(const ConfigSource& source, Dialect to, int world_size = 1);
 
-/// The keys of FSDP beside those of DeepSpeed and those here, as a table in Markdown: a part of docs/config.md.
+/// A table in Markdown, of docs/config.md: each key of FSDP with its counterparts in DeepSpeed and here.
 std::string dialect_map();
 
 }  // namespace trireme

@@ -1,4 +1,4 @@
-// zero::Init as a configuration asks for it.
+// The options of zero::Init that follow from a configuration.
 #pragma once
 
 #include "trireme/config/config.h"
@@ -6,7 +6,7 @@
 
 namespace trireme {
 
-/// Enabled at ZeRO stage 3, in the dtype of the weights:
+/// Enabled at ZeRO stage 3 alone; makes parameters in the dtype of the weights:
 ///   trireme::zero::Init scope(*world.group, trireme::init_policy(config));
 zero::InitPolicy init_policy(const Config& config);
 

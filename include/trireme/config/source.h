@@ -1,4 +1,4 @@
-// A configuration in two halves: from its file to a ConfigSource, and from that to its Config.
+// A configuration is read in two stages: from its file to a ConfigSource, and from that to a Config.
 #pragma once
 
 #include <filesystem>
@@ -22,15 +22,15 @@ ConfigSource parse_source(std::string_view text, const std::string& origin);
 /// From parsed JSON in either form, or like a FullyShardedDataParallelPlugin of Accelerate's.
 ConfigSource source_from_json(Json json, const std::string& origin = "<json>", std::map<std::string, int> lines = {});
 
-/// The options, with a batch size where the dialect has no word for it; logs the remarks on a file of Accelerate.
-/// Throws ConfigError: the first of its mistakes.
+/// The source's options, with its micro-batch where the dialect has no key for a batch size. Logs the remarks on a file
+/// of Accelerate.
+/// Throws    ConfigError: the first of the source's mistakes.
 Json options_of(const ConfigSource& source);
 
-/// As read_config, of which it is the second half.
+/// The second half of read_config(). Throws as that.
 Config config_from_source(const ConfigSource& source, int world_size, const Degrees& degrees = {});
 
-/// Everything that is wrong with it, in the order of the lines; config_from_source() throws one of them. Empty: it is
-/// good.
+/// All mistakes of a source, by line; config_from_source() throws one of them. Empty: there are none.
 std::vector<ConfigMistake> mistakes_in(const ConfigSource& source, int world_size, const Degrees& degrees = {});
 
 /// Every key, its values, default and effect, as tables in Markdown: a part of docs/config.md.

@@ -8,8 +8,8 @@
 
 namespace trireme {
 
-/// Takes the `scheduler` section out of `config` where it names a scheduler of torch.optim.lr_scheduler, so that the
-/// rest can be read. Nothing where it names none.
+/// Removes the `scheduler` section from `config` and returns it, if it names a scheduler of torch.optim.lr_scheduler;
+/// the rest can then be read. Nothing if it names none.
 std::optional<Json> take_torch_scheduler(Json& config);
 
 }  // namespace trireme

@@ -1,8 +1,9 @@
 // Token data sets for language models: files seen as one stream of tokens, cut into samples of equal length.
 //
 // A stream is the files in the order of their relative paths. Byte-level documents are each followed by one separator
-// (token 0, which text does not contain); token files are joined as they are, since a tokenizer has put its own ends
-// in. Sample i reads the S + 1 tokens from i * S on: S inputs, and the same shifted by one as targets.
+// (token 0, which text does not contain); token files are joined as they are, since a tokenizer has put its own
+// end-of-document tokens in. Sample i reads the S + 1 tokens from i * S on: S inputs, and the same shifted by one as
+// targets.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +15,7 @@
 
 namespace trireme {
 
+/// How tokens are stored.
 enum class DataFormat {
   kAuto,    ///< by name: .npy by its header, .bin is uint16, everything else bytes
   kBytes,   ///< one token per byte, vocabulary 256
@@ -28,6 +30,7 @@ DataFormat data_format(const std::string& name);
 inline constexpr int64_t kByteVocabSize = 256;
 inline constexpr int64_t kDocumentEnd = 0;
 
+/// Options of open_data().
 struct DataOptions {
   /// A file; a folder (all its files, recursively; hidden ones and, for bytes, those with a NUL byte in the first 8 KiB
   /// are skipped); or a glob (*, ?, [...] within a name, ** over folders).
@@ -78,21 +81,20 @@ class TokenDataset {
   int64_t seq_ = 0;
 };
 
+/// The result of open_data().
 struct DataSplits {
   TokenDataset train;
-  TokenDataset held_out;  ///< empty when held_out_fraction is 0
-  int64_t vocab_size =
-      0;  ///< the least that a model of this data needs: 256 for bytes, else what was given (0: unknown)
+  TokenDataset held_out;                   ///< empty when held_out_fraction is 0
+  int64_t vocab_size = 0;                  ///< least one for a model: 256 for bytes, else as given (0: unknown)
   DataFormat format = DataFormat::kBytes;  ///< of the files, never kAuto; of .npy files of several types, the first's
-  int64_t skipped_files = 0;               ///< empty; among bytes also binary, among tokens neither .bin nor .npy
+  int64_t skipped_files = 0;  ///< empty ones; for bytes binary ones too, for tokens what is neither .bin nor .npy
 };
 
 /// Opens, checks and splits a data set.
 ///
 /// Cost      token files are read once when vocab_size is given; bytes are not.
 /// Throws    DataError, naming path, value and fix: missing, unreadable, empty, damaged .npy, not a whole number of
-/// tokens,
-///           a token >= vocab_size, a split shorter than one sample; ConfigError: an option out of range.
+///           tokens, a token >= vocab_size, a split shorter than one sample. ConfigError: an option out of range.
 DataSplits open_data(const DataOptions& options);
 
 }  // namespace trireme

@@ -8,6 +8,7 @@
 
 namespace trireme {
 
+/// The order of samples.
 enum class Order {
   kShuffled,  ///< a new permutation per epoch
   kInOrder,   ///< as stored: for evaluation
@@ -33,6 +34,7 @@ class SampleOrder {
   int half_bits_ = 1;
 };
 
+/// Options of a DataLoader.
 struct LoaderOptions {
   int64_t micro_batch = 1;  ///< samples per call of next()
   int64_t rank = 0;         ///< in the data-parallel group
@@ -55,7 +57,7 @@ class DataLoader {
   DataLoader(TokenDataset dataset, const LoaderOptions& options);
 
   /// This rank's next micro-batch: samples consumed + rank * micro_batch onwards. Then world * micro_batch samples
-  /// count as consumed, so every rank calls it equally often. Epochs follow one another without a gap or a short batch.
+  /// count as consumed, so all ranks must call it equally often. Epochs follow without a gap or a short batch.
   ///
   /// Shapes    -> input [micro_batch, S], target [micro_batch, S].
   TokenBatch next();

@@ -13,15 +13,16 @@ namespace trireme {
 int count_gpus();
 
 /// The device of a process that is number `local_rank` on its host. `name` is "auto" (a GPU where there is one, else
-/// the host), "cpu", "cuda" (the GPU of that rank) or "cuda:N". More ranks than GPUs share them in turns. Loads
-/// libtorch's CUDA half into the process where a GPU is chosen: a C++ program need not link it, and calls this before
-/// anything else asks libtorch for an accelerator, such as a backward pass. A GPU becomes this thread's current device.
+/// the host), "cpu", "cuda" (the GPU of that rank) or "cuda:N". If there are more ranks than GPUs, rank r takes GPU r
+/// mod their number. Loads libtorch's CUDA half into the process where a GPU is chosen: a C++ program need not link it,
+/// and calls this before anything else asks libtorch for an accelerator, such as a backward pass. A GPU becomes this
+/// thread's current device.
 ///
 /// Throws    ConfigError: another name; a GPU that is not there, with what was found. Error: libtorch cannot use the
 ///           GPU ("auto" then warns, once, and takes the host).
 c10::Device choose_device(std::string_view name, int local_rank);
 
-/// Throws as choose_device() what the driver alone can tell, and loads nothing.
+/// The checks of choose_device() that need only the driver. Throws as that; loads nothing.
 void check_device(std::string_view name);
 
 /// "NVIDIA H200", or "cpu".
@@ -39,7 +40,7 @@ struct DeviceMemory {
 DeviceMemory device_memory(c10::Device device);
 /// Bytes of memory that `device`, or this host, has in all, whoever uses it; 0: unknown.
 int64_t total_memory(c10::Device device);
-/// Gives the memory that libtorch's allocator keeps for later back to the device, for others to take.
+/// Returns the unused memory that libtorch's allocator caches to the device, for other allocators and processes.
 void give_back_idle_memory(c10::Device device);
 void reset_device_peak(c10::Device device);
 

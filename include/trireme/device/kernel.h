@@ -11,8 +11,8 @@
 
 namespace trireme {
 
-/// The source that NVRTC compiles, with all functions on the device unless they say otherwise, and products and sums
-/// rounded one by one as on the host. There are no headers but those given here.
+/// The source that NVRTC compiles. Functions are __device__ unless they say otherwise; products and sums are not fused,
+/// so they round as on the host. Only the headers given here can be included.
 struct KernelText {
   std::string function;  ///< extern "C" __global__ void function(const Argument argument)
   std::string text;
@@ -30,11 +30,12 @@ class DeviceKernel {
   explicit DeviceKernel(KernelText text);
   ~DeviceKernel();
 
-  /// Compiles and loads it, a fraction of a second at the first call for `device`. Why it cannot be launched there;
-  /// empty: it can.
+  /// Compiles and loads the kernel, a fraction of a second at the first call for `device`. Returns why it cannot be
+  /// launched there; empty: it can.
   const std::string& prepare(c10::Device device);
   /// Enqueues it on this thread's current stream of `device`. `argument` is copied.
-  /// Throws    Error(kUnsupported): prepare()'s words; Error(kInternal): the driver's, of this or of earlier work.
+  /// Throws    Error(kUnsupported) with what prepare() returned; Error(kInternal): the driver's, of this or of earlier
+  ///           work.
   void launch(c10::Device device, int blocks, int threads, const void* argument);
 
  private:

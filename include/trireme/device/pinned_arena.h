@@ -7,12 +7,12 @@
 
 namespace trireme {
 
-/// Gives out pieces of page-locked memory and takes none back before its end: libtorch rounds each request up to a
-/// power of two, so that many odd ones would cost up to twice what they ask for. Blocks are powers of two already.
+/// Gives out pieces of page-locked memory, freed all together with the arena. libtorch rounds each request up to a
+/// power of two, so many pieces could cost up to twice their size; the arena's blocks are powers of two already.
 class PinnedArena {
  public:
-  PinnedArena() = default;  ///< of nothing
-  /// `bytes` of pieces will be taken in all, for copies from and to `device`; more are possible.
+  PinnedArena() = default;  ///< a block per piece, on the host
+  /// For about `bytes` of pieces in all (more are possible), for copies from and to `device`.
   PinnedArena(int64_t bytes, c10::Device device) : device_(device), expected_(bytes) {}
 
   /// [numel], not initialized, aligned to 512 bytes.

@@ -20,7 +20,7 @@ inline bool is_host(const at::Tensor& tensor) { return is_host(tensor.device());
 /// The stream on which this thread enqueues now. Requires  `device` is no host.
 c10::Stream current_stream(c10::Device device);
 
-/// The host waits for all that is on `device`. For what is released at the end, never within a step.
+/// The host waits for all work on `device`. For releasing memory at the end, never within a step.
 void wait_quietly(c10::Device device) noexcept;
 
 /// A point in the work of one stream: all that was enqueued on it before. Copies share it. A default one, and any on
@@ -38,9 +38,9 @@ class Event {
   void stream_wait(const c10::Stream& stream) const {
     if (event_) event_->block(stream);
   }
-  /// stream_wait() for destructors: on a device that has failed nothing is in order any more.
+  /// stream_wait() for destructors: ignores the errors of a device that has failed.
   void stream_wait_quietly() const noexcept;
-  /// The host waits. For what a user asks to see, never within a step.
+  /// The host waits for the event. For results that a user reads, never within a step.
   void synchronize() const;
   bool is_complete() const { return !event_ || event_->query(); }
 
@@ -49,7 +49,7 @@ class Event {
   std::shared_ptr<c10::Event> event_;  // shared: several streams may wait for one point
 };
 
-/// A stream beside the one that computes. On the host: none, and OnStream is nothing.
+/// A stream beside the one that computes. On the host there is none, and OnStream does nothing.
 class SideStream {
  public:
   explicit SideStream(c10::Device device);

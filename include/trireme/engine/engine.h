@@ -19,7 +19,7 @@ class Engine : public EngineBase {
   Engine(const Grid& grid, torch::nn::Module& module, const InitializeOptions& options = {})
       : EngineBase(grid, module, options) {}
 
-  /// Opens a forward of the module, for who calls the module itself.
+  /// Opens a forward of the module, for a caller that calls the module itself.
   /// Throws    StateError: at ZeRO stage 3 with gather="copy", in another thread than the engine's.
   ForwardScope begin_forward();
   /// Accumulates the gradients of `loss` and returns it detached, divided by the accumulation steps if scale_wrt_gas. A
@@ -30,22 +30,24 @@ class Engine : public EngineBase {
   /// computes in fp16 (a direct backward() of what was not scaled throws StateError there), else `output` itself.
   /// Throws    as backward().
   at::Tensor scale(const at::Tensor& output) const;
-  /// Inside an accumulation window only counts. At its end: reduces, checks, clips, updates, advances the schedule;
-  /// what is not finite skips the step on all ranks, but in bf16 without check_grad_overflow. Collective.
+  /// Inside an accumulation window it only counts. At the window's end it reduces, checks and clips gradients, updates
+  /// weights and advances the schedule; a gradient that is not finite skips the step on all ranks, except in bf16
+  /// without check_grad_overflow. Collective.
   ///
   /// Returns what the host knows of the step without waiting for a device.
   /// Throws    StateError: no optimizer; no gradient on any rank since the last step, or
   ///           (ignore_unused_parameters=false) none for some parameter, named; an overflow at the smallest loss scale
   ///           (ZeRO stages 1 to 3; on a device it may be told one step late). Nothing is updated then, and the
-  ///           window's gradients are dropped. They are also dropped where the optimizer throws; this rank's part of
-  ///           the weights is then as it left it.
+  ///           window's gradients are dropped. They are also dropped where the optimizer throws; the weights that this
+  ///           rank updates are then as the optimizer left them.
   StepReport step();
 
-  /// From here on `is_boundary` says whether the next step() ends a window, not the count. A micro-batch still weighs
+  /// From here on `is_boundary`, not the count, says whether step() ends a window. A micro-batch still weighs
   /// 1 / gradient_accumulation_steps().
   void set_gradient_accumulation_boundary(bool is_boundary);
-  /// Saves the reductions of all but the last backward pass of a window, at every ZeRO stage; a rank holds its
-  /// gradients whole for that, 4 bytes per parameter (2 where 16 bits accumulate). Every rank alike.
+  /// A scope in which backward passes reduce nothing, at every ZeRO stage; the first one after it, or step(), reduces
+  /// the sum. Meanwhile a rank holds whole gradients: 4 bytes per parameter, 2 with a 16-bit accumulation dtype. Call
+  /// it on every rank alike.
   ///
   /// Throws    StateError: no optimizer, inside another such scope. step() inside of it throws too.
   NoSync no_sync();

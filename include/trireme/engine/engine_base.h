@@ -1,4 +1,4 @@
-// The names that all engines share, DeepSpeed's and with its meanings. Each is a line over a Training.
+// The methods that all engines share, with DeepSpeed's names and meanings. Each calls a Training.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace trireme {
 
-/// The questions and changes that every engine takes. A program runs the forward, backward and step of an Engine
-/// itself; a schedule runs those of a PipelineEngine.
+/// The methods of every engine but forward, backward and step: a program calls these on an Engine; a schedule runs them
+/// in a PipelineEngine.
 ///
 /// Every method that says Collective is called by all ranks in the same order. Use it from the thread that made it:
 /// only there are the module's operators seen, so at ZeRO stage 3 with gather="copy" no other thread can compute with
@@ -25,10 +25,12 @@ class EngineBase {
   EngineBase& operator=(const EngineBase&) = delete;
   virtual ~EngineBase() = default;
 
-  /// This rank's tokens of a micro-batch that its sequence group has whole, to call the module with: attention, losses
-  /// and means are of all tokens then, as SequenceParallel says. `whole` itself where samples are not cut. Local.
+  /// This rank's tokens of a micro-batch that all ranks of its sequence group have; call the module with these.
+  /// Attention, losses and means are then of all tokens, as SequenceParallel says. `whole` itself without sequence
+  /// parallelism. Collective over the sequence group.
   ///
-  /// Throws    StateError: after destroy(); ShapeError: fewer than two tokens for some rank.
+  /// Throws    StateError: after destroy(), or where ranks have other sizes or values; ShapeError: fewer than two
+  ///           tokens for some rank.
   SequenceInputs cut(const SequenceInputs& whole);
   /// Sequence parallelism of this engine; null where samples are not cut.
   SequenceParallel* sequence() const { return passes().sequence.get(); }
@@ -47,25 +49,26 @@ class EngineBase {
   /// Drops the gradients of this window. Collective.
   void zero_grad();
 
-  /// The last step() changed the weights. On a device this waits for it, as norm, loss scale and skipped steps do.
+  /// Whether the last step() changed the weights. On a device the host waits for the answer, as for norm, loss scale
+  /// and skipped steps.
   bool was_step_applied() const { return training_.step().was_applied(); }
-  /// The same as far as the host knows without waiting; nothing: a device has not told yet.
+  /// The same without waiting; nothing: the device has not told yet.
   std::optional<bool> was_step_applied_if_known() const { return training_.step().applied_if_known(); }
   /// Before clipping, of the last step; -1 if it was not finite; nothing before the first one.
   std::optional<double> get_global_grad_norm() const { return training_.step().outcome().norm; }
-  /// The learning rate of the next step, in a parameter group (ConfigError: there is none such). 0 without an
-  /// optimizer.
+  /// The learning rate of parameter group `group` for the next step; 0 without an optimizer. Throws ConfigError: there
+  /// is no such group.
   double get_lr(size_t group = 0) const;
-  /// For the next step, in every group, or in one; a schedule sets its own again after it.
+  /// Sets the learning rate of the next step, in one group or in all; afterwards a schedule sets its own again.
   void set_lr(double lr, std::optional<size_t> group = {});
-  /// All that the next step takes for a group. Throws as get_mom().
+  /// The hyperparameters of a group for the next step. Throws as get_mom().
   const OptimizerOptions& hyperparameters(size_t group) const;
   /// The same as far as is known without waiting for a device: a schedule's values may be those of an earlier step.
   const OptimizerOptions& known_hyperparameters(size_t group) const;
-  /// As set_lr(), for all of them; the kind of optimizer stays. Throws ConfigError: out of range, another kind, a
-  /// momentum where initialize() was told 0, so that there is no memory for it.
+  /// As set_lr(), for all hyperparameters of a group. Throws ConfigError: out of range, another kind of optimizer, a
+  /// momentum above 0 where it was 0 at initialize(), so that there is no memory for it.
   void set_hyperparameters(const OptimizerOptions& options, size_t group);
-  /// momentum_of() the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
+  /// momentum_of() the group for the next step. Throws StateError: no optimizer; ConfigError: there is no such group.
   std::pair<double, double> get_mom(size_t group = 0) const;
   size_t group_count() const { return training_.step().known_hyperparameters().groups().size(); }
   int64_t global_steps() const { return training_.step().global_steps(); }
@@ -77,9 +80,10 @@ class EngineBase {
   int64_t train_batch_size() const { return config().batch.train_batch_size; }
   int64_t train_micro_batch_size_per_gpu() const { return config().batch.train_micro_batch_size_per_gpu; }
   int64_t gradient_accumulation_steps() const { return config().batch.gradient_accumulation_steps; }
-  /// By the accumulation steps. ConfigError: not a multiple of micro-batch times ranks; StateError: inside a window.
+  /// Changes the accumulation steps to fit. Throws ConfigError: not a multiple of micro-batch times ranks; StateError:
+  /// inside a window.
   void set_train_batch_size(int64_t train_batch_size);
-  /// And train_batch_size with it. ConfigError: not 1 or more; StateError: inside a window.
+  /// Changes train_batch_size with it. Throws ConfigError: below 1; StateError: inside a window.
   void set_train_micro_batch_size(int64_t micro_batch_size);
 
   /// As Training::save(). Collective.
@@ -96,23 +100,24 @@ class EngineBase {
   /// As Training::export_weights(). Collective. Returns true.
   bool save_16bit_model(const std::filesystem::path& directory, const SaveModelOptions& options = {});
 
-  /// Drops units that are gathered (ZeRO stage 3, gather="copy"). Every rank alike.
+  /// Releases gathered units (ZeRO stage 3, gather="copy"). Call it on every rank alike.
   void empty_partition_cache();
-  /// Every state is in host memory already, which is said once. Throws ConfigError: an unknown state, another device.
+  /// Moves nothing: states of a model on the host are in host memory already, which is logged once. Throws ConfigError:
+  /// an unknown state, a device other than "cpu", or a model on a GPU (kUnsupported; use offload_optimizer).
   void offload_states(const OffloadOptions& options = {});
   void reload_states() { require_optimizer("reload_states"); }
 
-  /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine is spent.
+  /// Gives the parameters whole, unmanaged storage again and frees everything else. Collective. The engine cannot be
+  /// used afterwards.
   void destroy() { training_.destroy(); }
 
   const Config& config() const { return training_.config(); }
-  /// The ranks over which ZeRO shards: with the same module, and different samples or parts of them.
+  /// The ranks over which ZeRO shards: they have the same module, and different samples or parts of samples.
   Group& group() const { return training_.groups().shards; }
-  /// The place of this rank's samples: a data set is shared by `size` ranks, and those of one sequence group have the
-  /// same part.
+  /// Which part of a data set this rank reads: part `rank` of `size`. Ranks that share samples or layers get the same.
   DataPlace data_place() const { return training_.groups().plan.place; }
   Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()
-  /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: nothing did.
+  /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: none has.
   const std::string& failure() const { return training_.condition().failure(); }
   /// Bytes of masters and optimizer states on this rank.
   int64_t optimizer_bytes() const;

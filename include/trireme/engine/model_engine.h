@@ -20,7 +20,7 @@
 
 namespace trireme {
 
-/// The module behind a module, a ModuleHolder or a shared_ptr.
+/// The module itself, given a module, a ModuleHolder or a shared_ptr.
 template <class Net>
 auto& module_of(Net& net) {
   if constexpr (requires { *net; })
@@ -58,10 +58,10 @@ class ModelEngine : public Engine {
   }
 
   using Engine::load_checkpoint;
-  /// The same, with weights and buffers that `custom_load_fn` writes into the module: saved under other names, for
-  /// example. It is called on every rank with what was saved (fp32_state_dict()) and the module, both whole; what rank
-  /// 0 makes of the parameters becomes everybody's. Not called when there is no checkpoint. If it throws, the engine
-  /// refuses to train until a load succeeds.
+  /// The same, but `custom_load_fn` writes weights and buffers into the module, for example where they were saved under
+  /// other names. It is called on every rank with the saved weights (fp32_state_dict()) and the module, both whole;
+  /// rank 0's parameters become everybody's. Not called when there is no checkpoint. If it throws, the engine refuses
+  /// to train until a load succeeds.
   template <std::invocable<const std::map<std::string, at::Tensor>&, Net&> Load>
   std::optional<LoadedState> load_checkpoint(const std::filesystem::path& directory, LoadCheckpointOptions options,
                                              Load&& custom_load_fn) {

@@ -17,8 +17,10 @@
 
 namespace trireme {
 
+/// Options of initialize() and of the engines' constructors.
 struct InitializeOptions {
-  /// A DeepSpeed JSON file, or a Config; nothing: default_config(), which has no optimizer.
+  /// A file that read_config() reads (DeepSpeed's JSON, Accelerate's YAML), or a Config; nothing: default_config(),
+  /// which has no optimizer.
   std::variant<std::monostate, std::filesystem::path, Config> config = {};
   /// How the program itself splits the model over the ranks, for a file or the defaults; a Config has its own.
   Degrees degrees = {};
@@ -28,12 +30,12 @@ struct InitializeOptions {
   std::vector<ParameterGroup> parameter_groups = {};
   /// Any torch::optim optimizer over this rank's parts of parameters, in place of one that the configuration names.
   ClientOptimizerFactory client_optimizer = {};
-  /// The buffers of the module as they are when it is called, by name; nothing: module.named_buffers(). For a module
-  /// that stands for one of another language, which may replace its buffers.
+  /// Returns the module's present buffers, by name; nothing: module.named_buffers() does. For a module that mirrors one
+  /// of another language, which may replace its buffers.
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
   /// Names of the module's parameters that stay the program's own: neither sharded, updated nor saved.
   std::set<std::string> unmanaged = {};
-  /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
+  /// Other name -> name of the parameter, for ties that the module does not show: those with copies on other ranks.
   std::map<std::string, std::string> aliases = {};
   /// With Degrees::tensor above 1: as TrainingOptions has them.
   std::optional<PartitionModel> partition_model = {};
@@ -41,6 +43,7 @@ struct InitializeOptions {
   bool takes_sizes_from_inputs = false;
 };
 
+/// Options of backward().
 struct BackwardOptions {
   bool retain_graph = false;  ///< another backward goes through the same graph
   bool create_graph = false;  ///< gradients of gradients will be taken
@@ -48,6 +51,7 @@ struct BackwardOptions {
   bool scale_wrt_gas = true;
 };
 
+/// Options of offload_states().
 struct OffloadOptions {
   /// Names out of "optim_states", "hp_params", "lp_params", "lp_grads", "contiguous_grad_buffer"; empty: all.
   std::vector<std::string> include = {};

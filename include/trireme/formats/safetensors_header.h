@@ -25,6 +25,7 @@ std::string safetensors_dtype(at::ScalarType dtype);
 /// The inverse; `origin` opens the message of the CheckpointError.
 at::ScalarType dtype_from_safetensors(std::string_view name, const std::string& origin);
 
+/// A tensor in the header.
 struct SafetensorsEntry {
   std::string name;
   std::vector<int64_t> shape;
@@ -40,6 +41,7 @@ struct SafetensorsEntry {
 std::string dump_safetensors_header(const std::vector<SafetensorsEntry>& entries,
                                     const std::map<std::string, std::string>& metadata, const std::string& origin);
 
+/// A parsed header.
 struct SafetensorsHeader {
   int64_t header_bytes = 0;               ///< the length field included
   std::vector<SafetensorsEntry> entries;  ///< ascending by offset

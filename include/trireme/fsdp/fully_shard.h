@@ -1,4 +1,4 @@
-// Programs as FSDP2's are, in C++: an unmodified module, loss.backward(), an optimizer of torch::optim.
+// FSDP2's way of training, in C++: an unmodified module, loss.backward(), an optimizer of torch::optim.
 //
 //   trireme::FullySharded sharded(world, *model, {.units = {"layers[.][0-9]+"}});
 //   auto& optimizer = sharded.use<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3));
@@ -29,8 +29,8 @@ struct FullyShardPolicy {
   /// library chooses.
   std::vector<std::string> units = {};
   bool reshard_after_forward = true;  ///< false: parameters stay whole, gradients and states are sharded (ZeRO stage 2)
-  int shard_ranks = 0;                ///< so many neighbouring ranks shard, over which there are replicas; 0: all ranks
-  bool cpu_offload = false;           ///< shards and states stand in host memory
+  int shard_ranks = 0;       ///< groups of so many neighbouring ranks shard, and are replicas of each other; 0: all
+  bool cpu_offload = false;  ///< shards and states stand in host memory
 };
 
 /// A module whose parameters, gradients and optimizer states are shared out over the ranks of a group. Gradients are
@@ -46,14 +46,14 @@ class FullySharded : public EngineBase {
 
   /// The optimizer that a program steps.
   class Optimizer;
-  /// Makes `Kind`, an optimizer of torch::optim, of all parameters that are trained; this owns it. Once.
+  /// Makes `Kind`, an optimizer of torch::optim, over all trainable parameters; this object owns it. Call it once.
   ///
   /// Throws    StateError: there is one; ConfigError: LBFGS, or one that looks at whole tensors.
   template <class Kind, class Options>
   Optimizer& use(const Options& options) {
     return use<Kind>(all_in_one_group(), options);
   }
-  /// The same of groups with options of their own, or `defaults`, as torch::optim takes them.
+  /// The same with parameter groups, which have options of their own or `defaults`, as in torch::optim.
   ///
   /// Throws    ConfigError too: a parameter that is trained is in none of them, or a tensor is no parameter.
   template <class Kind, class Options>
@@ -62,15 +62,15 @@ class FullySharded : public EngineBase {
                [defaults](const auto& parts) { return std::make_unique<Kind>(parts, defaults); });
   }
 
-  /// The norm of all gradients of this window, before they are scaled down to at most `max_norm`. Collective.
+  /// Scales the gradients of this window down to a norm of at most `max_norm`; returns the norm before. Collective.
   ///
   /// Throws    StateError: no optimizer, no gradients, or set_requires_gradient_sync(false).
   double clip_grad_norm_(double max_norm);
   /// Whether backward passes reduce gradients. Every rank alike. Throws StateError: no optimizer.
   void set_requires_gradient_sync(bool is_on);
-  /// The gradient of this window of `parameter`, whole; undefined where no rank has one. Collective.
+  /// The whole gradient of `parameter` in this window; undefined if no rank has one. Collective.
   at::Tensor full_grad(const at::Tensor& parameter);
-  /// `parameter`, whole: a copy. Collective.
+  /// A copy of the whole `parameter`. Collective.
   at::Tensor full_tensor(const at::Tensor& parameter);
 
  private:
@@ -88,15 +88,15 @@ class FullySharded : public EngineBase {
   int64_t copies_ = 0;  ///< ranks that hold each element of the gradients; 0: not counted yet
 };
 
-/// An optimizer whose groups have the module's parameters, and whose steps run on shards. Schedulers of torch::optim
-/// take it as any other.
+/// An optimizer over the module's parameters whose steps run on shards. Schedulers of torch::optim accept it.
 class FullySharded::Optimizer final : public torch::optim::Optimizer {
  public:
-  /// Ends the window: what the ranks' backward passes have added up. Collective.
+  /// Ends the window: reduces and applies the gradients that the ranks' backward passes have added up. Collective.
   ///
   /// Throws    StateError: no gradient on any rank since the last step.
   at::Tensor step(LossClosure closure = nullptr) override;
-  /// Drops the gradients of this window. Collective. That of a torch::optim::Optimizer& does nothing: it sees none.
+  /// Drops the gradients of this window. Collective. Called through a torch::optim::Optimizer& it does nothing: the
+  /// base class sees no gradients.
   void zero_grad() { sharded_.zero_grad(); }
 
  private:

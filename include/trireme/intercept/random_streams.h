@@ -16,6 +16,7 @@
 
 namespace trireme {
 
+/// The stream that an operator draws from.
 enum class RandomStream : uint8_t {
   kModel,  ///< for activations that ranks have whole: libtorch's default generator, or the rank's own
   kSlice,  ///< for activations that are cut over ranks: each rank draws its own numbers
@@ -24,28 +25,28 @@ enum class RandomStream : uint8_t {
 /// The streams of one rank, on every device.
 class RandomStreams {
  public:
-  /// Those of the rank that this thread works for; of a thread that works for none, libtorch's default generators.
+  /// The streams of the rank that this thread works for; if it works for none, libtorch's default generators.
   static RandomStreams& current();
 
   /// From now on kModel draws on the host from a generator of this rank alone, seeded with `seed`: for ranks that are
   /// threads.
   void use_own_generator(uint64_t seed);
   bool has_own_generator() const { return own_.defined(); }
-  /// This rank's place along the axes that cut activations, 0 at first. kSlice begins anew, from kModel's seed.
+  /// Sets this rank's place along the axes that cut activations, 0 at first. kSlice restarts from kModel's seed.
   void set_slice(uint64_t place);
 
-  /// Seeds the host's streams: those of the rank where it has its own generator, else libtorch's.
+  /// Seeds the host's streams: the rank's own generator if it has one, else libtorch's default one.
   void seed(uint64_t seed);
   /// Seeds the streams of a device.
   void seed(c10::Device device, uint64_t seed);
 
-  /// kSlice's generator is made from kModel's seed when it is first asked for.
+  /// The generator of a stream. kSlice's is made from kModel's seed by the first call.
   at::Generator generator(RandomStream stream, c10::Device device);
 
-  /// Undefined for kSlice while its generator is not made.
+  /// The state of a stream's generator; undefined for kSlice while it has none.
   at::Tensor state(RandomStream stream, c10::Device device);
-  /// Goes on from a state() of the same kind of device. Set kModel's first: where `state` is undefined, kSlice begins
-  /// anew from its seed.
+  /// Restores a state() of the same kind of device. Set kModel's first: with an undefined `state` kSlice restarts from
+  /// kModel's seed.
   void set_state(RandomStream stream, c10::Device device, const at::Tensor& state);
 
  private:
@@ -56,7 +57,7 @@ class RandomStreams {
   std::vector<std::pair<c10::Device, at::Generator>> slices_;
 };
 
-/// A seed for the stream of number `index`: neighbours have nothing in common. Source: SplitMix64.
+/// A seed for stream number `index`, unrelated to those of its neighbours. Source: SplitMix64.
 uint64_t stream_seed(uint64_t seed, uint64_t index);
 
 /// Seeds the calling rank's streams on the host.
@@ -68,7 +69,8 @@ uint64_t generator_seed();
 
 /// The states of all streams that are in use on the host and `device`, as text by name, for a checkpoint.
 std::map<std::string, std::string> random_states(c10::Device device);
-/// Streams that `states` does not name: kModel stays as it is, kSlice begins anew. Nothing where it names none.
+/// Restores random_states(). Of streams that `states` does not name, kModel stays as it is and kSlice restarts. Does
+/// nothing if `states` is empty.
 ///
 /// Throws    CheckpointError: a text that random_states() did not write.
 void set_random_states(const std::map<std::string, std::string>& states, c10::Device device);

@@ -11,13 +11,13 @@
 
 namespace trireme {
 
-/// Values by storage. A storage is known by its address, which an entry keeps from being used again, but not its bytes.
-/// Values of storages that are gone are dropped by sweep(), and now and then as the table grows. References to values
-/// stay valid until then.
+/// Values by storage. The key is the storage's address; an entry keeps the address from being used again, but not the
+/// storage's bytes. sweep() drops the values of storages that are gone; set() calls it now and then. References to
+/// values stay valid until then.
 template <class T>
 class StorageTable {
  public:
-  /// Null where nothing is known of `storage`, or `storage` is null.
+  /// The value of `storage`; null if it has none or `storage` is null.
   T* find(const c10::StorageImpl* storage) {
     const auto found = entries_.find(storage);
     return found != entries_.end() ? &found->second.value : nullptr;
@@ -36,14 +36,14 @@ class StorageTable {
     sweep_at_ = entries_.size() + std::max<size_t>(8, entries_.size() / 8);
   }
 
-  /// Asks values of storages that are still there.
+  /// Whether `test` is true for the value of any storage that still exists.
   template <class Test>
   bool any_of(const Test& test) const {
     return std::any_of(entries_.begin(), entries_.end(),
                        [&](const auto& item) { return !item.second.storage.expired() && test(item.second.value); });
   }
 
-  /// With those of dead storages that are not swept yet.
+  /// Entries, including those of dead storages that are not swept yet.
   size_t size() const { return entries_.size(); }
 
  private:

@@ -11,8 +11,8 @@ namespace trireme {
 /// The tensor with a storage that `tensor` stands for in a transform; `tensor` itself if it is none of theirs.
 const at::Tensor& under_transforms(const at::Tensor& tensor);
 
-/// While it lives, operators are those of plain libtorch: what the owner of a storage calls to make it whole is no part
-/// of the program that is transformed.
+/// While it lives, operators run outside of the transforms: for the operators by which the owner of a storage makes it
+/// whole, which are not part of the transformed program.
 class [[nodiscard]] OutsideOfTransforms {
  public:
   OutsideOfTransforms() {

@@ -12,12 +12,13 @@
 
 namespace trireme {
 
+/// Options of generate().
 struct GenerateOptions {
   int64_t max_new_tokens = 200;
   double temperature = 0.8;  ///< 0: always the likeliest token
   int64_t top_k = 0;         ///< draw among the k likeliest tokens only; 0: among all
   uint64_t seed = 0;         ///< the same seed, model and prompt give the same tokens
-  /// Makes logits whole of which ranks have slices, as TensorParallel::gather() does; empty: they are whole.
+  /// Gathers logits of which ranks have slices, such as TensorParallel::gather(); empty: logits are whole.
   std::function<at::Tensor(const at::Tensor&)> gather = {};
 };
 
@@ -30,8 +31,8 @@ struct GenerateOptions {
 ///           of a part of it.
 std::vector<int64_t> generate(LanguageModel& model, const std::vector<int64_t>& prompt, const GenerateOptions& options);
 
-/// The same for byte-level models: a document end, then the bytes of `prompt`, are continued up to the next document
-/// end. Of a larger vocabulary only the 256 tokens that are bytes are drawn. The result may hold bytes that are not
+/// The same for byte-level models: continues a document end and the bytes of `prompt` up to the next document end. With
+/// a larger vocabulary only the 256 tokens that are bytes are drawn. The result may hold bytes that are not
 /// valid UTF-8. Throws as generate(), and ConfigError: vocabulary below 256.
 std::string generate_text(LanguageModel& model, const std::string& prompt, const GenerateOptions& options);
 

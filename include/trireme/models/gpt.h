@@ -14,6 +14,7 @@ namespace trireme {
 
 class GptTransformer;
 
+/// The model; Gpt is its holder.
 class GptImpl : public LanguageModel {
  public:
   /// Weights are drawn from N(0, initializer_range), those that add to the residual stream from

@@ -5,6 +5,7 @@
 
 namespace trireme {
 
+/// Members are keys of config.json.
 struct GptOptions {
   int64_t vocab_size = 50257;
   int64_t n_embd = 768;

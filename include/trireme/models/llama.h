@@ -14,6 +14,7 @@ namespace trireme {
 class LlamaDecoder;
 class WeightModule;
 
+/// The model; Llama is its holder.
 class LlamaImpl : public LanguageModel {
  public:
   /// Linear and embedding weights are drawn from N(0, initializer_range), norms are 1.

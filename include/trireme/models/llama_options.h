@@ -5,6 +5,7 @@
 
 namespace trireme {
 
+/// Members are keys of config.json.
 struct LlamaOptions {
   int64_t vocab_size = 32000;
   int64_t hidden_size = 768;

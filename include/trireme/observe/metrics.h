@@ -10,6 +10,7 @@
 
 namespace trireme {
 
+/// The memory of a process.
 struct MemoryUse {
   int64_t pss_bytes = 0;  ///< proportional: shared pages count 1/n
   int64_t rss_bytes = 0;  ///< resident: shared pages count fully
@@ -22,6 +23,7 @@ MemoryUse memory_use();
 /// does not tell. Cost: reads one small file.
 int64_t peak_resident_bytes();
 
+/// A line of a step.
 struct StepMetrics {
   int64_t step = 0;     ///< optimizer steps done, this one included
   int64_t samples = 0;  ///< since the start of training, all ranks
@@ -44,7 +46,7 @@ std::string utc_now();
 /// Name of this host; empty where the system does not tell.
 std::string host_name();
 
-/// Opens a run, or a resumed part of it.
+/// The first line of a run, or of a resumed part of it.
 struct RunInfo {
   std::string model;
   int64_t parameters = 0;
@@ -54,15 +56,16 @@ struct RunInfo {
   int64_t total_steps = 0;
   int64_t first_step = 0;                  ///< steps done before: > 0 when resumed
   std::string config = "{}";               ///< resolved configuration, JSON text
-  std::string data;                        ///< a line about the data set
+  std::string data;                        ///< the data set in words, one line
   int64_t flops_per_token = 0;             ///< that tflops_per_rank counts; 0: not known
   std::optional<double> peak_tflops = {};  ///< of one rank, that mfu is the part of
   std::string started = {};                ///< date and time of this start, as utc_now() tells
   std::string host = {};                   ///< of rank 0
-  std::string command = {};                ///< line that a shell takes
+  std::string command = {};                ///< the command line, quoted for a shell
   std::string versions = {};               ///< of the software, such as "Trireme 0.1.0, torch 2.11.0"
 };
 
+/// The last line of a run.
 struct RunEnd {
   int64_t step = 0;
   std::string reason = "finished";                 ///< or "interrupted", or an error's text
@@ -72,6 +75,7 @@ struct RunEnd {
   std::vector<int64_t> peak_device_bytes_of_rank = {};  ///< of the allocator, and registered ones; zeros on the host
 };
 
+/// A checkpoint was written.
 struct CheckpointEvent {
   int64_t step = 0;
   std::string tag;
@@ -111,11 +115,13 @@ class MetricsWriter {
   int file_ = -1;
 };
 
+/// A validation loss, as read.
 struct ValidationPoint {
   int64_t step = 0;
   double loss = 0;
 };
 
+/// A generated text, as read.
 struct SampleText {
   int64_t step = 0;
   std::string prompt;

@@ -23,13 +23,15 @@ struct ProgressOutput {
 /// Output to file descriptor `fd` (2: stderr). A terminal named "dumb" counts as none.
 ProgressOutput output_to(int fd);
 
+/// Options of a Progress.
 struct ProgressOptions {
   int64_t total_steps = 0;
   int64_t first_step = 0;          ///< steps done before: the rate and the remaining time count from here
   int64_t plain_every_steps = 10;  ///< without a terminal: a line every so many steps, and one for the last
-  ComputeRate compute = {};        ///< what it knows is shown behind the tokens per second, where the line has room
+  ComputeRate compute = {};        ///< shown behind the tokens per second where the line has room
 };
 
+/// The figures of one step.
 struct ProgressStep {
   int64_t step = 0;  ///< done, this one included
   double loss = 0;

@@ -10,6 +10,7 @@
 
 namespace trireme {
 
+/// How the result of an operator follows from its arguments.
 enum class OperatorRole : uint8_t {
   kNone,       ///< reads no data and gives no tensor of its own (requires_grad_, is_leaf)
   kEach,       ///< element by element, with broadcasting
@@ -20,7 +21,7 @@ enum class OperatorRole : uint8_t {
   kPart,       ///< a view of part of the dim that it names
   kReduction,  ///< over the dims that it names, or over all; dims go, or stay with size 1
   kScan,       ///< along the dims that it names; other dims are independent
-  kSet,        ///< over all elements; the result's sizes depend on values (unique, bincount)
+  kSet,        ///< reads all elements; the result's sizes depend on values (unique, bincount)
   kCat,        ///< joins tensors along the dim that it names
   kStack,      ///< joins tensors along a new dim
   kPad,        ///< adds elements at the ends of dims
@@ -38,36 +39,37 @@ enum class OperatorRole : uint8_t {
   kNonzero,
   kPut,       ///< writes at indices (index_put_)
   kScatter,   ///< writes along the dim that it names, at indices
-  kTriangle,  ///< by the places in the last two dims
-  kNew,       ///< a tensor of sizes that the program gives; its argument says dtype and device
+  kTriangle,  ///< by the indices in the last two dims (tril)
+  kNew,       ///< a new tensor of given sizes; its argument gives only dtype and device (new_zeros)
   kRead,      ///< gives a number or a bool to the program
 };
 
 /// One row of the table.
 struct OperatorRule {
   OperatorRole role;
-  bool sums = false;  ///< kReduction: sum, mean, any or all, which ranks can join
+  bool sums = false;  ///< kReduction: sum, mean, any or all, whose results ranks can combine
 };
 
 /// The cost of running an operator a second time.
 enum class OperatorCost : uint8_t {
   kCheap,    ///< pointwise, norms, reductions, copies
   kProduct,  ///< a matrix product whose multiply-adds are known
-  kCostly,   ///< attention, convolutions, …; what must not run twice, and what nothing is known of
+  kCostly,   ///< attention, convolutions, …; operators that must not run twice, and unknown ones
 };
 
-/// Null: no row, so nothing is known of the operator. Rows are by name ("aten::max") or by overload ("aten::max.dim").
-/// Operators that libtorch tags as pointwise are kEach without a row of their own. Overloads that write `out=` have
-/// none.
+/// The row of an operator; null if it has none. Rows are by name ("aten::max") or by overload ("aten::max.dim").
+/// Operators that libtorch tags as pointwise are kEach without a row of their own. Overloads that write `out=` have no
+/// row.
 const OperatorRule* rule_of(const c10::OperatorHandle& op);
 
-/// By the operator's row; of an operator without one by its name.
+/// The cost of an operator, by its row, or by its name if it has none.
 OperatorCost cost_of(const c10::OperatorHandle& op);
 
-/// Where a matrix product (OperatorRole::kProduct) has its factors among its arguments: a sum comes before them.
+/// Index of the left factor among the arguments of a matrix product (OperatorRole::kProduct): 1 where a tensor to add
+/// comes first (addmm), else 0.
 size_t left_factor_index(const c10::OperatorHandle& op);
 
-/// rule_of() of operators that have been asked for before, without looking at names again. For one thread.
+/// A cache of rule_of(), which looks names up. For one thread.
 class OperatorRules {
  public:
   const OperatorRule* operator()(const c10::OperatorHandle& op) {

@@ -1,4 +1,4 @@
-// Whether an optimizer of the program can be stepped, seen before anything is changed.
+// A trial of the program's optimizer before anything is changed: can it be stepped?
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,8 +9,8 @@
 
 namespace trireme {
 
-/// Lets `factory` make an optimizer of one-element stand-ins for the trainable ones of `parameters`, on `device`, and
-/// drops it. Local.
+/// Lets `factory` make an optimizer over one-element tensors in place of the trainable `parameters`, on `device`, and
+/// discards it. Local.
 ///
 /// Throws    ConfigError: it cannot be stepped; whatever `factory` throws.
 void try_client_optimizer(const ClientOptimizerFactory& factory, const std::vector<ParameterSpec>& parameters,

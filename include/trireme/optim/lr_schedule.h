@@ -9,6 +9,7 @@
 
 namespace trireme {
 
+/// The schedules, by name_of().
 enum class LrScheduleKind {
   kConstant,
   kLinear,
@@ -20,6 +21,7 @@ enum class LrScheduleKind {
   kWarmupDecay,
   kWarmupCosine
 };
+/// The form of the warm-up.
 enum class WarmupKind { kLog, kLinear };
 
 /// One value for all parameter groups, or one for each.
@@ -32,6 +34,7 @@ struct PerGroup {
   std::vector<double> values;
 };
 
+/// Parameters of LRRangeTest, without the prefix `lr_range_test_`.
 struct LrRangeTestOptions {
   PerGroup min_lr = 1e-3;
   int64_t step_size = 2000;
@@ -40,6 +43,7 @@ struct LrRangeTestOptions {
   bool operator==(const LrRangeTestOptions&) const = default;
 };
 
+/// Parameters of OneCycle.
 struct OneCycleOptions {
   PerGroup cycle_min_lr = 0.0;  ///< required, as cycle_max_lr
   PerGroup cycle_max_lr = 0.0;
@@ -61,13 +65,13 @@ struct LrScheduleOptions {
   LrScheduleKind kind = LrScheduleKind::kConstant;
   PerGroup warmup_min_lr = 0.0;           ///< WarmupLR, WarmupDecayLR
   PerGroup warmup_max_lr = kOptimizerLr;  ///< WarmupLR, WarmupDecayLR
-  int64_t warmup_num_steps = 1000;        ///< in DeepSpeed's raised to 2, so that the logarithm is never zero
+  int64_t warmup_num_steps = 1000;        ///< DeepSpeed's schedules use at least 2, so that the logarithm is not zero
   WarmupKind warmup_type = WarmupKind::kLog;
   int64_t total_num_steps = 0;  ///< WarmupDecayLR, WarmupCosineLR, linear, cosine, wsd: required there
-  double warmup_min_ratio = 0;  ///< WarmupCosineLR: first learning rate over the optimizer's
-  double cos_min_ratio = 1e-4;  ///< WarmupCosineLR: last learning rate over the optimizer's
-  int64_t decay_num_steps = 0;  ///< wsd: the last steps; required
-  double min_ratio = 0;         ///< linear, cosine, wsd: last learning rate over the optimizer's
+  double warmup_min_ratio = 0;  ///< WarmupCosineLR: first learning rate, as a share of the optimizer's
+  double cos_min_ratio = 1e-4;  ///< WarmupCosineLR: last learning rate, likewise
+  int64_t decay_num_steps = 0;  ///< wsd: length of the decay, the last steps of the run; required
+  double min_ratio = 0;         ///< linear, cosine, wsd: last learning rate, likewise
   LrRangeTestOptions lr_range_test = {};
   OneCycleOptions one_cycle = {};
 
@@ -80,7 +84,7 @@ struct LrScheduleOptions {
 const char* name_of(LrScheduleKind kind) noexcept;
 
 /// Source    DeepSpeed's LRRangeTest, OneCycle (arXiv:1803.09820), WarmupLR, WarmupDecayLR and WarmupCosineLR; wsd
-///           arXiv:2404.06395. The formulas are in docs/optim.md. Test: schedule_test.cpp.
+///           arXiv:2404.06395. The formulas are in docs/optim.md. Test: lr_schedule_test.cpp.
 class LrSchedule {
  public:
   /// `group_lrs`: the optimizer's lr of each parameter group.
@@ -91,7 +95,7 @@ class LrSchedule {
 
   /// The learning rate for the next step after `applied_steps` steps changed the weights (skipped ones do not count).
   double lr(int64_t applied_steps, size_t group = 0) const;
-  /// Likewise beta1, or the momentum of an optimizer without betas. Nothing: the schedule leaves it alone.
+  /// Likewise beta1, or the momentum of an optimizer without betas. Nothing: the schedule does not change it.
   std::optional<double> momentum(int64_t applied_steps, size_t group = 0) const;
   /// beta2 wherever momentum() has a value.
   static constexpr double kCycleBeta2 = 0.99;

@@ -21,8 +21,8 @@ namespace trireme {
 
 enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLamb, kLion, kMuon, kSgd, kClient };
 
-/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). There Adagrad has lr 1e-2 and eps 1e-10 of its own,
-/// Muon momentum 0.95, betas 0.9, 0.95 and eps 1e-10.
+/// Names and defaults are DeepSpeed's (and torch.optim's for SGD). In a configuration Adagrad has other defaults (lr
+/// 1e-2, eps 1e-10), and so has Muon (momentum 0.95, betas 0.9 and 0.95, eps 1e-10); here set them yourself.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double lr = 1e-3;
@@ -45,13 +45,13 @@ void check_optimizer(const OptimizerOptions& options);
 /// Throws    ConfigError: Lamb, Lion or Muon, where updates are not computed in fp32.
 void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype);
 
-/// In what updates are computed.
+/// The arithmetic of updates.
 struct UpdateArithmetic {
   at::ScalarType dtype = at::kFloat;   ///< PrecisionOptions::update_dtype
   bool rounds_stochastically = false;  ///< PrecisionOptions::stochastic_rounding
 };
 
-/// As the configuration's `type` writes it.
+/// The name of `kind` as the configuration's `type` has it.
 const char* optimizer_name(OptimizerKind kind);
 /// The states of each element, at most two, by the names that they have in checkpoints.
 std::vector<std::string> optimizer_states(const OptimizerOptions& options);
@@ -62,20 +62,19 @@ struct Momentum {
   double second = 0;
 };
 Momentum momentum_of(const OptimizerOptions& options);
-/// Takes a schedule's momentum over; an optimizer that has none stays without.
+/// Sets the betas to a schedule's momentum, and `momentum` too unless it is 0.
 void set_momentum(OptimizerOptions& options, const Momentum& momentum);
 
-/// Makes an optimizer of `parts`: what this rank updates, flat tensors in fp32 (bf16 where updates are computed in it),
-/// each a part of one parameter (or the whole of it), which `names` has at the same place. Right for optimizers that
-/// work element by element; what looks at a whole tensor sees the part. May be empty; the parameter groups are as many
-/// on every rank. Called twice: the first time with one element for each parameter that is trained, to see whether the
-/// optimizer can be stepped.
+/// Makes an optimizer over `parts`, the elements that this rank updates: flat tensors in fp32 (bf16 where updates are
+/// computed in it). parts[i] is a part, or all, of the parameter names[i]. An optimizer that works element by element
+/// is right; one that looks at whole tensors sees only the part. `parts` may be empty; every rank must make as many
+/// parameter groups. Called twice: the first time with one element for each trainable parameter, as a trial.
 using ClientOptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const std::vector<at::Tensor>& parts, const std::vector<std::string>& names)>;
 
 /// Parameters with hyperparameters of their own. What is not given is the optimizer's.
 struct ParameterGroup {
-  /// Regular expressions; a parameter in whose name one is found belongs to the first such group.
+  /// Regular expressions; a parameter belongs to the first group of which one is found in its name.
   std::vector<std::string> patterns = {};
   /// Names of parameters that belong to it whatever the patterns say.
   std::vector<std::string> names = {};

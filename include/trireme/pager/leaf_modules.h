@@ -12,7 +12,7 @@ namespace trireme {
 
 /// Modules whose parameters are gathered all together at ZeRO stage 3, because ranks may use different parts of them.
 struct LeafModuleOptions {
-  /// Class names, with or without what stands before the last "." or "::"; libtorch's "Impl" may be left out.
+  /// Class names, with or without the part before the last "." or "::"; libtorch's "Impl" may be left out.
   std::vector<std::string> classes = {"transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
                                       "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
                                       "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock"};

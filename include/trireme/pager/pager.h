@@ -22,6 +22,7 @@
 
 namespace trireme {
 
+/// A parameter to manage.
 struct NamedParameter {
   std::string name;
   at::Tensor tensor;
@@ -32,7 +33,7 @@ struct NamedParameter {
   TensorPart counted = {};                                         ///< as ParameterSpec's
 };
 
-/// Gradients from this rank's backward passes since the window opened.
+/// Counts of gradients from this rank's backward passes since the window opened.
 struct GradientsSoFar {
   int64_t count = 0;   ///< gradients that parameters got
   int64_t passes = 0;  ///< the most that one parameter got
@@ -40,6 +41,7 @@ struct GradientsSoFar {
 
 class ClosedWindow;
 
+/// The base of objects for Pager::set_companion().
 class PagerCompanion {
  public:
   virtual ~PagerCompanion() = default;
@@ -57,12 +59,12 @@ class Pager {
   ///           device where it has several ranks, outlives the pager.
   /// Throws    ConfigError: a parameter that cannot be managed (named), a policy that the group cannot serve.
   Pager(Group& group, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
-  /// The same with parameters of several meshes. `group` has the ranks of all of them; what the pager agrees on, it
-  /// agrees on there.
+  /// The same with parameters of several meshes. `group` has the ranks of all meshes, and is the group in which ranks
+  /// agree.
   /// Throws    ConfigError (kUnsupported) too: replicas with `deterministic`, states over replicas with offloading.
   Pager(Group& group, std::vector<ShardMesh> meshes, std::vector<NamedParameter> parameters, const PagerPolicy& policy);
-  /// Local, on the thread that constructed. Parameters that are whole stay readable; released ones throw an error that
-  /// names them when their data is read.
+  /// Local, on the thread that constructed it. Parameters that are whole stay readable; released ones throw an error
+  /// that names them when their data is read.
   ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
@@ -81,25 +83,25 @@ class Pager {
   const std::vector<OwnedSlice>& owned_frozen() const;
 
   /// Gradients are multiplied by `factor / mesh.divisor()` (under gradient_op kSum: by `factor`) as they are reduced.
-  /// The same for a whole window: set it between windows.
+  /// Set it only between windows.
   void set_gradient_factor(double factor);
 
   /// `check` is called with each gradient that backward produces, before it is taken. What it throws ends the backward
   /// pass, and the gradient is dropped.
   void set_gradient_check(std::function<void()> check);
 
-  /// The next backward pass reaches parameters of `units` alone (by unit; empty: all), so no other unit is sent until
-  /// its end_backward(). A gradient of another one all the same is sent by agreement at the end of the pass. Local; the
-  /// same on every rank. Without effect where end_backward() sends nothing.
+  /// Says that the next backward pass reaches only parameters of `units` (by unit; empty: all), so that other units are
+  /// not sent before its end. If another unit gets a gradient nevertheless, the ranks agree to send it at the end of
+  /// the pass. Local; the same on every rank. Without effect where end_backward() sends nothing.
   void expect_units(const std::vector<bool>& units);
 
-  /// Says that a backward pass has ended: gradients not yet sent (unused parameters, incomplete buckets) are dealt
-  /// with. Collective at ZeRO stages 2 and 3. Without it close_window() does the same.
+  /// Says that a backward pass has ended: buckets that are incomplete, since some parameters were not used, are
+  /// reduced. Collective at ZeRO stages 2 and 3. Without it close_window() does the same.
   void end_backward();
 
   /// While true, gradients are summed on this rank alone, whole and in the accumulation dtype, and end_backward()
-  /// reduces nothing. What was summed is reduced with the first backward pass after that, or by close_window(). Local;
-  /// the same on every rank. Without effect where the window is reduced once anyway, as at ZeRO stages 0 and 1.
+  /// reduces nothing. The sum is reduced with the first backward pass afterwards, or by close_window(). Local; the same
+  /// on every rank. Without effect where a window is reduced only once anyway, as at ZeRO stages 0 and 1.
   void defer_reductions(bool defer);
   bool defers_reductions() const;
   /// While reductions are deferred: the gradients of `parameter` that this rank has summed since the last reduction,
@@ -112,9 +114,10 @@ class Pager {
   /// Throws    StateError: reductions are deferred; as close_window().
   void reduce_now();
   GradientsSoFar gradients_so_far() const;
-  /// After reduce_now(): some rank produced a gradient of `parameter`.
+  /// After reduce_now(): whether some rank produced a gradient of `parameter`.
   bool has_gradient(int parameter) const;
-  /// After reduce_now(): the caller has written the owned gradients of `parameter`, which has some, on every rank.
+  /// To call after reduce_now() on every rank when the caller has written the owned gradients of `parameter`, for which
+  /// has_gradient() is true.
   void gradient_written(int parameter);
 
   /// Ends the accumulation window: completes every reduction. Collective.
@@ -123,22 +126,23 @@ class Pager {
   ///           is in a zero::GatheredParameters scope, was given another storage, or was unfrozen.
   [[nodiscard]] ClosedWindow close_window();
 
-  /// User writes since the last step, or the last call, go into the owned weights, inside a window: gradients
-  /// are left alone. Returns, by parameter index, what this rank's user wrote. Collective.
+  /// Takes user writes since the last step or call over into the owned weights, within a window; gradients stay as they
+  /// are. Returns, by parameter index, whether this rank's user wrote it. Collective.
   std::vector<bool> settle_writes();
 
-  /// Offloaded: blocks the calling thread, any one, until gradients have arrived on the host and weights have left it.
+  /// For an offloaded unit: blocks the calling thread (any may call) until its gradients have arrived on the host and
+  /// its former weights have been copied to the device.
   void await_owned(int unit);
   bool is_owned_there(int unit) const;  ///< whether await_owned() would return at once
-  /// Ends a ClosedWindow::defer_publish() of `unit`, from any thread: its owned weights are final, or
-  /// `problem` kept them from it.
+  /// Ends a ClosedWindow::defer_publish() of `unit`, from any thread: its owned weights are final, or `problem` is the
+  /// error that prevented the update.
   void publish_deferred(int unit, const std::exception_ptr& problem = nullptr);
   /// Blocks until all that was deferred is published.
   void await_published();
 
-  /// Drops gathered units (kCopy) and the buffers that wait for the next ones. Every rank alike.
+  /// Releases gathered units (kCopy) and their buffers. Call it on every rank alike.
   void release_gathered();
-  /// Throws StateError that names the parameter: a zero::GatheredParameters scope holds one.
+  /// Throws StateError, naming a parameter, if a zero::GatheredParameters scope holds one.
   void require_free() const;
 
   /// Makes `parameter` whole for reading until the next operator of this thread. Collective under kCopy.
@@ -149,7 +153,7 @@ class Pager {
   PagerMemory memory() const;
   PagerCounters counters() const;
 
-  /// An object that the pager's owner keeps beside it, so that a parameter alone leads there.
+  /// An object of the pager's owner, so that find_managed() of a parameter leads to it.
   void set_companion(PagerCompanion* companion) { companion_ = companion; }
   PagerCompanion* companion() const { return companion_; }
 
@@ -160,8 +164,8 @@ class Pager {
   PagerCompanion* companion_ = nullptr;
 };
 
-/// An accumulation window between its end and the beginning of the next one: its gradients are reduced and averaged,
-/// and the owned weights can be updated.
+/// A window that has ended, before the next one begins: its gradients are reduced and averaged, and the owned weights
+/// can be updated.
 ///
 ///     ClosedWindow window = pager.close_window();
 ///     window.meet();  // or another collective of all ranks of the pager's group, then begin_update()
@@ -179,9 +183,9 @@ class [[nodiscard]] ClosedWindow {
   /// Local. Where neither open() nor abandon() ended the window, the pager's next call throws StateError.
   ~ClosedWindow();
 
-  /// By parameter index: some rank of the pager's group produced a gradient. The same on each of them.
+  /// By parameter index: whether some rank of the pager's group produced a gradient. The same on all of them.
   const std::vector<bool>& touched() const { return touched_; }
-  /// By parameter index: this rank's user wrote the parameter since the last step.
+  /// By parameter index: whether this rank's user wrote the parameter since the last step.
   const std::vector<bool>& written() const { return written_; }
 
   /// This rank's part of the sum of squares over all gradients: every element is counted by one rank of the pager's
@@ -191,8 +195,8 @@ class [[nodiscard]] ClosedWindow {
   /// squares() of parameters on a device, which the host does not read: [owned().size()] fp64 there, by unit.
   at::Tensor squares_on_device() const;
 
-  /// Every rank of the pager's group has closed its window, as a collective since close_window() has shown, so no peer
-  /// reads weights any more: user writes go into the owned weights, which may be updated from here on. Local.
+  /// To call when a collective of all ranks since close_window() has shown that each has closed its window, so that no
+  /// peer reads weights any more. User writes go into the owned weights, which may be updated from here on. Local.
   void begin_update();
   /// Waits until every rank has closed its window, then begin_update(). Collective.
   void meet();
@@ -200,15 +204,15 @@ class [[nodiscard]] ClosedWindow {
   /// Owned weights of `unit` are final for this step: others may have them. Once per trainable unit, in order; of a
   /// frozen one after its owned weights were written.
   void publish(int unit);
-  /// Instead of publish(), of an offloaded unit: another thread will call Pager::publish_deferred(). Until then who
-  /// needs the unit waits.
+  /// In place of publish(), for an offloaded unit: another thread will call Pager::publish_deferred(), until which an
+  /// operator that needs the unit waits.
   void defer_publish(int unit);
 
   /// Ends the step. Collective; on return every parameter has its new value everywhere, gradients are cleared, and
   /// version counters are bumped, so that backward through a graph kept across the step raises.
   void open();
-  /// open() where the step failed: units that were not published yet are, as they are. Collective, and peers whose step
-  /// did not fail call open().
+  /// open() for a step that failed: publishes the remaining units as they are. Collective; peers whose step did not
+  /// fail call open().
   void abandon();
 
  private:
@@ -222,17 +226,18 @@ class [[nodiscard]] ClosedWindow {
   State state_ = State::kClosed;
 };
 
-/// Everything that a Pager over `parameters` would refuse, but for their dtypes: nothing is changed.
+/// Makes the checks of Pager's constructor, except those of dtypes, and changes nothing.
 ///
 /// Throws    ConfigError, as Pager::Pager.
 void check_manageable(const Group& group, const std::vector<NamedParameter>& parameters, const PagerPolicy& policy);
 
+/// The pager that manages a tensor, and its parameter index there.
 struct ManagedPlace {
   Pager* pager = nullptr;
   int parameter = 0;
 };
 
-/// Where `tensor` (or what it is a view of) is managed; nothing where it is not.
+/// The place of `tensor`, or of the parameter that it is a view of; nothing if no pager manages it.
 std::optional<ManagedPlace> find_managed(const at::Tensor& tensor);
 
 }  // namespace trireme

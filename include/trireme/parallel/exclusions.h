@@ -13,6 +13,7 @@ namespace trireme {
 
 struct ParallelOptions;
 
+/// A feature that cannot be combined with every other one.
 enum class Feature : uint8_t {
   kUnsharded,           ///< ZeRO stage 0
   kSharedGather,        ///< GatherPolicy::kShared
@@ -40,10 +41,11 @@ enum class Feature : uint8_t {
 /// Calls of a run, in their order.
 enum class EngineCall : uint8_t { kInitialize, kForward, kBackward, kStep };
 
+/// A row: a pair that is refused.
 struct Exclusion {
   Feature one, other;
   std::string text;                   ///< of the error; "{}" where it has a value of the run (base/pattern.h)
-  std::optional<EngineCall> at = {};  ///< the call that refuses; nothing: options tell, before anything is made
+  std::optional<EngineCall> at = {};  ///< the call that refuses; nothing: options alone decide, before all calls
   ErrorCode code = ErrorCode::kUnsupported;
 };
 
@@ -56,13 +58,13 @@ inline constexpr const char* kNoLayers =
     "class (Python), or does not derive from trireme::RecomputesLayers (C++); write \"selective\", or call "
     "trireme::recompute() or trireme.checkpointing.checkpoint() around its layers and write \"none\"";
 
-/// All, those that options tell in the order in which they are looked for.
+/// All rows; those that options alone decide stand in the order in which they are checked.
 const std::vector<Exclusion>& exclusions();
 
-/// The row of two features, in any order, which there is.
+/// The row of two features, in any order. Requires  there is one.
 const Exclusion& exclusion_of(Feature one, Feature other);
 
-/// The first row that options tell, both of whose features are on.
+/// The first row decided by options alone of which both features are on; null: none.
 const Exclusion* first_exclusion(const ParallelOptions& options);
 
 }  // namespace trireme

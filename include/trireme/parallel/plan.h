@@ -58,14 +58,14 @@ struct PlannedParameter {
   /// Axes over which its weights, its gradient, and its masters and optimizer states are sharded; none: every rank has
   /// them whole. A frozen parameter has no gradient and no states.
   std::vector<std::string> weights_over, gradient_over, states_over;
-  /// Elements of its own flattening, of the rank's slice where "tensor" cuts it: those whose weights this rank holds
-  /// between two uses, and those that it updates. Those of the ranks along `weights_over`, or along `states_over`, are
-  /// a partition of all.
+  /// Elements of the flattened parameter (of this rank's slice under tensor parallelism): `held` are those whose
+  /// weights this rank keeps between two uses, `updated` those that it updates. The ranks along `weights_over` hold,
+  /// and those along `states_over` update, each element once.
   Interval held, updated;
   /// Axes along which ranks' gradients are parts of one sum.
   std::vector<std::string> gradient_sum;
   int64_t mean_over = 1;  ///< by which that sum is divided
-  std::string why;        ///< the rule that says so
+  std::string why;        ///< the rule that decided this
 };
 
 /// A pass over this rank's operators.
@@ -75,8 +75,9 @@ struct PlannedPass {
   std::vector<std::string> axes = {};  ///< along which it exchanges; empty: it is local
 };
 
+/// The plan, as one rank sees it.
 struct ParallelPlan {
-  /// "data" is the two axes "replica" and "shard" in its place.
+  /// As given, with the axis "data" replaced by "replica" and "shard".
   Topology topology;
   int rank = 0;
   std::vector<PlannedAxis> axes = {};  ///< of `topology`, in its order
@@ -99,13 +100,12 @@ struct ParallelPlan {
   int size_of(std::string_view axis) const { return topology.size_of(axis); }
 };
 
-/// The topology of a job of `world` ranks by its degrees: "pipe", "data", "sequence" and "tensor", the last varying
-/// fastest, all but "data" where they are above 1. All ranks are data-parallel where the four do not multiply to
-/// `world`; make_plan() refuses such degrees.
+/// The topology of a job of `world` ranks by its degrees: the axes "pipe", "data", "sequence" and "tensor", the last
+/// varying fastest; those of degree 1 are left out, except "data". If the four do not multiply to `world`, all ranks
+/// are data-parallel; make_plan() refuses such degrees.
 Topology topology_of(const Degrees& degrees, int world);
 
-/// The plan of rank `rank` of `ranks`, and of `parameters`: those of its stage, or of all stages to see what becomes of
-/// each kind.
+/// The plan for rank `rank` of `ranks` and for `parameters`: those of its stage, or of all stages (to print them).
 ///
 /// Throws    ConfigError: an axis that is not there yet and longer than 1; degrees that are not those of `ranks`;
 ///           replicas that do not divide "data"; two features that exclude each other (exclusions()), where options
@@ -113,7 +113,7 @@ Topology topology_of(const Degrees& degrees, int world);
 ParallelPlan make_plan(const Topology& ranks, int rank, const ParallelOptions& options,
                        const std::vector<ParameterSpec>& parameters = {});
 
-/// The groups of `groups` within `members`, one of whose ranks they consist of, as positions in `members`.
+/// Those of `groups` that consist of ranks of `members`, with each rank given as its position in `members`.
 std::vector<std::vector<int>> positions_in(const std::vector<int>& members, const RankGroups& groups);
 
 /// Axes, groups, parameters by kind, passes and samples, to read.

@@ -30,15 +30,17 @@ struct PipelineStage {
 
 }  // namespace detail
 
-/// The engine of one stage, whose forwards, backwards and steps a schedule runs. Ranks are laid out as DeepSpeed's
-/// PipeDataParallelTopology: the data-parallel ranks of a stage are neighbours. Works with every ZeRO stage.
+/// The engine of this rank's stage; a schedule runs its forwards, backwards and steps. Ranks are laid out as in
+/// DeepSpeed's PipeDataParallelTopology: the data-parallel ranks of a stage are neighbours. Works with every ZeRO
+/// stage.
 class PipelineEngine : private detail::PipelineStage, public EngineBase {
  public:
   /// Collective. `world` outlives the engine.
   /// Throws    ConfigError: a number of stages that does not divide that of the ranks; as Training's and StageRunner's.
   PipelineEngine(Group& world, const PipelineModule& module, const InitializeOptions& options = {})
       : PipelineEngine(PipelineStage(world, module, options)) {}
-  /// Over a stage that the caller has built, with ranks laid out by `topology`, whose axes are "pipe" and "data".
+  /// The same for a stage that the caller has built, with ranks laid out by `topology`, whose axes are "pipe" and
+  /// "data".
   PipelineEngine(Group& world, const Topology& topology, StageModel model, const PipelineOptions& pipeline,
                  const InitializeOptions& options = {})
       : PipelineEngine(PipelineStage(world, topology, std::move(model), pipeline, options)) {}

@@ -23,8 +23,8 @@
 
 namespace trireme {
 
-/// How to make a layer, and how to call it. It is made on the stage that has it; to count parameters, for a moment on
-/// the others too.
+/// How to make a layer, and how to call it. It is made on its own stage; other stages make it for a moment if
+/// parameters must be counted.
 struct LayerSpec {
   std::string type;                                                     ///< name of the class; "function" of a function
   std::function<std::shared_ptr<torch::nn::Module>()> make;             ///< empty: a function without parameters
@@ -32,7 +32,7 @@ struct LayerSpec {
   std::string name = {};  ///< in the names of parameters, with dots; empty: its number in the list
   std::string tie = {};   ///< key that tied layers share; empty: not tied
   std::vector<std::string> tied_parameters = {"weight"};  ///< names within the layer, read with `tie`
-  double cost = 0;  ///< of a micro-batch's computations, in any unit; read by partition_method "best"
+  double cost = 0;  ///< of computing a micro-batch, in any one unit; read by partition_method "best"
 };
 
 namespace detail {
@@ -81,8 +81,8 @@ c10::IValue call_forward(torch::nn::Module* module, c10::IValue value) {
 
 }  // namespace detail
 
-/// A torch::nn module of class Impl (as in LinearImpl), made from `arguments` on its stage. Its forward() has one
-/// signature; of a module whose forward() is overloaded, or has default arguments, say by layer_from() how to call it.
+/// A torch::nn module of class Impl (as in LinearImpl), made from `arguments` on its stage. Its forward() must not be
+/// overloaded or have default arguments; use layer_from() for such a module.
 template <class Impl, class... Arguments>
 LayerSpec layer(Arguments... arguments) {
   LayerSpec spec;
@@ -92,7 +92,7 @@ LayerSpec layer(Arguments... arguments) {
   return spec;
 }
 
-/// The same with forward(Impl&, const at::Tensor&) in place of the module's own.
+/// The same, called by `forward(Impl&, const at::Tensor&)` in place of the module's own forward().
 template <class Impl, class Forward, class... Arguments>
 LayerSpec layer_from(Forward forward, Arguments... arguments) {
   LayerSpec spec;
@@ -115,29 +115,30 @@ LayerSpec layer_of(Function function) {
 /// `spec`, whose `parameters` are those of the other layers with the same key.
 LayerSpec tied(std::string key, LayerSpec spec, std::vector<std::string> parameters = {"weight"});
 
+/// How a PipelineModule is cut, built and run.
 struct PipelineModuleOptions {
   int stages = 1;
   StageModel::Loss loss;
   /// "uniform", "parameters" (trainable ones), "type:REGEX" (of class names), "profile" (measured seconds) or "best":
   /// LayerSpec::cost, or where no layer has one, as "parameters".
   std::string partition_method = "parameters";
-  /// Before layer i is built the generator is seeded with base_seed + i, so that a model has the same weights however
-  /// it is cut.
+  /// Before layer i is built the random number generator is seeded with base_seed + i, so that a model has the same
+  /// weights however it is cut.
   bool seed_layers = false;
   int64_t base_seed = 1234;
   std::function<void(int64_t seed)> seed_fn = {};  ///< in place of manual_seed()
-  /// So many layers at a time are recomputed in backward; 0: none.
+  /// The number of layers that are recomputed together in backward; 0: none are.
   int activation_checkpoint_interval = 0;
   std::vector<std::string> checkpointable_layers = {};  ///< "Linear" or "LinearImpl"; empty: all that have parameters
-  /// Returns compute(input), and in backward computes it again; empty: by recompute().
+  /// Returns compute(input) and computes it again in backward; empty: recompute() does.
   std::function<c10::IValue(const StageModel::Part& compute, c10::IValue input)> activation_checkpoint_func = {};
-  /// As pipeline::make_schedule() knows it, with so many chunks on each stage.
+  /// A name for pipeline::make_schedule(), and the number of parts of the model on each stage.
   std::string schedule = "1f1b";
   int chunks = 1;
   /// Layers are made under a zero::Init with this policy, over the data-parallel ranks of their stage.
   std::optional<zero::InitPolicy> sharded_init = {};
   c10::IValue profile_input = {};  ///< a micro-batch's, read with partition_method "profile"
-  int64_t memory_limit = 0;        ///< bytes of a stage that "profile" stays within; 0: any
+  int64_t memory_limit = 0;        ///< bytes that a stage may take under "profile"; 0: any
   bool dynamic_shape = false;      ///< activations may change their shapes from one micro-batch to the next
 };
 
@@ -153,8 +154,8 @@ class PipelineModule {
 
   const PipelineModuleOptions& options() const { return options_; }
   /// Part p of the model has the layers [result[p], result[p + 1]).
-  /// With "profile" these are measured in this process, and those of a PipelineEngine on rank 0.
-  /// Throws    ConfigError: a partition_method that is not there; one without what it reads.
+  /// With "profile" this process measures the layers; for a PipelineEngine rank 0 does.
+  /// Throws    ConfigError: an unknown partition_method, or one whose inputs are missing.
   std::vector<int64_t> parts() const;
   /// The same layers with these parts.
   PipelineModule with_parts(std::vector<int64_t> bounds) const;

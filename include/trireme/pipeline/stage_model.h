@@ -1,4 +1,4 @@
-// A model that is cut into parts, as one rank has it.
+// One rank's parts of a model that is cut into stages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,8 +32,8 @@ struct StageModel {
 
   std::shared_ptr<torch::nn::Module> module;  ///< parameters and buffers of the parts, with the whole model's names
   std::vector<Part> parts;                    ///< by chunk
-  /// By chunk: the parameters that its part uses, whose gradients are sent behind its backward passes alone. One that
-  /// no part names is sent behind every pass. Empty: all of them are.
+  /// By chunk: the parameters that its part uses; their gradients are reduced only after backward passes of that part.
+  /// A parameter that no part names is reduced after every pass. Empty: all are.
   std::vector<std::vector<at::Tensor>> parameters = {};
   Loss loss;                   ///< read where the last part is
   std::vector<Tie> ties = {};  ///< those of the whole model, the same list on every rank

@@ -26,22 +26,25 @@ struct MicroBatch {
   c10::IValue labels = {};
 };
 
-/// The next micro-batch of this data-parallel rank; nothing at the end of the data. Asked on the stages that have the
-/// first or the last part of the model, and gives both the same micro-batches.
+/// Returns the next micro-batch of this data-parallel rank; nothing at the end of the data. Called on the stages with
+/// the first and the last part of the model, where it must return the same micro-batches.
 using MicroBatches = std::function<std::optional<MicroBatch>()>;
 
+/// Options of a StageRunner.
 struct PipelineOptions {
   std::string schedule = "1f1b";  ///< as pipeline::make_schedule() knows it
   int chunks = 1;                 ///< parts of the model on each stage; two for schedules in a V
   bool dynamic_shapes = false;    ///< shapes of activations may differ from one micro-batch to the next
 };
 
+/// Options of eval_batch().
 struct EvalOptions {
   std::optional<int64_t> micro_batches = {};  ///< nothing: the accumulation steps
   bool computes_loss = true;
   bool returns_outputs = false;  ///< of the last part, on its stage
 };
 
+/// The result of eval_batch().
 struct EvalResult {
   at::Tensor loss;  ///< [] fp32, the mean over micro-batches and data, on the device; undefined without one
   std::vector<c10::IValue> outputs;  ///< by micro-batch
@@ -61,10 +64,10 @@ struct WholeGradients {
   /// Together at most half of the memory: the other half is for activations and messages.
   bool fit() const { return kept_bytes + sum_bytes <= memory_bytes / 2; }
 };
-/// Reads the pager's layout; `ranks` share a host's memory.
+/// The figures for `pager`'s layout, where `ranks` ranks share the memory of a host.
 WholeGradients whole_gradients_of(const Pager& pager, int ranks);
 
-/// Runs the schedule of one stage over the Training of its parameters, on the same grid. Use it from that one's thread.
+/// Runs a stage's schedule, over the Training of its parameters. Use it from the thread of that Training.
 class StageRunner {
  public:
   /// `training` was made over `grid` and `model.module`, without the parameters of names_of_copies(). Both outlive
@@ -84,11 +87,11 @@ class StageRunner {
   /// Forward passes alone, without a graph. Collective over the world.
   EvalResult eval_batch(const MicroBatches& data, const EvalOptions& options = {});
 
-  /// The next batches may have activations of other shapes.
+  /// Call it before batches whose activations have other shapes.
   void reset_activation_shape();
-  /// Copies of tied parameters get their owners' values: after a load. Collective over the world.
+  /// Gives copies of tied parameters their owners' values, after a load. Collective over the world.
   void follow_owners();
-  /// For schedules of one's own: stages and micro-batches -> schedule, checked before it runs.
+  /// Sets a schedule of the program's own, as a function of stages and micro-batches. It is checked before it runs.
   void set_schedule(std::function<pipeline::Schedule(int stages, int micro_batches)> make);
 
   bool is_first_stage() const;

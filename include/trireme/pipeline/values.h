@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// A nested value as a list of its tensors and the text of all else, from which it can be built again.
+/// A nested value as a list of its tensors and a text that describes the rest, from which it can be rebuilt.
 struct FlatValue {
   std::vector<at::Tensor> tensors;  ///< in the order of a walk; undefined ones count
   std::string structure;
@@ -19,7 +19,7 @@ struct FlatValue {
 /// Throws    ShapeError that names another kind of value.
 FlatValue flatten(const c10::IValue& value);
 
-/// The value of which `flat` is the flat form, with `flat.tensors` in it.
+/// The inverse of flatten(), with `flat.tensors` in the value.
 /// Throws    ShapeError: another number of tensors.
 c10::IValue unflatten(const FlatValue& flat);
 

@@ -13,6 +13,7 @@
 
 namespace trireme {
 
+/// Options of estimate_model_states().
 struct EstimateOptions {
   int stage = 0;
   int world = 1;
@@ -24,7 +25,7 @@ struct EstimateOptions {
   bool offload_parameters = false;  ///< PagerPolicy::offload_parameters; at ZeRO stage 3
 };
 
-/// Bytes on one rank, the one that holds most: where it computes, and on the host besides what it has offloaded.
+/// Bytes on the rank that holds most: on its device, and in `host_bytes` what is offloaded to the host.
 struct ModelStates {
   int64_t weight_bytes = 0;
   int64_t gradient_bytes = 0;
@@ -40,9 +41,9 @@ struct ModelStates {
 /// (the accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per
 /// parameter are
 ///   ZeRO 0: w + g + s    ZeRO 1: w + g + s/N    ZeRO 2: w + (g + s)/N    ZeRO 3: (w + g + s)/N.
-/// Offloaded ones have (w + g + s)/N on the host, and leave w, at ZeRO 3 w/N; with offload_parameters nothing.
-/// Beside them ZeRO 1 has the others' gradients as ZeRO 2 does. Units gathered for computing, activations and
-/// gradients in flight come on top: docs/plan.md.
+/// Of an offloaded parameter (w + g + s)/N are on the host, and w, at ZeRO 3 w/N, on the device; with
+/// offload_parameters at ZeRO 3 nothing is. With offloading ZeRO 1 shards the gradients of the other parameters too, as
+/// ZeRO 2 does. Units gathered for computing, activations and gradients in flight come on top: docs/plan.md.
 ///
 /// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1.
 /// Source    "P_os, P_os+g, P_os+g+p" of ZeRO, arXiv:1910.02054, section 5. Test: estimate_test.cpp.
@@ -71,6 +72,7 @@ struct EstimateRow {
   std::vector<ModelStates> by_stage;  ///< [4]
 };
 
+/// A table of estimates.
 struct Estimate {
   int64_t parameters = 0;
   EstimateRequest request;

@@ -1,4 +1,4 @@
-// DeepSpeed's estimates of model states, under its names, with this engine's own figure below.
+// DeepSpeed's estimates of model states, under its names, followed by this engine's own figure.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ namespace trireme {
 struct MemNeedsOptions {
   int num_gpus_per_node = 1;
   int num_nodes = 1;
-  double additional_buffer_factor = 1.5;  ///< on host memory: buffers and fragmentation
+  double additional_buffer_factor = 1.5;  ///< multiplies host memory, for buffers and fragmentation
 };
 
 /// The sizes by which a model's memory is estimated: a tied parameter counts once.

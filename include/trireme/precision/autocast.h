@@ -5,11 +5,11 @@
 
 namespace trireme {
 
-/// While it lives, autocast of this thread for `device` is as `options` say, whatever it is around: on with their
-/// dtype, or off.
+/// While it lives, autocast of this thread for `device` is as `options` say (on with their dtype, or off), whatever the
+/// program has set around it.
 ///
-/// At its end autocast's cache of cast weights is empty: the cast weights of this pass would outlive the next step, and
-/// the gathered units that they were made from.
+/// Its end empties autocast's cache of cast weights, which would otherwise outlive the next step, and the gathered
+/// units that they were made from.
 class [[nodiscard]] AutocastScope {
  public:
   explicit AutocastScope(const AutocastOptions& options, at::DeviceType device = at::kCPU);

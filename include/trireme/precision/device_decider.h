@@ -14,17 +14,19 @@
 
 namespace trireme {
 
+/// The rules of a run.
 struct DecisionRules {
   /// A step whose gradients are not finite changes nothing.
   bool skips = true;
-  /// Where something computes in fp16.
+  /// Nothing where nothing computes in fp16.
   std::optional<LossScaleOptions> loss_scale = {};
   LossScaleRule rule = LossScaleRule::kHysteresis;
 
-  /// The host's scaler by these rules, at its start; a fixed scale of 1 where nothing computes in fp16.
+  /// A new LossScaler by these rules; its scale is fixed at 1 where nothing computes in fp16.
   LossScaler scaler() const { return {loss_scale.value_or(LossScaleOptions{.loss_scale = 1}), rule}; }
 };
 
+/// Decides over steps on the device.
 class DeviceDecider {
  public:
   /// Throws    as check_loss_scale().
@@ -34,18 +36,18 @@ class DeviceDecider {
     at::Tensor gradient_factor;  ///< [] fp32: unscales and clips; undefined where nothing does
     at::Tensor skip;             ///< [] fp32: 1 where nothing may change, else 0; undefined without `skips`
   };
-  /// Over a step whose gradients, times the loss scale, have this sum of squares ([] fp64). `max_norm` 0: no clipping.
-  /// The host does not wait. The loss scale is that of the next step afterwards.
+  /// Decides over a step whose gradients, times the loss scale, have this sum of squares ([] fp64). `max_norm` 0: no
+  /// clipping. The host does not wait. Afterwards loss_scale() is that of the next step.
   Decision decide(const at::Tensor& sum_of_squares, double max_norm);
 
-  /// [] fp32: by what the next loss is multiplied; undefined without a loss scale.
+  /// [] fp32: the factor of the next loss; undefined without a loss scale.
   at::Tensor loss_scale() const {
     return loss_scale_.scale.defined() ? loss_scale_.scale.to(at::kFloat) : at::Tensor();
   }
   /// [] int64: steps that were not skipped.
   const at::Tensor& applied_steps() const { return applied_; }
 
-  /// All that a host may want to know, after some step.
+  /// The results of the steps so far, for the host.
   struct Outcome {
     double norm = 0;  ///< before clipping
     bool applied = false;
@@ -54,9 +56,9 @@ class DeviceDecider {
     LossScaler::State scaler = {};
     bool at_minimum = false;  ///< an overflow at the smallest loss scale, where that is an error
   };
-  /// After the last step. The host waits for it.
+  /// The results after the last step. The host waits for it.
   Outcome read();
-  /// After the newest step of which the host can know without waiting; nothing if it has been told already.
+  /// The results after the newest step that the host can know of without waiting; nothing if it has read them already.
   std::optional<Outcome> look();
 
   /// Goes on from a checkpoint, after `steps` of which `applied_steps` were not skipped.

@@ -18,7 +18,7 @@ struct GradScalerOptions {
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;  ///< steps without an overflow after which the scale grows
-  bool enabled = true;             ///< false: every method does nothing to its argument
+  bool enabled = true;             ///< false: scaling, unscaling and update() do nothing; step() steps
 };
 
 /// Multiplies losses so that small fp16 gradients do not vanish, divides gradients again, and skips steps that
@@ -44,7 +44,7 @@ class GradScaler {
   /// Throws    ConfigError: a scale or interval that is not above 0, growth_factor <= 1, backoff_factor outside (0, 1).
   explicit GradScaler(const GradScalerOptions& options = {});
 
-  /// `outputs` (of any shape and floating dtype but fp16's range) times get_scale(), with its graph.
+  /// `outputs`, of any shape and floating dtype, times get_scale(), with its graph. fp16 overflows beyond 65504.
   at::Tensor scale(const at::Tensor& outputs) const;
 
   /// Divides the gradients of `optimizer`'s parameters by the scale, in place, and notes whether one is not finite.
@@ -52,7 +52,7 @@ class GradScaler {
   /// Throws    StateError: already called since the last update(), or after step(); ShapeError: a gradient in fp16,
   ///           which cannot hold what is unscaled.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Unscales unless that was done, then steps unless a gradient was not finite. Returns whether it stepped.
+  /// Unscales if unscale_() was not called, then steps unless a gradient is not finite. Returns whether it stepped.
   ///
   /// Throws    StateError: already called since the last update(). As unscale_().
   bool step(torch::optim::Optimizer& optimizer);

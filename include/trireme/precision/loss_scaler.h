@@ -8,11 +8,12 @@ namespace trireme {
 
 /// Names and defaults are those of DeepSpeed's `fp16` section.
 struct LossScaleOptions {
-  double loss_scale = 0;  ///< above 0: that number, always; 0: dynamic, by all that follows
-  int64_t initial_scale_power = 16;
+  double loss_scale = 0;             ///< above 0: a fixed scale; 0: dynamic, by the options below
+  int64_t initial_scale_power = 16;  ///< the scale begins as 2 to this power
   int64_t loss_scale_window = 1000;  ///< steps without an overflow after which the scale doubles
-  /// So many overflows halve the scale, the ones before the last only skip their step; afterwards each one does, until
-  /// it is refilled: with the next doubling, or (consecutive) with the next step without an overflow.
+  /// The overflow of this number halves the scale; those before it only skip their step. Afterwards each overflow
+  /// halves it, until the count restarts: when the scale doubles, or (consecutive) at the next step without an
+  /// overflow.
   int64_t hysteresis = 2;
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1;
@@ -28,7 +29,7 @@ enum class LossScaleRule {
   kClamp,       ///< FP16_Optimizer's, at ZeRO stage 0: every overflow halves, down to the minimum, where it stays
 };
 
-/// Pure: a number and what decides over it.
+/// A loss scale and its state. Pure.
 class LossScaler {
  public:
   /// The state in a checkpoint.
@@ -46,7 +47,7 @@ class LossScaler {
   double scale() const { return state_.scale; }
   bool is_dynamic() const { return options_.loss_scale == 0; }
 
-  /// Says how the step that was taken with scale() has ended.
+  /// Tells whether the step that was taken with scale() overflowed, and adapts the scale.
   ///
   /// Throws    StateError, nothing changed: an overflow at the minimum, under kHysteresis.
   /// Source    step_arithmetic::follow().

@@ -11,39 +11,40 @@
 
 namespace trireme {
 
-/// The module's forward runs under CPU autocast: weights stay fp32, operators that are safe in 16 bit compute in it.
+/// The module's forward runs under autocast of the parameters' device: weights stay fp32, operators that are safe in 16
+/// bits compute in it.
 struct AutocastOptions {
   bool enabled = false;
   at::ScalarType dtype = at::kBFloat16;  ///< or fp16, with loss scaling
-  /// Classes of modules, exactly, whose parameters' gradients travel in `dtype`. Only the last part of a name counts:
-  /// "torch.nn.Linear" is torch::nn::Linear.
+  /// Classes of modules (not of derived ones) whose parameters' gradients are sent between ranks in `dtype`. Only the
+  /// last part of a name counts: "torch.nn.Linear" is torch::nn::Linear.
   std::vector<std::string> lower_precision_safe_modules = {"torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d",
                                                            "torch.nn.Conv3d"};
   bool operator==(const AutocastOptions&) const = default;
 };
 
-/// By default the mode `mixed` of docs/precision.md; `low` where `update_dtype` has 16 bits.
+/// With 16-bit weights the mode `mixed` of docs/precision.md, or `low` if `update_dtype` has 16 bits too.
 struct PrecisionOptions {
-  /// fp32, or bf16, or fp16: parameters are cast once, at initialize.
+  /// fp32, bf16 or fp16: parameters are cast to it once, at initialize().
   at::ScalarType weight_dtype = at::kFloat;
   /// Gradients are summed over ranks and micro-batches in this dtype: fp32, or weight_dtype.
   at::ScalarType accumulation_dtype = at::kFloat;
-  /// Masters and optimizer states are kept, and steps computed, in this dtype: fp32, or weight_dtype, which is bf16
-  /// then. In the latter the weights are their own masters, and gradients are summed in it too.
+  /// The dtype of masters, optimizer states and the arithmetic of steps: fp32, or bf16 with bf16 weights. With bf16 the
+  /// weights are their own masters, and gradients are summed in bf16 too.
   at::ScalarType update_dtype = at::kFloat;
-  /// Where updates are in bf16: they are computed in fp32, and weights and states rounded by chance, so that steps too
-  /// small for bf16 are taken in the mean. Otherwise each operator rounds to the nearest, as torch.optim does.
+  /// With bf16 updates: compute them in fp32 and round weights and states stochastically, so that steps too small for
+  /// bf16 are taken on average. Otherwise each operator rounds to nearest, as in torch.optim.
   bool stochastic_rounding = false;
-  /// Gradients travel between ranks in this dtype where it is 16 bit. Nothing, or fp32: in the one they are kept in.
+  /// A 16-bit dtype in which gradients are sent between ranks. Nothing, or fp32: the dtype that they are kept in.
   std::optional<at::ScalarType> communication_dtype = {};
-  /// Floating buffers are cast to it, once. Nothing: they keep the dtype that the model gave them.
+  /// Floating-point buffers are cast to it, once. Nothing: they keep the model's dtype.
   std::optional<at::ScalarType> buffer_dtype = {};
   /// A step whose gradients are not finite is skipped on all ranks. Off: in bf16 it is applied, and the weights become
   /// NaN; in fp32 and fp16 it is skipped all the same.
   bool check_grad_overflow = true;
   /// Floating inputs of forward() are cast to weight_dtype.
   bool casts_inputs = false;
-  /// Used where something computes in fp16: needs_loss_scale().
+  /// Used only if needs_loss_scale().
   LossScaleOptions loss_scale = {};
   AutocastOptions autocast = {};
   bool operator==(const PrecisionOptions&) const = default;

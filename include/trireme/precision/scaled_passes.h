@@ -1,4 +1,4 @@
-// The proof that a backward pass began at a loss that was multiplied by the loss scale.
+// A check that a backward pass began at a loss that was multiplied by the loss scale.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +8,7 @@
 
 namespace trireme {
 
+/// Marks backward passes as scaled.
 class ScaledPasses {
  public:
   /// Returns `scaled`: a backward pass through it counts as scaled until the pass ends.

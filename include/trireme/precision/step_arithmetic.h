@@ -14,6 +14,7 @@
 
 namespace trireme::step_arithmetic {
 
+// Operations on a number of the host (double, bool) and on a scalar tensor.
 inline double choose(bool condition, double then, double otherwise) { return condition ? then : otherwise; }
 inline at::Tensor choose(const at::Tensor& condition, const at::Tensor& then, const at::Tensor& otherwise) {
   return at::where(condition, then, otherwise);
@@ -42,13 +43,14 @@ struct LossScaleState {
   Number scale, steps, last_overflow, hysteresis;  ///< as LossScaler::State
 };
 
+/// The result of follow().
 template <class Number, class Flag>
 struct LossScaleStep {
   LossScaleState<Number> next;
   Flag at_minimum;  ///< an overflow at the smallest scale, which under kHysteresis is an error
 };
 
-/// Follows the step that was taken with `now.scale`.
+/// The loss scale after a step that was taken with `now.scale` and overflowed or not.
 ///
 /// Source    the reference tables of tests/precision/loss_scaler_test.cpp.
 template <class Number, class Flag>

@@ -29,6 +29,7 @@ class RecomputeError : public Error {
   explicit RecomputeError(const std::string& message) : Error(ErrorCode::kState, message) {}
 };
 
+/// Options of recompute().
 struct RecomputeOptions {
   /// The function draws the same random numbers again (dropout), from this rank's generator and those of the inputs'
   /// devices. False saves 5 KB per call.
@@ -71,17 +72,17 @@ void call_with(Function& function, const std::vector<at::Tensor>& inputs, std::i
 
 /// Returns function(inputs...), of which autograd keeps the inputs alone; backward calls `function` again.
 ///
-/// What torch.utils.checkpoint(use_reentrant=False) is to Python. The result may be of any type: tensors, tuples, maps.
-/// What `function` captures is passed to nobody: other arguments, modules and tensors that require gradients may stand
-/// there. Calls nest: an inner one's inputs are recomputed by the outer one. Several backward passes through one graph
-/// work, each recomputes. Without grad mode this is just a call.
+/// The same as torch.utils.checkpoint(use_reentrant=False) in Python. The result may be of any type: tensors, tuples,
+/// maps. `function` may capture anything: other arguments, modules, tensors that require gradients. Calls nest: an
+/// inner one's inputs are recomputed by the outer one. Several backward passes through one graph work, each recomputes.
+/// Without grad mode this is just a call.
 ///
-/// Requires  `function` lives until backward (captures by value, or of what lives as long), computes the same from the
-///           same inputs, and writes neither its inputs nor global state; under ZeRO-3 with gather="copy", on all ranks
-///           alike. A BatchNorm inside counts each batch twice.
+/// Requires  what `function` captures lives until backward (capture by value where in doubt); it computes the same from
+///           the same inputs, and writes neither its inputs nor global state; under ZeRO-3 with gather="copy", on all
+///           ranks alike. A BatchNorm inside counts each batch twice.
 /// Cost      one more forward per backward, without what follows the last saved tensor.
-/// Throws    from backward: RecomputeError when other tensors come out, by number, shape, dtype or device, or when an
-///           input or a parameter was written in between.
+/// Throws    from backward: RecomputeError when the recomputed tensors differ in number, shape, dtype or device, or
+///           when an input or a parameter was written in between.
 /// Source    arXiv:1604.06174. Test: recompute_test.cpp.
 template <class Function, detail::TensorLike... Inputs>
 auto recompute(const RecomputeOptions& options, Function&& function, const Inputs&... inputs) {
@@ -157,6 +158,7 @@ at::Tensor recompute_sequential(const RecomputeOptions& options, Layers& layers,
   return x;
 }
 
+/// The same with default options.
 template <class Layers>
 at::Tensor recompute_sequential(Layers& layers, int segments, const at::Tensor& input) {
   return recompute_sequential(RecomputeOptions{}, layers, segments, input);
@@ -166,6 +168,7 @@ at::Tensor recompute_sequential(Layers& layers, int segments, const at::Tensor& 
 class RecomputesLayers {
  public:
   virtual ~RecomputesLayers() = default;
+  /// Switches recomputation of the layers on or off.
   virtual void recompute_layers(bool on) = 0;
 };
 

@@ -1,5 +1,5 @@
-// Selective recomputation: cheap operators are computed again in backward, costly ones are not, in a model that knows
-// nothing of it.
+// Selective recomputation: cheap operators are computed again in backward, costly ones are not. The model is
+// unmodified.
 //
 //   const trireme::SelectiveRecompute scope;      // matrix products and attention are kept
 //   for (auto& batch : loader) { … }              // any model, any loss
@@ -18,6 +18,7 @@
 
 namespace trireme {
 
+/// Which operators are computed again.
 struct SelectivePolicy {
   /// Operators of the `aten` namespace that are never computed again, by name without overload, beside matrix products,
   /// convolutions, attention, recurrent nets and batch norms. Operators of other namespaces never are.
@@ -32,8 +33,9 @@ struct SelectivePolicy {
 /// Throws ConfigError: extra_compute is not from 0 to 1/3.
 void check(const SelectivePolicy& policy);
 
+/// Counts of a scope's work.
 struct SelectiveCounters {
-  int64_t kept_bytes = 0;     ///< of storages that autograd saves, and of those that recipes start from; parameters not
+  int64_t kept_bytes = 0;     ///< of storages that autograd or recipes hold, without parameters
   int64_t dropped_bytes = 0;  ///< of storages that autograd would have saved
   int64_t recomputed = 0;     ///< operators that ran again
 };
@@ -41,8 +43,8 @@ struct SelectiveCounters {
 /// Recomputes what autograd saves on this thread while it lives, outside of recompute(). Construct and destroy on the
 /// same thread; graphs made meanwhile may run backward later.
 ///
-/// With `is_parameter` it recomputes one model alone: the operators that read a tensor for which that is true, and
-/// those that read a result of such operators. Others, and what they save, are left as they are.
+/// With `is_parameter` it acts on one model alone: on operators that read a tensor for which that is true, and on those
+/// that read a result of such operators. Other operators, and what they save, stay as they are.
 ///
 /// A tensor is dropped if computing it again starts from tensors that take less new memory than it does. Gradients are
 /// those without it, bit by bit.

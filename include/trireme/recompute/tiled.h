@@ -22,6 +22,7 @@
 
 namespace trireme {
 
+/// Options of tiled().
 struct TileOptions {
   int64_t tokens = 1024;  ///< of a tile; the last one may have fewer
   int64_t dim = 0;        ///< along which inputs are cut and results are joined
@@ -39,6 +40,7 @@ struct TileOptions {
 at::Tensor tiled(const TileOptions& options, const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                  const std::vector<at::Tensor>& inputs);
 
+/// Options of tiled_cross_entropy(), as torch's cross_entropy has them.
 struct TiledLossOptions {
   int64_t tokens = 1024;         ///< of a tile
   at::Tensor bias = {};          ///< [V] or undefined
@@ -56,8 +58,8 @@ struct TiledLossOptions {
 at::Tensor tiled_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
                                const TiledLossOptions& options = {});
 
-/// By which a mean of losses is divided: the number of targets that are not ignored, or the sum of their classes'
-/// weights [V] (undefined: all 1). Scalar, of the weights' dtype or int64.
+/// The divisor of a mean loss: the number of targets that are not ignored, or the sum of the weights of their classes
+/// (`class_weight` [V]; undefined: all 1). A scalar in the weights' dtype, or int64.
 at::Tensor loss_weight(const at::Tensor& target, const at::Tensor& class_weight, int64_t ignore_index);
 
 /// Tokens per tile; 0: such products are not tiled.
@@ -77,8 +79,9 @@ void check(const TilePolicy& policy);
 ///
 /// Logits are the product of more than `loss_tokens` rows with a weight of the shape of an embedding table that the
 /// thread has read. An MLP's inner activations are products of more than `mlp_tokens` rows that are wider than these.
-/// With `is_parameter` only products with such weights are tiled; else those with any leaf that requires gradients.
-/// Programs that read a tensor in another way get it whole, with the bits and gradients that it has without tiles.
+/// With `is_parameter` only products with such weights are tiled; else those with any leaf that requires gradients. If
+/// the program reads a tiled tensor in another way, it gets the whole one, with the bits and gradients of an untiled
+/// one.
 ///
 /// Cost      one more forward of what is tiled; some microseconds per product that proves to be something else.
 /// Throws    ConfigError: negative tokens. StateError from the operator that reads logits whose weights have been

@@ -8,7 +8,7 @@
 
 namespace trireme::pipeline {
 
-/// DeepSpeed's instructions, and backward in its two halves.
+/// The kind of an instruction: DeepSpeed's, and the two halves of a split backward.
 enum class Kind : uint8_t {
   kLoadMicroBatch,
   kReceiveActivation,
@@ -17,18 +17,19 @@ enum class Kind : uint8_t {
   kReceiveGradient,
   kSendGradient,
   kBackward,        ///< gradients of inputs and of weights
-  kBackwardInput,   ///< of inputs alone: what the stage before waits for
-  kBackwardWeight,  ///< of weights, after kBackwardInput
+  kBackwardInput,   ///< gradients of inputs alone, which the stage before waits for
+  kBackwardWeight,  ///< gradients of weights, after kBackwardInput
   kReduceTiedGradients,
   kReduceGradients,
   kStep,
 };
 
+/// One instruction of a stage.
 struct Instruction {
   Kind kind = Kind::kStep;
   int chunk = 0;         ///< which of the stage's parts of the model
-  int micro_batch = -1;  ///< -1: of none
-  int buffer = -1;       ///< of the chunk, from 0; -1: of none
+  int micro_batch = -1;  ///< -1: none
+  int buffer = -1;       ///< of the chunk, from 0; -1: none
   int peer = -1;         ///< stage to send to or receive from; -1: none
   bool operator==(const Instruction&) const = default;
 };
@@ -40,15 +41,17 @@ Kind kind_of(const std::string& name);
 /// "ForwardPass(micro_batch=3, chunk=1, buffer=0)"
 std::string to_text(const Instruction& instruction);
 
-/// Executed in order. Between two steps all stages may wait for each other.
+/// A step of the schedule, not of the optimizer: instructions that a stage executes in order. Stages may meet between
+/// two steps.
 using Step = std::vector<Instruction>;
 
-/// Where the parts of a model are, which each micro-batch passes in order.
+/// Which stage has which part of the model; each micro-batch passes the parts in order.
 enum class PartOrder : uint8_t {
   kLoop,  ///< chunk c of stage s is part c * stages + s
   kV,     ///< two chunks: stage s has the parts s and 2 * stages - 1 - s
 };
 
+/// The instructions of all stages.
 struct Schedule {
   std::string name;
   int stages = 1;
@@ -104,15 +107,15 @@ struct Computation {
   int micro_batch = 0;
 };
 
-/// A schedule out of each stage's computations: for schedules of one's own. Messages of a pair of stages and direction
-/// are received in the order in which they are sent.
+/// Makes a schedule from each stage's computations, for schedules of a program's own. A stage receives messages of a
+/// peer in the order in which they are sent.
 /// Throws    ConfigError: a computation that is missing, or is there twice.
 Schedule assemble(std::string name, int stages, int micro_batches, int chunks, PartOrder order,
                   const std::vector<std::vector<Computation>>& computations);
 
-/// A schedule of one chunk per stage whose instructions name their buffers alone, as DeepSpeed's do, with their
-/// micro-batches and peers. Load n of a stage is of micro-batch n; a received activation is of the micro-batch that the
-/// stage before sends then; any other instruction is of the micro-batch in its buffer. Peers are the neighbouring
+/// Fills in the micro-batches and peers of a schedule, with one chunk per stage, whose instructions name only their
+/// buffers, as DeepSpeed's do. Load n of a stage is of micro-batch n; a received activation is of the micro-batch that
+/// the stage before sends then; any other instruction is of the micro-batch in its buffer. Peers are the neighbouring
 /// stages.
 /// Throws    ConfigError: an instruction whose buffer is empty, or that receives more than is sent.
 Schedule follow_buffers(Schedule schedule);

@@ -13,7 +13,7 @@ struct PartTimes {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  double message = 0;  ///< from the end of a send to where it can be received
+  double message = 0;  ///< from the send to when the peer can receive it
 };
 
 /// One computation.
@@ -23,12 +23,13 @@ struct Slot {
   double end = 0;
 };
 
+/// The result of simulate().
 struct Timeline {
   std::vector<std::vector<Slot>> slots;  ///< by stage, in order
   double makespan = 0;                   ///< until the last stage has computed its last gradient
   /// Share of stages * makespan in which a stage does not compute.
   double bubble_share = 0;
-  /// By stage: most forwards whose backward was not complete, over its chunks.
+  /// By stage: the most forwards, of all its chunks, whose backward was not complete yet.
   std::vector<int> peak_activations;
 };
 

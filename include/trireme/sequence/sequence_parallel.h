@@ -21,35 +21,37 @@
 
 namespace trireme {
 
+/// How attention runs on sequences that are cut.
 enum class SequenceAttention : uint8_t {
   kUlysses,  ///< all-to-all between tokens and heads; at least as many heads as ranks
   kRing,     ///< keys and values go round; any number of heads, no dropout inside attention
 };
 
-/// Undefined tensors are left out. Sequences are along `dim` of each.
+/// A micro-batch to cut. Undefined tensors are left out; tokens run along `dim` of each.
 struct SequenceInputs {
-  at::Tensor input_ids = {};     ///< [B, S]
-  at::Tensor labels = {};        ///< [B, S]: of the same positions; whoever shifts them gets the next rank's first one
-  at::Tensor position_ids = {};  ///< [B, S] or [1, S]
+  at::Tensor input_ids = {};       ///< [B, S]
+  at::Tensor labels = {};          ///< [B, S], not shifted; a shift by one takes the next rank's first label
+  at::Tensor position_ids = {};    ///< [B, S] or [1, S]
   at::Tensor attention_mask = {};  ///< [B, S]: 1 for tokens, 0 for padding
   int64_t dim = 1;
 };
 
-/// The tokens of a sequence of `tokens` that rank `rank` of `size` has: neighbours, as equal in number as can be.
+/// The range of a sequence of `tokens` tokens that rank `rank` of `size` has: lengths differ by at most one.
 ShardRange sequence_range(int64_t tokens, int size, int rank);
 
-/// Models of this thread compute on tensors that cut() gave while it lives; other tensors are not looked at. Construct
-/// and destroy on the same thread; graphs run backward meanwhile.
+/// While it lives, models of this thread compute on tensors from cut() as on whole sequences; others are not affected.
+/// Construct and destroy on the same thread; graphs run backward meanwhile.
 ///
-/// The loss is the same on every rank. Gradients of parameters are of the sum of all ranks' losses, by this rank's
-/// tokens: their mean over the group is the gradient. Means leave ignored targets out, wherever they are.
+/// The loss is the same on every rank. A rank's gradients of parameters are those of the sum of all ranks' losses
+/// through this rank's tokens, so their mean over the group is the gradient. Mean losses leave ignored targets of all
+/// ranks out.
 ///
 /// Requires  ranks of the group get the same batches and run the same operators.
 /// Cost      per attention, forward: kUlysses four all-to-alls (query, key, value, result); kRing size - 1 messages of
 ///           keys and values; backward the same of gradients. A loss: one number.
-/// Throws    from an operator, StateError with the operator and the fix: what it does with tokens is not known to be
-///           right; it joins a cut tensor with one of as many tokens that is not cut (positions that the model makes
-///           up itself); a mask that cannot be had for all tokens.
+/// Throws    from an operator, StateError with the operator and the fix: the result for tokens that are cut is not
+///           known to be right; it joins a cut tensor with an uncut one of as many tokens (positions that the model
+///           computes itself); a mask that is not known for all tokens.
 /// Source    DeepSpeed-Ulysses, arXiv:2309.14509; ring attention, arXiv:2310.01889. Test: sequence_test.cpp.
 class [[nodiscard]] SequenceParallel {
  public:
@@ -58,29 +60,30 @@ class [[nodiscard]] SequenceParallel {
   SequenceParallel(const SequenceParallel&) = delete;
   SequenceParallel& operator=(const SequenceParallel&) = delete;
 
-  /// This rank's tokens of `whole`, known from now on as cut along `dim`. Local.
+  /// Returns this rank's tokens of `whole`, and from now on treats them as cut along `dim`. Local.
   ///
   /// Throws    ShapeError: fewer than two tokens for some rank.
   at::Tensor cut(const at::Tensor& whole, int64_t dim);
-  /// cut() of each tensor. A small gather finds ranks that have different batches.
+  /// cut() of each tensor, after a small all-gather that finds ranks with different batches. Collective.
   ///
   /// Throws    StateError on every rank: sizes or values differ.
   SequenceInputs cut(const SequenceInputs& whole);
 
-  /// From now on sizes and places that operators get are of whole sequences, where they are of a part's otherwise: a
-  /// program that reads whole_sizes() for the sizes of a part computes on wholes, and never sees what a rank has.
+  /// From now on sizes and indices that operators are given mean the whole sequence, not this rank's part: for programs
+  /// that read whole_sizes() as the sizes of a part, as Python's do.
   void speak_of_wholes();
-  /// Whether only the ranks together have `tensor`.
+  /// Whether `tensor` is a part, of which only all ranks together have the whole.
   bool is_part(const at::Tensor& tensor);
-  /// The sizes of the tensor of all tokens that `tensor` is a part of, -1 for those that are not known. Nothing: it is
-  /// no part, or a graph runs backward, whose gradients are of parts.
+  /// The sizes of the whole tensor that `tensor` is a part of, -1 for unknown ones. Nothing: `tensor` is not a part, or
+  /// a backward pass runs, in which gradients are of parts.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
-  /// The tensor of all tokens that `part` is a part of; undefined where it is not known.
+  /// The whole tensor that `part` is a part of; undefined if it is not known.
   at::Tensor whole_of(const at::Tensor& part);
+  /// Whether cut() was called.
   bool has_cut() const;
-  /// Before the backward pass of `loss`. Tells once of a program that has cut no batch.
+  /// To call before the backward pass of `loss`. Warns once if the program has cut no batch.
   ///
-  /// Throws    StateError: the loss is of this rank's tokens alone, so gradients would be of a part of it.
+  /// Throws    StateError: the loss is of this rank's tokens alone, so gradients would be wrong.
   void check_loss(const at::Tensor& loss);
 
  private:

@@ -10,25 +10,26 @@
 
 namespace trireme {
 
+/// The counts of one window.
 class AccumulationWindow {
  public:
-  /// step() calls.
+  /// The number of step() calls.
   int64_t micro_steps() const { return micro_steps_; }
   bool has_begun() const { return micro_steps_ != 0 || has_backward_; }
-  /// Backward passes of this rank, by backward_from() or directly.
+  /// The number of this rank's backward passes, by backward_from() or by a direct backward().
   int64_t passes(const GradientsSoFar& gradients) const { return std::max(backward_passes_, gradients.passes); }
   int64_t passes_since_step(const GradientsSoFar& gradients) const { return passes(gradients) - passes_at_step_; }
-  /// Whether the next step() is the last of `accumulation_steps`, or was said to be.
+  /// Whether the next step() ends the window: it is number `accumulation_steps`, or set_boundary() said so.
   bool ends(int64_t accumulation_steps) const { return boundary_.value_or(micro_steps_ + 1 >= accumulation_steps); }
-  /// The scope in which nothing is reduced; null: outside of one.
+  /// The name of the open scope in which nothing is reduced; null: none is open.
   const char* deferral() const { return deferral_; }
 
   void begin_pass() {
     has_backward_ = true;
     ++backward_passes_;
   }
-  /// Whether this rank had a backward pass for the step() that is being called: since the last one, or, as with
-  /// no_sync(), before the first of several.
+  /// Called at the beginning of step(): whether this rank had a backward pass for it, since the last step() or earlier
+  /// in the window.
   bool begin_step(const GradientsSoFar& gradients) {
     const int64_t passes = this->passes(gradients);
     const bool has_gradients = std::exchange(gradients_at_step_, gradients.count) < gradients.count;
@@ -39,7 +40,7 @@ class AccumulationWindow {
   void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
   void set_deferral(const char* scope) { deferral_ = scope; }
 
-  /// Another one opens; a scope, and a boundary that was set, stay.
+  /// Begins another window; an open scope, and a boundary that was set, stay.
   void restart() {
     micro_steps_ = 0;
     drop_gradients();

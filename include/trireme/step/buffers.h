@@ -1,4 +1,4 @@
-// A module's buffers (running statistics, counters) follow rank 0, as in DDP.
+// Keeps a module's buffers (running statistics, counters) equal to rank 0's, as DDP does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,21 +13,22 @@
 
 namespace trireme {
 
+/// A buffer of the module.
 struct NamedBuffer {
   std::string name;
   at::Tensor tensor;
 };
 
-/// The buffers that a module has when it is asked: it may replace one, or make its first one in forward.
+/// The module's buffers, listed anew at each call: a module may replace one, or make its first one in forward.
 class Buffers {
  public:
   using Source = std::function<std::vector<NamedBuffer>()>;
-  /// Rank 0's values become everybody's. Collective. `device`: of the model's parameters. What `source` refers to
+  /// Gives all ranks rank 0's values. Collective. `device` is that of the model's parameters. What `source` refers to
   /// outlives this.
   Buffers(Group& group, c10::Device device, Source source);
 
-  /// Copies rank 0's values of those buffers that have changed on any rank since the last call. One that is not alike
-  /// on all ranks (name, shape, dtype) stays each rank's own, which is told once. Collective.
+  /// Copies rank 0's values of those buffers that have changed on any rank since the last call. A buffer that not all
+  /// ranks have with the same name, shape and dtype is not copied, which is logged once. Collective.
   ///
   /// Cost      one pass over the buffers, one all-reduce of a flag per buffer and of one more, and, if one is set, one
   ///           broadcast. On a device just the broadcast, so that the host does not wait for it.
@@ -36,7 +37,7 @@ class Buffers {
   std::vector<NamedBuffer> all() const { return source_(); }
   /// Whole buffers, as they are saved and loaded.
   std::vector<TensorSlice> slices() const;
-  /// Their present values count as seen.
+  /// Takes the present values as the last ones agreed on, so that they are not copied.
   void accept();
 
  private:

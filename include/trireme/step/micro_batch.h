@@ -10,14 +10,15 @@
 
 namespace trireme {
 
+/// Seeds the random number generators before each micro-batch.
 class MicroBatchStreams {
  public:
-  /// Rank 0's seed counts. Ranks of one `place` run the same micro-batches. Collective over `group`.
+  /// Takes rank 0's seed. Ranks of the same `place` run the same micro-batches. Collective over `group`.
   MicroBatchStreams(Group& group, DataPlace place, c10::Device device);
 
   uint64_t seed() const { return seed_; }
   void set_seed(uint64_t seed) { seed_ = seed; }
-  /// This rank's next micro-batch is the `micro_step`-th of a window, before which the run had `micro_batches`.
+  /// Seeds for this rank's micro-batch number `micro_step` of a window, before which the run had `micro_batches`.
   void start(int64_t micro_batches, int64_t micro_step) const;
 
  private:

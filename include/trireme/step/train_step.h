@@ -38,11 +38,12 @@ struct TrainStepParts {
   Buffers& buffers;
   std::unique_ptr<ShardedOptimizer> optimizer = {};  ///< null: set_optimizer() gives one before a step(), or never
   Hyperparameters hyperparameters;
-  /// Looks at the gradients of a closed window before it is updated; empty: nobody does. The step ends by what it
-  /// throws, on every rank of the model.
+  /// Checks the gradients of a closed window before the update; empty: no check. If it throws, it does so on every rank
+  /// of the model, and the step ends.
   std::function<void()> prove = {};
 };
 
+/// Options of a TrainStep.
 struct TrainStepOptions {
   int64_t micro_batch_size = 1;  ///< samples of one rank's backward pass
   int64_t accumulation_steps = 1;
@@ -53,11 +54,11 @@ struct TrainStepOptions {
   PrecisionOptions precision = {};
 };
 
-/// Throws StateError that names `call`: the parameters were given back to their module.
+/// Throws StateError that names `call`: the engine was destroyed.
 [[noreturn]] void refuse_destroyed(const char* call);
 
 /// The core of an Engine, and of anything else that trains: a pipeline's stage, a program that calls
-/// optimizer.step(). All methods belong to the thread that made it.
+/// optimizer.step(). Call all methods from the thread that made it.
 class TrainStep {
  public:
   /// Collective where the pager is deterministic, and on a device where `model` is more than `shards`.
@@ -79,7 +80,7 @@ class TrainStep {
   struct PassOptions {
     bool retain_graph = false;           ///< another backward goes through the same graph
     bool create_graph = false;           ///< gradients of gradients will be taken
-    bool ends_micro_batch = false;       ///< no other pass of this micro-batch follows; false: step() says that
+    bool ends_micro_batch = false;       ///< it is the micro-batch's last pass; false: step() ends the micro-batch
     torch::autograd::edge_list to = {};  ///< leaves that get gradients; empty: all
   };
   /// A backward pass from `outputs`, whose `gradients` carry the loss scale where there is one: by scale() of the
@@ -95,17 +96,17 @@ class TrainStep {
   ///           ignore_unused_parameters=false, none for some parameter; an overflow at the smallest loss scale. The
   ///           window's gradients are dropped then, and where the optimizer throws.
   StepReport step();
-  /// step() at the end of a window of which each of the accumulation_steps() micro-batches had its backward passes: for
-  /// who runs them by a schedule. Collective. Throws as step().
+  /// Ends a window after the backward passes of all accumulation_steps() micro-batches, without step() calls in
+  /// between: for micro-batches that a pipeline's schedule runs. Collective. Throws as step().
   StepReport end_window();
-  /// Random numbers of the deterministic mode from here on are those of this rank's `micro_batch`-th of the window.
+  /// In deterministic mode, seeds random numbers for this rank's micro-batch number `micro_batch` of the window.
   void start_micro_batch(int64_t micro_batch) const;
   bool is_deterministic() const { return streams_.has_value(); }
   /// The optimizer's step() between two windows, without gradients: no step is counted. Collective.
   void step_without_gradients();
   /// Drops the gradients of this window. Collective.
   void zero_grad();
-  /// Another window begins, as a load has dropped the gradients of this one. Local.
+  /// Begins another window, after a load has dropped the gradients of this one. Local.
   void restart_window();
 
   /// Whether the next step() ends the window.
@@ -117,9 +118,9 @@ class TrainStep {
   void defer(const char* scope);
   /// Throws StateError that names `call`: inside a window.
   void require_no_window(const char* call) const;
-  /// Tells once of many backward passes without a step().
+  /// Warns once of many backward passes without a step().
   void tell_missing_step();
-  /// Between two windows.
+  /// Changes the batch sizes. Requires  no window is open.
   void set_batch(int64_t micro_batch_size, int64_t accumulation_steps);
   int64_t accumulation_steps() const { return options_.accumulation_steps; }
 
@@ -133,7 +134,7 @@ class TrainStep {
   int64_t global_steps() const { return global_steps_; }
   int64_t micro_steps() const { return micro_steps_; }
   int64_t global_samples() const { return global_samples_; }
-  /// Those of the next step, the same on every rank.
+  /// The hyperparameters of the next step, the same on every rank.
   Hyperparameters& hyperparameters();
   /// The same as far as is known without waiting: a schedule's learning rates may be those of an earlier step.
   Hyperparameters& known_hyperparameters() { return hyperparameters_; }
@@ -141,7 +142,7 @@ class TrainStep {
   std::optional<double> loss_scale();
 
   TrainStepState state();
-  /// Goes on from a checkpoint, with the present hyperparameters. A loss scaler or a seed that it has not stays.
+  /// Continues from a checkpoint, with the present hyperparameters. A loss scaler or seed that `state` lacks stays.
   void resume(const TrainStepState& state);
 
   ShardedOptimizer* optimizer() const { return optimizer_.get(); }

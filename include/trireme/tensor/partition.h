@@ -38,13 +38,15 @@ enum class PartitionKind {
   kReplicated,    ///< every rank has all of it
   kColumn,        ///< output features, or heads
   kRow,           ///< input features, or heads
-  kPackedColumn,  ///< output features of each of several matrices that stand one behind the other
+  kPackedColumn,  ///< output features, of each of several concatenated matrices (fused QKV)
   kPackedRow,     ///< likewise along the last dim
   kVocabulary,    ///< tokens: rows of an embedding, outputs of a head
   kEmbedding,     ///< the vectors of an embedding
 };
+/// The kind in words, such as "column".
 const char* name_of(PartitionKind kind) noexcept;
 
+/// A communication of ranks at a layer's input or output.
 enum class TensorExchange { kNone, kAllReduce, kGather, kSplit };
 
 /// The exchanges of ranks where a layer uses a parameter.
@@ -57,6 +59,7 @@ struct TensorUse {
   bool operator==(const TensorUse&) const = default;
 };
 
+/// How one parameter is cut, and why.
 struct PartitionedParameter {
   std::string name;
   PartitionKind kind = PartitionKind::kReplicated;
@@ -64,13 +67,14 @@ struct PartitionedParameter {
   std::vector<TensorUse> uses = {};    ///< one for each of its names
   /// Where ranks hold the same elements, each has a part of their gradient, to be added up; otherwise all of it.
   bool sums_gradient = false;
-  std::string rule = {};  ///< who says so, and the pattern
-  std::string why = {};
+  std::string rule = {};  ///< source of the rule, and its pattern
+  std::string why = {};   ///< a sentence that explains the cut
 };
 
+/// How every parameter of a model is cut.
 struct PartitionPlan {
   int ranks = 1;
-  std::string source;                                 ///< of the rules
+  std::string source;                                 ///< of the rules, such as a preset
   std::vector<PartitionedParameter> parameters = {};  ///< in the model's order
   std::vector<TensorUse> modules = {};                ///< around parameters, by the name that the tp_plan gives them
   std::vector<std::string> notes = {};                ///< rules that are not used
@@ -80,7 +84,7 @@ struct PartitionPlan {
 struct TensorLayerSpec {
   std::vector<std::string> patterns;  ///< regular expressions, from a name's beginning on
   enum class Type { kColumn, kRow, kSkip } type = Type::kColumn;
-  /// How one dim divides into matrices, each of which is cut: sizes, or one number that counts equal ones.
+  /// The sizes, or the number of equal ones, of the matrices in which one dim divides; each of them is cut.
   std::vector<int64_t> sub_sizes = {};
   int64_t sub_count = 0;
   int64_t inputs = -1;                              ///< the other dim of such a weight; -1: any
@@ -94,7 +98,7 @@ struct TensorLayerSpec {
 /// DeepSpeed's `partition_config`: its keys and defaults.
 struct PartitionConfig {
   std::vector<TensorLayerSpec> layer_specs = {};
-  bool use_default_specs = true;    ///< behind them those of preset_model, where it is set
+  bool use_default_specs = true;    ///< the rules of preset_model, if it is set, follow layer_specs
   bool strict_mode = false;         ///< a matrix without a rule is an error
   int tp_size = 0;                  ///< 0: autotp_size
   int embedding_partition_dim = 1;  ///< 0: tokens, 1: vectors; of a tied embedding always tokens
@@ -107,13 +111,13 @@ PartitionConfig partition_config_from(const Json& json);
 /// Every key, spelled out: partition_config_from(to_json(c)) == c.
 Json to_json(const PartitionConfig& config);
 
-/// The section `tensor_parallel`, as far as rules go.
+/// The section `tensor_parallel` of a configuration.
 struct TensorParallelOptions {
   int autotp_size = 0;            ///< ranks; 0 and 1: one
   std::string preset_model = {};  ///< whatever its case; "": none
   std::optional<PartitionConfig> partition_config = std::nullopt;
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< module or parameter ("*": a number) to style
-  int64_t tp_grain_size = 1;                                      ///< features and tokens are cut by so many
+  int64_t tp_grain_size = 1;                                      ///< features and tokens are cut at its multiples
   bool sequence_parallel = false;                                 ///< TensorParallel::shard_tokens()
   bool tp_overlap_comm = false;                                   ///< TensorParallel::overlap_sums()
   bool operator==(const TensorParallelOptions&) const = default;
@@ -128,13 +132,13 @@ const std::vector<std::string>& tp_plan_styles();
 /// Throws    ConfigError: a head count that is no positive integer.
 PartitionModel partition_model_from(const Json& config);
 
-/// The rules of `partition_config`; without it of `tp_plan`; without that of `preset_model`; without that of the preset
-/// for `model_type`; without one heuristics. A parameter that no rule names is replicated, token embeddings and output
-/// heads aside, which are cut over the vocabulary. Biases follow their weights.
+/// Plans the cut of a model. Rules are those of the first that is given: `partition_config`, `tp_plan`, `preset_model`,
+/// the preset for `model_type`, heuristics. A parameter that no rule names is replicated, except token embeddings and
+/// output heads, which are cut over the vocabulary. Biases follow their weights.
 ///
 /// Ensures   Ranks' parts are a partition of each parameter that is cut, except that ranks which share a key/value head
-///           have it each. No rank is without a part of it, and no head is split, save where outputs are gathered;
-///           heads whose number is unknown are in equal shares, which a run must find whole.
+///           each have all of it. Every rank has a part, and no head is split, except where outputs are gathered. Where
+///           the number of heads is unknown, ranks have equal shares; only the run can tell whether heads are whole.
 /// Throws    ConfigError: an unknown preset or style; a pattern that is no regular expression or matches nothing; more
 ///           ranks than heads, features or tokens; sizes that do not fit the heads or the sub-parameters.
 PartitionPlan make_partition_plan(const PartitionModel& model, const TensorParallelOptions& options);

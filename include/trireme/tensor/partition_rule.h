@@ -8,7 +8,8 @@
 //     return {};
 //   });
 //
-// A rule only says what is cut. The pass brings arguments to that form, adds up, and sees to gradients.
+// A rule only says what is cut. The pass brings arguments into that form, sums results over ranks where needed, and
+// handles gradients.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -25,7 +26,7 @@
 
 namespace trireme {
 
-/// A call of an operator, of which some tensor argument is cut. Sizes are the whole's.
+/// A call of an operator with at least one tensor argument that is cut. Sizes are those of whole tensors.
 class PartitionCall {
  public:
   /// The dim of an argument that is cut, and its size in the whole.
@@ -38,12 +39,13 @@ class PartitionCall {
   const std::string& name() const { return call_.op.schema().name(); }
   size_t arguments() const { return cuts_.size(); }
   size_t results() const { return call_.op.schema().returns().size(); }
-  /// As the operator gets it: of a tensor that is cut, this rank's slice.
+  /// The argument as the operator gets it: this rank's slice if it is cut.
   const c10::IValue& argument(size_t index) const { return call_.arguments()[index]; }
   bool is_tensor(size_t index) const { return argument(index).isTensor() && argument(index).toTensor().defined(); }
   int64_t dims(size_t index) const { return argument(index).toTensor().dim(); }
   /// The dim of argument `index` that is cut; -1: it is whole, or no tensor.
   int64_t cut_dim(size_t index) const { return cuts_[index].dim; }
+  /// Sizes of the whole argument.
   std::vector<int64_t> sizes(size_t index) const;
   /// Whether the operator writes its first argument in place.
   bool writes_first() const { return (call_.traits.written & 1) != 0; }
@@ -53,10 +55,10 @@ class PartitionCall {
   const std::vector<Cut>& cuts_;
 };
 
-/// As a result's dim: each rank's result is a part of a sum, which the ranks add up.
+/// In place of a result's dim: each rank's result is a summand, and the ranks add them up.
 inline constexpr int64_t kSumOfRanks = -1;
 
-/// How an operator runs on slices. All that is cut has the same ranks' slices along the dims that are named here.
+/// How an operator runs on slices. Along the dims named here, rank r has the same slice of every tensor.
 struct PartitionAnswer {
   /// By index, the dim in which a tensor argument is cut for the operator. Others are whole, the same on every rank.
   std::map<size_t, int64_t> arguments;
@@ -64,16 +66,16 @@ struct PartitionAnswer {
   std::vector<int64_t> results;
 };
 
-/// Pure: by the operator and sizes, which are alike on all ranks. Nothing: it runs on whole tensors, which are
-/// gathered.
+/// A pure function of the operator and of sizes, which are the same on all ranks. Returns nothing if the operator must
+/// run on whole tensors, which are then gathered.
 using PartitionRule = std::function<std::optional<PartitionAnswer>(const PartitionCall&)>;
 
-/// From now on `rule` says how the operator runs that is named as in "mine::product" or, for one overload, as in
-/// "mine::product.out". Before the library's own rule; in place of an earlier one. For all threads.
+/// Sets the rule of operator `op` ("mine::product", or "mine::product.out" for one overload), for all threads. It takes
+/// precedence over the library's own rule and replaces an earlier one.
 ///
-/// Requires  each rank computes the results' slices, or parts of the sum, by the slices of the arguments that the rule
-///           names, and the operator's backward does as its forward: nothing here can tell.
-/// Throws    ConfigError: no name of an operator's form, or no rule.
+/// Requires  from the slices that the rule names, the operator computes this rank's slices (or summands) of the
+///           results, and its backward those of the gradients. That is not checked.
+/// Throws    ConfigError: `op` is not of the form of an operator's name, or `rule` is empty.
 void register_partition_rule(const std::string& op, PartitionRule rule);
 
 }  // namespace trireme

@@ -5,9 +5,9 @@
 //   auto loss = model(batch);                 // of all slices, on every rank
 //
 // The main idea: a tensor is whole on every rank, or one of its dims is cut over the ranks. Which it is follows from
-// the arguments of the operator that computes it. A product over a dim that is cut is a part of a sum, which the ranks
-// add up; a whole tensor that meets slices is entered, so that its gradient is summed over the ranks. What is not known
-// of slices runs on whole tensors, which are gathered; an operator without a row in trireme/operators is refused.
+// the arguments of the operator that computes it. A product over a dim that is cut is a partial sum, which
+// ranks all-reduce; where a whole tensor meets slices, its gradient is all-reduced. An operator whose result on slices
+// is not known runs on whole tensors, which are gathered; one without a row in trireme/operators is refused.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,11 +24,11 @@
 
 namespace trireme {
 
-/// Models of this thread compute on slices of the parameters that add() got while it lives. Construct and destroy on
-/// the same thread; graphs run backward meanwhile.
+/// While it lives, models of this thread compute on slices of the parameters that add() was given. Construct and
+/// destroy on the same thread; graphs run backward meanwhile.
 ///
-/// Gradients of whole parameters are whole and the same on every rank; those of slices are of their own elements, also
-/// where other ranks have some of them, too.
+/// The gradient of a whole parameter is whole and the same on every rank; that of a slice is the slice's, also where
+/// other ranks have some of its elements too.
 ///
 /// Requires  ranks of the group run the same operators on the same inputs, with the same random numbers.
 /// Cost      a linear layer cut by outputs and the next by inputs: one all-reduce of activations in forward, one in
@@ -43,30 +43,30 @@ class [[nodiscard]] TensorParallel {
   TensorParallel(const TensorParallel&) = delete;
   TensorParallel& operator=(const TensorParallel&) = delete;
 
-  /// `parameter` is this rank's of `parts`, one for each rank. `gathers_output`: outputs of its layer are whole.
-  /// Texts call it `name`.
+  /// Declares that `parameter` is this rank's slice: `parts[rank]`, one for each rank. `gathers_output`: outputs of its
+  /// layer are gathered. Errors call it `name`.
   ///
   /// Throws    ShapeError: `parameter` is not of that part.
   void add(const at::Tensor& parameter, const std::vector<TensorPart>& parts, bool gathers_output = false,
            const std::string& name = {});
 
-  /// From now on sizes and places that operators get are of whole tensors: a program that reads whole_sizes() for the
-  /// sizes of a part computes on wholes, and never sees what a rank has. Otherwise they may be of either.
+  /// From now on sizes and indices that operators are given mean whole tensors: for programs that read whole_sizes() as
+  /// the sizes of a slice, as Python's do. Otherwise they may mean either.
   void speak_of_wholes();
-  /// From now on the sum of a layer cut by inputs leaves each rank some of its tokens, of the dim before the last:
-  /// norms, dropout and residuals between layers run on these. The next layer cut by outputs gathers them. As many
-  /// bytes as without.
+  /// Megatron's sequence parallelism, from now on: the output of a row-parallel layer is reduce-scattered over tokens
+  /// (the dim before the last); norms, dropout and residuals run on this rank's tokens; the next column-parallel layer
+  /// gathers them. Sends as many bytes as without.
   ///
   /// Requires  speak_of_wholes(): a program that reads the sizes of a part would take its tokens for all. Refused.
   /// Source    Korthikanti et al., arXiv:2205.05198.
   void shard_tokens();
-  /// From now on the sum of a large product (two pieces of 256 KiB or more, up to four) is exchanged by pieces of its
-  /// rows, each while the next one is computed. The same bytes in more calls; it pays where ranks communicate beside
-  /// their computation. Not with shard_tokens(), whose sums are reduce-scatters.
+  /// From now on the all-reduce of a large product is split by rows into two to four pieces of 256 KiB or more, each
+  /// exchanged while the next one is computed. The same bytes in more calls; faster where communication runs beside
+  /// computation. Not with shard_tokens(), which reduce-scatters.
   void overlap_sums();
-  /// Whether only the ranks together have `tensor`.
+  /// Whether `tensor` is a slice, of which only all ranks together have the whole.
   bool is_part(const at::Tensor& tensor);
-  /// The sizes of the whole that `tensor` is a slice of. Nothing: it is none, or a graph runs backward.
+  /// The sizes of the whole that `tensor` is a slice of. Nothing: it is not a slice, or a backward pass runs.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor);
   /// The whole of `tensor`, which may be a slice; differentiable. Collective where it is one.
   at::Tensor gather(const at::Tensor& tensor);
@@ -74,16 +74,16 @@ class [[nodiscard]] TensorParallel {
   ///
   /// Throws    StateError: `slice` is none, or of other sizes.
   at::Tensor gather_like(const at::Tensor& tensor, const at::Tensor& slice);
-  /// The first of `values` that is another one on another rank of the group, or where they are more there; nothing: all
-  /// ranks have the same. Collective.
+  /// Index of the first of `values` that differs on another rank of the group, or that only one of them has; nothing:
+  /// all ranks have the same. Collective.
   std::optional<size_t> first_difference(const std::vector<int64_t>& values);
-  /// The first exchange so far whose result is not that of all ranks' parts, with its operator; "" where all are right.
-  /// From now on none is recorded. Collective.
+  /// The first exchange so far whose result is wrong for the ranks' parts, with its operator; "" if all are right. Ends
+  /// the recording of exchanges. Collective.
   std::string exchange_problem();
-  /// Before the backward pass of `loss`, a number, which is compared over the group: on a device the first one alone.
-  /// Collective then.
+  /// To call before the backward pass of `loss`, one number, which is compared over the group (on a device only the
+  /// first time). Collective then.
   ///
-  /// Throws    StateError on every rank: it is a slice, or another number on another rank.
+  /// Throws    StateError on every rank: `loss` is a slice, or differs between ranks.
   void check_loss(const at::Tensor& loss);
 
  private:

@@ -1,4 +1,4 @@
-// Whether a Training can still be used, and the words in which a call says why not.
+// Whether a Training can still be used, and the errors of calls when it cannot.
 #pragma once
 
 #include <string>
@@ -6,6 +6,7 @@
 
 namespace trireme {
 
+/// The condition of a Training.
 class Condition {
  public:
   /// Throws StateError that names `call`: destroy() was called.
@@ -20,7 +21,7 @@ class Condition {
   void fail(std::string why) { failure_ = std::move(why); }
   /// The error that ended it; empty: none did.
   const std::string& failure() const { return failure_; }
-  /// A load ended half-way; a whole one mends that.
+  /// Records that a load ended half-way; mend() records a complete one.
   void tear(std::string why) { torn_load_ = std::move(why); }
   void mend() { torn_load_.clear(); }
 

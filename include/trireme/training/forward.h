@@ -16,7 +16,7 @@ namespace trireme {
 
 class ForwardChecks;
 
-/// Autocast as configured, and inputs in the weights' dtype where fp16.auto_cast asks for that.
+/// While it lives, autocast is as configured; input() casts inputs to the weights' dtype under fp16.auto_cast.
 class [[nodiscard]] ForwardScope {
  public:
   /// `checks` outlives this. `micro_batch`: samples that inputs should have.
@@ -25,7 +25,7 @@ class [[nodiscard]] ForwardScope {
     if (precision.casts_inputs) input_dtype_ = precision.weight_dtype;
   }
 
-  /// Tells once of inputs that have another number of samples than a micro-batch.
+  /// Warns once of inputs whose number of samples is not that of a micro-batch.
   void look_at(const at::Tensor& input);
 
   /// The module's argument for `value`: a floating tensor cast, if need be; all else as it is.
@@ -39,7 +39,7 @@ class [[nodiscard]] ForwardScope {
     return static_cast<T&&>(value);
   }
 
-  /// Throws ShapeError where the forward, with inputs of these dtypes, failed by `problem` because of a dtype.
+  /// Throws ShapeError if the error text `problem` of a failed forward, with inputs of these dtypes, is about a dtype.
   void explain(const std::string& problem, const std::vector<at::ScalarType>& inputs) const;
 
  private:

@@ -13,6 +13,7 @@
 
 namespace trireme {
 
+/// The groups of one rank.
 struct TrainingGroups {
   ParallelPlan plan;                ///< without parameters
   Group& shards;                    ///< over which ZeRO shards: ParallelPlan::sums
@@ -22,17 +23,17 @@ struct TrainingGroups {
   Group* replicas = nullptr;        ///< ranks that hold the same shards and update them alike; null: no two do
   Group* stages = nullptr;          ///< one rank of each stage; null: the model has one
   std::vector<Axis> topology = {};  ///< of `model`
-  std::unique_ptr<Grid> grid = {};  ///< owner of groups; null: the caller has them
-  /// Owners of groups that serve the parameters' device, and of those that make_meshes() has split.
+  std::unique_ptr<Grid> grid = {};  ///< owns the groups; null: the caller does
+  /// Groups made for the parameters' device, and those that make_meshes() has split.
   std::vector<std::unique_ptr<Group>> own = {};
 
-  /// The ranks that have the same layers, slices of them or all: of several stages there are no slices yet.
+  /// The ranks that have the same layers, whole or slices of them. (Slices with several stages do not exist yet.)
   Group& stage() const { return tensor != nullptr ? model : shards; }
 };
 
 /// Collective where `device` needs groups of its own. Throws as make_plan().
 TrainingGroups groups_of(const Grid& grid, const ParallelOptions& options, c10::Device device);
-/// Those of a world without a grid. Collective where samples or layers are cut, too.
+/// The groups of a world without a grid. Collective, too, where samples or layers are cut.
 TrainingGroups groups_of(Group& world, const ParallelOptions& options, c10::Device device);
 
 /// The meshes over which parameters are sharded; sets `groups.replicas`. Collective where there are replicas.

@@ -18,19 +18,20 @@
 
 namespace trireme {
 
-/// They live as long as the Training, because losses are computed outside of forward().
+/// The passes, on while this lives: as long as the Training, because losses are computed outside of forward().
 struct OperatorPasses {
   OperatorPasses() = default;
   /// `pager` and `groups` outlive this. `tensor` knows the slices of layers that are cut; null: none are.
   OperatorPasses(const Config& config, const Pager& pager, const TrainingGroups& groups,
                  std::unique_ptr<TensorParallel> tensor);
-  /// Before the backward pass of `loss`. Throws StateError: gradients would be of a part of it.
+  /// To call before the backward pass of `loss`. Throws StateError: gradients would be of a part of the loss.
   void check_loss(const at::Tensor& loss) const;
 
   /// From now on the program speaks of whole tensors where it has parts, as SequenceParallel and TensorParallel say.
   void speak_of_wholes() const;
-  /// Whether only some ranks together have `tensor`.
+  /// Whether `tensor` is a part or slice, of which only several ranks together have the whole.
   bool is_part(const at::Tensor& tensor) const;
+  /// The sizes of the whole of a part or slice; nothing: `tensor` is neither.
   std::optional<std::vector<int64_t>> whole_sizes(const at::Tensor& tensor) const;
 
   // Null: the configuration does not ask for it.

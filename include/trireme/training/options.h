@@ -29,6 +29,7 @@ struct OptimizerChoice {
   bool is_empty() const { return !optimizer && !client; }
 };
 
+/// Options of a Training.
 struct TrainingOptions {
   Config config = {};
   /// As OptimizerChoice has them; its optimizer and schedule are the configuration's.
@@ -36,23 +37,24 @@ struct TrainingOptions {
   ClientOptimizerFactory client_optimizer = {};
   /// Rank 0 writes resolved_config.json, every option spelled out, into this folder; empty: nowhere.
   std::filesystem::path output = {};
-  /// The buffers of the module as they are when it is called, by name; nothing: module.named_buffers(). For a module
-  /// that stands for one of another language, which may replace its buffers.
+  /// Returns the module's present buffers, by name; nothing: module.named_buffers() does. For a module that mirrors one
+  /// of another language, which may replace its buffers.
   std::function<std::vector<std::pair<std::string, at::Tensor>>()> present_buffers = {};
   /// Names of the module's parameters that stay the program's own: neither sharded, updated nor saved.
   std::set<std::string> unmanaged = {};
-  /// Other name -> name of the parameter, beside those that the module itself shows: of copies on other ranks.
+  /// Other name -> name of the parameter, for ties that the module does not show: those with copies on other ranks.
   std::map<std::string, std::string> aliases = {};
   /// With Degrees::tensor above 1: type and head counts of the model, by which its layers are cut; its parameters are
   /// the module's. Nothing: unknown.
   std::optional<PartitionModel> partition_model = {};
   std::vector<std::pair<std::string, std::string>> tp_plan = {};  ///< as TensorParallelOptions::tp_plan
-  /// The module reads sizes of its inputs alone, never of activations, of which a rank may have a part. What
-  /// tensor_parallel.sequence_parallel needs.
+  /// The module reads the sizes of its inputs only, never those of activations, which may be a rank's part. Required by
+  /// tensor_parallel.sequence_parallel.
   bool takes_sizes_from_inputs = false;
   bool knows_micro_batch = true;  ///< the program has said how many samples a micro-batch has
 };
 
+/// Options of Training::save().
 struct SaveCheckpointOptions {
   std::string tag = {};             ///< empty: "global_step" and the number of steps
   std::string client_state = "{}";  ///< JSON text that load_checkpoint() gives back; the same on every rank
@@ -64,22 +66,25 @@ struct SaveCheckpointOptions {
   FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
 };
 
+/// Options of Training::load().
 struct LoadCheckpointOptions {
   std::string tag = {};                  ///< empty: the one that the folder's `latest` names
   bool load_module = true;               ///< false: weights, masters and buffers stay as they are
   bool load_module_strict = true;        ///< false: tensors that only one side has are left alone
   bool load_optimizer_states = true;     ///< masters, moments, step counts and hyperparameters but the learning rate
-  bool load_lr_scheduler_states = true;  ///< learning rate
+  bool load_lr_scheduler_states = true;  ///< the learning rates
   bool load_module_only = false;         ///< weights and buffers, nothing else
   std::optional<Verify> verify = {};     ///< nothing: the configuration's checkpoint.verify
 };
 
+/// Options of Training::export_weights().
 struct SaveModelOptions {
   std::string name = "model.safetensors";  ///< or one that ends in .bin, .pt or .pth: for Python's torch.load()
   bool exclude_frozen_parameters = false;
   FileSystem* files = nullptr;  ///< where the bytes go; nullptr: POSIX files
 };
 
+/// The result of Training::load().
 struct LoadedState {
   std::string tag;
   std::string client_state;  ///< JSON text, as saved

@@ -69,10 +69,10 @@ class Training {
 
   const Config& config() const { return config_; }
   const TrainingGroups& groups() const { return groups_; }
-  /// How layers are cut over the ranks of groups().tensor; null: they are not.
+  /// The cut of layers over the ranks of groups().tensor; null: layers are not cut.
   const PartitionPlan* partition() const { return partition_ ? &*partition_ : nullptr; }
   Pager& pager() const;  ///< throws StateError after destroy()
-  /// Backward passes, steps, and all that they count.
+  /// The object that runs backward passes and steps, with their counters.
   TrainStep& step() const { return *step_; }
   const OperatorPasses& passes() const { return passes_; }  ///< none after destroy()
   Condition& condition() { return condition_; }
@@ -81,21 +81,23 @@ class Training {
   /// Opens a forward of the module. Throws StateError: after destroy(); at ZeRO stage 3 with gather="copy", in another
   /// thread.
   ForwardScope begin_forward();
-  /// Sets the optimizer of the next steps. Collective.
+  /// Sets the optimizer where there is none yet. Collective.
   ///
   /// Throws    before anything is changed: StateError: as TrainStep::require_ready_for_optimizer(), or after destroy();
   ///           ConfigError: it is empty, cannot be stepped, or nothing can be trained.
   void set_optimizer(const OptimizerChoice& choice);
-  /// Between two windows. `call` is named in StateError where this is none, and after destroy().
+  /// Changes the batch sizes between two windows. Throws StateError that names `call`: within a window, after
+  /// destroy().
   void set_batch(const char* call, int64_t micro_batch_size, int64_t accumulation_steps);
 
   /// Saves weights, buffers, optimizer, counters and each rank's generator as `directory`/tag, at the end of a window:
   /// gradients are not saved. With async_save in the background, as AsyncSaver does. Collective.
   /// Throws    as trireme::save_checkpoint or AsyncSaver::save.
   SavedCheckpoint save(const std::filesystem::path& directory, const SaveCheckpointOptions& options);
-  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one generators go their
-  /// own way. Drops the window's gradients. Nothing when there is no checkpoint. Throws as trireme::load_checkpoint;
-  /// after a kTornLoad everything but a good load() and destroy() throws StateError. Collective.
+  /// Continues where the checkpoint was saved: bit by bit at the same world size; at another one random number
+  /// generators are not restored. Drops the window's gradients. Nothing when there is no checkpoint. Throws as
+  /// trireme::load_checkpoint; after a kTornLoad everything but a good load() and destroy() throws StateError.
+  /// Collective.
   std::optional<LoadedState> load(const std::filesystem::path& directory, const LoadCheckpointOptions& options);
   /// As AsyncSaver::wait(); the destructor and the next save or load wait too.
   std::optional<SavedCheckpoint> wait_for_save();

@@ -33,12 +33,12 @@ struct ConfigSource {
   std::string origin = "<json>";                   ///< opens every error
   std::map<std::string, int> lines = {};           ///< line of each key of the file, from 1
   std::map<std::string, std::string> names = {};   ///< key here -> key of the file, where the two differ
-  std::map<std::string, ConfigPlace> places = {};  ///< keys here that stand in another file, which this one names
+  std::map<std::string, ConfigPlace> places = {};  ///< keys that come from another file, which this one names
   std::vector<std::string> without_meaning = {};   ///< keys of the file that change nothing here
   std::vector<std::string> hints = {};             ///< other remarks for the user
-  std::vector<ConfigMistake> mistakes = {};        ///< in keys that there are in the file's dialect alone
-  std::optional<int64_t> micro_batch = {};  ///< where no batch size is given, because the dialect has no word for it
-  bool steps_in_the_models_dtype = false;   ///< FSDP: a model in bf16 has no fp32 masters, unless the file says so
+  std::vector<ConfigMistake> mistakes = {};        ///< in keys that only the file's dialect has
+  std::optional<int64_t> micro_batch = {};         ///< where the dialect has no key for a batch size
+  bool steps_in_the_models_dtype = false;  ///< FSDP: a model in bf16 has no fp32 masters, unless the file says so
 };
 
 }  // namespace trireme

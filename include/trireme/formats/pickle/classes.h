@@ -9,10 +9,11 @@
 
 namespace trireme::pickle {
 
+/// The meaning of a class or function in a pickle.
 enum class Role {
   kObject,            ///< stays an object: class, arguments, state
   kOrderedDict,       ///< a dict that keeps its class's name
-  kDefaultDict,       ///< a dict; what makes missing values is dropped
+  kDefaultDict,       ///< a dict; the factory of missing values is dropped
   kSize,              ///< a tuple that keeps its class's name
   kSet,               ///< a set
   kBytes,             ///< bytes(…), bytearray(…)
@@ -26,6 +27,7 @@ enum class Role {
   kDtype,             ///< torch.float32, …
 };
 
+/// A row of the table of classes.
 struct ClassEntry {
   Role role = Role::kObject;
   std::optional<at::ScalarType> dtype;  ///< kStorage, kDtype

@@ -9,8 +9,8 @@
 
 namespace trireme::pickle {
 
-/// Reads protocols 2 to 5. Nothing is imported or called: of the classes that may stand in it (the table in
-/// classes.cpp) containers and tensors become values, all others stay objects with their state.
+/// Reads protocols 2 to 5. Nothing is imported or called: of the classes that a pickle may name (the table in
+/// classes.cpp) containers and tensors become values; all others become objects with their state.
 ///
 /// Cost      memory in proportion to `bytes`.
 /// Throws    CheckpointError that opens with `origin` and the byte: a class that is not in the table (by its name),
@@ -22,7 +22,7 @@ Document parse(std::string_view bytes, const std::string& origin);
 /// Throws    CheckpointError: values nested beyond kMaxDepth, or bytes, sets and storages.
 std::string dump(const Document& document);
 
-/// Deeper nesting is refused by what walks through values.
+/// The deepest nesting of values that functions over them accept.
 inline constexpr int kMaxDepth = 200;
 
 }  // namespace trireme::pickle

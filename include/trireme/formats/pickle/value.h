@@ -13,6 +13,7 @@
 
 namespace trireme::pickle {
 
+/// The kind of a value.
 enum class Kind {
   kNone,
   kBool,
@@ -59,13 +60,13 @@ struct Value {
   std::unique_ptr<TensorPlace> place;  ///< kStorage, kTensor
 
   bool is(Kind wanted) const { return kind == wanted; }
-  /// The value of a dict's last such key; nullptr: no dict or no such key.
+  /// The value of `key`, of the last one if a dict has it twice; nullptr: not a dict, or no such key.
   const Value* find(std::string_view key) const;
   /// Attribute of an object whose state is a dict.
   const Value* attribute(std::string_view name) const { return state ? state->find(name) : nullptr; }
 };
 
-/// Owns values. They stand in one place, so that neither sharing nor depth needs care when they go.
+/// Owns values, all in one container, so that shared and deeply nested ones are freed safely.
 class Document {
  public:
   using Pairs = std::vector<std::pair<std::string, Value*>>;

@@ -19,16 +19,17 @@ class HeldStorage;
 
 namespace trireme::zero {
 
+/// Options of GatheredParameters, as in DeepSpeed.
 struct GatheredOptions {
-  /// The rank (of the parameters' group) whose values become everybody's at close(). Without one nobody may write.
+  /// The rank (of the parameters' group) whose values all ranks get at close(). Without one no rank may write.
   std::optional<int> modifier_rank = {};
   /// False: the scope does nothing.
   bool enabled = true;
 };
 
 /// While it lives, parameters are whole: their data may be read directly, and with a modifier_rank written, by
-/// operators or through data_ptr(). At every ZeRO stage; before initialize() too, for what zero::Init has sharded.
-/// Where tensor_parallel cuts layers a parameter is this rank's slice, here too: safe_get_full_fp32_param() joins
+/// operators or through data_ptr(). Works at every ZeRO stage, and before initialize() for parameters that zero::Init
+/// has sharded. Under tensor parallelism the parameter is still this rank's slice: safe_get_full_fp32_param() joins
 /// slices.
 ///
 ///   zero::GatheredParameters whole({net->head->weight}, {.modifier_rank = 0});
@@ -79,8 +80,8 @@ class [[nodiscard]] GatheredParameters {
   std::optional<InterceptScope> scope_;  ///< so that writes are seen before initialize() as well
 };
 
-/// Accepted for programs that were written for it: a parameter that another module uses is found by its storage, so
-/// nothing needs to be registered. Throws ShapeError: not a parameter.
+/// Does nothing; for programs written for DeepSpeed. A parameter that another module uses is found by its storage, so
+/// it need not be registered. Throws ShapeError: not a parameter.
 void register_external_parameter(const torch::nn::Module& module, const at::Tensor& parameter);
 /// As register_external_parameter.
 void unregister_external_parameter(const torch::nn::Module& module, const at::Tensor& parameter);

@@ -14,14 +14,15 @@
 
 namespace trireme::zero {
 
+/// Options of Init.
 struct InitPolicy {
   /// Tensors smaller than this are left alone.
   int64_t smallest_bytes = 4096;
-  /// Whole tensors may hold this many bytes on a rank, the largest and those of one operator at least; the coldest are
-  /// sharded first.
+  /// Whole tensors may take this many bytes on a rank (more if the largest one, or those of one operator, need it); the
+  /// least recently used are sharded first.
   int64_t live_bytes = 16 << 20;
-  /// The dtype of tensors that are made without one (parameters, as a rule): the default dtype of this scope. Drawing
-  /// random numbers in bf16 takes others than in fp32: the values are those of a plain construction with that default.
+  /// The dtype of tensors that are made without one (usually parameters). Random numbers drawn in bf16 differ from
+  /// those drawn in fp32: the values are those of a plain construction with this default dtype.
   std::optional<at::ScalarType> dtype = {};
   /// Where shards stay: "" or "none", and "cpu", which is the same here.
   std::string remote_device = {};
@@ -29,9 +30,9 @@ struct InitPolicy {
   bool enabled = true;
 };
 
-/// While it lives, every tensor that an operator of this thread makes is sharded over `group` as soon as it is cold,
-/// and made whole again when an operator touches it. Construction runs as usual, with the same random numbers on every
-/// rank, so the values are those of an unsharded construction, bit for bit; the peak is one rank's shards plus
+/// While it lives, every tensor that an operator of this thread makes is sharded over `group` when `live_bytes` runs
+/// out, and made whole again when an operator touches it. Construction runs as usual, with the same random numbers on
+/// every rank, so the values are those of an unsharded construction, bit for bit; the peak is one rank's shards plus
 /// `live_bytes`.
 ///
 ///   auto world = trireme::init();
@@ -59,7 +60,7 @@ class [[nodiscard]] Init {
   /// Shards `tensor`, which was made elsewhere, as if an operator had made it here.
   void adopt(const at::Tensor& tensor);
 
-  /// Most bytes that whole tensors held at once on this rank.
+  /// The most bytes that whole tensors took at once on this rank.
   int64_t peak_live_bytes() const;
 
  private:

@@ -22,10 +22,11 @@ struct ParameterSpec {
   int mesh = 0;  ///< index into the list of MeshSize
   /// The part of the model's parameter that this is; without a shape: all of it, and no layer of the model is cut.
   TensorPart part = {};
-  /// Norms of the whole model count it here; false: another rank has the same elements and counts them.
+  /// Whether this rank counts it in norms of the whole model; false: another rank has the same elements and counts
+  /// them.
   bool is_counted = true;
-  /// Where other ranks have some of its elements and count these: the part of the model's parameter that is counted
-  /// here. Without a shape: all of it, or none, as `is_counted` says.
+  /// If other ranks have some of its elements and count those: the part of the model's parameter that this rank counts.
+  /// Without a shape: all of it or nothing, as `is_counted` says.
   TensorPart counted = {};
   int64_t numel() const;
   /// `part`, or all of `shape` where it has none.
@@ -70,23 +71,26 @@ struct UnitLayout {
 /// every dtype.
 inline constexpr int64_t kAlignment = 32;
 
+/// Which parameters form a unit.
 struct UnitRules {
   /// Parameters whose names share the text up to and including the first match of one of these are one unit; others are
   /// grouped by the module that holds them. Default: a repeated block such as `layers.7.`.
   std::vector<std::string> patterns = {"(^|\\.)[0-9]+\\."};
   /// Modules, by name, whose parameters are gathered all together, whatever the patterns say: for parts that a rank may
-  /// use or not, such as the experts of a mixture. Of nested ones the outermost counts; "" is the model itself.
+  /// use or not, such as the experts of a mixture. Of nested leaves only the outermost counts; "" is the model itself.
   std::vector<std::string> leaves = {};
   /// Neighbouring units smaller than this are merged, so that small layers do not cost a collective each.
   int64_t merge_below_bytes = 1 << 16;
   bool operator==(const UnitRules&) const = default;
 };
 
+/// All units of a model.
 struct Layout {
   std::vector<UnitLayout> units;
   std::vector<int> unit_of;       ///< parameter index -> unit index
   std::vector<int> placement_of;  ///< parameter index -> position in its unit's `parameters`
-  /// By unit: all units of its leaf, itself included (they differ in dtype or in being trained); empty where alone.
+  /// By unit: all units of its leaf, itself included (they differ in dtype or in being trainable); empty if it is the
+  /// only one.
   std::vector<std::vector<int>> leaf_mates;
 
   const Placement& placement(int parameter) const {

@@ -19,10 +19,11 @@ enum class GatherPolicy {
   kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
 };
 
+/// The options of a pager.
 struct PagerPolicy {
   int stage = 0;  ///< ZeRO stage, 0-3
   GatherPolicy gather = GatherPolicy::kAuto;
-  /// kCopy: gathered units may hold this many bytes, the two largest units at least.
+  /// kCopy: gathered units may take this many bytes, and always as many as the two largest units.
   int64_t live_bytes = std::numeric_limits<int64_t>::max();
   /// kCopy: bytes of units gathered ahead of their use, by the recorded trace.
   int64_t prefetch_bytes = 64 << 20;
@@ -30,7 +31,8 @@ struct PagerPolicy {
   at::ScalarType accumulation_dtype = at::kFloat;
   /// Gradients are summed as one left fold over the window's micro-batches, each over the ranks in order, and
   /// norms over fixed blocks: the same bits at any number of ranks and any ZeRO stage. Needs end_backward() at the end
-  /// of each backward pass, and one gradient per parameter in it. Reduces in each backward pass at every ZeRO stage.
+  /// of each backward pass, and at most one gradient per parameter in a pass. Reduces in each backward pass, at every
+  /// ZeRO stage.
   bool deterministic = false;
   /// How ranks' gradients are reduced: kMean or kSum.
   ReduceOp gradient_op = ReduceOp::kMean;
@@ -39,22 +41,23 @@ struct PagerPolicy {
   double predivide_factor = 1;
   /// kCopy: fill released buffers with NaNs, so that a missed gather cannot pass unnoticed. For tests.
   bool poison = false;
-  /// On a device: what collectives move over and over (weights, gradients, units that are gathered) stands in memory
-  /// that the group has registered (Group::buffer_registration()). At ZeRO stages 2 and
-  /// 3 gradients are copied into a buffer to send, and the room for gathered units, `live_bytes`, is taken at once.
+  /// On a device: weights, gradients and gathered units, which collectives move again and again, are in memory that the
+  /// group has registered (Group::buffer_registration()). At ZeRO stages 2 and 3 gradients are copied into a buffer to
+  /// send; at ZeRO stage 3 the memory for gathered units, `live_bytes`, is allocated at once.
   bool register_buffers = false;
-  /// Parameters on a device, at ZeRO stages 1 to 3: this rank's slices of weights and gradients, which it updates,
-  /// stand in page-locked memory of the host, of at least this share of the elements. The units that forward uses first
-  /// are the last to go there, for their new weights are needed first. 0: of nothing.
+  /// For parameters on a device, at ZeRO stages 1 to 3: the share of elements (or a little more) whose owned weights
+  /// and gradients are kept, and updated, in page-locked memory of the host. The units that forward uses first go there
+  /// last, since their new weights are needed first. 0: none.
   double offload_ratio = 0;
-  /// ZeRO stage 3: beside that no device keeps the shards of such units and of frozen ones; a gather brings them.
+  /// ZeRO stage 3: shards of such units, and of frozen ones, are kept on the host only; a gather copies them to the
+  /// device.
   bool offload_parameters = false;
   UnitRules units = {};
   bool operator==(const PagerPolicy&) const = default;
 };
 
-/// By unit: whether it is updated on the host, so that trainable ones of at least `ratio` (0 to 1) of their elements
-/// are.
+/// By unit: whether it is updated on the host. Chooses units with at least the share `ratio` (0 to 1) of all trainable
+/// elements.
 std::vector<bool> offloaded_units(const Layout& layout, double ratio);
 
 }  // namespace trireme

@@ -11,7 +11,7 @@ namespace trireme {
 /// replicas; a layer norm under Megatron's sequence parallelism, which every tensor rank holds whole, has the tensor
 /// ranks as replicas.
 struct ShardMesh {
-  /// Each of these ranks keeps one shard of every unit (ZeRO stage 3) and of what belongs to it.
+  /// Each of these ranks keeps one shard of every unit's weights (ZeRO stage 3), gradients and states.
   Group& shards;
   /// Ranks that keep the same shards as this one; null: there are none. With it, gradients are summed over `shards` and
   /// then over these.
@@ -29,11 +29,11 @@ struct ShardMesh {
   MeshSize size() const { return {.shards = shards.size(), .pieces = states_over_replicas ? replica_count() : 1}; }
 };
 
-/// The values of rank `root` of the first replica's shards become everybody's. Collective over the mesh.
+/// Broadcasts the values of rank `root` of the first replica to all ranks of the mesh. Collective over the mesh.
 void broadcast_over(const ShardMesh& mesh, const at::Tensor& values, int root = 0);
-/// In place. Collective over the mesh.
+/// Reduces `values` in place over all ranks of the mesh. Collective over the mesh.
 void all_reduce_over(const ShardMesh& mesh, const at::Tensor& values, ReduceOp op);
-/// Collective over the mesh.
+/// Returns when all ranks of the mesh have called it.
 void barrier_over(const ShardMesh& mesh);
 
 }  // namespace trireme

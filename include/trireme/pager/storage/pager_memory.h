@@ -16,10 +16,11 @@ struct PagerMemory {
   int64_t peak_in_flight_bytes = 0;
   int64_t deferred_bytes = 0;   ///< gradients summed on this rank alone (defer_reductions)
   int64_t offloaded_bytes = 0;  ///< page-locked memory of the host
-  /// On the device, beside what libtorch's allocator counts: with register_buffers, where some of the above stands.
+  /// With register_buffers: device memory that libtorch's allocator does not count. Some of the above is in it.
   int64_t registered_bytes = 0;
 };
 
+/// Counts since the pager was made.
 struct PagerCounters {
   int64_t gathers = 0;     ///< units made whole
   int64_t prefetches = 0;  ///< of these, started ahead of their use

@@ -12,15 +12,15 @@
 
 namespace trireme {
 
-/// A hash of the bytes of `flat`, contiguous; never 0. The same for the same bytes on one kind of device, for which it
-/// waits.
+/// A hash of the bytes of `flat`, which is contiguous; never 0. Equal bytes have equal hashes on one kind of device.
+/// The host waits for the device.
 int64_t digest_of(const at::Tensor& flat);
 
-/// Compares what ranks have written: a digest of each of some values, 0 where there is none. Returns whether there is
-/// any. Collective.
+/// Compares the ranks' writes by a digest of each value; 0: not written. Returns whether any value was written.
+/// Collective.
 ///
 /// Cost      one all-reduce of 16 bytes between the hosts.
-/// Throws    StateError, on every rank: some rank has another digest; says by `name_of` of which value.
+/// Throws    StateError, on every rank: ranks have different digests of a value, which `name_of` names.
 bool require_same(Group& group, const std::vector<int64_t>& digests, const std::function<std::string(size_t)>& name_of);
 
 }  // namespace trireme
