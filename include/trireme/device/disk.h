@@ -1,0 +1,81 @@
+// Space on disk for what does not fit into memory, read and written beside the program.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "trireme/base/worker.h"
+
+namespace trireme {
+
+/// Offsets, sizes and addresses of transfers are multiples of it, so that a disk moves them without the system's cache
+/// (O_DIRECT).
+constexpr int64_t kDiskAlignment = 4096;
+constexpr int64_t disk_aligned(int64_t bytes) { return (bytes + kDiskAlignment - 1) / kDiskAlignment * kDiskAlignment; }
+
+/// Bytes that are read and written at any place; any number of threads at a time. All functions throw IoError with the
+/// folder, the operation and the system's reason.
+class DiskFile {
+ public:
+  virtual ~DiskFile() = default;
+  virtual void read(int64_t offset, std::span<std::byte> to) = 0;
+  virtual void write(int64_t offset, std::span<const std::byte> from) = 0;
+};
+
+/// A file of `bytes` zeros in `folder`, which is made where it is missing. The file has no name: it is gone with its
+/// holder, and with a process that is killed. Its space is taken here, so that a full disk is told now and not in the
+/// middle of a step. Where the file system has no O_DIRECT, transfers pass through the system's cache.
+///
+/// Throws    IoError: no such folder, or no space, with the bytes that are free.
+std::unique_ptr<DiskFile> make_disk_file(const std::filesystem::path& folder, int64_t bytes);
+
+/// Memory for transfers: `bytes` that begin at a multiple of kDiskAlignment.
+class DiskBuffer {
+ public:
+  explicit DiskBuffer(int64_t bytes);
+  std::byte* data() const { return data_.get(); }
+  std::span<std::byte> first(int64_t bytes) const { return {data_.get(), static_cast<size_t>(bytes)}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+};
+
+/// Transfers of a file by threads beside the program, begun in the order in which they are asked for.
+class DiskQueue {
+ public:
+  /// `file` outlives it. `threads` transfers run at a time.
+  DiskQueue(DiskFile& file, int threads);
+  /// Waits for all transfers.
+  ~DiskQueue();
+  DiskQueue(const DiskQueue&) = delete;
+  DiskQueue& operator=(const DiskQueue&) = delete;
+
+  /// The memory belongs to the transfer until get() of what is returned, which throws what the file throws.
+  std::future<void> read(int64_t offset, std::span<std::byte> to);
+  std::future<void> write(int64_t offset, std::span<const std::byte> from);
+
+ private:
+  std::future<void> enqueue(std::function<void()> transfer);
+  void run();
+
+  DiskFile& file_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<void()>> waiting_;
+  bool ends_ = false;
+  std::vector<Worker> threads_;
+};
+
+}  // namespace trireme

@@ -1,0 +1,166 @@
+#include "trireme/device/disk.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/format.h"
+
+namespace trireme {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& folder, const std::string& what, int reason) {
+  throw IoError(str(folder.string(), ": ", what, " failed: ", std::strerror(reason)));
+}
+
+/// Bytes that the file system of `folder` has for this process.
+int64_t free_bytes(const std::filesystem::path& folder) {
+  struct statvfs found = {};
+  if (statvfs(folder.c_str(), &found) != 0) fail(folder, "statvfs", errno);
+  return static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
+}
+
+class UnnamedFile final : public DiskFile {
+ public:
+  UnnamedFile(std::filesystem::path folder, int64_t bytes) : folder_(std::move(folder)) {
+    std::error_code problem;
+    std::filesystem::create_directories(folder_, problem);
+    if (problem) throw IoError(str(folder_.string(), ": the folder cannot be made: ", problem.message()));
+    descriptor_ = open_unnamed(O_DIRECT);
+    if (descriptor_ < 0 && errno == EINVAL) descriptor_ = open_unnamed(0);
+    if (descriptor_ < 0) fail(folder_, "open of a file without a name", errno);
+    try {
+      reserve(bytes);
+    } catch (...) {
+      ::close(descriptor_);
+      throw;
+    }
+  }
+  ~UnnamedFile() override { ::close(descriptor_); }
+  UnnamedFile(const UnnamedFile&) = delete;
+  UnnamedFile& operator=(const UnnamedFile&) = delete;
+
+  void read(int64_t offset, std::span<std::byte> to) override {
+    while (!to.empty()) {
+      const ssize_t done = ::pread(descriptor_, to.data(), to.size(), offset);
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) fail(folder_, str("read of ", to.size(), " bytes"), errno);
+      if (done == 0)
+        throw IoError(str(folder_.string(), ": read of ", to.size(), " bytes failed: the file ends there"));
+      to = to.subspan(done);
+      offset += done;
+    }
+  }
+
+  void write(int64_t offset, std::span<const std::byte> from) override {
+    while (!from.empty()) {
+      const ssize_t done = ::pwrite(descriptor_, from.data(), from.size(), offset);
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) fail(folder_, str("write of ", from.size(), " bytes"), errno);
+      from = from.subspan(done);
+      offset += done;
+    }
+  }
+
+ private:
+  int open_unnamed(int direct) const {
+    const int flags = O_RDWR | O_CLOEXEC | direct;
+    const int made = ::open(folder_.c_str(), O_TMPFILE | flags, 0600);
+    if (made >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return made;
+    std::string name = (folder_ / "trireme-XXXXXX").string();  // the file system has none without a name
+    const int named = ::mkostemp(name.data(), O_CLOEXEC | direct);
+    if (named >= 0) ::unlink(name.c_str());
+    return named;
+  }
+
+  void reserve(int64_t bytes) {
+    if (bytes == 0) return;
+    // Asked first: a file system may take all that is free before it says that this is too little.
+    const int64_t free = free_bytes(folder_);
+    if (free < bytes) no_space(bytes, free, ENOSPC);
+    if (::fallocate(descriptor_, 0, 0, bytes) == 0) return;
+    if (errno != EOPNOTSUPP) no_space(bytes, free, errno);
+    constexpr int64_t kPieceBytes = int64_t{4} << 20;
+    const DiskBuffer zeros(kPieceBytes);
+    std::memset(zeros.data(), 0, kPieceBytes);
+    for (int64_t begin = 0; begin < bytes; begin += kPieceBytes)
+      write(begin, zeros.first(std::min(kPieceBytes, disk_aligned(bytes - begin))));
+  }
+
+  [[noreturn]] void no_space(int64_t bytes, int64_t free, int reason) const {
+    throw IoError(str(folder_.string(), ": ", size_text(bytes), " are needed and ", size_text(free),
+                      " are free: ", std::strerror(reason), "; give a folder of a larger disk, or use more ranks"));
+  }
+
+  const std::filesystem::path folder_;
+  int descriptor_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<DiskFile> make_disk_file(const std::filesystem::path& folder, int64_t bytes) {
+  return std::make_unique<UnnamedFile>(folder, bytes);
+}
+
+DiskBuffer::DiskBuffer(int64_t bytes)
+    : data_(static_cast<std::byte*>(std::aligned_alloc(kDiskAlignment, disk_aligned(std::max<int64_t>(bytes, 1))))) {
+  if (!data_) throw IoError(str("no memory for ", size_text(bytes), " to transfer to and from disk"));
+}
+
+void DiskBuffer::Free::operator()(std::byte* data) const { std::free(data); }
+
+DiskQueue::DiskQueue(DiskFile& file, int threads) : file_(file), threads_(threads) {
+  for (Worker& thread : threads_) thread.start_once([this] { run(); });
+}
+
+DiskQueue::~DiskQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  for (Worker& thread : threads_) thread.join();
+}
+
+std::future<void> DiskQueue::read(int64_t offset, std::span<std::byte> to) {
+  return enqueue([this, offset, to] { file_.read(offset, to); });
+}
+
+std::future<void> DiskQueue::write(int64_t offset, std::span<const std::byte> from) {
+  return enqueue([this, offset, from] { file_.write(offset, from); });
+}
+
+std::future<void> DiskQueue::enqueue(std::function<void()> transfer) {
+  std::packaged_task<void()> task(std::move(transfer));
+  std::future<void> done = task.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(task));
+  }
+  changed_.notify_one();
+  return done;
+}
+
+void DiskQueue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    std::packaged_task<void()> task = std::move(waiting_.front());
+    waiting_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+}  // namespace trireme
