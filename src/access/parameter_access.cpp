@@ -28,7 +28,7 @@ ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std:
   for (TensorSlice& slice : optimizer_->own_state()) {
     const StateName name = parse_state_name(slice.name);
     const std::string state = name.kind == StateKind::kMaster ? "master" : std::string(name.state);
-    states_[index.at(std::string(name.parameter))][state] = {slice.begin, std::move(slice.data)};
+    states_[index.at(std::string(name.parameter))][state] = {slice.begin, std::move(slice.data), slice.store};
   }
 }
 
@@ -45,11 +45,26 @@ ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSl
   return {0, at::empty({0})};
 }
 
+std::optional<ParameterAccess::Part> ParameterAccess::find_state(int parameter, const std::string& state) const {
+  const auto found = states_[parameter].find(state);
+  if (found == states_[parameter].end()) return std::nullopt;
+  Part part = found->second;
+  if (part.store != nullptr) {
+    part.data = at::empty({part.store->numel()}, at::TensorOptions(part.store->dtype()));
+    part.store->read(0, {static_cast<std::byte*>(part.data.data_ptr()), part.data.nbytes()});
+  }
+  return part;
+}
+
+void ParameterAccess::Part::write(const at::Tensor& values) const {
+  at::Tensor(data).copy_(values);
+  if (store != nullptr) store->write(0, {static_cast<const std::byte*>(data.const_data_ptr()), data.nbytes()});
+}
+
 ParameterAccess::Part ParameterAccess::value(int parameter) const {
   pager_.await_published();  // updates beside the program write what is looked at
-  const auto& states = states_[parameter];
-  const auto master = states.find("master");
-  return master != states.end() ? master->second : part_of(parameter, &OwnedSlice::weights);
+  const std::optional<Part> master = find_state(parameter, "master");
+  return master ? *master : part_of(parameter, &OwnedSlice::weights);
 }
 
 at::Tensor ParameterAccess::weight(int parameter) const {
@@ -65,8 +80,8 @@ ParameterAccess::Part ParameterAccess::gradient(int parameter) const {
 
 ParameterAccess::Part ParameterAccess::state(int parameter, const std::string& state) const {
   pager_.await_published();
-  const auto found = states_[parameter].find(state);
-  return found != states_[parameter].end() ? found->second : Part{0, at::empty({0})};
+  const std::optional<Part> found = find_state(parameter, state);
+  return found ? *found : Part{0, at::empty({0})};
 }
 
 at::Tensor ParameterAccess::gather(int parameter, const Part& part) const {
@@ -119,11 +134,8 @@ void ParameterAccess::set_value(int parameter, const at::Tensor& weight, const a
   at::Tensor(weight).copy_(full);
   settle();
   const at::Tensor value = cut(parameter, full);
-  const auto& states = states_[parameter];
-  if (const auto master = states.find("master"); master != states.end()) {
-    const Part& part = master->second;
-    at::Tensor(part.data).copy_(value.narrow(0, part.begin, part.data.numel()));
-  }
+  if (const std::optional<Part> master = find_state(parameter, "master"))
+    master->write(value.narrow(0, master->begin, master->data.numel()));
 }
 
 }  // namespace trireme

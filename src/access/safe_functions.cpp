@@ -105,7 +105,7 @@ class Place {
   }
   /// This rank's elements of `whole`, in the shape of the model's parameter, become those of `part`.
   void write(const ParameterAccess::Part& part, const at::Tensor& whole) const {
-    at::Tensor(part.data).copy_(access_->cut(index_, whole).narrow(0, part.begin, part.data.numel()));
+    part.write(access_->cut(index_, whole).narrow(0, part.begin, part.data.numel()));
   }
 
  protected:
@@ -229,14 +229,14 @@ void safe_set_local_fp32_param(const at::Tensor& parameter, const at::Tensor& va
 void safe_set_local_optimizer_state(const at::Tensor& parameter, const at::Tensor& value, const std::string& state) {
   const WritablePlace place(parameter, "safe_set_local_optimizer_state");
   const ParameterAccess::Part part = place.state(state);
-  at::Tensor(part.data).copy_(place.checked_local(value, part));
+  part.write(place.checked_local(value, part));
 }
 
 void safe_set_local_grad(const at::Tensor& parameter, const at::Tensor& value) {
   const WritablePlace place(parameter, "safe_set_local_grad", Subject::kGradient);
   place.require_gradient();
   const ParameterAccess::Part part = place.access().gradient(place.index());
-  at::Tensor(part.data).copy_(place.checked_local(value, part) * place.access().loss_scale());
+  part.write(place.checked_local(value, part) * place.access().loss_scale());
   place.access().pager().gradient_written(place.index());
 }
 

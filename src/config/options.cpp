@@ -22,6 +22,7 @@ constexpr NumberRange kExtraCompute = {
     .min = 0, .max = 1.0 / 3, .words = "a share of a step's multiply-adds from 0 to 0.333"};
 constexpr NumberRange kShare = {.min = 0, .max = 1, .words = "a number from 0 to 1"};
 constexpr IntegerRange kStages = {.min = 0, .max = 3, .words = "an integer from 0 to 3"};
+constexpr IntegerRange kBuffers = {.min = 2, .max = 1024, .words = "an integer from 2 to 1024"};
 constexpr IntegerRange kPrintSteps = {.min = 0, .words = "an integer >= 0 (0 or an infinity: never)"};
 constexpr IntegerRange kTileTokens = {.min = 0, .words = "an integer >= 0 (0: not tiled)"};
 constexpr IntegerRange kKept = {.min = 0, .max = 1'000'000, .words = "a number of checkpoints from 0 (all) to 1000000"};
@@ -37,6 +38,21 @@ ValueType<at::ScalarType> autocast_dtype() {
                                  {"float16", at::kHalf},
                                  {"torch.bfloat16", at::kBFloat16},
                                  {"torch.float16", at::kHalf}});
+}
+
+/// The places of optimizer states.
+enum class StatesPlace : uint8_t { kBesideWeights, kHost, kDisk };
+
+ValueType<StatesPlace> states_place() {
+  return choice<StatesPlace>(
+      {{"none", StatesPlace::kBesideWeights}, {"cpu", StatesPlace::kHost}, {"nvme", StatesPlace::kDisk}});
+}
+
+/// null: none.
+ValueType<std::string> folder() {
+  return {.words = "a folder",
+          .read = [](const Document& file, const std::string& path) { return file.text_or(path, ""); },
+          .write = [](const std::string& path) { return path.empty() ? Json() : Json(path); }};
 }
 
 ValueType<bool> device_place() {
@@ -230,15 +246,25 @@ void add_precision(Table& table) {
 
 void add_zero(Table& table) {
   constexpr auto pager = &Config::pager;
+  constexpr auto disk = &Config::disk;
   constexpr auto leaves = &Config::leaf_modules;
   table.section = "zero_optimization.";
   table.works("stage", integer(kStages), at<pager, &PagerPolicy::stage>,
               "ZeRO stage; `true` for the section is an old spelling of stage 1 and warned of");
   table.resolved(
-      "offload_optimizer.device", device_place(), [](const Config& c) { return c.pager.offload_ratio > 0; },
+      "offload_optimizer.device", states_place(),
+      [](const Config& c) {
+        if (c.disk.is_on()) return StatesPlace::kDisk;
+        return c.pager.offload_ratio > 0 ? StatesPlace::kHost : StatesPlace::kBesideWeights;
+      },
       "`\"none\"`",
       "`\"cpu\"`: a GPU's parameters are updated on the host, at stages 1 to 3 "
-      "([device](device.md#offloading)); without effect, and said, where they are there already");
+      "([device](device.md#offloading)); without effect, and said, where they are there already. `\"nvme\"`: masters "
+      "and states are on disk ([optim](optim.md#states-on-disk)), at every stage, on hosts too");
+  table.works("offload_optimizer.nvme_path", folder(), at<disk, &StatesOnDisk::folder>,
+              "with `\"nvme\"`: a folder of the disk; each rank makes a file there that has no name");
+  table.works("offload_optimizer.buffer_count", integer(kBuffers), at<disk, &StatesOnDisk::buffers>,
+              "with `\"nvme\"`: blocks of 1 Mi elements in memory, half of them read ahead and half being written");
   table.resolved(
       "offload_optimizer.ratio", number(kShare),
       [](const Config& c) { return c.pager.offload_ratio > 0 ? c.pager.offload_ratio : 1; }, "`1.0`",

@@ -287,16 +287,24 @@ bool old_switch(Document& file, const std::string& old, const std::string& secti
   return file.flag_or(old, false);
 }
 
-void resolve_offload(Document& file, PagerPolicy& pager) {
+void resolve_offload(Document& file, Config& config) {
+  PagerPolicy& pager = config.pager;
   const std::string zero = "zero_optimization.", optimizer = zero + "offload_optimizer", param = zero + "offload_param";
   const bool old_optimizer = old_switch(file, zero + "cpu_offload", optimizer);
   const bool old_param = old_switch(file, zero + "cpu_offload_param", param);
   (void)old_switch(file, zero + "cpu_offload_use_pin_memory", optimizer);
-  const auto is_to_host = [&](const std::string& section) {
-    return file.choice_or(section + ".device", "none", {"none", "cpu", "nvme"}) == "cpu";
+  const auto device_of = [&](const std::string& section) {
+    return file.choice_or(section + ".device", "none", {"none", "cpu", "nvme"});
   };
-  pager.offload_parameters = is_to_host(param) || old_param;
-  const bool offloads = is_to_host(optimizer) || old_optimizer;
+  const bool on_disk = device_of(optimizer) == "nvme";
+  if (on_disk && config.disk.folder.empty()) {
+    const std::string key = optimizer + ".nvme_path";
+    file.refuse(key,
+                str("`", file.path_of(key), "` is missing; set it to a folder of the disk, or the device to \"cpu\""));
+  }
+  if (!on_disk) config.disk = {};
+  pager.offload_parameters = device_of(param) == "cpu" || old_param;
+  const bool offloads = device_of(optimizer) == "cpu" || old_optimizer || (on_disk && pager.stage > 0);
   const auto warn = [&](const std::string& section, const char* fix) {
     file.warnings.push_back(str(file.origin(), ": `", file.path_of(section), "` has no effect at `",
                                 file.path_of(zero + "stage"), "` ", pager.stage, "; set the stage to ", fix));
@@ -394,7 +402,7 @@ void resolve(Document& file, Config& config, int world_size) {
   });
   step({"trireme.unit_patterns"}, [&] { check_unit_patterns(file, config); });
   step({"zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"},
-       [&] { resolve_offload(file, config.pager); });
+       [&] { resolve_offload(file, config); });
   step({"zero_optimization", "data_parallel_size", "sequence_parallel_size", "compile", "pipeline",
         "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", "tensor_parallel.partition_config"},
        [&] { resolve_replicas(file, config); });

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -25,10 +26,11 @@ namespace trireme {
 
 class ShardedOptimizer::Impl {
  public:
-  Impl(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic)
+  Impl(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic,
+       const StatesOnDisk& disk)
       : pager_(pager),
         group_(group),
-        slices_(pager, parameters.options, std::move(parameters.group_of), arithmetic),
+        slices_(pager, parameters.options, std::move(parameters.group_of), arithmetic, disk),
         is_low_(arithmetic.dtype != at::kFloat),
         steps_(pager.parameters().size()) {
     const c10::Device device = pager.device();
@@ -57,7 +59,7 @@ class ShardedOptimizer::Impl {
   Impl(Pager& pager, Group& group, const ClientOptimizerFactory& factory, const UpdateArithmetic& arithmetic)
       : Impl(pager, group,
              {.options = {{.kind = OptimizerKind::kClient}}, .group_of = std::vector<int>(pager.parameters().size())},
-             arithmetic) {
+             arithmetic, {}) {
     std::vector<at::Tensor> parts;
     std::vector<std::string> names;
     for (size_t i = 0; i < slices_.count(); ++i)
@@ -213,42 +215,57 @@ class ShardedOptimizer::Impl {
   void step_on_host(ClosedWindow& window, const StepOptions& options) {
     for (const OwnedSlice& slice : pager_.owned()) pager_.await_owned(slice.unit);
     const at::Tensor norms = lamb_norms(window, options);
-    for (size_t i = 0; i < slices_.count(); ++i) {
-      if (!slices_.is_on_host(i)) continue;
-      update_runs(i, runs_of(i, window, options), options.gradient_factor);
-      if (norms.defined()) step_lamb(i, window, options, norms);
-      step_muon(i, window, options);
-      window.publish(slices_.unit(i));
-    }
+    size_t next = 0;
+    const auto finish_before = [&](size_t end) {
+      for (; next < end; ++next) {
+        if (!slices_.is_on_host(next)) continue;
+        if (norms.defined()) step_lamb(next, window, options, norms);
+        step_muon(next, window, options);
+        window.publish(slices_.unit(next));
+      }
+    };
+    std::vector<UpdateRun> runs;
+    for (size_t i = 0; i < slices_.count(); ++i)
+      if (slices_.is_on_host(i)) append_runs(runs, i, window, options);
+    update_runs(runs, options.gradient_factor, finish_before);
+    finish_before(slices_.count());
   }
 
   /// step_on_host() by another thread, which goes on when the caller does.
   void step_beside(ClosedWindow& window, const StepOptions& options) {
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (!slices_.is_on_host(i)) continue;
-      host_updates_->enqueue(window, slices_.unit(i),
-                             [this, i, runs = runs_of(i, window, options), factor = options.gradient_factor] {
-                               update_runs(i, runs, factor);
-                             });
+      std::vector<UpdateRun> runs;
+      append_runs(runs, i, window, options);
+      host_updates_->enqueue(window, slices_.unit(i), [this, runs = std::move(runs), factor = options.gradient_factor] {
+        update_runs(runs, factor);
+      });
     }
   }
 
   /// A range that is updated by one call, and how.
   struct UpdateRun {
+    size_t slice = 0;
     Run run;
     OptimizerOptions options;
   };
 
-  std::vector<UpdateRun> runs_of(size_t i, const ClosedWindow& window, const StepOptions& options) const {
-    std::vector<UpdateRun> result;
+  void append_runs(std::vector<UpdateRun>& result, size_t i, const ClosedWindow& window,
+                   const StepOptions& options) const {
     for (const Run& run : slices_.runs(i, window.touched(), steps_))
-      if (!needs_whole(options.groups[run.group].kind)) result.push_back({run, options.groups[run.group]});
-    return result;
+      if (!needs_whole(options.groups[run.group].kind)) result.push_back({i, run, options.groups[run.group]});
   }
 
-  void update_runs(size_t i, const std::vector<UpdateRun>& runs, double gradient_factor) const {
-    const UpdateSpan span = slices_.span(i);
-    for (const auto& [run, options] : runs) update(span.slice(run.begin, run.end), options, gradient_factor, run.step);
+  /// `before` is called with the slice of each run, so that all before it are final.
+  void update_runs(const std::vector<UpdateRun>& runs, double gradient_factor,
+                   const std::function<void(size_t slice)>& before = {}) const {
+    std::vector<OptimizerSlices::Range> ranges;
+    for (const UpdateRun& each : runs) ranges.push_back({each.slice, each.run.begin, each.run.end});
+    slices_.visit(ranges, OptimizerSlices::Access::kUpdate, [&](size_t index, const UpdateSpan& span) {
+      const UpdateRun& each = runs[index];
+      if (before) before(each.slice);
+      update(span, each.options, gradient_factor, each.run.step);
+    });
   }
 
   // By numbers of the host, as Muon: no kernel takes them from the device.
@@ -256,7 +273,9 @@ class ShardedOptimizer::Impl {
     const WithoutInterception own_operators;
     for (size_t i = 0; i < slices_.count(); ++i) {
       if (slices_.is_on_host(i)) continue;
-      update_runs(i, runs_of(i, window, options), options.gradient_factor);
+      std::vector<UpdateRun> runs;
+      append_runs(runs, i, window, options);
+      update_runs(runs, options.gradient_factor);
       window.publish(slices_.unit(i));
     }
   }
@@ -296,7 +315,7 @@ class ShardedOptimizer::Impl {
   bool agree_on_adam_kernel(const std::vector<OptimizerOptions>& options) const {
     bool has_adam = false, has_master = false;
     for (const OptimizerOptions& group : options) has_adam |= is_adam(group.kind);
-    for (size_t i = 0; i < slices_.count(); ++i) has_master |= slices_.span(i).has_master();
+    for (size_t i = 0; i < slices_.count(); ++i) has_master |= slices_.has_master(i);
     return has_adam && has_master && is_true_on_all(group_, has_adam_kernel(pager_.device()));
   }
 
@@ -342,8 +361,8 @@ class ShardedOptimizer::Impl {
 };
 
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters,
-                                   const UpdateArithmetic& arithmetic)
-    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters), arithmetic)) {}
+                                   const UpdateArithmetic& arithmetic, const StatesOnDisk& disk)
+    : impl_(std::make_unique<Impl>(pager, group, std::move(parameters), arithmetic, disk)) {}
 ShardedOptimizer::ShardedOptimizer(Pager& pager, Group& group, const ClientOptimizerFactory& factory,
                                    const UpdateArithmetic& arithmetic)
     : impl_(std::make_unique<Impl>(pager, group, factory, arithmetic)) {}

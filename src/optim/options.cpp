@@ -61,6 +61,17 @@ void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype) {
       ErrorCode::kUnsupported);
 }
 
+void check_on_disk(OptimizerKind kind, const StatesOnDisk& disk) {
+  const bool needs_whole =
+      kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon || kind == OptimizerKind::kClient;
+  if (!disk.is_on() || !needs_whole) return;
+  const char* name = kind == OptimizerKind::kClient ? "an optimizer of the program" : optimizer_name(kind);
+  throw ConfigError(str("zero_optimization.offload_optimizer.device: \"nvme\" brings states block by block, and ", name,
+                        " needs more than a block at a time; use Adam, AdamW, Adagrad, Lion or SGD of the "
+                        "configuration, or the device \"cpu\""),
+                    ErrorCode::kUnsupported);
+}
+
 void check_optimizer(const OptimizerOptions& options) {
   const auto refuse = [](const char* name, double value, const char* fix) {
     throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));

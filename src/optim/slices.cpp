@@ -26,22 +26,23 @@ at::Tensor zero_state(const at::Tensor& master) {
 }  // namespace
 
 OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
-                                 const UpdateArithmetic& arithmetic)
+                                 const UpdateArithmetic& arithmetic, const StatesOnDisk& disk)
     : pager_(pager), group_of_(std::move(group_of)) {
   const at::NoGradGuard no_grad;
   for (const OptimizerOptions& group : groups) state_names_.push_back(optimizer_states(group));
   for (const OwnedSlice& slice : pager.owned()) {
-    const at::Tensor& weights = slice.weights;
-    size_t states = 0;  // of the groups that the unit has parameters of
-    for (const Placement& placement : pager.layout().units[slice.unit].parameters)
-      states = std::max(states, state_names(placement.index).size());
-    UpdateSpan span;
-    span.weights = weights;
-    span.master = weights.scalar_type() == arithmetic.dtype ? weights : weights.to(at::kFloat);
+    spans_.emplace_back().weights = slice.weights;
+    has_master_.push_back(slice.weights.scalar_type() != arithmetic.dtype);
+    is_on_host_.push_back(is_host(slice.weights));
+  }
+  if (disk.is_on() && any_on_host()) put_on_disk(disk, arithmetic.dtype);
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    if (is_on_disk(i)) continue;
+    UpdateSpan& span = spans_[i];
+    span.master = has_master_[i] ? span.weights.to(at::kFloat) : span.weights;
+    const size_t states = states_of(i);
     if (states > 0) span.first = zero_state(span.master);
     if (states > 1) span.second = zero_state(span.master);
-    spans_.push_back(std::move(span));
-    is_on_host_.push_back(is_host(weights));
   }
   for (size_t i = 0; arithmetic.rounds_stochastically && i < spans_.size(); ++i) {
     std::vector<StochasticRounding::Range> rounded;
@@ -58,6 +59,76 @@ UpdateSpan OptimizerSlices::span(size_t i) const {
   span.gradients = pager_.owned()[i].gradients;
   if (!roundings_.empty()) span.rounding = &roundings_[i];
   return span;
+}
+
+size_t OptimizerSlices::states_of(size_t i) const {
+  size_t states = 0;
+  for (const Placement& placement : pager_.layout().units[unit(i)].parameters)
+    states = std::max(states, state_names(placement.index).size());
+  return states;
+}
+
+void OptimizerSlices::put_on_disk(const StatesOnDisk& disk, at::ScalarType dtype) {
+  std::vector<DiskStates::Slice> slices;
+  std::vector<Range> masters;
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const int tensors = static_cast<int>(states_of(i)) + (has_master_[i] ? 1 : 0);
+    slices.push_back({spans_[i].weights.numel(), is_on_host_[i] ? tensors : 0, dtype});
+    if (has_master_[i] && is_on_host_[i]) masters.push_back({i, 0, spans_[i].weights.numel()});
+  }
+  disk_ = std::make_unique<DiskStates>(std::move(slices), disk);
+  visit(masters, Access::kWrite, [](size_t, const UpdateSpan& span) {
+    span.master.copy_(span.weights);
+    for (const at::Tensor& state : {span.first, span.second})
+      if (state.defined()) at::Tensor(state).zero_();
+  });
+}
+
+UpdateSpan OptimizerSlices::span_of(const DiskStates::BlockPlace& place, const std::vector<at::Tensor>& tensors) const {
+  UpdateSpan span;
+  span.weights = spans_[place.slice].weights.narrow(0, place.begin, place.end - place.begin);
+  span.begin = place.begin;
+  size_t next = 0;
+  span.master = has_master_[place.slice] ? tensors[next++] : span.weights;
+  if (next < tensors.size()) span.first = tensors[next++];
+  if (next < tensors.size()) span.second = tensors[next++];
+  if (const at::Tensor& gradients = pager_.owned()[place.slice].gradients; gradients.defined())
+    span.gradients = gradients.narrow(0, place.begin, place.end - place.begin);
+  if (!roundings_.empty()) span.rounding = &roundings_[place.slice];
+  return span;
+}
+
+void OptimizerSlices::visit(const std::vector<Range>& ranges, Access access,
+                            const std::function<void(size_t, const UpdateSpan&)>& use) const {
+  if (!disk_) {
+    for (size_t i = 0; i < ranges.size(); ++i) use(i, span(ranges[i].slice).slice(ranges[i].begin, ranges[i].end));
+    return;
+  }
+  // Each block once, and the ranges that have elements of it.
+  std::vector<DiskStates::BlockPlace> places;
+  std::vector<std::vector<size_t>> users;
+  std::vector<size_t> in_memory;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i];
+    if (!is_on_disk(range.slice)) in_memory.push_back(i);
+    for (const DiskStates::BlockPlace& place : is_on_disk(range.slice)
+                                                   ? disk_->blocks(range.slice, range.begin, range.end)
+                                                   : std::vector<DiskStates::BlockPlace>{}) {
+      if (places.empty() || places.back().slice != place.slice || places.back().begin != place.begin) {
+        places.push_back(place);
+        users.emplace_back();
+      }
+      users.back().push_back(i);
+    }
+  }
+  for (const size_t i : in_memory) use(i, span(ranges[i].slice).slice(ranges[i].begin, ranges[i].end));
+  size_t next = 0;
+  disk_->visit(places, access, [&](const DiskStates::BlockPlace& place, const std::vector<at::Tensor>& tensors) {
+    const UpdateSpan block = span_of(place, tensors);
+    for (const size_t i : users[next++])
+      use(i, block.slice(std::max(ranges[i].begin, place.begin) - place.begin,
+                         std::min(ranges[i].end, place.end) - place.begin));
+  });
 }
 
 bool OptimizerSlices::any(bool on_host) const {
@@ -79,38 +150,39 @@ void OptimizerSlices::round_weights(const UpdateSpan& span) {
   if (span.has_master()) span.weights.copy_(span.master);
 }
 
+std::vector<OptimizerSlices::Range> OptimizerSlices::with_masters(const std::vector<bool>& chosen) const {
+  std::vector<Range> result;
+  for (size_t i = 0; i < spans_.size(); ++i)
+    for (const ParameterRange& range : ranges(i))
+      if (has_master_[i] && chosen[range.parameter])
+        result.push_back({i, range.slice_begin, range.slice_begin + range.numel});
+  return result;
+}
+
 // A user's write into 16-bit weights is the new truth; an older master would undo it.
 void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < spans_.size(); ++i) {
-    if (!spans_[i].has_master()) continue;
-    for (const ParameterRange& range : ranges(i)) {
-      if (!chosen[range.parameter]) continue;
-      const UpdateSpan part = spans_[i].slice(range.slice_begin, range.slice_begin + range.numel);
-      // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
-      const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
-      part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
-    }
-  }
+  visit(with_masters(chosen), Access::kUpdate, [](size_t, const UpdateSpan& part) {
+    // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
+    const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
+    part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
+  });
 }
 
 void OptimizerSlices::write_back_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < spans_.size(); ++i)
-    for (const ParameterRange& range : ranges(i))
-      if (chosen[range.parameter]) round_weights(spans_[i].slice(range.slice_begin, range.slice_begin + range.numel));
+  visit(with_masters(chosen), Access::kRead, [](size_t, const UpdateSpan& part) { round_weights(part); });
 }
 
 std::vector<TensorSlice> OptimizerSlices::state() const {
   std::vector<TensorSlice> slices;
   for (size_t i = 0; i < spans_.size(); ++i) {
-    const UpdateSpan& span = spans_[i];
     for (const ParameterRange& range : ranges(i)) {
       const std::string& parameter = pager_.parameters()[range.parameter].name;
-      if (span.has_master()) append(slices, master_name(parameter), range, span.master);
-      const std::vector<std::string>& names = state_names(range.parameter);
-      for (size_t state = 0; state < names.size(); ++state)
-        append(slices, optimizer_state_name(names[state], parameter), range, state == 0 ? span.first : span.second);
+      int tensor = 0;
+      if (has_master_[i]) append(slices, master_name(parameter), i, range, tensor++);
+      for (const std::string& state : state_names(range.parameter))
+        append(slices, optimizer_state_name(state, parameter), i, range, tensor++);
     }
   }
   return slices;
@@ -118,27 +190,34 @@ std::vector<TensorSlice> OptimizerSlices::state() const {
 
 int64_t OptimizerSlices::master_bytes() const {
   int64_t bytes = 0;
-  for (const UpdateSpan& span : spans_) bytes += span.has_master() ? static_cast<int64_t>(span.master.nbytes()) : 0;
+  for (size_t i = 0; i < spans_.size(); ++i)
+    if (has_master_[i]) bytes += spans_[i].weights.numel() * static_cast<int64_t>(sizeof(float));
   return bytes;
 }
 
 int64_t OptimizerSlices::state_bytes() const {
   int64_t bytes = 0;
   const size_t parameters = group_of_.size();
-  for (size_t i = 0; i < spans_.size(); ++i)
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const auto itemsize = static_cast<int64_t>(has_master_[i] ? sizeof(float) : spans_[i].weights.element_size());
     for (const Run& run : runs(i, std::vector<bool>(parameters, true), std::vector<int64_t>(parameters)))
-      bytes += (run.end - run.begin) * spans_[i].master.element_size() *
-               static_cast<int64_t>(state_names_[run.group].size());
+      bytes += (run.end - run.begin) * itemsize * static_cast<int64_t>(state_names_[run.group].size());
+  }
   return bytes;
 }
 
-void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& name, const ParameterRange& range,
-                             const at::Tensor& flat) const {
+void OptimizerSlices::append(std::vector<TensorSlice>& slices, const std::string& name, size_t i,
+                             const ParameterRange& range, int tensor) const {
   TensorSlice& slice = slices.emplace_back();
   slice.name = name;
   slice.part = pager_.parameters()[range.parameter].model_part();
   slice.begin = range.parameter_begin;
-  slice.data = flat.narrow(0, range.slice_begin, range.numel);
+  if (is_on_disk(i)) {
+    slice.store = disk_->store(i, tensor, range.slice_begin, range.numel);
+    return;
+  }
+  const at::Tensor* const flat[] = {&spans_[i].master, &spans_[i].first, &spans_[i].second};
+  slice.data = flat[tensor + (has_master_[i] ? 0 : 1)]->narrow(0, range.slice_begin, range.numel);
 }
 
 }  // namespace trireme

@@ -15,6 +15,7 @@
 #include "trireme/base/heap.h"
 #include "trireme/checkpoint/async_save.h"
 #include "trireme/comm/call_scopes.h"
+#include "trireme/device/stream.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/leaf_modules.h"
 #include "trireme/training/model_agreement.h"
@@ -74,6 +75,7 @@ c10::Device device_of(const torch::nn::Module& module) {
 
 PagerPolicy policy_for(const Config& config, const ParallelPlan& plan, torch::nn::Module& module) {
   PagerPolicy policy = config.pager;
+  if (config.disk.is_on() && is_host(device_of(module))) policy.offload_ratio = 0;  // from memory to the disk
   policy.gradient_op = plan.reduce_op;
   policy.units.leaves = find_leaf_modules(module, config.leaf_modules);
   policy.accumulation_dtype = config.precision.accumulation_dtype;
@@ -94,7 +96,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   const WithoutInterception own_operators;
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(options);
-  check(choice, groups_.plan, config_.precision);
+  check(choice, groups_.plan, config_.precision, config_.disk);
   check_degree(config_);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
@@ -162,7 +164,8 @@ std::function<void()> Training::proof() {
 }
 
 void Training::install(PreparedOptimizer prepared) {
-  std::unique_ptr<ShardedOptimizer> optimizer = make_optimizer(prepared, *pager_, groups_.shards, config_.precision);
+  std::unique_ptr<ShardedOptimizer> optimizer =
+      make_optimizer(prepared, *pager_, groups_.shards, config_.precision, config_.disk);
   Hyperparameters hyperparameters = hyperparameters_of(prepared, optimizer.get());
   step_->set_optimizer(std::move(optimizer), std::move(hyperparameters));
   access_.reset();  // before another one takes its place in the pager
@@ -184,7 +187,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
   const CallerScope caller("set_optimizer");
   const WithoutInterception own_operators;
-  check(choice, groups_.plan, config_.precision);
+  check(choice, groups_.plan, config_.precision, config_.disk);
   const std::vector<ParameterSpec>& specs = pager_->parameters();
   PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());

@@ -214,7 +214,8 @@ void take(OptimizerOptions& group, const Json& saved) {
 /// Checkpoints are of host memory: what is on a device goes through a copy there.
 StateTree host_copy(StateTree state) {
   const WithoutInterception own_operators;
-  for (TensorSlice& slice : state.tensors) slice.data = slice.data.cpu();
+  for (TensorSlice& slice : state.tensors)
+    if (slice.store == nullptr) slice.data = slice.data.cpu();
   return state;
 }
 
@@ -222,7 +223,8 @@ void copy_back(const StateTree& from, const StateTree& to) {
   const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < to.tensors.size(); ++i)
-    if (!from.tensors[i].data.is_same(to.tensors[i].data)) to.tensors[i].data.copy_(from.tensors[i].data);
+    if (to.tensors[i].store == nullptr && !from.tensors[i].data.is_same(to.tensors[i].data))
+      to.tensors[i].data.copy_(from.tensors[i].data);
 }
 
 }  // namespace
@@ -320,8 +322,9 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
     throw;  // the group is dead, and with it every collective
   } catch (const Error& error) {
     // A device has not been written yet.
-    const bool has_changed = std::any_of(state.tensors.begin(), state.tensors.end(),
-                                         [](const TensorSlice& slice) { return is_host(slice.data); });
+    const bool has_changed = std::any_of(state.tensors.begin(), state.tensors.end(), [](const TensorSlice& slice) {
+      return slice.store != nullptr || is_host(slice.data);
+    });
     if (error.code() == ErrorCode::kTornLoad && has_changed) condition_.tear(error.what());
     publish_all(window);  // every rank failed alike: nothing has changed, or a further load mends it
     throw;

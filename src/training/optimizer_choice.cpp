@@ -27,18 +27,21 @@ void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
 
 }  // namespace
 
-void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision) {
+void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
+           const StatesOnDisk& disk) {
   const int tensor_ranks = plan.tensor.size();
   if (precision.stochastic_rounding) check_rounding(choice, plan);
   if (choice.optimizer) {
     check_optimizer(*choice.optimizer);
     const OptimizerKind kind = choice.optimizer->kind;
     check_update_dtype(kind, precision.update_dtype);
+    check_on_disk(kind, disk);
     const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
     if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
       throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
   }
   if (!choice.client) return;
+  check_on_disk(OptimizerKind::kClient, disk);
   if (choice.optimizer)
     throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
                           optimizer_name(choice.optimizer->kind), " too; remove one of the two"));
@@ -63,12 +66,12 @@ PreparedOptimizer prepare(const OptimizerChoice& choice, const WholeModel& model
   return prepared;
 }
 
-void try_client(Group& group, const OptimizerChoice& choice, const std::vector<ParameterSpec>& parameters,
-                c10::Device device) {
-  if (!choice.client) return;
+/// Collective. What one rank's `call` throws ends it on every rank: on that one as it is, on others by its text.
+template <class Call>
+void together(Group& group, const Call& call) {
   std::exception_ptr own;
   try {
-    try_client_optimizer(choice.client, parameters, device);
+    call();
   } catch (...) {
     own = std::current_exception();
   }
@@ -82,11 +85,21 @@ void try_client(Group& group, const OptimizerChoice& choice, const std::vector<P
   }
 }
 
+void try_client(Group& group, const OptimizerChoice& choice, const std::vector<ParameterSpec>& parameters,
+                c10::Device device) {
+  if (choice.client) together(group, [&] { try_client_optimizer(choice.client, parameters, device); });
+}
+
 std::unique_ptr<ShardedOptimizer> make_optimizer(PreparedOptimizer& prepared, Pager& pager, Group& group,
-                                                 const PrecisionOptions& precision) {
+                                                 const PrecisionOptions& precision, const StatesOnDisk& disk) {
   const UpdateArithmetic arithmetic{precision.update_dtype, precision.stochastic_rounding};
   if (prepared.client) return std::make_unique<ShardedOptimizer>(pager, group, prepared.client, arithmetic);
-  return std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped, arithmetic);
+  std::unique_ptr<ShardedOptimizer> made;
+  const auto make = [&] {
+    made = std::make_unique<ShardedOptimizer>(pager, group, prepared.grouped, arithmetic, disk);
+  };
+  disk.is_on() ? together(group, make) : make();  // a disk may be full on one rank alone
+  return made;
 }
 
 Hyperparameters hyperparameters_of(const PreparedOptimizer& prepared, const ShardedOptimizer* optimizer) {

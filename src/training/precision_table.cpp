@@ -49,7 +49,9 @@ OptimizerBytes optimizer_bytes(const ShardedOptimizer& optimizer) {
   OptimizerBytes bytes;
   for (const TensorSlice& slice : optimizer.own_state()) {
     const bool is_master = parse_state_name(slice.name).kind == StateKind::kMaster;
-    (is_master ? bytes.masters : bytes.states)[slice.data.scalar_type()] += static_cast<int64_t>(slice.data.nbytes());
+    const at::ScalarType dtype = slice.store ? slice.store->dtype() : slice.data.scalar_type();
+    const int64_t numel = slice.store ? slice.store->numel() : slice.data.numel();
+    (is_master ? bytes.masters : bytes.states)[dtype] += numel * static_cast<int64_t>(c10::elementSize(dtype));
   }
   return bytes;
 }
@@ -115,7 +117,8 @@ std::string precision_table(const DtypeBytes& loaded, const Config& config, cons
       if (kept.masters.empty() || dtype == at::kFloat) updated[dtype];
     title += ": " + mode_of(config, kept);
     rows.push_back({"optimizer init", names_of(updated), size_text(total(kept.masters) + total(kept.states)),
-                    str("masters ", names_of(kept.masters), ", states ", names_of(kept.states))});
+                    str("masters ", names_of(kept.masters), ", states ", names_of(kept.states),
+                        config.disk.is_on() ? ", on disk" : "")});
     rows.push_back({"forward, backward", autocast.enabled ? short_name(autocast.dtype) : names_of(weights),
                     size_text(memory.gradient_bytes),
                     str("gradients summed in ", names_of(gradients.sums), ", sent in ", names_of(gradients.sent))});

@@ -118,6 +118,26 @@ TEST(Zero, AcceptsThemSwitchedOffOrAtTheirDefault) {
             "");
 }
 
+TEST(Zero, ReadsStatesOnDisk) {
+  const auto read = [](const std::string& section, int stage) {
+    return parse_config(str(R"({"train_batch_size": 1, "zero_optimization": {"stage": )", stage,
+                            R"(, "offload_optimizer": {)", section, "}}}"),
+                        1);
+  };
+  for (const int stage : {0, 3}) {
+    const Config config = read(R"("device": "nvme", "nvme_path": "/nvme/states", "buffer_count": 6)", stage);
+    EXPECT_EQ(config.disk, (StatesOnDisk{.folder = "/nvme/states", .buffers = 6}));
+    EXPECT_EQ(config.pager.offload_ratio, stage == 3 ? 1 : 0);
+    EXPECT_EQ(config_from_json(to_json(config), 1), config);
+  }
+  EXPECT_FALSE(read(R"("device": "cpu", "nvme_path": "/nvme/states")", 1).disk.is_on());
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "nvme"})"),
+            wrong("`zero_optimization.offload_optimizer.nvme_path` is missing; set it to a folder of the disk, or the "
+                  "device to \"cpu\""));
+  EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 1})"),
+            wrong("`zero_optimization.offload_optimizer.buffer_count` is 1; expected an integer from 2 to 1024"));
+}
+
 PagerPolicy offload_of(const std::string& keys) {
   return parse_config(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3, )" + keys + "}}", 1).pager;
 }

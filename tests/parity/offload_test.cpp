@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/parity/device_cases.h"
+#include "tests/support/temporary_folder.h"
 #include "trireme/plan/estimate.h"
 
 namespace trireme::on_devices {
@@ -111,6 +112,21 @@ INSTANTIATE_TEST_SUITE_P(Kinds, OffloadOptimizer,
                          ::testing::Values(OptimizerKind::kAdam, OptimizerKind::kAdagrad, OptimizerKind::kLion,
                                            OptimizerKind::kLamb, OptimizerKind::kMuon, OptimizerKind::kSgd),
                          [](const auto& info) { return std::string(optimizer_name(info.param)); });
+
+TEST(Offload, MayHaveStatesOnDisk) {
+  const TemporaryFolder folder;
+  for (const int stage : {1, 3})
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+      for (const double ratio : {1.0, 0.5}) {
+        const Outcome host = train(kModels[1], config_of(stage, dtype, {}), Place::kHost);
+        const auto to_disk = [&](Config& c) { c.disk = {.folder = folder.path().string(), .block_numel = 4096}; };
+        FakeRecord record;
+        expect_same(
+            train(kModels[1], config_of(stage, dtype, offloading({"", ratio, false}, to_disk)), Place::kOneDevice),
+            host, dtype);
+        EXPECT_EQ(record.races(), std::vector<std::string>());
+      }
+}
 
 // Sums of several backward passes are made on the way: what has left comes back and is added to.
 TEST(Offload, SumsTheGradientsOfAWindow) {

@@ -142,6 +142,59 @@ result = [run(True), run(False)]
         self.assertEqual(result[0], result[1])
 
 
+class OnDisk(Case):
+    def test_states_on_disk_are_those_in_memory_and_go_on_from_a_checkpoint(self):
+        result = self.on_ranks(2, """
+import os, torch, trireme as deepspeed
+def run(offload, saves, loads, **section):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 4))
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "bf16": {"enabled": True},
+              "zero_optimization": {"stage": 2, "offload_optimizer": offload}}
+    engine = deepspeed.initialize(model=net, config=config)[0]
+    if loads: engine.load_checkpoint(folder + "/" + loads)
+    losses = []
+    for step in range(4):
+        torch.manual_seed(10 * engine.global_steps + engine.global_rank)
+        loss = engine(torch.randn(2, 64, dtype=torch.bfloat16)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    if saves: engine.save_checkpoint(folder + "/" + saves)
+    p = net[0].weight
+    told = [losses, deepspeed.utils.safe_get_full_fp32_param(p).double().sum().item(), deepspeed.utils.safe_get_full_optimizer_state(p, "exp_avg_sq").sum().item()]
+    engine.destroy()
+    return told
+disk = {"device": "nvme", "nvme_path": folder + "/states"}
+result = [run({"device": "none"}, "memory", None), run(disk, "disk", None), run(disk, None, "memory"), run({"device": "none"}, None, "disk"),
+          os.listdir(folder + "/states")]
+""")
+        memory, disk, to_disk, from_disk, left = result
+        self.assertEqual(disk, memory)
+        self.assertEqual(to_disk, from_disk)
+        self.assertNotEqual(to_disk[0], memory[0])
+        self.assertEqual(left, [])
+
+    def test_a_folder_that_cannot_be_is_named_on_every_rank_before_training(self):
+        self.write("file", "text")
+        result = self.on_ranks(2, """
+import json, torch, trireme as deepspeed
+net = torch.nn.Linear(8, 8)
+before = net.weight.detach().clone()
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
+          "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": folder + "/file/states"}}}
+try:
+    deepspeed.initialize(model=net, config=config)
+    said = ["nothing"]
+except deepspeed.errors.Error as error:
+    said = [type(error).__name__, str(error)]
+result = [said, torch.equal(net.weight, before)]
+""")
+        self.assertEqual(result[0][0], "IoError")
+        self.assertIn("/file/states: the folder cannot be made", result[0][1])
+        self.assertTrue(result[1])
+
+
 # Rank 0 ends in the middle of a forward that rank 1 gathers for.
 _LOST = """
 import json, os, pathlib, signal, sys

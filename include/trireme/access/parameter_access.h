@@ -96,6 +96,10 @@ class ParameterAccess final : public PagerCompanion {
   struct Part {
     int64_t begin = 0;
     at::Tensor data;
+    SliceStore* store = nullptr;  ///< of which `data` is a copy; null: `data` itself is the engine's
+
+    /// Changes the engine's elements. Throws IoError.
+    void write(const at::Tensor& values) const;
   };
 
   Part value(int parameter) const;
@@ -130,6 +134,8 @@ class ParameterAccess final : public PagerCompanion {
 
  private:
   Part part_of(int parameter, at::Tensor OwnedSlice::*flat) const;
+  /// Whether there is one; its data, where a store has them, are read.
+  std::optional<Part> find_state(int parameter, const std::string& state) const;
 
   Pager& pager_;
   ShardedOptimizer* optimizer_;

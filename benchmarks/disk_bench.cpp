@@ -1,0 +1,146 @@
+// A step whose masters and states are on disk, beside its transfers alone and the step in memory, in the same run.
+// kAbout says how.
+#include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "benchmarks/flags.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/world.h"
+#include "trireme/device/disk.h"
+#include "trireme/engine/engine.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Arguments {
+  std::filesystem::path folder = ".";
+  int64_t layers = 12;
+  int64_t width = 4096;
+  int rounds = 3;
+  int buffers = 4;
+  int threads = static_cast<int>(std::thread::hardware_concurrency());
+};
+
+double seconds_of(const std::function<void()>& run) {
+  const auto start = Clock::now();
+  run();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr int64_t kBlockBytes = int64_t{12} << 20;
+
+/// Every block of a file of `bytes` is read, and written two blocks later, by plain calls of as many threads as an
+/// engine takes: what no update can be faster than.
+double transfer_seconds(trireme::DiskFile& file, int64_t bytes) {
+  const int64_t blocks = bytes / kBlockBytes;
+  return seconds_of([&] {
+    std::vector<std::thread> threads;
+    for (int writes = 0; writes < 2; ++writes)
+      threads.emplace_back([&, writes] {
+        const trireme::DiskBuffer buffer(kBlockBytes);
+        for (int64_t i = 0; i < blocks; ++i)
+          writes ? file.write(i * kBlockBytes, buffer.first(kBlockBytes))
+                 : file.read(i * kBlockBytes, buffer.first(kBlockBytes));
+      });
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+class Trained {
+ public:
+  Trained(const Arguments& arguments, trireme::Group& group, bool on_disk) : width_(arguments.width) {
+    for (int64_t i = 0; i < arguments.layers; ++i)
+      net_->push_back(torch::nn::Linear(torch::nn::LinearOptions(width_, width_).bias(false)));
+    trireme::Config config = trireme::default_config(1);
+    config.optimizer = {.kind = trireme::OptimizerKind::kAdamW, .lr = 1e-4};
+    config.precision.weight_dtype = config.precision.accumulation_dtype = at::kBFloat16;
+    config.pager.stage = 1;
+    config.pager.accumulation_dtype = at::kBFloat16;
+    if (on_disk) config.disk = {.folder = arguments.folder.string(), .buffers = arguments.buffers};
+    engine_ = std::make_unique<trireme::Engine>(group, *net_, trireme::InitializeOptions{.config = config});
+  }
+
+  /// The time of step() alone, without backward.
+  double step_seconds() {
+    engine_->backward(net_->forward(at::ones({1, width_}, at::kBFloat16)).to(at::kFloat).square().mean());
+    return seconds_of([&] { engine_->step(); });
+  }
+
+ private:
+  const int64_t width_;
+  torch::nn::Sequential net_;
+  std::unique_ptr<trireme::Engine> engine_;
+};
+
+constexpr const char* kAbout =
+    "a step of AdamW whose masters and moments are on disk, beside the same step in memory and the transfers alone.\n\n"
+    "The model is --layers matrices of --width x --width in bf16, on one rank; 12 bytes of each element are on disk, "
+    "in\n"
+    "blocks of 12 MiB. transfers: two threads read and write a file of that size in the same folder, block by block, "
+    "and\n"
+    "do nothing else. limit: the larger of the step in memory and the transfers; the last column is the step on disk "
+    "over\n"
+    "it. Rounds are interleaved, and the least of each column counts.";
+
+Arguments parse(int argc, char** argv) {
+  Arguments arguments;
+  benchmarks::Flags("disk_bench", kAbout)
+      .path("--folder", arguments.folder, "where the file is made")
+      .whole("--layers", arguments.layers, "matrices")
+      .whole("--width", arguments.width, "of a matrix")
+      .whole("--rounds", arguments.rounds, "interleaved")
+      .whole("--buffers", arguments.buffers, "blocks in memory", 2)
+      .whole("--threads", arguments.threads, "of the update")
+      .act(
+          "--smoke", [&] { arguments.layers = 2, arguments.width = 512, arguments.rounds = 1; },
+          "everything once, small")
+      .parse(argc, argv);
+  return arguments;
+}
+
+void run(const Arguments& arguments) {
+  at::set_num_threads(arguments.threads);
+  const trireme::World world = trireme::init();
+  const int64_t elements = arguments.layers * arguments.width * arguments.width;
+  const int64_t bytes = std::max(elements * 12 / kBlockBytes, int64_t{1}) * kBlockBytes;
+  const auto file = trireme::make_disk_file(arguments.folder, bytes);
+  Trained in_memory(arguments, *world.group, false), on_disk(arguments, *world.group, true);
+  double transfers = 1e30, memory = 1e30, disk = 1e30;
+  for (int round = 0; round <= arguments.rounds; ++round) {
+    const double measured[] = {transfer_seconds(*file, bytes), in_memory.step_seconds(), on_disk.step_seconds()};
+    if (round == 0) continue;  // touches memory and disk for the first time
+    transfers = std::min(transfers, measured[0]);
+    memory = std::min(memory, measured[1]);
+    disk = std::min(disk, measured[2]);
+  }
+  std::printf("%.0f M elements, %.2f GB on disk, %d threads, %d buffers\n", static_cast<double>(elements) / 1e6,
+              static_cast<double>(bytes) / 1e9, arguments.threads, arguments.buffers);
+  std::printf("transfers %8.1f ms (%.2f GB/s each way)\n", 1e3 * transfers,
+              static_cast<double>(bytes) / transfers / 1e9);
+  std::printf("in memory %8.1f ms\n", 1e3 * memory);
+  std::printf("on disk   %8.1f ms   %.2f x limit\n", 1e3 * disk, disk / std::max(transfers, memory));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(parse(argc, argv));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "disk_bench: %s\n", error.what());
+    return 1;
+  }
+}

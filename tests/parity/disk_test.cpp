@@ -1,0 +1,300 @@
+// Optimizer states on disk: the bits of those in memory, at every stage and in every precision, through checkpoints and
+// under the functions that read and write states. Faults of a disk are named, and nothing that they spoilt is used.
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/parity/cases.h"
+#include "tests/support/error_of.h"
+#include "tests/support/run_ranks.h"
+#include "tests/support/temporary_folder.h"
+#include "trireme/access/parameter_access.h"
+#include "trireme/base/error.h"
+#include "trireme/device/disk.h"
+#include "trireme/engine/model_engine.h"
+
+namespace trireme {
+namespace {
+
+using namespace testing;
+
+constexpr int kDiskSteps = 6;
+
+using ByName = std::map<std::string, at::Tensor>;
+
+/// A layer has several blocks, the last of which is not full.
+TrainedModel make_wide() {
+  auto net = torch::nn::Sequential(torch::nn::Linear(60, 190), torch::nn::Linear(190, 60));
+  draw_weights(*net);
+  return {net.ptr(), [net](const MicroBatch& batch) mutable {
+            return net->forward(input_of(*net, batch, {3, 60})).square().mean();
+          }};
+}
+
+const std::vector<ModelCase> kDiskModels = {{"Wide", make_wide}, {"Llama", make_llama}};
+
+const std::map<std::string, OptimizerOptions> kOptimizers = {
+    {"Adam", {.kind = OptimizerKind::kAdam, .lr = 2e-3, .weight_decay = 0.05}},
+    {"AdamW", {.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05}},
+    {"Adagrad", {.kind = OptimizerKind::kAdagrad, .lr = 1e-2}},
+    {"Lion", {.kind = OptimizerKind::kLion, .lr = 1e-3}},
+    {"Momentum", {.kind = OptimizerKind::kSgd, .lr = 0.05, .momentum = 0.9}},
+    {"Sgd", {.kind = OptimizerKind::kSgd, .lr = 0.05}}};
+
+struct Precision {
+  std::string name;
+  PrecisionOptions options;
+  friend void PrintTo(const Precision& precision, std::ostream* out) { *out << precision.name; }
+};
+
+const std::vector<Precision> kPrecisions = {{"Fp32", {}},
+                                            {"Bf16", {.weight_dtype = at::kBFloat16}},
+                                            {"Low",
+                                             {.weight_dtype = at::kBFloat16,
+                                              .accumulation_dtype = at::kBFloat16,
+                                              .update_dtype = at::kBFloat16,
+                                              .buffer_dtype = at::kBFloat16}}};
+
+Config config_of(int world, const PagerPolicy& policy, const OptimizerOptions& optimizer,
+                 const PrecisionOptions& precision) {
+  Config config = default_config(world);
+  config.batch = {2 * world, 1, 2};
+  config.optimizer = optimizer;
+  config.precision = precision;
+  config.gradient_clipping = 0.5;
+  config.pager = policy;
+  return config;
+}
+
+StatesOnDisk disk_in(const TemporaryFolder& folder, int buffers = 2) {
+  return {.folder = folder.path().string(), .buffers = buffers, .block_numel = 4096};
+}
+
+void train(Engine& engine, const TrainedModel& model, const Rank& rank, int64_t steps) {
+  for (int64_t micro = 0; micro < 2 * steps; ++micro) {
+    const int64_t round = engine.micro_steps();
+    engine.backward(model.loss({round * rank.size() + rank.id(), round}));
+    engine.step();
+  }
+}
+
+/// Weights and, with "state " before their names, optimizer states, whole.
+ByName tensors_of(const torch::nn::Module& module, const OptimizerOptions& optimizer) {
+  ByName tensors;
+  for (const auto& item : module.named_parameters()) {
+    tensors[item.key()] = *safe_get_full_fp32_param(item.value());
+    for (const std::string& state : optimizer_states(optimizer))
+      tensors[state + " of " + item.key()] = *safe_get_full_optimizer_state(item.value(), state);
+  }
+  return tensors;
+}
+
+void expect_equal(const ByName& found, const ByName& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(found.at(name), tensor)) << name;
+}
+
+ByName trained(const ModelCase& model_case, const Config& config, int world) {
+  ByName tensors;
+  run_ranks(world, [&](Rank& rank) {
+    at::set_num_threads(1);
+    const TrainedModel model = model_case.make();
+    Engine engine(rank.world(), *model.module, {.config = config});
+    train(engine, model, rank, kDiskSteps);
+    const ByName own = tensors_of(*model.module, *config.optimizer);
+    engine.destroy();
+    if (rank.id() == 0) tensors = own;
+  });
+  return tensors;
+}
+
+class OnDisk : public ::testing::TestWithParam<std::tuple<ZeroStage, Precision>> {};
+
+TEST_P(OnDisk, HaveTheBitsOfThoseInMemory) {
+  const auto& [stage, precision] = GetParam();
+  for (const ModelCase& model_case : kDiskModels)
+    for (const auto& [name, optimizer] : kOptimizers) {
+      if (precision.name == "Low" && name == "Lion") continue;  // which has no update in it
+      SCOPED_TRACE(model_case.name + " " + name);
+      const TemporaryFolder folder;
+      Config config = config_of(2, stage.policy, optimizer, precision.options);
+      const ByName expected = trained(model_case, config, 2);
+      config.disk = disk_in(folder, name == "AdamW" ? 5 : 2);
+      expect_equal(trained(model_case, config, 2), expected);
+      EXPECT_EQ(folder.names(), std::vector<std::string>());
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, OnDisk,
+                         ::testing::Combine(::testing::ValuesIn(kZeroStages), ::testing::ValuesIn(kPrecisions)),
+                         [](const auto& info) { return std::get<0>(info.param).name + std::get<1>(info.param).name; });
+
+const OptimizerOptions kAdamW = kOptimizers.at("AdamW");
+
+TEST(OnDiskCheckpoints, GoOnBetweenDiskAndMemoryAtOtherNumbersOfRanks) {
+  for (const Precision& precision : {kPrecisions[0], kPrecisions[1]})
+    for (const bool async : {false, true})
+      for (const bool saves_from_disk : {true, false}) {
+        SCOPED_TRACE(precision.name + (saves_from_disk ? " from the disk" : " to the disk") + (async ? " async" : ""));
+        const TemporaryFolder folder, saved;
+        const auto config = [&](int world, bool on_disk) {
+          Config config = config_of(world, harsh_policy(world == 2 ? 3 : 1), kAdamW, precision.options);
+          if (on_disk) config.disk = disk_in(folder);
+          config.checkpoint.async_save = async;
+          return config;
+        };
+        ByName before, after;
+        run_ranks(2, [&](Rank& rank) {
+          at::set_num_threads(1);
+          const TrainedModel model = make_wide();
+          Engine engine(rank.world(), *model.module, {.config = config(2, saves_from_disk)});
+          train(engine, model, rank, 3);
+          engine.save_checkpoint(saved.path());
+          (void)engine.wait_for_checkpoint();
+          const ByName own = tensors_of(*model.module, kAdamW);
+          engine.destroy();
+          if (rank.id() == 0) before = own;
+        });
+        run_ranks(3, [&](Rank& rank) {
+          at::set_num_threads(1);
+          const TrainedModel model = make_wide();
+          Engine engine(rank.world(), *model.module, {.config = config(3, !saves_from_disk)});
+          ASSERT_TRUE(engine.load_checkpoint(saved.path()));
+          const ByName own = tensors_of(*model.module, kAdamW);
+          engine.destroy();
+          if (rank.id() == 0) after = own;
+        });
+        expect_equal(after, before);
+      }
+}
+
+TEST(OnDiskAccess, ReadsAndWritesWholesAndParts) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    at::set_num_threads(1);
+    const TrainedModel model = make_wide();
+    Config config = config_of(2, harsh_policy(2), kAdamW, kPrecisions[1].options);
+    config.disk = disk_in(folder);
+    Engine engine(rank.world(), *model.module, {.config = config});
+    train(engine, model, rank, 1);
+    const at::Tensor weight = model.module->parameters()[0];
+    const at::Tensor value = at::full({190, 60}, 1.0 + 0x1p-20);
+    safe_set_full_fp32_param(weight, value);
+    EXPECT_TRUE(at::equal(*safe_get_full_fp32_param(weight), value));
+    safe_set_full_optimizer_state(weight, value * 3, "exp_avg_sq");
+    EXPECT_TRUE(at::equal(*safe_get_full_optimizer_state(weight, "exp_avg_sq"), value * 3));
+    EXPECT_FALSE(at::equal(*safe_get_full_optimizer_state(weight, "exp_avg"), value * 3));
+    const at::Tensor part = *safe_get_local_optimizer_state(weight, "exp_avg");
+    safe_set_local_optimizer_state(weight, part + 1, "exp_avg");
+    EXPECT_TRUE(at::equal(*safe_get_local_optimizer_state(weight, "exp_avg"), part + 1));
+    {
+      const at::NoGradGuard no_grad;
+      at::Tensor(weight).fill_(2);  // the program's write is the new truth
+    }
+    EXPECT_TRUE(at::equal(*safe_get_full_fp32_param(weight), at::full({190, 60}, 2.0)));
+    engine.destroy();
+  });
+}
+
+TEST(OnDiskRefuse, WhatNeedsMoreThanABlockBeforeAnythingChanges) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    const TrainedModel model = make_wide();
+    const ByName before = parameters_of(*model.module);
+    for (const OptimizerKind kind : {OptimizerKind::kLamb, OptimizerKind::kMuon}) {
+      Config config = config_of(2, harsh_policy(1), {.kind = kind}, {});
+      config.disk = disk_in(folder);
+      const std::string text = error_of<ConfigError>([&] { Engine(rank.world(), *model.module, {.config = config}); });
+      EXPECT_NE(text.find("offload_optimizer.device: \"nvme\" brings states block by block, and "), std::string::npos);
+    }
+    expect_equal(parameters_of(*model.module), before);
+  });
+}
+
+TEST(OnDiskRefuse, ADiskThatIsFullOnEveryRankAndGiveTheModelBack) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Rank& rank) {
+    const TrainedModel model = make_wide();
+    const ByName before = parameters_of(*model.module);
+    Config config = config_of(2, harsh_policy(3), kAdamW, {});
+    config.disk = disk_in(folder);
+    config.disk.make_file = [&](const std::string& where, int64_t bytes) {
+      return make_disk_file(where, rank.id() == 1 ? int64_t{1} << 42 : bytes);
+    };
+    const std::string text = error_of<Error>([&] { Engine(rank.world(), *model.module, {.config = config}); });
+    EXPECT_NE(text.find(folder.path().string() + ": 4.4 TB are needed and "), std::string::npos) << text;
+    expect_equal(parameters_of(*model.module), before);
+  });
+}
+
+/// Fails once, at transfer number `at`.
+class FailingFile final : public DiskFile {
+ public:
+  FailingFile(std::unique_ptr<DiskFile> file, int at) : file_(std::move(file)), left_(at) {}
+  void read(int64_t offset, std::span<std::byte> to) override {
+    count("read");
+    file_->read(offset, to);
+  }
+  void write(int64_t offset, std::span<const std::byte> from) override {
+    count("write");
+    file_->write(offset, from);
+  }
+
+ private:
+  void count(const char* what) {
+    if (left_-- == 0) throw IoError(str("the disk: ", what, " failed: Input/output error"));
+  }
+  std::unique_ptr<DiskFile> file_;
+  std::atomic<int> left_;
+};
+
+// One rank, so that a fault has one place; the transfers of three steps and a save, one fault in each of them.
+TEST(OnDiskFaults, AreNamedAndTheirStatesAreNotUsedAgain) {
+  const TemporaryFolder folder, saved;
+  int faults = 0;
+  for (int at = 0; at < 400; at += 3) {
+    SCOPED_TRACE(at);
+    bool failed = false;
+    run_ranks(1, [&](Rank& rank) {
+      at::set_num_threads(1);
+      const TrainedModel model = make_wide();
+      Config config = config_of(1, harsh_policy(1), kAdamW, kPrecisions[1].options);
+      config.disk = disk_in(folder);
+      config.disk.make_file = [&](const std::string& where, int64_t bytes) {
+        return std::make_unique<FailingFile>(make_disk_file(where, bytes), at);
+      };
+      std::unique_ptr<Engine> engine;
+      const auto run = [&] {
+        engine = std::make_unique<Engine>(rank.world(), *model.module, InitializeOptions{.config = config});
+        train(*engine, model, rank, 3);
+        engine->save_checkpoint(saved.path(), {.tag = "whole"});
+      };
+      try {
+        run();
+      } catch (const IoError& error) {
+        failed = true;
+        EXPECT_NE(std::string(error.what()).find("Input/output error"), std::string::npos) << error.what();
+      }
+      if (!failed || !engine) return;
+      if (engine->global_steps() == 3) return;  // in the save, which may be tried again
+      const std::string text = error_of<Error>([&] { engine->save_checkpoint(saved.path(), {.tag = "torn"}); });
+      EXPECT_NE(text.find("an update was cut off"), std::string::npos) << text;
+      EXPECT_FALSE(std::filesystem::exists(saved / "torn"));
+    });
+    if (!failed) break;
+    ++faults;
+  }
+  EXPECT_GT(faults, 20);
+}
+
+}  // namespace
+}  // namespace trireme
