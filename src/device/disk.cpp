@@ -1,6 +1,8 @@
 #include "trireme/device/disk.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
+#include "trireme/base/log.h"
 
 namespace trireme {
 namespace {
@@ -27,6 +30,11 @@ int64_t free_bytes(const std::filesystem::path& folder) {
   struct statvfs found = {};
   if (statvfs(folder.c_str(), &found) != 0) fail(folder, "statvfs", errno);
   return static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
+}
+
+bool is_in_memory(const std::filesystem::path& folder) {
+  struct statfs found = {};
+  return statfs(folder.c_str(), &found) == 0 && (found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC);
 }
 
 class UnnamedFile final : public DiskFile {
@@ -108,7 +116,11 @@ class UnnamedFile final : public DiskFile {
 }  // namespace
 
 std::unique_ptr<DiskFile> make_disk_file(const std::filesystem::path& folder, int64_t bytes) {
-  return std::make_unique<UnnamedFile>(folder, bytes);
+  auto file = std::make_unique<UnnamedFile>(folder, bytes);
+  if (is_in_memory(folder))
+    log(LogLevel::kWarning, str(folder.string(), ": this folder is memory (tmpfs), so nothing is saved by moving ",
+                                size_text(bytes), " there; give a folder of a disk"));
+  return file;
 }
 
 DiskBuffer::DiskBuffer(int64_t bytes)

@@ -107,13 +107,9 @@ void OptimizerSlices::visit(const std::vector<Range>& ranges, Access access,
   // Each block once, and the ranges that have elements of it.
   std::vector<DiskStates::BlockPlace> places;
   std::vector<std::vector<size_t>> users;
-  std::vector<size_t> in_memory;
   for (size_t i = 0; i < ranges.size(); ++i) {
-    const Range& range = ranges[i];
-    if (!is_on_disk(range.slice)) in_memory.push_back(i);
-    for (const DiskStates::BlockPlace& place : is_on_disk(range.slice)
-                                                   ? disk_->blocks(range.slice, range.begin, range.end)
-                                                   : std::vector<DiskStates::BlockPlace>{}) {
+    if (!is_on_disk(ranges[i].slice)) continue;
+    for (const DiskStates::BlockPlace& place : disk_->blocks(ranges[i].slice, ranges[i].begin, ranges[i].end)) {
       if (places.empty() || places.back().slice != place.slice || places.back().begin != place.begin) {
         places.push_back(place);
         users.emplace_back();
@@ -121,14 +117,22 @@ void OptimizerSlices::visit(const std::vector<Range>& ranges, Access access,
       users.back().push_back(i);
     }
   }
-  for (const size_t i : in_memory) use(i, span(ranges[i].slice).slice(ranges[i].begin, ranges[i].end));
+  size_t in_memory = 0;
+  const auto use_memory_before = [&](size_t end) {
+    for (; in_memory < end; ++in_memory)
+      if (const Range& range = ranges[in_memory]; !is_on_disk(range.slice))
+        use(in_memory, span(range.slice).slice(range.begin, range.end));
+  };
   size_t next = 0;
   disk_->visit(places, access, [&](const DiskStates::BlockPlace& place, const std::vector<at::Tensor>& tensors) {
     const UpdateSpan block = span_of(place, tensors);
-    for (const size_t i : users[next++])
+    for (const size_t i : users[next++]) {
+      use_memory_before(i);
       use(i, block.slice(std::max(ranges[i].begin, place.begin) - place.begin,
                          std::min(ranges[i].end, place.end) - place.begin));
+    }
   });
+  use_memory_before(ranges.size());
 }
 
 bool OptimizerSlices::any(bool on_host) const {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/captured_log.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trireme/base/error.h"
@@ -69,6 +70,19 @@ TEST(DiskFile, NamesAFolderThatCannotBe) {
   EXPECT_NE(error_of<IoError>([&] { make_disk_file(file + "/inside", kPage); }).find(file + "/inside: the folder"),
             std::string::npos);
   EXPECT_NE(error_of<IoError>([&] { make_disk_file(file, kPage); }).find(file), std::string::npos);
+}
+
+TEST(DiskFile, WarnsOfAFolderThatIsMemory) {
+  if (!std::filesystem::is_directory("/dev/shm")) GTEST_SKIP() << "there is no /dev/shm";
+  CapturedLog log;
+  const auto file = make_disk_file("/dev/shm", kPage);
+  EXPECT_NE(log.text().find("/dev/shm: this folder is memory (tmpfs)"), std::string::npos) << log.text();
+  const DiskBuffer buffer(kPage);  // without O_DIRECT, or with it
+  fill(buffer, kPage, 3);
+  file->write(0, buffer.first(kPage));
+  fill(buffer, kPage, 0);
+  file->read(0, buffer.first(kPage));
+  EXPECT_TRUE(holds(buffer, kPage, 3));
 }
 
 TEST(DiskFile, IsReadNoFurtherThanItsEnd) {

@@ -138,6 +138,32 @@ INSTANTIATE_TEST_SUITE_P(Stages, OnDisk,
                          ::testing::Combine(::testing::ValuesIn(kZeroStages), ::testing::ValuesIn(kPrecisions)),
                          [](const auto& info) { return std::get<0>(info.param).name + std::get<1>(info.param).name; });
 
+// Units of a group without a state stay in memory, between others that are on disk.
+TEST(OnDiskGroups, AreUpdatedInTheOrderOfTheUnits) {
+  for (const Precision& precision : {kPrecisions[0], kPrecisions[1]}) {
+    const auto run = [&](const TemporaryFolder* folder) {
+      ByName tensors;
+      run_ranks(2, [&](Rank& rank) {
+        at::set_num_threads(1);
+        const TrainedModel model = make_wide();
+        Config config = config_of(2, harsh_policy(2), kOptimizers.at("Momentum"), precision.options);
+        if (folder) config.disk = disk_in(*folder);
+        Engine engine(rank.world(), *model.module,
+                      {.config = config, .parameter_groups = {{.patterns = {"^0\\."}, .momentum = 0.0}}});
+        train(engine, model, rank, kDiskSteps);
+        ByName own;
+        for (const auto& item : model.module->named_parameters())
+          own[item.key()] = *safe_get_full_fp32_param(item.value());
+        engine.destroy();
+        if (rank.id() == 0) tensors = own;
+      });
+      return tensors;
+    };
+    const TemporaryFolder folder;
+    expect_equal(run(&folder), run(nullptr));
+  }
+}
+
 const OptimizerOptions kAdamW = kOptimizers.at("AdamW");
 
 TEST(OnDiskCheckpoints, GoOnBetweenDiskAndMemoryAtOtherNumbersOfRanks) {

@@ -291,7 +291,8 @@ class Configurations(Case):
         "config": [read.zero_config.stage, read.zero_config.offload_optimizer, read.optimizer_name, read.optimizer_params, read.scheduler_name,
                    read.bfloat16_config.enabled, read.float16_config.initial_scale_power, read.wall_clock_breakdown, read.gradient_predivide_factor,
                    read.train_batch_size, read.managed_gradient_accumulation],
-        "refused": raised(lambda: deepspeed.initialize(model=model(), config={**config(), "zero_optimization": zero}))[0]}
+        "refused": raised(lambda: deepspeed.initialize(model=model(), config={**config(), "zero_optimization": DeepSpeedZeroConfig(
+            stage=3, offload_param={"device": "nvme", "nvme_path": "/x"})}))[0]}
     engine.offload_states(include=[OffloadStateTypeEnum.optim_states], device=OffloadDeviceEnum.cpu)
 """, as_deepspeed=True)
         self.assertEqual(result["zero"], [True, True, 7, 500_000_000, False, True, True, 5, True, "/x", 1.0, False, None])
