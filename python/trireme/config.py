@@ -3,6 +3,7 @@ import base64
 import binascii
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -40,6 +41,15 @@ def unwritable(value, path):
     return f"{path} is a {type(value).__module__}.{type(value).__qualname__}"
 
 
+def _nan_in(value, path):
+    """Where in `value`, which stands at `path`, a NaN is: "config['gradient_clipping']". None: nowhere."""
+    if isinstance(value, dict):
+        return next(filter(None, (_nan_in(inner, f"{path}['{key}']") for key, inner in value.items())), None)
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, (_nan_in(inner, f"{path}[{index}]") for index, inner in enumerate(value))), None)
+    return path if isinstance(value, float) and math.isnan(value) else None
+
+
 def _as_given(value):
     """A section that is an object (runtime/sections.py), as a dict."""
     if hasattr(value, "as_given"):
@@ -64,6 +74,8 @@ def read(config):
     Raises  ConfigError (a ValueError): none of these, or a syntax error, with its place.
     """
     if isinstance(config, dict):
+        if where := _nan_in(config, "config"):
+            raise ConfigError(f"{where} is NaN; give it a number")
         try:
             text = json.dumps(config, default=_as_given)
             return json.loads(core.plain_json(text, "config") if core.is_accelerates(text) else text)

@@ -239,6 +239,20 @@ class Engines(Case):
 """, as_deepspeed=True)
         self.assertEqual(result, [4, [[0, 1], [2, 3], [4, 5], [6, 7]], [4, 4]])
 
+    def test_a_smaller_last_batch_is_dropped_where_the_configuration_says_so_and_epochs_are_the_programs(self):
+        result = self.on_ranks(2, _CONFIG + """
+    result = []
+    for drops in (False, True):
+        engine = deepspeed.initialize(model=model(), config=dict(config(), dataloader_drop_last=drops))[0]
+        loader = engine.deepspeed_io(list(range(10)), 2)
+        orders = []
+        for epoch in (0, 0, 1):
+            loader.data_sampler.set_epoch(epoch)
+            orders.append([batch.tolist() for batch in loader])
+        result.append([[len(batch) for batch in orders[0]], len(loader), orders[0] == orders[1], orders[1] == orders[2]])
+""", as_deepspeed=True)
+        self.assertEqual(result, [[[2, 2, 1], 3, True, False], [[2, 2], 2, True, False]])
+
 
 class Configurations(Case):
     """Files and objects."""

@@ -109,7 +109,8 @@ class Initialize(Case):
     net = model()
     result = dict(
         list=refusal(model=[net], config=CONFIG), kind=refusal(model=nn.Linear, config=CONFIG),
-        data=refusal(model=net, training_data=5, config=CONFIG), twice=refusal(model=net, config=CONFIG, config_params=CONFIG),
+        data=refusal(model=net, training_data=5, config=CONFIG), empty=refusal(model=net, training_data=[], config=CONFIG),
+        nan=refusal(model=net, config={{**CONFIG, "gradient_clipping": float("nan")}}), twice=refusal(model=net, config=CONFIG, config_params=CONFIG),
         group=refusal(model=net, model_parameters=[{{"lr": 1}}], config=SGD), auto=refusal(model=net, config={{**CONFIG, "gradient_clipping": "auto"}}),
         file=refusal(model=net, config={str(path)!r}), missing=refusal(model=net, config="nowhere.json"),
         json=refusal(model=net, config={str(listed)!r}), lbfgs=refusal(model=net, config=CONFIG, optimizer=torch.optim.LBFGS(net.parameters())),
@@ -120,6 +121,7 @@ class Initialize(Case):
         tensor=refusal(model=net, config={{**CONFIG, "optimizer": {{"type": "Adam", "params": {{"lr": torch.tensor(1.0)}}}}}}))
 """)
         for name, text in {"list": "a torch.nn.Module; put several", "kind": "make one, Linear(…)", "data": "training_data is a int",
+                           "empty": "training_data is empty", "nan": "config['gradient_clipping'] is NaN; give it a number",
                            "twice": "two names of one argument", "group": "parameter group 0 has no \"params\", only ['lr']",
                            "auto": "config: `gradient_clipping` is \"auto\"", "file": f"{path}: `zero_optimization.stage` is 7",
                            "missing": "Received: 'nowhere.json'; there is no such file", "json": "expected an object, {…}, found [1, 2]",

@@ -1,5 +1,6 @@
 """DeepSpeedEngine: an Engine behind the attributes and methods that DeepSpeed's programs use."""
 import numbers
+from collections.abc import Mapping
 
 import torch
 
@@ -38,7 +39,9 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         self.training_dataloader = None
 
     def _library_config(self, config):
-        """With the modules that set_z3_leaf_modules() has marked."""
+        """With the modules that set_z3_leaf_modules() has marked, and without what deepspeed_io() has followed."""
+        if config.get("dataloader_drop_last") in (False, True):
+            config = {key: value for key, value in config.items() if key != "dataloader_drop_last"}
         marked = [name for name, module in self.module.named_modules() if getattr(module, "_z3_leaf", False)]
         if not marked:
             return config
@@ -67,8 +70,10 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         The model computes attention and losses of all tokens then. Tensors [B, S] as they are where samples are not
         cut; `others` are more of them, one number for each token, such as token_type_ids.
         Raises  ShapeError: fewer than two tokens for some rank. StateError, on every rank: the ranks of a sequence have
-                other batches.
+                other batches. ConfigError: the batch itself, not its tensors.
         """
+        if isinstance(input_ids, Mapping):
+            raise ConfigError("cut: input_ids is a batch of several tensors; pass them by their names: engine.cut(**batch)")
         names = ("input_ids", "labels", "position_ids", "attention_mask")
         parts = self.core.cut(input_ids, labels, position_ids, attention_mask, dim)
         other_parts = {name: self.core.cut(tensor, None, None, None, dim)[0] for name, tensor in others.items()}
@@ -153,7 +158,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     loaded_checkpoint_dp_world_size = property(lambda self: self.loaded_data_size)
     seq_parallel_group = property(lambda self: self.get_sequence_parallel_group())
     _dp_rank = property(lambda self: self.core.data_rank)
-    _drops_last = False  # micro-batch of a data set, where it is smaller
+    _drops_last = property(lambda self: bool(self._given.get("dataloader_drop_last")), doc="The last micro-batch of a data set, where it is smaller.")
     mp_world_size = property(lambda self: self._tensor_size, doc="Ranks that share each layer.")
     config = property(lambda self: self._given)
     loss_scale = property(lambda self: self.core.loss_scale)
@@ -194,13 +199,15 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def deepspeed_io(self, dataset, batch_size=None, route="train", pin_memory=True, data_sampler=None, collate_fn=None, num_local_io_workers=None):
-        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled; with `route` "eval" or "predict"
-        all, in order."""
+        """A DataLoader over `dataset`, in micro-batches: this rank's part, shuffled, in one order unless the program
+        calls data_sampler.set_epoch() of it; with `route` "eval" or "predict" all, in order."""
         if data_sampler is None and route == "train":
             data_sampler = torch.utils.data.DistributedSampler(dataset, self.dp_world_size, self._dp_rank)
-        return torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,
-                                           collate_fn=collate_fn, num_workers=num_local_io_workers or 0, drop_last=self._drops_last,
-                                           pin_memory=pin_memory and self.device.type != "cpu")
+        loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size or self.train_micro_batch_size_per_gpu(), sampler=data_sampler,
+                                             collate_fn=collate_fn, num_workers=num_local_io_workers or 0, drop_last=self._drops_last,
+                                             pin_memory=pin_memory and self.device.type != "cpu")
+        loader.data_sampler = loader.sampler  # DeepSpeed's name
+        return loader
 
     def take_training_data(self, dataset, collate_fn):
         """initialize()'s training_data: `training_dataloader` is its DataLoader from here on."""

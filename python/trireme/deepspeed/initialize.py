@@ -22,6 +22,8 @@ def _check_arguments(model, training_data):
     if training_data is not None and not (hasattr(training_data, "__len__") and hasattr(training_data, "__getitem__")):
         raise errors.ConfigError(f"initialize: training_data is a {type(training_data).__name__}, which has no length and indices by which ranks "
                                  "could share it; make a DataLoader of this rank's part yourself")
+    if training_data is not None and len(training_data) == 0:
+        raise errors.ConfigError("initialize: training_data is empty; give it samples, or leave it out")
 
 
 def _engine_of(model):

@@ -54,7 +54,7 @@ class PipelineEngine(DeepSpeedEngine):
     stage_id = property(lambda self: self.grid.stage_id)
     dp_world_size = property(lambda self: self.grid.data_parallel_size)
     _dp_rank = property(lambda self: self.grid.data_parallel_id)
-    _drops_last = property(lambda self: not self.module.dynamic_shape)
+    _drops_last = property(lambda self: not self.module.dynamic_shape or bool(self._given.get("dataloader_drop_last")))
     is_pipe_parallel = property(lambda self: self.num_stages > 1)
     is_data_parallel = property(lambda self: self.dp_world_size > 1)
     micro_batches = property(lambda self: self.gradient_accumulation_steps(), doc="Of a step, on each data-parallel rank.")
