@@ -44,6 +44,9 @@ void check_resume(const TrainSetup& setup) {
   const std::string tag = setup.options.tag.empty() ? latest_tag(setup.checkpoints()).value_or("") : setup.options.tag;
   const auto path = setup.checkpoints() / tag;
   std::error_code unreadable;  // as there
+  if (!setup.options.tag.empty() && !std::filesystem::exists(path / "manifest.json", unreadable))
+    throw ConfigError(str("--tag ", tag, ": ", setup.checkpoints().string(), " has no checkpoint of this name",
+                          other_tags_hint(setup)));
   if (tag.empty() || !std::filesystem::exists(path / "manifest.json", unreadable))
     return;  // loading starts anew, or says what is wrong
   const auto& options = setup.options;

@@ -155,6 +155,11 @@ void check_together(Document& file, const LrScheduleOptions& options) {
   } catch (const ConfigError& error) {
     file.refuse("scheduler.params", error.what());
   }
+  // As in DeepSpeed, which warns too: its learning rate falls to 0 at the end of the warm-up.
+  if (options.kind == LrScheduleKind::kWarmupDecay && options.total_num_steps < options.warmup_num_steps)
+    file.warnings.push_back(str(file.origin(), ": `scheduler.params.total_num_steps` ", options.total_num_steps,
+                                " is less than `warmup_num_steps` ", options.warmup_num_steps,
+                                ": the learning rate is 0 after the warm-up; set it to the steps of the whole run"));
 }
 
 }  // namespace

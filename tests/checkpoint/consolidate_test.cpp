@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/checkpoint/fixture.h"
+#include "tests/support/error_of.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
@@ -110,6 +111,15 @@ TEST(Consolidate, RoundsTheMasterOnceWhenTheDtypeIsAnother) {
   EXPECT_TRUE(
       at::equal(read_safetensors(folder / "same").at("w"), master_values(0, 3000).to(at::kBFloat16).view({100, 30})));
   EXPECT_EQ(read_safetensors(folder / "same").at("count").scalar_type(), at::kLong);
+}
+
+TEST(Consolidate, NamesAFileThatStandsWhereTheFolderShallBe) {
+  const Folder folder;
+  const CheckpointSource source = saved_bf16(folder);
+  const std::string file = (folder / "file").string();
+  write_file_atomically(posix_file_system(), file, "text");
+  EXPECT_EQ(testing::error_of<ConfigError>([&] { (void)consolidate(source, file); }),
+            file + ": this is a file; name a folder for the weights");
 }
 
 TEST(Consolidate, LeavesOutFrozenParametersAndWhatIsTiedToThem) {

@@ -96,6 +96,12 @@ TEST_F(TrainProgramResume, FromADamagedCheckpointNamesTheOthersAndTakesOneByItsT
   EXPECT_NE(refused.err.find("are damaged: checksum"), std::string::npos) << refused.err;
   EXPECT_NE(refused.err.find("--resume --tag TAG continues from one of global_step3, global_step6"), std::string::npos)
       << refused.err;
+  const auto absent = run_program(train("run", {"--steps", "8", "--resume", "--tag", "global_step5"}));
+  EXPECT_EQ(absent.exit_code, 2);
+  EXPECT_NE(absent.err.find("--tag global_step5: "), std::string::npos) << absent.err;
+  EXPECT_NE(absent.err.find("has no checkpoint of this name; --resume --tag TAG continues from one of global_step3"),
+            std::string::npos)
+      << absent.err;
   const auto resumed = run_program(train("run", {"--steps", "8", "--resume", "--tag", "global_step3"}));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_EQ(numbers_of("run", "loss").size(), 8u);

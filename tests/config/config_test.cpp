@@ -36,7 +36,7 @@ TEST(Config, ReadsItsOwnResolvedFormBack) {
       R"({"train_batch_size": 24, "gradient_accumulation_steps": 3, "gradient_clipping": 0.5, "steps_per_print": 7, "deterministic": true,
           "bf16": {"enabled": true, "check_grad_overflow": false}, "data_types": {"grad_accum_dtype": "bf16"},
           "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.1, 0.2], "eps": 1e-3, "weight_decay": 0.3, "adam_w_mode": false}},
-          "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_max_lr": "auto", "warmup_min_lr": 0.01, "warmup_type": "linear"}},
+          "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_num_steps": 3, "warmup_max_lr": "auto", "warmup_min_lr": 0.01, "warmup_type": "linear"}},
           "zero_optimization": {"stage": 3, "ignore_unused_parameters": false, "max_live_parameters": 1e30},
           "trireme": {"gather": "shared", "merge_below_bytes": 3, "unit_patterns": ["a", "b\\."], "poison": true,
                       "register_buffers": true},

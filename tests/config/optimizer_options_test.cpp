@@ -195,6 +195,18 @@ TEST(SchedulerOptions, HaveDeepSpeedsDefaults) {
   EXPECT_EQ(scheduler("constant"), LrScheduleOptions{});
 }
 
+TEST(SchedulerOptions, WarnOfARunThatEndsBeforeItsWarmUp) {
+  const auto log_of = [](const std::string& total) {
+    CapturedLog log;
+    (void)scheduler("WarmupDecayLR", R"({"warmup_num_steps": 10, "total_num_steps": )" + total + "}");
+    return log.text();
+  };
+  EXPECT_EQ(log_of("10"), "");
+  EXPECT_EQ(log_of("5"),
+            "warning <string>: `scheduler.params.total_num_steps` 5 is less than `warmup_num_steps` 10: the learning "
+            "rate is 0 after the warm-up; set it to the steps of the whole run\n");
+}
+
 TEST(SchedulerOptions, ReadEveryParameter) {
   EXPECT_EQ(
       scheduler("warmuplr",

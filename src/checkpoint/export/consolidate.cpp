@@ -132,6 +132,8 @@ class Consolidation {
   std::vector<std::string> former_files() {
     std::vector<std::string> names;
     if (!files_.exists(folder_)) return names;
+    if (std::error_code unreadable; std::filesystem::is_regular_file(folder_, unreadable))
+      throw ConfigError(folder_.string() + ": this is a file; name a folder for the weights");
     for (const std::string& name : files_.list(folder_))
       if (base_.owns(name)) names.push_back(name);
     return names;
