@@ -220,7 +220,7 @@ const std::vector<Command>& commands() {
       {"consolidate", "Writes a checkpoint's weights as safetensors.", add_consolidate},
       {"convert", "Writes a checkpoint in another layout, such as DeepSpeed's.", add_convert},
       {"estimate", "Says how much memory the model states need.", add_estimate},
-      {"plan", "Shows a schedule of pipeline parallelism and its idle time.", add_plan},
+      {"plan", "Shows what each axis does with a model, or a pipeline's schedule.", add_plan},
       {"config", "Checks a configuration file, or converts it.", add_config},
       {"docs", "Prints the manual.", add_docs},
   };

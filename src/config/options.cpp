@@ -242,6 +242,8 @@ void add_precision(Table& table) {
               "gradients are divided by it before they travel, and their sum is multiplied by it");
   table.resolved("prescale_gradients", flag(), nullptr, "`false`",
                  "true: `gradient_predivide_factor` is the number of ranks; one of the two");
+  table.resolved("dataloader_drop_last", flag(), nullptr, "`false`",
+                 "of Python's `training_data`: a last batch that is not full is left out. `trireme train` has none");
 }
 
 void add_zero(Table& table) {

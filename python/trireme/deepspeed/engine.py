@@ -39,9 +39,7 @@ class DeepSpeedEngine(EngineSettings, EngineGetters, Engine):
         self.training_dataloader = None
 
     def _library_config(self, config):
-        """With the modules that set_z3_leaf_modules() has marked, and without what deepspeed_io() has followed."""
-        if config.get("dataloader_drop_last") in (False, True):
-            config = {key: value for key, value in config.items() if key != "dataloader_drop_last"}
+        """With the modules that set_z3_leaf_modules() has marked."""
         marked = [name for name, module in self.module.named_modules() if getattr(module, "_z3_leaf", False)]
         if not marked:
             return config
