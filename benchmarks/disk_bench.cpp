@@ -85,14 +85,12 @@ class Trained {
 };
 
 constexpr const char* kAbout =
-    "a step of AdamW whose masters and moments are on disk, beside the same step in memory and the transfers alone.\n\n"
-    "The model is --layers matrices of --width x --width in bf16, on one rank; 12 bytes of each element are on disk, "
-    "in\n"
-    "blocks of 12 MiB. transfers: two threads read and write a file of that size in the same folder, block by block, "
-    "and\n"
-    "do nothing else. limit: the larger of the step in memory and the transfers; the last column is the step on disk "
-    "over\n"
-    "it. Rounds are interleaved, and the least of each column counts.";
+    "a step of AdamW whose masters and moments are on disk, beside the same step in memory and the transfers\n"
+    "alone.\n\n"
+    "The model is --layers matrices of --width x --width in bf16, on one rank; 12 bytes of each element are on\n"
+    "disk, in blocks of 12 MiB. transfers: two threads read and write a file of that size in the same folder,\n"
+    "block by block, and do nothing else. limit: the larger of the step in memory and the transfers; the last\n"
+    "column is the step on disk over it. Rounds are interleaved, and the least of each column counts.";
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;

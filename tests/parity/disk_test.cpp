@@ -322,5 +322,24 @@ TEST(OnDiskFaults, AreNamedAndTheirStatesAreNotUsedAgain) {
   EXPECT_GT(faults, 20);
 }
 
+TEST(OnDiskFaults, OfOneRankAreNamedToItsPeers) {
+  const TemporaryFolder folder;
+  std::vector<std::string> said(2);
+  run_ranks(2, [&](Rank& rank) {
+    at::set_num_threads(1);
+    const TrainedModel model = make_wide();
+    Config config = config_of(2, harsh_policy(1), kAdamW, kPrecisions[1].options);
+    config.disk = disk_in(folder);
+    config.disk.make_file = [&](const std::string& where, int64_t bytes) {
+      return std::make_unique<FailingFile>(make_disk_file(where, bytes), rank.id() == 1 ? 25 : -1);
+    };
+    Engine engine(rank.world(), *model.module, {.config = config});
+    said[rank.id()] = named_error_of([&] { train(engine, model, rank, 8); });
+    EXPECT_LT(engine.global_steps(), 8);
+  });
+  EXPECT_NE(said[1].find("IoError: the disk: "), std::string::npos) << said[1];
+  EXPECT_NE(said[0].find("rank 1"), std::string::npos) << said[0];
+}
+
 }  // namespace
 }  // namespace trireme

@@ -41,8 +41,8 @@ struct ModelStates {
 /// (the accumulation dtype) and s for master and optimizer together (Adam: 12 in bf16, 8 in fp32), the bytes per
 /// parameter are
 ///   ZeRO 0: w + g + s    ZeRO 1: w + g + s/N    ZeRO 2: w + (g + s)/N    ZeRO 3: (w + g + s)/N.
-/// Of an offloaded parameter (w + g + s)/N are on the host, and w, at ZeRO 3 w/N, on the device; with
-/// offload_parameters at ZeRO 3 nothing is. With offloading ZeRO 1 shards the gradients of the other parameters too, as
+/// An offloaded parameter has (w + g + s)/N on the host, and on the device w, at ZeRO 3 w/N; with offload_parameters at
+/// ZeRO 3 it has nothing on the device. With offloading ZeRO 1 shards the gradients of the other parameters too, as
 /// ZeRO 2 does. Units gathered for computing, activations and gradients in flight come on top: docs/plan.md.
 ///
 /// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1.
