@@ -42,7 +42,8 @@ class UnnamedFile final : public DiskFile {
   UnnamedFile(std::filesystem::path folder, int64_t bytes) : folder_(std::move(folder)) {
     std::error_code problem;
     std::filesystem::create_directories(folder_, problem);
-    if (problem) throw IoError(str(folder_.string(), ": the folder cannot be made: ", problem.message()));
+    if (problem)
+      throw IoError(str(folder_.string(), ": the folder cannot be made: ", problem.message(), "; choose another one"));
     descriptor_ = open_unnamed(O_DIRECT);
     if (descriptor_ < 0 && errno == EINVAL) descriptor_ = open_unnamed(0);
     if (descriptor_ < 0) fail(folder_, "open of a file without a name", errno);

@@ -84,7 +84,11 @@ DiskStates::DiskStates(std::vector<Slice> slices, const StatesOnDisk& options)
       bytes_ += bytes;
     }
   }
-  file_ = options.make_file ? options.make_file(options.folder, bytes_) : make_disk_file(options.folder, bytes_);
+  try {
+    file_ = options.make_file ? options.make_file(options.folder, bytes_) : make_disk_file(options.folder, bytes_);
+  } catch (const IoError& error) {
+    throw IoError(str("zero_optimization.offload_optimizer.nvme_path: ", error.what()));
+  }
   for (int i = 0; i < options.buffers; ++i) buffers_.emplace_back(block_bytes);
   // Half of the transfers are reads.
   queue_ = std::make_unique<DiskQueue>(*file_, std::max(1, options.buffers / 2));
