@@ -1,4 +1,5 @@
-// A step whose masters and states are on disk, beside its transfers alone and the step in memory, in the same run.
+// A step whose masters and states are on disk, and a forward pass whose weights are, beside their transfers alone and
+// both in memory, in the same run.
 // kAbout says how.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
@@ -40,6 +41,7 @@ double seconds_of(const std::function<void()>& run) {
 }
 
 constexpr int64_t kBlockBytes = int64_t{12} << 20;
+constexpr int kReaders = 4;
 
 /// Every block of a file of `bytes` is read, and written two blocks later, by plain calls of as many threads as an
 /// engine takes: what no update can be faster than.
@@ -58,18 +60,46 @@ double transfer_seconds(trireme::DiskFile& file, int64_t bytes) {
   });
 }
 
+/// All of a file of `bytes` is read, by as many threads as read weights.
+double read_seconds(trireme::DiskFile& file, int64_t bytes) {
+  return seconds_of([&] {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kReaders; ++thread)
+      threads.emplace_back([&, thread] {
+        const trireme::DiskBuffer buffer(trireme::kDiskPieceBytes);
+        for (int64_t at = thread * trireme::kDiskPieceBytes; at < bytes; at += kReaders * trireme::kDiskPieceBytes)
+          file.read(at, buffer.first(std::min(trireme::kDiskPieceBytes, bytes - at)));
+      });
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+enum class Place { kMemory, kStatesOnDisk, kWeightsOnDisk };
+
 class Trained {
  public:
-  Trained(const Arguments& arguments, trireme::Group& group, bool on_disk) : width_(arguments.width) {
+  Trained(const Arguments& arguments, trireme::Group& group, Place place) : width_(arguments.width) {
     for (int64_t i = 0; i < arguments.layers; ++i)
       net_->push_back(torch::nn::Linear(torch::nn::LinearOptions(width_, width_).bias(false)));
     trireme::Config config = trireme::default_config(1);
     config.optimizer = {.kind = trireme::OptimizerKind::kAdamW, .lr = 1e-4};
     config.precision.weight_dtype = config.precision.accumulation_dtype = at::kBFloat16;
-    config.pager.stage = 1;
+    config.pager.stage = place == Place::kWeightsOnDisk ? 3 : 1;
     config.pager.accumulation_dtype = at::kBFloat16;
-    if (on_disk) config.disk = {.folder = arguments.folder.string(), .buffers = arguments.buffers};
+    if (place == Place::kWeightsOnDisk) {
+      config.optimizer = {};
+      config.pager.disk = {.folder = arguments.folder.string()};
+      config.pager.units.merge_below_bytes = 0;
+      config.pager.live_bytes = 4 * 2 * width_ * width_;
+    }
+    if (place == Place::kStatesOnDisk)
+      config.disk = {.folder = arguments.folder.string(), .buffers = arguments.buffers};
     engine_ = std::make_unique<trireme::Engine>(group, *net_, trireme::InitializeOptions{.config = config});
+  }
+
+  double forward_seconds() {
+    const at::NoGradGuard no_grad;
+    return seconds_of([&] { net_->forward(at::ones({1, width_}, at::kBFloat16)); });
   }
 
   /// The time of step() alone, without backward.
@@ -85,12 +115,15 @@ class Trained {
 };
 
 constexpr const char* kAbout =
-    "a step of AdamW whose masters and moments are on disk, beside the same step in memory and the transfers\n"
-    "alone.\n\n"
+    "a step of AdamW whose masters and moments are on disk, and a forward pass whose weights are, beside the same in\n"
+    "memory and the transfers alone.\n\n"
     "The model is --layers matrices of --width x --width in bf16, on one rank; 12 bytes of each element are on\n"
     "disk, in blocks of 12 MiB. transfers: two threads read and write a file of that size in the same folder,\n"
     "block by block, and do nothing else. limit: the larger of the step in memory and the transfers; the last\n"
-    "column is the step on disk over it. Rounds are interleaved, and the least of each column counts.";
+    "column is the step on disk over it. reads: four threads read a file as large as the weights; of a forward pass, "
+    "of\n"
+    "one row, the limit is the larger of them and of the pass in memory, and four matrices stay in memory. Rounds are\n"
+    "interleaved, and the least of each column counts.";
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
@@ -114,14 +147,21 @@ void run(const Arguments& arguments) {
   const int64_t elements = arguments.layers * arguments.width * arguments.width;
   const int64_t bytes = std::max(elements * 12 / kBlockBytes, int64_t{1}) * kBlockBytes;
   const auto file = trireme::make_disk_file(arguments.folder, bytes);
-  Trained in_memory(arguments, *world.group, false), on_disk(arguments, *world.group, true);
-  double transfers = 1e30, memory = 1e30, disk = 1e30;
+  const int64_t weight_bytes = elements * 2;
+  Trained in_memory(arguments, *world.group, Place::kMemory), on_disk(arguments, *world.group, Place::kStatesOnDisk);
+  Trained weights_on_disk(arguments, *world.group, Place::kWeightsOnDisk);
+  double transfers = 1e30, memory = 1e30, disk = 1e30, reads = 1e30, forward = 1e30, from_disk = 1e30;
   for (int round = 0; round <= arguments.rounds; ++round) {
-    const double measured[] = {transfer_seconds(*file, bytes), in_memory.step_seconds(), on_disk.step_seconds()};
+    const double measured[] = {transfer_seconds(*file, bytes), in_memory.step_seconds(),
+                               on_disk.step_seconds(),         read_seconds(*file, weight_bytes),
+                               in_memory.forward_seconds(),    weights_on_disk.forward_seconds()};
     if (round == 0) continue;  // touches memory and disk for the first time
     transfers = std::min(transfers, measured[0]);
     memory = std::min(memory, measured[1]);
     disk = std::min(disk, measured[2]);
+    reads = std::min(reads, measured[3]);
+    forward = std::min(forward, measured[4]);
+    from_disk = std::min(from_disk, measured[5]);
   }
   std::printf("%.0f M elements, %.2f GB on disk, %d threads, %d buffers\n", static_cast<double>(elements) / 1e6,
               static_cast<double>(bytes) / 1e9, arguments.threads, arguments.buffers);
@@ -129,6 +169,9 @@ void run(const Arguments& arguments) {
               static_cast<double>(bytes) / transfers / 1e9);
   std::printf("in memory %8.1f ms\n", 1e3 * memory);
   std::printf("on disk   %8.1f ms   %.2f x limit\n", 1e3 * disk, disk / std::max(transfers, memory));
+  std::printf("forward in memory %6.1f ms, reads %6.1f ms (%.2f GB/s)\n", 1e3 * forward, 1e3 * reads,
+              static_cast<double>(weight_bytes) / reads / 1e9);
+  std::printf("forward on disk   %6.1f ms   %.2f x limit\n", 1e3 * from_disk, from_disk / std::max(reads, forward));
 }
 
 }  // namespace

@@ -34,13 +34,27 @@ ParameterAccess::ParameterAccess(Pager& pager, ShardedOptimizer* optimizer, std:
 
 ParameterAccess::~ParameterAccess() { pager_.set_companion(nullptr); }
 
+namespace {
+
+ParameterAccess::Part with_data(ParameterAccess::Part part) {
+  part.data = at::empty({part.store->numel()}, at::TensorOptions(part.store->dtype()));
+  part.store->read(0, {static_cast<std::byte*>(part.data.data_ptr()), part.data.nbytes()});
+  return part;
+}
+
+}  // namespace
+
 ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSlice::*flat) const {
   const int unit = pager_.layout().unit_of[parameter];
   for (const OwnedSlice& slice : pager_.owned()) {
     if (slice.unit != unit) continue;
     for (const ParameterRange& range : ranges_of(pager_.layout().units[unit], slice.begin, slice.weights.numel()))
-      if (range.parameter == parameter)
+      if (range.parameter == parameter) {
+        SliceStore* const store =
+            flat == &OwnedSlice::weights ? pager_.owned_store(unit, range.slice_begin, range.numel) : nullptr;
+        if (store != nullptr) return with_data({range.parameter_begin, {}, store});
         return {range.parameter_begin, (slice.*flat).narrow(0, range.slice_begin, range.numel)};
+      }
   }
   return {0, at::empty({0})};
 }
@@ -48,12 +62,7 @@ ParameterAccess::Part ParameterAccess::part_of(int parameter, at::Tensor OwnedSl
 std::optional<ParameterAccess::Part> ParameterAccess::find_state(int parameter, const std::string& state) const {
   const auto found = states_[parameter].find(state);
   if (found == states_[parameter].end()) return std::nullopt;
-  Part part = found->second;
-  if (part.store != nullptr) {
-    part.data = at::empty({part.store->numel()}, at::TensorOptions(part.store->dtype()));
-    part.store->read(0, {static_cast<std::byte*>(part.data.data_ptr()), part.data.nbytes()});
-  }
-  return part;
+  return found->second.store != nullptr ? with_data(found->second) : found->second;
 }
 
 void ParameterAccess::Part::write(const at::Tensor& values) const {

@@ -40,12 +40,11 @@ ValueType<at::ScalarType> autocast_dtype() {
                                  {"torch.float16", at::kHalf}});
 }
 
-/// The places of optimizer states.
-enum class StatesPlace : uint8_t { kBesideWeights, kHost, kDisk };
+enum class OffloadPlace : uint8_t { kNone, kHost, kDisk };
 
-ValueType<StatesPlace> states_place() {
-  return choice<StatesPlace>(
-      {{"none", StatesPlace::kBesideWeights}, {"cpu", StatesPlace::kHost}, {"nvme", StatesPlace::kDisk}});
+ValueType<OffloadPlace> offload_place() {
+  return choice<OffloadPlace>(
+      {{"none", OffloadPlace::kNone}, {"cpu", OffloadPlace::kHost}, {"nvme", OffloadPlace::kDisk}});
 }
 
 /// null: none.
@@ -53,16 +52,6 @@ ValueType<std::string> folder() {
   return {.words = "a folder",
           .read = [](const Document& file, const std::string& path) { return file.text_or(path, ""); },
           .write = [](const std::string& path) { return path.empty() ? Json() : Json(path); }};
-}
-
-ValueType<bool> device_place() {
-  auto type = choice<bool>({{"none", false}, {"cpu", true}, {"nvme", false}});
-  type.read = [named = type.read](const Document& file, const std::string& path) {
-    if (file.choice_or(path, "none", {"none", "cpu", "nvme"}) == "nvme")
-      file.not_there_yet(path, R"(set it to "cpu" or "none")");
-    return named(file, path);
-  };
-  return type;
 }
 
 ValueType<std::string> partition() {
@@ -249,15 +238,16 @@ void add_precision(Table& table) {
 void add_zero(Table& table) {
   constexpr auto pager = &Config::pager;
   constexpr auto disk = &Config::disk;
+  constexpr auto weights_on_disk = &PagerPolicy::disk;
   constexpr auto leaves = &Config::leaf_modules;
   table.section = "zero_optimization.";
   table.works("stage", integer(kStages), at<pager, &PagerPolicy::stage>,
               "ZeRO stage; `true` for the section is an old spelling of stage 1 and warned of");
   table.resolved(
-      "offload_optimizer.device", states_place(),
+      "offload_optimizer.device", offload_place(),
       [](const Config& c) {
-        if (c.disk.is_on()) return StatesPlace::kDisk;
-        return c.pager.offload_ratio > 0 ? StatesPlace::kHost : StatesPlace::kBesideWeights;
+        if (c.disk.is_on()) return OffloadPlace::kDisk;
+        return c.pager.offload_ratio > 0 ? OffloadPlace::kHost : OffloadPlace::kNone;
       },
       "`\"none\"`",
       "`\"cpu\"`: a GPU's parameters are updated on the host, at stages 1 to 3 "
@@ -272,9 +262,19 @@ void add_zero(Table& table) {
       [](const Config& c) { return c.pager.offload_ratio > 0 ? c.pager.offload_ratio : 1; }, "`1.0`",
       "at least this share of the elements is updated on the host, the rest on the GPU");
   table.resolved(
-      "offload_param.device", device_place(), [](const Config& c) { return c.pager.offload_parameters; }, "`\"none\"`",
+      "offload_param.device", offload_place(),
+      [](const Config& c) {
+        if (c.pager.disk.is_on()) return OffloadPlace::kDisk;
+        return c.pager.offload_parameters ? OffloadPlace::kHost : OffloadPlace::kNone;
+      },
+      "`\"none\"`",
       "`\"cpu\"`: the host keeps the shards of stage 3 too, and frozen ones; it updates them, so this "
-      "stands for `offload_optimizer` as well");
+      "stands for `offload_optimizer` as well. `\"nvme\"`: the shards of stage 3 are on disk "
+      "([pager](pager.md#weights-on-disk)), for models on hosts");
+  table.works("offload_param.nvme_path", folder(), at<pager, weights_on_disk, &WeightsOnDisk::folder>,
+              "with `\"nvme\"`: a folder of the disk; each rank makes a file there that has no name");
+  table.works("offload_param.buffer_count", integer(kBuffers), at<pager, weights_on_disk, &WeightsOnDisk::buffers>,
+              "with `\"nvme\"`: shards in memory during an update, half of them read ahead and half being written");
   table.works("ignore_unused_parameters", flag(), at<&Config::ignore_unused_parameters>,
               "false: a trainable parameter without a gradient is an error");
   table.works("leaf_module.classes", text_or_texts(), at<leaves, &LeafModuleOptions::classes>,

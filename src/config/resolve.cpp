@@ -287,6 +287,26 @@ bool old_switch(Document& file, const std::string& old, const std::string& secti
   return file.flag_or(old, false);
 }
 
+void require_folder(Document& file, const std::string& folder, const std::string& section) {
+  const std::string key = section + ".nvme_path";
+  if (folder.empty())
+    file.refuse(key,
+                str("`", file.path_of(key), "` is missing; set it to a folder of the disk, or the device to \"cpu\""));
+}
+
+void resolve_weights_on_disk(Document& file, PagerPolicy& pager, bool is_on, const std::string& section) {
+  if (!is_on) pager.disk = {};
+  if (!is_on) return;
+  require_folder(file, pager.disk.folder, section);
+  const std::string stage = "zero_optimization.stage", device = section + ".device", gather = "trireme.gather";
+  if (pager.stage != 3)
+    file.refuse(device, str("`", file.path_of(device), "`: \"nvme\" keeps the shards of ZeRO stage 3 on disk, and `",
+                            file.path_of(stage), "` is ", pager.stage, "; set it to 3"));
+  if (pager.gather == GatherPolicy::kShared)
+    file.refuse(device, str("`", file.path_of(device), "`: \"nvme\" and `", gather,
+                            "`: \"shared\" exclude each other, since what ranks map is memory; set it to \"copy\""));
+}
+
 void resolve_offload(Document& file, Config& config) {
   PagerPolicy& pager = config.pager;
   const std::string zero = "zero_optimization.", optimizer = zero + "offload_optimizer", param = zero + "offload_param";
@@ -297,12 +317,9 @@ void resolve_offload(Document& file, Config& config) {
     return file.choice_or(section + ".device", "none", {"none", "cpu", "nvme"});
   };
   const bool on_disk = device_of(optimizer) == "nvme";
-  if (on_disk && config.disk.folder.empty()) {
-    const std::string key = optimizer + ".nvme_path";
-    file.refuse(key,
-                str("`", file.path_of(key), "` is missing; set it to a folder of the disk, or the device to \"cpu\""));
-  }
+  if (on_disk) require_folder(file, config.disk.folder, optimizer);
   if (!on_disk) config.disk = {};
+  resolve_weights_on_disk(file, pager, device_of(param) == "nvme", param);
   pager.offload_parameters = device_of(param) == "cpu" || old_param;
   const bool offloads = device_of(optimizer) == "cpu" || old_optimizer || (on_disk && pager.stage > 0);
   const auto warn = [&](const std::string& section, const char* fix) {

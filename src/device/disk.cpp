@@ -131,6 +131,49 @@ DiskBuffer::DiskBuffer(int64_t bytes)
 
 void DiskBuffer::Free::operator()(std::byte* data) const { std::free(data); }
 
+void read_bytes(DiskFile& file, int64_t offset, std::span<std::byte> to, const DiskBuffer& scratch) {
+  while (!to.empty()) {
+    const int64_t begin = offset / kDiskAlignment * kDiskAlignment, before = offset - begin;
+    const int64_t bytes = std::min(static_cast<int64_t>(to.size()), kDiskPieceBytes - before);
+    file.read(begin, scratch.first(disk_aligned(before + bytes)));
+    std::memcpy(to.data(), scratch.data() + before, bytes);
+    to = to.subspan(bytes);
+    offset += bytes;
+  }
+}
+
+void write_bytes(DiskFile& file, int64_t offset, std::span<const std::byte> from, const DiskBuffer& scratch) {
+  while (!from.empty()) {
+    const int64_t begin = offset / kDiskAlignment * kDiskAlignment, before = offset - begin;
+    const int64_t bytes = std::min(static_cast<int64_t>(from.size()), kDiskPieceBytes - before);
+    const std::span<std::byte> blocks = scratch.first(disk_aligned(before + bytes));
+    const int64_t after = static_cast<int64_t>(blocks.size()) - before - bytes;
+    if (before > 0) file.read(begin, blocks.first(kDiskAlignment));
+    const bool is_read = before > 0 && static_cast<int64_t>(blocks.size()) == kDiskAlignment;
+    if (after > 0 && !is_read)
+      file.read(begin + static_cast<int64_t>(blocks.size()) - kDiskAlignment, blocks.last(kDiskAlignment));
+    std::memcpy(blocks.data() + before, from.data(), bytes);
+    file.write(begin, blocks);
+    from = from.subspan(bytes);
+    offset += bytes;
+  }
+}
+
+DiskTransfer& DiskTransfer::operator=(DiskTransfer&& other) noexcept {
+  wait();
+  parts_ = std::move(other.parts_);
+  return *this;
+}
+
+void DiskTransfer::wait() noexcept {
+  for (const std::future<void>& part : parts_) part.wait();
+}
+
+void DiskTransfer::get() {
+  wait();
+  for (std::future<void>& part : std::exchange(parts_, {})) part.get();
+}
+
 DiskQueue::DiskQueue(DiskFile& file, int threads) : file_(file), threads_(threads) {
   for (Worker& thread : threads_) thread.start_once([this] { run(); });
 }
@@ -145,15 +188,45 @@ DiskQueue::~DiskQueue() {
 }
 
 std::future<void> DiskQueue::read(int64_t offset, std::span<std::byte> to) {
-  return enqueue([this, offset, to] { file_.read(offset, to); });
+  return enqueue(Task([this, offset, to](const DiskBuffer&) { file_.read(offset, to); }));
 }
 
 std::future<void> DiskQueue::write(int64_t offset, std::span<const std::byte> from) {
-  return enqueue([this, offset, from] { file_.write(offset, from); });
+  return enqueue(Task([this, offset, from](const DiskBuffer&) { file_.write(offset, from); }));
 }
 
-std::future<void> DiskQueue::enqueue(std::function<void()> transfer) {
-  std::packaged_task<void()> task(std::move(transfer));
+namespace {
+
+template <class Memory, class Begin>
+DiskTransfer in_pieces(int64_t offset, Memory memory, const Begin& begin) {
+  DiskTransfer transfer;
+  while (!memory.empty()) {
+    const size_t bytes = std::min<size_t>(memory.size(), kDiskPieceBytes);
+    transfer.add(begin(offset, memory.first(bytes)));
+    memory = memory.subspan(bytes);
+    offset += static_cast<int64_t>(bytes);
+  }
+  return transfer;
+}
+
+bool is_aligned(std::span<const std::byte> memory) {
+  return reinterpret_cast<uintptr_t>(memory.data()) % kDiskAlignment == 0 && memory.size() % kDiskAlignment == 0;
+}
+
+}  // namespace
+
+DiskTransfer DiskQueue::read_pieces(int64_t offset, std::span<std::byte> to) {
+  return in_pieces(offset, to, [this](int64_t at, std::span<std::byte> piece) {
+    if (is_aligned(piece)) return read(at, piece);
+    return enqueue(Task([this, at, piece](const DiskBuffer& scratch) { read_bytes(file_, at, piece, scratch); }));
+  });
+}
+
+DiskTransfer DiskQueue::write_pieces(int64_t offset, std::span<const std::byte> from) {
+  return in_pieces(offset, from, [this](int64_t at, std::span<const std::byte> piece) { return write(at, piece); });
+}
+
+std::future<void> DiskQueue::enqueue(Task task) {
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(mutex_);
@@ -164,14 +237,15 @@ std::future<void> DiskQueue::enqueue(std::function<void()> transfer) {
 }
 
 void DiskQueue::run() {
+  const DiskBuffer scratch(kDiskPieceBytes);  // of which a page is taken where it is written
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
-    std::packaged_task<void()> task = std::move(waiting_.front());
+    Task task = std::move(waiting_.front());
     waiting_.pop_front();
     lock.unlock();
-    task();
+    task(scratch);
     lock.lock();
   }
 }

@@ -25,42 +25,30 @@ class DiskStates::Store final : public SliceStore {
   }
 
   void read(int64_t begin, std::span<std::byte> to) override {
-    each_piece(begin, static_cast<int64_t>(to.size()), [&](int64_t at, const Piece& piece) {
-      states_.file_->read(piece.offset, piece.memory);
-      std::memcpy(&to[at], &piece.memory[piece.before], piece.bytes);
+    const DiskBuffer scratch(kDiskPieceBytes);
+    each_piece(begin, to.size(), [&](int64_t offset, int64_t at, int64_t bytes) {
+      read_bytes(*states_.file_, offset, to.subspan(at, bytes), scratch);
     });
   }
 
   void write(int64_t begin, std::span<const std::byte> from) override {
-    each_piece(begin, static_cast<int64_t>(from.size()), [&](int64_t at, const Piece& piece) {
-      if (piece.bytes < static_cast<int64_t>(piece.memory.size())) states_.file_->read(piece.offset, piece.memory);
-      std::memcpy(&piece.memory[piece.before], &from[at], piece.bytes);
-      states_.file_->write(piece.offset, piece.memory);
+    const DiskBuffer scratch(kDiskPieceBytes);
+    each_piece(begin, from.size(), [&](int64_t offset, int64_t at, int64_t bytes) {
+      write_bytes(*states_.file_, offset, from.subspan(at, bytes), scratch);
     });
   }
 
  private:
-  /// Bytes of one block, and the aligned bytes around them.
-  struct Piece {
-    int64_t offset = 0;           ///< of `memory`, in the file
-    std::span<std::byte> memory;  ///< aligned
-    int64_t before = 0;           ///< bytes of `memory` before the first one that counts
-    int64_t bytes = 0;            ///< that count
-  };
-
+  /// Calls `use` with the place in the file of bytes [at, at + bytes) of those from `begin` on, block by block.
   template <class Use>
-  void each_piece(int64_t begin, int64_t bytes, const Use& use) {
+  void each_piece(int64_t begin, size_t bytes, const Use& use) {
     states_.require_whole();
-    const int64_t item = states_.itemsize(slice_), first = begin_ * item + begin, last = first + bytes;
-    const DiskBuffer scratch(states_.block_numel_ * item);
+    const int64_t item = states_.itemsize(slice_), first = begin_ * item + begin;
+    const int64_t last = first + static_cast<int64_t>(bytes);
     for (const BlockPlace& place : states_.blocks(slice_, first / item, (last + item - 1) / item)) {
       const int64_t from = std::max(first, place.begin * item), to = std::min(last, place.end * item);
-      const int64_t within = from - place.begin * item, aligned = within / kDiskAlignment * kDiskAlignment;
-      const int64_t end = disk_aligned(to - place.begin * item);
-      use(from - first, Piece{.offset = states_.offset(place) + states_.stride(place) * tensor_ + aligned,
-                              .memory = scratch.first(end - aligned),
-                              .before = within - aligned,
-                              .bytes = to - from});
+      const int64_t tensor = states_.offset(place) + states_.stride(place) * tensor_;
+      use(tensor + from - place.begin * item, from - first, to - from);
     }
   }
 

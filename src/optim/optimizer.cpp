@@ -227,7 +227,10 @@ class ShardedOptimizer::Impl {
     std::vector<UpdateRun> runs;
     for (size_t i = 0; i < slices_.count(); ++i)
       if (slices_.is_on_host(i)) append_runs(runs, i, window, options);
-    update_runs(runs, options.gradient_factor, finish_before);
+    update_runs(runs, options.gradient_factor, [&](size_t slice) {
+      finish_before(slice);
+      pager_.bring_owned(slices_.unit(slice));
+    });
     finish_before(slices_.count());
   }
 
@@ -256,7 +259,7 @@ class ShardedOptimizer::Impl {
       if (!needs_whole(options.groups[run.group].kind)) result.push_back({i, run, options.groups[run.group]});
   }
 
-  /// `before` is called with the slice of each run, so that all before it are final.
+  /// `before` is called with the slice of each run: all before it are final, its weights are not there yet.
   void update_runs(const std::vector<UpdateRun>& runs, double gradient_factor,
                    const std::function<void(size_t slice)>& before = {}) const {
     std::vector<OptimizerSlices::Range> ranges;

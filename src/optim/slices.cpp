@@ -25,6 +25,18 @@ at::Tensor zero_state(const at::Tensor& master) {
 
 }  // namespace
 
+void WeightsInMemory::enter(int unit) {
+  if (unit == unit_) return;
+  leave();
+  pager_.bring_owned(unit);
+  unit_ = unit;
+}
+
+void WeightsInMemory::leave() {
+  const int unit = std::exchange(unit_, -1);
+  if (unit >= 0) use_ == Use::kWrite ? pager_.store_owned(unit) : pager_.drop_owned(unit);
+}
+
 OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOptions>& groups, std::vector<int> group_of,
                                  const UpdateArithmetic& arithmetic, const StatesOnDisk& disk)
     : pager_(pager), group_of_(std::move(group_of)) {
@@ -36,9 +48,11 @@ OptimizerSlices::OptimizerSlices(Pager& pager, const std::vector<OptimizerOption
     is_on_host_.push_back(is_host(slice.weights));
   }
   if (disk.is_on() && any_on_host()) put_on_disk(disk, arithmetic.dtype);
+  WeightsInMemory weights(pager_, WeightsInMemory::Use::kRead);
   for (size_t i = 0; i < spans_.size(); ++i) {
     if (is_on_disk(i)) continue;
     UpdateSpan& span = spans_[i];
+    if (has_master_[i]) weights.enter(unit(i));
     span.master = has_master_[i] ? span.weights.to(at::kFloat) : span.weights;
     const size_t states = states_of(i);
     if (states > 0) span.first = zero_state(span.master);
@@ -77,7 +91,9 @@ void OptimizerSlices::put_on_disk(const StatesOnDisk& disk, at::ScalarType dtype
     if (has_master_[i] && is_on_host_[i]) masters.push_back({i, 0, spans_[i].weights.numel()});
   }
   disk_ = std::make_unique<DiskStates>(std::move(slices), disk);
-  visit(masters, Access::kWrite, [](size_t, const UpdateSpan& span) {
+  WeightsInMemory weights(pager_, WeightsInMemory::Use::kRead);
+  visit(masters, Access::kWrite, [&](size_t index, const UpdateSpan& span) {
+    weights.enter(unit(masters[index].slice));
     span.master.copy_(span.weights);
     for (const at::Tensor& state : {span.first, span.second})
       if (state.defined()) at::Tensor(state).zero_();
@@ -166,7 +182,10 @@ std::vector<OptimizerSlices::Range> OptimizerSlices::with_masters(const std::vec
 // A user's write into 16-bit weights is the new truth; an older master would undo it.
 void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
-  visit(with_masters(chosen), Access::kUpdate, [](size_t, const UpdateSpan& part) {
+  const std::vector<Range> masters = with_masters(chosen);
+  WeightsInMemory weights(pager_, WeightsInMemory::Use::kRead);
+  visit(masters, Access::kUpdate, [&](size_t index, const UpdateSpan& part) {
+    weights.enter(unit(masters[index].slice));
     // Only what differs: elsewhere the master knows more digits than the weight that it was rounded to.
     const at::Tensor unchanged = part.master.to(part.weights.scalar_type()).eq(part.weights);
     part.master.copy_(at::where(unchanged, part.master, part.weights.to(at::kFloat)));
@@ -175,7 +194,13 @@ void OptimizerSlices::refresh_masters(const std::vector<bool>& chosen) const {
 
 void OptimizerSlices::write_back_masters(const std::vector<bool>& chosen) const {
   const at::NoGradGuard no_grad;
-  visit(with_masters(chosen), Access::kRead, [](size_t, const UpdateSpan& part) { round_weights(part); });
+  const std::vector<Range> masters = with_masters(chosen);
+  WeightsInMemory weights(pager_, WeightsInMemory::Use::kWrite);
+  visit(masters, Access::kRead, [&](size_t index, const UpdateSpan& part) {
+    weights.enter(unit(masters[index].slice));
+    round_weights(part);
+  });
+  weights.leave();
 }
 
 std::vector<TensorSlice> OptimizerSlices::state() const {

@@ -16,6 +16,27 @@
 
 namespace trireme {
 
+/// Brings the owned weights of one unit after the other into memory, where they are on disk.
+class WeightsInMemory {
+ public:
+  enum class Use { kRead, kWrite };
+  WeightsInMemory(Pager& pager, Use use) : pager_(pager), use_(use) {}
+  ~WeightsInMemory() {
+    if (unit_ >= 0) pager_.drop_owned(unit_);
+  }
+  WeightsInMemory(const WeightsInMemory&) = delete;
+  WeightsInMemory& operator=(const WeightsInMemory&) = delete;
+
+  /// Those of `unit` are there until the next call. Throws as Pager::bring_owned().
+  void enter(int unit);
+  void leave();
+
+ private:
+  Pager& pager_;
+  const Use use_;
+  int unit_ = -1;
+};
+
 class OptimizerSlices {
  public:
   /// fp32 masters of 16-bit weights, unless the update's dtype is theirs; states of zeros, in the masters' dtype.

@@ -25,6 +25,14 @@ c10::Device device_of(const std::vector<NamedParameter>& parameters) {
 }
 
 GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::Device device) {
+  if (policy.disk.is_on()) {
+    const char* key = "zero_optimization.offload_param.device: \"nvme\" ";
+    if (!is_host(device))
+      throw ConfigError(str(key, "is for models on the host so far, and this one is on ", device.str(),
+                            "; use \"cpu\", or leave it out"),
+                        ErrorCode::kUnsupported);
+    return GatherPolicy::kCopy;
+  }
   if (policy.gather == GatherPolicy::kShared && !is_host(device))
     throw ConfigError(filled(kSharedOnDevice, {device.str()}));
   if (policy.gather == GatherPolicy::kShared && group.memory_sharing() == nullptr)
@@ -46,6 +54,10 @@ GatherPolicy choose_gather(const PagerPolicy& policy, const std::vector<ShardMes
               " adds within a replica first, so its sums depend on the number of replicas; shard over all "
               "ranks, or leave deterministic out"),
           ErrorCode::kUnsupported);
+    if (policy.disk.is_on() && mesh.states_over_replicas)
+      throw ConfigError(str("zero_optimization.offload_param.device: \"nvme\": ", which,
+                            " cuts optimizer states over replicas, which is not there yet; leave one of the two out"),
+                        ErrorCode::kUnsupported);
     if (policy.offload_ratio > 0 && mesh.states_over_replicas)
       throw ConfigError(str("zero_optimization.offload_optimizer: ", which,
                             " cuts optimizer states over replicas, and those stay on the device; leave offloading out, "
@@ -66,6 +78,8 @@ bool is_trainable_dtype(at::ScalarType dtype) {
 void check(const PagerPolicy& policy) {
   if (policy.stage < 0 || policy.stage > 3)
     throw ConfigError(str("zero_optimization.stage: ", policy.stage, " is no ZeRO stage; use 0, 1, 2 or 3"));
+  if (policy.disk.is_on() && (policy.stage != 3 || policy.gather == GatherPolicy::kShared))
+    throw ConfigError("PagerPolicy::disk: shards are on disk at ZeRO stage 3 with kCopy alone; set both");
   if (!is_trainable_dtype(policy.accumulation_dtype))
     throw ConfigError(
         str("data_types.grad_accum_dtype: ", policy.accumulation_dtype, " is not there yet; use fp32, bf16 or fp16"),

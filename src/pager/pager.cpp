@@ -12,8 +12,10 @@
 #include "pager/gradients/gradient_watch.h"
 #include "pager/gradients/squares.h"
 #include "pager/gradients/store.h"
+#include "pager/weights/disk_shards.h"
 #include "pager/weights/store.h"
 #include "trireme/base/log.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/intercept.h"
@@ -40,7 +42,8 @@ class Pager::Impl {
        const PagerPolicy& policy)
       : handle_(pager), group_(group), meshes_(std::move(meshes)), policy_(policy), context_{meshes_, layout_,
                                                                                              policy_, managed_,
-                                                                                             device_, offload_} {
+                                                                                             device_, offload_,
+                                                                                             disk_} {
     check(policy_);
     for (const NamedParameter& parameter : parameters) specs_.push_back(spec_of(parameter));
     device_ = device_of(parameters);
@@ -49,6 +52,7 @@ class Pager::Impl {
     for (const ShardMesh& mesh : meshes_) sizes.push_back(mesh.size());
     layout_ = make_layout(specs_, sizes, policy.units);
     plan_offload();
+    if (policy_.disk.is_on()) all_or_throw(group_, [this] { make_disk(); });
     managed_ = take_over(std::move(parameters), layout_);
     make_stores();
     for (ManagedParameter& managed : managed_) managed.owner->pager = &handle_;
@@ -169,6 +173,23 @@ class Pager::Impl {
   }
   bool is_owned_there(int unit) const {
     return !offload_.owns(unit) || (gradients_in(unit).is_owned_there(unit) && weights_->is_owned_there(unit));
+  }
+
+  void bring_owned(int unit) {
+    if (!disk_) return;
+    std::vector<int> later;  // in the order in which they are updated
+    for (const OwnedSlice& slice : owned_)
+      if (slice.unit > unit) later.push_back(slice.unit);
+    disk_->bring(unit, later);
+  }
+  void store_owned(int unit) {
+    if (disk_) disk_->put_back(unit);
+  }
+  void drop_owned(int unit) noexcept {
+    if (disk_) disk_->drop(unit);
+  }
+  SliceStore* owned_store(int unit, int64_t begin, int64_t numel) const {
+    return disk_ ? disk_->store(unit, begin, numel) : nullptr;
   }
 
   void defer_publish(int unit) {
@@ -311,6 +332,12 @@ class Pager::Impl {
     offload_.reserve(layout_, policy_, device_);
   }
 
+  void make_disk() {
+    std::vector<DiskShards::Shard> shards;
+    for (const UnitLayout& unit : layout_.units) shards.push_back({unit.name, unit.shard_numel, unit.dtype});
+    disk_ = std::make_unique<DiskShards>(std::move(shards), policy_.disk);
+  }
+
   void make_stores() {
     const bool shared = policy_.stage == 3 && policy_.gather == GatherPolicy::kShared;
     // A world of one has nothing to gather; on a device a copy of what is there would cost memory and time.
@@ -376,6 +403,7 @@ class Pager::Impl {
   Layout layout_;
   std::vector<ManagedParameter> managed_;
   Offload offload_;
+  std::unique_ptr<DiskShards> disk_;  // null: shards are in memory
   const StoreContext context_;
   std::unique_ptr<WeightStore> weights_;
   std::vector<std::unique_ptr<GradientStore>> gradients_;  // by mesh
@@ -422,6 +450,12 @@ void Pager::release_gathered() { impl_->release_gathered(); }
 void Pager::require_free() const { impl_->require_free(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::await_owned(int unit) { impl_->await_owned(unit); }
+void Pager::bring_owned(int unit) { impl_->bring_owned(unit); }
+void Pager::store_owned(int unit) { impl_->store_owned(unit); }
+void Pager::drop_owned(int unit) noexcept { impl_->drop_owned(unit); }
+SliceStore* Pager::owned_store(int unit, int64_t begin, int64_t numel) const {
+  return impl_->owned_store(unit, begin, numel);
+}
 bool Pager::is_owned_there(int unit) const { return impl_->is_owned_there(unit); }
 void Pager::await_published() { impl_->await_published(); }
 void Pager::publish_deferred(int unit, const std::exception_ptr& problem) { impl_->publish_deferred(unit, problem); }

@@ -75,7 +75,8 @@ c10::Device device_of(const torch::nn::Module& module) {
 
 PagerPolicy policy_for(const Config& config, const ParallelPlan& plan, torch::nn::Module& module) {
   PagerPolicy policy = config.pager;
-  if (config.disk.is_on() && is_host(device_of(module))) policy.offload_ratio = 0;  // from memory to the disk
+  const bool on_disk = config.disk.is_on() || policy.disk.is_on();
+  if (on_disk && is_host(device_of(module))) policy.offload_ratio = 0;  // from memory to the disk
   policy.gradient_op = plan.reduce_op;
   policy.units.leaves = find_leaf_modules(module, config.leaf_modules);
   policy.accumulation_dtype = config.precision.accumulation_dtype;
@@ -96,7 +97,7 @@ Training::Training(TrainingGroups groups, torch::nn::Module& module, const Train
   const WithoutInterception own_operators;
   check_precision(config_.precision);
   const OptimizerChoice choice = choice_of(options);
-  check(choice, groups_.plan, config_.precision, config_.disk);
+  check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
   check_degree(config_);
   ModuleTensors tensors = list_tensors(module, config_.precision, options.unmanaged);
   const std::vector<ParameterSpec> specs = specs_of(tensors, config_.precision);
@@ -187,7 +188,7 @@ void Training::set_optimizer(const OptimizerChoice& choice) {
   if (choice.is_empty()) throw ConfigError("set_optimizer: neither an optimizer nor a client's; name one of the two");
   const CallerScope caller("set_optimizer");
   const WithoutInterception own_operators;
-  check(choice, groups_.plan, config_.precision, config_.disk);
+  check(choice, groups_.plan, config_.precision, config_.disk, config_.pager.disk);
   const std::vector<ParameterSpec>& specs = pager_->parameters();
   PreparedOptimizer prepared = prepare(choice, whole_model(groups_.stages, specs), specs.size());
   try_client(groups_.model, choice, specs, pager_->device());

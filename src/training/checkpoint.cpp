@@ -41,13 +41,13 @@ std::vector<bool> frozen_parameters(const Pager& pager) {
 /// has that order too, and any rank tells the values of every parameter. `values` by parameter; empty: none.
 void append_weights(StateTree& state, const Pager& pager, bool with_frozen, const std::vector<std::string>& values) {
   std::vector<std::vector<TensorSlice>> of_parameter(pager.parameters().size());
-  const auto slice_of = [&](int index, int64_t begin, const at::Tensor& data) {
+  const auto slice_of = [&](int index, int64_t begin, const at::Tensor& data, SliceStore* store) {
     const ParameterSpec& parameter = pager.parameters()[index];
     return TensorSlice{.name = weight_name(parameter.name),
                        .part = parameter.model_part(),
                        .begin = begin,
-                       .data = data,
-                       .store = nullptr,
+                       .data = store != nullptr ? at::Tensor() : data,
+                       .store = store,
                        .values = values.empty() ? "" : values[index]};
   };
   for (const std::vector<OwnedSlice>& owned : {pager.owned(), pager.owned_frozen()})
@@ -55,12 +55,14 @@ void append_weights(StateTree& state, const Pager& pager, bool with_frozen, cons
       for (const ParameterRange& range :
            ranges_of(pager.layout().units[slice.unit], slice.begin, slice.weights.numel()))
         of_parameter[range.parameter].push_back(
-            slice_of(range.parameter, range.parameter_begin, slice.weights.narrow(0, range.slice_begin, range.numel)));
+            slice_of(range.parameter, range.parameter_begin, slice.weights.narrow(0, range.slice_begin, range.numel),
+                     pager.owned_store(slice.unit, range.slice_begin, range.numel)));
   const std::vector<bool> frozen = frozen_parameters(pager);
   for (size_t i = 0; i < of_parameter.size(); ++i) {
     if (frozen[i] && !with_frozen) continue;
     const auto options = at::TensorOptions().dtype(pager.parameters()[i].dtype).device(pager.device());
-    if (of_parameter[i].empty()) of_parameter[i].push_back(slice_of(static_cast<int>(i), 0, at::empty({0}, options)));
+    if (of_parameter[i].empty())
+      of_parameter[i].push_back(slice_of(static_cast<int>(i), 0, at::empty({0}, options), nullptr));
     append(state.tensors, std::move(of_parameter[i]));
   }
 }
@@ -87,9 +89,17 @@ std::vector<std::string> values_of_parameters(const Pager& pager, const ShardedO
   return texts;
 }
 
+void bring_into_memory(TensorSlice& slice) {
+  if (slice.store == nullptr) return;
+  slice.data = at::empty({slice.store->numel()}, at::TensorOptions(slice.store->dtype()));
+  slice.store->read(0, {static_cast<std::byte*>(slice.data.data_ptr()), slice.data.nbytes()});
+  slice.store = nullptr;
+}
+
 /// The elements of `slice` that `parameter` counts, as a slice of the part that is counted: that keeps their order, so
 /// they stand one behind the other there, too.
 void keep_counted(TensorSlice& slice, const ParameterSpec& parameter) {
+  bring_into_memory(slice);
   if (!parameter.is_counted) {
     slice.begin = 0;
     slice.data = slice.data.narrow(0, 0, 0);

@@ -28,20 +28,20 @@ void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
 }  // namespace
 
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
-           const StatesOnDisk& disk) {
+           const StatesOnDisk& disk, const WeightsOnDisk& weights) {
   const int tensor_ranks = plan.tensor.size();
   if (precision.stochastic_rounding) check_rounding(choice, plan);
   if (choice.optimizer) {
     check_optimizer(*choice.optimizer);
     const OptimizerKind kind = choice.optimizer->kind;
     check_update_dtype(kind, precision.update_dtype);
-    check_on_disk(kind, disk);
+    check_on_disk(kind, disk, weights);
     const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
     if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
       throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
   }
   if (!choice.client) return;
-  check_on_disk(OptimizerKind::kClient, disk);
+  check_on_disk(OptimizerKind::kClient, disk, weights);
   if (choice.optimizer)
     throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
                           optimizer_name(choice.optimizer->kind), " too; remove one of the two"));

@@ -17,7 +17,7 @@ namespace trireme {
 /// Throws ConfigError: two optimizers, options out of range, an optimizer of whole parameters where layers are cut over
 /// the tensor ranks of `plan`, or one that has no update in the dtype or rounding of `precision`.
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
-           const StatesOnDisk& disk);
+           const StatesOnDisk& disk, const WeightsOnDisk& weights);
 
 /// A choice by this rank's parameters.
 struct PreparedOptimizer {

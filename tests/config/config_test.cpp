@@ -70,7 +70,7 @@ TEST(Config, SpellsOutEveryDefault) {
       R"("dtype":"bf16","lower_precision_safe_modules":["torch.nn.Linear","torch.nn.Conv1d","torch.nn.Conv2d",)"
       R"("torch.nn.Conv3d"]},"data_types":{"grad_accum_dtype":"fp32"},"gradient_allreduce_op":"mean",)"
       R"("gradient_predivide_factor":1.0,"zero_optimization":{"stage":0,)"
-      R"("offload_optimizer":{"device":"none","nvme_path":null,"buffer_count":4,"ratio":1.0},"offload_param":{"device":"none"},)"
+      R"("offload_optimizer":{"device":"none","nvme_path":null,"buffer_count":4,"ratio":1.0},"offload_param":{"device":"none","nvme_path":null,"buffer_count":5},)"
       R"("ignore_unused_parameters":true,"mics_shard_size":-1,"zero_hpz_partition_size":1},)"
       R"("trireme":{"gather":"auto","live_bytes":4000000000,"prefetch_bytes":200000000,"merge_below_bytes":65536,)"
       R"("sequence_attention":"ulysses","stochastic_rounding":false,"poison":false,"register_buffers":false,"recompute":"none",)"

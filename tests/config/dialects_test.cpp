@@ -119,7 +119,6 @@ TEST(Accelerate, RefusesByNameWhatIsNotThereYet) {
        {"distributed_type: MEGATRON_LM", "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: FSDP",
         "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2}",
         "distributed_type: FSDP\ndynamo_config: {dynamo_backend: INDUCTOR}",
-        "distributed_type: DEEPSPEED\ndeepspeed_config: {offload_param_device: nvme}",
         "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing_offload: true}"})
     EXPECT_EQ(refusal_of_yaml(text).code, ErrorCode::kUnsupported) << text;
   EXPECT_EQ(log_of("distributed_type: FSDP\ndynamo_config: {dynamo_backend: 'NO'}\nfp8_config: {}"), "");

@@ -28,7 +28,7 @@ TEST(Mistakes, AreAllNamedInTheOrderOfTheirLines) {
   "zero_optimization": {
     "stage": 4,
     "stgae": 3,
-    "offload_param": {"device": "nvme"}
+    "offload_param": {"device": "tape"}
   },
   "optimizer": {
     "type": "AdamW",
@@ -42,7 +42,7 @@ TEST(Mistakes, AreAllNamedInTheOrderOfTheirLines) {
 })"),
       (Lines{"4: `zero_optimization.stage` is 4; expected an integer from 0 to 3",
              "5: unknown key `zero_optimization.stgae`. Did you mean `stage`?",
-             "6: `zero_optimization.offload_param.device` = \"nvme\" is not there yet; set it to \"cpu\" or \"none\"",
+             "6: `zero_optimization.offload_param.device` is \"tape\"; expected one of \"none\", \"cpu\", \"nvme\".",
              "10: `optimizer.params.lr` is -1; expected a finite number >= 0",
              "11: `optimizer.params.betas` is 3; expected a list of two numbers, each from 0 up to, but not "
              "including, 1",

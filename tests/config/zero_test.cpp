@@ -103,9 +103,6 @@ TEST(Zero, ChecksTheTypeOfKeysWithoutMeaning) {
 }
 
 TEST(Zero, RefusesWhatIsNotThereYet) {
-  EXPECT_EQ(zero_refusal(R"("offload_param": {"device": "nvme", "nvme_path": "/nvme"})"),
-            not_there("`zero_optimization.offload_param.device` = \"nvme\" is not there yet; set it to \"cpu\" or "
-                      "\"none\""));
   EXPECT_EQ(
       zero_refusal("\"zero_quantized_weights\": true"),
       not_there("`zero_optimization.zero_quantized_weights` = true is not there yet; remove it or set it to false"));
@@ -136,6 +133,25 @@ TEST(Zero, ReadsStatesOnDisk) {
                   "device to \"cpu\""));
   EXPECT_EQ(zero_refusal(R"("offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 1})"),
             wrong("`zero_optimization.offload_optimizer.buffer_count` is 1; expected an integer from 2 to 1024"));
+}
+
+TEST(Zero, ReadsWeightsOnDisk) {
+  const auto read = [](const std::string& section) {
+    return parse_config(
+        str(R"({"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {)", section, "}}}"), 1);
+  };
+  const Config config = read(R"("device": "nvme", "nvme_path": "/nvme/weights", "buffer_count": 6, "max_in_cpu": 7)");
+  EXPECT_EQ(config.pager.disk, (WeightsOnDisk{.folder = "/nvme/weights", .buffers = 6}));
+  EXPECT_FALSE(config.pager.offload_parameters);
+  EXPECT_FALSE(config.disk.is_on());
+  EXPECT_EQ(config_from_json(to_json(config), 1), config);
+  EXPECT_FALSE(read(R"("device": "cpu", "nvme_path": "/nvme/weights")").pager.disk.is_on());
+  EXPECT_EQ(zero_refusal(R"("stage": 3, "offload_param": {"device": "nvme"})"),
+            wrong("`zero_optimization.offload_param.nvme_path` is missing; set it to a folder of the disk, or the "
+                  "device to \"cpu\""));
+  EXPECT_EQ(zero_refusal(R"("stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/nvme"})"),
+            wrong("`zero_optimization.offload_param.device`: \"nvme\" keeps the shards of ZeRO stage 3 on disk, and "
+                  "`zero_optimization.stage` is 2; set it to 3"));
 }
 
 PagerPolicy offload_of(const std::string& keys) {

@@ -1,5 +1,5 @@
-// A model whose states do not fit into a rank's address space trains at ZeRO stage 3 on four ranks, and cannot at ZeRO
-// ZeRO stage 0.
+// A model whose states do not fit into a rank's address space trains at ZeRO stage 3 on four ranks, or on one with
+// weights and states on disk, and cannot otherwise.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "tests/support/processes.h"
+#include "tests/support/temporary_folder.h"
 #include "trireme/engine/model_engine.h"
 #include "trireme/intercept.h"
 #include "trireme/pager/init/init.h"
@@ -50,7 +51,8 @@ void warm_up() {
   layer->forward(at::ones({2, 8})).sum().backward();
 }
 
-int train(Group& world, const std::string& stage) {
+/// `place`: the ZeRO stage, with "disk" behind it where weights and states are on disk.
+int train(Group& world, const std::string& place) {
   at::set_num_threads(1);
   mallopt(M_ARENA_MAX, 1);
   warm_up();
@@ -66,7 +68,12 @@ int train(Group& world, const std::string& stage) {
   }
   Config config = default_config(world.size());
   config.optimizer = OptimizerOptions{};
-  config.pager.stage = stage == "0" ? 0 : 3;
+  config.pager.stage = place == "0" ? 0 : 3;
+  const testing::TemporaryFolder folder;
+  if (place == "3 disk") {
+    config.pager.disk = {.folder = folder.path().string(), .buffers = 3};
+    config.disk = {.folder = folder.path().string(), .buffers = 2};
+  }
   config.pager.gather = GatherPolicy::kCopy;
   config.pager.live_bytes = 16 << 20;
   config.pager.prefetch_bytes = 4 << 20;
@@ -94,6 +101,16 @@ TEST(Memory, TheSameModelRunsOutOfMemoryAtStage0) {
         rank.error_text.find("allocate") != std::string::npos || rank.error_text.find("bad_alloc") != std::string::npos;
   }
   EXPECT_TRUE(out_of_memory);
+}
+
+// One rank: gradients and a few units are in memory, a quarter of the states and a little.
+TEST(Memory, TheSameModelTrainsOnOneRankWithWeightsAndStatesOnDisk) {
+  const ProcessResult rank = run_processes(1, train, {.argument = "3 disk"}).front();
+  EXPECT_EQ(rank.exit_code, 0) << rank.error_text;
+}
+
+TEST(Memory, TheSameModelRunsOutOfMemoryOnOneRankWithoutADisk) {
+  EXPECT_NE(run_processes(1, train, {.argument = "3"}).front().exit_code, 0);
 }
 
 }  // namespace

@@ -3,118 +3,22 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
-#include <atomic>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tests/parity/cases.h"
+#include "tests/parity/on_disk.h"
 #include "tests/support/error_of.h"
-#include "tests/support/run_ranks.h"
 #include "tests/support/temporary_folder.h"
-#include "trireme/access/parameter_access.h"
-#include "trireme/base/error.h"
-#include "trireme/device/disk.h"
-#include "trireme/engine/model_engine.h"
 
 namespace trireme {
 namespace {
 
 using namespace testing;
 
-constexpr int kDiskSteps = 6;
-
-using ByName = std::map<std::string, at::Tensor>;
-
-/// A layer has several blocks, the last of which is not full.
-TrainedModel make_wide() {
-  auto net = torch::nn::Sequential(torch::nn::Linear(60, 190), torch::nn::Linear(190, 60));
-  draw_weights(*net);
-  return {net.ptr(), [net](const MicroBatch& batch) mutable {
-            return net->forward(input_of(*net, batch, {3, 60})).square().mean();
-          }};
-}
-
-const std::vector<ModelCase> kDiskModels = {{"Wide", make_wide}, {"Llama", make_llama}};
-
-const std::map<std::string, OptimizerOptions> kOptimizers = {
-    {"Adam", {.kind = OptimizerKind::kAdam, .lr = 2e-3, .weight_decay = 0.05}},
-    {"AdamW", {.kind = OptimizerKind::kAdamW, .lr = 2e-3, .weight_decay = 0.05}},
-    {"Adagrad", {.kind = OptimizerKind::kAdagrad, .lr = 1e-2}},
-    {"Lion", {.kind = OptimizerKind::kLion, .lr = 1e-3}},
-    {"Momentum", {.kind = OptimizerKind::kSgd, .lr = 0.05, .momentum = 0.9}},
-    {"Sgd", {.kind = OptimizerKind::kSgd, .lr = 0.05}}};
-
-struct Precision {
-  std::string name;
-  PrecisionOptions options;
-  friend void PrintTo(const Precision& precision, std::ostream* out) { *out << precision.name; }
-};
-
-const std::vector<Precision> kPrecisions = {{"Fp32", {}},
-                                            {"Bf16", {.weight_dtype = at::kBFloat16}},
-                                            {"Low",
-                                             {.weight_dtype = at::kBFloat16,
-                                              .accumulation_dtype = at::kBFloat16,
-                                              .update_dtype = at::kBFloat16,
-                                              .buffer_dtype = at::kBFloat16}}};
-
-Config config_of(int world, const PagerPolicy& policy, const OptimizerOptions& optimizer,
-                 const PrecisionOptions& precision) {
-  Config config = default_config(world);
-  config.batch = {2 * world, 1, 2};
-  config.optimizer = optimizer;
-  config.precision = precision;
-  config.gradient_clipping = 0.5;
-  config.pager = policy;
-  return config;
-}
-
 StatesOnDisk disk_in(const TemporaryFolder& folder, int buffers = 2) {
   return {.folder = folder.path().string(), .buffers = buffers, .block_numel = 4096};
-}
-
-void train(Engine& engine, const TrainedModel& model, const Rank& rank, int64_t steps) {
-  for (int64_t micro = 0; micro < 2 * steps; ++micro) {
-    const int64_t round = engine.micro_steps();
-    engine.backward(model.loss({round * rank.size() + rank.id(), round}));
-    engine.step();
-  }
-}
-
-/// Weights and, with "state " before their names, optimizer states, whole.
-ByName tensors_of(const torch::nn::Module& module, const OptimizerOptions& optimizer) {
-  ByName tensors;
-  for (const auto& item : module.named_parameters()) {
-    tensors[item.key()] = *safe_get_full_fp32_param(item.value());
-    for (const std::string& state : optimizer_states(optimizer))
-      tensors[state + " of " + item.key()] = *safe_get_full_optimizer_state(item.value(), state);
-  }
-  return tensors;
-}
-
-void expect_equal(const ByName& found, const ByName& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(found.at(name), tensor)) << name;
-}
-
-ByName trained(const ModelCase& model_case, const Config& config, int world) {
-  ByName tensors;
-  run_ranks(world, [&](Rank& rank) {
-    at::set_num_threads(1);
-    const TrainedModel model = model_case.make();
-    Engine engine(rank.world(), *model.module, {.config = config});
-    train(engine, model, rank, kDiskSteps);
-    const ByName own = tensors_of(*model.module, *config.optimizer);
-    engine.destroy();
-    if (rank.id() == 0) tensors = own;
-  });
-  return tensors;
 }
 
 class OnDisk : public ::testing::TestWithParam<std::tuple<ZeroStage, Precision>> {};
@@ -126,7 +30,7 @@ TEST_P(OnDisk, HaveTheBitsOfThoseInMemory) {
       if (precision.name == "Low" && name == "Lion") continue;  // which has no update in it
       SCOPED_TRACE(model_case.name + " " + name);
       const TemporaryFolder folder;
-      Config config = config_of(2, stage.policy, optimizer, precision.options);
+      Config config = disk_config(2, stage.policy, optimizer, precision.options);
       const ByName expected = trained(model_case, config, 2);
       config.disk = disk_in(folder, name == "AdamW" ? 5 : 2);
       expect_equal(trained(model_case, config, 2), expected);
@@ -146,7 +50,7 @@ TEST(OnDiskGroups, AreUpdatedInTheOrderOfTheUnits) {
       run_ranks(2, [&](Rank& rank) {
         at::set_num_threads(1);
         const TrainedModel model = make_wide();
-        Config config = config_of(2, harsh_policy(2), kOptimizers.at("Momentum"), precision.options);
+        Config config = disk_config(2, harsh_policy(2), kOptimizers.at("Momentum"), precision.options);
         if (folder) config.disk = disk_in(*folder);
         Engine engine(rank.world(), *model.module,
                       {.config = config, .parameter_groups = {{.patterns = {"^0\\."}, .momentum = 0.0}}});
@@ -164,8 +68,6 @@ TEST(OnDiskGroups, AreUpdatedInTheOrderOfTheUnits) {
   }
 }
 
-const OptimizerOptions kAdamW = kOptimizers.at("AdamW");
-
 TEST(OnDiskCheckpoints, GoOnBetweenDiskAndMemoryAtOtherNumbersOfRanks) {
   for (const Precision& precision : {kPrecisions[0], kPrecisions[1]})
     for (const bool async : {false, true})
@@ -173,7 +75,7 @@ TEST(OnDiskCheckpoints, GoOnBetweenDiskAndMemoryAtOtherNumbersOfRanks) {
         SCOPED_TRACE(precision.name + (saves_from_disk ? " from the disk" : " to the disk") + (async ? " async" : ""));
         const TemporaryFolder folder, saved;
         const auto config = [&](int world, bool on_disk) {
-          Config config = config_of(world, harsh_policy(world == 2 ? 3 : 1), kAdamW, precision.options);
+          Config config = disk_config(world, harsh_policy(world == 2 ? 3 : 1), kAdamW, precision.options);
           if (on_disk) config.disk = disk_in(folder);
           config.checkpoint.async_save = async;
           return config;
@@ -208,7 +110,7 @@ TEST(OnDiskAccess, ReadsAndWritesWholesAndParts) {
   run_ranks(2, [&](Rank& rank) {
     at::set_num_threads(1);
     const TrainedModel model = make_wide();
-    Config config = config_of(2, harsh_policy(2), kAdamW, kPrecisions[1].options);
+    Config config = disk_config(2, harsh_policy(2), kAdamW, kPrecisions[1].options);
     config.disk = disk_in(folder);
     Engine engine(rank.world(), *model.module, {.config = config});
     train(engine, model, rank, 1);
@@ -237,7 +139,7 @@ TEST(OnDiskRefuse, WhatNeedsMoreThanABlockBeforeAnythingChanges) {
     const TrainedModel model = make_wide();
     const ByName before = parameters_of(*model.module);
     for (const OptimizerKind kind : {OptimizerKind::kLamb, OptimizerKind::kMuon}) {
-      Config config = config_of(2, harsh_policy(1), {.kind = kind}, {});
+      Config config = disk_config(2, harsh_policy(1), {.kind = kind}, {});
       config.disk = disk_in(folder);
       const std::string text = error_of<ConfigError>([&] { Engine(rank.world(), *model.module, {.config = config}); });
       EXPECT_NE(text.find("offload_optimizer.device: \"nvme\" brings states block by block, and "), std::string::npos);
@@ -251,7 +153,7 @@ TEST(OnDiskRefuse, ADiskThatIsFullOnEveryRankAndGiveTheModelBack) {
   run_ranks(2, [&](Rank& rank) {
     const TrainedModel model = make_wide();
     const ByName before = parameters_of(*model.module);
-    Config config = config_of(2, harsh_policy(3), kAdamW, {});
+    Config config = disk_config(2, harsh_policy(3), kAdamW, {});
     config.disk = disk_in(folder);
     config.disk.make_file = [&](const std::string& where, int64_t bytes) {
       return make_disk_file(where, rank.id() == 1 ? int64_t{1} << 42 : bytes);
@@ -261,27 +163,6 @@ TEST(OnDiskRefuse, ADiskThatIsFullOnEveryRankAndGiveTheModelBack) {
     expect_equal(parameters_of(*model.module), before);
   });
 }
-
-/// Fails once, at transfer number `at`.
-class FailingFile final : public DiskFile {
- public:
-  FailingFile(std::unique_ptr<DiskFile> file, int at) : file_(std::move(file)), left_(at) {}
-  void read(int64_t offset, std::span<std::byte> to) override {
-    count("read");
-    file_->read(offset, to);
-  }
-  void write(int64_t offset, std::span<const std::byte> from) override {
-    count("write");
-    file_->write(offset, from);
-  }
-
- private:
-  void count(const char* what) {
-    if (left_-- == 0) throw IoError(str("the disk: ", what, " failed: Input/output error"));
-  }
-  std::unique_ptr<DiskFile> file_;
-  std::atomic<int> left_;
-};
 
 // One rank, so that a fault has one place; the transfers of three steps and a save, one fault in each of them.
 TEST(OnDiskFaults, AreNamedAndTheirStatesAreNotUsedAgain) {
@@ -293,7 +174,7 @@ TEST(OnDiskFaults, AreNamedAndTheirStatesAreNotUsedAgain) {
     run_ranks(1, [&](Rank& rank) {
       at::set_num_threads(1);
       const TrainedModel model = make_wide();
-      Config config = config_of(1, harsh_policy(1), kAdamW, kPrecisions[1].options);
+      Config config = disk_config(1, harsh_policy(1), kAdamW, kPrecisions[1].options);
       config.disk = disk_in(folder);
       config.disk.make_file = [&](const std::string& where, int64_t bytes) {
         return std::make_unique<FailingFile>(make_disk_file(where, bytes), at);
@@ -328,7 +209,7 @@ TEST(OnDiskFaults, OfOneRankAreNamedToItsPeers) {
   run_ranks(2, [&](Rank& rank) {
     at::set_num_threads(1);
     const TrainedModel model = make_wide();
-    Config config = config_of(2, harsh_policy(1), kAdamW, kPrecisions[1].options);
+    Config config = disk_config(2, harsh_policy(1), kAdamW, kPrecisions[1].options);
     config.disk = disk_in(folder);
     config.disk.make_file = [&](const std::string& where, int64_t bytes) {
       return std::make_unique<FailingFile>(make_disk_file(where, bytes), rank.id() == 1 ? 25 : -1);

@@ -306,7 +306,7 @@ class Configurations(Case):
                    read.bfloat16_config.enabled, read.float16_config.initial_scale_power, read.wall_clock_breakdown, read.gradient_predivide_factor,
                    read.train_batch_size, read.managed_gradient_accumulation],
         "refused": raised(lambda: deepspeed.initialize(model=model(), config={**config(), "zero_optimization": DeepSpeedZeroConfig(
-            stage=3, offload_param={"device": "nvme", "nvme_path": "/x"})}))[0]}
+            stage=3, zenflow={"topk_ratio": 0.1})}))[0]}
     engine.offload_states(include=[OffloadStateTypeEnum.optim_states], device=OffloadDeviceEnum.cpu)
 """, as_deepspeed=True)
         self.assertEqual(result["zero"], [True, True, 7, 500_000_000, False, True, True, 5, True, "/x", 1.0, False, None])

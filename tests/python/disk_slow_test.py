@@ -1,4 +1,5 @@
-"""States on disk, tried from outside: losses, every gradient, weights and states have the bits of those in memory."""
+"""States and weights on disk, tried from outside: losses, every gradient, weights and states have the bits of those in
+memory."""
 from harness import Case, RankServer, main
 
 RankServer.imports = ("torch._dynamo", "transformers.models.llama.modeling_llama")
@@ -37,7 +38,8 @@ def run(kind, disk, extra, groups):
     model = {"tied": Tied, "wide": Wide, "llama": Llama}[kind]()
     micros = extra.get("gradient_accumulation_steps", 1)
     zero = {"stage": 2, **extra.get("zero_optimization", {})}
-    if disk: zero["offload_optimizer"] = {"device": "nvme", "nvme_path": folder + "/states", "buffer_count": 3}
+    if "states" in disk: zero["offload_optimizer"] = {"device": "nvme", "nvme_path": folder + "/states", "buffer_count": 3}
+    if "weights" in disk: zero["offload_param"] = {"device": "nvme", "nvme_path": folder + "/states", "buffer_count": 2}
     config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 0.3,
               "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3, "warmup_type": "linear"}}, **extra, "zero_optimization": zero}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -54,6 +56,13 @@ def run(kind, disk, extra, groups):
                 told.update({f"gradient of {name}, step {step}": deepspeed.utils.safe_get_full_grad(p) for name, p in trained})
             engine.step()
         told[f"loss of step {step}"] = loss.detach()
+        if step == 1: engine.save_checkpoint(folder + "/saved " + disk)
+    engine.eval()
+    for tag in ("before", "after"):
+        with torch.no_grad(): told["evaluation " + tag] = engine(torch.arange(32).view(4, 8), torch.arange(32).view(4, 8)).detach()
+        if tag == "before":
+            for name, p in trained: told[name + " before"] = deepspeed.utils.safe_get_full_fp32_param(p).clone()
+            engine.load_checkpoint(folder + "/saved " + disk)
     for name, p in trained:
         told[name] = deepspeed.utils.safe_get_full_fp32_param(p).clone()
         for state in ("exp_avg", "exp_avg_sq", "sum", "momentum_buffer"):
@@ -64,10 +73,13 @@ def run(kind, disk, extra, groups):
 def same(one, other):
     if one is None or other is None: return one is other
     return torch.equal(torch.nan_to_num(one.double(), nan=7.0), torch.nan_to_num(other.double(), nan=7.0))
-def compared(kind, extra, groups=False):
-    memory, disk = run(kind, False, extra, groups), run(kind, True, extra, groups)
-    assert memory.keys() == disk.keys() and os.listdir(folder + "/states") == []
-    return [name for name in memory if not same(memory[name], disk[name])]
+def compared(kind, extra, groups=False, disks=("states",)):
+    memory, differs = run(kind, "", extra, groups), []
+    for disk in disks:
+        found = run(kind, disk, extra, groups)
+        assert memory.keys() == found.keys() and os.listdir(folder + "/states") == []
+        differs += [disk + ": " + name for name in memory if not same(memory[name], found[name])]
+    return differs
 """
 
 BF16, LOW = {"bf16": {"enabled": True}}, {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
@@ -79,7 +91,7 @@ def optimizer(kind, **params):
 
 
 class OnDisk(Case):
-    """Two ranks; cases are (model, configuration, whether there are two parameter groups)."""
+    """Two ranks; cases are (model, configuration, whether there are two parameter groups, what is on disk)."""
 
     def check(self, cases):
         found = self.on_ranks(2, PROGRAM + f"result = [compared(*case) for case in {cases!r}]", timeout_s=600)
@@ -101,6 +113,19 @@ class OnDisk(Case):
                     ("llama", {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, **BF16}, False),
                     ("wide", {"gradient_clipping": 0, "trireme": {"recompute": {"mode": "selective"}}}, False),
                     ("wide", {"zero_optimization": {"stage": 3}, "trireme": {"gather": "copy", "live_bytes": 1}}, True)])
+
+    def test_weights_at_every_dtype_and_with_other_features(self):
+        copied = {"zero_optimization": {"stage": 3}, "trireme": {"gather": "copy", "merge_below_bytes": 0, "live_bytes": 1}}
+        roomy = {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 60_000}}
+        disks = ("weights", "states weights")
+        self.check([(model, {**section, **dtype}, False, disks) for model in ("tied", "wide", "llama") for section in (copied, roomy)
+                    for dtype in ({}, BF16, FP16)])
+        self.check([("tied", {"gradient_accumulation_steps": 3, **BF16, **copied}, True, disks),
+                    ("wide", {**optimizer("Lion", lr=0.001), **copied}, False, disks), ("wide", {**optimizer("SGD", lr=0.1), **roomy}, False, disks),
+                    ("wide", {**LOW, "trireme": {"gather": "copy", "stochastic_rounding": True}, "zero_optimization": {"stage": 3}}, False, disks),
+                    ("wide", {"deterministic": True, **roomy}, False, disks),
+                    ("llama", {"tensor_parallel": {"autotp_size": 2}, **roomy}, False, disks),
+                    ("llama", {**BF16, "gradient_clipping": 0, **roomy, "trireme": {"recompute": {"mode": "selective"}}}, False, disks)])
 
 
 if __name__ == "__main__":

@@ -175,6 +175,32 @@ result = [run({"device": "none"}, "memory", None), run(disk, "disk", None), run(
         self.assertNotEqual(to_disk[0], memory[0])
         self.assertEqual(left, [])
 
+    def test_weights_on_disk_are_those_in_memory(self):
+        result = self.on_ranks(2, """
+import os, torch, trireme as deepspeed
+def run(param):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 4))
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "bf16": {"enabled": True},
+              "zero_optimization": {"stage": 3, "offload_param": param, "stage3_max_live_parameters": 1000}, "trireme": {"gather": "copy"}}
+    engine = deepspeed.initialize(model=net, config=config)[0]
+    losses = []
+    for step in range(4):
+        torch.manual_seed(10 * step + engine.global_rank)
+        loss = engine(torch.randn(2, 64, dtype=torch.bfloat16)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+        if step == 1: engine.save_checkpoint(folder + "/" + param["device"])
+    engine.load_checkpoint(folder + "/" + param["device"])
+    losses.append(engine(torch.ones(2, 64, dtype=torch.bfloat16)).float().sum().item())
+    engine.destroy()
+    return losses + [p.double().sum().item() for p in net.parameters()]
+result = [run({"device": "none"}), run({"device": "nvme", "nvme_path": folder + "/weights"}), os.listdir(folder + "/weights")]
+""")
+        self.assertEqual(result[1], result[0])
+        self.assertEqual(result[2], [])
+
     def test_a_folder_that_cannot_be_is_named_on_every_rank_before_training(self):
         self.write("file", "text")
         result = self.on_ranks(2, """

@@ -52,6 +52,32 @@ class DiskBuffer {
   std::unique_ptr<std::byte[], Free> data_;
 };
 
+/// Bytes of a transfer that goes through aligned memory.
+constexpr int64_t kDiskPieceBytes = int64_t{4} << 20;
+
+/// read() and write() of a DiskFile at any place, from and to any memory: in pieces through `scratch`, which has
+/// kDiskPieceBytes. Of the first and the last block that a write touches, what is beside it is read and written again:
+/// one thread at a time writes there.
+void read_bytes(DiskFile& file, int64_t offset, std::span<std::byte> to, const DiskBuffer& scratch);
+void write_bytes(DiskFile& file, int64_t offset, std::span<const std::byte> from, const DiskBuffer& scratch);
+
+/// Several transfers as one. Their memory is theirs until wait() or get(), or until this is destroyed, which waits.
+class DiskTransfer {
+ public:
+  DiskTransfer() = default;  ///< of nothing
+  DiskTransfer(DiskTransfer&&) noexcept = default;
+  DiskTransfer& operator=(DiskTransfer&& other) noexcept;
+  ~DiskTransfer() { wait(); }
+
+  void add(std::future<void> part) { parts_.push_back(std::move(part)); }
+  /// Waits for all, then throws what the first that failed has thrown. It is of nothing afterwards.
+  void get();
+  void wait() noexcept;
+
+ private:
+  std::vector<std::future<void>> parts_;
+};
+
 /// Transfers of a file by threads beside the program, begun in the order in which they are asked for.
 class DiskQueue {
  public:
@@ -65,15 +91,19 @@ class DiskQueue {
   /// The memory belongs to the transfer until get() of what is returned, which throws what the file throws.
   std::future<void> read(int64_t offset, std::span<std::byte> to);
   std::future<void> write(int64_t offset, std::span<const std::byte> from);
+  /// The same in pieces of kDiskPieceBytes, which several threads move at a time. Bytes are read into any memory.
+  DiskTransfer read_pieces(int64_t offset, std::span<std::byte> to);
+  DiskTransfer write_pieces(int64_t offset, std::span<const std::byte> from);
 
  private:
-  std::future<void> enqueue(std::function<void()> transfer);
+  using Task = std::packaged_task<void(const DiskBuffer& scratch)>;
+  std::future<void> enqueue(Task task);
   void run();
 
   DiskFile& file_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::packaged_task<void()>> waiting_;
+  std::deque<Task> waiting_;
   bool ends_ = false;
   std::vector<Worker> threads_;
 };

@@ -12,14 +12,13 @@
 #include <vector>
 
 #include "trireme/pager/layout/layout.h"
+#include "trireme/pager/layout/policy.h"
 
 namespace torch::optim {
 class Optimizer;
 }
 
 namespace trireme {
-
-class DiskFile;
 
 enum class OptimizerKind { kAdam, kAdamW, kAdagrad, kLamb, kLion, kMuon, kSgd, kClient };
 
@@ -66,8 +65,9 @@ struct StatesOnDisk {
     return folder == other.folder && buffers == other.buffers && block_numel == other.block_numel;
   }
 };
-/// Throws    ConfigError: Lamb, Muon and a client's optimizer, which need more than one block of a parameter.
-void check_on_disk(OptimizerKind kind, const StatesOnDisk& disk);
+/// Throws    ConfigError: Lamb, Muon and a client's optimizer, which need more than one block of a parameter, or more
+///           than one unit, at a time.
+void check_on_disk(OptimizerKind kind, const StatesOnDisk& disk, const WeightsOnDisk& weights);
 
 /// The name of `kind` as the configuration's `type` has it.
 const char* optimizer_name(OptimizerKind kind);

@@ -10,6 +10,9 @@
 // Where a unit is offloaded its shard is updated on the host: the device has a copy of it, or none (HostSlice, and
 // PagedUnit::shard on the host), from where a gather brings it.
 //
+// With PagerPolicy::disk shards are on disk. A gather reads this rank's into its buffer, beside the program, and what
+// peers have follows when the unit is needed: so all ranks exchange units in the order in which they touch them.
+//
 // Residency decides which units are whole; this file executes its actions.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/zeros.h>
@@ -35,12 +38,14 @@ enum class UnitState { kReleased, kGathering, kWhole };
 struct PagedUnit {
   UnitState state = UnitState::kReleased;
   at::Tensor shard;
+  DiskTransfer reading;     // into the buffer, of a shard on disk
   Event written;            // behind the shard's last write
   HostSlice updated_there;  // where the device's shard is a copy
   Event left;               // behind the last copy from a shard on the host
   ArenaBuffer buffer;       // undefined while released
   bool is_rounded = false;  // what is in the buffer, or will be
   bool is_unseen = false;   // the program has written into it, and ranks have not compared that
+  bool is_newer = false;    // than the shard on disk
   Pending<void> gather;
   Event brought;  // behind a gather in which no peer takes part
 };
@@ -64,6 +69,7 @@ class PagedWeights final : public WeightStore {
   ~PagedWeights() override {
     for (int i = 0; i < units(); ++i) {
       paged_[i].gather = {};
+      paged_[i].reading = {};
       paged_[i].brought.stream_wait_quietly();
       // A unit that is whole stays readable.
       if (paged_[i].state == UnitState::kWhole && paged_[i].is_rounded) release(i);
@@ -93,6 +99,7 @@ class PagedWeights final : public WeightStore {
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
     PagedUnit& paged = paged_[managed.unit];
+    if (disk() != nullptr) return (void)(paged.is_newer = true);
     // The whole unit has come from there, so the shard, wherever it is, is read by nobody.
     paged.shard.narrow(0, mine.begin - begin, mine.numel())
         .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
@@ -110,6 +117,7 @@ class PagedWeights final : public WeightStore {
       paged_[i].is_unseen = false;
       // One that nobody waited for (the step took another way than the last one) reads what may be written now.
       if (paged_[i].state == UnitState::kGathering) finish_demanded(i);
+      write_newer(i);
       offload().await(i);
       if (!has_copy(i)) continue;
       if (is_written(i)) paged_[i].updated_there.fetch();
@@ -154,10 +162,12 @@ class PagedWeights final : public WeightStore {
   void outdate(int index) override { execute(residency_.release(index)); }
   void publish(int index) override {
     if (has_copy(index)) return paged_[index].updated_there.send(returns_stream_);
+    if (disk() != nullptr) return disk()->put_back(index);
     join_pieces(index, paged_[index].shard);
   }
 
   void open_window() override {
+    if (disk() != nullptr) disk()->settle();
     const Event updated = Event::record(device());
     for (PagedUnit& paged : paged_) paged.written = updated;
     residency_.end_step();
@@ -165,8 +175,9 @@ class PagedWeights final : public WeightStore {
 
   void add_to(PagerMemory& memory) const override {
     memory.registered_bytes += shards_.registered_bytes() + arena_.slab_bytes();
+    if (disk() != nullptr) memory.disk_bytes += disk()->bytes();
     for (int i = 0; i < units(); ++i) {
-      if (is_host(paged_[i].shard) && !is_host(device())) continue;  // counted as offloaded
+      if (disk() != nullptr || (is_host(paged_[i].shard) && !is_host(device()))) continue;  // counted as offloaded
       memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
       memory.padding_bytes += unit(i).padding() * paged_[i].shard.element_size() / unit(i).shards;
     }
@@ -183,7 +194,7 @@ class PagedWeights final : public WeightStore {
  private:
   int64_t shard_bytes() const {
     int64_t bytes = 0;
-    for (int i = 0; i < units(); ++i)
+    for (int i = 0; i < units() && disk() == nullptr; ++i)
       if (!offload().keeps_shard(i)) bytes += bytes_in_slab(unit(i).shard_numel, unit(i).dtype);
     return bytes;
   }
@@ -194,8 +205,8 @@ class PagedWeights final : public WeightStore {
     std::vector<Residency::Unit> sizes;
     int64_t largest = 0;
     for (int i = 0; i < units(); ++i) {
-      // A unit that comes from the host saves nothing on its way by being rounded first.
-      const bool may_round = unit(i).dtype == at::kFloat && !context.offload.keeps_shard(i) &&
+      // A unit that comes from the host or a disk saves nothing on its way by being rounded first.
+      const bool may_round = unit(i).dtype == at::kFloat && !context.offload.keeps_shard(i) && disk() == nullptr &&
                              unit(i).communication_dtype != at::ScalarType::Undefined;
       sizes.push_back({unit_bytes(i), may_round});
       largest = std::max(largest, unit_bytes(i));
@@ -253,10 +264,14 @@ class PagedWeights final : public WeightStore {
     broadcast_over(mesh(index), whole);
     PagedUnit& paged = paged_[index];
     const at::Tensor mine = whole.narrow(0, shard_begin(index), unit(index).shard_numel);
-    if (offload().keeps_shard(index))
+    if (disk() != nullptr) {
+      disk()->write(index, mine);
+      paged.shard = disk()->tensor(index);
+    } else if (offload().keeps_shard(index)) {
       paged.shard = offload().memory().take(mine.numel(), mine.scalar_type()).copy_(mine);
-    else
+    } else {
       paged.shard = shards_.zeros(mine.numel(), mine.scalar_type()).copy_(mine);
+    }
     if (has_copy(index)) paged.updated_there = HostSlice(paged.shard, offload().memory());
     paged.written = Event::record(device());
   }
@@ -308,7 +323,10 @@ class PagedWeights final : public WeightStore {
       if (has_copy(index)) paged.updated_there.begin_use();
       paged.buffer.begin_write();
       const SubjectScope subject(unit(index).name);
-      paged.gather = rounded ? gather_rounded(index) : gather_exactly(index);
+      if (disk() != nullptr)
+        paged.reading = disk()->read(index, own_part(index));
+      else
+        paged.gather = rounded ? gather_rounded(index) : gather_exactly(index);
     }
     paged.state = UnitState::kGathering;
     live_bytes_ += unit_bytes(index);
@@ -338,6 +356,24 @@ class PagedWeights final : public WeightStore {
     return {};
   }
 
+  at::Tensor own_part(int index) const {
+    return paged_[index].buffer.memory().narrow(0, shard_begin(index), unit(index).shard_numel);
+  }
+
+  Pending<void> gather_read(int index) {
+    paged_[index].reading.get();
+    if (shards(index).size() == 1) return {};
+    const SubjectScope subject(unit(index).name);
+    return shards(index).all_gather(paged_[index].buffer.memory(), own_part(index));
+  }
+
+  /// What the program has written into a unit that is whole goes to the disk.
+  void write_newer(int index) {
+    if (!paged_[index].is_newer) return;
+    disk()->write(index, own_part(index));
+    paged_[index].is_newer = false;
+  }
+
   // Into the upper half of the buffer, from where finish_gather() widens it.
   Pending<void> gather_rounded(int index) {
     const PagedUnit& paged = paged_[index];
@@ -360,6 +396,7 @@ class PagedWeights final : public WeightStore {
     PagedUnit& paged = paged_[index];
     TRIREME_CHECK(paged.state == UnitState::kGathering, "unit ", unit(index).name);
     try {
+      if (disk() != nullptr) paged.gather = gather_read(index);
       wait_for(paged.gather);
     } catch (...) {
       forget_buffer(index);  // a later access must not take what never came for the weights
@@ -388,6 +425,7 @@ class PagedWeights final : public WeightStore {
   void release(int index) {
     PagedUnit& paged = paged_[index];
     if (paged.state == UnitState::kGathering) finish_gather(index);
+    write_newer(index);
     if (paged.is_unseen)
       for (const Placement& placement : unit(index).parameters)
         digests_[placement.index] = written_digest(placement.index);

@@ -4,10 +4,14 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "trireme/comm/group.h"
+#include "trireme/device/disk.h"
 #include "trireme/pager/layout/layout.h"
 
 namespace trireme {
@@ -17,6 +21,17 @@ enum class GatherPolicy {
   kAuto,    ///< kShared where the group shares memory, else kCopy
   kShared,  ///< all ranks' shards are one mapped segment: a gather moves no byte
   kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
+};
+
+/// Shards of weights in a file on disk instead of memory: DeepSpeed's offload_param with the device "nvme".
+struct WeightsOnDisk {
+  std::string folder = {};  ///< nvme_path; empty: they are in memory
+  int buffers = 5;          ///< buffer_count: shards that are in memory during an update
+  /// Makes the file; empty: make_disk_file().
+  std::function<std::unique_ptr<DiskFile>(const std::string& folder, int64_t bytes)> make_file = {};
+
+  bool is_on() const { return !folder.empty(); }
+  bool operator==(const WeightsOnDisk& other) const { return folder == other.folder && buffers == other.buffers; }
 };
 
 /// The options of a pager.
@@ -52,6 +67,8 @@ struct PagerPolicy {
   /// ZeRO stage 3: shards of such units, and of frozen ones, are kept on the host only; a gather copies them to the
   /// device.
   bool offload_parameters = false;
+  /// ZeRO stage 3 with kCopy, on hosts: shards, frozen ones too, are on disk; a gather reads them.
+  WeightsOnDisk disk = {};
   UnitRules units = {};
   bool operator==(const PagerPolicy&) const = default;
 };

@@ -14,7 +14,8 @@ struct OwnedSlice {
   int64_t begin = 0;
   at::Tensor weights;    ///< [numel], the unit's dtype; writing it changes the parameters (after publish())
   at::Tensor gradients;  ///< [numel], accumulation dtype; valid between close_window() and the unit's publish()
-  // Both on the host where the unit is offloaded, for use behind Pager::await_owned().
+  // Both on the host where the unit is offloaded, for use behind Pager::await_owned(). Weights on disk have memory only
+  // behind Pager::bring_owned().
 };
 
 }  // namespace trireme
