@@ -5,11 +5,13 @@
 PRESET ?= release
 PREFIX ?= /usr/local
 TRAIN_FLAGS ?=
+# With 2 a file of tests that failed is run once more, and named when it passes then.
+TRIES ?= 1
 # A compiler process takes up to 2 GB, most of it precompiled headers.
 JOBS ?= $(shell awk -v cpus=$$(nproc) '/^MemAvailable/ {j = int($$2 / 2097152); print j < 1 ? 1 : (j < cpus ? j : cpus)}' /proc/meminfo)
 BUILD := build/$(PRESET)
 VENV := $(CURDIR)/.venv/bin
-CTEST = $(VENV)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+CTEST = $(VENV)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS) --repeat until-pass:$(TRIES)
 export PATH := $(VENV):$(PATH)
 
 help: ## show this

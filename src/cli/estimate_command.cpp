@@ -27,7 +27,8 @@ constexpr const char* kEstimateFooter =
     "  trireme estimate --params 7.5e9 --world 64\n"
     "  trireme estimate --model llama-130m --dtype fp32 --world 2 --stage 3 --json\n"
     "  trireme estimate --model llama-8b --world 8 --mode low\n"
-    "  trireme estimate --model llama-8b --world 1 --offload optimizer";
+    "  trireme estimate --model llama-8b --world 1 --offload optimizer\n"
+    "  trireme estimate --model llama-1b --world 1 --disk weights";
 
 struct EstimateFlags {
   std::optional<double> parameters;
@@ -39,6 +40,7 @@ struct EstimateFlags {
   std::string mode = "mixed";
   std::string offload = "nothing";
   std::optional<double> offload_ratio;
+  std::string disk = "nothing";
   bool json = false;
 };
 
@@ -78,6 +80,12 @@ void declare(CLI::App& app, EstimateFlags& flags) {
       ->capture_default_str()
       ->type_name("NAME")
       ->group("Ranks");
+  app.add_option("--disk", flags.disk,
+                 "what a host leaves to its disk: nothing, optimizer (masters and states) or, at stage 3, weights too")
+      ->check(one_of({"nothing", "optimizer", "weights"}))
+      ->capture_default_str()
+      ->type_name("NAME")
+      ->group("Ranks");
   add_real(app, "--offload-ratio", flags.offload_ratio, "of the parameters, with --offload (default: 1)",
            {.least = 0, .most = 1})
       ->group("Ranks");
@@ -105,6 +113,10 @@ EstimateRequest request_of(const EstimateFlags& flags) {
     throw ConfigError("--offload-ratio: nothing is offloaded; give --offload optimizer or --offload parameters too");
   request.offload_ratio = offloads ? flags.offload_ratio.value_or(1) : 0;
   request.offload_parameters = flags.offload == "parameters";
+  if (flags.disk != "nothing" && offloads)
+    throw ConfigError("--disk: it is for models on the host, from where nothing is offloaded; leave --offload out");
+  if (flags.disk != "nothing")
+    request.on_disk = flags.disk == "weights" ? KeptOnDisk::kStatesAndWeights : KeptOnDisk::kStates;
   return request;
 }
 

@@ -10,10 +10,12 @@
 #include <filesystem>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/format.h"
 #include "trireme/base/version.h"
 #include "trireme/device/device.h"
 #include "trireme/observe/report.h"
@@ -155,6 +157,16 @@ void RunRecord::step(double loss, double lr) {
   if (engine_.config().precision.needs_loss_scale()) scale = engine_.loss_scale();
   const int64_t step_tokens = engine_.train_batch_size() * setup_.options.seq;
   const double tokens_per_s = static_cast<double>(step_tokens) / step_s;
+  std::optional<DiskMetrics> disk;
+  if (const DiskUse use = engine_.disk_use(); use.bytes > 0) {
+    const DiskUse before = std::exchange(disk_use_, use);
+    disk = {.bytes = use.bytes,
+            .read_bytes = use.read_bytes - before.read_bytes,
+            .written_bytes = use.written_bytes - before.written_bytes,
+            .wait_ms = 1e3 * (use.wait_s - before.wait_s)};
+    disk_wait_s_ += use.wait_s - before.wait_s;
+    stepping_s_ += step_s;
+  }
   metrics_->step({.step = step,
                   .samples = engine_.global_samples(),
                   .tokens = engine_.global_samples() * setup_.options.seq,
@@ -167,6 +179,7 @@ void RunRecord::step(double loss, double lr) {
                   .skipped_steps = engine_.skipped_steps(),
                   .loss_scale = scale,
                   .tflops_per_rank = compute_.tflops_per_rank(tokens_per_s),
+                  .disk = disk,
                   .mfu = compute_.mfu(tokens_per_s)});
   progress_->update({.step = step, .loss = loss, .learning_rate = lr, .tokens = step_tokens});
   if (!engine_.was_step_applied()) note(str("step ", step, " was skipped: its gradients are not finite"));
@@ -208,6 +221,9 @@ void RunRecord::finish(const std::string& reason) {
        .peak_memory_bytes_of_rank = peaks,
        .peak_resident_bytes_of_rank = resident,
        .peak_device_bytes_of_rank = on_device});
+  if (stepping_s_ > 0)
+    note(str("on disk: ", size_text(disk_use_.bytes), " of rank 0; steps waited for it ",
+             formatted("{:.0f}", 100 * disk_wait_s_ / stepping_s_), " % of their time"));
   note_peak("resident", resident);
   note_peak("device", on_device);
 }

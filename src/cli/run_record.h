@@ -65,6 +65,9 @@ class RunRecord {
   Clock::time_point step_start_ = Clock::now();
   const ComputeRate compute_;
   int64_t peak_pss_bytes_ = 0;
+  DiskUse disk_use_ = engine_.disk_use();   // until the last step
+  double disk_wait_s_ = 0;                  // within steps
+  double stepping_s_ = 0;                   // of runs that use a disk
   std::unique_ptr<MetricsWriter> metrics_;  // rank 0 only
   std::unique_ptr<Progress> progress_;      // rank 0 only
   LogSink log_before_;                      // rank 0 only

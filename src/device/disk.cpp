@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -17,6 +18,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
 #include "trireme/base/log.h"
+#include "trireme/base/wait_hook.h"
 
 namespace trireme {
 namespace {
@@ -162,6 +164,7 @@ void write_bytes(DiskFile& file, int64_t offset, std::span<const std::byte> from
 DiskTransfer& DiskTransfer::operator=(DiskTransfer&& other) noexcept {
   wait();
   parts_ = std::move(other.parts_);
+  waited_ns_ = std::move(other.waited_ns_);
   return *this;
 }
 
@@ -170,7 +173,15 @@ void DiskTransfer::wait() noexcept {
 }
 
 void DiskTransfer::get() {
-  wait();
+  const auto is_done = [](const std::future<void>& part) {
+    return part.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  if (!std::all_of(parts_.begin(), parts_.end(), is_done)) {
+    const WaitScope host;  // a Python program's other threads go on
+    const auto start = std::chrono::steady_clock::now();
+    wait();
+    *waited_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+  }
   for (std::future<void>& part : std::exchange(parts_, {})) part.get();
 }
 
@@ -187,27 +198,7 @@ DiskQueue::~DiskQueue() {
   for (Worker& thread : threads_) thread.join();
 }
 
-std::future<void> DiskQueue::read(int64_t offset, std::span<std::byte> to) {
-  return enqueue(Task([this, offset, to](const DiskBuffer&) { file_.read(offset, to); }));
-}
-
-std::future<void> DiskQueue::write(int64_t offset, std::span<const std::byte> from) {
-  return enqueue(Task([this, offset, from](const DiskBuffer&) { file_.write(offset, from); }));
-}
-
 namespace {
-
-template <class Memory, class Begin>
-DiskTransfer in_pieces(int64_t offset, Memory memory, const Begin& begin) {
-  DiskTransfer transfer;
-  while (!memory.empty()) {
-    const size_t bytes = std::min<size_t>(memory.size(), kDiskPieceBytes);
-    transfer.add(begin(offset, memory.first(bytes)));
-    memory = memory.subspan(bytes);
-    offset += static_cast<int64_t>(bytes);
-  }
-  return transfer;
-}
 
 bool is_aligned(std::span<const std::byte> memory) {
   return reinterpret_cast<uintptr_t>(memory.data()) % kDiskAlignment == 0 && memory.size() % kDiskAlignment == 0;
@@ -215,15 +206,46 @@ bool is_aligned(std::span<const std::byte> memory) {
 
 }  // namespace
 
-DiskTransfer DiskQueue::read_pieces(int64_t offset, std::span<std::byte> to) {
-  return in_pieces(offset, to, [this](int64_t at, std::span<std::byte> piece) {
-    if (is_aligned(piece)) return read(at, piece);
-    return enqueue(Task([this, at, piece](const DiskBuffer& scratch) { read_bytes(file_, at, piece, scratch); }));
-  });
+DiskQueue::Task DiskQueue::task(int64_t offset, std::span<std::byte> to) {
+  read_bytes_ += static_cast<int64_t>(to.size());
+  if (is_aligned(to)) return Task([this, offset, to](const DiskBuffer&) { file_.read(offset, to); });
+  return Task([this, offset, to](const DiskBuffer& scratch) { read_bytes(file_, offset, to, scratch); });
 }
 
+DiskQueue::Task DiskQueue::task(int64_t offset, std::span<const std::byte> from) {
+  written_bytes_ += static_cast<int64_t>(from.size());
+  return Task([this, offset, from](const DiskBuffer&) { file_.write(offset, from); });
+}
+
+template <class Memory>
+DiskTransfer DiskQueue::move(int64_t offset, Memory memory, int64_t piece_bytes) {
+  DiskTransfer transfer;
+  transfer.waited_ns_ = waited_ns_;
+  while (!memory.empty()) {
+    const size_t bytes = std::min<size_t>(memory.size(), piece_bytes);
+    transfer.parts_.push_back(enqueue(task(offset, memory.first(bytes))));
+    memory = memory.subspan(bytes);
+    offset += static_cast<int64_t>(bytes);
+  }
+  return transfer;
+}
+
+DiskTransfer DiskQueue::read(int64_t offset, std::span<std::byte> to) {
+  return move(offset, to, static_cast<int64_t>(to.size()));
+}
+DiskTransfer DiskQueue::write(int64_t offset, std::span<const std::byte> from) {
+  return move(offset, from, static_cast<int64_t>(from.size()));
+}
+DiskTransfer DiskQueue::read_pieces(int64_t offset, std::span<std::byte> to) {
+  return move(offset, to, kDiskPieceBytes);
+}
 DiskTransfer DiskQueue::write_pieces(int64_t offset, std::span<const std::byte> from) {
-  return in_pieces(offset, from, [this](int64_t at, std::span<const std::byte> piece) { return write(at, piece); });
+  return move(offset, from, kDiskPieceBytes);
+}
+
+DiskUse DiskQueue::use() const {
+  return {
+      .read_bytes = read_bytes_, .written_bytes = written_bytes_, .wait_s = 1e-9 * static_cast<double>(*waited_ns_)};
 }
 
 std::future<void> DiskQueue::enqueue(Task task) {

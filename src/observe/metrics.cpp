@@ -143,6 +143,11 @@ void MetricsWriter::step(const StepMetrics& metrics) {
   json["tokens_per_s"] = number(metrics.tokens_per_s);
   if (metrics.tflops_per_rank) json["tflops_per_rank"] = number(*metrics.tflops_per_rank);
   if (metrics.mfu) json["mfu"] = number(*metrics.mfu);
+  if (const auto& disk = metrics.disk)
+    json["disk"] = {{"bytes", disk->bytes},
+                    {"read_bytes", disk->read_bytes},
+                    {"written_bytes", disk->written_bytes},
+                    {"wait_ms", number(disk->wait_ms)}};
   if (metrics.memory.pss_bytes > 0) json["pss_bytes"] = metrics.memory.pss_bytes;
   if (metrics.memory.rss_bytes > 0) json["rss_bytes"] = metrics.memory.rss_bytes;
   json["skipped_steps"] = metrics.skipped_steps;

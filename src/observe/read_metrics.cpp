@@ -24,6 +24,15 @@ std::optional<double> maybe_at(const Json& json, const char* key) {
   return number_from(json[key]);
 }
 
+std::optional<DiskMetrics> disk_from(const Json& json) {
+  if (!json.contains("disk")) return std::nullopt;
+  const Json& disk = json["disk"];
+  return DiskMetrics{.bytes = disk.value("bytes", int64_t{0}),
+                     .read_bytes = disk.value("read_bytes", int64_t{0}),
+                     .written_bytes = disk.value("written_bytes", int64_t{0}),
+                     .wait_ms = number_at(disk, "wait_ms")};
+}
+
 StepMetrics step_from(const Json& json) {
   return {.step = json.at("step").get<int64_t>(),
           .samples = json.value("samples", int64_t{0}),
@@ -37,6 +46,7 @@ StepMetrics step_from(const Json& json) {
           .skipped_steps = json.value("skipped_steps", int64_t{0}),
           .loss_scale = maybe_at(json, "loss_scale"),
           .tflops_per_rank = maybe_at(json, "tflops_per_rank"),
+          .disk = disk_from(json),
           .mfu = maybe_at(json, "mfu")};
 }
 

@@ -130,6 +130,23 @@ std::string compute_tile(const RunLog& log) {
               mfu ? str("median step, ", fixed(*mfu * 100, 1), " % of the peak (MFU)") : "median step");
 }
 
+/// The disk's part in the steps, in words: what went to and fro, and what bounds them.
+std::string disk_line(const RunLog& log) {
+  const auto of_step = [&](auto value_of) {
+    return median(log.steps, [&](const StepMetrics& step) {
+      return step.disk ? std::optional<double>(value_of(step)) : std::nullopt;
+    });
+  };
+  const auto waits = of_step([](const StepMetrics& step) { return step.disk->wait_ms / step.step_ms; });
+  if (!waits) return "";
+  const auto read = of_step([](const StepMetrics& step) { return static_cast<double>(step.disk->read_bytes); });
+  const auto written = of_step([](const StepMetrics& step) { return static_cast<double>(step.disk->written_bytes); });
+  constexpr double kBound = 0.5;
+  return str(size_text(log.steps.back().disk->bytes), " on rank 0; a step reads ", size_text(std::llround(*read)),
+             " and writes ", size_text(std::llround(*written)), ", and waits for that ", fixed(*waits * 100, 0),
+             " % of its time", *waits > kBound ? ": the disk bounds this run" : "");
+}
+
 std::string tiles(const RunLog& log) {
   std::string page = "<div class=\"tiles\">\n";
   if (!log.validations.empty()) {
@@ -204,6 +221,7 @@ std::string details_table(const RunLog& log) {
   const auto is_used = [](int64_t bytes) { return bytes > 0; };
   if (log.end && std::ranges::any_of(log.end->peak_device_bytes_of_rank, is_used))
     row("Peak device memory", mebibytes(log.end->peak_device_bytes_of_rank));
+  row("Weights and states on disk", disk_line(log));
   if (!log.checkpoints.empty()) {
     const auto& saved = log.checkpoints.back();
     row("Last checkpoint", str(saved.tag, ", ", mebibytes(saved.bytes), " in ", fixed(saved.seconds, 2), " s (",

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <future>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -105,25 +104,22 @@ void DiskStates::visit(const std::vector<BlockPlace>& places, Access access,
                        const std::function<void(const BlockPlace&, const std::vector<at::Tensor>&)>& use) {
   require_whole();
   const size_t ahead = std::max<size_t>(1, buffers_.size() / 2);
-  std::vector<std::future<void>> reads(buffers_.size()), writes(buffers_.size());
+  std::vector<DiskTransfer> reads(buffers_.size()), writes(buffers_.size());
   const auto memory = [&](size_t index) {
     const BlockPlace& place = places[index];
     return buffers_[index % buffers_.size()].first(stride(place) * slices_[place.slice].tensors);
   };
-  const auto wait = [](std::future<void>& transfer) {
-    if (transfer.valid()) transfer.get();
-  };
   size_t begun = 0;
   const auto begin_reads = [&](size_t end) {
     for (; begun < std::min(end, places.size()); ++begun) {
-      wait(writes[begun % buffers_.size()]);  // of the block that had this buffer
+      writes[begun % buffers_.size()].get();  // of the block that had this buffer
       if (access != Access::kWrite) reads[begun % buffers_.size()] = queue_->read(offset(places[begun]), memory(begun));
     }
   };
   try {
     for (size_t i = 0; i < places.size(); ++i) {
       begin_reads(i + ahead);
-      wait(reads[i % buffers_.size()]);
+      reads[i % buffers_.size()].get();
       const Slice& slice = slices_[places[i].slice];
       std::vector<at::Tensor> tensors;
       for (int tensor = 0; tensor < slice.tensors; ++tensor)
@@ -132,13 +128,10 @@ void DiskStates::visit(const std::vector<BlockPlace>& places, Access access,
       use(places[i], tensors);
       if (access != Access::kRead) writes[i % buffers_.size()] = queue_->write(offset(places[i]), memory(i));
     }
-    for (std::future<void>& write : writes) wait(write);
+    for (DiskTransfer& write : writes) write.get();
   } catch (const std::exception& error) {
     if (access != Access::kRead) broken_ = error.what();
-    for (auto* transfers : {&reads, &writes})  // which use the buffers
-      for (std::future<void>& transfer : *transfers)
-        if (transfer.valid()) transfer.wait();
-    throw;
+    throw;  // behind the transfers, which use the buffers
   }
 }
 

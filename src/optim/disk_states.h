@@ -51,7 +51,7 @@ class DiskStates {
   /// `numel` elements of tensor `tensor` of `slice`, from `begin` on. Lives as long as this does.
   SliceStore* store(size_t slice, int tensor, int64_t begin, int64_t numel);
 
-  int64_t bytes() const { return bytes_; }
+  DiskUse use() const { return DiskUse{.bytes = bytes_} + queue_->use(); }
   bool has(size_t slice) const { return slices_[slice].tensors > 0; }
 
  private:

@@ -394,6 +394,7 @@ void ShardedOptimizer::set_step_counts(const std::vector<int64_t>& counts) {
 void ShardedOptimizer::match_masters(bool with_states, const std::vector<std::string>& missing) {
   impl_->match_masters(with_states, missing);
 }
+DiskUse ShardedOptimizer::disk_use() const { return impl_->slices().disk_use(); }
 int64_t ShardedOptimizer::master_bytes() const { return impl_->slices().master_bytes(); }
 int64_t ShardedOptimizer::state_bytes() const { return impl_->slices().state_bytes(); }
 

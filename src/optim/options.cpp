@@ -61,21 +61,6 @@ void check_update_dtype(OptimizerKind kind, at::ScalarType update_dtype) {
       ErrorCode::kUnsupported);
 }
 
-void check_on_disk(OptimizerKind kind, const StatesOnDisk& disk, const WeightsOnDisk& weights) {
-  const bool needs_whole =
-      kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon || kind == OptimizerKind::kClient;
-  if (!needs_whole || (!disk.is_on() && !weights.is_on())) return;
-  const char* name = kind == OptimizerKind::kClient ? "an optimizer of the program" : optimizer_name(kind);
-  const char* fix = " at a time; use Adam, AdamW, Adagrad, Lion or SGD of the configuration, or the device \"cpu\"";
-  throw ConfigError(disk.is_on()
-                        ? str("zero_optimization.offload_optimizer.device: \"nvme\" brings states block by "
-                              "block, and ",
-                              name, " needs more than a block", fix)
-                        : str("zero_optimization.offload_param.device: \"nvme\" brings weights unit by unit, and ",
-                              name, " needs more than a unit", fix),
-                    ErrorCode::kUnsupported);
-}
-
 void check_optimizer(const OptimizerOptions& options) {
   const auto refuse = [](const char* name, double value, const char* fix) {
     throw ConfigError(str("optimizer.params.", name, "=", value, ": ", fix));

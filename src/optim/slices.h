@@ -45,6 +45,7 @@ class OptimizerSlices {
                   const UpdateArithmetic& arithmetic, const StatesOnDisk& disk);
 
   size_t count() const { return spans_.size(); }
+  DiskUse disk_use() const { return disk_ ? disk_->use() : DiskUse{}; }
   /// The span of slice `i`, as in Pager::owned(), with its gradients. In memory.
   UpdateSpan span(size_t i) const;
   bool has_master(size_t i) const { return has_master_[i]; }

@@ -26,11 +26,7 @@ c10::Device device_of(const std::vector<NamedParameter>& parameters) {
 
 GatherPolicy choose_gather(const PagerPolicy& policy, const Group& group, c10::Device device) {
   if (policy.disk.is_on()) {
-    const char* key = "zero_optimization.offload_param.device: \"nvme\" ";
-    if (!is_host(device))
-      throw ConfigError(str(key, "is for models on the host so far, and this one is on ", device.str(),
-                            "; use \"cpu\", or leave it out"),
-                        ErrorCode::kUnsupported);
+    if (!is_host(device)) throw ConfigError(filled(kWeightsOnDiskOfDevice, {device.str()}), ErrorCode::kUnsupported);
     return GatherPolicy::kCopy;
   }
   if (policy.gather == GatherPolicy::kShared && !is_host(device))

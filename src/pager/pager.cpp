@@ -290,6 +290,8 @@ class Pager::Impl {
     return memory;
   }
 
+  DiskUse disk_use() const { return disk_ ? disk_->use() : DiskUse{}; }
+
   PagerCounters counters() const {
     PagerCounters counters;
     weights_->add_to(counters);
@@ -450,6 +452,7 @@ void Pager::release_gathered() { impl_->release_gathered(); }
 void Pager::require_free() const { impl_->require_free(); }
 std::vector<bool> Pager::settle_writes() { return impl_->settle_writes(); }
 void Pager::await_owned(int unit) { impl_->await_owned(unit); }
+DiskUse Pager::disk_use() const { return impl_->disk_use(); }
 void Pager::bring_owned(int unit) { impl_->bring_owned(unit); }
 void Pager::store_owned(int unit) { impl_->store_owned(unit); }
 void Pager::drop_owned(int unit) noexcept { impl_->drop_owned(unit); }

@@ -21,6 +21,8 @@ bool is_on(Feature feature, const ParallelOptions& options) {
       return options.pager.deterministic;
     case Feature::kOffload:
       return options.pager.offload_ratio > 0;
+    case Feature::kWeightsOnDisk:
+      return options.pager.disk.is_on();
     case Feature::kPipeline:
       return options.degrees.pipe > 1;
     case Feature::kSequence:
@@ -37,6 +39,15 @@ std::string beside_replicas(const char* other, const char* why) {
   return str("{} makes {} replicas beside ", other, ", ", why, "; leave one of the two out");
 }
 
+/// The optimizer.
+std::string at_a_time(const char* key, const char* what, const char* piece) {
+  return str("zero_optimization.", key, ".device: \"nvme\" brings ", what, " ", piece, " by ", piece,
+             ", and {} needs more than a ", piece,
+             " at a time; use Adam, AdamW, Adagrad, Lion or SGD of the configuration, or the device \"cpu\"");
+}
+std::string unit_by_unit() { return at_a_time("offload_param", "weights", "unit"); }
+std::string block_by_block() { return at_a_time("offload_optimizer", "states", "block"); }
+
 }  // namespace
 
 const std::vector<Exclusion>& exclusions() {
@@ -45,6 +56,8 @@ const std::vector<Exclusion>& exclusions() {
       {kReplicas, kUnsharded, beside_replicas("ZeRO stage 0", "which shards nothing")},
       {kReplicas, kDeterministic, beside_replicas("`deterministic`", "whose sums would depend on their number")},
       {kStatesOverReplicas, kOffload, beside_replicas("offloading", "and states over replicas stay on the device")},
+      {kStatesOverReplicas, kWeightsOnDisk,
+       beside_replicas("`offload_param` on disk", "which is not there yet with states over replicas")},
       {kReplicas, kSequence, beside_replicas("`sequence_parallel_size`", "which is not there yet")},
       {kReplicas, kTensor, beside_replicas("`tensor_parallel.autotp_size`", "which is not there yet")},
       {kPipeline, kTensor,
@@ -57,6 +70,11 @@ const std::vector<Exclusion>& exclusions() {
       {kPipeline, kSequence,
        "axes \"pipe\" of {} and \"sequence\" of {} ranks: a pipeline does not send parts of sequences yet; make one of "
        "the two 1"},
+      {kWeightsOnDisk, kDevice, kWeightsOnDiskOfDevice, EngineCall::kInitialize},
+      {kWeightsOnDisk, kMatrixOptimizer, unit_by_unit(), EngineCall::kInitialize},
+      {kWeightsOnDisk, kClientOptimizer, unit_by_unit(), EngineCall::kInitialize},
+      {kStatesOnDisk, kMatrixOptimizer, block_by_block(), EngineCall::kInitialize},
+      {kStatesOnDisk, kClientOptimizer, block_by_block(), EngineCall::kInitialize},
       {kSharedGather, kDevice, kSharedOnDevice, EngineCall::kInitialize, ErrorCode::kConfig},
       {kSharedGather, kSeparateMemory, kSharedWithoutMemory, EngineCall::kInitialize, ErrorCode::kConfig},
       {kParameterGroups, kClientOptimizer,

@@ -1,6 +1,7 @@
 #include "trireme/plan/estimate.h"
 
 #include <cmath>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/pager/layout/policy.h"
@@ -16,6 +17,9 @@ void check(const EstimateOptions& options) {
   if (options.world < 1) throw ConfigError(str("a world of ", options.world, " ranks; expected 1 or more"));
   if (!(options.offload_ratio >= 0 && options.offload_ratio <= 1))
     throw ConfigError(str("an offload ratio of ", options.offload_ratio, "; expected a number from 0 to 1"));
+  if (options.offload_ratio > 0 && options.on_disk != KeptOnDisk::kNothing)
+    throw ConfigError(
+        "states on disk are estimated for models on hosts, from where nothing is offloaded; leave one out");
 }
 
 /// Elements that one rank holds of a state.
@@ -48,6 +52,12 @@ ModelStates states_of(const Held& held, at::ScalarType weight_dtype, bool traina
   states.gradient_bytes = held.numel(options, options.offload_ratio > 0 ? 1 : 2) * gradient;
   states.master_bytes = held.numel(options, 1) * master;
   states.optimizer_bytes = held.numel(options, 1) * optimizer;
+  const auto move_to_disk = [&](int64_t& bytes) { states.disk_bytes += std::exchange(bytes, 0); };
+  if (options.on_disk != KeptOnDisk::kNothing) {
+    move_to_disk(states.master_bytes);
+    move_to_disk(states.optimizer_bytes);
+  }
+  if (options.on_disk == KeptOnDisk::kStatesAndWeights && options.stage == 3) move_to_disk(states.weight_bytes);
   return states;
 }
 
@@ -57,6 +67,7 @@ void add(ModelStates& sum, const ModelStates& states) {
   sum.master_bytes += states.master_bytes;
   sum.optimizer_bytes += states.optimizer_bytes;
   sum.host_bytes += states.host_bytes;
+  sum.disk_bytes += states.disk_bytes;
   sum.snapshot_bytes += states.snapshot_bytes;
 }
 
@@ -79,7 +90,8 @@ Estimate tabulate(int64_t parameters, const EstimateRequest& request, StatesOf s
                                                          .update_dtype = request.update_dtype,
                                                          .optimizer = request.optimizer,
                                                          .offload_ratio = request.offload_ratio,
-                                                         .offload_parameters = request.offload_parameters}));
+                                                         .offload_parameters = request.offload_parameters,
+                                                         .on_disk = request.on_disk}));
       result.rows.push_back(std::move(row));
     }
   }

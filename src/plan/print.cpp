@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/base/format.h"
@@ -64,21 +65,34 @@ std::string snapshot_line(const Estimate& estimate) {
 }
 
 Json states_json(const ModelStates& states) {
-  return {{"weight_bytes", states.weight_bytes},
-          {"gradient_bytes", states.gradient_bytes},
-          {"master_bytes", states.master_bytes},
-          {"optimizer_bytes", states.optimizer_bytes},
-          {"total_bytes", states.total()},
-          {"host_bytes", states.host_bytes},
-          {"async_save_snapshot_bytes", states.snapshot_bytes}};
+  return {{"weight_bytes", states.weight_bytes}, {"gradient_bytes", states.gradient_bytes},
+          {"master_bytes", states.master_bytes}, {"optimizer_bytes", states.optimizer_bytes},
+          {"total_bytes", states.total()},       {"host_bytes", states.host_bytes},
+          {"disk_bytes", states.disk_bytes},     {"async_save_snapshot_bytes", states.snapshot_bytes}};
 }
 
 bool offloads(const Estimate& estimate) { return estimate.request.offload_ratio > 0; }
+bool uses_disk(const Estimate& estimate) { return estimate.request.on_disk != KeptOnDisk::kNothing; }
 
-/// The meaning of the column "host", where there is one.
-std::string offload_line(const Estimate& estimate) {
-  if (!offloads(estimate)) return "";
+/// The heading of the last column: what is not where the model is.
+const char* elsewhere(const Estimate& estimate) {
+  if (uses_disk(estimate)) return "      disk\n";
+  return offloads(estimate) ? "      host\n" : "\n";
+}
+std::optional<int64_t> bytes_elsewhere(const Estimate& estimate, const ModelStates& states) {
+  if (uses_disk(estimate)) return states.disk_bytes;
+  return offloads(estimate) ? std::optional(states.host_bytes) : std::nullopt;
+}
+
+/// The meaning of the last column, which without a stage is that of ZeRO stage 3.
+std::string meaning_of_elsewhere(const Estimate& estimate, bool of_one_stage) {
   const EstimateRequest& request = estimate.request;
+  if (uses_disk(estimate))
+    return str("\nWith offload_optimizer",
+               request.on_disk == KeptOnDisk::kStatesAndWeights ? " and, at stage 3, offload_param" : "",
+               " of the device \"nvme\": \"disk\" is on disk", of_one_stage ? "" : " at stage 3",
+               "; the rest is left in memory.\n");
+  if (!offloads(estimate)) return "";
   return str("\nWith offload_optimizer", request.offload_ratio < 1 ? str(" (ratio ", request.offload_ratio, ")") : "",
              request.offload_parameters ? " and, at stage 3, offload_param" : "",
              ": \"host\" is in the host's memory, from stage 1 on; the rest is left on the device.\n");
@@ -89,37 +103,38 @@ std::string offload_line(const Estimate& estimate) {
 std::string to_table(const Estimate& estimate) {
   int64_t largest = 0;
   for (const EstimateRow& row : estimate.rows)
-    for (const ModelStates& states : row.by_stage) largest = std::max({largest, states.total(), states.host_bytes});
+    for (const ModelStates& states : row.by_stage)
+      largest = std::max({largest, states.total(), states.host_bytes, states.disk_bytes});
   const Unit unit = unit_for_bytes(largest);
-  std::string table =
-      str(heading(estimate), " in ", unit.name, "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3",
-          offloads(estimate) ? "      host\n" : "\n");
+  std::string table = str(heading(estimate), " in ", unit.name,
+                          "\n\n ranks  accumulation   stage 0   stage 1   stage 2   stage 3", elsewhere(estimate));
   for (const EstimateRow& row : estimate.rows) {
     std::vector<int64_t> totals;
     for (const ModelStates& states : row.by_stage) totals.push_back(states.total());
-    if (offloads(estimate))
-      totals.push_back(row.by_stage.back().host_bytes);  // as at ZeRO stages 1 and 2, and frozen ones
+    // On the host as at ZeRO stages 1 and 2, and frozen ones.
+    if (const auto bytes = bytes_elsewhere(estimate, row.by_stage.back())) totals.push_back(*bytes);
     table += row_of(row, totals, unit);
   }
-  return table + offload_line(estimate) + snapshot_line(estimate);
+  return table + meaning_of_elsewhere(estimate, /*of_one_stage=*/false) + snapshot_line(estimate);
 }
 
 std::string to_table(const Estimate& estimate, int stage) {
   int64_t largest = 0;
   for (const EstimateRow& row : estimate.rows)
-    largest = std::max({largest, row.by_stage.at(stage).total(), row.by_stage[stage].host_bytes});
+    largest = std::max(
+        {largest, row.by_stage.at(stage).total(), row.by_stage[stage].host_bytes, row.by_stage[stage].disk_bytes});
   const Unit unit = unit_for_bytes(largest);
-  std::string table = str(heading(estimate), " at ZeRO stage ", stage, " in ", unit.name,
-                          "\n\n ranks  accumulation   weights gradients   masters optimizer     total",
-                          offloads(estimate) ? "      host\n" : "\n");
+  std::string table =
+      str(heading(estimate), " at ZeRO stage ", stage, " in ", unit.name,
+          "\n\n ranks  accumulation   weights gradients   masters optimizer     total", elsewhere(estimate));
   for (const EstimateRow& row : estimate.rows) {
     const ModelStates& states = row.by_stage[stage];
     std::vector<int64_t> parts = {states.weight_bytes, states.gradient_bytes, states.master_bytes,
                                   states.optimizer_bytes, states.total()};
-    if (offloads(estimate)) parts.push_back(states.host_bytes);
+    if (const auto bytes = bytes_elsewhere(estimate, states)) parts.push_back(*bytes);
     table += row_of(row, parts, unit);
   }
-  return table + offload_line(estimate) + snapshot_line(estimate);
+  return table + meaning_of_elsewhere(estimate, /*of_one_stage=*/true) + snapshot_line(estimate);
 }
 
 Json to_json(const Estimate& estimate) {

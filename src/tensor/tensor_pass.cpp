@@ -206,8 +206,8 @@ void TensorPass::run_without_rule(OperatorCall& call, Next next, const CutArgume
   if (call.op.schema().name() == "aten::einsum") return run_einsum(call, next, found);
   if (call.traits.composite && !call.traits.random) return run_whole(call, next, found);
   refuse(call, found[0].tensor, "is not known to tensor parallelism, and has an argument",
-         "gather it first (engine.gather(tensor)), or leave the parameter whole that it is computed from "
-         "(partition_config, \"partition_type\": \"skip\")");
+         "gather it first (engine.gather(tensor)), say by register_partition_rule() what its slices are, or leave the "
+         "parameter whole that it is computed from (partition_config, \"partition_type\": \"skip\")");
 }
 
 /// Right whatever the operator does, as long as it writes nothing.

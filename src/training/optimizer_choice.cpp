@@ -25,6 +25,12 @@ void check_rounding(const OptimizerChoice& choice, const ParallelPlan& plan) {
     refuse("with a pipeline (stages=", plan.stages.size(), ") it is not there yet; remove one of the two");
 }
 
+void check_on_disk(Feature optimizer, const char* name, const StatesOnDisk& states, const WeightsOnDisk& weights) {
+  if (!states.is_on() && !weights.is_on()) return;
+  const Exclusion& row = exclusion_of(states.is_on() ? Feature::kStatesOnDisk : Feature::kWeightsOnDisk, optimizer);
+  throw ConfigError(filled(row.text, {name}), row.code);
+}
+
 }  // namespace
 
 void check(const OptimizerChoice& choice, const ParallelPlan& plan, const PrecisionOptions& precision,
@@ -35,13 +41,14 @@ void check(const OptimizerChoice& choice, const ParallelPlan& plan, const Precis
     check_optimizer(*choice.optimizer);
     const OptimizerKind kind = choice.optimizer->kind;
     check_update_dtype(kind, precision.update_dtype);
-    check_on_disk(kind, disk, weights);
+    if (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon)
+      check_on_disk(Feature::kMatrixOptimizer, optimizer_name(kind), disk, weights);
     const Exclusion& row = exclusion_of(Feature::kTensor, Feature::kMatrixOptimizer);
     if (tensor_ranks > 1 && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kMuon))
       throw ConfigError(filled(row.text, {optimizer_name(kind), str(tensor_ranks)}), row.code);
   }
   if (!choice.client) return;
-  check_on_disk(OptimizerKind::kClient, disk, weights);
+  check_on_disk(Feature::kClientOptimizer, "an optimizer of the program", disk, weights);
   if (choice.optimizer)
     throw ConfigError(str("client_optimizer: the configuration has the optimizer ",
                           optimizer_name(choice.optimizer->kind), " too; remove one of the two"));

@@ -104,9 +104,10 @@ std::string precision_table(const DtypeBytes& loaded, const Config& config, cons
                             TrainStep& step) {
   const PagerMemory memory = pager.memory();
   const DtypeBytes weights = weight_dtypes(pager);
+  const int64_t on_disk = pager.disk_use().bytes;
   std::vector<Row> rows = {{"load", names_of(loaded), size_text(total(loaded)), ""},
-                           {"preparation", names_of(weights), size_text(memory.weight_bytes),
-                            str("buffers ", names_of(buffer_dtypes(buffers)))}};
+                           {"preparation", names_of(weights), size_text(memory.weight_bytes + on_disk),
+                            str("buffers ", names_of(buffer_dtypes(buffers)), on_disk > 0 ? ", weights on disk" : "")}};
   std::string title = "precision";
   if (const ShardedOptimizer* optimizer = step.optimizer()) {
     const OptimizerBytes kept = optimizer_bytes(*optimizer);

@@ -30,6 +30,11 @@ void Training::set_batch(const char* call, int64_t micro_batch_size, int64_t acc
   step_->set_batch(micro_batch_size, accumulation_steps);
 }
 
+DiskUse Training::disk_use() const {
+  const ShardedOptimizer* optimizer = step_->optimizer();
+  return pager().disk_use() + (optimizer != nullptr ? optimizer->disk_use() : DiskUse{});
+}
+
 void Training::destroy() {
   condition_.require_there("destroy");
   const CallerScope caller("destroy");

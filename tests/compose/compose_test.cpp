@@ -61,6 +61,7 @@ const std::vector<Exception>& exceptions() {
       {"ZeRO 1", "offloaded optimizer", 1e-5, "at stage 0 nothing is offloaded, and the GPU's kernel updates"},
       {"ZeRO 3, copy", "offloaded parameters", 1e-5,
        "at stage 2 parameters stay on the GPU, whose kernel updates them"},
+      {"ZeRO 3, weights on disk", "offloaded parameters", -1, "one key, which has one device"},
       {"autocast", "GPU (stand-in)", -1, kNoAutocast},
       {"autocast", "registered buffers", -1, kNoAutocast},
       {"autocast", "offloaded optimizer", -1, kNoAutocast},
@@ -74,6 +75,9 @@ const std::multimap<std::string, trireme::Feature>& known_features() {
   using enum trireme::Feature;
   static const std::multimap<std::string, trireme::Feature> all = {
       {"ZeRO 3, shared", kSharedGather},
+      {"ZeRO 3, weights on disk", kWeightsOnDisk},
+      {"states on disk", kStatesOnDisk},
+      {"states on disk", kOffload},
       {"MiCS", kReplicas},
       {"hpZ", kReplicas},
       {"hpZ", kStatesOverReplicas},
@@ -175,6 +179,15 @@ std::function<void(Scenario&)> offload(const char* what) {
   };
 }
 
+Json on_disk() { return {{"device", "nvme"}, {"nvme_path", std::filesystem::temp_directory_path().string()}}; }
+
+void states_on_disk(Scenario& scenario) { scenario.config["zero_optimization"]["offload_optimizer"] = on_disk(); }
+
+void weights_on_disk(Scenario& scenario) {
+  stage(3, "copy")(scenario);
+  scenario.config["zero_optimization"]["offload_param"] = on_disk();
+}
+
 const std::vector<Feature>& features() {
   constexpr auto kNothing = Change::kNothing;
   constexpr auto kRounding = Change::kRounding;
@@ -185,6 +198,7 @@ const std::vector<Feature>& features() {
       {"ZeRO 2", "stage", kRounding, stage(2), kSums},
       {"ZeRO 3, shared", "stage", kNothing, stage(3, "shared"), 0, "ZeRO 2"},
       {"ZeRO 3, copy", "stage", kNothing, stage(3, "copy"), 0, "ZeRO 2"},
+      {"ZeRO 3, weights on disk", "stage", kNothing, weights_on_disk, 0, "ZeRO 2"},
       {"MiCS", "stage", kRounding, two_by_two("mics_shard_size"), kSums},
       {"hpZ", "stage", kRounding, two_by_two("zero_hpz_partition_size"), kSums},
       {"bf16", "precision", kRounding, key("bf16", {{"enabled", true}}), k16Bits},
@@ -252,6 +266,8 @@ const std::vector<Feature>& features() {
        kSums},
       {"offloaded optimizer", "device", kRounding, offload("offload_optimizer"), kSums},
       {"offloaded parameters", "device", kRounding, offload("offload_param"), kSums},
+      // Last: beside the offloaded optimizer, whose device it then is.
+      {"states on disk", "", kNothing, states_on_disk},
   };
   return all;
 }

@@ -112,7 +112,7 @@ class SlowFile final : public DiskFile {
 TEST(DiskQueue, MovesAsManyAtATimeAsItHasThreadsAndPassesErrorsOn) {
   SlowFile file;
   const DiskBuffer buffer(kPage);
-  std::vector<std::future<void>> transfers;
+  std::vector<DiskTransfer> transfers;
   {
     DiskQueue queue(file, 2);
     for (int i = 0; i < 5; ++i)
@@ -125,6 +125,47 @@ TEST(DiskQueue, MovesAsManyAtATimeAsItHasThreadsAndPassesErrorsOn) {
       EXPECT_EQ(error_of<IoError>([&] { transfers[i].get(); }), "the disk is gone");
     else
       EXPECT_NO_THROW(transfers[i].get());
+  }
+}
+
+TEST(DiskQueue, MovesPiecesToAndFromAnyMemoryAndCountsThem) {
+  const testing::TemporaryFolder folder;
+  const int64_t bytes = 2 * kDiskPieceBytes + 3 * kPage;
+  const auto file = make_disk_file(folder.path(), bytes);
+  DiskQueue queue(*file, 2);
+  const DiskBuffer buffer(bytes);
+  for (int64_t i = 0; i < bytes; ++i) buffer.data()[i] = static_cast<std::byte>(i % 251);
+  queue.write_pieces(0, buffer.first(bytes)).get();
+  std::vector<std::byte> found(bytes - 5);
+  queue.read_pieces(0, found).get();
+  EXPECT_TRUE(std::equal(found.begin(), found.end(), buffer.data()));
+  const DiskUse use = queue.use();
+  EXPECT_EQ(use.written_bytes, bytes);
+  EXPECT_EQ(use.read_bytes, bytes - 5);
+  EXPECT_GT(use.wait_s, 0);
+}
+
+TEST(Disk, ReadsAndWritesBytesAtAnyPlaceAndLeavesThoseBesideThem) {
+  const testing::TemporaryFolder folder;
+  const int64_t bytes = 2 * kDiskPieceBytes;
+  const auto file = make_disk_file(folder.path(), bytes);
+  const DiskBuffer scratch(kDiskPieceBytes);
+  std::vector<std::byte> expected(bytes);
+  std::byte value{1};
+  for (const auto& [begin, size] : std::vector<std::pair<int64_t, int64_t>>{{0, 10},
+                                                                            {5, 3},
+                                                                            {kPage - 1, 2},
+                                                                            {kPage, kPage},
+                                                                            {3 * kPage + 7, 3 * kPage},
+                                                                            {100, kDiskPieceBytes + 5 * kPage},
+                                                                            {bytes - 1, 1}}) {
+    const std::vector<std::byte> written(size, value);
+    write_bytes(*file, begin, written, scratch);
+    std::fill_n(expected.begin() + begin, size, value);
+    value = static_cast<std::byte>(std::to_integer<int>(value) + 1);
+    std::vector<std::byte> found(bytes - 3);
+    read_bytes(*file, 3, found, scratch);
+    EXPECT_TRUE(std::equal(found.begin(), found.end(), expected.begin() + 3)) << begin;
   }
 }
 

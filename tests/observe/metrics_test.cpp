@@ -33,6 +33,7 @@ TEST(Metrics, ComeBackAsTheyWereWritten) {
   auto step = step_metrics(4);
   step.tflops_per_rank = 0.32;
   step.mfu = 0.25;
+  step.disk = {.bytes = 100, .read_bytes = 70, .written_bytes = 30, .wait_ms = 2.5};
   writer.step(step);
   writer.validation(4, 1.25);
   writer.checkpoint({.step = 4, .tag = "step4", .bytes = 99, .seconds = 0.5});
@@ -56,6 +57,11 @@ TEST(Metrics, ComeBackAsTheyWereWritten) {
   EXPECT_EQ(log.steps[0].grad_norm, 0.5);
   EXPECT_EQ(log.steps[0].tflops_per_rank, 0.32);
   EXPECT_EQ(log.steps[0].mfu, 0.25);
+  ASSERT_TRUE(log.steps[0].disk);
+  EXPECT_EQ(log.steps[0].disk->bytes, 100);
+  EXPECT_EQ(log.steps[0].disk->read_bytes, 70);
+  EXPECT_EQ(log.steps[0].disk->written_bytes, 30);
+  EXPECT_EQ(log.steps[0].disk->wait_ms, 2.5);
   EXPECT_EQ(log.steps[0].memory.pss_bytes, 3 << 20);
   EXPECT_EQ(log.validations[0].loss, 1.25);
   EXPECT_EQ(log.checkpoints[0].tag, "step4");

@@ -330,6 +330,11 @@ TEST(Exclusions, ThatOptionsTellAreRefusedByThePlan) {
          options.states_over_replicas = true;
          options.pager.offload_ratio = 0.5;
        }},
+      {{Feature::kStatesOverReplicas, Feature::kWeightsOnDisk},
+       [](ParallelOptions& options) {
+         options.states_over_replicas = true;
+         options.pager.disk.folder = "/disk";
+       }},
       {{Feature::kReplicas, Feature::kSequence}, [](ParallelOptions& options) { options.degrees.sequence = 2; }},
       {{Feature::kReplicas, Feature::kTensor}, [](ParallelOptions& options) { options.degrees.tensor = 2; }},
       {{Feature::kPipeline, Feature::kTensor},

@@ -21,26 +21,36 @@ StatesOnDisk disk_in(const TemporaryFolder& folder, int buffers = 2) {
   return {.folder = folder.path().string(), .buffers = buffers, .block_numel = 4096};
 }
 
-class OnDisk : public ::testing::TestWithParam<std::tuple<ZeroStage, Precision>> {};
+class OnDisk : public ::testing::TestWithParam<std::tuple<ZeroStage, Precision>> {
+ protected:
+  static void compare(const std::vector<std::string>& optimizers) {
+    const auto& [stage, precision] = GetParam();
+    for (const ModelCase& model_case : kDiskModels)
+      for (const std::string& name : optimizers) {
+        if (precision.name == "Low" && name == "Lion") continue;  // which has no update in it
+        SCOPED_TRACE(model_case.name + " " + name);
+        const TemporaryFolder folder;
+        Config config = disk_config(2, stage.policy, kOptimizers.at(name), precision.options);
+        const ByName expected = trained(model_case, config, 2);
+        config.disk = disk_in(folder, name == "AdamW" ? 5 : 2);
+        expect_equal(trained(model_case, config, 2), expected);
+        EXPECT_EQ(folder.names(), std::vector<std::string>());
+      }
+  }
+};
 
-TEST_P(OnDisk, HaveTheBitsOfThoseInMemory) {
-  const auto& [stage, precision] = GetParam();
-  for (const ModelCase& model_case : kDiskModels)
-    for (const auto& [name, optimizer] : kOptimizers) {
-      if (precision.name == "Low" && name == "Lion") continue;  // which has no update in it
-      SCOPED_TRACE(model_case.name + " " + name);
-      const TemporaryFolder folder;
-      Config config = disk_config(2, stage.policy, optimizer, precision.options);
-      const ByName expected = trained(model_case, config, 2);
-      config.disk = disk_in(folder, name == "AdamW" ? 5 : 2);
-      expect_equal(trained(model_case, config, 2), expected);
-      EXPECT_EQ(folder.names(), std::vector<std::string>());
-    }
+TEST_P(OnDisk, HaveTheBitsOfThoseInMemory) { compare({"AdamW"}); }
+
+class SlowOnDisk : public OnDisk {};
+
+TEST_P(SlowOnDisk, HaveTheBitsOfThoseInMemoryWithEveryOptimizer) { compare(names_of_optimizers()); }
+
+const auto kOfStages = ::testing::Combine(::testing::ValuesIn(kZeroStages), ::testing::ValuesIn(kPrecisions));
+std::string name_of_case(const ::testing::TestParamInfo<std::tuple<ZeroStage, Precision>>& info) {
+  return std::get<0>(info.param).name + std::get<1>(info.param).name;
 }
-
-INSTANTIATE_TEST_SUITE_P(Stages, OnDisk,
-                         ::testing::Combine(::testing::ValuesIn(kZeroStages), ::testing::ValuesIn(kPrecisions)),
-                         [](const auto& info) { return std::get<0>(info.param).name + std::get<1>(info.param).name; });
+INSTANTIATE_TEST_SUITE_P(Stages, OnDisk, kOfStages, name_of_case);
+INSTANTIATE_TEST_SUITE_P(SlowStages, SlowOnDisk, kOfStages, name_of_case);
 
 // Units of a group without a state stay in memory, between others that are on disk.
 TEST(OnDiskGroups, AreUpdatedInTheOrderOfTheUnits) {

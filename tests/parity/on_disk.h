@@ -1,4 +1,4 @@
-// What the tests of states and of weights on disk share: models, optimizers, precisions, and a disk that fails.
+// Helpers of the tests of states and of weights on disk: models, optimizers, precisions, and a disk that fails.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -43,6 +43,12 @@ inline const std::map<std::string, OptimizerOptions> kOptimizers = {
     {"Lion", {.kind = OptimizerKind::kLion, .lr = 1e-3}},
     {"Momentum", {.kind = OptimizerKind::kSgd, .lr = 0.05, .momentum = 0.9}},
     {"Sgd", {.kind = OptimizerKind::kSgd, .lr = 0.05}}};
+
+inline std::vector<std::string> names_of_optimizers() {
+  std::vector<std::string> names;
+  for (const auto& [name, options] : kOptimizers) names.push_back(name);
+  return names;
+}
 
 struct Precision {
   std::string name;

@@ -119,6 +119,36 @@ TEST(Estimate, OfWhatIsOffloadedLeavesWeightsToTheDevice) {
   EXPECT_EQ(estimate_model_states(1000, at_stage_0), estimate_model_states(1000, {.optimizer = {}}));
 }
 
+TEST(Estimate, OfWhatIsOnDiskLeavesGradientsAndWeightsInMemory) {
+  for (const int stage : {0, 1, 2, 3}) {
+    EstimateOptions options{.stage = stage, .world = 4, .optimizer = {}, .on_disk = KeptOnDisk::kStates};
+    const int64_t states = (stage == 0 ? 1000 : 250) * 12, weights = (stage == 3 ? 250 : 1000) * 2;
+    const int64_t gradients = (stage < 2 ? 1000 : 250) * 4;
+    EXPECT_EQ(
+        estimate_model_states(1000, options),
+        (ModelStates{
+            .weight_bytes = weights, .gradient_bytes = gradients, .disk_bytes = states, .snapshot_bytes = 250 * 14}));
+    options.on_disk = KeptOnDisk::kStatesAndWeights;
+    const bool moves = stage == 3;
+    EXPECT_EQ(estimate_model_states(1000, options), (ModelStates{.weight_bytes = moves ? 0 : weights,
+                                                                 .gradient_bytes = gradients,
+                                                                 .disk_bytes = states + (moves ? weights : 0),
+                                                                 .snapshot_bytes = 250 * 14}));
+  }
+  const EstimateOptions both{.stage = 1, .optimizer = {}, .offload_ratio = 1, .on_disk = KeptOnDisk::kStates};
+  EXPECT_THROW(estimate_model_states(1000, both), ConfigError);
+}
+
+TEST(EstimateTable, HasAColumnForWhatIsOnDisk) {
+  const EstimateRequest request{
+      .worlds = {1}, .accumulation_dtypes = {at::kFloat}, .on_disk = KeptOnDisk::kStatesAndWeights};
+  const std::string text = to_table(estimate(8'000'000'000, request));
+  EXPECT_NE(text.find("stage 3      disk\n     1          fp32        48        48        48        32       112\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("\"disk\" is on disk at stage 3; the rest is left in memory."), std::string::npos) << text;
+}
+
 TEST(Estimate, OfAPartThatIsOffloadedIsASumOfBoth) {
   for (const int stage : {1, 2}) {
     const EstimateOptions options{.stage = stage, .world = 2, .optimizer = {}, .offload_ratio = 0.25};
@@ -204,7 +234,7 @@ TEST(EstimateTable, GivesBytesAsJson) {
   EXPECT_EQ(
       json["per_rank"][1].dump(),
       R"({"world":2,"accumulation_dtype":"bf16","stage":1,"weight_bytes":200,"gradient_bytes":200,)"
-      R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000,"host_bytes":0,"async_save_snapshot_bytes":700})");
+      R"("master_bytes":200,"optimizer_bytes":400,"total_bytes":1000,"host_bytes":0,"disk_bytes":0,"async_save_snapshot_bytes":700})");
 }
 
 }  // namespace

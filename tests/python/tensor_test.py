@@ -33,11 +33,12 @@ class Quick(Families):
 
     def test_sums_by_pieces_train_as_one_process(self):
         self.assert_equal_to_plain(2, [["wide_adapted@overlap", 2, 2]])
-        # Steps of Adam on gradients near 0 differ more than that on one rank, too.
+        # Steps of Adam on gradients near 0 differ more than that on one rank, too, and with them the losses of later
+        # steps: by 3e-5 on some processors.
         for case, differences in self.compare(2, [["wide@overlap", 2, 0], ["wide_recomputed@overlap", 2, 3]]).items():
-            for kind in ("losses", "gradients"):
+            for kind, largest in (("losses", 10 * LARGEST), ("gradients", LARGEST)):
                 with self.subTest(case, kind=kind):
-                    self.assertLessEqual(differences[kind][0], LARGEST, differences[kind][1])
+                    self.assertLessEqual(differences[kind][0], largest, differences[kind][1])
 
     def test_ranks_that_share_a_key_in_one_matrix_with_queries_train_as_one_process(self):
         self.assert_equal_to_plain(4, [["falcon_with_two_keys", 4, 0], ["falcon_with_two_keys", 4, 3]])

@@ -24,11 +24,11 @@ SUITE = """[==========] Running 3 tests from 1 test suite.
 
 
 class CountTests(unittest.TestCase):
-    def run_on(self, entries):
+    def run_on(self, *entries):
         with tempfile.TemporaryDirectory() as folder:
             log = pathlib.Path(folder, "Testing/Temporary/LastTest.log")
             log.parent.mkdir(parents=True)
-            log.write_text("Start testing\n" + "".join(ENTRY.format(name=n, output=o) for n, o in entries.items()))
+            log.write_text("Start testing\n" + "".join(ENTRY.format(name=n, output=o) for each in entries for n, o in each.items()))
             return subprocess.check_output([sys.executable, "-B", TOOL, folder], text=True)
 
     def test_tests_inside_of_suites_and_files_are_counted_and_the_skipped_named(self):
@@ -37,6 +37,10 @@ class CountTests(unittest.TestCase):
                                       "python.c_test": "skipped: no network"}),
                          "7 tests ran, 2 skipped\n  skipped: Comm.UnderMpirun\n  skipped: python.b_test\n"
                          "  skipped as a whole, or ended early: python.c_test\n")
+
+    def test_what_ran_again_counts_once_and_is_named(self):
+        first, second = {"python.a_test": "Ran 2 tests in 1.0s\n\nFAILED"}, {"python.a_test": "Ran 2 tests in 1.0s\n\nOK"}
+        self.assertEqual(self.run_on(first, second), "2 tests ran, 0 skipped\n  failed, and was run again: python.a_test\n")
 
     def test_a_folder_without_a_log_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 // Space on disk for what does not fit into memory, read and written beside the program.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -61,6 +62,17 @@ constexpr int64_t kDiskPieceBytes = int64_t{4} << 20;
 void read_bytes(DiskFile& file, int64_t offset, std::span<std::byte> to, const DiskBuffer& scratch);
 void write_bytes(DiskFile& file, int64_t offset, std::span<const std::byte> from, const DiskBuffer& scratch);
 
+/// How much of a disk is taken, what went to and fro, and how long the program waited for it.
+struct DiskUse {
+  int64_t bytes = 0;
+  int64_t read_bytes = 0;  ///< so far, as the two below
+  int64_t written_bytes = 0;
+  double wait_s = 0;
+};
+inline DiskUse operator+(const DiskUse& a, const DiskUse& b) {
+  return {a.bytes + b.bytes, a.read_bytes + b.read_bytes, a.written_bytes + b.written_bytes, a.wait_s + b.wait_s};
+}
+
 /// Several transfers as one. Their memory is theirs until wait() or get(), or until this is destroyed, which waits.
 class DiskTransfer {
  public:
@@ -69,13 +81,14 @@ class DiskTransfer {
   DiskTransfer& operator=(DiskTransfer&& other) noexcept;
   ~DiskTransfer() { wait(); }
 
-  void add(std::future<void> part) { parts_.push_back(std::move(part)); }
   /// Waits for all, then throws what the first that failed has thrown. It is of nothing afterwards.
   void get();
   void wait() noexcept;
 
  private:
+  friend class DiskQueue;
   std::vector<std::future<void>> parts_;
+  std::shared_ptr<std::atomic<int64_t>> waited_ns_;  // shared with the queue, which may end before get()
 };
 
 /// Transfers of a file by threads beside the program, begun in the order in which they are asked for.
@@ -88,15 +101,22 @@ class DiskQueue {
   DiskQueue(const DiskQueue&) = delete;
   DiskQueue& operator=(const DiskQueue&) = delete;
 
-  /// The memory belongs to the transfer until get() of what is returned, which throws what the file throws.
-  std::future<void> read(int64_t offset, std::span<std::byte> to);
-  std::future<void> write(int64_t offset, std::span<const std::byte> from);
+  /// DiskTransfer::get() throws what the file throws.
+  DiskTransfer read(int64_t offset, std::span<std::byte> to);
+  DiskTransfer write(int64_t offset, std::span<const std::byte> from);
   /// The same in pieces of kDiskPieceBytes, which several threads move at a time. Bytes are read into any memory.
   DiskTransfer read_pieces(int64_t offset, std::span<std::byte> to);
   DiskTransfer write_pieces(int64_t offset, std::span<const std::byte> from);
 
+  /// `bytes` is 0.
+  DiskUse use() const;
+
  private:
   using Task = std::packaged_task<void(const DiskBuffer& scratch)>;
+  template <class Memory>
+  DiskTransfer move(int64_t offset, Memory memory, int64_t piece_bytes);
+  Task task(int64_t offset, std::span<std::byte> to);
+  Task task(int64_t offset, std::span<const std::byte> from);
   std::future<void> enqueue(Task task);
   void run();
 
@@ -105,6 +125,8 @@ class DiskQueue {
   std::condition_variable changed_;
   std::deque<Task> waiting_;
   bool ends_ = false;
+  std::atomic<int64_t> read_bytes_ = 0, written_bytes_ = 0;
+  const std::shared_ptr<std::atomic<int64_t>> waited_ns_ = std::make_shared<std::atomic<int64_t>>(0);
   std::vector<Worker> threads_;
 };
 

@@ -119,6 +119,7 @@ class EngineBase {
   Pager& pager() const { return training_.pager(); }  ///< throws StateError after destroy()
   /// The error that ended a pipeline's engine: every call but destroy() throws StateError with it. Empty: none has.
   const std::string& failure() const { return training_.condition().failure(); }
+  DiskUse disk_use() const { return training_.disk_use(); }  ///< as Training has it
   /// Bytes of masters and optimizer states on this rank.
   int64_t optimizer_bytes() const;
 

@@ -23,6 +23,14 @@ MemoryUse memory_use();
 /// does not tell. Cost: reads one small file.
 int64_t peak_resident_bytes();
 
+/// The use of a disk that has weights or optimizer states, by rank 0.
+struct DiskMetrics {
+  int64_t bytes = 0;       ///< that are taken
+  int64_t read_bytes = 0;  ///< in this step, as the two below
+  int64_t written_bytes = 0;
+  double wait_ms = 0;  ///< that training waited for it
+};
+
 /// A line of a step.
 struct StepMetrics {
   int64_t step = 0;     ///< optimizer steps done, this one included
@@ -37,7 +45,8 @@ struct StepMetrics {
   int64_t skipped_steps = 0;                   ///< so far, because of an overflow
   std::optional<double> loss_scale = {};       ///< after this step; nothing where nothing computes in fp16
   std::optional<double> tflops_per_rank = {};  ///< 10^12 floating point operations per second of one rank, of this step
-  std::optional<double> mfu = {};              ///< tflops_per_rank over the peak of a rank; nothing without a known one
+  std::optional<DiskMetrics> disk = {};
+  std::optional<double> mfu = {};  ///< tflops_per_rank over the peak of a rank; nothing without a known one
 };
 
 /// Date and time now, as "2026-11-25 18:04:05 UTC".

@@ -36,8 +36,8 @@ class ShardedOptimizer {
  public:
   /// Copies fp32 masters from 16-bit weights. If the update's dtype is that of the weights there are no masters:
   /// weights are updated in place and states have their dtype. `pager` and its `group` outlive the optimizer.
-  /// Throws    ConfigError: Lamb, or stochastic rounding, for parameters on a device; Lamb, Lion or Muon in bf16;
-  ///           check_on_disk(). IoError: the disk has no space, or cannot be written to.
+  /// Throws    ConfigError: Lamb, or stochastic rounding, for parameters on a device; Lamb, Lion or Muon in bf16.
+  ///           IoError: the disk has no space, or cannot be written to.
   ShardedOptimizer(Pager& pager, Group& group, GroupedParameters parameters, const UpdateArithmetic& arithmetic = {},
                    const StatesOnDisk& disk = {});
   /// Steps the optimizer that `factory` makes over this rank's parts of parameters. Throws ConfigError: it cannot be
@@ -76,6 +76,7 @@ class ShardedOptimizer {
   /// a weight becomes its master, rounded, if the master was loaded; else the master becomes the weight.
   void match_masters(bool with_states, const std::vector<std::string>& missing);
 
+  DiskUse disk_use() const;  ///< by masters and states
   int64_t master_bytes() const;
   int64_t state_bytes() const;
 

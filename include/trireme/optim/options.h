@@ -52,7 +52,8 @@ struct UpdateArithmetic {
   bool rounds_stochastically = false;  ///< PrecisionOptions::stochastic_rounding
 };
 
-/// Masters and states in a file on disk instead of memory: DeepSpeed's offload_optimizer with the device "nvme".
+/// Masters and states in a file on disk instead of memory: DeepSpeed's offload_optimizer with the device "nvme". Not
+/// for Lamb, Muon and a client's optimizer, which need more than one block of a parameter at a time.
 struct StatesOnDisk {
   std::string folder = {};                 ///< nvme_path; empty: they are in memory
   int buffers = 4;                         ///< buffer_count: blocks that are in memory during an update
@@ -65,9 +66,6 @@ struct StatesOnDisk {
     return folder == other.folder && buffers == other.buffers && block_numel == other.block_numel;
   }
 };
-/// Throws    ConfigError: Lamb, Muon and a client's optimizer, which need more than one block of a parameter, or more
-///           than one unit, at a time.
-void check_on_disk(OptimizerKind kind, const StatesOnDisk& disk, const WeightsOnDisk& weights);
 
 /// The name of `kind` as the configuration's `type` has it.
 const char* optimizer_name(OptimizerKind kind);

@@ -164,6 +164,7 @@ class Pager {
 
   PagerMemory memory() const;
   PagerCounters counters() const;
+  DiskUse disk_use() const;  ///< by weights
 
   /// An object of the pager's owner, so that find_managed() of a parameter leads to it.
   void set_companion(PagerCompanion* companion) { companion_ = companion; }

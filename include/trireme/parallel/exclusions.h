@@ -21,6 +21,8 @@ enum class Feature : uint8_t {
   kStatesOverReplicas,  ///< hpZ
   kDeterministic,
   kOffload,
+  kStatesOnDisk,
+  kWeightsOnDisk,
   kPipeline,
   kSequence,
   kTensor,

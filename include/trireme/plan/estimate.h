@@ -13,6 +13,13 @@
 
 namespace trireme {
 
+/// Model states that a host keeps on disk.
+enum class KeptOnDisk : uint8_t {
+  kNothing,
+  kStates,            ///< masters and optimizer states (StatesOnDisk)
+  kStatesAndWeights,  ///< at ZeRO stage 3 the weights, too (WeightsOnDisk)
+};
+
 /// Options of estimate_model_states().
 struct EstimateOptions {
   int stage = 0;
@@ -23,6 +30,7 @@ struct EstimateOptions {
   OptimizerOptions optimizer = {};
   double offload_ratio = 0;         ///< PagerPolicy::offload_ratio; from ZeRO stage 1 on
   bool offload_parameters = false;  ///< PagerPolicy::offload_parameters; at ZeRO stage 3
+  KeptOnDisk on_disk = KeptOnDisk::kNothing;
 };
 
 /// Bytes on the rank that holds most: on its device, and in `host_bytes` what is offloaded to the host.
@@ -32,6 +40,7 @@ struct ModelStates {
   int64_t master_bytes = 0;     ///< fp32 copies of 16-bit weights
   int64_t optimizer_bytes = 0;  ///< Adam: two fp32 moments
   int64_t host_bytes = 0;       ///< all that is offloaded; no part of the others
+  int64_t disk_bytes = 0;       ///< all that is on disk; no part of the others
   int64_t snapshot_bytes = 0;   ///< with checkpoint.async_save, besides: 1/N of weights, masters and optimizer states
   int64_t total() const { return weight_bytes + gradient_bytes + master_bytes + optimizer_bytes; }
   bool operator==(const ModelStates&) const = default;
@@ -43,9 +52,11 @@ struct ModelStates {
 ///   ZeRO 0: w + g + s    ZeRO 1: w + g + s/N    ZeRO 2: w + (g + s)/N    ZeRO 3: (w + g + s)/N.
 /// An offloaded parameter has (w + g + s)/N on the host, and on the device w, at ZeRO 3 w/N; with offload_parameters at
 /// ZeRO 3 it has nothing on the device. With offloading ZeRO 1 shards the gradients of the other parameters too, as
-/// ZeRO 2 does. Units gathered for computing, activations and gradients in flight come on top: docs/plan.md.
+/// ZeRO 2 does. On disk are s bytes, or s/N, and at ZeRO 3 with weights w/N more. Units gathered for computing,
+/// activations and gradients in flight come on top: docs/plan.md.
 ///
-/// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1.
+/// Throws    ConfigError: a negative count, a stage outside 0-3, a world below 1, a ratio outside 0-1; offloading
+///           from a device beside states on disk.
 /// Source    "P_os, P_os+g, P_os+g+p" of ZeRO, arXiv:1910.02054, section 5. Test: estimate_test.cpp.
 ModelStates estimate_model_states(int64_t parameters, const EstimateOptions& options);
 
@@ -63,6 +74,7 @@ struct EstimateRequest {
   OptimizerOptions optimizer = {};
   double offload_ratio = 0;         ///< as in EstimateOptions
   bool offload_parameters = false;  ///< as in EstimateOptions
+  KeptOnDisk on_disk = KeptOnDisk::kNothing;
 };
 
 /// The estimate for one world and accumulation dtype.

@@ -75,6 +75,8 @@ class Training {
   /// The object that runs backward passes and steps, with their counters.
   TrainStep& step() const { return *step_; }
   const OperatorPasses& passes() const { return passes_; }  ///< none after destroy()
+  /// By weights and states of this rank on disk, in gathers and updates; zeros: there are none.
+  DiskUse disk_use() const;
   Condition& condition() { return condition_; }
   const Condition& condition() const { return condition_; }
 

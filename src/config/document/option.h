@@ -119,7 +119,7 @@ Option<Owner> works(const std::string& path, ValueType<T> type, Member member, c
 }
 
 /// A key that several members follow from, or a member that several keys decide: it is checked here, and
-/// resolve() in config.cpp acts on it. `get` gives the value to write; nullptr: it is never written.
+/// src/config/resolve.cpp acts on it. `get` gives the value to write; nullptr: it is never written.
 template <class Owner, class T>
 Option<Owner> resolved(const std::string& path, ValueType<T> type,
                        std::type_identity_t<std::function<T(const Owner&)>> get, std::string standard,

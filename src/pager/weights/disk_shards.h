@@ -52,7 +52,7 @@ class DiskShards {
   /// `numel` elements of the shard, from `begin` on. Lives as long as this does.
   SliceStore* store(int index, int64_t begin, int64_t numel);
 
-  int64_t bytes() const { return bytes_; }
+  DiskUse use() const { return DiskUse{.bytes = bytes_} + queue_->use(); }
 
  private:
   class Memory;

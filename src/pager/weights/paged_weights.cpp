@@ -175,7 +175,6 @@ class PagedWeights final : public WeightStore {
 
   void add_to(PagerMemory& memory) const override {
     memory.registered_bytes += shards_.registered_bytes() + arena_.slab_bytes();
-    if (disk() != nullptr) memory.disk_bytes += disk()->bytes();
     for (int i = 0; i < units(); ++i) {
       if (disk() != nullptr || (is_host(paged_[i].shard) && !is_host(device()))) continue;  // counted as offloaded
       memory.weight_bytes += static_cast<int64_t>(paged_[i].shard.nbytes());
@@ -367,7 +366,7 @@ class PagedWeights final : public WeightStore {
     return shards(index).all_gather(paged_[index].buffer.memory(), own_part(index));
   }
 
-  /// What the program has written into a unit that is whole goes to the disk.
+  /// A unit that is whole, and that the program has written into, goes to the disk.
   void write_newer(int index) {
     if (!paged_[index].is_newer) return;
     disk()->write(index, own_part(index));

@@ -23,7 +23,8 @@ enum class GatherPolicy {
   kCopy,    ///< an all-gather into an arena buffer, released when it is no longer needed
 };
 
-/// Shards of weights in a file on disk instead of memory: DeepSpeed's offload_param with the device "nvme".
+/// Shards of weights in a file on disk instead of memory: DeepSpeed's offload_param with the device "nvme". Not for
+/// optimizers that need more than one unit at a time (Lamb, Muon, a client's).
 struct WeightsOnDisk {
   std::string folder = {};  ///< nvme_path; empty: they are in memory
   int buffers = 5;          ///< buffer_count: shards that are in memory during an update

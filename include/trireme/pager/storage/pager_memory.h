@@ -16,7 +16,6 @@ struct PagerMemory {
   int64_t peak_in_flight_bytes = 0;
   int64_t deferred_bytes = 0;   ///< gradients summed on this rank alone (defer_reductions)
   int64_t offloaded_bytes = 0;  ///< page-locked memory of the host
-  int64_t disk_bytes = 0;       ///< shards of weights on disk; no memory
   /// With register_buffers: device memory that libtorch's allocator does not count. Some of the above is in it.
   int64_t registered_bytes = 0;
 };
