@@ -62,6 +62,15 @@ TEST_F(DiskShardsTest, AreZerosAndThenWhatWasWritten) {
   EXPECT_TRUE(at::equal(read(0), at::full({kNumel}, 0.0f)));
 }
 
+TEST_F(DiskShardsTest, HaveMemoryToReadInto) {
+  at::Tensor memory = DiskShards::memory(kNumel, at::TensorOptions(at::kFloat));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data_ptr()) % kDiskAlignment, 0);
+  memory.fill_(8);
+  const at::Tensor view = memory.narrow(0, 1, 5);
+  memory.reset();
+  EXPECT_EQ(view.sum().item<float>(), 40);
+}
+
 TEST_F(DiskShardsTest, AreReadBehindWhatWasPutBack) {
   set(0, 3);
   EXPECT_TRUE(at::equal(read(0), at::full({kNumel}, 3.0f)));

@@ -95,7 +95,7 @@ ArenaBuffer BufferArena::take(int64_t numel, const at::TensorOptions& options, i
     return buffer;
   }
   trim(room_bytes - numel * static_cast<int64_t>(options.dtype().itemsize()));
-  return ArenaBuffer(at::empty({numel}, options));
+  return ArenaBuffer(source_ ? source_(numel, options) : at::empty({numel}, options));
 }
 
 void BufferArena::keep(ArenaBuffer buffer) {

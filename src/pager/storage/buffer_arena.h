@@ -11,7 +11,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "trireme/device/stream.h"
@@ -49,6 +51,9 @@ class BufferArena {
   BufferArena() = default;
   /// From `slab` [bytes] as long as it has room in one piece. Nothing is idle then: what is not from there is freed.
   explicit BufferArena(at::Tensor slab);
+  /// From `source` in place of the allocator: [numel] of `options`.
+  using Source = std::function<at::Tensor(int64_t numel, const at::TensorOptions& options)>;
+  explicit BufferArena(Source source) : source_(std::move(source)) {}
 
   /// [numel] of `options`, idle or new; afterwards idle ones and this one have no more than `room_bytes`, if possible.
   ArenaBuffer take(int64_t numel, const at::TensorOptions& options, int64_t room_bytes);
@@ -70,6 +75,7 @@ class BufferArena {
   std::optional<ArenaBuffer> cut(int64_t numel, at::ScalarType dtype);
   void give_back(const ArenaBuffer& buffer);
 
+  Source source_;  // empty: libtorch's allocator
   std::vector<ArenaBuffer> idle_;
   int64_t idle_bytes_ = 0;
   at::Tensor slab_;

@@ -1,6 +1,7 @@
 #include "pager/weights/disk_shards.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
@@ -202,6 +203,13 @@ void DiskShards::write(int index, const at::Tensor& from) {
     fail(error);
   }
   places_[index].buffer.reset();
+}
+
+at::Tensor DiskShards::memory(int64_t numel, const at::TensorOptions& options) {
+  const auto bytes = static_cast<int64_t>(options.dtype().itemsize()) * numel;
+  const auto buffer = std::make_shared<DiskBuffer>(bytes);  // shared: a deleter can be copied
+  return at::from_blob(
+      buffer->data(), {numel}, [buffer](void*) {}, options);
 }
 
 SliceStore* DiskShards::store(int index, int64_t begin, int64_t numel) {

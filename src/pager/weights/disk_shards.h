@@ -52,6 +52,10 @@ class DiskShards {
   /// `numel` elements of the shard, from `begin` on. Lives as long as this does.
   SliceStore* store(int index, int64_t begin, int64_t numel);
 
+  /// [numel] of `options`, where the disk can read without a copy by the host: it begins at a multiple of
+  /// kDiskAlignment.
+  static at::Tensor memory(int64_t numel, const at::TensorOptions& options);
+
   DiskUse use() const { return DiskUse{.bytes = bytes_} + queue_->use(); }
 
  private:

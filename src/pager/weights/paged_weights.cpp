@@ -63,6 +63,7 @@ class PagedWeights final : public WeightStore {
     if (registers_buffers(context))
       arena_ = BufferArena(meshes().front().shards.buffer_registration(device())->zeros(
           bytes_of_units_in_slab(context.layout, residency_.limit_bytes())));
+    if (disk() != nullptr) arena_ = BufferArena(&DiskShards::memory);
     for (int i = 0; i < units(); ++i) take_over(i);
   }
 
