@@ -6,8 +6,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "peers"))
-import environments  # pylint: disable=wrong-import-position
-from deepspeed_slow_test import PACKAGES  # pylint: disable=wrong-import-position
+from deepspeed_programs import python_with_deepspeed  # pylint: disable=wrong-import-position
 from harness import PROGRAM, PYTHON, Case, main, result_of, run  # pylint: disable=wrong-import-position
 
 TOOL = pathlib.Path(__file__).parents[2] / "tools/deepspeed_names"
@@ -81,11 +80,7 @@ class Names(Case):
 
     @classmethod
     def setUpClass(cls):
-        folder = os.environ.get("TRIREME_PEERS", str(PROGRAM.parent.parent / "peers"))
-        try:
-            cls.python = environments.python_with(folder, *PACKAGES)
-        except environments.Unreachable:
-            raise unittest.SkipTest("the package index cannot be reached, so there is nothing to compare with") from None
+        cls.python = python_with_deepspeed()
 
     def test_each_public_name_works_or_is_refused_by_name(self):
         status, table, err = run([self.python, "-B", TOOL, "survey"], environment=ON_HOST, timeout_s=600)
