@@ -292,6 +292,9 @@ void require_folder(Document& file, const std::string& folder, const std::string
   if (folder.empty())
     file.refuse(key,
                 str("`", file.path_of(key), "` is missing; set it to a folder of the disk, or the device to \"cpu\""));
+  if (folder.starts_with('~'))
+    file.refuse(key, str("`", file.path_of(key), "` = \"", folder,
+                         "\" is no path: only a shell knows \"~\"; write it in full"));
 }
 
 void resolve_weights_on_disk(Document& file, PagerPolicy& pager, bool is_on, const std::string& section) {

@@ -48,7 +48,9 @@ class UnnamedFile final : public DiskFile {
       throw IoError(str(folder_.string(), ": the folder cannot be made: ", problem.message(), "; choose another one"));
     descriptor_ = open_unnamed(O_DIRECT);
     if (descriptor_ < 0 && errno == EINVAL) descriptor_ = open_unnamed(0);
-    if (descriptor_ < 0) fail(folder_, "open of a file without a name", errno);
+    if (descriptor_ < 0)
+      throw IoError(str(folder_.string(), ": a file without a name cannot be made there: ", std::strerror(errno),
+                        "; choose a folder of a local disk that may be written to"));
     try {
       reserve(bytes);
     } catch (...) {
@@ -108,6 +110,9 @@ class UnnamedFile final : public DiskFile {
   }
 
   [[noreturn]] void no_space(int64_t bytes, int64_t free, int reason) const {
+    if (reason == EFBIG)
+      throw IoError(str(folder_.string(), ": files of ", size_text(bytes), " are not allowed: ", std::strerror(reason),
+                        "; raise the limit (ulimit -f), or use more ranks"));
     throw IoError(str(folder_.string(), ": ", size_text(bytes), " are needed and ", size_text(free),
                       " are free: ", std::strerror(reason), "; give a folder of a larger disk, or use more ranks"));
   }
@@ -185,7 +190,7 @@ void DiskTransfer::get() {
   for (std::future<void>& part : std::exchange(parts_, {})) part.get();
 }
 
-DiskQueue::DiskQueue(DiskFile& file, int threads) : file_(file), threads_(threads) {
+DiskQueue::DiskQueue(DiskFile& file, int threads) : file_(file), process_(::getpid()), threads_(threads) {
   for (Worker& thread : threads_) thread.start_once([this] { run(); });
 }
 
@@ -249,6 +254,9 @@ DiskUse DiskQueue::use() const {
 }
 
 std::future<void> DiskQueue::enqueue(Task task) {
+  if (::getpid() != process_)
+    throw StateError(str("process ", ::getpid(), " was forked from process ", process_,
+                         " and cannot use what that has on disk; use a thread, or start the program anew"));
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(mutex_);

@@ -4,12 +4,14 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <exception>
 #include <utility>
 
 #include "step/agreement.h"
 #include "step/step_decider.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/comm/agreement.h"
 #include "trireme/comm/call_scopes.h"
 #include "trireme/device/stream.h"
 #include "trireme/precision/autocast.h"
@@ -33,6 +35,7 @@ TrainStep::TrainStep(TrainStepParts parts, const TrainStepOptions& options)
       optimizer_(std::move(parts.optimizer)),
       hyperparameters_(std::move(parts.hyperparameters)),
       prove_(std::move(parts.prove)),
+      spoil_(std::move(parts.spoil)),
       options_(options),
       agreement_(std::make_unique<StepAgreement>(model_, *pager_, &model_ != &shards_)) {
   choose_decider();
@@ -153,19 +156,49 @@ StepReport TrainStep::close(bool has_backward, int64_t micro_steps) {
   const Agreement agreement = agreement_->meet(window);
   require_gradients(agreement, window);
   if (!has_backward) tell_missing_backward();
-  try {
-    if (prove_) prove_();
-    update(window, agreement.sum_of_squares);
-  } catch (const CommError&) {
-    throw;  // the group is dead, and with it every collective
-  } catch (...) {
-    give_up(window);
-    throw;
-  }
-  window.open();
+  const std::exception_ptr problem = end_update(window, agreement);
+  if (problem && !options_.may_fail_alone) std::rethrow_exception(problem);
+  if (options_.may_fail_alone) throw_together(problem);
   finish(samples, micro_steps);
   seed_micro_batch();
   return {.ended_window = true, .applied = decider_->applied_if_known()};
+}
+
+/// Updates and opens the window, whatever happens. Returns the error of this rank alone.
+std::exception_ptr TrainStep::end_update(ClosedWindow& window, const Agreement& agreement) {
+  try {
+    if (prove_) prove_();
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {
+    give_up(window);
+    throw;  // on every rank
+  }
+  std::exception_ptr problem;
+  const auto attempt = [&](const auto& work) {
+    try {
+      work();
+    } catch (const CommError&) {
+      throw;  // the group is dead, and with it every collective
+    } catch (...) {
+      if (!problem) problem = std::current_exception();
+    }
+  };
+  attempt([&] { update(window, agreement.sum_of_squares); });
+  attempt([&] { problem ? give_up(window) : window.open(); });
+  return problem;
+}
+
+void TrainStep::throw_together(const std::exception_ptr& problem) {
+  try {
+    all_or_throw(model_, [&] {
+      if (problem) std::rethrow_exception(problem);
+    });
+  } catch (const std::exception& error) {
+    if (spoil_) spoil_(error.what());
+    if (problem) std::rethrow_exception(problem);
+    throw;
+  }
 }
 
 // The gradients of a step that failed must not join those of the next one.

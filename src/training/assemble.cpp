@@ -59,6 +59,7 @@ TrainStepOptions step_options(const Config& config) {
           .ignore_unused_parameters = config.ignore_unused_parameters,
           .max_norm = config.gradient_clipping,
           .steps_per_print = config.steps_per_print,
+          .may_fail_alone = config.disk.is_on() || config.pager.disk.is_on(),
           .precision = config.precision};
 }
 
@@ -144,7 +145,8 @@ void Training::manage(torch::nn::Module& module, ModuleTensors tensors, const Tr
                                                      .pager = *pager_,
                                                      .buffers = *buffers_,
                                                      .hyperparameters = Hyperparameters({}, schedule),
-                                                     .prove = proof()},
+                                                     .prove = proof(),
+                                                     .spoil = [this](const std::string& why) { condition_.fail(why); }},
                                       step_options(config_));
   passes_ = OperatorPasses(config_, *pager_, groups_,
                            partition_ ? tensor_pass(*groups_.tensor, *partition_, config_.tensor, slices_) : nullptr);

@@ -149,6 +149,10 @@ TEST(Zero, ReadsWeightsOnDisk) {
   EXPECT_EQ(zero_refusal(R"("stage": 3, "offload_param": {"device": "nvme"})"),
             wrong("`zero_optimization.offload_param.nvme_path` is missing; set it to a folder of the disk, or the "
                   "device to \"cpu\""));
+  EXPECT_EQ(
+      zero_refusal(R"("stage": 3, "offload_param": {"device": "nvme", "nvme_path": "~/weights"})"),
+      wrong("`zero_optimization.offload_param.nvme_path` = \"~/weights\" is no path: only a shell knows \"~\"; write "
+            "it in full"));
   EXPECT_EQ(zero_refusal(R"("stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/nvme"})"),
             wrong("`zero_optimization.offload_param.device`: \"nvme\" keeps the shards of ZeRO stage 3 on disk, and "
                   "`zero_optimization.stage` is 2; set it to 3"));

@@ -136,4 +136,19 @@ class FailingFile final : public DiskFile {
   std::atomic<int> left_;
 };
 
+/// Writes to it fail while `fails`.
+class ReadOnlyFile final : public DiskFile {
+ public:
+  ReadOnlyFile(std::unique_ptr<DiskFile> file, const bool& fails) : file_(std::move(file)), fails_(fails) {}
+  void read(int64_t offset, std::span<std::byte> to) override { file_->read(offset, to); }
+  void write(int64_t offset, std::span<const std::byte> from) override {
+    if (fails_) throw IoError("the disk is read-only");
+    file_->write(offset, from);
+  }
+
+ private:
+  std::unique_ptr<DiskFile> file_;
+  const bool& fails_;
+};
+
 }  // namespace trireme::testing

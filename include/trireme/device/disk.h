@@ -1,6 +1,8 @@
 // Space on disk for what does not fit into memory, read and written beside the program.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -94,7 +96,8 @@ class DiskTransfer {
 /// Transfers of a file by threads beside the program, begun in the order in which they are asked for.
 class DiskQueue {
  public:
-  /// `file` outlives it. `threads` transfers run at a time.
+  /// `file` outlives it. `threads` transfers run at a time. In a forked child, which has no such threads, read() and
+  /// write() throw StateError.
   DiskQueue(DiskFile& file, int threads);
   /// Waits for all transfers.
   ~DiskQueue();
@@ -121,6 +124,7 @@ class DiskQueue {
   void run();
 
   DiskFile& file_;
+  const pid_t process_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> waiting_;

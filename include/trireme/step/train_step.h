@@ -41,6 +41,9 @@ struct TrainStepParts {
   /// Checks the gradients of a closed window before the update; empty: no check. If it throws, it does so on every rank
   /// of the model, and the step ends.
   std::function<void()> prove = {};
+  /// Called on every rank of the model with the error of an update that has failed on one (may_fail_alone): ranks have
+  /// weights of two steps from then on. Empty: nothing is done.
+  std::function<void(const std::string& why)> spoil = {};
 };
 
 /// Options of a TrainStep.
@@ -51,6 +54,9 @@ struct TrainStepOptions {
   bool ignore_unused_parameters = true;  ///< false: a trainable parameter without a gradient is an error
   double max_norm = 0;                   ///< of the gradients; 0: no clipping
   int64_t steps_per_print = 0;           ///< 0: never
+  /// An update may fail on one rank, as where a disk has states: ranks agree on each, by a collective more, and throw
+  /// its error together.
+  bool may_fail_alone = false;
   PrecisionOptions precision = {};
 };
 
@@ -155,6 +161,8 @@ class TrainStep {
   void choose_decider();
   void update(ClosedWindow& window, const at::Tensor& sum_of_squares);
   void give_up(ClosedWindow& window);
+  std::exception_ptr end_update(ClosedWindow& window, const Agreement& agreement);
+  void throw_together(const std::exception_ptr& problem);
   void require_gradients(const Agreement& agreement, ClosedWindow& window);
   StepReport close(bool has_backward, int64_t micro_steps);
   void require_steppable() const;
@@ -171,6 +179,7 @@ class TrainStep {
   std::unique_ptr<ShardedOptimizer> optimizer_;
   Hyperparameters hyperparameters_;
   std::function<void()> prove_;
+  std::function<void(const std::string&)> spoil_;
   TrainStepOptions options_;
   std::unique_ptr<StepDecider> decider_;
   std::unique_ptr<StepAgreement> agreement_;

@@ -409,7 +409,7 @@ class PagedWeights final : public WeightStore {
     paged.state = UnitState::kWhole;
   }
 
-  static void wait_for(Pending<void>& gather) {
+  void wait_for(Pending<void>& gather) const {
     try {
       gather.wait();
     } catch (const CommError& error) {
@@ -418,7 +418,8 @@ class PagedWeights final : public WeightStore {
           ErrorCode::kDiverged,
           str(error.what(),
               "; with ZeRO stage 3 and gather=\"copy\" every rank must use the same units in the same order: "
-              "name the module around them in zero_optimization.leaf_module, or use gather=\"shared\""));
+              "name the module around them in zero_optimization.leaf_module",
+              disk() == nullptr ? ", or use gather=\"shared\"" : ""));
     }
   }
 
