@@ -2,10 +2,13 @@
 #include "trireme/device/disk.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -126,6 +129,26 @@ TEST(DiskQueue, MovesAsManyAtATimeAsItHasThreadsAndPassesErrorsOn) {
     else
       EXPECT_NO_THROW(transfers[i].get());
   }
+}
+
+// Which has none of its threads, and would wait for ever.
+TEST(DiskQueue, IsRefusedInAForkedChild) {
+  const testing::TemporaryFolder folder;
+  const auto file = make_disk_file(folder.path(), kPage);
+  DiskQueue queue(*file, 1);
+  const DiskBuffer buffer(kPage);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      queue.read(0, buffer.first(kPage)).get();
+    } catch (const StateError& error) {
+      ::_exit(std::string(error.what()).find("was forked from process") != std::string::npos ? 7 : 8);
+    }
+    ::_exit(9);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
 TEST(DiskQueue, MovesPiecesToAndFromAnyMemoryAndCountsThem) {
