@@ -139,12 +139,14 @@ std::string disk_line(const RunLog& log) {
   };
   const auto waits = of_step([](const StepMetrics& step) { return step.disk->wait_ms / step.step_ms; });
   if (!waits) return "";
-  const auto read = of_step([](const StepMetrics& step) { return static_cast<double>(step.disk->read_bytes); });
-  const auto written = of_step([](const StepMetrics& step) { return static_cast<double>(step.disk->written_bytes); });
+  const auto bytes_of_step = [&](int64_t DiskMetrics::*bytes) {
+    return size_text(
+        std::llround(*of_step([&](const StepMetrics& step) { return static_cast<double>((*step.disk).*bytes); })));
+  };
   constexpr double kBound = 0.5;
-  return str(size_text(log.steps.back().disk->bytes), " on rank 0; a step reads ", size_text(std::llround(*read)),
-             " and writes ", size_text(std::llround(*written)), ", and waits for that ", fixed(*waits * 100, 0),
-             " % of its time", *waits > kBound ? ": the disk bounds this run" : "");
+  return str(bytes_of_step(&DiskMetrics::bytes), " on rank 0; a step reads ", bytes_of_step(&DiskMetrics::read_bytes),
+             " and writes ", bytes_of_step(&DiskMetrics::written_bytes), ", and waits for that ",
+             fixed(*waits * 100, 0), " % of its time", *waits > kBound ? ": the disk bounds this run" : "");
 }
 
 std::string tiles(const RunLog& log) {

@@ -60,6 +60,21 @@ TEST(Report, SaysWhatARankComputedOfItsPeak) {
     EXPECT_TRUE(holds(page, text)) << text;
 }
 
+TEST(Report, SaysWhatADiskDidAndWhetherItBoundsTheRun) {
+  RunLog log = small_log();
+  EXPECT_FALSE(holds(render_report(log), "Weights and states on disk"));
+  for (StepMetrics& step : log.steps) {
+    step.step_ms = 100;
+    step.disk = {.bytes = 3'000'000, .read_bytes = 2'000'000, .written_bytes = 1'000'000, .wait_ms = 80};
+  }
+  log.steps.back().disk.reset();  // which a part of the run without a disk has added
+  const std::string text = "3.0 MB on rank 0; a step reads 2.0 MB and writes 1.0 MB, and waits for that ";
+  EXPECT_TRUE(holds(render_report(log), text + "80 % of its time: the disk bounds this run<"));
+  for (StepMetrics& step : log.steps)
+    if (step.disk) step.disk->wait_ms = 20;
+  EXPECT_TRUE(holds(render_report(log), text + "20 % of its time<"));
+}
+
 TEST(Report, DrawsMemoryBetweenTheStepsThatMeasuredIt) {
   RunLog log = small_log();
   for (auto& step : log.steps) step.memory = {};

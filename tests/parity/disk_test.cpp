@@ -165,9 +165,7 @@ TEST(OnDiskRefuse, ADiskThatIsFullOnEveryRankAndGiveTheModelBack) {
     const ByName before = parameters_of(*model.module);
     Config config = disk_config(2, harsh_policy(3), kAdamW, {});
     config.disk = disk_in(folder);
-    config.disk.make_file = [&](const std::string& where, int64_t bytes) {
-      return make_disk_file(where, rank.id() == 1 ? int64_t{1} << 42 : bytes);
-    };
+    config.disk.make_file = full_on_rank_1(rank);
     const std::string text = error_of<Error>([&] { Engine(rank.world(), *model.module, {.config = config}); });
     EXPECT_NE(text.find(folder.path().string() + ": 4.4 TB are needed and "), std::string::npos) << text;
     expect_equal(parameters_of(*model.module), before);

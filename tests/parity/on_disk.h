@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -135,6 +136,14 @@ class FailingFile final : public DiskFile {
   std::unique_ptr<DiskFile> file_;
   std::atomic<int> left_;
 };
+
+/// A folder whose disk has no room for what rank 1 asks for.
+inline std::function<std::unique_ptr<DiskFile>(const std::string& folder, int64_t bytes)> full_on_rank_1(
+    const Rank& rank) {
+  return [id = rank.id()](const std::string& folder, int64_t bytes) {
+    return make_disk_file(folder, id == 1 ? int64_t{1} << 42 : bytes);
+  };
+}
 
 /// Writes to it fail while `fails`.
 class ReadOnlyFile final : public DiskFile {

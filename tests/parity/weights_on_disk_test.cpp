@@ -204,9 +204,7 @@ TEST(WeightsOnDiskRefuse, ADiskThatIsFullOnEveryRankAndLeaveTheModel) {
     const ByName before = parameters_of(*model.module);
     Config config = disk_config(2, policy_of(false), kAdamW, {});
     config.pager.disk = weights_in(folder);
-    config.pager.disk.make_file = [&](const std::string& where, int64_t bytes) {
-      return make_disk_file(where, rank.id() == 1 ? int64_t{1} << 42 : bytes);
-    };
+    config.pager.disk.make_file = full_on_rank_1(rank);
     const std::string text = error_of<IoError>([&] { Engine(rank.world(), *model.module, {.config = config}); });
     EXPECT_NE(text.find("offload_param.nvme_path: " + folder.path().string() + ": 4.4 TB are needed and "),
               std::string::npos)

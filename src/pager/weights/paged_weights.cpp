@@ -100,7 +100,10 @@ class PagedWeights final : public WeightStore {
     const Overlap mine = overlap(managed, begin, begin + unit(managed.unit).shard_numel);
     if (mine.empty()) return;
     PagedUnit& paged = paged_[managed.unit];
-    if (disk() != nullptr) return (void)(paged.is_newer = true);
+    if (disk() != nullptr) {
+      paged.is_newer = true;
+      return;
+    }
     // The whole unit has come from there, so the shard, wherever it is, is read by nobody.
     paged.shard.narrow(0, mine.begin - begin, mine.numel())
         .copy_(paged.buffer.memory().narrow(0, mine.begin, mine.numel()));
