@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
 
 #include "pipeline/kept_random_state.h"
 #include "trireme/base/error.h"
 #include "trireme/pipeline/values.h"
+#include "trireme/schedule/partition.h"
 
 namespace trireme {
 namespace {
@@ -95,6 +97,17 @@ std::vector<LayerProfile> profile_layers(const std::vector<LayerSpec>& layers, c
     }
   }
   return profiles;
+}
+
+std::vector<int64_t> partition_profiled(const std::vector<LayerProfile>& profiles,
+                                        const PipelineModuleOptions& options) {
+  std::vector<int64_t> nanoseconds, bytes;
+  for (const LayerProfile& profile : profiles) {
+    nanoseconds.push_back(std::llround(profile.seconds * 1e9));
+    bytes.push_back(4 * profile.parameter_bytes + options.stages * profile.activation_bytes);
+  }
+  const int64_t limit = options.memory_limit > 0 ? options.memory_limit / options.chunks : INT64_MAX;
+  return pipeline::partition_within(nanoseconds, options.stages * options.chunks, bytes, limit);
 }
 
 }  // namespace trireme

@@ -41,19 +41,6 @@ std::vector<int64_t> costs_of(const std::vector<LayerSpec>& layers) {
   return costs;
 }
 
-/// Among partitions of measured layers, the one whose slowest part is the fastest. A rank holds gradients and two
-/// states of an optimizer beside its parameters, and activations of as many micro-batches as there are stages.
-std::vector<int64_t> partition_profiled(const std::vector<LayerProfile>& profiles,
-                                        const PipelineModuleOptions& options) {
-  std::vector<int64_t> nanoseconds, bytes;
-  for (const LayerProfile& profile : profiles) {
-    nanoseconds.push_back(std::llround(profile.seconds * 1e9));
-    bytes.push_back(4 * profile.parameter_bytes + options.stages * profile.activation_bytes);
-  }
-  const int64_t limit = options.memory_limit > 0 ? options.memory_limit / options.chunks : INT64_MAX;
-  return pipeline::partition_within(nanoseconds, options.stages * options.chunks, bytes, limit);
-}
-
 /// A layer as its stage runs it.
 struct BuiltLayer {
   std::string type;

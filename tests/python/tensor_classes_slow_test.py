@@ -6,7 +6,6 @@ tensor_classes_slow_test.py PROGRAM     all; of one of them: trireme launch --nu
 """
 import collections
 import pathlib
-import unittest
 
 import transformers
 from harness import Case, RankServer, main
@@ -15,14 +14,13 @@ RankServer.imports = ("torch._dynamo", "transformers", "transformers.models.auto
 
 HERE = pathlib.Path(__file__).parent
 MODELS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_classes\n"
-# Classes of transformers 5.24: train alike; do so with experts and latent vectors whole, by a plan without styles that
-# are not there; and others.
+# Of any version no class may be wrong. Classes of transformers 5.24: train alike; do so with experts and latent vectors
+# whole, by a plan without styles that are not there; and others.
 ALIKE, ALIKE_WITHOUT_STYLES = 133, 77
 REFUSED = {'="moe_tp_experts": this style is not there yet': 66, '="mla_kv_a_proj": this style is not there yet': 11, "have numbers of their own of": 2}
 NOT_RUN = 43  # configurations that shrinking does not know, and models that need images, sounds or other packages
 
 
-@unittest.skipIf(transformers.__version__ != "5.24.0", "counts are those of transformers 5.24")
 class Classes(Case):
     def judged(self, configuration, names):
         """The findings of ranks about a configuration class; a crash ends its ranks alone."""
@@ -46,6 +44,9 @@ class Classes(Case):
         wrong = {name: one for name, one in found.items() if one["what"] not in ("alike", "refused", "not run", "no plan")}
         wrong |= {name: one for name, one in found.items() if "whole" in one and one["whole"]["what"] != "alike"}
         self.assertEqual(wrong, {})
+        if transformers.__version__ != "5.24.0":
+            self.assertGreater(counts["alike"], ALIKE // 2, counts)
+            return
         reasons = collections.Counter(next((known for known in REFUSED if known in one["why"]), one["why"]) for one in found.values() if one["what"] == "refused")
         self.assertEqual(dict(reasons), REFUSED)
         self.assertGreaterEqual(counts["alike"], ALIKE)

@@ -22,4 +22,11 @@ struct LayerProfile {
 /// Throws    ConfigError: a layer that fails, by its number and class.
 std::vector<LayerProfile> profile_layers(const std::vector<LayerSpec>& layers, const c10::IValue& input);
 
+/// The first layer of each part, and the number of layers: of the partitions that stay within `options.memory_limit`,
+/// the one whose slowest part is the fastest. A rank holds gradients and two states of an optimizer beside its
+/// parameters, and activations of as many micro-batches as there are stages.
+/// Throws    ConfigError: no partition stays within the limit.
+std::vector<int64_t> partition_profiled(const std::vector<LayerProfile>& profiles,
+                                        const PipelineModuleOptions& options);
+
 }  // namespace trireme
