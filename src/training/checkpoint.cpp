@@ -300,14 +300,12 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
   (void)wait_for_save();
   TrainingValues values;
   std::vector<int64_t> step_counts;
-  std::set<std::string> left_out;
   LoadOptions load{.optional = [&](const LoadedCheckpoint& found) {
     values = parse_training_values(found.values, found.tensor_values);
     (void)required(values.client_state, "client_state");
     if (!options.load_module_only) check_has_progress(values);
     if (loads_optimizer) step_counts = step_counts_of(found, values, *pager_, optimizer->step_counts());
-    left_out = tensors_left_out(*pager_, values);
-    std::set<std::string> not_needed = left_out;
+    std::set<std::string> not_needed = tensors_left_out(*pager_, values);
     const bool lacks_masters = is_low || is_of_low(values);
     for (const std::string& name : found.missing)
       if (lacks_masters && parse_state_name(name).kind == StateKind::kMaster) not_needed.insert(name);
@@ -348,9 +346,12 @@ std::optional<LoadedState> Training::load(const std::filesystem::path& directory
           str("load_checkpoint: nothing to load in ", directory.string(), "; training starts anew"));
     return std::nullopt;
   }
-  if (!left_out.empty() && groups_.model.rank() == 0)
-    log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ",
-                             left_out.size(), " of this model stay as they are"));
+  const auto left_out = std::count_if(loaded->missing.begin(), loaded->missing.end(), [](const std::string& name) {
+    return parse_state_name(name).kind == StateKind::kWeight;
+  });
+  if (values.exclude_frozen_parameters.value_or(false) && left_out > 0 && groups_.model.rank() == 0)
+    log(LogLevel::kInfo, str("load_checkpoint: '", loaded->tag, "' was saved without frozen parameters; the ", left_out,
+                             " of this model stay as they are"));
   take_values(values, step_counts, options);
   const bool same_world = loaded->topology == groups_.topology;
   if (!config_.pager.deterministic && same_world && !options.load_module_only)

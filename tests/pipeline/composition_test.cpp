@@ -547,6 +547,35 @@ TEST(FrozenLayers, OfAWholeStageTrainTheOthers) {
       }
 }
 
+TEST(FrozenLayers, LeftOutOfACheckpointStayWhatTheyAre) {
+  const auto freeze_first = [](std::vector<LayerSpec> layers) {
+    layers[0].make = [make = layers[0].make] {
+      auto module = make();
+      for (at::Tensor& parameter : module->parameters()) parameter.set_requires_grad(false);
+      return module;
+    };
+    return layers;
+  };
+  for (const int zero : {1, 3}) {
+    const TemporaryFolder folder;
+    run_ranks(4, [&](Rank& rank) {
+      const Recipe recipe{.data = 2,
+                          .stages = 2,
+                          .configure = [&](Config& config) { config.pager.stage = zero; },
+                          .change_layers = freeze_first};
+      PipelineModule module = pipeline_testing::pipeline_of(recipe);
+      auto engine = trireme::initialize(rank.world(), module, {.config = pipeline_testing::config_of(recipe, 4)});
+      const MicroBatches batches = pipeline_testing::batches_of(engine.group().rank());
+      (void)engine.train_batch(batches);
+      engine.save_checkpoint(folder.path(), {.exclude_frozen_parameters = true});
+      const auto saved = weights_of(engine);
+      (void)engine.train_batch(batches);
+      ASSERT_TRUE(engine.load_checkpoint(folder.path()));
+      for (const auto& [name, weight] : weights_of(engine)) EXPECT_TRUE(at::equal(weight, saved.at(name))) << name;
+    });
+  }
+}
+
 TEST(Dropout, DeterministicDrawsTheNumbersOfTheModelWithoutStages) {
   const auto with_dropout = [](std::vector<LayerSpec> layers) {
     for (const size_t i : {2, 5}) layers[i] = layer_of([](const at::Tensor& x) { return at::dropout(x, 0.3, true); });

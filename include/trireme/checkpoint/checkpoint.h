@@ -89,8 +89,8 @@ struct LoadedCheckpoint {
 /// Options of load_checkpoint().
 struct LoadOptions {
   Mismatch missing = Mismatch::kRefuse;  ///< tensors of the destination that the checkpoint does not have
-  /// Called with the values before any memory changes; throws to refuse them. Returns the names of tensors that may be
-  /// missing from this checkpoint. Empty function: none may.
+  /// Called with the values before any memory changes; throws to refuse them. Returns which of this rank's tensors
+  /// may be missing from this checkpoint. Empty function: none may.
   std::function<std::set<std::string>(const LoadedCheckpoint&)> optional = {};
   Mismatch extra = Mismatch::kRefuse;  ///< tensors of the checkpoint that no rank's destination asks for
   Verify verify = Verify::kWhileReading;

@@ -82,21 +82,24 @@ std::string names_text(const std::vector<std::string>& names) {
   return names.size() > kNamesShown ? str(text, ", and ", names.size() - kNamesShown, " more") : text;
 }
 
-/// Names of the destinations of all ranks that the checkpoint does not have, in the order of ranks.
-std::vector<std::string> missing_names(Group& group, const std::unordered_set<std::string_view>& saved,
-                                       const std::vector<SliceSpec>& wanted) {
-  const auto texts = gather_or_throw(group, [&] {
-    Json missing = Json::array();
-    std::unordered_set<std::string_view> asked;
-    for (const SliceSpec& slice : wanted)
-      if (!saved.contains(slice.name) && asked.insert(slice.name).second) missing.push_back(slice.name);
-    return missing.dump();
-  });
-  std::vector<std::string> missing;
+/// The names that `own` gives on each rank, in the order of ranks, each once.
+template <class Own>
+std::vector<std::string> names_of_all(Group& group, const Own& own) {
+  std::vector<std::string> names;
   std::unordered_set<std::string> seen;
-  for (const std::string& text : texts)
+  for (const std::string& text : gather_or_throw(group, [&] { return Json(own()).dump(); }))
     for (const auto& name : Json::parse(text))
-      if (seen.insert(name.get<std::string>()).second) missing.push_back(name.get<std::string>());
+      if (seen.insert(name.get<std::string>()).second) names.push_back(name.get<std::string>());
+  return names;
+}
+
+/// Names of this rank's destination that the checkpoint does not have.
+std::vector<std::string> missing_names(const std::unordered_set<std::string_view>& saved,
+                                       const std::vector<SliceSpec>& wanted) {
+  std::vector<std::string> missing;
+  std::unordered_set<std::string_view> asked;
+  for (const SliceSpec& slice : wanted)
+    if (!saved.contains(slice.name) && asked.insert(slice.name).second) missing.push_back(slice.name);
   return missing;
 }
 
@@ -120,17 +123,18 @@ void match_names(Group& group, const Manifest& manifest, const std::vector<Slice
                  const LoadOptions& options, const Path& path, LoadedCheckpoint& loaded) {
   std::unordered_set<std::string_view> saved;
   for (const SavedTensor& tensor : manifest.tensors) saved.insert(tensor.name);
-  loaded.missing = missing_names(group, saved, wanted);
+  std::vector<std::string> missing;
+  loaded.missing = names_of_all(group, [&] { return missing = missing_names(saved, wanted); });
   std::vector<std::string> extra = extra_names(group, manifest, wanted);
 
   std::string problem;
-  std::set<std::string> optional;
-  all_or_throw(group, [&] {
-    if (options.optional) optional = options.optional(loaded);
+  // A rank knows which of its own destinations may be missing: a stage has none of the others' parameters.
+  std::vector<std::string> required = names_of_all(group, [&] {
+    if (!options.optional) return missing;
+    const std::set<std::string> optional = options.optional(loaded);
+    std::erase_if(missing, [&](const std::string& name) { return optional.contains(name); });
+    return missing;
   });
-  std::vector<std::string> required;
-  std::copy_if(loaded.missing.begin(), loaded.missing.end(), std::back_inserter(required),
-               [&](const std::string& name) { return !optional.contains(name); });
   if (options.missing == Mismatch::kIgnore) required.clear();
   if (options.extra == Mismatch::kIgnore) extra.clear();
   if (!required.empty())
