@@ -18,6 +18,10 @@ std::vector<double> rates_of(const std::vector<OptimizerOptions>& groups) {
 
 Hyperparameters::Hyperparameters(std::vector<OptimizerOptions> groups, const LrScheduleOptions& schedule)
     : groups_(std::move(groups)), schedule_(schedule, rates_of(groups_)), given_(groups_.size()) {
+  for (size_t group = 0; group < groups_.size() && groups_[group].kind == OptimizerKind::kMuon; ++group) {
+    const double lr = groups_[group].lr;
+    adam_ratios_.push_back(lr == 0 ? 1 : groups_[groups_.size() / 2 + group].lr / lr);
+  }
   for (size_t group = 0; group < groups_.size(); ++group) apply_schedule(group);
 }
 
@@ -29,13 +33,31 @@ const OptimizerOptions& Hyperparameters::of(size_t group, const char* call) cons
 }
 
 void Hyperparameters::set(size_t group, const OptimizerOptions& options) {
-  groups_[group] = options;
+  const OptimizerOptions before = std::exchange(groups_[group], options);
   given_[group] = true;
+  lead_adam(group, before);
 }
 
 void Hyperparameters::set_lr(size_t group, double lr) {
-  groups_[group].lr = lr;
-  given_[group] = true;
+  OptimizerOptions options = groups_[group];
+  options.lr = lr;
+  set(group, options);
+}
+
+void Hyperparameters::lead_adam(size_t group, const OptimizerOptions& before) {
+  if (group >= adam_ratios_.size()) return;
+  const size_t of_adam = groups_.size() / 2 + group;
+  const OptimizerOptions& now = groups_[group];
+  OptimizerOptions& adam = groups_[of_adam];
+  const auto follow = [&](double OptimizerOptions::*value, double ratio) {
+    if (now.*value == before.*value) return;
+    adam.*value = now.*value * ratio;
+    given_[of_adam] = true;
+  };
+  follow(&OptimizerOptions::lr, adam_ratios_[group]);
+  for (const auto value :
+       {&OptimizerOptions::beta1, &OptimizerOptions::beta2, &OptimizerOptions::eps, &OptimizerOptions::weight_decay})
+    follow(value, 1);
 }
 
 void Hyperparameters::apply_schedule(size_t group) {

@@ -47,6 +47,22 @@ TEST(TheHyperparameters, OfAGroupThatWasSetHoldForOneStep) {
   EXPECT_EQ(rates_of(hyperparameters), scheduled(hyperparameters, 2));
 }
 
+TEST(TheHyperparameters, OfMuonLeadThoseOfTheParametersThatAdamUpdates) {
+  OptimizerOptions muon{.kind = OptimizerKind::kMuon, .lr = 0.02, .beta1 = 0.9}, adam = muon;
+  adam.kind = OptimizerKind::kAdamW;
+  adam.lr = 0.002;
+  Hyperparameters hyperparameters({muon, muon, adam, adam}, {});
+  hyperparameters.set_lr(1, 0.01);
+  EXPECT_EQ(rates_of(hyperparameters), (std::vector<double>{0.02, 0.01, 0.002, 0.001}));
+  EXPECT_EQ(hyperparameters.take_given(), (std::vector<bool>{false, true, false, true}));
+  muon.beta1 = 0.8;
+  hyperparameters.set(0, muon);
+  EXPECT_EQ(hyperparameters.groups()[2].beta1, 0.8);
+  EXPECT_EQ(hyperparameters.groups()[2].kind, OptimizerKind::kAdamW);
+  hyperparameters.set_lr(3, 0.5);  // by itself
+  EXPECT_EQ(rates_of(hyperparameters), (std::vector<double>{0.02, 0.01, 0.002, 0.5}));
+}
+
 TEST(TheHyperparameters, ResumeWithTheRatesOfACheckpointOfTheSameGroups) {
   Hyperparameters hyperparameters = falling();
   EXPECT_TRUE(hyperparameters.resume(4, {0.5, 0.25}));

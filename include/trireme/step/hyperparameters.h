@@ -24,7 +24,8 @@ class Hyperparameters {
   /// Whether there is a schedule that changes learning rates.
   bool has_schedule() const { return schedule_.options().kind != LrScheduleKind::kConstant; }
 
-  /// Sets the hyperparameters of the next step; afterwards a schedule sets its own again.
+  /// Sets the hyperparameters of the next step; afterwards a schedule sets its own again. What changes of a group of
+  /// Muon's changes of the parameters that Adam updates there, too: their learning rate in proportion.
   void set(size_t group, const OptimizerOptions& options);
   void set_lr(size_t group, double lr);
 
@@ -42,11 +43,14 @@ class Hyperparameters {
 
  private:
   void apply_schedule(size_t group);
+  /// Gives the Adam part of a Muon group what has changed from `before`.
+  void lead_adam(size_t group, const OptimizerOptions& before);
 
   std::vector<OptimizerOptions> groups_;
   LrSchedule schedule_;
   int64_t followed_ = 0;
   std::vector<bool> given_;
+  std::vector<double> adam_ratios_;  ///< of learning rates, Adam's to Muon's, as they were given; by Muon's group
 };
 
 }  // namespace trireme
