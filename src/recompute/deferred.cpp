@@ -2,6 +2,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -22,6 +23,13 @@ constexpr int kNodesPerOperator = 64;
 /// Not a custom function of a program, which may do anything with the gradient.
 bool is_of_libtorch(const Node& node) {
   return c10::demangle(typeid(node).name()).starts_with("torch::autograd::generated::");
+}
+
+/// This thread's dispatch keys, without what excludes autograd.
+c10::impl::LocalDispatchKeySet with_autograd() {
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  return keys;
 }
 
 }  // namespace
@@ -87,7 +95,11 @@ void Deferred::materialize() {
   const auto storage = storage_.lock();
   if (!storage || StorageHandle::owner_of(*storage) != this) return;
   check_versions();
+  // The operators are as if the program had called them where it called the product: with a graph, also where a factory
+  // of libtorch's (zeros_like()) has gone below autograd, and seen by the hooks on saved tensors of then alone.
   const at::AutoGradMode with_graph(true);
+  const c10::impl::ForceDispatchKeyGuard above_factories(with_autograd());
+  const SaveMoment::Scope as_then(moment_);
   const at::Tensor value = parts_.expression->evaluate({parts_.rows}).contiguous().view(sizes_);
   join_->lead_to(torch::autograd::impl::gradient_edge(value));
   // Autograd may have saved `value` itself, so both storages share the memory.

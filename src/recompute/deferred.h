@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "recompute/row_expression.h"
+#include "recompute/save_hooks.h"
 #include "trireme/intercept.h"
 
 namespace trireme::detail {
@@ -54,6 +55,7 @@ class Deferred final : public ManagedStorage, public std::enable_shared_from_thi
   int64_t width_ = 0;
   at::ScalarType dtype_ = at::kFloat;
   std::vector<Version> versions_;
+  SaveMoment moment_;  ///< at which the program called the product
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
   std::shared_ptr<Join> join_;
 };

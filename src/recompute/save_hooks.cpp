@@ -5,8 +5,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
+#include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 namespace trireme::detail {
 namespace {
@@ -14,6 +18,9 @@ namespace {
 using torch::autograd::Engine;
 
 thread_local SaveScope* innermost = nullptr;
+std::atomic<uint64_t> serials = 0;
+/// Scopes after this one are not asked.
+thread_local uint64_t last_asked = std::numeric_limits<uint64_t>::max();
 
 /// libtorch offers saved-tensor hooks to C++ through its engine only. This one hands everything else to the engine that
 /// was there before (Python's, where Python is).
@@ -59,9 +66,30 @@ void install() {
   torch::autograd::set_default_engine_stub(&installed_engine);
 }
 
+using HookStack = decltype(at::impl::SavedTensorDefaultHooksTLS::stack);
+
+std::vector<HookStack::value_type> top_first(HookStack stack) {
+  std::vector<HookStack::value_type> hooks;
+  for (; !stack.empty(); stack.pop()) hooks.push_back(stack.top());
+  return hooks;
+}
+
+/// The hooks at the bottom that are the same in both.
+HookStack common_hooks(const HookStack& one, const HookStack& other) {
+  const auto object = [](const HookStack::value_type& hooks) { return hooks.first.ptr(&hooks.first.pyinterpreter()); };
+  const auto some = top_first(one), others = top_first(other);
+  HookStack common;
+  for (auto mine = some.rbegin(), theirs = others.rbegin(); mine != some.rend() && theirs != others.rend();
+       ++mine, ++theirs) {
+    if (object(*mine) != object(*theirs)) break;
+    common.push(*mine);
+  }
+  return common;
+}
+
 }  // namespace
 
-SaveScope::SaveScope(SavePolicy& policy) : policy_(policy), outer_(innermost) {
+SaveScope::SaveScope(SavePolicy& policy) : policy_(policy), outer_(innermost), serial_(++serials) {
   install();
   innermost = this;
 }
@@ -73,8 +101,10 @@ SaveScope::~SaveScope() {
 }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> SaveScope::hooks() {
-  for (const SaveScope* scope = innermost; scope != nullptr; scope = scope->outer_)
+  for (const SaveScope* scope = innermost; scope != nullptr; scope = scope->outer_) {
+    if (scope->serial_ > last_asked) continue;
     if (auto hooks = scope->policy_.hooks()) return hooks;
+  }
   return nullptr;
 }
 
@@ -82,6 +112,22 @@ bool SaveScope::reaches(const SavePolicy& policy) noexcept {
   const SaveScope* scope = innermost;
   while (scope != nullptr && &scope->policy_ != &policy && scope->policy_.may_decline()) scope = scope->outer_;
   return scope != nullptr && &scope->policy_ == &policy;
+}
+
+SaveMoment::SaveMoment() : hooks_(at::SavedTensorDefaultHooks::get_tls_state()), last_(serials) {}
+
+SaveMoment::Scope::Scope(const SaveMoment& moment)
+    : outer_hooks_(at::SavedTensorDefaultHooks::get_tls_state()),
+      outer_last_(std::exchange(last_asked, std::min(last_asked, moment.last_))) {
+  if (outer_hooks_.stack.empty()) return;
+  at::impl::SavedTensorDefaultHooksTLS common = outer_hooks_;
+  common.stack = common_hooks(outer_hooks_.stack, moment.hooks_.stack);
+  at::SavedTensorDefaultHooks::set_tls_state(common);
+}
+
+SaveMoment::Scope::~Scope() {
+  at::SavedTensorDefaultHooks::set_tls_state(outer_hooks_);
+  last_asked = outer_last_;
 }
 
 }  // namespace trireme::detail

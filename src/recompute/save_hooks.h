@@ -1,8 +1,10 @@
 // Where autograd asks what to do with a tensor that it saves for backward.
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include <cstdint>
 #include <memory>
 
 namespace trireme::detail {
@@ -31,8 +33,34 @@ class [[nodiscard]] SaveScope {
   static bool reaches(const SavePolicy& policy) noexcept;
 
  private:
+  friend class SaveMoment;
   SavePolicy& policy_;
   SaveScope* outer_;
+  const uint64_t serial_;
+};
+
+/// The hooks on saved tensors of a moment: libtorch's, which Python sets, and the scopes above.
+class SaveMoment {
+ public:
+  SaveMoment();  ///< now
+
+  /// While it lives, this thread saves tensors as at the moment: later hooks and scopes do not see them. Those that
+  /// have ended since do not, either.
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(const SaveMoment& moment);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const at::impl::SavedTensorDefaultHooksTLS outer_hooks_;
+    const uint64_t outer_last_;
+  };
+
+ private:
+  at::impl::SavedTensorDefaultHooksTLS hooks_;
+  uint64_t last_;  ///< the newest scope of any thread
 };
 
 }  // namespace trireme::detail

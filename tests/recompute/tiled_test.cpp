@@ -15,9 +15,11 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include "tests/recompute/gradients.h"
 #include "tests/support/count_of.h"
@@ -332,6 +334,22 @@ TEST_F(Tiled, GoesTogetherWithRecomputation) {
     return loss_of(at::linear(x, head));
   };
   compare(selective);
+}
+
+TEST_F(Tiled, AFactoryThatIsBelowAutogradMakesThemWholeWithAGraph) {
+  expect_untouched([&] {
+    const auto wide = at::linear(embedded(), up);
+    return at::linear(wide + torch::zeros_like(wide), down).sum();
+  });
+}
+
+TEST_F(Tiled, ALayerThatIsRecomputedMayGetOneAsItsInput) {
+  const auto layer = [this](const at::Tensor& x) { return at::linear(at::softmax(x, -1), down); };
+  expect_untouched([&] { return recompute(layer, at::linear(embedded(), up)).sum(); });
+  expect_untouched([&] {  // one that came out of a layer
+    const auto wide = recompute([this](const at::Tensor& x) { return at::linear(x, up); }, embedded());
+    return recompute(layer, wide).sum();
+  });
 }
 
 TEST_F(Tiled, WeightsAreMadeWholeForEachTile) {
