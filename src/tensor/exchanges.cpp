@@ -394,9 +394,10 @@ void Exchanges::record(const std::string& what, Kind kind, const at::Tensor& par
                        const DimCut& cut) {
   constexpr size_t kMost = 1 << 14;
   if (entries_.size() == kMost) return;
-  const WithoutInterception own_operators;
   const at::NoGradGuard no_grad;
-  const at::Tensor wide = result.to(at::kDouble).flatten();
+  // Through the passes that follow: a parameter may have to be gathered first.
+  const at::Tensor wide = result.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).flatten();
+  const WithoutInterception own_operators;
   const at::Tensor vector = at::arange(part.numel(), wide.options()).mul_(0.7).add_(0.3).sin_();
   const at::Tensor of_result =
       kind == Kind::kSumOfParts ? slice_of(vector.view(part.sizes()), cut, group_.rank()).flatten() : vector;
