@@ -64,8 +64,7 @@ class Engine(ModelFiles, torch.nn.Module):
         self._resolved = read.options
         agreement.check(self.world, read.options)
         self._check_models(read.core)
-        is_sharded = self.world.size > self._stages and read.options["zero_optimization"]["stage"] > 0
-        self.client_steps = plan.trial(self.module, is_sharded)
+        self.client_steps = plan.trial(self.module, self._divides_parameters(read.options))
         # A scheduler that refuses the program's optimizer says so now.
         self.client_lr_scheduler = schedules.make_client_schedule(plan.scheduler, plan.client) if plan.client is not None else None
         earlier_engines.end(self.world, self.module)
@@ -111,10 +110,14 @@ class Engine(ModelFiles, torch.nn.Module):
                                    "or freeze them by requires_grad_(False) before the first forward")
         read = configs.resolve(self._library_config(plan.config), self.world.size, "optimizer", self._stages)
         agreement.check(self.world, read.options)
-        client_steps = plan.trial(self.module, self.world.size > 1 and read.options["zero_optimization"]["stage"] > 0)
+        client_steps = plan.trial(self.module, self._divides_parameters(read.options))
         self.core.set_optimizer(read.core, plan.others, client_steps and client_steps.make)
         self._resolved, self.client_steps, self.client_optimizer = read.options, client_steps, plan.client
         self.optimizer = self._engine_optimizer(plan.groups, plan.client)
+
+    def _divides_parameters(self, options):
+        """Whether a rank has parts of parameters."""
+        return configs.tensor_degree(options) > 1 or (self.world.size > self._stages and options["zero_optimization"]["stage"] > 0)
 
     def _library_config(self, config):
         """`config` as the library gets it."""

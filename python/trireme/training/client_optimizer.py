@@ -369,8 +369,8 @@ class _Trial:
         self._compare(whole, self._run([torch.flatten], notes=True), "on flat tensors its steps differ from those on tensors of their own shapes")
         if is_sharded:
             halves = [lambda tensor: tensor.flatten()[:(tensor.numel() + 1) // 2], lambda tensor: tensor.flatten()[(tensor.numel() + 1) // 2:]]
-            self._compare(whole, self._run(halves), "with the parameters divided over ranks (zero_optimization.stage 1 to 3) its steps differ from "
-                          "those of one rank, so it looks at more than one element at a time; at stage 0 every rank has whole parameters")
+            self._compare(whole, self._run(halves), "with the parameters divided over ranks (zero_optimization.stage 1 to 3, tensor_parallel) its steps differ from "
+                          "those of one rank, so it looks at more than one element at a time; at stage 0 without tensor_parallel every rank has whole parameters")
 
     def _draw(self, shape):
         return torch.randn(shape, generator=self._generator)
