@@ -54,12 +54,6 @@ def cut(core, module, inputs, kwargs):
     if len(inputs) == 1 and isinstance(inputs[0], PreparedInputs):
         prepared, inputs = inputs[0], (inputs[0].input_id,)
         kwargs = {**{role: tensor for role, tensor in zip(_ROLES[1:], prepared[1:]) if tensor is not None and role in names}, **kwargs}
-    if "input_ids" in marked and "position_ids" in names and kwargs.get("position_ids") is None and len(inputs) <= list(names).index("position_ids"):
-        whole, dim = marked["input_ids"]
-        positions = torch.arange(whole.shape[dim], device=whole.device).unsqueeze(0)
-        marked["position_ids"] = positions, dim
-        kwargs = {**kwargs, "position_ids": positions}
-        positions.autosp_mark = "position_ids", dim
     dim = next(iter(marked.values()))[1]
     parts = dict(zip(_ROLES, core.cut(*(marked.get(role, (None,))[0] for role in _ROLES), dim)))
     own = lambda value: parts[value.autosp_mark[0]] if hasattr(value, "autosp_mark") else value

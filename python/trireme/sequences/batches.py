@@ -94,8 +94,6 @@ def _cut(core, module, inputs, kwargs, names, named, tokens):
     lead = tokens.get("input_ids", tokens.get("inputs_embeds"))
     has_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
     apart = {"decoder_input_ids", "decoder_attention_mask", "decoder_position_ids", "decoder_inputs_embeds"} | ({"labels"} if has_decoder else set())
-    if "position_ids" in names and named.get("position_ids") is None and names.index("position_ids") >= len(inputs):
-        tokens["position_ids"] = torch.arange(lead.shape[1], device=lead.device).unsqueeze(0)
     chosen = {name: tensor for name, tensor in tokens.items() if name in apart or (tensor.dim() <= 3 and tensor.shape[1] == lead.shape[1])}
     if "labels" in chosen and chosen["labels"].dim() == 2 and chosen["labels"].is_floating_point():
         raise StateError(f"engine(labels={tuple(chosen['labels'].shape)}): floating labels of as many columns as there are tokens may be one for each token, "
