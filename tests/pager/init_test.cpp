@@ -256,6 +256,26 @@ TEST(InitScope, ThatIsNestedShardsOnceAndGivesItsOwnDtype) {
   });
 }
 
+TEST(InitScope, OfRanksThatDrawOtherNumbersHasThoseOfRank0) {
+  for (const int64_t live_bytes : {1, 1 << 30})
+    run_ranks(2, [&](Rank& rank) {
+      manual_seed(0);
+      const Zoo plain;
+      manual_seed(rank.id());
+      Zoo drawn{nullptr};
+      {
+        const zero::Init scope(rank.world(), {.live_bytes = live_bytes});
+        drawn = Zoo();
+      }
+      const auto expected = plain->named_parameters();
+      for (const auto& item : drawn->named_parameters()) {
+        zero::GatheredParameters whole({item.value()});
+        EXPECT_TRUE(at::equal(item.value().detach().clone(), expected[item.key()])) << item.key();
+        whole.close();
+      }
+    });
+}
+
 TEST(InitScope, GivesItsDtypeToWhatIsMadeWithoutOne) {
   run_ranks(1, [](Rank& rank) {
     const zero::Init scope(rank.world(), {.dtype = at::kBFloat16});

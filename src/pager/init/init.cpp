@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <list>
+#include <utility>
 #include <vector>
 
 #include "pager/storage/held_storage.h"
@@ -27,24 +28,33 @@ class InitStorage final : public HeldStorage {
   InitStorage(std::shared_ptr<Init::Store> store, c10::StorageImpl& storage, uint64_t serial);
   ~InitStorage() override;
   void before_access(Access access) override;
+  // Random numbers, for one, are each rank's own; what is written in a hold is spread at its end.
+  void after_write() override { is_alike_ = is_held(); }
   /// Ends the management: the storage gets its whole bytes as ordinary memory. Collective.
   void hand_back();
 
   bool is_whole() const { return !shard_.defined(); }
+  /// Whether every rank has the same values.
+  bool is_alike() const { return is_alike_; }
   int64_t byte_count() const { return bytes_; }
 
   std::string label() const override;
   const ShardMesh* mesh() const override;
   const void* manager() const override { return store_.get(); }
   uint64_t last_serial;
-  std::list<InitStorage*>::iterator position;  // in the store's list of whole ones, coldest first
+  std::list<InitStorage*>::iterator position;  // in the store's list of whole ones, coldest first; of a small one: none
 
   void shard();
   void touch(uint64_t serial, Access access);
 
  private:
   void make_whole(Access access);
-  void make_whole(Hold) override { touch(/*serial=*/0, Access::kRead); }
+  void make_whole(Hold) override {
+    touch(/*serial=*/0, Access::kRead);
+    make_alike();
+  }
+  /// Rank 0's values become everybody's. Collective.
+  void make_alike();
   void release() noexcept override;
   c10::StorageImpl& bytes() override { return storage_; }
   std::shared_ptr<ManagedStorage> self() const;
@@ -54,6 +64,7 @@ class InitStorage final : public HeldStorage {
   const int64_t bytes_;
   c10::DataPtr data_;
   at::Tensor shard_;
+  bool is_alike_ = false;
   bool handed_back_ = false;
 };
 
@@ -67,26 +78,32 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
     if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu()) return;
     c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
     const auto bytes = static_cast<int64_t>(storage.nbytes());
-    if (bytes < policy.smallest_bytes || !storage.resizable() || StorageHandle::owner_of(storage) != nullptr) return;
-    largest_bytes_ = std::max(largest_bytes_, bytes);
+    if (bytes == 0 || !storage.resizable() || StorageHandle::owner_of(storage) != nullptr) return;
     auto owner = std::make_shared<InitStorage>(shared_from_this(), storage, serial);
     void* data = storage.mutable_data();
     StorageHandle::point(storage, data, bytes, owner);
+    if (is_small(bytes)) return;
+    largest_bytes_ = std::max(largest_bytes_, bytes);
     make_room(bytes, serial);
     add(*owner);
   }
 
+  /// Small ones stay whole, and do not count.
+  bool is_small(int64_t bytes) const { return bytes < policy.smallest_bytes; }
   void add(InitStorage& storage) {
     storage.position = whole_.insert(whole_.end(), &storage);
     live_bytes_ += storage.byte_count();
     peak_live_bytes = std::max(peak_live_bytes, live_bytes_);
   }
   void remove(InitStorage& storage) {
+    if (is_small(storage.byte_count())) return;
     whole_.erase(storage.position);
     live_bytes_ -= storage.byte_count();
     freed_bytes_ += storage.byte_count();
   }
-  void touch(InitStorage& storage) { whole_.splice(whole_.end(), whole_, storage.position); }
+  void touch(InitStorage& storage) {
+    if (!is_small(storage.byte_count())) whole_.splice(whole_.end(), whole_, storage.position);
+  }
 
   /// The running operator's number; 0: none was seen.
   static uint64_t serial() {
@@ -96,11 +113,12 @@ class Init::Store : public std::enable_shared_from_this<Init::Store> {
 
   // Shards the coldest until the limit holds with `coming` bytes more, or only those of operator `serial` are left. All
   // ranks must choose the same ones, so what one rank alone does (in a hold with a modifier_rank) has no part in it.
-  void make_room(int64_t coming, uint64_t serial) {
+  // `locally`: of those alone that need no exchange for it.
+  void make_room(int64_t coming, uint64_t serial, bool locally = false) {
     for (auto next = whole_.begin(); next != whole_.end() && live_bytes_ + coming > limit();) {
       InitStorage* storage = *next++;
       const bool is_in_use = serial != 0 && storage->last_serial == serial;
-      if (!is_in_use && !storage->is_held()) storage->shard();
+      if (!is_in_use && !storage->is_held() && (storage->is_alike() || !locally)) storage->shard();
     }
     // Tensors and shards of many sizes leave holes between them that malloc keeps.
     if (freed_bytes_ < limit()) return;
@@ -135,7 +153,7 @@ InitStorage::~InitStorage() {
 std::string InitStorage::label() const { return str("a tensor of ", bytes_, " bytes that zero.Init sharded"); }
 
 const ShardMesh* InitStorage::mesh() const { return handed_back_ ? nullptr : &store_->mesh; }
-void InitStorage::release() noexcept { store_->make_room(0, /*serial=*/0); }
+void InitStorage::release() noexcept { store_->make_room(0, /*serial=*/0, /*locally=*/true); }
 
 void InitStorage::before_access(Access access) {
   refuse_write(access);
@@ -156,12 +174,19 @@ void InitStorage::make_whole(Access access) {
     const at::Tensor whole = at::from_blob(data.get(), {bytes_}, at::TensorOptions().dtype(at::kByte));
     store_->mesh.shards.all_gather(whole, shard_).wait();
   }
+  is_alike_ = true;
   StorageHandle::point(storage_, data.get(), bytes_, self());
   data_ = std::move(data);
   shard_.reset();
 }
 
+void InitStorage::make_alike() {
+  if (std::exchange(is_alike_, true)) return;
+  broadcast_over(store_->mesh, at::from_blob(data_.get(), {bytes_}, at::TensorOptions().dtype(at::kByte)));
+}
+
 void InitStorage::shard() {
+  make_alike();
   const ShardRange mine = shard_range(bytes_, store_->mesh.shards.size(), store_->mesh.shards.rank());
   at::Tensor shard = at::empty({mine.numel()}, at::TensorOptions().dtype(at::kByte));
   if (mine.numel() > 0) std::memcpy(shard.data_ptr(), static_cast<std::byte*>(data_.get()) + mine.begin, mine.numel());

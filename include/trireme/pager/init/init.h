@@ -16,7 +16,7 @@ namespace trireme::zero {
 
 /// Options of Init.
 struct InitPolicy {
-  /// Tensors smaller than this are left alone.
+  /// Tensors smaller than this stay whole.
   int64_t smallest_bytes = 4096;
   /// Whole tensors may take this many bytes on a rank (more if the largest one, or those of one operator, need it); the
   /// least recently used are sharded first.
@@ -33,7 +33,8 @@ struct InitPolicy {
 /// While it lives, every tensor that an operator of this thread makes is sharded over `group` when `live_bytes` runs
 /// out, and made whole again when an operator touches it. Construction runs as usual, with the same random numbers on
 /// every rank, so the values are those of an unsharded construction, bit for bit; the peak is one rank's shards plus
-/// `live_bytes`.
+/// `live_bytes`. Where ranks draw other numbers, rank 0's count: in shards, in GatheredParameters and after
+/// initialize().
 ///
 ///   auto world = trireme::init();
 ///   MyNet net = [&] { trireme::zero::Init scope(*world.group); return MyNet(options); }();
@@ -41,7 +42,7 @@ struct InitPolicy {
 ///
 /// Scopes may be nested: a tensor belongs to the innermost one that is enabled, and gets its dtype.
 ///
-/// Requires  all ranks construct the same model under the same seed; `group` outlives the tensors.
+/// Requires  all ranks construct the same model; `group` outlives the tensors.
 /// Ordering  touching a sharded tensor is collective. After the scope, or inside of it, initialize() takes the
 ///           parameters over; train after it.
 /// Throws    ConfigError: a dtype that is not floating, a remote_device that is not there yet. Reading the data of a
