@@ -309,14 +309,16 @@ layers = [LayerSpec(Counted, 2, 3, bias=False), torch.tanh, LayerSpec(Counted, 3
 module = PipelineModule(layers, num_stages=2, partition_method="uniform")
 result = everybodys([built, sorted(module.state_dict()), module.partitions(), module.stage_id, module.num_pipeline_stages(),
                      [module.stage_owner(layer) for layer in range(6)], module.mpu().get_data_parallel_world_size(), str(module.topology()),
-                     module.ckpt_prefix("run", "tag"), module.ckpt_layer_path("run", 1), repr(layers[0])])
+                     module.ckpt_prefix("run", "tag"), module.ckpt_layer_path("run", 1), repr(layers[0]),
+                     [type(each).__name__ for each in module.forward_funcs]])
 """)
-        for rank, (built, names, parts, stage, stages, owners, copies, topology, prefix, layer, spec) in enumerate(found):
+        for rank, (built, names, parts, stage, stages, owners, copies, topology, prefix, layer, spec, functions) in enumerate(found):
             self.assertEqual((parts, stage, stages, owners, copies), ([0, 3, 6], rank // 2, 2, [0, 0, 0, 1, 1, 1], 2))
             self.assertEqual((built, names), ([2, 3], ["0.weight", "2.bias", "2.weight"]) if stage == 0 else ([4], ["5.bias", "5.weight"]))
             self.assertEqual(topology, "PipeDataParallelTopology(axes=['pipe', 'data'], dims=[2, 2])")
             self.assertEqual((prefix, layer), (f"run/tag/module-pipe_0{stage}", f"run/layer_0{3 * stage + 1}-model_states.pt"))
             self.assertEqual(spec, "Counted(2, 3, bias=False)")
+            self.assertEqual(functions, ["Counted", "builtin_function_or_method", "Counted"] if stage == 0 else ["function", "ReLU", "Counted"])
 
     def test_partitions_by_parameters_and_type(self):
         found = self.on(2, """
@@ -332,30 +334,40 @@ result = [parts(), parts(partition_method="type:linear"), parts(partition_method
 """)
         self.assertEqual(found, [[0, 1, 5], [0, 3, 5], [0, 4, 5], True])
 
-    def test_a_profile_measures_times_and_memory_and_the_partition_follows(self):
+    def test_a_profile_measures_times_and_memory_and_the_partition_follows(self):  # by a clock of calls
         found = self.on(2, """
-class Slow(nn.Linear):
+import trireme.deepspeed.runtime.pipe.module as of_layers
+class Clock:
+    calls = 0
+    def perf_counter(self): return self.calls
+of_layers.time = clock = Clock()
+class Linear(nn.Linear):
+    def forward(self, inputs):
+        clock.calls += 1
+        return super().forward(inputs)
+class Slow(Linear):
     def forward(self, inputs):
         for _ in range(60): inputs = super().forward(inputs)
         return inputs
-layers = [LayerSpec(nn.Linear, 64, 64)] * 6 + [LayerSpec(Slow, 64, 64)] + [LayerSpec(nn.Linear, 64, 64)]
+layers = [LayerSpec(Linear, 64, 64)] * 6 + [LayerSpec(Slow, 64, 64)] + [LayerSpec(Linear, 64, 64)]
 before = torch.get_rng_state()
 module = PipelineModule(layers, num_stages=2, partition_method="profile", profile_input=torch.ones(32, 64))
 profiles = module.layer_profiles
 PipelineModule._bytes_of_a_rank = staticmethod(lambda: 100)
 refused = raised(lambda: PipelineModule(layers, num_stages=2, partition_method="profile", profile_input=torch.ones(32, 64)))
 result = everybodys([module.partitions(), [each.parameter_bytes for each in profiles], profiles[1].activation_bytes,
-                     profiles[6].activation_bytes > 50 * profiles[1].activation_bytes, profiles[6].seconds > 10 * profiles[1].seconds, refused[0], refused[-1],
+                     profiles[6].activation_bytes > 50 * profiles[1].activation_bytes, [each.seconds for each in profiles], refused[0], refused[-1],
                      raised(lambda: PipelineModule(layers, num_stages=2, partition_method="profile"))[-1],
                      raised(lambda: PipelineModule(layers, num_stages=2, partition_method="profile", profile_input=torch.ones(1, 3)))[-1]])
 """)
         self.assertEqual(found[0][:-1], found[1][:-1])
         self.assertIn("failed on rank 0, which says why", found[1][-1])
-        parts, parameters, activations, holds_more, is_slower, kind, limit, missing, wrong = found[0]
+        parts, parameters, activations, holds_more, seconds, kind, limit, missing, wrong = found[0]
         self.assertEqual(parts, [0, 6, 8])
         self.assertEqual(parameters, [4 * (64 * 64 + 64)] * 8)
         self.assertEqual(activations, 4 * 32 * 64)  # the layer's input
-        self.assertTrue(holds_more and is_slower)
+        self.assertTrue(holds_more)
+        self.assertEqual(seconds, [1] * 6 + [60, 1])
         self.assertEqual(kind, "PipelineSpecError")
         self.assertRegex(limit, "no partition over 2 stages stays within 100 bytes; the least for which there is one is [0-9]+")
         self.assertIn("give profile_input=, what the first layer takes", missing)

@@ -5,6 +5,7 @@ import functools
 from torch.nn.utils import clip_grad
 
 from .. import ranks
+from ..errors import UnsupportedError
 from ..log import logger
 
 
@@ -22,8 +23,24 @@ def _tell(parameters):
                        "clips nothing. Set \"gradient_clipping\" in the configuration; engine.get_global_grad_norm() tells the norm after step()")
 
 
+def _refuse_values():
+    raise UnsupportedError("torch.nn.utils.clip_grad_value_: the parameters have no gradient in .grad; those of an engine stand in its shards. Between backward() "
+                           "and step(), on every rank: safe_set_full_grad(p, safe_get_full_grad(p).clamp(-value, value)) of deepspeed.utils, for each "
+                           "parameter; or clip by norm, \"gradient_clipping\" in the configuration")
+
+
 def watch():
-    """From here on calls of torch.nn.utils.clip_grad_norm_ are looked at, however the program has imported it."""
+    """From here on calls of torch.nn.utils.clip_grad_norm_ and clip_grad_value_ are looked at, however the program has
+    imported them."""
+    group = clip_grad._group_tensors_by_device_and_dtype  # pylint: disable=protected-access
+
+    @functools.wraps(group)
+    def group_or_refuse(lists, *args, **kwargs):
+        if not lists[0] and any(not engine.is_spent for engine in ranks.engines):
+            _refuse_values()  # the other functions do not come here without gradients
+        return group(lists, *args, **kwargs)
+
+    clip_grad._group_tensors_by_device_and_dtype = group_or_refuse  # pylint: disable=protected-access
     clip = clip_grad._clip_grads_with_norm_  # pylint: disable=protected-access
 
     @functools.wraps(clip)

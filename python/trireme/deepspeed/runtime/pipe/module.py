@@ -382,6 +382,11 @@ class PipelineModule(nn.Module):
 
     # --- layers ---
 
+    @property
+    def forward_funcs(self):
+        """The modules and functions that this rank's stage calls one after the other, a new list."""
+        return [function for part in self._parts for function in part.functions]
+
     def _build_part(self, layers, part):
         return _Part(self.parts[part], [self._build(layers, index, part) for index in range(self.parts[part], self.parts[part + 1])])
 
