@@ -392,7 +392,7 @@ class Pager::Impl {
       if (StorageHandle::owner_of(managed.storage()) != managed.owner.get())
         throw StateError(str("parameter '", managed.name,
                              "' was given another storage (set_data, or .data = …) since the engine took "
-                             "it over; write into it instead, under NoGradGuard: parameter.copy_(values)"));
+                             "it over; write into it instead, without a graph: parameter.copy_(values)"));
     }
   }
 
