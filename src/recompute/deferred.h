@@ -37,6 +37,8 @@ class Deferred final : public ManagedStorage, public std::enable_shared_from_thi
   int64_t width() const { return width_; }
   at::ScalarType dtype() const { return dtype_; }
   bool starts_from(const c10::StorageImpl* storage) const;
+  /// Whether a layer that is recomputed has begun since it was made: when it runs again, this one is whole.
+  bool is_from_outside() const { return moment_.has_later(); }
   /// Throws StateError when the weights have been written since.
   void check_versions() const;
   /// Whether autograd takes the same way from `tensor` to this one as from the operators themselves: views alone stand

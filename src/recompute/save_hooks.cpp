@@ -116,6 +116,14 @@ bool SaveScope::reaches(const SavePolicy& policy) noexcept {
 
 SaveMoment::SaveMoment() : hooks_(at::SavedTensorDefaultHooks::get_tls_state()), last_(serials) {}
 
+bool SaveMoment::has_later() const {
+  const HookStack& present = at::SavedTensorDefaultHooks::get_tls_state().stack;
+  if (!present.empty() && common_hooks(present, hooks_.stack).size() < present.size()) return true;
+  const SaveScope* scope = innermost;
+  while (scope != nullptr && (scope->serial_ <= last_ || scope->policy_.may_decline())) scope = scope->outer_;
+  return scope != nullptr;
+}
+
 SaveMoment::Scope::Scope(const SaveMoment& moment)
     : outer_hooks_(at::SavedTensorDefaultHooks::get_tls_state()),
       outer_last_(std::exchange(last_asked, std::min(last_asked, moment.last_))) {

@@ -44,6 +44,9 @@ class SaveMoment {
  public:
   SaveMoment();  ///< now
 
+  /// Whether this thread has hooks or scopes that do not decline, and that came later.
+  bool has_later() const;
+
   /// While it lives, this thread saves tensors as at the moment: later hooks and scopes do not see them. Those that
   /// have ended since do not, either.
   class [[nodiscard]] Scope {

@@ -58,6 +58,7 @@ class TiledComputation::Impl final : public Pass {
   void run(OperatorCall& call, Next next) override {
     const TileRole role = role_of(call.op);
     if (role == TileRole::kLookup) note_table(call);
+    if (has_deferred()) materialize_what_is_from_outside(call, next);
     if (role == TileRole::kProduct && at::GradMode::is_enabled() && defer_product(call, next)) return;
     if (!has_deferred()) return next(call);
     if (call.traits.written != 0) materialize_what_starts_from_written(call, next);
@@ -88,6 +89,13 @@ class TiledComputation::Impl final : public Pass {
 
   static void materialize(const at::Tensor& tensor, const OperatorCall& call, Next next) {
     if (const auto deferred = Deferred::of(tensor)) next.run(call, [&] { deferred->materialize(); });
+  }
+
+  static void materialize_what_is_from_outside(const OperatorCall& call, Next next) {
+    for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+      if (const auto deferred = Deferred::of(tensor); deferred && deferred->is_from_outside())
+        next.run(call, [&] { deferred->materialize(); });
+    });
   }
 
   void materialize_what_starts_from_written(const OperatorCall& call, Next next) {

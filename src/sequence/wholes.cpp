@@ -79,7 +79,10 @@ at::Tensor of_sizes(const std::string& name, const at::Tensor& tensor, at::IntAr
   return name == "aten::view_as" ? tensor.view(sizes) : tensor.reshape(sizes);
 }
 
-at::Tensor in_own_storage(const at::Tensor& tensor) { return OwnStorage::apply(tensor); }
+at::Tensor in_own_storage(const at::Tensor& tensor) {
+  (void)tensor.detach();  // a later pass may not have computed its data yet
+  return OwnStorage::apply(tensor);
+}
 
 std::vector<int64_t> TokenPass::sizes_of(const Found& argument) const {
   const Sharding& sharding = argument.sharding;

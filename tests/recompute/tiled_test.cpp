@@ -56,7 +56,8 @@ class Tiled : public ::testing::Test {
   /// The loss of `net` and the gradients of everything that it can read.
   Outcome run(const Net& net) {
     const at::Tensor loss = net();
-    return {loss.detach(), torch::autograd::grad({loss}, {table, head, up, gate, down, bias}, {}, {}, false, true)};
+    return {loss.detach(),
+            torch::autograd::grad({loss}, {table, head, up, gate, down, more, less, bias}, {}, {}, false, true)};
   }
 
   void expect_near(const Outcome& got, const Outcome& expected, double tolerance = kRounding) {
@@ -123,6 +124,8 @@ class Tiled : public ::testing::Test {
   at::Tensor up = at::randn({kInner, kHidden}).requires_grad_();
   at::Tensor gate = at::randn({kInner, kHidden}).requires_grad_();
   at::Tensor down = at::randn({kHidden, kInner}).requires_grad_();
+  at::Tensor more = at::randn({2 * kInner, kInner}).requires_grad_();
+  at::Tensor less = at::randn({kInner, 2 * kInner}).requires_grad_();
   at::Tensor bias = at::randn({kInner}).requires_grad_();
   at::Tensor tokens = at::randint(kVocab, {kBatch, kLength}, at::kLong);
   at::Tensor targets = at::randint(kVocab, {kBatch, kLength}, at::kLong);
@@ -346,6 +349,12 @@ TEST_F(Tiled, AFactoryThatIsBelowAutogradMakesThemWholeWithAGraph) {
 TEST_F(Tiled, ALayerThatIsRecomputedMayGetOneAsItsInput) {
   const auto layer = [this](const at::Tensor& x) { return at::linear(at::softmax(x, -1), down); };
   expect_untouched([&] { return recompute(layer, at::linear(embedded(), up)).sum(); });
+  compare(
+      [&] {  // which it reads by a product, and adds to what is computed in tiles
+        const auto mlp = [this](const at::Tensor& x) { return x + at::linear(at::gelu(at::linear(x, more)), less); };
+        return recompute(mlp, at::linear(embedded(), up)).sum();
+      },
+      kTokens * 2 * kInner);
   expect_untouched([&] {  // one that came out of a layer
     const auto wide = recompute([this](const at::Tensor& x) { return at::linear(x, up); }, embedded());
     return recompute(layer, wide).sum();
