@@ -37,6 +37,37 @@ struct ThreadState {
 };
 constinit thread_local ThreadState this_thread;
 
+struct DebugInfo {
+  c10::DebugInfoKind kind;
+  std::shared_ptr<c10::DebugInfoBase> info;
+};
+
+/// The kind that this thread pushed last; it has pushed one. libtorch tells it only by an error about the others.
+c10::DebugInfoKind last_kind() {
+  for (uint8_t kind = 0; kind <= static_cast<uint8_t>(c10::DebugInfoKind::TEST_INFO_2); ++kind) {
+    try {
+      (void)c10::ThreadLocalDebugInfo::_peek(static_cast<c10::DebugInfoKind>(kind));
+      return static_cast<c10::DebugInfoKind>(kind);
+    } catch (const c10::Error&) {
+    }
+  }
+  throw Error(ErrorCode::kInternal, "libtorch has debug information of a kind that is not known here");
+}
+
+/// Puts `slot` below whatever else this thread has pushed, or, where it is null, takes ours away. Others pop theirs in
+/// the order of a stack, and a profiler that is open ends when the program wishes.
+void set_slot(std::shared_ptr<ContextSlot> slot) {
+  using c10::ThreadLocalDebugInfo;
+  c10::SmallVector<DebugInfo, 4> above;
+  while (ThreadLocalDebugInfo::current() != nullptr) {
+    const c10::DebugInfoKind kind = last_kind();
+    above.push_back({kind, ThreadLocalDebugInfo::_pop(kind)});
+  }
+  if (slot != nullptr) ThreadLocalDebugInfo::_push(kSlot, std::move(slot));
+  for (auto one = above.rbegin(); one != above.rend(); ++one)
+    if (one->kind != kSlot) ThreadLocalDebugInfo::_push(one->kind, one->info);
+}
+
 // Draws swap the state of libtorch's one default generator, so ranks that are threads take turns.
 std::mutex default_generator_mutex;
 
@@ -284,7 +315,7 @@ InterceptScope::~InterceptScope() { leave(); }
 
 void InterceptScope::enter() {
   if (context_.scopes_++ == 0) {
-    c10::ThreadLocalDebugInfo::_push(kSlot, std::make_shared<ContextSlot>(&context_));
+    set_slot(std::make_shared<ContextSlot>(&context_));
     c10::impl::tls_set_dispatch_key_included(kInterceptKey, true);
   }
   if (watch_ == Watch::kAll) ++context_.read_scopes_;
@@ -305,10 +336,10 @@ void InterceptScope::leave() noexcept {
   if (--context_.scopes_ > 0) return;
   c10::impl::tls_set_dispatch_key_included(kInterceptKey, false);
   try {
-    c10::ThreadLocalDebugInfo::_pop(kSlot);
+    set_slot(nullptr);
   } catch (const std::exception&) {
-    // Somebody pushed a slot above ours and has not popped it yet. Ours stays below it: harmless, as the context
-    // outlives the thread's scopes and nothing is intercepted any more.
+    // Ours stays where it is: harmless, as the context outlives the thread's scopes and nothing is intercepted any
+    // more.
   }
 }
 
