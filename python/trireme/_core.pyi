@@ -375,6 +375,8 @@ def set_step_counts(parameters: Sequence[Tensor], counts: Sequence[int], /) -> N
 def is_managed(tensor: Tensor) -> bool: ...
 def gradient_part(parameter: Tensor, /) -> Tensor | None:
     """After reduce_gradients(): this rank's elements, the memory that the next step reads; None: no rank had a gradient."""
+def has_gradient(parameter: Tensor, /) -> bool:
+    """Before reduce_gradients() whether this rank has a gradient, after it whether any has. Local."""
 def gradient_written(parameter: Tensor, /) -> None:
     """That memory was written, on every rank."""
 def own_weight(parameter: Tensor, /) -> Tensor:

@@ -3,6 +3,8 @@
     python -m trireme.as_fsdp script.py …      runs a script, unchanged; with -m MODULE a module
     trireme.as_fsdp.install()                  in a notebook, before anything imports these names
 """
+import functools
+import multiprocessing.spawn
 import sys
 
 # This import keeps PyTorch's own FullyShardedDataParallel; no module here is one of those
@@ -19,8 +21,34 @@ _PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp", "torc
 _PLACES_OF_FSDP1 = ("torch.distributed.fsdp", "torch.distributed.fsdp.fully_sharded_data_parallel")
 
 
+_is_installed = False
+
+
+class _Installs:
+    """Calls install() where it is unpickled, with the path that modules are found by here."""
+
+    def __reduce__(self):
+        return exec, (f"import sys\nsys.path[:] = {sys.path!r}\nfrom trireme import as_fsdp\nas_fsdp.install()",)
+
+
+def _reach_spawned():
+    """Processes that multiprocessing starts anew call install(), too, before they import the program."""
+    prepare = multiprocessing.spawn.get_preparation_data
+
+    @functools.wraps(prepare)
+    def prepare_and_install(name):
+        return {"trireme": _Installs(), **prepare(name)}  # the process unpickles it, and leaves names alone that it does not know
+
+    multiprocessing.spawn.get_preparation_data = prepare_and_install
+
+
 def install():
-    """From here on the names of torch.distributed.fsdp that trireme.fsdp has are trireme.fsdp's."""
+    """From here on the names of torch.distributed.fsdp that trireme.fsdp has are trireme.fsdp's, in processes that
+    multiprocessing spawns, too."""
+    global _is_installed  # pylint: disable=global-statement
+    if not _is_installed:
+        _is_installed = True
+        _reach_spawned()
     for place in _PLACES:
         module = sys.modules.get(place)
         for name in fsdp.__all__:

@@ -30,6 +30,12 @@ std::optional<at::Tensor> gradient_part(const at::Tensor& parameter) {
   return access.gradient(index).data;
 }
 
+/// Whether there is a gradient of `parameter`: before reduce_gradients() of this rank, after it of any. Local.
+bool has_gradient(const at::Tensor& parameter) {
+  const auto [access, index] = place_of(parameter, "has_gradient");
+  return access.spec(index).trainable && access.pager().has_gradient(index);
+}
+
 void gradient_written(const at::Tensor& parameter) {
   const auto [access, index] = place_of(parameter, "gradient_written");
   access.pager().gradient_written(index);
@@ -71,6 +77,7 @@ int64_t owned_numel(const at::Tensor& parameter) {
 void bind_gradients(py::module_& module) {
   module.def("is_managed", [](const at::Tensor& tensor) { return find_managed(tensor).has_value(); });
   module.def("gradient_part", &gradient_part, WithoutGil());
+  module.def("has_gradient", &has_gradient);
   module.def("gradient_written", &gradient_written, WithoutGil());
   module.def("own_weight", &own_weight, WithoutGil());
   module.def("digest", [](const at::Tensor& tensor) { return digest_of(tensor.detach().contiguous().view(-1)); });

@@ -1,5 +1,6 @@
 """torch.distributed.checkpoint over wrapped modules. Each rank reads and writes tensors in an order of its own there,
 so it gets whole copies."""
+import collections
 import functools
 
 import torch
@@ -8,17 +9,16 @@ from torch.utils import _pytree
 
 from .._native import core
 from . import kept, optimizers, states
+from .tensors import ParameterValue
 
 
 def _is_ours(value):
     """Whether a leaf of a state dict is a tensor of a wrapped module, or an fp32 value of one."""
-    return isinstance(value, torch.Tensor) and not value.is_meta and (core.is_managed(value) or getattr(value, "fsdp_parameter", None) is not None)
+    return isinstance(value, ParameterValue) or (isinstance(value, torch.Tensor) and not value.is_meta and core.is_managed(value))
 
 
 def _whole(value):
-    if core.is_managed(value):
-        return core.whole_tensor(value)
-    return value.as_subclass(torch.Tensor).clone()
+    return value.full_tensor() if isinstance(value, ParameterValue) else core.whole_tensor(value)
 
 
 def _with_wholes(values):
@@ -46,8 +46,6 @@ def _load(original, state_dict, *args, **kwargs):
     with torch.no_grad():
         for (_, _, value), copy in zip(places, loaded):
             value.copy_(copy)
-            if getattr(value, "fsdp_parameter", None) is not None:
-                value.fsdp_parameter.fsdp_root().write_value(value.fsdp_parameter, copy)
 
 
 def _init_states(original, optimizer):
@@ -66,11 +64,12 @@ def _unflatten(original, optimizer, *args, **kwargs):
     own = optimizers.attached(optimizer)
     if own is None:
         return original(optimizer, *args, **kwargs)
-    own.state.update(states.names(own, optimizers.root_of(own).engine().client_steps) | kept.names(own))
+    found = own.state
+    own.state = collections.defaultdict(dict, states.names(own, optimizers.root_of(own).engine().client_steps) | kept.names(own))
     try:
         return original(optimizer, *args, **kwargs)
     finally:
-        dict.clear(own.state)  # a States refuses it to programs
+        own.state = found
 
 
 def _wrap(module, name, wrapper):

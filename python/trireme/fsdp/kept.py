@@ -36,9 +36,15 @@ def _rest_of(optimizer, **changes):
     return rest
 
 
+def _step_of(optimizer):
+    """Its class's step() without hooks, which the caller has called."""
+    made = type(optimizer).step
+    return made.__wrapped__ if hasattr(made, "hooked") else made
+
+
 def step(optimizer):
     """A step of these parameters by their gradients, which are this rank's own."""
-    type(optimizer).step(_rest_of(optimizer))
+    _step_of(optimizer)(_rest_of(optimizer))
 
 
 def begin(optimizer):
@@ -48,7 +54,7 @@ def begin(optimizer):
     gradients = {parameter: parameter.grad for parameter in parameters(optimizer)}
     for parameter in gradients:
         parameter.grad = torch.zeros_like(parameter) if parameter in without else None
-    type(optimizer).step(_rest_of(optimizer, lr=0.0))
+    _step_of(optimizer)(_rest_of(optimizer, lr=0.0))
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
     for value in itertools.chain.from_iterable(now[parameter].values() for parameter in without):
@@ -71,6 +77,11 @@ def states_of(optimizer):
 def names(optimizer):
     """{parameter: {name of a state: None}}."""
     return {parameter: dict.fromkeys(states) for parameter, states in _states_of(optimizer).items() if states}
+
+
+def values(optimizer):
+    """{parameter: states} of those that have some, the states themselves."""
+    return {parameter: found for parameter, found in _states_of(optimizer).items() if found}
 
 
 def load(optimizer, state_dict):

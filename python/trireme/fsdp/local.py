@@ -26,7 +26,7 @@ def of(module, state, offload_to_cpu):
     places = _places(module)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
-            part = core.own_part(places[name], core.whole_tensor(value) if core.is_managed(value) else value) if name in places else value.detach().clone()
+            part = core.own_part(places[name], value.full_tensor()) if name in places else value.detach().clone()
             state[name] = part.as_subclass(torch.Tensor).to("cpu" if offload_to_cpu else part.device)
     state[_PLACE] = _place()
     return state

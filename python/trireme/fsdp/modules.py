@@ -1,4 +1,5 @@
 """fully_shard(), and the methods that a wrapped module gets."""
+import collections
 import functools
 import weakref
 
@@ -10,6 +11,7 @@ from . import optimizers
 from .policies import MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import Root, managed_parameters
 from .tensors import show
+from .values import plain
 
 _classes = {}  # a module's class with FSDPModule before it
 
@@ -130,6 +132,8 @@ class UnshardHandle:
 class Wrapped:
     """A module that was marked as a unit; its class comes after this one."""
 
+    fsdp_has_parts = False  # whether numbers of a gradient are of this rank's elements
+
     def __call__(self, *args, **kwargs):
         return self._fsdp_root().call(self, super().__call__, args, kwargs)
 
@@ -146,19 +150,17 @@ class Wrapped:
             show(parameter, self.fsdp_wrap.root)
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
-        """As the module's, of whole tensors; parameters stay, and take the values, with `assign`, too. Collective once
+        """As the module's, of whole tensors and DTensors; parameters stay, and take the values, with `assign`, too. Collective once
         parameters are sharded.
 
         Raises  StateError: a tensor has other values on another rank. UnsupportedError: `assign` would change a dtype.
         """
+        state_dict = _with_plain(state_dict)
         if assign:
             self._fsdp_fill(state_dict)
         ignored, places = self._fsdp_root().ignored(), super().state_dict(keep_vars=True)
         self._fsdp_root().require_same("load_state_dict()", {name: value for name, value in state_dict.items() if places.get(name) not in ignored})
-        found = super().load_state_dict(state_dict, strict)
-        own = super().state_dict(keep_vars=True)
-        self._fsdp_root().keep_values({own[name]: value for name, value in state_dict.items() if isinstance(own.get(name), torch.nn.Parameter)})
-        return found
+        return super().load_state_dict(state_dict, strict)
 
     def _fsdp_fill(self, state_dict):
         """Memory for tensors on the device "meta" that `state_dict` has, with its dtypes; tied ones stay tied."""
@@ -195,6 +197,16 @@ class Wrapped:
 
     def __reduce_ex__(self, protocol):
         raise StateError("a model that was given to fully_shard() cannot be pickled; save state_dict()")
+
+
+def _with_plain(state_dict):
+    """A state dict with whole tensors in place of DTensors, its metadata kept. Collective where there are some."""
+    wholes = {name: plain(value) for name, value in state_dict.items()}
+    if all(wholes[name] is value for name, value in state_dict.items()):
+        return state_dict
+    made = collections.OrderedDict(wholes)
+    made._metadata = getattr(state_dict, "_metadata", {})  # pylint: disable=protected-access
+    return made
 
 
 def remade(cls, *args, **kwargs):
@@ -297,8 +309,7 @@ def register_fsdp_forward_method(module, method_name):
 
     @functools.wraps(method)
     def sharded(*args, **kwargs):
-        module.fsdp_wrap.root().engine()
-        return method(*args, **kwargs)
+        return module.fsdp_wrap.root().call_method(module, method, args, kwargs)
 
     module.__dict__[method_name] = sharded
 

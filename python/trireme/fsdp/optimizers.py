@@ -1,12 +1,14 @@
 """Optimizers that a program makes of a wrapped module's parameters: step() ends the window, zero_grad() drops it; norms
 of all gradients, and scalers."""
 import functools
+import itertools
 import types
 import weakref
 
 import torch
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.utils import clip_grad
+from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import StateError, UnsupportedError
@@ -15,7 +17,8 @@ from ..training.optimizers import EngineOptimizer, section_of
 from .. import ranks
 from . import kept, states, tensors
 from .late import when_imported
-from .tensors import Gradient, ShardedParameter, Whole
+from .gradients import Gradient
+from .tensors import ShardedParameter, Whole
 
 _roots = weakref.WeakKeyDictionary()  # by optimizer
 _stepped = weakref.WeakSet()  # those whose states are the library's
@@ -23,16 +26,32 @@ _is_watching = False
 
 
 class States(dict):
-    """`optimizer.state` once the library has the states: what a program would read or change there is none of them."""
+    """`optimizer.state` once the library has the states: by parameter {name: state}. What a program writes into a state
+    is the library's; other changes are refused."""
 
     def __missing__(self, key):
-        raise UnsupportedError("optimizer.state[…]: states are the library's shards; take them from optimizer.state_dict()")
+        raise UnsupportedError("optimizer.state[…]: this parameter has no states here; optimizer.state.get() tells whether one has")
 
     def _refuse_change(self, *_args, **_kwargs):
-        raise UnsupportedError("optimizer.state: states are the library's shards, and a change here would change nothing; give optimizer.load_state_dict() "
-                               "other ones, or make another model and optimizer to begin without")
+        raise UnsupportedError("optimizer.state: states are the library's shards, and this would change nothing; write into a state in place, give "
+                               "optimizer.load_state_dict() other ones, or make another model and optimizer to begin without")
 
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = _refuse_change
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse_change
+
+    def __reduce__(self):
+        return dict, (dict(self),)
+
+    def show(self, found):
+        """`found` is what a program sees from here on."""
+        dict.clear(self)
+        dict.update(self, found)
+
+
+class ParameterStates(States):
+    """The states of one parameter, by name."""
+
+    def __missing__(self, key):
+        raise KeyError(key)
 
 
 def watch():
@@ -121,6 +140,7 @@ def attach(optimizer, parameters):
     root = roots.pop()
     _roots[optimizer] = root
     root.attach(optimizer)
+    optimizer.steps_engine = True
     optimizer._step_supports_amp_scaling = False  # a scaler unscales gradients before step(), a fused update's too
     optimizer.step = _stepper(optimizer)
     optimizer.zero_grad = types.MethodType(_zero_grad, optimizer)
@@ -138,11 +158,23 @@ def _stepper(optimizer):
     return step
 
 
-def _step(optimizer, closure=None):
+def _step(optimizer, *args, **kwargs):
+    """step() of `optimizer`, between the hooks that a program has registered, as torch's. Collective."""
+    before = itertools.chain(torchs._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values())  # pylint: disable=protected-access
+    args = (optimizer, *args)
+    for hook in list(before):
+        changed = hook(optimizer, args, kwargs)
+        if changed is not None:
+            args, kwargs = changed
+    result = _step_between_hooks(*args, **kwargs)
+    after = itertools.chain(optimizer._optimizer_step_post_hooks.values(), torchs._global_optimizer_post_hooks.values())  # pylint: disable=protected-access
+    for hook in list(after):
+        hook(optimizer, args, kwargs)
+    return result
+
+
+def _step_between_hooks(optimizer, closure=None):
     """The end of a window. Collective."""
-    if any(vars(optimizer).get(name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")):
-        raise UnsupportedError(f"{type(optimizer).__name__}.step(): hooks of register_step_pre_hook() and register_step_post_hook() are not called here; call them "
-                               "yourself before and after the step")
     if optimizer in _stepped and not isinstance(optimizer.state, States):
         raise UnsupportedError(f"{type(optimizer).__name__}.step(): optimizer.state was replaced, and the library's states were not; leave it, and give "
                                "optimizer.load_state_dict() other ones")
@@ -171,6 +203,12 @@ def _keep_states(optimizer):
     _stepped.add(optimizer)
     if not isinstance(optimizer.state, States):
         optimizer.state = States()
+    root = _roots[optimizer]
+    if root.has_states(optimizer):
+        client = root.engine().client_steps
+        found = {parameter: ParameterStates(names) for parameter, names in states.shown(optimizer, root.has_begun, client).items()}
+        if found.keys() != optimizer.state.keys() or any(one.keys() != optimizer.state[parameter].keys() for parameter, one in found.items()):
+            optimizer.state.show({**found, **{parameter: ParameterStates(one) for parameter, one in kept.values(optimizer).items()}})
 
 
 def _zero_grad(optimizer, set_to_none=True):

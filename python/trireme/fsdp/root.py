@@ -4,15 +4,17 @@ import contextlib
 import weakref
 
 import torch
-from torch.utils import _pytree
+from torch.distributed.device_mesh import init_device_mesh
 
 from .. import agreement, ranks
 from .._native import core
 from ..engine import Engine
 from ..errors import StateError, UnsupportedError
 from ..parameters import numbered
-from . import optimizers, policies
-from .tensors import Gradient, Rounded, ShardedParameter, Whole, refuse_hook, show
+from . import inputs, optimizers, policies
+from .gradients import Gradient, PartGradient
+from .tensors import ParameterValue, ShardedParameter, ValuedParameter, Whole, lent, placements_of, refuse_hook, show
+from .values import is_in_backward
 
 
 class _ProgramEngine(Engine):
@@ -35,6 +37,20 @@ def managed_parameters(module):
     return [parameter for parameter in module.parameters() if parameter in managed]
 
 
+def _part_by_rank(whole):
+    """This rank's elements of the value of a frozen parameter, flat."""
+    world = ranks.world()
+    return whole.flatten().tensor_split(world.size)[world.rank]
+
+
+def _joined_by_rank(part, parameter):
+    """The whole of which each rank has its _part_by_rank(). Collective."""
+    whole = torch.zeros(parameter.numel(), dtype=part.dtype)
+    _part_by_rank(whole).copy_(part)
+    ranks.world().all_reduce(whole, "sum")
+    return whole.view(parameter.shape)
+
+
 class Root:
     """The root of one tree of wrapped modules. Until engine() nothing is sharded."""
 
@@ -52,6 +68,9 @@ class Root:
         self._dropped = set()  # and those of this window that it has
         # _groups: ids of the parameters in the optimizer's groups at the first step
         self._copies, self._groups = None, None
+        self._writes = 0  # of values by the program
+        self._lent = {}  # by parameter: (this rank's elements, which to_local() has given away; their digest when they were the parameter's)
+        self._mesh = None
         self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
 
@@ -91,6 +110,7 @@ class Root:
                 world.broadcast(value)
                 self._keep_value(parameter, value)
             self._follow_sync()
+            self._show_values(True)
         if self._engine.is_spent:
             raise StateError("this model's ranks have gone; nothing can be computed with it any more")
         return self._engine
@@ -137,17 +157,8 @@ class Root:
         one this rank keeps a part."""
         if parameter not in self._frozen_at_first:
             core.safe_set_full_fp32_param(parameter, value)
-        elif value.dtype == torch.float32:
-            world = ranks.world()
-            self._frozen[parameter] = value.detach().flatten().tensor_split(world.size)[world.rank].clone()
-
-    def _frozen_value(self, parameter):
-        """A frozen parameter's fp32 value, whole. Collective."""
-        world = ranks.world()
-        whole = torch.zeros(parameter.numel())
-        whole.tensor_split(world.size)[world.rank].copy_(self._frozen[parameter])
-        world.all_reduce(whole, "sum")
-        return whole.view(parameter.shape)
+        else:
+            self._frozen[parameter] = _part_by_rank(value.detach().float()).clone()
 
     def _require_all_saved(self, call):
         if self.ignored():
@@ -163,27 +174,56 @@ class Root:
         """forward(*args, **kwargs) of `module`, the root's under the engine's own forward."""
         engine = self.engine()
         if self._is_inside or module is not self._module:
-            args, kwargs = self._cast((args, kwargs), self._precision.param_dtype if self._casts_inputs(module) else None)
-            with self._autocast if module is self._module else contextlib.nullcontext():
-                return self._cast(forward(*args, **kwargs), self._precision.output_dtype)
+            with self._computing():
+                return self._run(module, forward, args, kwargs)
         device = next(self._module.parameters()).device.type
-        self._is_inside, self._autocast = True, _autocast_around(device)
+        with self._computing():
+            self._is_inside, self._autocast = True, _autocast_around(device)
+            try:
+                with torch.autocast(device, enabled=False):  # the engine's own forward has that of its configuration
+                    return engine(*args, **kwargs)
+            finally:
+                self._is_inside, self._autocast = False, contextlib.nullcontext()
+
+    def call_method(self, module, method, args, kwargs):
+        """method(*args, **kwargs) of `module`, as call() does it of a forward."""
+        engine = self.engine()
+        with self._computing(), contextlib.nullcontext() if self._is_inside else engine.core.forward_scope():
+            return self._run(module, method, args, kwargs)
+
+    def _run(self, module, function, args, kwargs):
+        """`function` of a module, with casts."""
+        args, kwargs = inputs.cast((args, kwargs), self._precision.param_dtype if self._casts_inputs(module) else None)
+        with self._autocast if module is self._module else contextlib.nullcontext():
+            return inputs.cast(function(*args, **kwargs), self._precision.output_dtype)
+
+    @contextlib.contextmanager
+    def _computing(self):
+        """While it lasts, modules compute, and find in parameters what they compute with."""
+        if not self._shows_values():
+            yield
+            return
+        if not is_in_backward():
+            self._publish_lent()
+        self._show_values(False)
         try:
-            with torch.autocast(device, enabled=False):  # the engine's own forward has that of its configuration
-                return engine(*args, **kwargs)
+            yield
         finally:
-            self._is_inside, self._autocast = False, contextlib.nullcontext()
+            self._show_values(True)
+
+    def _shows_values(self):
+        """Whether what a program reads now is not what modules compute with."""
+        return any(type(parameter) is ValuedParameter for parameter in self._managed[:1])
+
+    def _show_values(self, is_outside):
+        """Makes parameters show a program, or modules, their values."""
+        kind = ValuedParameter if is_outside and (self._rounds() or self._lent) else ShardedParameter
+        for parameter in self._managed:
+            parameter.__class__ = kind
 
     def _casts_inputs(self, module):
         of_root = self._module.fsdp_wrap.choice.casts_root_inputs if module is self._module else None
         return self._precision.cast_forward_inputs if of_root is None else of_root
-
-    @staticmethod
-    def _cast(values, dtype):
-        """Floating tensors of an argument or result, in `dtype`; None: as they are."""
-        if dtype is None:
-            return values
-        return _pytree.tree_map(lambda one: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, values)
 
     def set_sync(self, is_on):
         """Whether backward passes reduce gradients."""
@@ -211,7 +251,7 @@ class Root:
     # --- gradients ---------------------------------------------------------------------------------------------------
 
     def gradient_of(self, parameter):
-        """parameter.grad. Collective when first called after a backward pass."""
+        """parameter.grad. Collective where this rank's backward passes gave none."""
         if self._engine is None or not parameter.requires_grad or (self._dropped and parameter in self._dropped):
             return None
         if self._standing and parameter in self._standing:
@@ -225,17 +265,30 @@ class Root:
             return self._gradients.get(parameter) if self._reduced else None
         if count == 0:
             return None
+        if count != self._reduced and not core.has_gradient(parameter):
+            self._reduce()  # another rank may have one
+        if not core.has_gradient(parameter):
+            return None
+        if parameter not in self._gradients or self._gradients[parameter].is_past:
+            kind = PartGradient if self._module.fsdp_has_parts else Gradient
+            self._gradients[parameter] = kind(parameter, None, self.pass_number(), self.gradient_dtype)
+        return self._gradients[parameter]
+
+    gradient_dtype = property(lambda self: torch.bfloat16 if self._is_low else torch.float32)
+
+    def _reduce(self):
+        count = self._engine.core.gradient_count
         if count != self._reduced:
             self._engine.core.reduce_gradients()
             self._reduced = count
-            self._gradients = {}
-        found = self._gradients.get(parameter)
-        if found is None and parameter not in self._gradients:
-            own = core.gradient_part(parameter)
-            if own is not None and own.numel() == 0:
-                own = own.to(torch.bfloat16 if self._is_low else torch.float32)  # as on ranks that have elements of it
-            found = self._gradients[parameter] = None if own is None else Gradient(parameter, own, self.pass_number())
-        return found
+
+    def reduced_part(self, parameter):
+        """This rank's elements of a gradient, the memory that the step reads. Collective when first called after a
+        backward pass."""
+        self._reduce()
+        # one dtype on all ranks, also on those that have no elements of it
+        own = core.gradient_part(parameter)
+        return own if own.numel() else own.to(self.gradient_dtype)
 
     def pass_number(self):
         """Changes with every step, zero_grad() and gradient of a backward pass."""
@@ -293,45 +346,6 @@ class Root:
             agreement.check_tensor(ranks.world(), f"{call} beside the gradient of '{self._name(parameter)}'", whole)
         return core.own_part(parameter, whole)
 
-    def writes_exactly(self, parameter):
-        """Whether an operator that changes `parameter` in place is one of its fp32 value, where modules compute in
-        bf16."""
-        return self.is_sharded and self._rounds() and not (parameter.requires_grad and torch.is_grad_enabled())
-
-    def has_other_values(self):
-        """Whether modules compute with rounded weights, and none computes now: what a program reads is another
-        value."""
-        return self.is_sharded and self._rounds() and not self._is_inside
-
-    def exact(self, value):
-        """A parameter's fp32 value where modules compute in bf16, of any root; else `value`. Collective then."""
-        parameter = numbered(value) if isinstance(value, torch.Tensor) and core.is_managed(value) else None
-        if not isinstance(parameter, ShardedParameter) or value.shape != parameter.shape:
-            return value
-        root = parameter.fsdp_root()
-        if not (root.has_other_values() if isinstance(value, Rounded) else root.writes_exactly(parameter)):
-            return value
-        return parameter.fsdp_root().full_parameter(parameter)
-
-    def write(self, target, operator):
-        """operator(target) changes a tensor in place, alike on every rank: of a parameter its fp32 value. Collective
-        where modules compute in bf16.
-
-        Raises  StateError: ranks would write different values, where modules compute in bf16.
-        """
-        parameter = numbered(target) if self._rounds() and core.is_managed(target) else None
-        if parameter is not None:
-            if target.shape != parameter.shape:
-                raise UnsupportedError(f"an operator that writes a view of '{self._name(parameter)}', of shape {tuple(target.shape)}, where modules compute in bf16: "
-                                       "write the parameter itself")
-            value = self.full_parameter(parameter)
-            operator(value)
-            # values that differ may round alike
-            agreement.check_tensor(ranks.world(), f"a write to '{self._name(parameter)}'", value)
-            self.write_value(parameter, value)
-        else:
-            operator(target)
-
     def drawn(self, fill, like):
         """fill(tensor), of random numbers, of the shape and dtype of `like`, whole, as rank 0 draws them.
         Collective."""
@@ -381,11 +395,67 @@ class Root:
             self._copies = round(held.item() / sum(p.numel() for p in trained))
         return self._copies
 
-    def local_parameter(self, parameter):
-        """This rank's elements of a parameter, a copy. Collective."""
-        if not parameter.requires_grad:
-            raise UnsupportedError(f"to_local() of the frozen parameter '{self._name(parameter)}' is not there; take full_tensor()")
+    def mesh(self):
+        """The program's mesh, or one of all ranks."""
+        given = self._module.fsdp_wrap.choice.mesh
+        if given is None and self._mesh is None:
+            self._mesh = init_device_mesh(self._device_type(), (ranks.world().size,))
+        return self._mesh if given is None else given
+
+    def _device_type(self):
+        return next(self._module.parameters()).device.type
+
+    def placements(self, dim):
+        """Those of a parameter of `dim` dims, as PyTorch's has them."""
+        return placements_of(dim, self.mesh())
+
+    # --- elements of a rank ------------------------------------------------------------------------------------------
+
+    def lend(self, parameter):
+        """This rank's elements of a parameter, the same tensor each time: what is written into it becomes the
+        parameter's when the model is used next. Collective at first."""
+        if parameter not in self._lent:
+            part = lent(self._own_elements(parameter), parameter)
+            self._lent[parameter] = part, core.digest(part)
+            if not self._shows_values():
+                self._show_values(True)
+        return self._lent[parameter][0]
+
+    def _own_elements(self, parameter):
+        if parameter in self._frozen_at_first:
+            return _part_by_rank(self.full_parameter(parameter)).clone()
         return core.own_weight(parameter)
+
+    def _refresh_lent(self, parameter):
+        """The elements lent are those of today. Collective."""
+        part, _ = self._lent[parameter]
+        with torch.no_grad():
+            part.copy_(self._own_elements(parameter))
+        self._lent[parameter] = part, core.digest(part)
+
+    def _refresh_all_lent(self):
+        for parameter in self._lent:
+            self._refresh_lent(parameter)
+
+    def _publish_lent(self):
+        """What the program has written into elements lent becomes the parameters'. Collective where there are some."""
+        if not self._lent:
+            return
+        is_written = torch.tensor([int(core.digest(part) != digest) for part, digest in self._lent.values()])
+        ranks.world().all_reduce(is_written, "max")
+        kept, self._lent = self._lent, {}  # what follows is no program's
+        try:
+            for (parameter, (part, _)), written in zip(kept.items(), is_written.tolist()):
+                if written:
+                    self.write_value(parameter, self._of_parts(parameter, part))
+        finally:
+            self._lent = {parameter: (part, core.digest(part)) for parameter, (part, _) in kept.items()}
+
+    def _of_parts(self, parameter, part):
+        """The whole of what each rank has of a parameter. Collective."""
+        if parameter in self._frozen_at_first:
+            return _joined_by_rank(part, parameter)
+        return core.whole_of_parts(parameter, part)
 
     def _name(self, parameter):
         return next((name for name, one in self._module.named_parameters() if one is parameter), "?")
@@ -394,17 +464,22 @@ class Root:
         """`state`, a module's state_dict(), as it is to be shown: fp32 values where modules compute in another dtype.
         Collective then."""
         for name, value in state.items():
-            parameter = numbered(value) if type(value) in (torch.Tensor, Rounded) and core.is_managed(value) else None
-            if parameter is not None and self._rounds():
-                state[name] = self.full_parameter(parameter).as_subclass(Whole)
-                state[name].fsdp_parameter = parameter
-            elif parameter is not None:
+            if isinstance(value, ParameterValue):
+                state[name] = value.source.parameter.fsdp_kept()
+            elif type(value) is torch.Tensor and core.is_managed(value):
                 state[name] = value.as_subclass(Whole)
         return state
 
     def shown_dtype(self, tensor):
-        """The dtype that state_dict() shows a parameter or buffer in."""
-        return torch.float32 if self._rounds() and core.is_managed(tensor) else tensor.dtype
+        """The dtype that a program finds a parameter or buffer in."""
+        if self._rounds() and core.is_managed(tensor):
+            return torch.float32
+        with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            return tensor.dtype
+
+    def version(self):
+        """Changes with the values of parameters."""
+        return self._windows, self._writes
 
     def require_same(self, call, tensors):
         """Raises StateError: ranks have other ones, {name: tensor}. Before the first use rank 0's become everybody's.
@@ -412,17 +487,18 @@ class Root:
         if self.is_sharded:
             agreement.check_tensors(ranks.world(), call, tensors)
 
-    def keep_values(self, state):
-        """fp32 values that a module was given in `state`, {parameter: tensor}, are the optimizer's. Collective."""
-        if self._rounds():
-            for parameter, value in state.items():
-                self._keep_value(parameter, value)
-
     def write_value(self, parameter, value):
-        """`value`, fp32, whole and the same on every rank, becomes the parameter's. Collective."""
-        with torch.no_grad():
-            torch.Tensor.copy_(parameter, value)
-        self._keep_value(parameter, value)
+        """`value`, whole, becomes the parameter's. Collective. Raises StateError: it has other values on another
+        rank."""
+        # values that differ may round alike
+        agreement.check_tensor(ranks.world(), f"a write to '{self._name(parameter)}'", value)
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            parameter.copy_(value)
+            if self._rounds():
+                self._keep_value(parameter, value)
+        self._writes += 1
+        if parameter in self._lent:
+            self._refresh_lent(parameter)
 
     def require_exact(self, call, fix):
         """Raises UnsupportedError: modules compute with rounded weights, so that parameters are not their fp32
@@ -432,8 +508,9 @@ class Root:
 
     def full_parameter(self, parameter):
         """A parameter, whole; its fp32 value where modules compute in another dtype. Collective."""
+        self._publish_lent()
         if parameter in self._frozen:
-            return self._frozen_value(parameter)
+            return _joined_by_rank(self._frozen[parameter], parameter)
         has_master = self.engine().optimizer is not None and parameter not in self._frozen_at_first and not self._is_low
         master = core.safe_get_full_fp32_param(parameter) if has_master else None
         return core.whole_tensor(parameter) if master is None else master.to(torch.float32)
@@ -443,6 +520,7 @@ class Root:
     def save(self, optimizer, folder, tag):
         """Weights, optimizer states, counters and generators. Collective."""
         self.use(optimizer)
+        self._publish_lent()
         self._require_all_saved("save_checkpoint()")
         self._engine.save_checkpoint(folder, tag)
 
@@ -451,7 +529,9 @@ class Root:
         self.use(optimizer)
         self._require_all_saved("load_checkpoint()")
         self._forget()
-        return self._engine.load_checkpoint(folder, tag)[0] is not None
+        is_there = self._engine.load_checkpoint(folder, tag)[0] is not None
+        self._refresh_all_lent()
+        return is_there
 
     def has_states(self, optimizer):
         """Whether `optimizer` has stepped here, so that its states are the library's."""
@@ -472,10 +552,12 @@ class Root:
                                    "or keep those out of training by requires_grad_(False)")
         self._require_same_parameters()
         self.use(optimizer)
+        self._publish_lent()
         self._require_same_groups(optimizer)
         engine.step()
         self._forget()
         self._standing.update(self._trained())
+        self._refresh_all_lent()
 
     def _require_same_parameters(self):
         known = set(self._parameters)

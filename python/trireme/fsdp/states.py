@@ -10,6 +10,7 @@ from .. import agreement, ranks
 from .._native import core
 from ..errors import ShapeError, StateError, UnsupportedError
 from .tensors import ShardedParameter
+from .values import Source, Value
 
 # Optimizers of torch whose state of a parameter has its count of steps
 _HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -82,6 +83,49 @@ def names(optimizer, client):
         return {parameter: dict.fromkeys(client.forms(parameter)) for parameter in _parameters(optimizer) if parameter.requires_grad}
     step = ["step"] if isinstance(optimizer, _HAS_STEP) else []
     return {parameter: dict.fromkeys([*step, *core.optimizer_state_names(parameter)]) for parameter in _parameters(optimizer) if parameter.requires_grad}
+
+
+class _State(Source):
+    """A state of a parameter as a program sees it in `optimizer.state`."""
+
+    def __init__(self, optimizer, parameter, name, client):
+        is_number = name == "step"
+        super().__init__(() if is_number else parameter.shape, torch.float32, torch.device("cpu") if is_number else parameter.device)
+        self._optimizer, self._parameter, self._name, self._client = optimizer, parameter, name, client
+
+    def version(self):
+        return None
+
+    def gather(self):
+        if self._name == "step":
+            return torch.tensor(float(core.step_count(self._parameter)))
+        if self._client is not None:
+            return torch.as_tensor(_of_client(self._client, self._parameter)[self._name], dtype=self.dtype)
+        return core.safe_get_full_optimizer_state(self._parameter, self._name)
+
+    def scatter(self, whole):
+        agreement.check_tensor(ranks.world(), f"a write to optimizer.state[…]['{self._name}']", whole)
+        if self._client is not None:
+            raise UnsupportedError(f"optimizer.state[…]['{self._name}'] of {type(self._optimizer).__name__}, which steps itself: give optimizer.load_state_dict() other "
+                                   "states than those of optimizer.state_dict()")
+        if self._name == "step":
+            core.set_step_counts([self._parameter], [round(whole.item())])
+        else:
+            core.safe_set_full_optimizer_state(self._parameter, whole, self._name)
+
+
+def shown(optimizer, has_all, client):
+    """{parameter: {name: state}} as `optimizer.state` has them: of those that a step has changed; with `has_all` of
+    all. Local."""
+    has_all = has_all or _from_start(optimizer)
+    found = {parameter: one for parameter, one in names(optimizer, client).items() if one and (has_all or core.step_count(parameter))}
+    return {parameter: {name: _form(optimizer, parameter, name, client) for name in one} for parameter, one in found.items()}
+
+
+def _form(optimizer, parameter, name, client):
+    if client is not None and name != "step" and not client.forms(parameter)[name].is_whole:
+        return _of_client(client, parameter).get(name)  # a number, such as NAdam's mu_product
+    return Value(_State(optimizer, parameter, name, client))
 
 
 def load(optimizer, state_dict, client):

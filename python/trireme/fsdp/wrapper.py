@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (BackwardPrefetch, FullOptimStateDictConfig, FullStateDictConfig, LocalOptimStateDictConfig, LocalStateDictConfig,
                                     ShardedOptimStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictSettings, StateDictType)
 from torch.distributed.fsdp._wrap_utils import _auto_wrap
+from torch.distributed.fsdp.fully_sharded_data_parallel import OptimStateKeyType
 from torch.nn.utils import clip_grad
 
 from .. import ranks
@@ -19,6 +20,7 @@ from . import local
 from .modules import Wrapped, parameters_of, remade, wrap
 from .policies import LOW, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, choice_of
 from .root import managed_parameters
+from .values import Value
 
 _KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)  # pylint: disable=protected-access
@@ -109,6 +111,7 @@ class FullyShardedDataParallel(Wrapped):
             self.__dict__["fsdp_before"] = before
         return self.__dict__["fsdp_before"]
 
+    fsdp_has_parts = True
     _fsdp_wrapped_module = module
     _has_params = False  # no flat ones
 
@@ -293,6 +296,33 @@ class FullyShardedDataParallel(Wrapped):
         """Likewise, of rank 0's. Collective."""
         return _to_load(model, optim, full_optim_state_dict, rank0_only=True)
 
+    @staticmethod
+    def sharded_optim_state_dict(model, optim, group=None):  # pylint: disable=unused-argument
+        """optim_state_dict() of SHARDED_STATE_DICT. Collective."""
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            return FullyShardedDataParallel.optim_state_dict(model, optim)
+
+    @staticmethod
+    def flatten_sharded_optim_state_dict(sharded_optim_state_dict, model, optim):
+        """The argument of the optimizer's load_state_dict()."""
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            return FullyShardedDataParallel.optim_state_dict_to_load(model, optim, sharded_optim_state_dict)
+
+    @staticmethod
+    def rekey_optim_state_dict(optim_state_dict, optim_state_key_type, model, optim_input=None, optim=None):  # pylint: disable=unused-argument
+        """The same with positions of parameters in the place of names, or names in that of positions."""
+        if optim is None:
+            raise ConfigError("rekey_optim_state_dict: give optim=")
+        names = _names_of(model, optim)
+        to_names = optim_state_key_type is OptimStateKeyType.PARAM_NAME
+        keys = names if to_names else {name: id_ for id_, name in names.items()}
+        if set(optim_state_dict["state"]) <= set(keys.values()):  # as it is to be
+            return optim_state_dict
+        if strangers := sorted(map(str, set(optim_state_dict["state"]) - set(keys))):
+            raise StateError(f"rekey_optim_state_dict: '{strangers[0]}' is no parameter of the optimizer; give it what was saved of this model")
+        return {"state": {keys[key]: value for key, value in optim_state_dict["state"].items()},
+                "param_groups": [{**one, "params": sorted(keys[key] for key in one["params"])} for one in optim_state_dict["param_groups"]]}
+
     def register_comm_hook(self, state, hook):
         """Raises UnsupportedError."""
         raise UnsupportedError("FullyShardedDataParallel.register_comm_hook() is not there; leave it out")
@@ -373,6 +403,8 @@ def _settings_of(module):
 def _plain(value):
     if not isinstance(value, torch.Tensor):
         return value
+    if isinstance(value, Value):
+        return value.full_tensor()
     return core.whole_tensor(value) if core.is_managed(value) else value.detach().as_subclass(torch.Tensor).clone()
 
 

@@ -188,6 +188,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     rates that follow; the program's own optimizer has those of a step or two before until somebody does.
     """
 
+    steps_engine = True  # for those who look at every optimizer
+
     def __init__(self, engine, groups, client=None):
         self._engine, self._client, self._groups, self._is_behind = engine, None, [], False
         self._steps_itself = engine.client_steps is not None

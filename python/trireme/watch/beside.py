@@ -4,7 +4,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import parameters, ranks
 from ..log import logger
-from ..training.optimizers import EngineOptimizer
 
 _told = False
 _handle = None
@@ -19,7 +18,7 @@ def watch():
 
 def _tell(optimizer, _args, _kwargs):
     global _told  # pylint: disable=global-statement
-    if _told or isinstance(optimizer, EngineOptimizer) or not any(not engine.is_spent for engine in ranks.engines):
+    if _told or getattr(optimizer, "steps_engine", False) or not any(not engine.is_spent for engine in ranks.engines):
         return
     if any(parameters.is_numbered(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         _told = True

@@ -1,0 +1,190 @@
+"""Values: tensors that a program reads and writes in the place of memory that this rank does not have as such: the fp32
+value of a parameter whose modules compute with rounded weights, and states of optimizers."""
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree
+
+from .. import ranks
+from ..errors import ShapeError, UnsupportedError
+
+_aten = torch.ops.aten
+# Of these the shape alone is read.
+_FACTORIES = {getattr(_aten, name) for name in "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
+              "new_empty_strided".split()}
+_ALIASES = {_aten.detach, _aten.alias, _aten.lift_fresh}
+_FILLS = {getattr(_aten, name) for name in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")}
+_OVERWRITES = {_aten.copy_, _aten.fill_, _aten.zero_}  # what was there is not read
+_written = {}  # by Source: the whole that an operator has written; given to the Source after the program's call
+
+
+def is_in_backward():
+    """Whether this thread runs a backward pass: modules that are recomputed there read what they read in forward."""
+    return torch._C._current_graph_task_id() != -1  # pylint: disable=protected-access
+
+
+def plain(value):
+    """A tensor whole and plain where it is a Value or a DTensor; else `value`. Collective then."""
+    if isinstance(value, (Value, DTensor)):
+        return value.full_tensor()
+    return value
+
+
+class Source:
+    """Where Values come from: a tensor of `shape` and `dtype`, which all ranks read, and write, together."""
+
+    def __init__(self, shape, dtype, device, keeps=False):
+        """`keeps`: what was read is kept while version() is the same, and for backward passes."""
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self._keeps, self._kept, self._version = keeps, None, None
+
+    def version(self):
+        """Changes with the values."""
+        raise NotImplementedError
+
+    def gather(self):
+        """The whole, plain, not to be written. Collective."""
+        raise NotImplementedError
+
+    def scatter(self, whole):
+        """`whole` is the value from here on. Collective."""
+        raise NotImplementedError
+
+    def read(self):
+        """The whole, plain, not to be written. Collective, unless it is kept."""
+        if self in _written:
+            return _written[self]
+        if self._kept is not None and (is_in_backward() or self._version == self.version()):
+            return self._kept
+        whole = self.gather()
+        if self._keeps:
+            self._kept, self._version = whole, self.version()
+        return whole
+
+    def key(self):
+        """The same of Sources of the same values."""
+        return id(self)
+
+    def __eq__(self, other):
+        return isinstance(other, Source) and self.key() == other.key()
+
+    def __hash__(self):
+        return hash(self.key())
+
+
+class Value(torch.Tensor):
+    """What a Source has, or a view of it. Operators read and write it whole. Collective where they do."""
+
+    @staticmethod
+    def __new__(cls, source, path=(), form=None):
+        """`path`: the operators that make the view of the whole; `form`: the view on the device "meta"."""
+        if form is None:
+            form = torch.empty(source.shape, dtype=source.dtype, device="meta")
+        made = torch.Tensor._make_wrapper_subclass(cls, form.shape, strides=form.stride(), storage_offset=form.storage_offset(),  # pylint: disable=protected-access
+                                                   dtype=form.dtype, device=source.device)
+        made.source, made.path, made.form = source, path, form
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return called(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if any(issubclass(kind, torch.Tensor) and hasattr(kind, "takes_values") for kind in types):
+            return NotImplemented
+        schema = func._schema  # pylint: disable=protected-access
+        if func.overloadpacket in _ALIASES:
+            return Value(args[0].source, args[0].path, args[0].form)
+        if func.overloadpacket in _FACTORIES:
+            return func(*_swapped(args, lambda one: torch.empty((), dtype=one.dtype, device=one.device).expand(one.shape)), **kwargs)
+        if not schema.is_mutable and any(result.alias_info is not None for result in schema.returns):
+            return args[0]._view(func, args[1:], kwargs)
+        if not schema.is_mutable:
+            return func(*_swapped(args, Value.read), **_swapped(kwargs, Value.read))
+        return _write(func, args, kwargs)
+
+    def _view(self, func, args, kwargs):
+        made = func(self.form, *args, **kwargs)
+        if isinstance(made, torch.Tensor):
+            return Value(self.source, (*self.path, (func, args, kwargs, None)), made)
+        return [Value(self.source, (*self.path, (func, args, kwargs, index)), one) for index, one in enumerate(made)]
+
+    def of(self, whole):
+        """The view that this one is, of a plain whole."""
+        for func, args, kwargs, index in self.path:
+            whole = func(whole, *args, **kwargs)
+            whole = whole if index is None else whole[index]
+        return whole
+
+    def read(self):
+        """Plain, not to be written. Collective."""
+        return self.of(self.source.read())
+
+    def full_tensor(self):
+        """A copy, plain. Collective."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            return self.read().clone()
+
+    def numpy(self, **options):
+        """Of a copy. Collective."""
+        return self.full_tensor().numpy(**options)
+
+    def tolist(self):
+        """See torch's. Collective."""
+        return self.full_tensor().tolist()
+
+    def __array__(self, *args, **kwargs):
+        return self.full_tensor().__array__(*args, **kwargs)
+
+    def __repr__(self, **_):
+        return f"Value(shape={list(self.shape)}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo):
+        memo[id(self)] = self.full_tensor()
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return self.full_tensor().__reduce_ex__(protocol)  # files are read without this package
+
+
+def called(func, args, kwargs):
+    """func(*args, **kwargs) of a program; what it has written goes to its Sources. Collective where there is some."""
+    args, kwargs = _pytree.tree_map_only(DTensor, DTensor.full_tensor, (args, kwargs))
+    _written.clear()
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+            result = func(*args, **kwargs)
+            for source, whole in list(_written.items()):
+                source.scatter(whole)
+        return result
+    finally:
+        _written.clear()
+
+
+def _swapped(values, change):
+    return _pytree.tree_map_only(Value, change, values)
+
+
+def _write(func, args, kwargs):
+    """An operator that writes Values: it writes wholes, which become theirs."""
+    names = [argument.name for argument in func._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]  # pylint: disable=protected-access
+    given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs  # pylint: disable=protected-access
+    targets = [one for name in names for one in _pytree.tree_leaves(given.get(name)) if isinstance(one, Value)]
+    overwrites = targets and func.overloadpacket in _OVERWRITES and not targets[0].path
+    wholes = {one.source: torch.empty(one.source.shape, dtype=one.source.dtype, device=one.source.device) if overwrites else one.source.read().clone() for one in targets}
+    swap = lambda one: one.of(wholes[one.source]) if one.source in wholes else one.read()
+    if targets and func.overloadpacket in _FILLS:  # of rank 0's numbers
+        drawn = func(torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
+        ranks.world().broadcast(drawn)
+        swap(args[0]).copy_(drawn)
+    else:
+        func(*_swapped(args, swap), **_swapped(kwargs, swap))
+    for source, whole in wholes.items():
+        if whole.shape != source.shape:
+            raise ShapeError(f"{func}: a tensor of shape {tuple(source.shape)} cannot become one of shape {tuple(whole.shape)}")
+        _written[source] = whole
+    results = [given.get(names[0]) for _ in func._schema.returns]  # pylint: disable=protected-access
+    if len(results) > 1:
+        raise UnsupportedError(f"{func} into a parameter's value: take a copy by full_tensor(), and copy_() what it becomes")
+    return results[0] if results else None
