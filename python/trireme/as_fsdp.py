@@ -37,7 +37,8 @@ def _reach_spawned():
 
     @functools.wraps(prepare)
     def prepare_and_install(name):
-        return {"trireme": _Installs(), **prepare(name)}  # the process unpickles it, and leaves names alone that it does not know
+        # the process unpickles it, and leaves names alone that it does not know
+        return {"trireme": _Installs(), **prepare(name)}
 
     multiprocessing.spawn.get_preparation_data = prepare_and_install
 

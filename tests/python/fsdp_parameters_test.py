@@ -1,5 +1,5 @@
-"""What a parameter is in an FSDP program: its fp32 value wherever the program reads or writes it, with PyTorch's
-answers of a DTensor; and what belongs to it, gradients, states and elements of a rank."""
+"""Parameters of FSDP programs: their fp32 values wherever a program reads or writes them, with the answers of a
+DTensor; and their gradients, states and elements of a rank."""
 from fsdp_programs import Case
 from harness import main
 

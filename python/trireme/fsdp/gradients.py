@@ -173,11 +173,11 @@ class Gradient(Placed, torch.Tensor):
 
 
 class PartGradient(Gradient):
-    """A Gradient under FSDP1, where PyTorch's are the elements of each rank: numbers of all elements are of these, and a
-    program adds them up over ranks itself."""
+    """A Gradient under FSDP1, where PyTorch's are the elements of each rank: numbers of all elements are of these, and
+    a program adds them up over ranks itself."""
 
     def numel(self):
-        """Of this rank's elements."""
+        """The number of this rank's elements."""
         return self.own.numel()
 
     def of_all(self, packet, args, kwargs):

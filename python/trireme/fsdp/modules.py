@@ -150,8 +150,8 @@ class Wrapped:
             show(parameter, self.fsdp_wrap.root)
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
-        """As the module's, of whole tensors and DTensors; parameters stay, and take the values, with `assign`, too. Collective once
-        parameters are sharded.
+        """As the module's, of whole tensors and DTensors; parameters stay, and take the values, with `assign`, too.
+        Collective once parameters are sharded.
 
         Raises  StateError: a tensor has other values on another rank. UnsupportedError: `assign` would change a dtype.
         """

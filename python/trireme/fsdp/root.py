@@ -69,7 +69,9 @@ class Root:
         # _groups: ids of the parameters in the optimizer's groups at the first step
         self._copies, self._groups = None, None
         self._writes = 0  # of values by the program
-        self._lent = {}  # by parameter: (this rank's elements, which to_local() has given away; their digest when they were the parameter's)
+        # by parameter: (this rank's elements, which to_local() has given away; their digest when they were the
+        # parameter's)
+        self._lent = {}
         self._mesh = None
         self._frozen = {}  # this rank's part of the fp32 value of frozen parameters that modules compute with in bf16
         self.has_begun = False  # whether states of parameters that no step has changed are shown
@@ -438,7 +440,7 @@ class Root:
             self._refresh_lent(parameter)
 
     def _publish_lent(self):
-        """What the program has written into elements lent becomes the parameters'. Collective where there are some."""
+        """Elements lent that the program has written become the parameters'. Collective where there are some."""
         if not self._lent:
             return
         is_written = torch.tensor([int(core.digest(part) != digest) for part, digest in self._lent.values()])

@@ -14,7 +14,7 @@ from .values import Source, Value
 
 _RANDOM = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 _DATA = torch.Tensor.data
-# What tells nothing of values, or changes none
+# Names of what tells nothing of values, and changes none
 _AS_IT_IS = set("size dim numel nelement ndimension stride storage_offset is_contiguous is_floating_point is_complex is_signed get_device data_ptr untyped_storage storage "
                 "_typed_storage requires_grad_ register_hook retain_grad backward is_shared share_memory_ __hash__ __len__ is_pinned is_inference is_set_to _is_view "
                 "has_names __set__ __delete__ is_same_size".split())
@@ -24,7 +24,7 @@ _OPERATOR_WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itrued
 
 
 class Placed:
-    """Of a tensor that belongs to a parameter: the answers of DTensor, as PyTorch's FSDP places it, by rows."""
+    """Answers of DTensor, by rows as PyTorch's FSDP places them, of a tensor that belongs to a parameter."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class Whole(Placed, torch.Tensor):
         return core.whole_tensor(self) if parameter is None else parameter.fsdp_root().full_parameter(parameter)
 
     def to_local(self):
-        """Of a parameter the elements that this rank updates; else the tensor itself. Of a parameter collective."""
+        """The elements of a parameter that this rank updates; else the tensor itself. Of a parameter collective."""
         return self._fsdp_parameter().to_local() if core.is_managed(self) else self.as_subclass(torch.Tensor)
 
     def __deepcopy__(self, memo):
@@ -290,7 +290,7 @@ class ValuedParameter(ShardedParameter):
             return function(self)
 
     def numpy(self, **options):
-        """Of a copy. Collective."""
+        """The array of a copy. Collective."""
         return torch.Tensor.numpy(self.full_tensor(), **options)
 
     def tolist(self):

@@ -8,7 +8,7 @@ from .. import ranks
 from ..errors import ShapeError, UnsupportedError
 
 _aten = torch.ops.aten
-# Of these the shape alone is read.
+# Operators that read the shape alone
 _FACTORIES = {getattr(_aten, name) for name in "zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty "
               "new_empty_strided".split()}
 _ALIASES = {_aten.detach, _aten.alias, _aten.lift_fresh}
@@ -72,7 +72,7 @@ class Source:
 
 
 class Value(torch.Tensor):
-    """What a Source has, or a view of it. Operators read and write it whole. Collective where they do."""
+    """The tensor of a Source, or a view of it. Operators read and write it whole. Collective where they do."""
 
     @staticmethod
     def __new__(cls, source, path=(), form=None):
@@ -127,7 +127,7 @@ class Value(torch.Tensor):
             return self.read().clone()
 
     def numpy(self, **options):
-        """Of a copy. Collective."""
+        """The array of a copy. Collective."""
         return self.full_tensor().numpy(**options)
 
     def tolist(self):
