@@ -21,15 +21,22 @@ const char* name_of_transport(Transport transport) {
 
 std::string HostRecord::text() const {
   return str(host, " ", boot_id, " ", pid_namespace, " ", static_cast<int>(transport), " ", ticket.pid, " ",
-             ticket.handle, " ", ticket.bytes);
+             ticket.handle, " ", ticket.bytes, " ", ticket.mark[0], " ", ticket.mark[1]);
 }
 
 HostRecord HostRecord::parse(const std::string& text) {
   HostRecord record;
   int transport = 0;
-  std::istringstream(text) >> record.host >> record.boot_id >> record.pid_namespace >> transport >> record.ticket.pid >>
-      record.ticket.handle >> record.ticket.bytes;
+  std::istringstream words(text);
+  SegmentTicket& ticket = record.ticket;
+  words >> record.host >> record.boot_id >> record.pid_namespace >> transport >> ticket.pid >> ticket.handle >>
+      ticket.bytes >> ticket.mark[0] >> ticket.mark[1];
   record.transport = static_cast<Transport>(transport);
+  const bool is_known = transport >= 0 && transport <= static_cast<int>(Transport::kC10d);
+  if (!words || !is_known || record.text() != text)
+    throw IoError(
+        "what a rank has said of itself cannot be read; another version of Trireme, or somebody else, writes where "
+        "the ranks meet");
   return record;
 }
 

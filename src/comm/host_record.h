@@ -18,6 +18,7 @@ struct HostRecord {
   SegmentTicket ticket;  ///< rank 0: the control segment
 
   std::string text() const;
+  /// Throws IoError: a text that no record has.
   static HostRecord parse(const std::string& text);
   static HostRecord of_this_process();
   bool same_host(const HostRecord& other) const { return host == other.host && boot_id == other.boot_id; }

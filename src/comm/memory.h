@@ -2,6 +2,7 @@
 // (processes).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,7 @@ struct SegmentTicket {
   int64_t pid = 0;
   int64_t handle = 0;  ///< heap: address of the segment; memory file: file descriptor
   uint64_t bytes = 0;
+  std::array<uint64_t, 2> mark = {};  ///< memory file: random, a part of its name; nobody else's file has it
 };
 
 /// A mapped piece of shared memory: zero-filled at first, page-aligned. The memory goes with its last holder.
@@ -45,6 +47,8 @@ class MemoryProvider {
   // shared_ptr: tensors of the pager, groups and their pending operations hold the same mapping.
   /// Throws Error(kIo) when the system refuses.
   virtual std::shared_ptr<Segment> create(size_t bytes) = 0;
+  /// The segment that `ticket` is of. Throws IoError as well for a memory file that is another one: a ticket may have
+  /// been forged where ranks meet.
   virtual std::shared_ptr<Segment> open(const SegmentTicket& ticket) = 0;
 };
 

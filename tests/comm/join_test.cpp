@@ -121,8 +121,15 @@ TEST(HostRecords, GiveLocalRanksAndTheNamesOfHosts) {
 TEST(HostRecords, TravelAsText) {
   HostRecord sent = record("oar");
   sent.transport = Transport::kC10d;
-  sent.ticket = {.pid = 7, .handle = 8, .bytes = 9};
+  sent.ticket = {.pid = 7, .handle = 8, .bytes = 9, .mark = {10, 11}};
   EXPECT_EQ(HostRecord::parse(sent.text()).text(), sent.text());
+}
+
+TEST(HostRecords, ThatNobodySendsAreRefused) {
+  for (const char* text : {"", "oar", "oar boot pid:[1] 0 7 8 9 10", "oar boot pid:[1] 3 7 8 9 10 11",
+                           "oar boot pid:[1] 0 7 8 9 10 11 12", "oar boot pid:[1] 0 x 8 9 10 11"})
+    EXPECT_THROW(HostRecord::parse(text), IoError) << text;
+  EXPECT_NO_THROW(HostRecord::parse("oar boot pid:[1] 0 7 8 9 10 11"));
 }
 
 }  // namespace
