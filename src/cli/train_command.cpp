@@ -185,11 +185,12 @@ int start_ranks(const TrainOptions& options, const Invocation& invocation) {
   return Supervisor(std::move(commands), {.name = "trireme train", .prefix = Prefix::kAllButFirst}).run().exit_code;
 }
 
-// Every rank says for whom it waits; of the rest, rank 0 speaks for all.
+// Every rank says for whom it waits; of the rest, rank 0 speaks for all, unless it is the one that is stopped.
 LogSink log_of_rank(int rank) {
   return [rank](LogLevel level, const std::string& message) {
     const bool is_error = level == LogLevel::kError;
-    if (level == LogLevel::kDebug || (!is_error && rank != 0)) return;
+    const bool is_about_rank_0 = level == LogLevel::kWarning && message.starts_with("comm: rank 0 ");
+    if (level == LogLevel::kDebug || (!is_error && rank != 0 && !is_about_rank_0)) return;
     const char* kind = is_error ? "" : level == LogLevel::kWarning ? "warning: " : "note: ";
     std::fprintf(stderr, "trireme train: %s%s\n", kind, message.c_str());
   };

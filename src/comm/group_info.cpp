@@ -16,7 +16,8 @@ GroupInfo GroupInfo::part(const std::vector<int>& members, const std::string& pa
   const auto self = std::find(members.begin(), members.end(), place.rank);
   GroupInfo info{.name = part_name,
                  .place = {static_cast<int>(self - members.begin()), static_cast<int>(members.size())},
-                 .timeout = timeout};
+                 .timeout = timeout,
+                 .warn_after = warn_after};
   bool is_numbered_alike = true;
   for (const int member : members) {
     is_numbered_alike = is_numbered_alike && world_rank(member) == static_cast<int>(info.world_ranks.size());

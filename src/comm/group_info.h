@@ -17,6 +17,8 @@ struct GroupInfo {
   std::string name;
   Place place;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// So long a wait is silent about a peer whose process is stopped.
+  std::chrono::milliseconds warn_after = std::chrono::minutes(1);
   /// By rank: its rank in the world. Empty where that is the same for all.
   std::vector<int> world_ranks = {};
 

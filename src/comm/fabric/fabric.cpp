@@ -13,6 +13,7 @@
 
 #include "comm/group_state.h"
 #include "trireme/base/format.h"
+#include "trireme/base/log.h"
 #include "trireme/base/wait_hook.h"
 
 namespace trireme::comm {
@@ -22,6 +23,8 @@ using Clock = std::chrono::steady_clock;
 
 // A sleeper looks around this often even when nobody rings: the bound on how late a death is noticed.
 constexpr std::chrono::milliseconds kSlice{20};
+// A wait that has been long looks this often for a peer that is stopped.
+constexpr std::chrono::seconds kWarnEvery{1};
 constexpr std::chrono::microseconds kSpin{100};
 // With more ranks than cores, polling keeps the peer that is waited for from running.
 constexpr std::chrono::microseconds kCrowdedSpin{2};
@@ -119,6 +122,7 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
   if (wait.patience == Patience::kCaller) host.emplace();
   const auto start = Clock::now();
   auto looked_at_processes = start;
+  auto warns_at = start + info_.warn_after;
   while (true) {
     shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t bell = shared.bell.load(std::memory_order_seq_cst);
@@ -130,6 +134,8 @@ void Fabric::sleep_until(const std::function<bool()>& ready, const Wait& wait) {
     const auto now = Clock::now();
     const bool due = now - looked_at_processes >= kSlice / 2;
     if (due) looked_at_processes = now;
+    if (now >= warns_at)
+      warns_at = warn_of_stopped(wait, seconds_since(start)) ? Clock::time_point::max() : now + kWarnEvery;
     const auto failure = find_failure(wait, due ? Look::kProcesses : Look::kFlags, seconds_since(start));
     // A peer may have written just the awaited value before it went.
     if (!failure) continue;
@@ -230,9 +236,24 @@ Fabric::Failure Fabric::timed_out(const Wait& wait, const std::string& context) 
   return {ErrorCode::kTimeout, text, text, late};
 }
 
-int Fabric::culprit(int peer) const {
+int Fabric::stopped_peer() const {
   for (int rank = 0; rank < info_.place.size; ++rank)
     if (rank != info_.place.rank && is_stopped(control(rank).pid.load(std::memory_order_relaxed))) return rank;
+  return -1;
+}
+
+bool Fabric::warn_of_stopped(const Wait& wait, double elapsed_s) const {
+  const int stopped = stopped_peer();
+  if (stopped < 0) return false;
+  log(LogLevel::kWarning,
+      str("comm: ", title(stopped), " is stopped, by SIGSTOP or a debugger, and ", info_.title(info_.place.rank),
+          " waits ", context_of(wait, elapsed_s), "; ", last_seen(stopped), ". `kill -CONT ",
+          control(stopped).pid.load(std::memory_order_relaxed), "` lets it go on"));
+  return true;
+}
+
+int Fabric::culprit(int peer) const {
+  if (const int stopped = stopped_peer(); stopped >= 0) return stopped;
   int late = peer;
   for (int links = 0; links < info_.place.size; ++links) {
     const auto next = static_cast<int>(control(late).waits_for.load(std::memory_order_relaxed)) - 1;

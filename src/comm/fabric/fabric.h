@@ -116,6 +116,10 @@ class Fabric {
   /// The rank that holds up a wait for `peer`: a stopped one, or the end of the chain of ranks that wait for each
   /// other.
   int culprit(int peer) const;
+  /// The first peer whose process is stopped; -1: none.
+  int stopped_peer() const;
+  /// Names a stopped peer in the log; whether there was one.
+  bool warn_of_stopped(const Wait& wait, double elapsed_s) const;
   bool process_is_dead(int rank);
 
   const std::shared_ptr<Segment> segment_;  // shared: pending operations may outlive the group
