@@ -47,9 +47,26 @@ class World:
 
 class AwaitedRanks:
     """Where ranks have met. Made by await_ranks()."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def host(self) -> str:
+        """Of the store; empty: there is none."""
+    @property
+    def port(self) -> int: ...
+    @property
+    def serves(self) -> bool:
+        """Whether this rank runs the store's server."""
+    @property
+    def path(self) -> str:
+        """What keys of this meeting begin with."""
 
-def await_ranks(timeout_s: float) -> AwaitedRanks:
-    """Returns when all ranks that the launcher's variables name have come; after 10 s it logs for whom this rank waits."""
+def await_ranks(timeout_s: float, variables: dict[str, str]) -> AwaitedRanks:
+    """Returns when all ranks that the launcher's variables name have come; after 10 s it logs for whom this rank waits.
+
+    `variables` of torchrun stand for those of the environment."""
 def choose_device(name: str, local_rank: int) -> torch.device: ...
 
 

@@ -3,8 +3,11 @@ import atexit
 import ctypes
 import datetime
 import os
+import secrets
+import socket
 import sys
 import time
+import urllib.parse
 import weakref
 
 import torch
@@ -56,18 +59,44 @@ def join(backend="gloo", timeout=TIMEOUT, *, init_method=None, rank=-1, size=-1)
 
 def _init_torch(backend, timeout, init_method, rank, size):
     """Initialises torch.distributed; whether it could, by what the arguments and the environment say of the ranks."""
-    where = {"timeout": timeout, "init_method": init_method}
+    variables = {}
     if rank >= 0 and size > 0:
-        dist.init_process_group(backend, rank=rank, world_size=size, **where)
-    elif "RANK" in os.environ and ("MASTER_ADDR" in os.environ or init_method):
-        # torch.distributed would wait without a word. What is returned may serve at the address until it does so
-        # itself.
-        met = None if init_method else core.await_ranks(timeout.total_seconds())
-        dist.init_process_group(backend, **where)
-        del met
-    else:
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    elif "RANK" not in os.environ or not ("MASTER_ADDR" in os.environ or init_method):
         return False
+    where = urllib.parse.urlparse(init_method or "env://")
+    if where.scheme == "tcp" and where.hostname and where.port and not where.query:
+        variables.update(MASTER_ADDR=where.hostname, MASTER_PORT=str(where.port))
+    elif where.scheme != "env" or where.query or backend == "mpi":
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, init_method=init_method)
+        return True
+    # torch.distributed would wait without a word, and its store would listen on all addresses of the host.
+    met = core.await_ranks(timeout.total_seconds(), variables)
+    store = dist.HashStore()
+    if met.host:
+        store = dist.PrefixStore(met.path + "torch",
+                                 dist.TCPStore(met.host, met.port, met.size, met.serves, timeout, wait_for_workers=False,
+                                               multi_tenant=True))
+    dist.init_process_group(backend, store=store, rank=met.rank, world_size=met.size, timeout=timeout)
     return True
+
+
+def _store_of_host(made, timeout):
+    """A store for the ranks of this host, at a port of the loopback address alone; only they know what its keys begin
+    with. Collective."""
+    words = torch.zeros(3, dtype=torch.int64)  # the port and a secret
+    store = None
+    if made.rank == 0:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            words[0] = listener.getsockname()[1]
+            store = dist.TCPStore("127.0.0.1", int(words[0]), made.size, True, timeout, wait_for_workers=False,
+                                  master_listen_fd=listener.detach())
+        words[1:] = torch.tensor([secrets.randbits(63), secrets.randbits(63)])
+    made.broadcast(words, 0)
+    store = store or dist.TCPStore("127.0.0.1", int(words[0]), made.size, False, timeout)
+    return dist.PrefixStore(f"trireme/{int(words[1]):016x}{int(words[2]):016x}", store)
 
 
 def _join(backend, timeout):
@@ -79,14 +108,7 @@ def _join(backend, timeout):
         return core.join(store, group, dist.get_rank(), dist.get_world_size(), seconds)
     made = core.init(seconds)
     # For programs that ask torch.distributed.
-    store = dist.HashStore() if made.size == 1 else None
-    if store is None:
-        port = torch.zeros(1, dtype=torch.int64)
-        if made.rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, made.size, True, timeout, wait_for_workers=False)
-            port[0] = store.port
-        made.broadcast(port, 0)
-        store = store or dist.TCPStore("127.0.0.1", int(port), made.size, False, timeout)
+    store = dist.HashStore() if made.size == 1 else _store_of_host(made, timeout)
     dist.init_process_group(backend, store=store, rank=made.rank, world_size=made.size, timeout=timeout)
     return made
 

@@ -80,17 +80,24 @@ void bind_world(py::module_& module) {
       .def("flight_record", [](const WorldHandle& self) { return group_of(self).flight_record(); })
       .def(
           "close", [](WorldHandle& self) { self.world.group.reset(); }, WithoutGil());
-  py::class_<AwaitedRanks, std::shared_ptr<AwaitedRanks>>(module, "AwaitedRanks", "Made by await_ranks().");
+  py::class_<AwaitedRanks, std::shared_ptr<AwaitedRanks>>(module, "AwaitedRanks", "Made by await_ranks().")
+      .def_readonly("rank", &AwaitedRanks::rank)
+      .def_readonly("size", &AwaitedRanks::size)
+      .def_readonly("host", &AwaitedRanks::host)
+      .def_readonly("port", &AwaitedRanks::port)
+      .def_readonly("serves", &AwaitedRanks::serves)
+      .def_readonly("path", &AwaitedRanks::path);
   module.def(
       "init",
       [](double timeout_s) { return std::make_shared<WorldHandle>(init({.timeout = milliseconds(timeout_s)})); },
       py::arg("timeout_s"), WithoutGil(), "trireme::init: joins the ranks that the launcher's variables name.");
   module.def(
       "await_ranks",
-      [](double timeout_s) {
-        return std::make_shared<AwaitedRanks>(await_ranks({.timeout = milliseconds(timeout_s)}));
+      [](double timeout_s, const std::map<std::string, std::string>& variables) {
+        return std::make_shared<AwaitedRanks>(
+            await_ranks({.timeout = milliseconds(timeout_s), .variables = variables}));
       },
-      py::arg("timeout_s"), WithoutGil(),
+      py::arg("timeout_s"), py::arg("variables"), WithoutGil(),
       "trireme::await_ranks: returns when all ranks that the launcher's variables name have come.");
   module.def("choose_device", &choose_device, py::arg("name"), py::arg("local_rank"));
   module.def("join", &join_torch, py::arg("store"), py::arg("process_group"), py::arg("rank"), py::arg("size"),

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 
+#include "cli/launch/launch_machine.h"
 #include "tests/cli/error_text.h"
 
 namespace trireme::cli {
@@ -28,6 +30,22 @@ TEST(LaunchPlan, GivesEveryRankTorchrunsVariables) {
                                                                              {"MASTER_ADDR", "127.0.0.1"},
                                                                              {"MASTER_PORT", "4242"},
                                                                              {"OMP_NUM_THREADS", "2"}}));
+}
+
+TEST(LaunchPlan, GivesAllRanksTheOneSecretOfTheJob) {
+  LaunchMachine machine = kMachine;
+  machine.token = "secret";
+  for (const auto& command : plan_launch({.ranks_per_node = 2, .program = {"./prog"}}, machine))
+    EXPECT_EQ(environment_of(command).at("TRIREME_TOKEN"), "secret");
+}
+
+TEST(LaunchMachine, DrawsASecretForEachJobUnlessTheEnvironmentHasOne) {
+  ::unsetenv("TRIREME_TOKEN");
+  EXPECT_EQ(this_machine().token.size(), 32u);
+  EXPECT_NE(this_machine().token, this_machine().token);
+  ::setenv("TRIREME_TOKEN", "the user's", 1);
+  EXPECT_EQ(this_machine().token, "");
+  ::unsetenv("TRIREME_TOKEN");
 }
 
 TEST(LaunchPlan, StartsOneRankWithoutFlags) { EXPECT_EQ(plan_launch({.program = {"./prog"}}, kMachine).size(), 1u); }

@@ -4,13 +4,18 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <regex>
 #include <set>
 #include <stdexcept>
 
 #include "tests/comm/collective_calls.h"
 #include "tests/support/processes.h"
+#include "trireme/base/log.h"
+#include "trireme/comm/world.h"
 
 namespace trireme {
 namespace {
@@ -152,6 +157,25 @@ TEST(AWorldOfProcesses, SharesMemoryAndAgreesOnSums) {
     EXPECT_EQ(result.exit_code, 0) << result.error_text;
     EXPECT_EQ(result.error_text, "");
   }
+}
+
+TEST(StoppedRank, IsNamedInOneWarningWhileItsPeersWait) {
+  const auto results = run_processes(2, [](Group&, const std::string&) {
+    set_log_sink([](LogLevel, const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); });
+    ::setenv("TRIREME_WARN_AFTER_S", "0.2", 1);
+    ::setenv("TRIREME_TIMEOUT_S", "2.5", 1);
+    const World world = init();
+    if (world.rank == 1) ::raise(SIGSTOP);
+    world.group->barrier();
+    return 0;
+  });
+  const std::regex warning(
+      "comm: rank 1 \\(pid ([0-9]+)\\) is stopped, by SIGSTOP or a debugger, and rank 0 waits in "
+      "barrier #[0-9]+ of group 'world' after 0\\.[0-9] s; rank 1 was last in [^\n]*`kill -CONT "
+      "\\1` lets it go on");
+  const std::string& text = results[0].error_text;
+  EXPECT_EQ(std::distance(std::sregex_iterator(text.begin(), text.end(), warning), std::sregex_iterator()), 1) << text;
+  EXPECT_NE(text.find("is stopped and did not arrive"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -110,6 +110,30 @@ TEST(LaunchVariables, TakeDeepspeedsNameOfTheLocalSize) {
   EXPECT_EQ(read(variables).local_size, 4);
 }
 
+TEST(LaunchVariables, ThatSayThatAllRanksAreHereLetThemMeetAtLoopback) {
+  Variables variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}, {"LOCAL_WORLD_SIZE", "2"}};
+  EXPECT_EQ(read(variables).meeting_host(), "127.0.0.1");
+  variables["MASTER_ADDR"] = "::1";
+  EXPECT_EQ(read(variables).meeting_host(), "::1");
+  variables["MASTER_ADDR"] = "node7";
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(read(variables).meeting_host(), "node7");
+  variables.erase("TORCHELASTIC_USE_AGENT_STORE");
+  variables["LOCAL_WORLD_SIZE"] = "1";
+  EXPECT_EQ(read(variables).meeting_host(), "node7");
+  variables.erase("LOCAL_WORLD_SIZE");  // nobody says so
+  EXPECT_EQ(read(variables).meeting_host(), "node7");
+}
+
+TEST(LaunchVariables, HaveTheTokenOfTheJob) {
+  Variables variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}};
+  EXPECT_EQ(read(variables).token, "");
+  variables["TRIREME_TOKEN"] = "secret";
+  EXPECT_EQ(read(variables).token, "secret");
+  variables["TRIREME_TOKEN"] = "";
+  EXPECT_NE(error_of(variables).find("TRIREME_TOKEN is set, and empty"), std::string::npos);
+}
+
 TEST(LaunchVariables, ThatAShellHasLeftAreNamedWithACommandThatDropsThem) {
   const std::string advice =
       ". This process's environment says so: RANK=1, WORLD_SIZE=2. If no launcher has set that, it is left over in the "
@@ -129,9 +153,18 @@ TEST(LaunchVariables, ThatAreMissingOrWrongAreNamed) {
 
 TEST(Timeout, IsReadInSecondsFromTheEnvironment) {
   using namespace std::chrono_literals;
-  EXPECT_EQ(comm::read_timeout(environment({}), 5s), 5s);
-  EXPECT_EQ(comm::read_timeout(environment({{"TRIREME_TIMEOUT_S", "2.5"}}), 5s), 2500ms);
-  EXPECT_THROW(comm::read_timeout(environment({{"TRIREME_TIMEOUT_S", "soon"}}), 5s), ConfigError);
+  EXPECT_EQ(comm::read_limits(environment({}), 5s).timeout, 5s);
+  EXPECT_EQ(comm::read_limits(environment({{"TRIREME_TIMEOUT_S", "2.5"}}), 5s).timeout, 2500ms);
+  EXPECT_THROW(comm::read_limits(environment({{"TRIREME_TIMEOUT_S", "soon"}}), 5s), ConfigError);
+}
+
+TEST(Timeout, OfANameAndOfAStoppedRankHasAVariableOfItsOwn) {
+  using namespace std::chrono_literals;
+  EXPECT_EQ(comm::read_limits(environment({}), 5s).resolve, 60s);
+  EXPECT_EQ(comm::read_limits(environment({{"TRIREME_RESOLVE_TIMEOUT_S", "300"}}), 5s).resolve, 300s);
+  EXPECT_EQ(comm::read_limits(environment({}), 5s).warn_after, 60s);
+  EXPECT_EQ(comm::read_limits(environment({{"TRIREME_WARN_AFTER_S", "0.5"}}), 5s).warn_after, 500ms);
+  EXPECT_THROW(comm::read_limits(environment({{"TRIREME_WARN_AFTER_S", "-1"}}), 5s), ConfigError);
 }
 
 TEST(Transport, IsReadFromTheEnvironmentAndRefusedByName) {

@@ -1,11 +1,12 @@
 """Training over torch.distributed's process group between two hosts: network, PID and UTS namespaces that the test
-makes itself.
+makes itself. Where the store listens at which ranks meet, on one host and between two.
 
-Skipped, with the reason, where the system does not let the test make them."""
+Between two: skipped, with the reason, where the system does not let the test make them."""
 import concurrent.futures
 import json
 import os
 import shutil
+import socket
 import subprocess
 import uuid
 
@@ -56,6 +57,32 @@ result = {"losses": losses, "plain": plain(), "shares_memory": engine.world.shar
 engine.destroy()
 """
 
+# Rank 0 writes down at which addresses the store of torch.distributed listens, as the kernel prints them.
+_LISTEN = """
+import json, pathlib, sys
+import torch, trireme
+options = json.loads(sys.argv[2])
+trireme.init_distributed(**options)
+store = torch.distributed.distributed_c10d._get_default_store()
+while hasattr(store, "underlying_store"):
+    store = store.underlying_store
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+if torch.distributed.get_rank() == 0:
+    port = getattr(store, "port", 0)
+    lines = [line.split() for name in ("tcp", "tcp6") for line in pathlib.Path("/proc/net", name).read_text().splitlines()[1:]]
+    places = [line[1].split(":")[0] for line in lines if line[3] == "0A" and int(line[1].split(":")[1], 16) == port]
+    (pathlib.Path(sys.argv[1]) / "listens").write_text(json.dumps({"port": port, "places": places, "total": total.item()}))
+torch.distributed.barrier()
+"""
+_LOOPBACK = "0100007F"
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
 
 def _system(*words):
     return subprocess.run(words, text=True, capture_output=True, check=False)
@@ -78,6 +105,7 @@ class Hosts(Case):
         for number, (space, cable) in enumerate(zip(self.spaces, self.cables)):
             self._set_up("ip", "link", "set", cable, "netns", space)
             self._set_up("ip", "-n", space, "address", "add", f"10.213.7.{number + 1}/24", "dev", cable)
+            self._set_up("ip", "-n", space, "address", "add", f"fd00:10:213:7::{number + 1}/64", "dev", cable, "nodad")
             for device in ("lo", cable):
                 self._set_up("ip", "-n", space, "link", "set", device, "up")
 
@@ -94,18 +122,48 @@ class Hosts(Case):
         for name in self.spaces + self.cables:
             self.assertNotIn(name, left)
 
-    def _run_host(self, number, script):
+    def _run_host(self, number, words, master="10.213.7.1", names=None):
+        """Rank `number` of two. `names`: lines of the host's own table of names."""
         inside = f'hostname "trireme{number}" && exec "$@"'
+        if names:
+            table = self.write(f"names{number}", names)
+            inside = f'mount --bind "{table}" /etc/hosts && {inside}'
         host = ["ip", "netns", "exec", self.spaces[number], "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        variables = {"RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.213.7.1", "MASTER_PORT": "29511",
+        variables = {"RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": master, "MASTER_PORT": "29511",
                      "GLOO_SOCKET_IFNAME": self.cables[number], "TRIREME_TIMEOUT_S": "60"}
-        words = [*host, "sh", "-c", inside, "sh", PYTHON, "-B", script, self.folder]
-        return harness.run(words, environment=variables, timeout_s=120)
+        return harness.run([*host, "sh", "-c", inside, "sh", PYTHON, "-B", *words], environment=variables, timeout_s=120)
+
+    def _places(self, **options):
+        """Where the store listens while two hosts meet by `options` of _run_host(): one for each, or one for both."""
+        script = self.write("listen.py", _LISTEN)
+        words = [script, self.folder, "{}"]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            names = options.pop("names", (None, None))
+            done = list(pool.map(lambda number: self._run_host(number, words, names=names[number], **options), (0, 1)))
+        for status, out, err in done:
+            self.assertEqual(status, 0, out + err)
+        found = json.loads((self.folder / "listens").read_text())
+        self.assertEqual((found["port"], found["total"]), (29511, 2.0))
+        return found["places"]
+
+    def test_the_store_listens_at_the_address_that_the_other_host_sees(self):
+        self.assertEqual(self._places(), ["0107D50A"])
+        table = "127.0.0.1 localhost\n{} master\n"
+        self.assertEqual(self._places(master="master", names=[table.format("10.213.7.1")] * 2), ["0107D50A"])
+
+    def test_the_store_listens_at_an_address_of_ipv6(self):
+        (place,) = self._places(master="fd00:10:213:7::1")
+        self.assertNotEqual(place, "0" * 32)
+        self.assertEqual(len(place), 32)
+
+    def test_hosts_meet_where_the_first_ones_own_table_calls_it_127_0_1_1(self):
+        names = ["127.0.0.1 localhost\n127.0.1.1 master\n", "127.0.0.1 localhost\n10.213.7.1 master\n"]
+        self.assertEqual(self._places(master="master", names=names), ["0" * 32])
 
     def test_two_hosts_train_over_gloo_as_plain_pytorch(self):
         script = self.write("train.py", _TRAIN)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            done = list(pool.map(lambda number: self._run_host(number, script), (0, 1)))
+            done = list(pool.map(lambda number: self._run_host(number, [script, self.folder]), (0, 1)))
         for status, out, err in done:
             self.assertEqual(status, 0, out + err)
         results = [json.loads((self.folder / f"result{rank}").read_text()) for rank in (0, 1)]
@@ -115,6 +173,45 @@ class Hosts(Case):
         self.assertEqual(results[0]["losses"], results[1]["losses"])
         self.assertLess(results[0]["losses"][-1], results[0]["losses"][0])
         self.assertRegex(done[0][2], r"c10d process group \(gloo\) among 2 ranks on 2 hosts: trireme0, trireme1")
+
+
+class OneHost(Case):
+    """The store of torch.distributed that init_distributed() makes, where all ranks are on this host."""
+
+    def _listens(self, variables, options=({}, {})):
+        script = self.write("listen.py", _LISTEN)
+        with concurrent.futures.ThreadPoolExecutor(len(variables)) as pool:
+            done = list(pool.map(lambda of: harness.run([PYTHON, "-B", script, self.folder, json.dumps(of[1])], environment=of[0],
+                                                        timeout_s=120), zip(variables, options)))
+        for status, out, err in done:
+            self.assertEqual(status, 0, out + err)
+        return json.loads((self.folder / "listens").read_text())
+
+    def test_listens_at_loopback_under_a_launcher_like_torchrun(self):
+        port = str(_free_port())
+        ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+                 for rank in (0, 1)]
+        found = self._listens([{**variables, "TRIREME_TOKEN": "secret"} for variables in ranks])
+        self.assertEqual(found, {"port": int(port), "places": [_LOOPBACK], "total": 2.0})
+        here = [{**variables, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "0.0.0.0"} for variables in ranks]
+        self.assertEqual(self._listens(here)["places"], [_LOOPBACK])
+
+    def test_listens_at_loopback_where_the_program_names_the_address(self):
+        port = _free_port()
+        options = [{"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2} for rank in (0, 1)]
+        self.assertEqual(self._listens([{}, {}], options), {"port": port, "places": [_LOOPBACK], "total": 2.0})
+
+    def test_listens_at_loopback_under_mpirun(self):
+        job = self.folder / "job"
+        job.mkdir(mode=0o700)
+        ranks = [{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+                  "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77", "PMIX_SERVER_TMPDIR": str(job)} for rank in (0, 1)]
+        found = self._listens(ranks)
+        self.assertEqual((found["places"], found["total"]), ([_LOOPBACK], 2.0))
+
+    def test_of_one_rank_listens_nowhere(self):
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        self.assertEqual(self._listens([alone]), {"port": 0, "places": [], "total": 1.0})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +19,7 @@ class Store;
 
 namespace trireme {
 
-/// Options of init() and await_ranks().
+/// Options of init().
 struct InitOptions {
   /// How long a rank waits for a peer that is alive but does not arrive. TRIREME_TIMEOUT_S overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -40,9 +42,25 @@ struct World {
 ///           CommError: a peer did not arrive in time.
 World init(const InitOptions& options = {});
 
+/// Options of await_ranks().
+struct AwaitOptions {
+  /// As InitOptions::timeout.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// Variables of torchrun (RANK, MASTER_ADDR, …) that stand for those of the environment.
+  std::map<std::string, std::string> variables = {};
+};
+
 /// The store at which ranks have met. Rank 0 may serve it: keep this object until all have joined.
 struct AwaitedRanks {
-  std::shared_ptr<const void> meeting_point;
+  int rank = 0;
+  int size = 1;
+  // Where a c10d::TCPStore finds it; no host: there is none. A second store of this process that `serves` there is the
+  // same one, if it is made as multi-tenant while this object lives.
+  std::string host = {};
+  uint16_t port = 0;
+  bool serves = false;
+  std::string path = {};  ///< what keys of this meeting begin with; nobody who does not see the store can guess it
+  std::shared_ptr<const void> meeting_point = {};
 };
 
 /// Returns when all ranks that the launcher's variables name have come. For programs whose ranks are joined by
@@ -50,7 +68,7 @@ struct AwaitedRanks {
 /// waits.
 ///
 /// Throws    as init(), but ranks may be on several hosts.
-AwaitedRanks await_ranks(const InitOptions& options = {});
+AwaitedRanks await_ranks(const AwaitOptions& options = {});
 
 /// How the group that join() makes moves its data.
 enum class Transport {

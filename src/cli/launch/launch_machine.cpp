@@ -18,6 +18,7 @@
 
 #include "cli/launch/rank_process.h"
 #include "trireme/base/error.h"
+#include "trireme/base/random_text.h"
 
 namespace trireme::cli {
 namespace {
@@ -62,6 +63,7 @@ LaunchMachine this_machine() {
   LaunchMachine machine{.host_name = name.data(), .cores = usable_cores(), .free_port = bind_port(0)};
   machine.has_omp_num_threads = std::getenv("OMP_NUM_THREADS") != nullptr;
   machine.python = python_to_run(machine.python);
+  if (std::getenv("TRIREME_TOKEN") == nullptr) machine.token = random_text();
   if (machine.free_port == 0) throw IoError(str("no free port for rendezvous: ", std::strerror(errno)));
   return machine;
 }

@@ -5,7 +5,8 @@
 
 namespace trireme::cli {
 
-/// Host name, the cores that this process may use, and a port on 127.0.0.1 that was free a moment ago.
+/// Host name, the cores that this process may use, a port on 127.0.0.1 that was free a moment ago, and a secret for the
+/// ranks.
 ///
 /// Throws    IoError: no port is free.
 LaunchMachine this_machine();

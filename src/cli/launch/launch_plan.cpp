@@ -144,6 +144,7 @@ std::vector<RankCommand> plan_launch(const LaunchRequest& request, const LaunchM
                          {"GROUP_RANK", "0"},
                          {"MASTER_ADDR", request.master_addr.empty() ? "127.0.0.1" : request.master_addr},
                          {"MASTER_PORT", std::to_string(request.master_port.value_or(machine.free_port))}}};
+    if (!machine.token.empty()) command.environment.emplace_back("TRIREME_TOKEN", machine.token);
     if (!machine.has_omp_num_threads) {
       command.environment.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, machine.cores / size)));
     }

@@ -39,6 +39,7 @@ struct LaunchMachine {
   int free_port = 0;                 ///< for rendezvous, where no --master_port is given
   bool has_omp_num_threads = false;  ///< OMP_NUM_THREADS is set in the environment
   std::string python = "python3";    ///< or what TRIREME_PYTHON or the build says
+  std::string token = {};            ///< for TRIREME_TOKEN; empty where the environment has one
 };
 
 struct RankCommand {
@@ -48,8 +49,8 @@ struct RankCommand {
 
 /// One command per rank, in rank order, with torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
 /// GROUP_RANK, MASTER_ADDR, MASTER_PORT), DeepSpeed's LOCAL_SIZE, and OMP_NUM_THREADS = cores / ranks (at least 1)
-/// unless that is set. Slots that were chosen by
-/// --include or --exclude also become CUDA_VISIBLE_DEVICES, as with the `deepspeed` launcher.
+/// unless that is set; the secret by which they know each other is TRIREME_TOKEN. Slots that were chosen by --include
+/// or --exclude also become CUDA_VISIBLE_DEVICES, as with the `deepspeed` launcher.
 ///
 /// Throws    ConfigError: no program, flags that exclude each other, more ranks than slots;
 ///           kUnsupported: a host other than this one, by its name.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "comm/meeting/meeting_address.h"
 #include "trireme/base/error.h"
 
 namespace trireme::comm {
@@ -99,6 +100,7 @@ LaunchVariables read_torchrun(const Reader& read) {
   found.local_rank = read.integer_or("LOCAL_RANK", found.rank, kMaxInt);
   // LOCAL_SIZE is what DeepSpeed's launcher sets.
   found.local_size = read.integer_or("LOCAL_WORLD_SIZE", read.integer_or("LOCAL_SIZE", found.size, kMaxInt), kMaxInt);
+  found.all_here = found.local_size == found.size && (read.has("LOCAL_WORLD_SIZE") || read.has("LOCAL_SIZE"));
   found.attempt = read.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
   found.launcher_serves = read.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   if (found.size == 1) return found;
@@ -118,6 +120,7 @@ LaunchVariables read_openmpi(const Reader& read) {
   check_rank(found, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   found.local_rank = read.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxInt);
   found.local_size = read.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxInt);
+  found.all_here = found.local_size == found.size;
   if (found.size == 1 || read_address(read, found)) return found;
   if (found.local_size != found.size)
     refuse_several_hosts(str(found.size, " ranks, ", found.local_size, " of them on this host"));
@@ -147,6 +150,7 @@ LaunchVariables read_slurm(const Reader& read) {
   found.local_rank = read.integer("SLURM_LOCALID", 0, kMaxInt);
   const int nodes = read.integer_or("SLURM_STEP_NUM_NODES", read.integer_or("SLURM_NNODES", 1, kMaxInt), kMaxInt);
   found.local_size = found.size;  // of one node; several are refused, here or where the ranks meet
+  found.all_here = nodes == 1 && (read.has("SLURM_STEP_NUM_NODES") || read.has("SLURM_NNODES"));
   found.attempt = read.text("SLURM_RESTART_COUNT").value_or("0");
   if (found.size == 1 || read_address(read, found)) return found;
   if (nodes > 1) {
@@ -159,7 +163,30 @@ LaunchVariables read_slurm(const Reader& read) {
   return found;
 }
 
+std::chrono::milliseconds read_seconds(const Environment& environment, const std::string& name,
+                                       std::chrono::milliseconds fallback) {
+  const auto text = environment(name);
+  if (!text) return fallback;
+  char* end = nullptr;
+  const double seconds = std::strtod(text->c_str(), &end);
+  if (text->empty() || *end != 0 || !(seconds > 0) || seconds > 1e9)
+    throw ConfigError(str(name, "=", *text, ": expected a positive number of seconds"));
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+LaunchVariables read_launcher(const Reader& read) {
+  if (read.has("RANK") || read.has("WORLD_SIZE")) return read_torchrun(read);
+  if (read.has("OMPI_COMM_WORLD_SIZE")) return read_openmpi(read);
+  // A batch script has SLURM_PROCID too; only a program started by srun is one of several ranks.
+  if (read.has("SLURM_PROCID") && read.has("SLURM_STEP_ID")) return read_slurm(read);
+  return {};
+}
+
 }  // namespace
+
+std::string LaunchVariables::meeting_host() const {
+  return all_here && !launcher_serves && !says_loopback(host) ? "127.0.0.1" : host;
+}
 
 Environment process_environment() {
   return [](const std::string& name) -> std::optional<std::string> {
@@ -169,12 +196,18 @@ Environment process_environment() {
 }
 
 LaunchVariables read_launch_variables(const Environment& environment) {
-  const Reader read(environment);
-  if (read.has("RANK") || read.has("WORLD_SIZE")) return read_torchrun(read);
-  if (read.has("OMPI_COMM_WORLD_SIZE")) return read_openmpi(read);
-  // A batch script has SLURM_PROCID too; only a program started by srun is one of several ranks.
-  if (read.has("SLURM_PROCID") && read.has("SLURM_STEP_ID")) return read_slurm(read);
-  return {};
+  LaunchVariables found = read_launcher(Reader(environment));
+  if (found.meeting != Meeting::kAlone) found.token = read_token(environment);
+  return found;
+}
+
+std::string read_token(const Environment& environment) {
+  const auto token = environment("TRIREME_TOKEN");
+  if (token && token->empty())
+    throw ConfigError(
+        "TRIREME_TOKEN is set, and empty; give every rank one secret, as `openssl rand -hex 16` makes them, or unset "
+        "it");
+  return token.value_or("");
 }
 
 Transport read_transport(const Environment& environment, Transport fallback) {
@@ -186,14 +219,11 @@ Transport read_transport(const Environment& environment, Transport fallback) {
   throw ConfigError(str("TRIREME_COMM=", *text, ": expected auto, shm or c10d"));
 }
 
-std::chrono::milliseconds read_timeout(const Environment& environment, std::chrono::milliseconds fallback) {
-  const auto text = environment("TRIREME_TIMEOUT_S");
-  if (!text) return fallback;
-  char* end = nullptr;
-  const double seconds = std::strtod(text->c_str(), &end);
-  if (text->empty() || *end != 0 || !(seconds > 0) || seconds > 1e9)
-    throw ConfigError(str("TRIREME_TIMEOUT_S=", *text, ": expected a positive number of seconds"));
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+WaitLimits read_limits(const Environment& environment, std::chrono::milliseconds timeout) {
+  const WaitLimits usual;
+  return {.timeout = read_seconds(environment, "TRIREME_TIMEOUT_S", timeout),
+          .resolve = read_seconds(environment, "TRIREME_RESOLVE_TIMEOUT_S", usual.resolve),
+          .warn_after = read_seconds(environment, "TRIREME_WARN_AFTER_S", usual.warn_after)};
 }
 
 }  // namespace trireme::comm

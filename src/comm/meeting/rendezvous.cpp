@@ -50,9 +50,9 @@ class SharedControl {
     return "";
   }
 
-  std::unique_ptr<Group> group(std::chrono::milliseconds timeout) const {
+  std::unique_ptr<Group> group(const WaitLimits& limits) const {
     if (!opened_.problem.empty()) throw IoError(opened_.problem);  // a world of one has nobody to tell
-    GroupInfo info{.name = "world", .place = place_, .timeout = timeout};
+    GroupInfo info{.name = "world", .place = place_, .timeout = limits.timeout, .warn_after = limits.warn_after};
     return std::make_unique<Group>(std::make_unique<FabricBackend>(provider_, opened_.segment, std::move(info)));
   }
   void withdraw() const { opened_.segment->withdraw(); }
@@ -94,11 +94,11 @@ Choice choose(MeetingPoint& point, SharedControl& control, const std::vector<Hos
 
 }  // namespace
 
-std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
+std::unique_ptr<Group> meet(const LaunchVariables& launch, const WaitLimits& limits) {
   SharedControl control({launch.rank, launch.size});
-  if (launch.meeting == Meeting::kAlone) return control.group(timeout);
+  if (launch.meeting == Meeting::kAlone) return control.group(limits);
 
-  std::optional<MeetingPoint> point(MeetingPoint::open(launch, timeout));
+  std::optional<MeetingPoint> point(MeetingPoint::open(launch, limits));
   HostRecord own = HostRecord::of_this_process();
   own.ticket = control.ticket();
   const std::vector<HostRecord> records = exchange_hosts(*point, own);
@@ -113,7 +113,7 @@ std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::millisec
     throw IoError(problem);
   }
 
-  auto group = control.group(timeout);
+  auto group = control.group(limits);
   // The server goes last, and everybody returns only when it is gone, so that the next init() meets a new one.
   if (launch.rank != 0) point.reset();
   group->barrier();
@@ -123,17 +123,25 @@ std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::millisec
   return group;
 }
 
-std::shared_ptr<const void> await(const LaunchVariables& launch, std::chrono::milliseconds timeout) {
-  if (launch.meeting == Meeting::kAlone) return nullptr;
-  auto point = std::make_shared<MeetingPoint>(MeetingPoint::open(launch, timeout));
+AwaitedRanks await(const LaunchVariables& launch, const WaitLimits& limits) {
+  AwaitedRanks awaited{.rank = launch.rank, .size = launch.size};
+  if (launch.meeting == Meeting::kAlone) return awaited;
+  auto point = std::make_shared<MeetingPoint>(MeetingPoint::open(launch, limits));
   (void)point->exchange("came/", "");
-  return point;
+  if (launch.meeting == Meeting::kAddress) {
+    awaited.host = launch.meeting_host();
+    awaited.port = launch.port;
+    awaited.serves = launch.serves();
+    awaited.path = point->path();
+  }
+  awaited.meeting_point = std::move(point);
+  return awaited;
 }
 
 World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
-              const JoinOptions& options) {
+              const JoinOptions& options, const WaitLimits& limits, const std::string& token) {
   const Place place{options.rank, options.size};
-  auto point = MeetingPoint::in(store, place, options.timeout);
+  auto point = MeetingPoint::in(store, place, {limits.timeout, token});
   SharedControl control(place);
   HostRecord own = HostRecord::of_this_process();
   own.transport = options.transport;
@@ -145,7 +153,7 @@ World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive
   World world{
       .rank = place.rank, .size = place.size, .local_rank = local.rank, .local_size = local.size, .group = nullptr};
   if (choice.transport == Transport::kShm) {
-    world.group = control.group(options.timeout);
+    world.group = control.group(limits);
     world.group->barrier();
     control.withdraw();
   } else {
@@ -154,7 +162,7 @@ World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive
     if (!process_group && options.transport == Transport::kC10d)
       throw ConfigError("join: transport c10d needs a process group, got none");
     if (!process_group) refuse_hosts(choice.why, "hand over a process group.");
-    world.group = make_c10d_group(process_group, {.name = "world", .timeout = options.timeout});
+    world.group = make_c10d_group(process_group, {.name = "world", .timeout = limits.timeout});
   }
   if (place.rank == 0) {
     const bool shm = choice.transport == Transport::kShm;

@@ -2,8 +2,8 @@
 // only, or a process group.
 #pragma once
 
-#include <chrono>
 #include <memory>
+#include <string>
 
 #include "comm/meeting/launch_variables.h"
 #include "trireme/comm/group.h"
@@ -15,15 +15,15 @@ namespace trireme::comm {
 ///
 /// Throws    ConfigError (kUnsupported): ranks on several hosts, named. CommError: a rank that did not come, named.
 ///           IoError: shared memory that cannot be made or opened, an address that cannot be used.
-std::unique_ptr<Group> meet(const LaunchVariables& launch, std::chrono::milliseconds timeout);
+std::unique_ptr<Group> meet(const LaunchVariables& launch, const WaitLimits& limits);
 
-/// Where the ranks of `launch` have all come; null where there is nobody to meet.
+/// Where the ranks of `launch` have all come.
 ///
 /// Throws    CommError: a rank that did not come, named. IoError: an address that cannot be used.
-std::shared_ptr<const void> await(const LaunchVariables& launch, std::chrono::milliseconds timeout);
+AwaitedRanks await(const LaunchVariables& launch, const WaitLimits& limits);
 
-/// join() with options that have been checked.
+/// join() with options that have been checked; `limits` and `token` of the environment.
 World meet_in(const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
-              const JoinOptions& options);
+              const JoinOptions& options, const WaitLimits& limits, const std::string& token);
 
 }  // namespace trireme::comm
