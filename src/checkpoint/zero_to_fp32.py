@@ -133,6 +133,9 @@ def find_checkpoint(checkpoint_dir, tag):
             raise ValueError(f"Unable to find 'latest' file at {latest}; name a checkpoint with --tag")
         with open(latest, encoding="utf-8") as file:
             tag = file.read().strip()
+        if os.path.isfile(os.path.join(checkpoint_dir, "model.safetensors")):
+            print(f"zero_to_fp32.py: {tag} is taken, which {latest} names; model.safetensors beside it is not",
+                  file=sys.stderr)
     folder = os.path.join(checkpoint_dir, tag)
     if not os.path.isfile(os.path.join(folder, "manifest.json")):
         raise FileNotFoundError(f"'{folder}' is no complete checkpoint: it has no manifest.json")

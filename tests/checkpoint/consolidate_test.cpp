@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/checkpoint/fixture.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/error_of.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
@@ -153,6 +154,26 @@ TEST(Consolidate, ALargeModelBecomesSeveralFilesAndAnIndex) {
   const NamedTensors weights = read_safetensors(folder / "out");
   EXPECT_TRUE(at::equal(weights.at("w"), master_values(0, 3000).view({100, 30})));
   EXPECT_TRUE(at::equal(weights.at("count"), at::arange(3)));
+}
+
+TEST(Consolidate, WritesTheConfigJsonThatStandsBesideLatest) {
+  const Folder folder;
+  const CheckpointSource source = saved_bf16(folder);
+  const auto config_of = [&](const std::string& out) {
+    (void)consolidate(source, folder / out);
+    return std::filesystem::exists(folder / out / "config.json") ? read_json(folder / out / "config.json") : Json();
+  };
+  write_text(folder / "saved/config.json", R"({"model_type": "llama", "hidden_size": 4, "torch_dtype": "bfloat16"})");
+  write_text(folder / "saved/tokenizer.json", "{}");
+  EXPECT_EQ(config_of("out"), Json::parse(R"({"model_type": "llama", "hidden_size": 4, "torch_dtype": "float32"})"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/tokenizer.json"));
+  // A file of this name that tells no model is not one for from_pretrained().
+  for (const char* other : {R"({"train_batch_size": 1})", "{"}) {
+    write_text(folder / "saved/config.json", other);
+    const CapturedLog log;
+    EXPECT_EQ(config_of(str("out", std::string(other).size())), Json());
+    EXPECT_NE(log.text().find("saved/config.json"), std::string::npos) << log.text();
+  }
 }
 
 TEST(Consolidate, ReplacesFormerWeightsOnlyWhenToldSo) {

@@ -57,6 +57,15 @@ std::string lines_of(const CheckpointReport& report) {
 constexpr const char* kFirst = "shard-00000-of-00002.safetensors";
 constexpr const char* kSecond = "shard-00001-of-00002.safetensors";
 
+TEST(Inspect, LooksAtTheCheckpointThatLatestNamesAndNotAtWeightsBesideIt) {
+  const Folder folder;
+  save_engine_state(folder, "a");
+  write_safetensors(folder / "model.safetensors", {{"w", at::ones({3})}});
+  EXPECT_TRUE(inspect_checkpoint(folder.path()).healthy());
+  flip_bit(folder / "a" / kSecond, 4000);
+  EXPECT_FALSE(inspect_checkpoint(folder.path()).healthy());
+}
+
 TEST(Inspect, TellsWhatAHealthyCheckpointHolds) {
   const Folder folder;
   save_engine_state(folder, "a");

@@ -6,12 +6,14 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tests/checkpoint/fixture.h"
+#include "tests/support/captured_log.h"
 #include "tests/support/run_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/json.h"
@@ -75,6 +77,45 @@ TEST(OpenCheckpoint, TakesTheLatestTheNamedTagOrTheCheckpointsOwnFolder) {
   // Between the two renames of a save.
   std::filesystem::rename(folder / "two", folder / ".old-two");
   EXPECT_EQ(open_checkpoint(folder.path()).tag, "two");
+}
+
+/// As the Trainer of transformers leaves checkpoint-3: rounded weights beside `latest` and the checkpoint.
+void add_rounded_weights(const std::filesystem::path& folder) {
+  write_safetensors(folder / "model.safetensors", {{"weight", at::zeros({2}, at::kBFloat16)}});
+}
+
+TEST(OpenCheckpoint, TakesTheCheckpointThatLatestNamesBeforeWeightsBesideIt) {
+  const Folder folder;
+  run_ranks(1, [&](Rank& rank) {
+    (void)save_checkpoint(rank.world(), folder / "checkpoint-3", "global_step3", state_of(0, 1, 5));
+  });
+  add_rounded_weights(folder / "checkpoint-3");
+  for (const auto& [path, tag] : {std::pair(folder / "checkpoint-3", ""), std::pair(folder.path(), "checkpoint-3")}) {
+    const CapturedLog log;
+    const CheckpointSource source = open_checkpoint(path, tag);
+    EXPECT_EQ(source.layout, CheckpointLayout::kTrireme);
+    EXPECT_EQ(source.tag, "global_step3");
+    for (const std::string& part : {std::string("checkpoint-3: `latest` names the checkpoint global_step3, which is "
+                                                "taken; for the weights beside it give "),
+                                    (folder / "checkpoint-3/model.safetensors").string()})
+      EXPECT_NE(log.text().find(part), std::string::npos) << log.text();
+  }
+  EXPECT_EQ(open_checkpoint(folder / "checkpoint-3/model.safetensors").layout, CheckpointLayout::kSafetensors);
+  std::filesystem::remove(folder / "checkpoint-3/latest");
+  EXPECT_EQ(open_checkpoint(folder / "checkpoint-3").layout, CheckpointLayout::kSafetensors);
+}
+
+TEST(OpenCheckpoint, TakesNoWeightsForACheckpointThatLatestNamesAndThatIsDamaged) {
+  const Folder folder;
+  save_state(folder, 1, "one", 1);
+  add_rounded_weights(folder.path());
+  const auto refusal = [&] { return named_error_of([&] { (void)open_checkpoint(folder.path()); }); };
+  write_text(folder / "one/manifest.json", "{");
+  EXPECT_NE(refusal().find("one/manifest.json: truncated"), std::string::npos) << refusal();
+  std::filesystem::remove(folder / "one/manifest.json");
+  EXPECT_NE(refusal().find("`latest` names one, which is no complete checkpoint: damaged; for the weights beside it"),
+            std::string::npos)
+      << refusal();
 }
 
 TEST(OpenCheckpoint, SaysWhatItLookedForAndWhatIsThere) {

@@ -36,8 +36,9 @@ struct ConsolidateOptions {
   /// config.json and the files of tokenizer and generation go beside model.safetensors or pytorch_model.bin of whole
   /// models, so that from_pretrained() opens the folder. False: weights alone.
   bool model_files = true;
-  /// The folder in Hugging Face's form that these files come from. Empty: config.json alone, from the checkpoint, if it
-  /// records the model (those of `trireme train` and of Python's engines with a model of transformers do).
+  /// The folder in Hugging Face's form that these files come from. Empty: the folder beside the checkpoint if there is
+  /// a config.json (the Trainer of transformers writes it beside `latest`), otherwise config.json alone, from the
+  /// checkpoint, if it records the model (`trireme train` and Python's engines with a model of transformers do).
   std::filesystem::path model_folder = {};
   ExistingOutput existing = ExistingOutput::kRefuse;
   FileSystem* files = nullptr;                                                 ///< of the output; nullptr: POSIX files

@@ -32,7 +32,9 @@ struct CheckpointSource {
 };
 
 /// Opens `path`: a checkpoint's folder, a folder of checkpoints (then `tag`, or the one that its `latest` names), or a
-/// .safetensors file, recognised by what is in it. Reads headers and metadata, no tensor.
+/// .safetensors file, recognised by what is in it. Where `latest` names a checkpoint and model.safetensors stands
+/// beside it, as the Trainer of transformers writes them, the checkpoint is opened, with a warning that says so. Reads
+/// headers and metadata, no tensor.
 ///
 /// Throws    CheckpointError: no checkpoint of any known layout (says what was looked for), or a damaged one: file,
 ///           expected, found. IoError.

@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/json.h"
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/training_values.h"
 
 namespace trireme {
@@ -70,6 +71,22 @@ SavedModel saved_model(const CheckpointSource& source) {
   return saved;
 }
 
+/// The folder whose config.json stands beside a checkpoint's weights: the Trainer of transformers writes it beside
+/// `latest`, everybody else beside safetensors. Empty: none that tells a model, such as one of another program's.
+Path folder_beside(const CheckpointSource& source) {
+  const Path folder = source.layout == CheckpointLayout::kSafetensors ? source.folder : source.folder.parent_path();
+  const Path path = folder / kModelConfigName;
+  if (!posix_file_system().exists(path)) return {};
+  try {
+    const Json config = read_json(path);
+    if (config.is_object() && config.contains("model_type")) return folder;
+    log(LogLevel::kWarning, str(path.string(), ": it has no model_type, so it is not written beside the weights"));
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, str("no config.json is written beside the weights: ", error.what()));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string model_difference(const std::string& there, const std::string& here) {
@@ -88,13 +105,14 @@ std::vector<ModelFile> model_files(const CheckpointSource& source, const ModelFi
   FileSystem& files = posix_file_system();
   SavedModel saved = saved_model(source);
   Path folder = request.model_folder;
+  if (folder.empty()) folder = folder_beside(source);
   if (folder.empty() && !saved.folder.empty() && files.exists(saved.folder / kModelConfigName)) folder = saved.folder;
   Json config = saved.config;
   if (!folder.empty()) {
     if (!files.exists(folder / kModelConfigName))
       throw ConfigError(
           str("--model ", folder.string(), ": there is no config.json in it; give a folder in Hugging Face's form"));
-    config = parse_json(files.read(folder / kModelConfigName), (folder / kModelConfigName).string());
+    config = read_json(folder / kModelConfigName);
     const std::string difference = saved.config.is_null() ? "" : model_difference(config.dump(), saved.config.dump());
     // A run may have needed more positions than the folder's model has.
     if (saved.config.contains("max_position_embeddings"))
@@ -102,6 +120,9 @@ std::vector<ModelFile> model_files(const CheckpointSource& source, const ModelFi
     for (const char* key : {"bos_token_id", "eos_token_id"})
       if (saved.config.contains(key) && !config.contains(key)) config[key] = saved.config[key];
     if (!difference.empty() && request.model_folder.empty()) {  // the folder is of another model by now
+      log(LogLevel::kWarning,
+          str((folder / kModelConfigName).string(), ": it is of another model than the checkpoint ",
+              source.folder.string(), ": ", difference, " (the checkpoint); the checkpoint's is written"));
       config = saved.config;
       folder.clear();
     } else if (!difference.empty()) {

@@ -20,14 +20,15 @@ struct ModelFile {
 };
 
 struct ModelFilesRequest {
-  std::filesystem::path
-      model_folder;  ///< that has a config.json; empty: the one that the checkpoint names, if it is there
+  std::filesystem::path model_folder;   ///< that has a config.json; empty: see model_files()
   std::optional<at::ScalarType> dtype;  ///< of the weights; nullopt: of several, or as saved
 };
 
-/// The files of the model that `source` is of: config.json as `request.model_folder` has it, otherwise as the
+/// The files of the model that `source` is of: config.json as `request.model_folder` has it, otherwise the one beside
+/// the checkpoint (beside `latest`, or beside safetensors), in the folder that the checkpoint names, or as the
 /// checkpoint tells it (those of `trireme train`, and of models of transformers), with the weights' dtype; the other
-/// files as they are in the folder. Empty: nothing tells which model it is.
+/// files as they are in the folder. Empty: nothing tells which model it is. A file that says another model than the
+/// checkpoint is warned of and left out.
 ///
 /// Throws    ConfigError: no config.json in `request.model_folder`, or of another model than the checkpoint tells;
 ///           names the key and both values. IoError.

@@ -9,6 +9,7 @@
 
 #include "checkpoint/directory.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/checkpoint.h"
 
 namespace trireme {
@@ -32,11 +33,47 @@ std::string tag_list(const std::vector<std::string>& tags) {
   return text;
 }
 
-/// `folder`/`tag`, or what stands for it while a save replaces it.
-std::optional<Path> checkpoint_of_tag(const Path& folder, const std::string& tag) {
-  for (const Path& path : {folder / tag, folder / (".old-" + tag)})
-    if (layout_of(path)) return path;
+bool has_latest(const Path& folder) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(folder / "latest", ignored);
+}
+
+/// Where a checkpoint's folder `tag` may stand: under its name, or under another one while a save replaces it.
+std::array<Path, 2> places_of_tag(const Path& folder, const std::string& tag) {
+  return {folder / tag, folder / (".old-" + tag)};
+}
+
+/// Whether `path` is a checkpoint, or a folder in which `latest` names one.
+bool leads_to_checkpoint(const Path& path) { return layout_of(path) || has_latest(path); }
+
+/// The checkpoint that `latest` in `folder` names; nullopt: it names none that is complete.
+std::optional<Path> checkpoint_of_latest(const Path& folder) {
+  const std::string tag = latest_tag(folder).value_or("");
+  if (!tag.empty())
+    for (const Path& path : places_of_tag(folder, tag))
+      if (layout_of(path)) return path;
   return std::nullopt;
+}
+
+/// The checkpoint of a folder that has weights as safetensors beside `latest`, as the Trainer of transformers writes
+/// it: these weights may be rounded, and nothing vouches for their bytes.
+Path checkpoint_beside_weights(const Path& folder) {
+  const std::string tag = latest_tag(folder).value_or("");
+  const std::string weights = str("; for the weights beside it give ", safetensors_weights(folder).string());
+  if (const auto found = checkpoint_of_latest(folder)) {
+    log(LogLevel::kWarning, str(folder.string(), ": `latest` names the checkpoint ", tag, ", which is taken", weights));
+    return *found;
+  }
+  throw CheckpointError(
+      str(folder.string(), ": `latest` names ", tag, ", which is no complete checkpoint: damaged", weights));
+}
+
+/// The checkpoint that the folder `path` stands for by itself, without a tag; nullopt: none.
+std::optional<Path> checkpoint_of_folder(const Path& path) {
+  const LayoutEntry* layout = layout_of(path);
+  if (!has_latest(path)) return layout ? std::optional(path) : std::nullopt;
+  if (layout) return layout->layout == CheckpointLayout::kSafetensors ? checkpoint_beside_weights(path) : path;
+  return checkpoint_of_latest(path);
 }
 
 }  // namespace
@@ -60,7 +97,7 @@ std::vector<std::string> tags_in(const Path& folder) {
   std::error_code reason;
   for (const auto& entry : std::filesystem::directory_iterator(folder, reason)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(".") || !entry.is_directory(reason) || !layout_of(entry.path())) continue;
+    if (name.starts_with(".") || !entry.is_directory(reason) || !leads_to_checkpoint(entry.path())) continue;
     found.push_back({std::filesystem::last_write_time(entry.path(), reason), name});
   }
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.key() < b.key(); });
@@ -74,12 +111,17 @@ Path resolve_checkpoint(const Path& given, const std::string& wanted) {
   const Path path = std::filesystem::weakly_canonical(given, ignored);
   if (!std::filesystem::exists(path, ignored))
     throw CheckpointError(str(given.string(), ": there is no such file or folder"));
-  if (wanted.empty() && layout_of(path)) return path;
-  std::string tag = wanted;
-  if (tag.empty() && std::filesystem::is_directory(path, ignored)) tag = latest_tag(path).value_or("");
-  if (!tag.empty()) check_tag(tag);
-  if (const auto found = tag.empty() ? std::nullopt : checkpoint_of_tag(path, tag)) return *found;
+  if (!wanted.empty()) check_tag(wanted);
+  std::optional<Path> found;
+  if (wanted.empty()) {
+    found = checkpoint_of_folder(path);
+  } else {
+    for (const Path& place : places_of_tag(path, wanted))
+      if (!found) found = checkpoint_of_folder(place);
+  }
+  if (found) return *found;
 
+  const std::string tag = wanted.empty() && has_latest(path) ? latest_tag(path).value_or("") : wanted;
   const std::vector<std::string> tags = tags_in(path);
   if (!tags.empty()) {
     throw CheckpointError(

@@ -42,5 +42,7 @@ CheckpointSource open_torch_distributed_checkpoint(const std::filesystem::path& 
 
 bool is_safetensors_checkpoint(const std::filesystem::path& path);
 CheckpointSource open_safetensors_checkpoint(const std::filesystem::path& path);
+/// The file or index that `path` stands for; empty: none.
+std::filesystem::path safetensors_weights(const std::filesystem::path& path);
 
 }  // namespace trireme

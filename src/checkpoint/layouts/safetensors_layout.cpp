@@ -17,18 +17,6 @@ using Path = std::filesystem::path;
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kFileName = "model.safetensors";
 
-/// The file or index that `path` stands for; empty: none.
-Path weights_file(const Path& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    for (const char* name : {kIndexName, kFileName})
-      if (std::filesystem::exists(path / name, ignored)) return path / name;
-    return {};
-  }
-  const std::string name = path.filename().string();
-  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ? path : Path();
-}
-
 /// Gathers the tensors of one or more files.
 class WeightFiles {
  public:
@@ -77,10 +65,21 @@ class WeightFiles {
 
 }  // namespace
 
-bool is_safetensors_checkpoint(const Path& path) { return !weights_file(path).empty(); }
+Path safetensors_weights(const Path& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    for (const char* name : {kIndexName, kFileName})
+      if (std::filesystem::exists(path / name, ignored)) return path / name;
+    return {};
+  }
+  const std::string name = path.filename().string();
+  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ? path : Path();
+}
+
+bool is_safetensors_checkpoint(const Path& path) { return !safetensors_weights(path).empty(); }
 
 CheckpointSource open_safetensors_checkpoint(const Path& given) {
-  const Path path = weights_file(given);
+  const Path path = safetensors_weights(given);
   CheckpointSource source{
       .layout = CheckpointLayout::kSafetensors, .folder = path.parent_path(), .tag = {}, .manifest = {}};
   source.manifest.rank_values = {"{}"};
