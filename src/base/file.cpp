@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file_limit.h"
 #include "trireme/base/new_file.h"
 
 namespace trireme {
@@ -19,18 +20,38 @@ namespace {
 using Path = std::filesystem::path;
 
 [[noreturn]] void fail(const Path& path, const std::string& operation, const std::error_code& reason) {
-  throw IoError(str(path.string(), ": ", operation, " failed: ", reason.message()));
+  throw IoError(str(path.string(), ": ", operation, " failed: ", reason.message(), write_error_fix(reason.value())));
 }
 
 [[noreturn]] void fail_with_errno(const Path& path, const std::string& operation) {
   fail(path, operation, std::error_code(errno, std::generic_category()));
 }
 
+/// What a path is that is no file with bytes of its own; empty: it is one.
+const char* other_kind(mode_t mode) {
+  return S_ISREG(mode)    ? ""
+         : S_ISDIR(mode)  ? "a folder"
+         : S_ISFIFO(mode) ? "a pipe"
+         : S_ISSOCK(mode) ? "a socket"
+                          : "a device";
+}
+
+/// Pipes may be waited for without an end, devices have none.
+void require_file(const Path& path, mode_t mode) {
+  if (const std::string kind = other_kind(mode); !kind.empty())
+    throw IoError(str(path.string(), ": this is ", kind, ", expected a file; give the path of a file"));
+}
+
 /// Owns an open file descriptor.
 class Descriptor {
  public:
   Descriptor(const Path& path, int flags, const char* operation) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) fail_with_errno(path, operation);
+    if (fd_ >= 0) return;
+    const int reason = errno;
+    struct stat info {};
+    if (reason == ENXIO && ::stat(path.c_str(), &info) == 0) require_file(path, info.st_mode);  // a socket
+    errno = reason;
+    fail_with_errno(path, operation);
   }
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
@@ -45,6 +66,25 @@ class Descriptor {
   int fd_;
 };
 
+/// A regular file, open for reading.
+class FileToRead {
+ public:
+  // A pipe is opened without waiting for its other end, and then refused.
+  explicit FileToRead(const Path& path) : file_(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, "open for reading") {
+    struct stat info {};
+    if (::fstat(file_.get(), &info) != 0) fail_with_errno(path, "stat");
+    require_file(path, info.st_mode);
+    bytes_ = static_cast<size_t>(info.st_size);
+  }
+
+  int get() const noexcept { return file_.get(); }
+  size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  const Descriptor file_;
+  size_t bytes_ = 0;
+};
+
 class PosixWritableFile final : public WritableFile {
  public:
   explicit PosixWritableFile(const Path& path) : path_(path), file_(path, O_WRONLY | O_CREAT | O_TRUNC, "create") {}
@@ -52,7 +92,7 @@ class PosixWritableFile final : public WritableFile {
   void write(const void* data, size_t bytes) override {
     auto* next = static_cast<const char*>(data);
     for (size_t left = bytes; left > 0;) {
-      const ssize_t written = ::write(file_.get(), next, left);
+      const ssize_t written = write_some(next, left);
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) fail_with_errno(path_, str("write of ", bytes, " bytes"));
       next += written;
@@ -70,17 +110,18 @@ class PosixWritableFile final : public WritableFile {
   }
 
  private:
+  ssize_t write_some(const char* data, size_t bytes) {
+    const FileLimitScope limit;
+    return ::write(file_.get(), data, bytes);
+  }
+
   const Path path_;
   Descriptor file_;
 };
 
 class PosixReadableFile final : public ReadableFile {
  public:
-  explicit PosixReadableFile(const Path& path) : path_(path), file_(path, O_RDONLY, "open for reading") {
-    struct stat info {};
-    if (::fstat(file_.get(), &info) != 0) fail_with_errno(path, "stat");
-    bytes_ = static_cast<size_t>(info.st_size);
-  }
+  explicit PosixReadableFile(const Path& path) : path_(path), file_(path) {}
 
   void read(size_t offset, void* data, size_t bytes) override {
     auto* next = static_cast<char*>(data);
@@ -96,21 +137,18 @@ class PosixReadableFile final : public ReadableFile {
     }
   }
 
-  size_t bytes() const noexcept override { return bytes_; }
+  size_t bytes() const noexcept override { return file_.bytes(); }
 
  private:
   const Path path_;
-  Descriptor file_;
-  size_t bytes_ = 0;
+  const FileToRead file_;
 };
 
 class PosixMappedFile final : public MappedFile {
  public:
   explicit PosixMappedFile(const Path& path) {
-    const Descriptor file(path, O_RDONLY, "open for reading");
-    struct stat info {};
-    if (::fstat(file.get(), &info) != 0) fail_with_errno(path, "stat");
-    bytes_ = static_cast<size_t>(info.st_size);
+    const FileToRead file(path);
+    bytes_ = file.bytes();
     if (bytes_ == 0) return;  // mmap refuses a length of zero
     void* start = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file.get(), 0);
     if (start == MAP_FAILED) fail_with_errno(path, "map");
@@ -175,14 +213,14 @@ class PosixFileSystem final : public FileSystem {
   }
 
   size_t size(const Path& path) override {
-    std::error_code reason;
-    const auto bytes = std::filesystem::file_size(path, reason);
-    if (reason) fail(path, "stat", reason);
-    return bytes;
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0) fail_with_errno(path, "stat");
+    require_file(path, info.st_mode);
+    return static_cast<size_t>(info.st_size);
   }
 
   std::string read(const Path& path) override {
-    const Descriptor file(path, O_RDONLY, "open for reading");
+    const FileToRead file(path);
     std::string contents;
     char block[1 << 16];
     while (true) {

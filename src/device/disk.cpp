@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file_limit.h"
 #include "trireme/base/format.h"
 #include "trireme/base/log.h"
 #include "trireme/base/wait_hook.h"
@@ -24,7 +25,7 @@ namespace trireme {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& folder, const std::string& what, int reason) {
-  throw IoError(str(folder.string(), ": ", what, " failed: ", std::strerror(reason)));
+  throw IoError(str(folder.string(), ": ", what, " failed: ", std::strerror(reason), write_error_fix(reason)));
 }
 
 /// Bytes that the file system of `folder` has for this process.
@@ -76,7 +77,7 @@ class UnnamedFile final : public DiskFile {
 
   void write(int64_t offset, std::span<const std::byte> from) override {
     while (!from.empty()) {
-      const ssize_t done = ::pwrite(descriptor_, from.data(), from.size(), offset);
+      const ssize_t done = write_some(offset, from);
       if (done < 0 && errno == EINTR) continue;
       if (done < 0) fail(folder_, str("write of ", from.size(), " bytes"), errno);
       from = from.subspan(done);
@@ -85,6 +86,16 @@ class UnnamedFile final : public DiskFile {
   }
 
  private:
+  ssize_t write_some(int64_t offset, std::span<const std::byte> from) const {
+    const FileLimitScope limit;
+    return ::pwrite(descriptor_, from.data(), from.size(), offset);
+  }
+
+  int allocate(int64_t bytes) const {
+    const FileLimitScope limit;
+    return ::fallocate(descriptor_, 0, 0, bytes);
+  }
+
   int open_unnamed(int direct) const {
     const int flags = O_RDWR | O_CLOEXEC | direct;
     const int made = ::open(folder_.c_str(), O_TMPFILE | flags, 0600);
@@ -100,7 +111,7 @@ class UnnamedFile final : public DiskFile {
     // Asked first: a file system may take all that is free before it says that this is too little.
     const int64_t free = free_bytes(folder_);
     if (free < bytes) no_space(bytes, free, ENOSPC);
-    if (::fallocate(descriptor_, 0, 0, bytes) == 0) return;
+    if (allocate(bytes) == 0) return;
     if (errno != EOPNOTSUPP) no_space(bytes, free, errno);
     constexpr int64_t kPieceBytes = int64_t{4} << 20;
     const DiskBuffer zeros(kPieceBytes);
@@ -112,7 +123,7 @@ class UnnamedFile final : public DiskFile {
   [[noreturn]] void no_space(int64_t bytes, int64_t free, int reason) const {
     if (reason == EFBIG)
       throw IoError(str(folder_.string(), ": files of ", size_text(bytes), " are not allowed: ", std::strerror(reason),
-                        "; raise the limit (ulimit -f), or use more ranks"));
+                        write_error_fix(reason), ", or use more ranks"));
     throw IoError(str(folder_.string(), ": ", size_text(bytes), " are needed and ", size_text(free),
                       " are free: ", std::strerror(reason), "; give a folder of a larger disk, or use more ranks"));
   }

@@ -1,7 +1,15 @@
 #include "trireme/base/file.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <string>
 
 #include "tests/support/error_of.h"
@@ -138,6 +146,57 @@ TEST_F(File, NamesPathOperationAndReasonOfEveryFailure) {
 TEST_F(File, SaysThatTheDiskIsFull) {
   auto full = files_.create("/dev/full");  // the kernel's always-full device
   EXPECT_EQ(error_of([&] { full->write("x", 1); }), "/dev/full: write of 1 bytes failed: No space left on device");
+}
+
+TEST_F(File, ReadsNothingThatIsNoFileAndWaitsForNobody) {
+  const Path pipe = folder_ / "pipe", socket_path = folder_ / "socket";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  socket_path.string().copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  for (const auto& [path, kind] : {std::pair<Path, std::string>(pipe, "a pipe"),
+                                   {socket_path, "a socket"},
+                                   {"/dev/zero", "a device"},
+                                   {folder_.path(), "a folder"}}) {
+    const std::string error = path.string() + ": this is " + kind + ", expected a file; give the path of a file";
+    EXPECT_EQ(error_of([&] { (void)files_.read(path); }), error);
+    EXPECT_EQ(error_of([&] { (void)files_.open(path); }), error);
+    EXPECT_EQ(error_of([&] { (void)files_.map(path); }), error);
+    EXPECT_EQ(error_of([&] { (void)files_.size(path); }), error);
+  }
+  ::close(socket);
+}
+
+/// Writes beyond the limit on the size of files, in a process of its own; ends it with what happened.
+[[noreturn]] void write_beyond_the_limit(const Path& path) {
+  const rlimit tight{100, 100};
+  if (::setrlimit(RLIMIT_FSIZE, &tight) != 0) ::_exit(3);
+  std::string said = "nothing";
+  try {
+    posix_file_system().create(path)->write(std::string(200, 'x').data(), 200);
+  } catch (const IoError& error) {
+    said = error.what();
+  }
+  sigset_t blocked, pending;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  ::sigpending(&pending);
+  struct sigaction disposition {};
+  ::sigaction(SIGXFSZ, nullptr, &disposition);
+  const bool is_as_before =
+      sigismember(&blocked, SIGXFSZ) == 0 && sigismember(&pending, SIGXFSZ) == 0 && disposition.sa_handler == SIG_DFL;
+  const std::string expected =
+      path.string() + ": write of 200 bytes failed: File too large; raise the limit on the size of files (ulimit -f)";
+  ::_exit(said == expected && is_as_before ? 0 : 1);
+}
+
+TEST_F(File, SaysThatAFileWouldBeLargerThanAllowedInsteadOfEndingTheProgram) {
+  const pid_t child = ::fork();
+  if (child == 0) write_beyond_the_limit(folder_ / "a");
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_F(File, AtomicWriteReplacesTheContentsAndLeavesNothingElse) {

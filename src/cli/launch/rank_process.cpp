@@ -86,7 +86,7 @@ struct ChildSetup {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  signal(SIGPIPE, SIG_DFL);  // `trireme` ignores it, which exec would hand on
+  for (const int ignored : {SIGPIPE, SIGXFSZ}) signal(ignored, SIG_DFL);  // `trireme` ignores them: exec hands that on
   execve(setup.path, setup.argv, setup.environment);
   const int reason = errno;
   dprintf(STDERR_FILENO, "cannot execute %s: %s\n", setup.path, strerrordesc_np(reason));

@@ -11,6 +11,7 @@
 
 #include "comm/memory.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file_limit.h"
 #include "trireme/base/random_text.h"
 
 namespace trireme::comm {
@@ -83,6 +84,12 @@ class FileLook {
   const int fd_;
 };
 
+/// The limit on the size of files holds for memory files too.
+int resize(int fd, size_t bytes) {
+  const FileLimitScope limit;
+  return ::ftruncate(fd, static_cast<off_t>(bytes));
+}
+
 class FileMemory final : public MemoryProvider {
  public:
   std::shared_ptr<Segment> create(size_t bytes) override {
@@ -90,10 +97,11 @@ class FileMemory final : public MemoryProvider {
     const Mark mark = random_words();
     const int fd = ::memfd_create(memory_name(mark).c_str(), MFD_CLOEXEC);
     if (fd < 0) throw IoError(str("cannot create a memory file: ", std::strerror(errno)));
-    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    if (resize(fd, bytes) != 0) {
       const int error = errno;
       ::close(fd);
-      throw IoError(str("cannot size a memory file to ", bytes, " bytes: ", std::strerror(error)));
+      throw IoError(str("cannot size a memory file to ", bytes, " bytes, the memory that ranks of a host share: ",
+                        std::strerror(error), write_error_fix(error)));
     }
     return map(fd, bytes, mark);
   }
