@@ -27,7 +27,7 @@ using Path = std::filesystem::path;
   fail(path, operation, std::error_code(errno, std::generic_category()));
 }
 
-/// What a path is that is no file with bytes of its own; empty: it is one.
+/// The kind of a path that is no file with bytes of its own; empty: it is one.
 const char* other_kind(mode_t mode) {
   return S_ISREG(mode)    ? ""
          : S_ISDIR(mode)  ? "a folder"

@@ -411,7 +411,6 @@ TEST_F(MeetingFile, OfAnotherUserIsRefused) {
   EXPECT_TRUE(says(problem(), "is user 65534's, not user 0's")) << problem();
 }
 
-
 /// argument: the folder of the job
 int join_under_mpirun(Group& world, const std::string& argument) {
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);

@@ -14,8 +14,8 @@ RankServer.imports = ("torch._dynamo", "transformers", "transformers.models.auto
 
 HERE = pathlib.Path(__file__).parent
 MODELS = f"import sys; sys.path.insert(0, {str(HERE)!r}); import tensor_classes\n"
-# Of any version no class may be wrong. Classes of transformers 5.24: train alike; do so with experts and latent vectors
-# whole, by a plan without styles that are not there; and others.
+# No class may be wrong, of any version. Classes of transformers 5.24: train alike; do so with experts and latent
+# vectors whole, by a plan without styles that are not there; and others.
 ALIKE, ALIKE_WITHOUT_STYLES = 133, 77
 REFUSED = {'="moe_tp_experts": this style is not there yet': 66, '="mla_kv_a_proj": this style is not there yet': 11, "have numbers of their own of": 2}
 NOT_RUN = 43  # configurations that shrinking does not know, and models that need images, sounds or other packages

@@ -19,7 +19,7 @@ class FileLimitScope {
   sigset_t before_;
 };
 
-/// What can be done about an `error` (an errno) of a write, as the end of a message; empty where the system's words say
+/// The remedy of an `error` (an errno) of a write, as the end of a message; empty where the system's words say
 /// enough.
 const char* write_error_fix(int error);
 
