@@ -14,6 +14,7 @@
 #include "tests/support/processes.h"
 #include "tests/support/registered_zeros.h"
 #include "tests/support/run_ranks.h"
+#include "trireme/base/error.h"
 #include "trireme/comm/cuda_ipc.h"
 #include "trireme/comm/nccl.h"
 #include "trireme/device/device.h"
@@ -47,7 +48,11 @@ class Differences {
     const at::Tensor got = device_output.cpu();
     const bool same = exact_ ? at::equal(got, host_output)
                              : at::allclose(got.to(at::kDouble), host_output.to(at::kDouble), 1e-2, 1e-2);
-    if (!same) text_ += name + " of " + std::to_string(input.numel()) + " " + c10::toString(input.scalar_type()) + "\n";
+    if (same) return;
+    const at::Tensor apart = got.to(at::kDouble).sub(host_output.to(at::kDouble)).abs();
+    text_ += str(name, " of ", input.numel(), " ", c10::toString(input.scalar_type()), ": ", apart.gt(0).sum(),
+                 " elements differ, the first at ", apart.flatten().gt(0).to(at::kInt).argmax(), ", by up to ",
+                 apart.max(), "\n");
   }
 
   void compare_all(int64_t numel, at::ScalarType dtype) {
@@ -71,9 +76,9 @@ class Differences {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax, ReduceOp::kMin}) {
       const bool selects = op == ReduceOp::kMax || op == ReduceOp::kMin;
       if (dtype == at::kBool ? !selects : (op == ReduceOp::kMean && !at::isFloatingType(dtype))) continue;
-      compare("all_reduce", whole, whole,
+      compare(str("all_reduce by ", static_cast<int>(op)), whole, whole,
               [op](Group& g, const at::Tensor& out, const at::Tensor&) { return g.all_reduce(out, op); });
-      compare("reduce_scatter", at::zeros({own.numel()}, dtype), whole,
+      compare(str("reduce_scatter by ", static_cast<int>(op)), at::zeros({own.numel()}, dtype), whole,
               [op](Group& g, const at::Tensor& out, const at::Tensor& in) { return g.reduce_scatter(out, in, op); });
     }
     if (dtype == at::kBFloat16 || dtype == at::kHalf)
@@ -107,7 +112,8 @@ class Differences {
     const int next = (group_.rank() + 1) % group_.size();
     const int previous = (group_.rank() + group_.size() - 1) % group_.size();
     for (const int64_t numel : {1, 3000017}) {
-      auto sent = group_.send(at::full({numel}, group_.rank(), at::TensorOptions().device(device_)), next);
+      auto sent =
+          group_.send(at::full({numel}, group_.rank(), at::TensorOptions().dtype(at::kFloat).device(device_)), next);
       const at::Tensor got = at::zeros({numel}, at::TensorOptions().device(device_));
       group_.recv(got, previous).wait();
       sent.wait();
