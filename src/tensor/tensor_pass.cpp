@@ -41,6 +41,11 @@ void TensorPass::run(OperatorCall& call, Next next) {
   CutArguments found = find_arguments(call);
   if (found.empty()) return next(call);
   running_ = call.op.schema().name();
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor) {
+    if (has_tangent(tensor))
+      refuse(call, found[0].tensor, "gets a tangent of forward-mode differentiation (jvp()) beside a part",
+             "take the derivative by backward(), or of a module before initialize()");
+  });
   run_found(call, next, std::move(found));
 }
 

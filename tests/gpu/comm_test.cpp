@@ -50,9 +50,10 @@ class Differences {
                              : at::allclose(got.to(at::kDouble), host_output.to(at::kDouble), 1e-2, 1e-2);
     if (same) return;
     const at::Tensor apart = got.to(at::kDouble).sub(host_output.to(at::kDouble)).abs();
-    text_ += str(name, " of ", input.numel(), " ", c10::toString(input.scalar_type()), ": ", apart.gt(0).sum(),
-                 " elements differ, the first at ", apart.flatten().gt(0).to(at::kInt).argmax(), ", by up to ",
-                 apart.max(), "\n");
+    text_ += str(name, " of ", input.numel(), " ", c10::toString(input.scalar_type()), ": ",
+                 apart.gt(0).sum().item<int64_t>(), " elements differ, the first at ",
+                 apart.flatten().gt(0).to(at::kInt).argmax().item<int64_t>(), ", by up to ", apart.max().item<double>(),
+                 "\n");
   }
 
   void compare_all(int64_t numel, at::ScalarType dtype) {

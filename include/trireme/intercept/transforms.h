@@ -10,6 +10,8 @@ namespace trireme {
 
 /// The tensor with a storage that `tensor` stands for in a transform; `tensor` itself if it is none of theirs.
 const at::Tensor& under_transforms(const at::Tensor& tensor);
+/// Whether `tensor`, or what it stands for, carries a tangent of forward-mode differentiation (jvp()).
+bool has_tangent(const at::Tensor& tensor);
 
 /// While it lives, operators run outside of the transforms: for the operators by which the owner of a storage makes it
 /// whole, which are not part of the transformed program.

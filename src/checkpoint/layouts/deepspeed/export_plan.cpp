@@ -85,7 +85,10 @@ class Planner {
                                 master == masters_.end() ? model->second : master->second,
                                 states->second};
     if (source_.manifest.tensors[parameter.weights].dtype != at::kFloat)
-      fail(str("\"", name, "\" is ", tensor.dtype, " and has no fp32 master"));
+      fail(str("\"", name, "\" is ", tensor.dtype,
+               " and has no fp32 master, which DeepSpeed's files must have; write the weights alone by `trireme "
+               "consolidate`, convert it to another layout, or save it by a run with masters (bf16 without "
+               "bf16_optimizer_states)"));
     for (const std::string& state : plan_.states)
       if (!parameter.states.contains(state) || parameter.states.size() != plan_.states.size())
         fail(str("\"", name, "\" has other optimizer states than \"", states_.begin()->first, "\""));
