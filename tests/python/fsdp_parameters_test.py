@@ -78,7 +78,7 @@ def parts(p):
     p.data.T[:1].add_(1e-4) if p.dim() > 1 else p.data.add_(1e-4)
 writes = {"fill_": lambda p: p.fill_(0.3), "zeros": lambda p: nn.init.zeros_(p), "constant": lambda p: nn.init.constant_(p, 0.3), "parts": parts, "foreach": lambda p: torch._foreach_mul_([p], 1 + 1e-4),
           "out": lambda p: torch.mul(p, 1 + 1e-4, out=p), "copy bf16": lambda p: p.copy_((p * 1.5).bfloat16()), "data": lambda p: p.data.mul_(1 + 1e-4), "detached": lambda p: p.detach().add_(1e-4),
-          "assigned": lambda p: setattr(p, "data", p.data * (1 + 1e-4)), "square_": lambda p: p.square_(), "clamp": lambda p: p.data.clamp_(-.01, .01),
+          "assigned": lambda p: setattr(p, "data", p.data * (1 + 1e-4)), "square_": lambda p: p.square_(), "itself": lambda p: [p.copy_(p), p.data.copy_(p.detach()), p.add_(p), p[:1].copy_(p[-1:])], "clamp": lambda p: p.data.clamp_(-.01, .01),
           "vector": lambda p: nn.utils.vector_to_parameters(nn.utils.parameters_to_vector([p]) + 1e-4, [p])}
 result = {}
 for frozen in (False, True):
@@ -107,6 +107,9 @@ for frozen in (False, True):
         result[f"state written {frozen}"] = max(far(p, dict(net(tied=False).named_parameters())[name] * 2) for name, p in model.named_parameters() if name != "word.weight")
         for value in state.values(): value.copy_(torch.full(value.shape, 0.3))
     result[f"state is live {frozen}"] = max(far(model.state_dict()[name], torch.full(value.shape, 0.3)) + far(value, torch.full(value.shape, 0.3)) for name, value in state.items())
+    model.load_state_dict(model.state_dict())
+    model.load_state_dict(model.state_dict(keep_vars=True))
+    result[f"own state {frozen}"] = max(far(value, torch.full(value.shape, 0.3)) for value in model.state_dict().values())
     model.load_state_dict(net(tied=False).bfloat16().state_dict())
     result[f"bf16 {frozen}"] = max(far(value, net(tied=False).state_dict()[name].bfloat16().float()) for name, value in model.state_dict().items())
     refused = raised(lambda: model.word.weight.data.add_(torch.full((13, 8), float(ranks.world().rank))))
@@ -217,11 +220,25 @@ for name, options in {"fp32": {}, "bf16": {"mp_policy": BF16}}.items():
     state[p]["exp_avg"].zero_()
     torch._foreach_mul_([state[one]["exp_avg_sq"] for one in state], 0.5)
     index = [one is p for one in model.parameters()].index(True)
+    for one in state.values():
+        for key, value in one.items(): one[key] = value.to("cpu")
+    state[p]["step"] = torch.tensor(7.0)
     now = optimizer.state_dict()["state"][index]
+    assert now["step"].item() == 7
     result[f"{name} written"] = far(now["exp_avg"], torch.zeros(p.shape)) + far(now["exp_avg_sq"], saved[index]["exp_avg_sq"] * .5)
-    for change in (state.clear, lambda: state.pop(p), lambda: state[p].update(exp_avg=0), lambda: state.__setitem__(p, {})):
+    for change in (state.clear, lambda: state.pop(p), lambda: state[p].update(exp_avg=0), lambda: state.__setitem__(p, {}), lambda: state[p].__setitem__("more", p)):
         assert "states are the library's shards" in str(raised(change))
-model, optimizer = made(make=lambda p: torch.optim.RMSprop(p, lr=.01, momentum=.9))
+places = [(one.device_mesh, one.placements) for one in model.parameters()]
+given = {index: {key: distribute_tensor(value * .5, *places[index]) if value.dim() else value for key, value in one.items()} for index, one in saved.items()}
+optimizer.load_state_dict({**optimizer.state_dict(), "state": given})
+result["of dtensors"] = max(far(value, saved[index][key] * .5) for index, one in optimizer.state_dict()["state"].items() for key, value in one.items() if value.dim())
+told.clear()
+def hooked(parameters):
+    optimizer = torch.optim.RMSprop(parameters, lr=.01, momentum=.9)
+    optimizer.register_step_pre_hook(lambda *_: told.append("own"))
+    return optimizer
+model, optimizer = made(make=hooked)
+assert told == ["before", "own", "after"], told
 saved, p = optimizer.state_dict()["state"], model.head.weight
 result["steps itself"] = max(far(optimizer.state[p][key], value) for index, p in enumerate(model.parameters()) for key, value in saved[index].items())
 assert len(optimizer.state) == len(saved) and "give optimizer.load_state_dict() other" in str(raised(lambda: optimizer.state[p]["square_avg"].zero_()))
@@ -267,6 +284,7 @@ for step in range(2):
     loss_of(model, *own(step)).backward()
     if ranks.world().rank == 0:
         assert all(p.grad is not None and p.grad.dtype == torch.float32 and p.grad.shape == p.shape for p in model.parameters())
+        if step: assert sum(float(p.grad.to_local().norm()) for p in model.parameters()) > 0
     optimizer.step()
     optimizer.zero_grad()
     if ranks.world().rank == 0: assert all(p.grad is None for p in model.parameters())

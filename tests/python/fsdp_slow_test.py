@@ -1,5 +1,8 @@
 """FSDP programs, longer: accumulation, bf16, meshes, compiled and checkpointed layers, and whole programs beside
 torch's own FSDP."""
+import json
+import re
+
 import torch
 from fsdp_programs import PROGRAMS, Case
 from fsdp_test import States
@@ -154,6 +157,22 @@ result["set"] = farthest(weights(model), {name: value + 1 for name, value in her
                 self.assert_same_outcome(self.outcome(["--as-fsdp"], ["train_fsdp1.py", strategy], ours), expected)
         words = ["train_fsdp1.py", "FULL_SHARD", "bf16"]
         self.assert_same_outcome(self.outcome(["--as-fsdp"], words, ours), self.outcome([], words, theirs))
+
+
+class Spawned(Case):
+    def test_trains_in_processes_that_a_program_starts_anew(self):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        wanted = (model.weight - 3 * 0.1 * torch.full((1, 4), 3.0)).flatten().tolist()
+        for method in ("spawn", "process-spawn", "process-forkserver"):
+            with self.subTest(method):
+                status, out, err = run([PROGRAM, "launch", "--num_gpus", 1, "--as-fsdp", PYTHON, "-B", PROGRAMS / "spawned.py", method])
+                self.assertEqual(status, 0, err)
+                self.assertIn("trireme trireme program", out)
+                for rank in range(2):
+                    told = re.search(rf"trireme trireme rank {rank}: (\[.*?\])", out)
+                    self.assertIsNotNone(told, out)
+                    torch.testing.assert_close(json.loads(told[1]), wanted, rtol=0, atol=1e-5)
 
 
 class AllNoise(Noise):

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import StateError, UnsupportedError
 from ..training.client_optimizer import refuse_known
+from ..training.optimizer_copy import without_global_hooks
 from ..training.optimizers import EngineOptimizer, section_of
 from .. import ranks
 from . import kept, states, tensors
@@ -30,7 +31,7 @@ class States(dict):
     is the library's; other changes are refused."""
 
     def __missing__(self, key):
-        raise UnsupportedError("optimizer.state[…]: this parameter has no states here; optimizer.state.get() tells whether one has")
+        return ParameterStates()
 
     def _refuse_change(self, *_args, **_kwargs):
         raise UnsupportedError("optimizer.state: states are the library's shards, and this would change nothing; write into a state in place, give "
@@ -52,6 +53,16 @@ class ParameterStates(States):
 
     def __missing__(self, key):
         raise KeyError(key)
+
+    def __setitem__(self, key, value):
+        """Writes a tensor into a state. Collective then."""
+        found = self.get(key)
+        if found is value and found is not None:
+            return
+        if not isinstance(found, torch.Tensor) or not isinstance(value, torch.Tensor) or found.shape != value.shape:
+            self._refuse_change()
+        with torch.no_grad():
+            found.copy_(value)
 
 
 def watch():
@@ -183,7 +194,8 @@ def _step_between_hooks(optimizer, closure=None):
         with torch.enable_grad():
             loss = closure()
     root = _roots[optimizer]
-    root.step(optimizer)
+    with without_global_hooks():
+        root.step(optimizer)
     if kept.parameters(optimizer) and root.engine().core.was_step_applied():
         kept.step(optimizer)
     _keep_states(optimizer)

@@ -63,7 +63,8 @@ class Root:
         self._autocast = contextlib.nullcontext()  # of the program, around the forward
         self._is_low = False  # the optimizer steps weights in bf16 themselves
         self._windows, self._parameters, self._managed, self._frozen_at_first = 0, [], [], set()
-        self._reduced, self._gradients = 0, {}  # gradients of backward passes that are reduced; Gradient by parameter
+        # gradients of backward passes that are reduced; Gradient by parameter
+        self._reduced, self._gradients = None, {}
         self._standing = set()  # parameters whose gradient of the last step the program has not dropped
         self._dropped = set()  # and those of this window that it has
         # _groups: ids of the parameters in the optimizer's groups at the first step
@@ -261,7 +262,7 @@ class Root:
                              "optimizer.zero_grad() after it")
         count = self._engine.core.gradient_count
         if self._defers:
-            if self._reduced not in (0, count):
+            if self._reduced not in (None, count):
                 raise StateError(f"parameter.grad of '{self._name(parameter)}': set_requires_gradient_sync(False) is on and later backward passes have "
                                  "added to it; read it after a backward pass with True")
             return self._gradients.get(parameter) if self._reduced else None
@@ -326,7 +327,7 @@ class Root:
         self._forget()
 
     def _forget(self):
-        self._reduced, self._gradients, self._windows = 0, {}, self._windows + 1
+        self._reduced, self._gradients, self._windows = None, {}, self._windows + 1
         self._standing.clear()
         self._dropped.clear()
 
@@ -553,6 +554,7 @@ class Root:
             raise UnsupportedError("optimizer.step(): parameter.grad = None was set for some parameters but not for all; drop all of them by zero_grad(), "
                                    "or keep those out of training by requires_grad_(False)")
         self._require_same_parameters()
+        self._reduce()  # also where another rank alone has read a gradient, which waits for this
         self.use(optimizer)
         self._publish_lent()
         self._require_same_groups(optimizer)

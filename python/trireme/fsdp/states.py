@@ -10,7 +10,7 @@ from .. import agreement, ranks
 from .._native import core
 from ..errors import ShapeError, StateError, UnsupportedError
 from .tensors import ShardedParameter
-from .values import Source, Value
+from .values import Source, Value, plain
 
 # Optimizers of torch whose state of a parameter has its count of steps
 _HAS_STEP = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -138,7 +138,7 @@ def load(optimizer, state_dict, client):
     saved = {id_: parameter for id_, parameter in zip(ids, everything)}
     if strangers := set(state_dict["state"]) - set(saved):
         raise StateError(f"optimizer.load_state_dict(): states of {sorted(map(str, strangers))[:3]}, which are in no group of the file; give it a whole state_dict()")
-    values = {parameter: state_dict["state"].get(id_) or {} for id_, parameter in saved.items()
+    values = {parameter: {name: plain(value) for name, value in (state_dict["state"].get(id_) or {}).items()} for id_, parameter in saved.items()
               if parameter.requires_grad and isinstance(parameter, ShardedParameter)}
     expected = names(optimizer, client)
     for parameter, one in values.items():

@@ -171,7 +171,7 @@ def _write(func, args, kwargs):
     names = [argument.name for argument in func._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]  # pylint: disable=protected-access
     given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs  # pylint: disable=protected-access
     targets = [one for name in names for one in _pytree.tree_leaves(given.get(name)) if isinstance(one, Value)]
-    overwrites = targets and func.overloadpacket in _OVERWRITES and not targets[0].path
+    overwrites = targets and func.overloadpacket in _OVERWRITES and not targets[0].path and not any(isinstance(one, Value) for one in args[1:])
     wholes = {one.source: torch.empty(one.source.shape, dtype=one.source.dtype, device=one.source.device) if overwrites else one.source.read().clone() for one in targets}
     swap = lambda one: one.of(wholes[one.source]) if one.source in wholes else one.read()
     if targets and func.overloadpacket in _FILLS:  # of rank 0's numbers

@@ -9,7 +9,7 @@ from collections import defaultdict
 import torch
 
 from ..errors import Error, UnsupportedError
-from .optimizer_copy import REPLACED, Beginnings, Copy, fill, is_number, is_plain
+from .optimizer_copy import REPLACED, Beginnings, Copy, fill, is_number, is_plain, without_global_hooks
 
 # Optimizers that cannot step flat parts of parameters, by the name of a class or of one that it is derived from, and
 # why.
@@ -394,7 +394,8 @@ class _Trial:
             for parameter, gradient in zip(self._chosen, gradients):
                 places[parameter].grad = cut(gradient).clone() if places[parameter].numel() else None
             try:
-                made.own.step()
+                with without_global_hooks():
+                    made.own.step()
             except Error:
                 raise
             except Exception as error:

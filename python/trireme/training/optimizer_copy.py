@@ -4,16 +4,18 @@
 Optimizers differ in where they keep things: in `state`, in their param_groups, in attributes, in an optimizer that they
 wrap. A copy has optimizers and containers of its own in the same places, and other tensors in place of the parameters.
 """
+import contextlib
 import copy
 import types
 
 import torch
+from torch.optim import optimizer as torchs
 
 from ..errors import UnsupportedError
 
 # Attributes of an object that schedulers or this package replace; a copy has its class's.
-REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "train", "eval")
-# Lists of the program's functions, which a trial does not call
+REPLACED = ("step", "zero_grad", "state_dict", "load_state_dict", "train", "eval", "steps_engine")
+# Lists of the program's functions, which a trial does not call; an optimizer that steps the engine calls them itself
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -128,6 +130,17 @@ class Beginnings:
         return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
+@contextlib.contextmanager
+def without_global_hooks():
+    """While it lasts, steps call no hooks of all optimizers: a program's are for its own steps."""
+    found = torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks  # pylint: disable=protected-access
+    torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks = {}, {}  # pylint: disable=protected-access
+    try:
+        yield
+    finally:
+        torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks = found  # pylint: disable=protected-access
+
+
 class Copy:
     """`client` with the tensors of `places` (by parameter) for its parameters.
 
@@ -181,7 +194,7 @@ class Copy:
         made = self._remember(value, object.__new__(type(value)))
         self.optimizers.append((path, value, made))
         for name, inner in vars(value).items():
-            if self._is_trial and name in _HOOKS:
+            if name in _HOOKS and (self._is_trial or getattr(value, "steps_engine", False)):
                 made.__dict__[name] = type(inner)()
             elif name not in REPLACED:
                 made.__dict__[name] = self._of(inner, f"{path}.{name}" if path else name)
